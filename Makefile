@@ -1,0 +1,73 @@
+# The one list of commands; CI calls these. `make` alone explains them.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PY := $(VENV)/bin/python
+UV := $(shell command -v uv 2>/dev/null || echo $(VENV)/bootstrap/bin/uv)
+RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+INSTALL := $(UV) pip install -q --python $(PY)
+
+.PHONY: help demo test test-rust test-loom test-fault test-python soak bench lint format clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
+
+demo: $(VENV)/.built ## Set up everything, then stream trajectories from four workers to a learner
+	$(VENV)/bin/rollway demo
+
+test: test-rust test-loom test-fault test-python ## Set up everything, then run every test
+
+test-rust: ## Unit and property tests of the core
+	cargo test -q -p rollway-core
+
+test-loom: ## The shipped protocol under loom: every interleaving of two or three threads
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --release --test loom_ring
+
+test-fault: ## The kill matrix: SIGKILL and SIGSTOP at every named crash point
+	CARGO_TARGET_DIR=target/fault cargo test -q -p rollway-core --features fault --test fault_ring
+
+test-python: $(VENV)/.built ## Python tests: unit, process, fault, peers, docs
+	$(PY) -m pytest -q
+
+soak: $(VENV)/.built ## Hours in minutes: 8 producers x 1,000,000 samples, kills under full load
+	$(PY) -m pytest -q tests --soak -m soak
+
+bench: $(VENV)/.bench ## Measure beside the peers, in one run; writes docs/bench/
+	$(PY) benches/ring.py
+
+lint: $(VENV)/.built ## ruff, mypy, stubs, rustfmt, clippy
+	cargo fmt --all --check
+	cargo clippy -q --workspace --all-targets --features rollway-core/fault -- -D warnings
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(PY) -m mypy.stubtest rollway._core --ignore-missing-stub --allowlist tests/stubtest-allowlist.txt
+
+format: $(VENV)/.built ## Format everything
+	cargo fmt --all
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format
+
+clean: ## Remove what was built
+	rm -rf target $(VENV) dist
+
+# ── set-up ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+$(VENV)/bin/python:
+	@command -v uv >/dev/null || (python3 -m venv $(VENV)/bootstrap && $(VENV)/bootstrap/bin/pip install -q uv)
+	$(UV) venv -q --allow-existing --python "$$(command -v python3)" $(VENV)
+
+$(VENV)/.tools: pyproject.toml | $(VENV)/bin/python
+	$(INSTALL) "maturin>=1.9,<2" --group test --group lint
+	touch $@
+
+$(VENV)/.built: $(VENV)/.tools $(RUST_SOURCES) pyproject.toml
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop -q --release --uv
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.built
+	$(INSTALL) --group bench
+	$(INSTALL) --no-build-isolation faster-fifo==1.5.2
+	touch $@

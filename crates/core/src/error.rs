@@ -1,0 +1,89 @@
+//! The one error type of the core. `crates/py` turns each variant into the Python exception of the same name.
+
+use std::path::PathBuf;
+
+/// Result with the core's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong below Python.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("there is no segment '{name}' in {dir}. Start the learner first, or check the name with `rollway ls`")]
+    NotFound { name: String, dir: String },
+
+    #[error("segment '{name}' is in use: created by pid {creator}, {alive} attached. Choose another name, or stop them")]
+    InUse { name: String, creator: u32, alive: usize },
+
+    #[error("segment '{name}' exists already. Attach to it, collect it with `rollway gc`, or choose another name")]
+    Exists { name: String },
+
+    #[error(
+        "cannot reserve {need} bytes of shared memory for '{name}': {dir} has {free} of {total} bytes free. \
+         Use a smaller batch or fewer buffers, free stale segments with `rollway gc`, or enlarge {dir} \
+         (docker: --shm-size, kubernetes: an emptyDir with medium Memory, root: mount -o remount,size=… {dir})"
+    )]
+    NoMemory { name: String, need: u64, free: u64, total: u64, dir: String },
+
+    #[error("'{name}' is not a valid segment name: use 1 to 200 letters, digits, '.', '_' or '-', not starting with '.'")]
+    BadName { name: String },
+
+    #[error("segment '{name}' belongs to user {owner} with mode {mode:04o}; it must belong to user {me} with mode 0600")]
+    NotOurs { name: String, owner: u32, me: u32, mode: u32 },
+
+    #[error("{path} is not a Rollway segment: {what}")]
+    NotASegment { path: PathBuf, what: String },
+
+    #[error("segment '{name}' has layout version {theirs}, this build reads {ours}. Use the same rollway on both sides")]
+    LayoutVersion { name: String, theirs: u32, ours: u32 },
+
+    /// The schemas differ; the caller knows how to read both and says which leaf.
+    #[error("segment '{name}' (created by pid {creator}) holds another schema")]
+    Schema { name: String, creator: u32, theirs: Vec<u8> },
+
+    #[error("segment '{name}' (created by pid {creator}) has {what} = {theirs}, but {ours} was asked for")]
+    Geometry { name: String, creator: u32, what: &'static str, theirs: u64, ours: u64 },
+
+    #[error("{what} = {value} is out of range: {range}")]
+    OutOfRange { what: &'static str, value: u64, range: String },
+
+    #[error("segment '{name}' has no seat left: all {seats} are taken. Create the ring with a larger max_peers")]
+    NoSeat { name: String, seats: usize },
+
+    #[error("the kernel gave no huge pages for '{name}': {why}")]
+    HugePages { name: String, why: String },
+
+    #[error("segment '{name}' is damaged: {what}. Stop its users and run `rollway gc`")]
+    Corrupt { name: String, what: &'static str },
+
+    #[error("the ring is closed")]
+    Closed,
+
+    #[error("the ring is full")]
+    Full,
+
+    #[error("timed out")]
+    Timeout,
+
+    /// A signal handler ran; check for signals and call again.
+    #[error("interrupted by a signal")]
+    Interrupted,
+
+    /// Nobody is left on the other side, and at least one of them died instead of leaving.
+    #[error("{0}")]
+    PeersGone(String),
+
+    /// This consumer holds every buffer there is; waiting for another batch would never end.
+    #[error("all {0} batches are held by this learner")]
+    AllHeld(usize),
+
+
+    #[error("{what}: {source}")]
+    Io { what: String, source: std::io::Error },
+}
+
+impl Error {
+    /// Wraps a failed system call with what was being attempted.
+    pub fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
+        Error::Io { what: what.into(), source: source.into() }
+    }
+}

@@ -1,0 +1,296 @@
+//! A consumer: takes whole batches, reads them in place, gives them back.
+
+use super::layout::Stamp;
+use super::protocol::Taken;
+use super::wait::{Patience, Patrol, Solitude};
+use super::{IfExists, Ring, RingSpec, monotonic_ns, stamp_of};
+use crate::error::{Error, Result};
+use crate::segment::{Owner, Role, Seat};
+use crate::sync::{Ordering, Woken};
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+/// One consumer's handle. Threads may share it: each batch goes to one of them.
+#[derive(Debug)]
+pub struct Consumer {
+    ring: Arc<Ring>,
+    seat: Seat,
+    resumed: bool,
+    peer_timeout: Option<Duration>,
+    /// Batches taken past an older one since the last look at its writers.
+    overtaken: AtomicU64,
+}
+
+impl Consumer {
+    /// Makes a ring, or attaches to the one that is there, as `if_exists` says.
+    pub fn open(spec: &RingSpec<'_>, if_exists: IfExists, peer_timeout: Option<Duration>) -> Result<Consumer> {
+        let (ring, resumed) = Ring::open_or_create(spec, if_exists)?;
+        let ring = Arc::new(ring);
+        let seat = Seat::take(ring.segment().clone(), Role::Consumer, None, |seat| ring.sweep(seat))?;
+        if resumed {
+            ring.recover(&seat)?; // What the last learner held is offered again.
+        } else {
+            ring.segment().publish()?;
+        }
+        Ok(Consumer { ring, seat, resumed, peer_timeout, overtaken: AtomicU64::new(0) })
+    }
+
+    pub fn ring(&self) -> &Arc<Ring> {
+        &self.ring
+    }
+
+    /// Whether the ring was there already.
+    pub fn resumed(&self) -> bool {
+        self.resumed
+    }
+
+    fn owner(&self) -> Result<Owner> {
+        match self.seat.owner() {
+            Some(owner) => Ok(owner),
+            None => self.seat.rejoin(|seat| self.ring.sweep(seat)), // This is a forked child.
+        }
+    }
+
+    /// Takes the oldest complete batch. At the deadline, when `at_least` is given, the oldest unfinished batch with
+    /// that many samples is closed early and taken, if its writers are done.
+    pub fn take<C: Deref<Target = Consumer>>(
+        this: C,
+        patience: Patience,
+        at_least: Option<usize>,
+    ) -> Result<Option<Batch<C>>> {
+        let taken = this.take_raw(patience, at_least)?;
+        Ok(taken.map(|taken| Batch { consumer: this, taken: Some(taken) }))
+    }
+
+    /// `None` only when `patience` is [`Patience::Never`] and there is nothing.
+    fn take_raw(&self, patience: Patience, at_least: Option<usize>) -> Result<Option<Taken>> {
+        let owner = self.owner()?;
+        if let Some(taken) = self.try_take(owner)? {
+            return Ok(Some(taken));
+        }
+        if patience == Patience::Never {
+            if self.seal_at_least(at_least)?
+                && let Some(taken) = self.try_take(owner)?
+            {
+                return Ok(Some(taken));
+            }
+            return if self.ring.is_closed() { Err(Error::Closed) } else { Ok(None) };
+        }
+        let started = Instant::now();
+        let taken = self.wait_for_batch(owner, patience, at_least)?;
+        self.ring.protocol().control.wait.record(started.elapsed().as_nanos() as u64);
+        Ok(Some(taken))
+    }
+
+    fn wait_for_batch(&self, owner: Owner, patience: Patience, at_least: Option<usize>) -> Result<Taken> {
+        let protocol = self.ring.protocol();
+        let control = protocol.control;
+        let mut patrol = Patrol::start();
+        let mut solitude = Solitude::bearing(self.peer_timeout);
+        loop {
+            if protocol.held_by(owner) == protocol.buffers.len() {
+                return Err(Error::AllHeld(protocol.buffers.len()));
+            }
+            let ticket = control.readable.announce();
+            let idle = protocol.aim().map_err(|d| self.ring.damaged(d))?;
+            if !idle && let Some(taken) = self.try_take(owner)? {
+                return Ok(taken);
+            }
+            if !idle {
+                continue; // Another consumer was faster.
+            }
+            if self.ring.is_closed() {
+                return Err(Error::Closed);
+            }
+            let Some(left) = patience.left() else {
+                if self.seal_at_least(at_least)?
+                    && let Some(taken) = self.try_take(owner)?
+                {
+                    return Ok(taken);
+                }
+                return Err(Error::Timeout);
+            };
+            match control.readable.wait(ticket, patrol.pause().min(left)) {
+                Woken::Rung => {}
+                Woken::Interrupted => return Err(Error::Interrupted),
+                Woken::Timeout => {
+                    self.ring.recover(&self.seat)?;
+                    if solitude.is_unbearable(|| self.seat.is_alone_among(Role::Producer)) {
+                        return Err(self.workers_died());
+                    }
+                }
+            }
+        }
+    }
+
+    fn seal_at_least(&self, at_least: Option<usize>) -> Result<bool> {
+        let Some(at_least) = at_least else { return Ok(false) };
+        self.ring.protocol().seal_at_least(at_least).map_err(|d| self.ring.damaged(d))
+    }
+
+    fn workers_died(&self) -> Error {
+        let died = self.seat.census(Role::Producer).died;
+        let pids: Vec<String> = died.iter().map(u32::to_string).collect();
+        let ready = self.ring.census().ready_samples;
+        Error::PeersGone(format!(
+            "every producer of '{}' is gone, and {} died without closing (pid {}): no batch in {:.0?}, {ready} committed \
+             samples wait in an unfinished one. Look at the workers' logs (killed? out of memory?), call flush() for what \
+             is there, or raise peer_timeout_s",
+            self.ring.segment().name(),
+            died.len(),
+            pids.join(", "),
+            self.peer_timeout.unwrap_or_default(),
+        ))
+    }
+
+    fn try_take(&self, owner: Owner) -> Result<Option<Taken>> {
+        let protocol = self.ring.protocol();
+        let Some(taken) = protocol.try_take(owner).map_err(|d| self.ring.damaged(d))? else { return Ok(None) };
+        let counters = &protocol.control.counters;
+        counters.batches_taken.fetch_add(1, Ordering::Relaxed);
+        counters.samples_taken.fetch_add(taken.ready as u64, Ordering::Relaxed);
+        // An older batch waits for a writer. Nobody is stuck, so nobody would ask whether he lives: we do, now and then.
+        if taken.overtook && self.overtaken.fetch_add(1, Ordering::Relaxed) % protocol.buffers.len() as u64 == 0 {
+            self.ring.recover(&self.seat)?;
+        }
+        Ok(Some(taken))
+    }
+
+    /// Sleeps until there is a batch (or the ring is closed), and takes nothing: for event loops, which then try. False
+    /// when the time was over first.
+    pub fn wait_readable(&self, patience: Patience) -> Result<bool> {
+        let protocol = self.ring.protocol();
+        let mut patrol = Patrol::start();
+        loop {
+            let ticket = protocol.control.readable.announce();
+            let idle = protocol.aim().map_err(|d| self.ring.damaged(d))?;
+            if !idle || self.ring.is_closed() {
+                return Ok(true);
+            }
+            let Some(left) = patience.left() else { return Ok(false) };
+            match protocol.control.readable.wait(ticket, patrol.pause().min(left)) {
+                Woken::Rung => {}
+                Woken::Interrupted => return Err(Error::Interrupted),
+                Woken::Timeout => drop(self.ring.recover(&self.seat)?),
+            }
+        }
+    }
+
+    /// Closes the unfinished batches early.
+    pub fn flush(&self) -> Result<()> {
+        self.ring.protocol().flush().map_err(|d| self.ring.damaged(d))
+    }
+
+    /// Leaves. The last living consumer takes the name away and shuts the ring down.
+    pub fn close(&self) -> Result<()> {
+        if self.seat.owner().is_none() {
+            return Ok(()); // A forked child: the ring is its parent's to close.
+        }
+        if self.seat.census(Role::Consumer).alive <= 1 {
+            self.ring.segment().unlink()?;
+            self.ring.shut_down();
+        }
+        Ok(())
+    }
+
+    /// Living producers, and the pids of those who died without closing.
+    pub fn producers(&self) -> crate::segment::Census {
+        self.seat.census(Role::Producer)
+    }
+}
+
+/// A batch in a consumer's hands. Dropping it gives the room back.
+#[derive(Debug)]
+pub struct Batch<C: Deref<Target = Consumer>> {
+    consumer: C,
+    taken: Option<Taken>,
+}
+
+impl<C: Deref<Target = Consumer>> Batch<C> {
+    fn taken(&self) -> &Taken {
+        self.taken.as_ref().expect("a batch is taken until it is released")
+    }
+
+    /// Committed samples in it.
+    #[allow(clippy::len_without_is_empty)] // A batch without a sample is never handed out.
+    pub fn len(&self) -> usize {
+        self.taken().ready
+    }
+
+    /// The number of the batch, and of its buffer.
+    pub fn number(&self) -> (u64, usize) {
+        (self.taken().batch.value(), self.taken().buffer)
+    }
+
+    pub fn consumer(&self) -> &Consumer {
+        &self.consumer
+    }
+
+    /// Runs of rows with samples in them, as `(first, length)`: one run, unless it was closed early with gaps.
+    pub fn runs(&self) -> Vec<(usize, usize)> {
+        let taken = self.taken();
+        let protocol = self.consumer.ring.protocol();
+        if taken.ready == protocol.batch_size {
+            return vec![(0, taken.ready)];
+        }
+        let mut runs: Vec<(usize, usize)> = Vec::new();
+        let slots = protocol.slots_of(taken.buffer).unwrap_or_default();
+        for (row, slot) in slots.iter().enumerate() {
+            let word = super::layout::SlotWord::unpack(slot.word.load(Ordering::Acquire));
+            if !word.is_ready_for(taken.batch) {
+                continue;
+            }
+            match runs.last_mut() {
+                Some((first, len)) if *first + *len == row => *len += 1,
+                _ => runs.push((row, 1)),
+            }
+        }
+        runs
+    }
+
+    /// Where a leaf of a row lies; valid to read until release, and mapped for ever.
+    pub fn leaf(&self, leaf: usize, row: usize) -> *const u8 {
+        self.consumer.ring.leaf(self.taken().buffer, leaf, row)
+    }
+
+    /// Where the slot records of the batch start: 32 bytes each, the stamp at offset 8.
+    pub fn records(&self) -> *const super::layout::Slot {
+        let protocol = self.consumer.ring.protocol();
+        protocol.slots[self.taken().buffer * protocol.batch_size..].as_ptr()
+    }
+
+    /// The stamp of one row.
+    pub fn stamp(&self, row: usize) -> Stamp {
+        let protocol = self.consumer.ring.protocol();
+        stamp_of(&protocol.slots[self.taken().buffer * protocol.batch_size + row])
+    }
+
+    /// Notes how long the first sample of the batch waited.
+    pub fn record_dwell(&self) {
+        if let Some(&(row, _)) = self.runs().first() {
+            let dwell = monotonic_ns().saturating_sub(self.stamp(row).committed_ns);
+            self.consumer.ring.protocol().control.dwell.record(dwell);
+        }
+    }
+
+    /// Puts it back unread, for whoever asks next.
+    pub fn give_back(mut self) {
+        if let Some(taken) = self.taken.take()
+            && self.consumer.seat.owner() == Some(taken.owner)
+        {
+            self.consumer.ring.protocol().give_back(&taken);
+        }
+    }
+}
+
+impl<C: Deref<Target = Consumer>> Drop for Batch<C> {
+    fn drop(&mut self) {
+        if let Some(taken) = self.taken.take()
+            && self.consumer.seat.owner() == Some(taken.owner)
+        {
+            self.consumer.ring.protocol().release(&taken);
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! The ring: many producers write samples in place, consumers take whole batches, and any of them may die.
+//!
+//! * [`layout`]: the bytes. * [`protocol`]: the state machine and its invariants. * [`recovery`]: what the dead leave
+//! behind. * [`producer`], [`consumer`]: the two handles, and the guards that commit, abort and release. * [`wait`]: how
+//! long to block.
+//!
+//! A [`Producer`] and a [`Consumer`] each hold a seat in the segment. A [`Slot`] dropped without commit is aborted; a
+//! [`Batch`] dropped is released. Both keep the mapping alive.
+
+pub mod consumer;
+pub mod layout;
+pub mod producer;
+pub mod protocol;
+pub mod recovery;
+pub mod wait;
+
+use crate::error::{Error, Result};
+use crate::segment::{Owner, Seat, Segment, Spec, catalog};
+use crate::sync::Ordering;
+pub use consumer::{Batch, Consumer};
+use layout::{Buffer, BufferKind, BufferWord, Control, Geometry, KIND, Place, SlotKind, SlotWord, Stamp};
+pub use producer::{OnFull, Producer, Slot};
+use protocol::{Damage, Protocol};
+use recovery::Repairs;
+use std::sync::Arc;
+pub use wait::Patience;
+
+/// What to do when the name is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IfExists {
+    /// Go on with what was committed; a stale ring of another shape is replaced.
+    Resume,
+    /// Replace a stale ring; a live one is an error.
+    Replace,
+    /// Any ring of that name is an error.
+    Fail,
+}
+
+/// What a new ring should be.
+#[derive(Debug, Clone)]
+pub struct RingSpec<'a> {
+    /// `None`: in this process (and its forked children) only.
+    pub name: Option<&'a str>,
+    pub auto_named: bool,
+    pub schema: &'a [u8],
+    pub leaf_bytes: &'a [usize],
+    pub batch_size: usize,
+    pub num_buffers: usize,
+    pub max_peers: usize,
+    pub on_full: OnFull,
+    pub huge_pages: bool,
+}
+
+const ON_FULL_WORD: usize = 4;
+
+/// A mapped ring, shared by the handles on it.
+#[derive(Debug)]
+pub struct Ring {
+    segment: Arc<Segment>,
+    geometry: Geometry,
+    on_full: OnFull,
+}
+
+impl Ring {
+    /// Makes a ring that nobody can find yet: sit down, then publish its segment.
+    fn create(spec: &RingSpec<'_>) -> Result<Ring> {
+        let geometry = Geometry::new(spec.batch_size, spec.num_buffers, spec.leaf_bytes)?;
+        let mut words = geometry.words();
+        words[ON_FULL_WORD] = spec.on_full as u64;
+        let segment = Segment::create(&Spec {
+            name: spec.name,
+            kind: KIND,
+            schema: spec.schema,
+            geometry: words,
+            body_bytes: geometry.body_bytes,
+            seats: spec.max_peers,
+            huge_pages: spec.huge_pages,
+            auto_named: spec.auto_named,
+        })?;
+        segment.populate();
+        let ring = Ring { segment: Arc::new(segment), geometry, on_full: spec.on_full };
+        ring.protocol().initialise();
+        Ok(ring)
+    }
+
+    /// Opens a named ring, and checks that it holds the same schema.
+    fn open(name: &str, schema: &[u8], leaf_bytes: &[usize]) -> Result<Ring> {
+        let segment = Segment::open(name, Some(KIND))?;
+        let header = segment.header();
+        let theirs = segment.schema();
+        if theirs != schema {
+            return Err(Error::Schema { name: name.to_owned(), creator: header.creator_pid, theirs });
+        }
+        let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
+        let [batch_size, num_buffers, ..] = header.geometry;
+        let geometry = Geometry::new(batch_size as usize, num_buffers as usize, leaf_bytes)
+            .map_err(|_| damaged("the geometry in its header is out of range"))?;
+        let on_full = OnFull::from_word(header.geometry[ON_FULL_WORD]).ok_or(damaged("its policy is unknown"))?;
+        if geometry.words()[..ON_FULL_WORD] != header.geometry[..ON_FULL_WORD]
+            || segment.body().1 < geometry.body_bytes
+        {
+            return Err(damaged("the geometry in its header does not fit its schema"));
+        }
+        segment.populate();
+        Ok(Ring { segment: Arc::new(segment), geometry, on_full })
+    }
+
+    /// Opens or makes the ring of a learner, as [`IfExists`] says; true when it was there.
+    fn open_or_create(spec: &RingSpec<'_>, if_exists: IfExists) -> Result<(Ring, bool)> {
+        let Some(name) = spec.name else { return Ok((Ring::create(spec)?, false)) };
+        match if_exists {
+            IfExists::Replace => Ok((Ring::create(spec)?, false)),
+            IfExists::Fail => match Segment::open(name, None) {
+                Err(Error::NotFound { .. }) => Ok((Ring::create(spec)?, false)),
+                Err(error) => Err(error),
+                Ok(_) => Err(Error::Exists { name: name.to_owned() }),
+            },
+            IfExists::Resume => {
+                let found = Ring::open(name, spec.schema, spec.leaf_bytes).and_then(|ring| ring.fits(spec));
+                match found {
+                    Ok(ring) => Ok((ring, true)),
+                    Err(Error::NotFound { .. }) => Ok((Ring::create(spec)?, false)),
+                    // Another shape: replace it if nobody lives in it, otherwise say what differs.
+                    Err(error @ (Error::Schema { .. } | Error::Geometry { .. } | Error::Closed)) => {
+                        if catalog::collect(name)? { Ok((Ring::create(spec)?, false)) } else { Err(error) }
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+        }
+    }
+
+    fn fits(self, spec: &RingSpec<'_>) -> Result<Ring> {
+        let (name, creator) = (self.segment.name().to_owned(), self.segment.header().creator_pid);
+        let differs = |what, theirs: usize, ours: usize| {
+            let (theirs, ours) = (theirs as u64, ours as u64);
+            Err(Error::Geometry { name: name.clone(), creator, what, theirs, ours })
+        };
+        if self.geometry.batch_size != spec.batch_size {
+            return differs("batch_size", self.geometry.batch_size, spec.batch_size);
+        }
+        if self.geometry.num_buffers != spec.num_buffers {
+            return differs("num_buffers", self.geometry.num_buffers, spec.num_buffers);
+        }
+        if self.is_closed() {
+            return Err(Error::Closed);
+        }
+        Ok(self)
+    }
+
+    /// The words of the ring.
+    #[inline]
+    pub fn protocol(&self) -> Protocol<'_> {
+        let (body, _) = self.segment.body();
+        let geometry = &self.geometry;
+        // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned
+        // and mapped as long as `self.segment`. What lies there is atomics, and stamps guarded by claims (I1, I2).
+        unsafe {
+            Protocol {
+                control: body.cast::<Control>().as_ref(),
+                buffers: std::slice::from_raw_parts(
+                    body.add(geometry.buffers_offset).cast::<Buffer>().as_ptr(),
+                    geometry.num_buffers,
+                ),
+                slots: std::slice::from_raw_parts(
+                    body.add(geometry.slots_offset).cast::<layout::Slot>().as_ptr(),
+                    geometry.num_buffers * geometry.batch_size,
+                ),
+                batch_size: geometry.batch_size,
+            }
+        }
+    }
+
+    /// Where one leaf of one row of a buffer lies. The caller has a claim on the row, or has taken the buffer.
+    #[inline]
+    pub fn leaf(&self, buffer: usize, leaf: usize, row: usize) -> *mut u8 {
+        let geometry = &self.geometry;
+        assert!(buffer < geometry.num_buffers && row < geometry.batch_size);
+        let offset = geometry.payload_offset
+            + buffer * geometry.buffer_stride
+            + geometry.leaf_offsets[leaf]
+            + row * geometry.leaf_bytes[leaf];
+        // SAFETY: the offset is inside the body, by the assertion and the way `Geometry` was derived.
+        unsafe { self.segment.body().0.as_ptr().add(offset) }
+    }
+
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    pub fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.protocol().control.closed.load(Ordering::Acquire) != 0
+    }
+
+    /// Shuts the ring down: producers get an error, consumers what is complete, sleepers wake.
+    pub fn shut_down(&self) {
+        let control = self.protocol().control;
+        control.closed.store(1, Ordering::Release);
+        control.readable.ring();
+        control.writable.ring();
+    }
+
+    /// Takes back what the dead hold, as far as `seat` can tell.
+    fn recover(&self, seat: &Seat) -> Result<Repairs> {
+        recovery::recover(&self.protocol(), |owner| !seat.is_alive(owner)).map_err(|d| self.damaged(d))
+    }
+
+    /// Takes back what the last holder of a seat left; we hold its lock.
+    fn sweep(&self, seat: usize) {
+        // Damage will be reported by the first call that meets it.
+        let _ = recovery::recover(&self.protocol(), |owner: Owner| owner.seat() == seat);
+    }
+
+    fn damaged(&self, Damage(what): Damage) -> Error {
+        Error::Corrupt { name: self.segment.name().to_owned(), what }
+    }
+
+    /// Whether a producer would find a slot now.
+    fn has_room(&self) -> bool {
+        let protocol = self.protocol();
+        let write = &protocol.control.write;
+        let open = Place::unpack(write.open.load(Ordering::Acquire));
+        let claimable = |slot: &layout::Slot| {
+            SlotWord::unpack(slot.word.load(Ordering::Relaxed)).is_claimable_for(open.batch)
+        };
+        write.holes.load(Ordering::Relaxed) != 0
+            || protocol.slots_of(open.index).is_ok_and(|slots| slots.iter().rev().any(claimable))
+            || protocol.buffers.iter().any(|line| {
+                BufferWord::unpack(line.word.load(Ordering::Acquire)).kind == BufferKind::Free
+            })
+    }
+
+    /// Counts what is in the ring now.
+    pub fn census(&self) -> Contents {
+        let protocol = self.protocol();
+        let mut contents = Contents::default();
+        for (index, line) in protocol.buffers.iter().enumerate() {
+            let word = BufferWord::unpack(line.word.load(Ordering::Acquire));
+            match word.kind {
+                BufferKind::Free => contents.free_buffers += 1,
+                BufferKind::Taken => contents.held_batches += 1,
+                BufferKind::Filling => {
+                    let (ready, claimed) = protocol.count(index, word.batch).unwrap_or((0, 0));
+                    contents.ready_samples += ready;
+                    contents.claimed_slots += claimed;
+                    contents.ready_batches += (ready == self.geometry.batch_size) as usize;
+                }
+            }
+        }
+        contents
+    }
+
+    /// Describes those who keep unfinished batches from completing.
+    pub fn writers(&self) -> Vec<(u32, usize)> {
+        let seats = self.segment.seats();
+        let mut writers: Vec<(u32, usize)> = Vec::new();
+        for slot in self.protocol().slots {
+            let word = SlotWord::unpack(slot.word.load(Ordering::Relaxed));
+            if word.kind != SlotKind::Claimed {
+                continue;
+            }
+            let Some(record) = seats.get(word.owner.seat()) else { continue };
+            let pid = record.pid.load(Ordering::Relaxed);
+            match writers.iter_mut().find(|(known, _)| *known == pid) {
+                Some((_, slots)) => *slots += 1,
+                None => writers.push((pid, 1)),
+            }
+        }
+        writers
+    }
+}
+
+/// What is in the ring.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// Committed, and not in a consumer's hands.
+    pub ready_samples: usize,
+    pub claimed_slots: usize,
+    /// Full batches that wait for a consumer.
+    pub ready_batches: usize,
+    pub held_batches: usize,
+    pub free_buffers: usize,
+}
+
+/// Reads the monotonic clock, in nanoseconds. The same for all processes of a machine.
+#[inline]
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// The stamp of a row. The caller has taken the buffer.
+fn stamp_of(slot: &layout::Slot) -> Stamp {
+    // SAFETY: the row is Ready and its batch is ours: its writer is done (I2), and nobody writes before release (I6).
+    unsafe { slot.stamp.get().read() }
+}

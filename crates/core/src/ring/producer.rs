@@ -1,0 +1,302 @@
+//! A producer: claims slots, lets the caller write into them, commits them.
+
+use super::layout::{SlotWord, Stamp};
+use super::protocol::Claim;
+use super::wait::{Patience, Patrol, Solitude};
+use super::{Ring, monotonic_ns};
+use crate::error::{Error, Result};
+use crate::segment::{Owner, Role, Seat};
+use crate::sync::{Ordering, Point, Woken, crash_point};
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+/// What a producer does when there is no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+pub enum OnFull {
+    /// Wait for room.
+    Block = 0,
+    /// Drop the oldest batch that no consumer has taken. With nothing to drop, drop the sample.
+    DropOldest = 1,
+    /// Drop the sample.
+    DropNewest = 2,
+    /// Say so.
+    Error = 3,
+}
+
+impl OnFull {
+    pub fn from_word(word: u64) -> Option<OnFull> {
+        [OnFull::Block, OnFull::DropOldest, OnFull::DropNewest, OnFull::Error].into_iter().find(|p| *p as u64 == word)
+    }
+}
+
+/// Options of a producer.
+#[derive(Debug, Clone, Copy)]
+pub struct ProducerSpec {
+    /// The name on its samples; chosen by the ring when `None`.
+    pub producer_id: Option<u32>,
+    /// `None`: as the ring was created.
+    pub on_full: Option<OnFull>,
+    /// How long a blocked call bears that every consumer is dead.
+    pub peer_timeout: Option<Duration>,
+}
+
+/// One producer's handle. Threads may share it.
+#[derive(Debug)]
+pub struct Producer {
+    ring: Arc<Ring>,
+    seat: Seat,
+    producer_id: u32,
+    on_full: OnFull,
+    peer_timeout: Option<Duration>,
+    sequence: AtomicU64,
+}
+
+impl Producer {
+    /// Attaches to a named ring.
+    pub fn attach(name: &str, schema: &[u8], leaf_bytes: &[usize], spec: ProducerSpec) -> Result<Producer> {
+        let ring = Ring::open(name, schema, leaf_bytes)?;
+        if ring.is_closed() {
+            return Err(Error::Closed);
+        }
+        Producer::on(Arc::new(ring), spec)
+    }
+
+    /// Sits down on an open ring.
+    pub fn on(ring: Arc<Ring>, spec: ProducerSpec) -> Result<Producer> {
+        let ids = &ring.protocol().control.next_producer_id;
+        let producer_id = spec.producer_id.unwrap_or_else(|| ids.fetch_add(1, Ordering::Relaxed));
+        let seat =
+            Seat::take(ring.segment().clone(), Role::Producer, Some(producer_id), |seat| ring.sweep(seat))?;
+        let on_full = spec.on_full.unwrap_or(ring.on_full);
+        let sequence = AtomicU64::new(0);
+        Ok(Producer { ring, seat, producer_id, on_full, peer_timeout: spec.peer_timeout, sequence })
+    }
+
+    pub fn ring(&self) -> &Arc<Ring> {
+        &self.ring
+    }
+
+    pub fn producer_id(&self) -> u32 {
+        self.producer_id
+    }
+
+    /// Samples committed through this handle.
+    pub fn sent(&self) -> u64 {
+        self.sequence.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn owner(&self) -> Result<Owner> {
+        match self.seat.owner() {
+            Some(owner) => Ok(owner),
+            None => self.seat.rejoin(|seat| self.ring.sweep(seat)), // This is a forked child.
+        }
+    }
+
+    /// Claims up to `want` adjacent slots. `None`: dropped, as the policy says. Ends in [`commit`](Self::commit) or
+    /// [`abort`](Self::abort); [`reserve`](Self::reserve) gives a guard that cannot forget.
+    #[inline]
+    pub fn claim(&self, want: usize, patience: Patience) -> Result<Option<Claim>> {
+        let owner = self.owner()?;
+        let protocol = self.ring.protocol();
+        if protocol.control.closed.load(Ordering::Relaxed) != 0 {
+            return Err(Error::Closed);
+        }
+        match protocol.try_claim(owner, want, &self.seat.record().retries) {
+            Ok(Some(claim)) => Ok(Some(claim)),
+            Ok(None) => self.claim_in_full_ring(owner, want, patience),
+            Err(damage) => Err(self.ring.damaged(damage)),
+        }
+    }
+
+    #[cold]
+    fn claim_in_full_ring(&self, owner: Owner, want: usize, patience: Patience) -> Result<Option<Claim>> {
+        let counters = &self.ring.protocol().control.counters;
+        match self.on_full {
+            OnFull::Block => self.wait_for_room(owner, want, patience).map(Some),
+            OnFull::Error => Err(Error::Full),
+            OnFull::DropNewest => {
+                counters.dropped_newest.fetch_add(want as u64, Ordering::Relaxed);
+                Ok(None)
+            }
+            OnFull::DropOldest => loop {
+                let protocol = self.ring.protocol();
+                let retries = &self.seat.record().retries;
+                let dropped = protocol.drop_oldest().map_err(|d| self.ring.damaged(d))?;
+                counters.dropped_oldest.fetch_add(dropped.unwrap_or(0) as u64, Ordering::Relaxed);
+                let claim = protocol.try_claim(owner, want, retries).map_err(|d| self.ring.damaged(d))?;
+                if claim.is_some() {
+                    return Ok(claim);
+                }
+                if dropped.is_none() {
+                    // Every batch is being read, or being written by others.
+                    counters.dropped_newest.fetch_add(want as u64, Ordering::Relaxed);
+                    return Ok(None);
+                }
+            },
+        }
+    }
+
+    fn wait_for_room(&self, owner: Owner, want: usize, patience: Patience) -> Result<Claim> {
+        if patience == Patience::Never {
+            return Err(Error::Full);
+        }
+        let protocol = self.ring.protocol();
+        let control = protocol.control;
+        control.counters.blocked.fetch_add(1, Ordering::Relaxed);
+        let mut patrol = Patrol::start();
+        let mut solitude = Solitude::bearing(self.peer_timeout);
+        loop {
+            let ticket = control.writable.announce();
+            if self.ring.is_closed() {
+                return Err(Error::Closed);
+            }
+            let claim = protocol.try_claim(owner, want, &self.seat.record().retries);
+            if let Some(claim) = claim.map_err(|d| self.ring.damaged(d))? {
+                return Ok(claim);
+            }
+            let Some(left) = patience.left() else { return Err(Error::Timeout) };
+            match control.writable.wait(ticket, patrol.pause().min(left)) {
+                Woken::Rung => {}
+                Woken::Interrupted => return Err(Error::Interrupted),
+                Woken::Timeout => {
+                    self.ring.recover(&self.seat)?;
+                    if solitude.is_unbearable(|| self.seat.is_alone_among(Role::Consumer)) {
+                        return Err(self.learners_died());
+                    }
+                }
+            }
+        }
+    }
+
+    fn learners_died(&self) -> Error {
+        let died = self.seat.census(Role::Consumer).died;
+        let waiting = self.ring.census().ready_samples;
+        Error::PeersGone(format!(
+            "the learner on '{}' died (pid {}) and nobody took its place in {:.0?}: the ring is full, {waiting} samples \
+             wait in it. Start a learner with the same name to go on with them, or raise peer_timeout_s",
+            self.ring.segment().name(),
+            died.iter().map(u32::to_string).collect::<Vec<_>>().join(", "),
+            self.peer_timeout.unwrap_or_default(),
+        ))
+    }
+
+    /// Claims one slot or a run of them, with a guard.
+    pub fn reserve<P: Deref<Target = Producer>>(
+        this: P,
+        want: usize,
+        patience: Patience,
+    ) -> Result<Option<Slot<P>>> {
+        Ok(this.claim(want, patience)?.map(|claim| Slot { producer: this, claim: Some(claim) }))
+    }
+
+    /// Where a leaf of a claimed row lies.
+    #[inline]
+    pub fn leaf(&self, claim: &Claim, leaf: usize) -> *mut u8 {
+        self.ring.leaf(claim.buffer, leaf, claim.slot)
+    }
+
+    /// Stamps and publishes a claim. Every payload byte is written.
+    #[inline]
+    pub fn commit(&self, claim: &Claim, version: u32) {
+        crash_point(Point::SlotWritten);
+        let protocol = self.ring.protocol();
+        let mut sequence = self.sequence.fetch_add(claim.len as u64, Ordering::Relaxed);
+        let committed_ns = monotonic_ns();
+        let first = claim.buffer * protocol.batch_size + claim.slot;
+        for slot in &protocol.slots[first..first + claim.len] {
+            debug_assert_eq!(SlotWord::unpack(slot.word.load(Ordering::Relaxed)).owner, claim.owner);
+            let stamp = Stamp { sequence, committed_ns, producer_id: self.producer_id, version };
+            // SAFETY: the slot is claimed by us, so nobody else reads or writes its stamp (I1).
+            unsafe { slot.stamp.get().write(stamp) };
+            sequence += 1;
+        }
+        protocol.commit(claim);
+        self.seat.record().sent.store(sequence, Ordering::Relaxed);
+    }
+
+    /// Gives a claim back.
+    pub fn abort(&self, claim: &Claim) {
+        self.ring.protocol().abort(claim);
+    }
+
+    /// Whether a claim is still this process's. In a forked child it is its parent's.
+    pub fn owns(&self, claim: &Claim) -> bool {
+        self.seat.owner() == Some(claim.owner)
+    }
+
+    /// Hands the unfinished batch to the consumers, as it is.
+    pub fn flush(&self) -> Result<()> {
+        self.ring.protocol().flush().map_err(|d| self.ring.damaged(d))
+    }
+
+    /// Sleeps until there is room (or the ring is closed), and claims nothing: for event loops, which then try. False
+    /// when the time was over first.
+    pub fn wait_writable(&self, patience: Patience) -> Result<bool> {
+        let control = self.ring.protocol().control;
+        let mut patrol = Patrol::start();
+        loop {
+            let ticket = control.writable.announce();
+            if self.ring.has_room() || self.ring.is_closed() {
+                return Ok(true);
+            }
+            let Some(left) = patience.left() else { return Ok(false) };
+            match control.writable.wait(ticket, patrol.pause().min(left)) {
+                Woken::Rung => {}
+                Woken::Interrupted => return Err(Error::Interrupted),
+                Woken::Timeout => drop(self.ring.recover(&self.seat)?),
+            }
+        }
+    }
+
+    pub fn on_full(&self) -> OnFull {
+        self.on_full
+    }
+}
+
+/// A claimed run of slots. Dropping it gives it back.
+#[derive(Debug)]
+pub struct Slot<P: Deref<Target = Producer>> {
+    producer: P,
+    claim: Option<Claim>,
+}
+
+impl<P: Deref<Target = Producer>> Slot<P> {
+    /// How many slots the run has.
+    #[allow(clippy::len_without_is_empty)] // A run has at least one slot.
+    pub fn len(&self) -> usize {
+        self.claim.map_or(0, |claim| claim.len)
+    }
+
+    /// Where a leaf of the run lies; writable until commit.
+    pub fn leaf(&self, leaf: usize) -> *mut u8 {
+        let claim = self.claim.as_ref().expect("a slot has its claim until it is committed or dropped");
+        self.producer.leaf(claim, leaf)
+    }
+
+    pub fn producer(&self) -> &Producer {
+        &self.producer
+    }
+
+    /// Publishes the run.
+    pub fn commit(mut self, version: u32) {
+        if let Some(claim) = self.claim.take()
+            && self.producer.owns(&claim)
+        {
+            self.producer.commit(&claim, version);
+        }
+    }
+}
+
+impl<P: Deref<Target = Producer>> Drop for Slot<P> {
+    fn drop(&mut self) {
+        if let Some(claim) = self.claim.take()
+            && self.producer.owns(&claim)
+        {
+            self.producer.abort(&claim);
+        }
+    }
+}

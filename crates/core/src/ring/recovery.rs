@@ -1,0 +1,102 @@
+//! What a dead process can leave in the ring, and how it is put right.
+//!
+//! | died after ([`Point`](crate::sync::Point)) | state left | who notices | repaired to |
+//! |---|---|---|---|
+//! | `RingOpened` | `open` names a buffer that is still marked Free | the next producer or consumer | Filling, by `assist` |
+//! | `SlotClaimed`, `RunPartlyClaimed`, `SlotHalfWritten`, `SlotWritten` | slots Claimed by the dead | whoever is stuck or overtakes | Free in the same batch, offered to the next producer |
+//! | `SlotReady` | a complete batch, and a consumer asleep | the consumer's patrol | taken |
+//! | `HoleCounted` | one hole too many counted, the slot still Claimed | as for a claim | Free; holes counted anew |
+//! | `BatchTaken` | a buffer Taken by the dead | a stuck producer, the next consumer | Filling: offered again, whole |
+//! | `BatchFreed` | a Free buffer, and producers asleep | the producers' patrol | opened |
+//! | `BatchSealed` | a batch partly closed | the next consumer's look | closed to the end |
+//! | `BellCleared`, `BellMoved` | sleepers with no one to wake them | their patrol | awake |
+//!
+//! Nothing here waits for a timer to decide that somebody is dead: the kernel says so ([`crate::segment::lease`]). The
+//! patrol only decides *when to ask*. A recoverer may itself be stopped or killed at any point: every repair is one CAS
+//! from a word that names the dead owner, so it can be done twice, or by two at once, and only one succeeds.
+
+use super::layout::{BufferKind, BufferWord, Place, SlotKind, SlotWord};
+use super::protocol::{Damage, Protocol};
+use crate::segment::Owner;
+use crate::sync::{Ordering, Point, crash_point};
+
+/// What a recovery put right.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Repairs {
+    /// Slots taken back from dead producers.
+    pub slots: usize,
+    /// Batches taken back from dead consumers.
+    pub batches: usize,
+}
+
+/// Remembers the last answer: a dead producer's slots lie side by side, and asking is a system call.
+struct Memo<F> {
+    ask: F,
+    last: Option<(Owner, bool)>,
+}
+
+impl<F: Fn(Owner) -> bool> Memo<F> {
+    fn is_dead(&mut self, owner: Owner) -> bool {
+        match self.last {
+            Some((known, dead)) if known == owner => dead,
+            _ => {
+                let dead = (self.ask)(owner);
+                self.last = Some((owner, dead));
+                dead
+            }
+        }
+    }
+}
+
+/// Takes back everything that belongs to owners of whom `is_dead` says so, and counts the holes anew.
+pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<Repairs, Damage> {
+    let mut memo = Memo { ask: is_dead, last: None };
+    let mut repairs = Repairs::default();
+    let mut holes = 0;
+    for (index, line) in ring.buffers.iter().enumerate() {
+        let word = line.word.load(Ordering::Acquire);
+        let buffer = BufferWord::unpack(word);
+        if buffer.kind == BufferKind::Taken && memo.is_dead(buffer.owner) {
+            let filling = BufferWord::filling(buffer.batch).pack();
+            let won = line.word.compare_exchange(word, filling, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            repairs.batches += won as usize;
+        }
+        // The open buffer may not be marked yet; its slots name the batch all the same.
+        let open = Place::unpack(ring.control.write.open.load(Ordering::Acquire));
+        let batch = match buffer.kind {
+            BufferKind::Filling => buffer.batch,
+            _ if open.index == index => open.batch,
+            _ => continue,
+        };
+        let free = SlotWord::free(batch).pack();
+        for slot in ring.slots_of(index)? {
+            let word = slot.word.load(Ordering::Acquire);
+            let claim = SlotWord::unpack(word);
+            if claim.batch == batch && claim.kind == SlotKind::Claimed && memo.is_dead(claim.owner) {
+                ring.control.write.holes.fetch_add(1, Ordering::Relaxed);
+                crash_point(Point::HoleCounted);
+                // SYNC ring.claim: Release here, Acquire in `claim_hole`.
+                let won = slot.word.compare_exchange(word, free, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+                repairs.slots += won as usize;
+                holes += won as u64;
+            } else if word == free {
+                holes += 1;
+            }
+        }
+    }
+    // A hint, healed: too many costs a scan each, too few would leave a batch unfinished until the next patrol.
+    ring.control.write.holes.store(holes, Ordering::Relaxed);
+    if repairs != Repairs::default() {
+        let counters = &ring.control.counters;
+        counters.recovered_slots.fetch_add(repairs.slots as u64, Ordering::Relaxed);
+        counters.reoffered_batches.fetch_add(repairs.batches as u64, Ordering::Relaxed);
+    }
+    if repairs.slots > 0 || holes > 0 {
+        ring.control.writable.ring_if_waiting();
+        ring.control.readable.ring_if_waiting(); // The batch may be sealed, and complete without these slots.
+    }
+    if repairs.batches > 0 {
+        ring.control.readable.ring_if_waiting();
+    }
+    Ok(repairs)
+}

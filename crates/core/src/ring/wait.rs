@@ -1,0 +1,83 @@
+//! How long to wait, and when to look around while waiting.
+
+use std::time::{Duration, Instant};
+
+/// How long a call may block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// Not at all.
+    Never,
+    Until(Instant),
+    Forever,
+}
+
+impl Patience {
+    /// From now on.
+    pub fn of(timeout: Option<Duration>) -> Patience {
+        match timeout {
+            None => Patience::Forever,
+            Some(limit) if limit.is_zero() => Patience::Never,
+            Some(limit) => Instant::now().checked_add(limit).map_or(Patience::Forever, Patience::Until),
+        }
+    }
+
+    /// What is left; `None` when it is over.
+    pub fn left(self) -> Option<Duration> {
+        match self {
+            Patience::Never => None,
+            Patience::Forever => Some(Duration::MAX),
+            Patience::Until(deadline) => {
+                deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+            }
+        }
+    }
+}
+
+/// The rhythm in which a sleeper asks the kernel whether those it waits for still live.
+///
+/// Data wakes a sleeper through the bell, at once. The patrol is for what the dead cannot do: wake us. It starts at
+/// 4 ms, so that a death costs the others no more than that, and slows down to 32 ms, so that waiting costs nothing.
+#[derive(Debug)]
+pub struct Patrol {
+    next: Duration,
+}
+
+impl Patrol {
+    const FIRST: Duration = Duration::from_millis(4);
+    const LONGEST: Duration = Duration::from_millis(32);
+
+    pub fn start() -> Patrol {
+        Patrol { next: Self::FIRST }
+    }
+
+    /// How long to sleep before the next round.
+    pub fn pause(&mut self) -> Duration {
+        let pause = self.next;
+        self.next = (pause * 2).min(Self::LONGEST);
+        pause
+    }
+}
+
+/// Notices that nobody is left on the other side, and gives them time to come back.
+#[derive(Debug)]
+pub struct Solitude {
+    limit: Option<Duration>,
+    since: Option<Instant>,
+}
+
+impl Solitude {
+    /// `limit`: how long to bear it; `None` for ever.
+    pub fn bearing(limit: Option<Duration>) -> Solitude {
+        Solitude { limit, since: None }
+    }
+
+    /// Says whether there is anybody; true when it has been too long.
+    pub fn is_unbearable(&mut self, alone: impl FnOnce() -> bool) -> bool {
+        let Some(limit) = self.limit else { return false };
+        if !alone() {
+            self.since = None;
+            return false;
+        }
+        self.since.get_or_insert_with(Instant::now).elapsed() >= limit
+    }
+}

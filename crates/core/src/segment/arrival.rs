@@ -1,0 +1,53 @@
+//! Waiting for a segment to appear, by watching the directory: no polling, and no sleep that guesses.
+
+use super::{Segment, directory};
+use crate::error::{Error, Result};
+use crate::ring::wait::Patience;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::inotify;
+use rustix::io::Errno;
+use std::time::Duration;
+
+/// Waits until a segment of this name can be opened. [`Error::NotFound`] when the time is over.
+pub fn wait_for(name: &str, patience: Patience) -> Result<()> {
+    super::check_name(name)?;
+    // The watch comes before the look: what appears in between is an event.
+    let watch = watch_directory();
+    loop {
+        match Segment::open(name, None) {
+            Err(Error::NotFound { .. }) => {}
+            Err(error) => return Err(error),
+            Ok(_) => return Ok(()),
+        }
+        let Some(left) = patience.left() else { return Err(super::not_found(name)) };
+        // Without a watch (the user's inotify instances may be used up) we look twenty times a second.
+        let nap = if watch.is_some() { left } else { left.min(Duration::from_millis(50)) };
+        let limit = Timespec {
+            tv_sec: nap.as_secs().min(i32::MAX as u64) as _,
+            tv_nsec: nap.subsec_nanos() as _,
+        };
+        let ended = match &watch {
+            Some(watch) => poll(&mut [PollFd::new(watch, PollFlags::IN)], Some(&limit)).map(|_| drain(watch)),
+            None => poll(&mut [], Some(&limit)).map(|_| ()),
+        };
+        match ended {
+            Ok(()) => {}
+            Err(Errno::INTR) => return Err(Error::Interrupted),
+            Err(e) => return Err(Error::io(format!("waiting for segment '{name}'"), e)),
+        }
+    }
+}
+
+fn watch_directory() -> Option<rustix::fd::OwnedFd> {
+    let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).ok()?;
+    let events = inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
+    inotify::add_watch(&watch, directory(), events).ok()?;
+    Some(watch)
+}
+
+/// Empties the queue of events; that something happened is all we need to know.
+fn drain(watch: &rustix::fd::OwnedFd) {
+    let mut events = [0u8; 4096];
+    while rustix::io::read(watch, &mut events).is_ok_and(|bytes| bytes > 0) {}
+}
+

@@ -1,0 +1,107 @@
+//! The segments of this user: listing them, and collecting those in which nobody lives.
+
+use super::header::seat_state;
+use super::lease::{self, Undertaker};
+use super::{PREFIX, Segment, directory};
+use crate::error::{Error, Result};
+use crate::sync::Ordering;
+use rustix::fs;
+
+/// One line of `rollway ls`.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    pub name: String,
+    pub bytes: u64,
+    pub alive: usize,
+    pub creator_pid: u32,
+    pub created_unix_ns: u64,
+    /// Pids on the seats, as their owners saw them.
+    pub pids: Vec<u32>,
+    /// Why it could not be read, if it could not.
+    pub problem: Option<String>,
+}
+
+/// Every segment in the directory that bears our prefix.
+pub fn list() -> Result<Vec<Entry>> {
+    let mut entries: Vec<Entry> = names()?.into_iter().filter_map(|name| describe(&name)).collect();
+    entries.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(entries)
+}
+
+/// Removes every stale segment; gives back what was removed.
+pub fn collect_all() -> Result<Vec<Entry>> {
+    let mut removed = Vec::new();
+    for entry in list()? {
+        if entry.problem.is_none() && entry.alive == 0 && collect(&entry.name)? {
+            removed.push(entry);
+        }
+    }
+    Ok(removed)
+}
+
+/// Removes the stale segments whose names nobody chose: no one can come back for them.
+pub(super) fn collect_auto_named() -> Result<()> {
+    for name in names()? {
+        let stale_auto = Segment::open(&name, None).is_ok_and(|s| s.header().auto_named == 1);
+        if stale_auto {
+            collect(&name)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the name of a segment in which nobody lives; false when somebody does, or when it is gone already.
+///
+/// Only the holder of every lease of a file may remove its name. So between our look at the name and its removal,
+/// nobody can have put another file there: he would have had to remove this one first.
+pub fn collect(name: &str) -> Result<bool> {
+    let segment = match Segment::open(name, None) {
+        Ok(segment) => segment,
+        Err(Error::NotFound { .. }) => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    match Undertaker::of(&segment)? {
+        Some(_undertaker) => segment.unlink(),
+        None => Ok(false),
+    }
+}
+
+fn names() -> Result<Vec<String>> {
+    let dir = directory();
+    let listing = std::fs::read_dir(&dir).map_err(|e| Error::io(format!("reading {}", dir.display()), e))?;
+    let ours = |e: std::fs::DirEntry| Some(e.file_name().to_str()?.strip_prefix(PREFIX)?.to_owned());
+    Ok(listing.filter_map(|e| e.ok()).filter_map(ours).collect())
+}
+
+fn describe(name: &str) -> Option<Entry> {
+    let unreadable = |problem: String| Entry {
+        name: name.to_owned(),
+        bytes: fs::stat(super::path_of(name)).map_or(0, |s| s.st_size as u64),
+        alive: 0,
+        creator_pid: 0,
+        created_unix_ns: 0,
+        pids: Vec::new(),
+        problem: Some(problem),
+    };
+    let segment = match Segment::open(name, None) {
+        Ok(segment) => segment,
+        Err(Error::NotFound { .. }) => return None, // Gone since the listing.
+        Err(error) => return Some(unreadable(error.to_string())),
+    };
+    let alive = match lease::count_alive(&segment) {
+        Ok(alive) => alive,
+        Err(error) => return Some(unreadable(error.to_string())),
+    };
+    let joined = segment.seats().iter().filter(|s| s.state.load(Ordering::Relaxed) == seat_state::JOINED);
+    let pids = if alive == 0 { Vec::new() } else { joined.map(|s| s.pid.load(Ordering::Relaxed)).collect() };
+    let header = segment.header();
+    Some(Entry {
+        name: name.to_owned(),
+        bytes: header.total_bytes,
+        alive,
+        creator_pid: header.creator_pid,
+        created_unix_ns: header.created_unix_ns,
+        pids,
+        problem: None,
+    })
+}

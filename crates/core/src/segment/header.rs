@@ -1,0 +1,127 @@
+//! The first bytes of every segment: who made it, what it holds, where the rest lies.
+//!
+//! ```text
+//! 0        ┌──────────────────────────────┐
+//!          │ Header (one page)            │  written once, before the name exists; read-only afterwards
+//! 4096     ├──────────────────────────────┤
+//!          │ SeatRecord × seats (64 B)    │  who is attached; the proof of life is a kernel lock, not this
+//!          ├──────────────────────────────┤
+//!          │ schema text (schema_bytes)   │  opaque here
+//! body     ├──────────────────────────────┤  page-aligned
+//!          │ body (body_bytes)            │  laid out by the structure named in `kind`
+//! total    └──────────────────────────────┘
+//! ```
+//!
+//! Everything in it was written by another process, so [`Header::check`] trusts nothing: every offset is derived
+//! again from the counts and compared with the size that the kernel reports.
+
+use crate::error::{Error, Result};
+use crate::sync::{AtomicU32, AtomicU64};
+use std::path::Path;
+
+/// The first eight bytes of a segment.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"ROLLWAY\x01");
+/// Changes whenever a byte of any layout moves.
+pub const LAYOUT_VERSION: u32 = 1;
+/// Everything that starts on a page starts on one of this size.
+pub const PAGE: usize = 4096;
+/// Numbers for the structure in the body to describe itself with.
+pub const GEOMETRY_WORDS: usize = 16;
+/// The widest owner index that fits into a slot word.
+pub const MAX_SEATS: usize = 1024;
+
+/// See the picture above.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Header {
+    pub magic: u64,
+    pub layout_version: u32,
+    pub kind: u32,
+    pub total_bytes: u64,
+    pub creator_pid: u32,
+    pub seats: u32,
+    pub created_unix_ns: u64,
+    pub schema_bytes: u64,
+    pub body_bytes: u64,
+    /// 1 when nobody chose the name, so that nobody can come back for it.
+    pub auto_named: u64,
+    pub geometry: [u64; GEOMETRY_WORDS],
+}
+const _: () = assert!(size_of::<Header>() <= PAGE);
+
+/// One seat: a process's (or handle's) place in the segment.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct SeatRecord {
+    /// Counts the holders of this seat; 12 bits of it are in every claim they make.
+    pub life: AtomicU32,
+    /// One of [`seat_state`].
+    pub state: AtomicU32,
+    pub role: AtomicU32,
+    pub pid: AtomicU32,
+    /// The name that consumers see on samples.
+    pub producer_id: AtomicU32,
+    pub(crate) _reserved: AtomicU32,
+    pub joined_unix_ns: AtomicU64,
+    /// Samples committed by this seat's holder.
+    pub sent: AtomicU64,
+    /// Claims that somebody else won first.
+    pub retries: AtomicU64,
+}
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<SeatRecord>() == 64);
+
+/// What a seat record says about its last holder.
+pub mod seat_state {
+    pub const NEVER: u32 = 0;
+    /// Attached; alive if and only if the kernel holds its lock.
+    pub const JOINED: u32 = 1;
+    /// Closed properly.
+    pub const LEFT: u32 = 2;
+    /// Died, and somebody noticed.
+    pub const DIED: u32 = 3;
+}
+
+/// Where the parts of a segment lie, derived from the three counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    pub schema: usize,
+    pub body: usize,
+    pub total: usize,
+}
+
+impl Extent {
+    /// `None` when the sizes do not fit into the address space.
+    pub fn of(seats: usize, schema_bytes: usize, body_bytes: usize) -> Option<Extent> {
+        let schema = PAGE.checked_add(seats.checked_mul(size_of::<SeatRecord>())?)?;
+        let body = schema.checked_add(schema_bytes)?.checked_next_multiple_of(PAGE)?;
+        let total = body.checked_add(body_bytes)?.checked_next_multiple_of(PAGE)?;
+        (total <= isize::MAX as usize).then_some(Extent { schema, body, total })
+    }
+}
+
+impl Header {
+    /// Checks a header that another process wrote against the size of its file.
+    pub fn check(&self, name: &str, path: &Path, file_bytes: u64) -> Result<Extent> {
+        let not = |what: &str| Error::NotASegment { path: path.to_owned(), what: what.to_owned() };
+        if self.magic != MAGIC {
+            return Err(not("it does not start with the magic number"));
+        }
+        if self.layout_version != LAYOUT_VERSION {
+            return Err(Error::LayoutVersion {
+                name: name.to_owned(),
+                theirs: self.layout_version,
+                ours: LAYOUT_VERSION,
+            });
+        }
+        if self.seats == 0 || self.seats as usize > MAX_SEATS {
+            return Err(not("its number of seats is out of range"));
+        }
+        let extent = Extent::of(self.seats as usize, self.schema_bytes as usize, self.body_bytes as usize)
+            .ok_or_else(|| not("its sizes overflow"))?;
+        if extent.total as u64 != self.total_bytes || self.total_bytes != file_bytes {
+            return Err(not("its size is not the one in its header"));
+        }
+        Ok(extent)
+    }
+}

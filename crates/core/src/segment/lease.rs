@@ -1,0 +1,336 @@
+//! Proof of life, kept by the kernel: a byte-range lock that goes away with the process that holds it.
+//!
+//! A participant *sits down* on a seat by locking the seat's byte of the segment file with an open-file-description
+//! (OFD) lock. Whether somebody lives is asked by testing that lock, never by a timer, and it also works between
+//! containers that share the file system but not the process ids. A stopped process keeps its lock.
+//!
+//! What would break it, and what stands against that:
+//!
+//! * OFD locks belong to the *open file*, which a mapping also keeps alive. So the lease has an open file of its own
+//!   that is never mapped; [`super::Segment`] maps through another.
+//! * A forked child inherits the open file, and would keep its parent's lock alive. A fork handler closes every lease
+//!   in the child, and moves [`generation`], by which every handle of the child notices that it has to sit down anew.
+//! * `exec` without `fork`'s handlers (`vfork`, `posix_spawn`): the descriptor is close-on-exec.
+
+use super::Segment;
+use super::header::{SeatRecord, seat_state};
+use crate::error::{Error, Result};
+use crate::sync::Ordering;
+use std::os::fd::RawFd;
+use std::sync::Mutex;
+use std::sync::Once;
+use std::sync::atomic::{AtomicI32, AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};
+
+/// The lease bytes lie far behind the end of any segment: a lock needs no byte to exist.
+const LEASE_BASE: i64 = 1 << 60;
+/// Bits of a seat's life that go into a claim.
+const LIFE_BITS: u32 = 12;
+/// Bits of an [`Owner`].
+pub const OWNER_BITS: u32 = 10 + LIFE_BITS;
+
+/// Who holds a claim: the seat, and which of its holders. Fits into [`OWNER_BITS`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner(u32);
+
+impl Owner {
+    /// The owner that sits on `seat` for the `life`-th time.
+    pub fn new(seat: usize, life: u32) -> Owner {
+        debug_assert!(seat < super::header::MAX_SEATS);
+        Owner((seat as u32) << LIFE_BITS | (life & ((1 << LIFE_BITS) - 1)))
+    }
+
+    /// From the low [`OWNER_BITS`] of a word.
+    pub fn from_bits(bits: u64) -> Owner {
+        Owner(bits as u32 & ((1 << OWNER_BITS) - 1))
+    }
+
+    pub fn bits(self) -> u64 {
+        self.0 as u64
+    }
+
+    pub fn seat(self) -> usize {
+        (self.0 >> LIFE_BITS) as usize
+    }
+
+    fn life(self) -> u32 {
+        self.0 & ((1 << LIFE_BITS) - 1)
+    }
+}
+
+/// What a participant does in the segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Role {
+    Producer = 1,
+    Consumer = 2,
+}
+
+/// How many forks lie between this process and the first one that loaded the library.
+pub fn generation() -> u32 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+static GENERATION: StdAtomicU32 = StdAtomicU32::new(0);
+/// Every lease descriptor of this process, so that a forked child can close them without taking a lock.
+static LEASES: [AtomicI32; 4096] = [const { AtomicI32::new(-1) }; 4096];
+static FORK_HANDLER: Once = Once::new();
+
+extern "C" fn after_fork_in_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    for entry in &LEASES {
+        let fd = entry.swap(-1, Ordering::Relaxed);
+        if fd >= 0 {
+            // SAFETY: the descriptor is the child's copy of a lease, which no code of the child uses any more: every
+            // user compares generations first. close is async-signal-safe.
+            unsafe { libc::close(fd) };
+        }
+    }
+}
+
+/// One open lease: a descriptor of its own, noted for the fork handler.
+#[derive(Debug)]
+struct Lease {
+    fd: RawFd,
+    entry: usize,
+    generation: u32,
+}
+
+impl Lease {
+    fn open(segment: &Segment) -> Result<Lease> {
+        FORK_HANDLER.call_once(|| {
+            // SAFETY: the handler only touches statics and calls close.
+            unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
+        });
+        let fd = segment.reopen()?;
+        use std::os::fd::IntoRawFd;
+        let fd = fd.into_raw_fd();
+        let free = |e: &AtomicI32| e.compare_exchange(-1, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        match LEASES.iter().position(free) {
+            Some(entry) => Ok(Lease { fd, entry, generation: generation() }),
+            None => {
+                // SAFETY: we just opened it.
+                unsafe { libc::close(fd) };
+                Err(Error::OutOfRange {
+                    what: "handles in this process",
+                    value: LEASES.len() as u64 + 1,
+                    range: format!("at most {}", LEASES.len()),
+                })
+            }
+        }
+    }
+
+    fn fcntl(&self, command: i32, seat: usize, seats: usize) -> Result<i16> {
+        // SAFETY: all-zero is a valid flock; l_pid must be 0 for OFD locks.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = libc::F_WRLCK as i16;
+        lock.l_whence = libc::SEEK_SET as i16;
+        lock.l_start = LEASE_BASE + seat as i64;
+        lock.l_len = seats as i64;
+        // SAFETY: the descriptor is open (same generation, checked by the callers) and the pointer is to a live flock.
+        let rc = unsafe { libc::fcntl(self.fd, command, &mut lock) };
+        if rc == 0 { Ok(lock.l_type) } else { Err(Error::io("fcntl on a lease", std::io::Error::last_os_error())) }
+    }
+
+    /// Takes the locks of `seats` seats at once; false when anybody lives there.
+    fn try_lock(&self, seat: usize, seats: usize) -> bool {
+        self.fcntl(libc::F_OFD_SETLK, seat, seats).is_ok()
+    }
+
+    /// Whether anybody but this lease holds one of the locks. Doubt counts as life.
+    fn is_locked(&self, seat: usize, seats: usize) -> bool {
+        self.fcntl(libc::F_OFD_GETLK, seat, seats).map_or(true, |kind| kind != libc::F_UNLCK as i16)
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // In a forked child the handler has closed the descriptor, and its number may be somebody else's by now.
+        if self.generation == generation() {
+            LEASES[self.entry].store(-1, Ordering::Relaxed);
+            // SAFETY: opened by us, closed once.
+            unsafe { libc::close(self.fd) };
+        }
+    }
+}
+
+/// Holds a whole stale segment, so that its name can be removed. `None` when anybody lives in it.
+#[derive(Debug)]
+pub struct Undertaker(#[allow(dead_code)] Lease);
+
+impl Undertaker {
+    pub fn of(segment: &Segment) -> Result<Option<Undertaker>> {
+        let lease = Lease::open(segment)?;
+        Ok(lease.try_lock(0, super::header::MAX_SEATS).then_some(Undertaker(lease)))
+    }
+}
+
+/// Counts those who live in a segment, without sitting down.
+pub fn count_alive(segment: &Segment) -> Result<usize> {
+    let lease = Lease::open(segment)?;
+    if !lease.is_locked(0, super::header::MAX_SEATS) {
+        return Ok(0);
+    }
+    Ok((0..segment.seats().len()).filter(|&seat| lease.is_locked(seat, 1)).count())
+}
+
+/// A participant's place, for as long as it lives.
+#[derive(Debug)]
+pub struct Seat {
+    segment: std::sync::Arc<Segment>,
+    role: Role,
+    producer_id: Option<u32>,
+    /// `generation << 32 | owner`: one load on the hot path tells who we are, or that we were forked.
+    badge: StdAtomicU64,
+    lease: Mutex<Lease>,
+}
+
+impl Seat {
+    /// Takes a free seat. `sweep(seat)` is called first when its last holder died there, with its lock in our hands.
+    pub fn take(
+        segment: std::sync::Arc<Segment>,
+        role: Role,
+        producer_id: Option<u32>,
+        sweep: impl Fn(usize),
+    ) -> Result<Seat> {
+        let (lease, owner) = Self::sit_down(&segment, role, producer_id, sweep)?;
+        let badge = StdAtomicU64::new((lease.generation as u64) << 32 | owner.bits());
+        Ok(Seat { segment, role, producer_id, badge, lease: Mutex::new(lease) })
+    }
+
+    fn sit_down(
+        segment: &Segment,
+        role: Role,
+        producer_id: Option<u32>,
+        sweep: impl Fn(usize),
+    ) -> Result<(Lease, Owner)> {
+        let lease = Lease::open(segment)?;
+        let seats = segment.seats();
+        let Some(index) = (0..seats.len()).find(|&seat| lease.try_lock(seat, 1)) else {
+            if segment.is_unlinked()? {
+                return Err(segment.not_found());
+            }
+            return Err(Error::NoSeat { name: segment.name().to_owned(), seats: seats.len() });
+        };
+        // A collector may have held every lock a moment ago, and removed the name.
+        if segment.is_unlinked()? {
+            return Err(segment.not_found());
+        }
+        let record = &seats[index];
+        if !matches!(record.state.load(Ordering::Acquire), seat_state::NEVER | seat_state::LEFT) {
+            sweep(index);
+        }
+        // Only now: a claim that names the old life must not outlive it.
+        let life = record.life.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+        record.role.store(role as u32, Ordering::Relaxed);
+        record.pid.store(std::process::id(), Ordering::Relaxed);
+        record.producer_id.store(producer_id.unwrap_or(index as u32), Ordering::Relaxed);
+        record.joined_unix_ns.store(super::unix_ns(), Ordering::Relaxed);
+        record.sent.store(0, Ordering::Relaxed);
+        record.retries.store(0, Ordering::Relaxed);
+        record.state.store(seat_state::JOINED, Ordering::Release);
+        Ok((lease, Owner::new(index, life)))
+    }
+
+    /// Who we are, if this process is the one that sat down.
+    #[inline]
+    pub fn owner(&self) -> Option<Owner> {
+        let badge = self.badge.load(Ordering::Relaxed);
+        ((badge >> 32) as u32 == generation()).then(|| Owner::from_bits(badge))
+    }
+
+    /// After a fork: sits down again, in the child.
+    pub fn rejoin(&self, sweep: impl Fn(usize)) -> Result<Owner> {
+        let mut lease = self.lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(owner) = self.owner() {
+            return Ok(owner);
+        }
+        let (fresh, owner) = Self::sit_down(&self.segment, self.role, self.producer_id, sweep)?;
+        self.badge.store((fresh.generation as u64) << 32 | owner.bits(), Ordering::Relaxed);
+        *lease = fresh;
+        Ok(owner)
+    }
+
+    pub fn segment(&self) -> &std::sync::Arc<Segment> {
+        &self.segment
+    }
+
+    /// Our record in the segment.
+    pub fn record(&self) -> &SeatRecord {
+        let badge = self.badge.load(Ordering::Relaxed);
+        &self.segment.seats()[Owner::from_bits(badge).seat()]
+    }
+
+    /// Asks the kernel whether the holder of a claim still lives. A stopped process does.
+    pub fn is_alive(&self, owner: Owner) -> bool {
+        let seats = self.segment.seats();
+        let Some(record) = seats.get(owner.seat()) else { return false };
+        if record.life.load(Ordering::Acquire) & ((1 << LIFE_BITS) - 1) != owner.life() {
+            return false; // Somebody else sits there now, and swept the seat first.
+        }
+        if self.owner() == Some(owner) {
+            return true;
+        }
+        let lease = self.lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let alive = lease.generation != generation() || lease.is_locked(owner.seat(), 1);
+        if !alive {
+            self.note_death(owner.seat());
+        }
+        alive
+    }
+
+    fn note_death(&self, seat: usize) {
+        let state = &self.segment.seats()[seat].state;
+        let _ =
+            state.compare_exchange(seat_state::JOINED, seat_state::DIED, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Whether nobody in a role lives, and at least one of them died instead of leaving.
+    pub fn is_alone_among(&self, role: Role) -> bool {
+        let mut died = false;
+        for (index, record) in self.segment.seats().iter().enumerate() {
+            if record.role.load(Ordering::Relaxed) != role as u32 {
+                continue;
+            }
+            match record.state.load(Ordering::Acquire) {
+                seat_state::JOINED if self.is_alive(Owner::new(index, record.life.load(Ordering::Acquire))) => {
+                    return false;
+                }
+                seat_state::JOINED | seat_state::DIED => died = true,
+                _ => {}
+            }
+        }
+        died
+    }
+
+    /// Looks at everybody in a role: how many live, and the pids of those who died without leaving.
+    pub fn census(&self, role: Role) -> Census {
+        let mut census = Census::default();
+        for (index, record) in self.segment.seats().iter().enumerate() {
+            if record.role.load(Ordering::Relaxed) != role as u32 {
+                continue;
+            }
+            let owner = Owner::new(index, record.life.load(Ordering::Acquire));
+            match record.state.load(Ordering::Acquire) {
+                seat_state::JOINED if self.is_alive(owner) => census.alive += 1,
+                seat_state::JOINED | seat_state::DIED => census.died.push(record.pid.load(Ordering::Relaxed)),
+                _ => {}
+            }
+        }
+        census
+    }
+}
+
+/// Who is there, and who died.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Census {
+    pub alive: usize,
+    pub died: Vec<u32>,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if self.owner().is_some() {
+            self.record().state.store(seat_state::LEFT, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! A segment: one named file of shared memory, mapped, with a header in front and leases beside it.
+//!
+//! ```text
+//! create ──▶ nameless file ── reserve pages, map, write header, sit down ── publish ──▶ named, live
+//! live ── last participant leaves or dies ──▶ stale ── attach again ──▶ live
+//!                                              └── create with the same name, or gc ──▶ gone
+//! ```
+//!
+//! S1  A name never leads to a half-made segment: the file gets its name after its header is whole and its creator
+//!     has a lease. A creator that dies before that leaves nothing behind.
+//! S2  Every page exists before the first touch, or creation fails: no SIGBUS later.
+//! S3  A name is removed only by someone who lives in the segment, or who holds every lease of it.
+//! S4  The mapping lives as long as any handle or view of it; unlinking takes away the name only.
+//!
+//! Not done here: what the body means. Python's resource tracker has no part in any of this.
+
+pub mod arrival;
+pub mod catalog;
+pub mod header;
+pub mod lease;
+
+use crate::error::{Error, Result};
+use header::{Extent, GEOMETRY_WORDS, Header, LAYOUT_VERSION, MAGIC, PAGE, SeatRecord};
+pub use lease::{Census, Owner, Role, Seat};
+use rustix::fs::{self, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// In front of every name in the directory.
+pub const PREFIX: &str = "rollway.";
+
+/// Where segments live: `/dev/shm`, or what `ROLLWAY_SHM_DIR` says (a tmpfs of another size, for instance).
+pub fn directory() -> PathBuf {
+    std::env::var_os("ROLLWAY_SHM_DIR").map_or_else(|| PathBuf::from("/dev/shm"), PathBuf::from)
+}
+
+fn path_of(name: &str) -> PathBuf {
+    directory().join(format!("{PREFIX}{name}"))
+}
+
+fn unix_ns() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64)
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if name.is_empty() || name.len() > 200 || name.starts_with('.') || !name.chars().all(legal) {
+        return Err(Error::BadName { name: name.to_owned() });
+    }
+    Ok(())
+}
+
+/// What a new segment should be.
+#[derive(Debug, Clone)]
+pub struct Spec<'a> {
+    /// `None`: memory of this process and its forked children, with no name.
+    pub name: Option<&'a str>,
+    /// The structure in the body.
+    pub kind: u32,
+    pub schema: &'a [u8],
+    pub geometry: [u64; GEOMETRY_WORDS],
+    pub body_bytes: usize,
+    pub seats: usize,
+    pub huge_pages: bool,
+    /// Nobody chose the name: collect the segment as soon as it is stale.
+    pub auto_named: bool,
+}
+
+/// A mapped segment. Handles and views share it; the last one unmaps it.
+#[derive(Debug)]
+pub struct Segment {
+    name: String,
+    named: bool,
+    /// Whether the name is, or was, there for others to find.
+    published: AtomicBool,
+    /// Keeps the file reachable (through /proc) also when it has no name. Carries no lock.
+    anchor: OwnedFd,
+    base: NonNull<u8>,
+    extent: Extent,
+}
+
+// SAFETY: the mapping is shared memory; everything in it that changes after creation is reached through atomics or
+// through the claims of the structure in the body.
+unsafe impl Send for Segment {}
+// SAFETY: as above.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// Makes a segment that has no name yet: fill the body, take a seat, then [`publish`](Self::publish) it.
+    pub fn create(spec: &Spec<'_>) -> Result<Segment> {
+        let display = spec.name.unwrap_or("(in process)");
+        if let Some(name) = spec.name {
+            check_name(name)?;
+            catalog::collect_auto_named()?;
+        }
+        let range = format!("1 to {}", header::MAX_SEATS);
+        if spec.seats == 0 || spec.seats > header::MAX_SEATS {
+            return Err(Error::OutOfRange { what: "max_peers", value: spec.seats as u64, range });
+        }
+        let extent = Extent::of(spec.seats, spec.schema.len(), spec.body_bytes).ok_or(Error::OutOfRange {
+            what: "segment bytes",
+            value: spec.body_bytes as u64,
+            range: "what the address space holds".to_owned(),
+        })?;
+        let anchor = Self::nameless_file(spec.name)?;
+        Self::reserve(&anchor, display, spec.name.is_some(), extent.total)?;
+        let segment = Self::map(display, spec.name.is_some(), anchor, extent)?;
+        if spec.huge_pages {
+            segment.ask_for_huge_pages()?;
+        }
+        let header = Header {
+            magic: MAGIC,
+            layout_version: LAYOUT_VERSION,
+            kind: spec.kind,
+            total_bytes: extent.total as u64,
+            creator_pid: std::process::id(),
+            seats: spec.seats as u32,
+            created_unix_ns: unix_ns(),
+            schema_bytes: spec.schema.len() as u64,
+            body_bytes: spec.body_bytes as u64,
+            auto_named: spec.auto_named as u64,
+            geometry: spec.geometry,
+        };
+        // SAFETY: the mapping is `extent.total` bytes, page-aligned, and nobody else can see it yet (S1).
+        unsafe {
+            segment.base.as_ptr().cast::<Header>().write(header);
+            let schema = segment.base.as_ptr().add(extent.schema);
+            std::ptr::copy_nonoverlapping(spec.schema.as_ptr(), schema, spec.schema.len());
+        }
+        Ok(segment)
+    }
+
+    fn nameless_file(name: Option<&str>) -> Result<OwnedFd> {
+        let made = match name {
+            None => fs::memfd_create("rollway", fs::MemfdFlags::CLOEXEC),
+            Some(_) => {
+                let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+                fs::open(directory(), flags, Mode::RUSR | Mode::WUSR)
+            }
+        };
+        made.map_err(|e| Error::io(format!("creating shared memory in {}", directory().display()), e))
+    }
+
+    /// Reserves every page now (S2).
+    fn reserve(file: &OwnedFd, name: &str, named: bool, bytes: usize) -> Result<()> {
+        match fs::fallocate(file, fs::FallocateFlags::empty(), 0, bytes as u64) {
+            Ok(()) => Ok(()),
+            Err(Errno::NOSPC | Errno::NOMEM | Errno::FBIG) => {
+                let dir = if named { directory() } else { PathBuf::from("/dev/shm") };
+                let (free, total) = fs::statvfs(&dir)
+                    .map_or((0, 0), |s| (s.f_bavail * s.f_frsize, s.f_blocks * s.f_frsize));
+                let dir = dir.display().to_string();
+                Err(Error::NoMemory { name: name.to_owned(), need: bytes as u64, free, total, dir })
+            }
+            Err(e) => Err(Error::io("reserving shared memory", e)),
+        }
+    }
+
+    fn map(name: &str, named: bool, anchor: OwnedFd, extent: Extent) -> Result<Segment> {
+        // The mapping keeps its open file alive in forked children too, so it must not be one that carries locks.
+        // SAFETY: a fresh mapping at an address the kernel chooses.
+        let base = unsafe {
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            mm::mmap(std::ptr::null_mut(), extent.total, protection, MapFlags::SHARED, &anchor, 0)
+        };
+        let base = base.map_err(|e| Error::io(format!("mapping segment '{name}'"), e))?;
+        let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
+        let published = AtomicBool::new(false);
+        Ok(Segment { name: name.to_owned(), named, published, anchor, base, extent })
+    }
+
+    /// Fills in the page table now, so that no send pays for it. The pages exist already (S2).
+    pub fn populate(&self) {
+        // Kernels before 5.14 refuse, and fault the pages in one by one: slower at first, as correct.
+        // SAFETY: the range is our mapping, and populating it changes no byte.
+        let _ = unsafe { mm::madvise(self.base.as_ptr().cast(), self.extent.total, Advice::LinuxPopulateWrite) };
+    }
+
+    fn ask_for_huge_pages(&self) -> Result<()> {
+        let refused = |e: Errno| Error::HugePages {
+            name: self.name.clone(),
+            why: format!(
+                "{e}. Let root `echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled` (Linux 6.1 or \
+                 later), or leave huge_pages off"
+            ),
+        };
+        let base = self.base.as_ptr().cast();
+        // SAFETY: the range is our mapping; both hints leave its contents alone.
+        unsafe {
+            mm::madvise(base, self.extent.total, Advice::LinuxHugepage).map_err(refused)?;
+            // Smaller than one huge page: there is nothing to gain, and nothing to refuse.
+            if self.extent.total >= 2 << 20 && libc::madvise(base, self.extent.total, MADV_COLLAPSE) != 0 {
+                let errno = Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL);
+                return Err(refused(errno));
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the segment its name. From here on others can attach (S1).
+    pub fn publish(&self) -> Result<()> {
+        if !self.named {
+            return Ok(());
+        }
+        let own = format!("/proc/self/fd/{}", self.anchor.as_raw_fd());
+        loop {
+            match fs::linkat(fs::CWD, &*own, fs::CWD, path_of(&self.name), fs::AtFlags::SYMLINK_FOLLOW) {
+                Ok(()) => {
+                    self.published.store(true, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Err(Errno::EXIST) => {
+                    if !catalog::collect(&self.name)? {
+                        let there = Segment::open(&self.name, None);
+                        match there {
+                            Err(Error::NotFound { .. }) => continue,
+                            Err(error) => return Err(error),
+                            Ok(there) => return Err(there.in_use()?),
+                        }
+                    }
+                }
+                Err(e) => return Err(Error::io(format!("naming segment '{}'", self.name), e)),
+            }
+        }
+    }
+
+    /// Opens a named segment and checks its owner, header and sizes. `kind`: refuse any other structure.
+    pub fn open(name: &str, kind: Option<u32>) -> Result<Segment> {
+        check_name(name)?;
+        let path = path_of(name);
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = match fs::open(&path, flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(Errno::NOENT) => return Err(not_found(name)),
+            Err(Errno::ACCESS) => {
+                let (owner, mode) = fs::stat(&path).map_or((0, 0), |s| (s.st_uid, s.st_mode & 0o7777));
+                return Err(Error::NotOurs { name: name.to_owned(), owner, me: my_uid(), mode });
+            }
+            Err(e) => return Err(Error::io(format!("opening {}", path.display()), e)),
+        };
+        let stat = fs::fstat(&file).map_err(|e| Error::io("fstat", e))?;
+        let mode = stat.st_mode & 0o7777;
+        if stat.st_uid != my_uid() || mode & 0o077 != 0 {
+            return Err(Error::NotOurs { name: name.to_owned(), owner: stat.st_uid, me: my_uid(), mode });
+        }
+        let (header, extent) = Self::read_header(name, &path, &file, stat.st_size as u64)?;
+        if kind.is_some_and(|kind| kind != header.kind) {
+            let what = format!("it holds another structure (kind {})", header.kind);
+            return Err(Error::NotASegment { path, what });
+        }
+        let segment = Self::map(name, true, file, extent)?;
+        segment.published.store(true, Ordering::Relaxed);
+        Ok(segment)
+    }
+
+    /// Read, not mapped: the file may be shorter than a header.
+    fn read_header(name: &str, path: &Path, file: &OwnedFd, bytes: u64) -> Result<(Header, Extent)> {
+        let mut raw = [0u8; size_of::<Header>()];
+        let got = rustix::io::pread(file, &mut raw, 0).map_err(|e| Error::io("reading the header", e))?;
+        if got < raw.len() {
+            return Err(Error::NotASegment { path: path.to_owned(), what: "it is too short".to_owned() });
+        }
+        // SAFETY: Header is plain old data; every bit pattern is a value, and `check` trusts none of them.
+        let header: Header = unsafe { std::ptr::read_unaligned(raw.as_ptr().cast()) };
+        let extent = header.check(name, path, bytes)?;
+        Ok((header, extent))
+    }
+
+    /// A second open file for the same memory, with or without a name.
+    fn reopen(&self) -> Result<OwnedFd> {
+        let own = format!("/proc/self/fd/{}", self.anchor.as_raw_fd());
+        fs::open(&*own, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|e| Error::io(format!("opening segment '{}' again through {own}", self.name), e))
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether others could find the segment once, and cannot any more.
+    pub fn is_unlinked(&self) -> Result<bool> {
+        let stat = fs::fstat(self.anchor.as_fd()).map_err(|e| Error::io("fstat", e))?;
+        Ok(stat.st_nlink == 0 && self.published.load(Ordering::Relaxed))
+    }
+
+    /// Removes the name, if it still is ours. The caller lives here or holds every lease (S3).
+    pub fn unlink(&self) -> Result<bool> {
+        if !self.named {
+            return Ok(false);
+        }
+        let path = path_of(&self.name);
+        let own = fs::fstat(self.anchor.as_fd()).map_err(|e| Error::io("fstat", e))?;
+        match fs::stat(&path) {
+            Ok(there) if (there.st_ino, there.st_dev) == (own.st_ino, own.st_dev) => {
+                fs::unlink(&path).map_err(|e| Error::io(format!("removing {}", path.display()), e))?;
+                Ok(true)
+            }
+            Ok(_) | Err(Errno::NOENT) => Ok(false),
+            Err(e) => Err(Error::io(format!("looking at {}", path.display()), e)),
+        }
+    }
+
+    fn not_found(&self) -> Error {
+        not_found(&self.name)
+    }
+
+    /// The error for a name that is taken by the living.
+    pub fn in_use(&self) -> Result<Error> {
+        let alive = lease::count_alive(self)?;
+        Ok(Error::InUse { name: self.name.clone(), creator: self.header().creator_pid, alive })
+    }
+
+    /// Whether anybody lives here.
+    pub fn is_live(&self) -> Result<bool> {
+        Ok(lease::count_alive(self)? > 0)
+    }
+
+    /// The header. It does not change after publication; a writer that changes it anyway can only confuse itself:
+    /// sizes were derived and kept when the segment was opened.
+    pub fn header(&self) -> Header {
+        // SAFETY: the mapping starts with a whole header page; Header is plain old data.
+        unsafe { self.base.as_ptr().cast::<Header>().read_volatile() }
+    }
+
+    /// The schema text.
+    pub fn schema(&self) -> Vec<u8> {
+        let bytes = self.header().schema_bytes as usize;
+        let bytes = bytes.min(self.extent.body - self.extent.schema);
+        // SAFETY: the range lies between `schema` and `body`, inside the mapping.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(self.extent.schema), bytes).to_vec() }
+    }
+
+    /// The seat records.
+    pub fn seats(&self) -> &[SeatRecord] {
+        let seats = (self.extent.schema - PAGE) / size_of::<SeatRecord>();
+        // SAFETY: the records lie inside the mapping, aligned to 64, and consist of atomics.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(PAGE).cast(), seats) }
+    }
+
+    /// The body, page-aligned.
+    pub fn body(&self) -> (NonNull<u8>, usize) {
+        // SAFETY: `body` lies inside the mapping.
+        (unsafe { self.base.add(self.extent.body) }, self.extent.total - self.extent.body)
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: nobody holds a pointer into the mapping any more: handles and views own an Arc of this (S4).
+        let _ = unsafe { mm::munmap(self.base.as_ptr().cast(), self.extent.total) };
+    }
+}
+
+const MADV_COLLAPSE: i32 = 25;
+
+fn my_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+fn not_found(name: &str) -> Error {
+    Error::NotFound { name: name.to_owned(), dir: directory().display().to_string() }
+}

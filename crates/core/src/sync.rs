@@ -1,0 +1,216 @@
+//! Atomics, the bell, and crash points. Every other module takes its atomics from here, so that loom can stand in.
+//!
+//! A [`Bell`] is how anybody waits for anybody: *check, announce, fence, check again, sleep*. The one who changes
+//! the state fences and rings when a waiter is announced. There is no memory of "was full" or "was empty" to go
+//! stale: an announcement is made before every sleep and taken back by the ring that answers it.
+
+#[cfg(loom)]
+pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(not(loom))]
+pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use std::time::Duration;
+
+/// Why [`Bell::wait`] came back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Woken {
+    /// The bell was rung, or had been rung since the ticket was drawn (or a spurious wake-up: look again).
+    Rung,
+    /// The time was up.
+    Timeout,
+    /// A signal handler ran.
+    Interrupted,
+}
+
+/// A futex with an announcement beside it, on a cache line of its own.
+///
+/// ```text
+/// waiter: ticket = announce() ── look ── nothing? wait(ticket)
+/// ringer: change the state ── ring_if_waiting()
+/// ```
+///
+/// B1  The waiter's announcement and the ringer's change are each followed by a SeqCst fence before the other's
+///     side is read; so either the waiter sees the change or the ringer sees the announcement.
+/// B2  `waiting` is cleared before `rung` moves, by the same ringer: whoever's announcement was wiped holds an old
+///     ticket, and does not sleep on it.
+/// B3  A ringer that dies between the change and the wake-up leaves a sleeper behind. That is why sleepers patrol.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Bell {
+    rung: AtomicU32,
+    waiting: AtomicU32,
+    #[cfg(loom)]
+    parking: Parking,
+}
+
+/// Loom has no futex: a mutex and a condition variable behave like one.
+#[cfg(loom)]
+#[derive(Debug, Default)]
+struct Parking {
+    door: loom::sync::Mutex<()>,
+    sleepers: loom::sync::Condvar,
+}
+
+impl Bell {
+    /// Says that somebody is about to sleep. Look once more after this, then [`wait`](Self::wait) on the ticket.
+    pub fn announce(&self) -> u32 {
+        // SYNC bell.ticket: Acquire here, Release in `ring`. Orders our announcement after the clearing we saw (B2).
+        let ticket = self.rung.load(Ordering::Acquire);
+        self.waiting.store(1, Ordering::Relaxed);
+        // SYNC bell.dekker: this fence pairs with the one in `ring_if_waiting` (B1).
+        fence(Ordering::SeqCst);
+        ticket
+    }
+
+    /// Wakes everybody if somebody is announced. Call it after the change that they wait for.
+    pub fn ring_if_waiting(&self) {
+        // SYNC bell.dekker: this fence pairs with the one in `announce` (B1).
+        fence(Ordering::SeqCst);
+        if self.has_waiter() {
+            self.ring();
+        }
+    }
+
+    /// Whether somebody is announced. Meaningful only after a SeqCst fence that follows the change.
+    pub fn has_waiter(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) != 0
+    }
+
+    /// Wakes everybody.
+    pub fn ring(&self) {
+        self.waiting.store(0, Ordering::Relaxed);
+        crash_point(Point::BellCleared);
+        // SYNC bell.ticket: Release here, Acquire in `announce`. The clearing above comes first (B2).
+        self.rung.fetch_add(1, Ordering::Release);
+        crash_point(Point::BellMoved);
+        self.wake_all();
+    }
+
+    /// How often the bell was rung, modulo 2³².
+    pub fn count(&self) -> u32 {
+        self.rung.load(Ordering::Relaxed)
+    }
+
+    /// Sleeps until the bell is rung after `ticket` was drawn, or until `timeout` is over.
+    #[cfg(not(loom))]
+    pub fn wait(&self, ticket: u32, timeout: Duration) -> Woken {
+        use rustix::io::Errno;
+        use rustix::thread::futex;
+        let limit = futex::Timespec {
+            tv_sec: timeout.as_secs().min(i32::MAX as u64) as _,
+            tv_nsec: timeout.subsec_nanos() as _,
+        };
+        match futex::wait(&self.rung, futex::Flags::empty(), ticket, Some(&limit)) {
+            Ok(()) | Err(Errno::AGAIN) => Woken::Rung,
+            Err(Errno::INTR) => Woken::Interrupted,
+            Err(_) => Woken::Timeout,
+        }
+    }
+
+    #[cfg(not(loom))]
+    fn wake_all(&self) {
+        // A failure could only mean that the address is not mapped, which it is.
+        let _ = rustix::thread::futex::wake(&self.rung, rustix::thread::futex::Flags::empty(), i32::MAX as u32);
+    }
+
+    /// Sleeps until the bell is rung. Under loom no time passes: a lost wake-up is a deadlock, which loom reports.
+    #[cfg(loom)]
+    pub fn wait(&self, ticket: u32, _timeout: Duration) -> Woken {
+        let mut door = self.parking.door.lock().unwrap();
+        while self.rung.load(Ordering::Relaxed) == ticket {
+            door = self.parking.sleepers.wait(door).unwrap();
+        }
+        Woken::Rung
+    }
+
+    #[cfg(loom)]
+    fn wake_all(&self) {
+        let _door = self.parking.door.lock().unwrap();
+        self.parking.sleepers.notify_all();
+    }
+}
+
+/// The steps between which a process can die and leave something behind. `recovery.rs` has a row for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Point {
+    /// A producer moved `open`, and has not marked the buffer.
+    RingOpened,
+    /// A producer owns a slot, and has not moved the cursor.
+    SlotClaimed,
+    /// A producer owns only a part of the run it wants.
+    RunPartlyClaimed,
+    /// A producer is filling its slot.
+    SlotHalfWritten,
+    /// A producer filled its slot, and has not committed it.
+    SlotWritten,
+    /// A producer committed, and has not woken the consumer.
+    SlotReady,
+    /// A producer counted a hole, and has not yet freed the slot.
+    HoleCounted,
+    /// A consumer took a batch.
+    BatchTaken,
+    /// A consumer gave a batch back, and has not woken the producers.
+    BatchFreed,
+    /// A consumer closed an unfinished batch for new claims.
+    BatchSealed,
+    /// A ringer cleared the announcement, and has not moved the futex.
+    BellCleared,
+    /// A ringer moved the futex, and has not woken the sleepers.
+    BellMoved,
+}
+
+impl Point {
+    /// Every point, for the kill matrix.
+    pub const ALL: [Point; 12] = [
+        Point::RingOpened,
+        Point::SlotClaimed,
+        Point::RunPartlyClaimed,
+        Point::SlotHalfWritten,
+        Point::SlotWritten,
+        Point::SlotReady,
+        Point::HoleCounted,
+        Point::BatchTaken,
+        Point::BatchFreed,
+        Point::BatchSealed,
+        Point::BellCleared,
+        Point::BellMoved,
+    ];
+}
+
+/// A place where the kill matrix may stop or kill the process. Nothing at all in a release build.
+#[inline(always)]
+pub fn crash_point(point: Point) {
+    #[cfg(any(feature = "fault", loom))]
+    fault::reached(point);
+    #[cfg(not(any(feature = "fault", loom)))]
+    let _ = point;
+}
+
+/// What happens at a crash point, chosen by the test that runs this thread.
+#[cfg(any(feature = "fault", loom))]
+pub mod fault {
+    use super::Point;
+    use std::cell::RefCell;
+
+    type Hook = Box<dyn FnMut(Point)>;
+
+    thread_local! {
+        static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
+    }
+
+    /// Calls `hook` at every crash point that this thread reaches from now on.
+    pub fn on_point(hook: impl FnMut(Point) + 'static) {
+        HOOK.with(|cell| *cell.borrow_mut() = Some(Box::new(hook)));
+    }
+
+    pub(super) fn reached(point: Point) {
+        HOOK.with(|cell| {
+            // The hook is taken out while it runs: it may unwind, and a dying thread reaches no further point.
+            let hook = cell.borrow_mut().take();
+            if let Some(mut hook) = hook {
+                hook(point);
+                cell.borrow_mut().get_or_insert(hook);
+            }
+        });
+    }
+}

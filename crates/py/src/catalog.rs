@@ -1,0 +1,44 @@
+//! Functions over all segments of this user: what is there, and removing what nobody lives in.
+
+use crate::errors::to_py;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use rollway_core::segment::catalog::{self, Entry};
+
+fn describe<'py>(py: Python<'py>, entry: &Entry) -> PyResult<Bound<'py, PyDict>> {
+    let row = PyDict::new(py);
+    row.set_item("name", &entry.name)?;
+    row.set_item("bytes", entry.bytes)?;
+    row.set_item("alive", entry.alive)?;
+    row.set_item("creator_pid", entry.creator_pid)?;
+    row.set_item("created_unix_ns", entry.created_unix_ns)?;
+    row.set_item("pids", &entry.pids)?;
+    row.set_item("problem", &entry.problem)?;
+    Ok(row)
+}
+
+/// Every segment with our prefix.
+#[pyfunction]
+pub fn list_segments(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
+    let entries = py.detach(catalog::list).map_err(|e| to_py(py, e))?;
+    entries.iter().map(|entry| describe(py, entry)).collect()
+}
+
+/// Removes every stale segment; gives back what was removed.
+#[pyfunction]
+pub fn collect_all(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
+    let removed = py.detach(catalog::collect_all).map_err(|e| to_py(py, e))?;
+    removed.iter().map(|entry| describe(py, entry)).collect()
+}
+
+/// Removes one segment if nobody lives in it.
+#[pyfunction]
+pub fn collect(py: Python<'_>, name: &str) -> PyResult<bool> {
+    py.detach(|| catalog::collect(name)).map_err(|e| to_py(py, e))
+}
+
+/// Where segments live.
+#[pyfunction]
+pub fn shm_directory() -> String {
+    rollway_core::segment::directory().display().to_string()
+}

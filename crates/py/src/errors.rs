@@ -1,0 +1,64 @@
+//! Turns the core's errors into the exceptions of `rollway.errors`.
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use rollway_core::Error;
+
+/// The exception class of that name, with the error's own words.
+pub fn named(py: Python<'_>, class: &str, message: String) -> PyErr {
+    let raised = py.import("rollway.errors").and_then(|module| module.getattr(class)?.call1((message,)));
+    match raised {
+        Ok(exception) => PyErr::from_value(exception),
+        Err(error) => error,
+    }
+}
+
+/// Which exception says what.
+pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
+    let class = match &error {
+        Error::NotFound { .. } => "SegmentNotFound",
+        Error::InUse { .. } => "SegmentInUse",
+        Error::Exists { .. } => "SegmentExists",
+        Error::NoMemory { .. } => "NotEnoughMemory",
+        Error::BadName { .. } | Error::OutOfRange { .. } => "InvalidArgument",
+        Error::NotOurs { .. } => "SegmentNotOurs",
+        Error::NotASegment { .. } | Error::Corrupt { .. } => "SegmentDamaged",
+        Error::LayoutVersion { .. } => "LayoutMismatch",
+        Error::Geometry { .. } => "GeometryMismatch",
+        Error::NoSeat { .. } => "NoSeatLeft",
+        Error::HugePages { .. } => "HugePagesUnavailable",
+        Error::Closed => "ConnectionClosedError",
+        Error::Full => "RingFull",
+        Error::Timeout => "WaitTimeout",
+        Error::PeersGone(_) => "PeerDied",
+        Error::AllHeld(_) => "BatchesHeld",
+        Error::Interrupted | Error::Io { .. } => "SystemCallFailed",
+        Error::Schema { name, creator, theirs } => return schema_mismatch(py, name, *creator, theirs),
+    };
+    named(py, class, error.to_string())
+}
+
+fn schema_mismatch(py: Python<'_>, name: &str, creator: u32, theirs: &[u8]) -> PyErr {
+    // `attach` in Python knows our side, and says which leaf differs.
+    let raised = py
+        .import("rollway.errors")
+        .and_then(|module| module.getattr("ForeignSchema")?.call1((name, creator, PyBytes::new(py, theirs))));
+    match raised {
+        Ok(exception) => PyErr::from_value(exception),
+        Err(error) => error,
+    }
+}
+
+/// Runs a blocking call with the GIL released, as often as signals interrupt it; Ctrl-C ends it.
+pub fn blocking<T: Send>(
+    py: Python<'_>,
+    mut call: impl FnMut() -> rollway_core::Result<T> + Send,
+) -> PyResult<T> {
+    loop {
+        match py.detach(&mut call) {
+            Ok(value) => return Ok(value),
+            Err(Error::Interrupted) => py.check_signals()?,
+            Err(error) => return Err(to_py(py, error)),
+        }
+    }
+}

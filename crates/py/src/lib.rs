@@ -1,0 +1,34 @@
+//! `rollway._core`: the core for Python. Each file is one class: convert, release the GIL, call; no logic.
+
+mod array;
+mod batch;
+mod catalog;
+mod consumer;
+mod errors;
+mod gil;
+mod histogram;
+mod plan;
+mod producer;
+mod rows;
+mod slot;
+
+use pyo3::prelude::*;
+
+/// The native part of Rollway. Import from `rollway`, not from here.
+#[pymodule]
+mod _core {
+    #[pymodule_export]
+    use super::batch::Batch;
+    #[pymodule_export]
+    use super::catalog::{collect, collect_all, list_segments, shm_directory};
+    #[pymodule_export]
+    use super::consumer::Consumer;
+    #[pymodule_export]
+    use super::histogram::HistSnapshot;
+    #[pymodule_export]
+    use super::plan::Plan;
+    #[pymodule_export]
+    use super::producer::Producer;
+    #[pymodule_export]
+    use super::slot::Slot;
+}

@@ -1,0 +1,199 @@
+//! A schema, compiled once: which key, which array, how many bytes. `send` walks it without Python code.
+
+use crate::array;
+use numpy::npyffi::{self, npy_intp};
+use pyo3::exceptions::PyValueError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+/// One array of a sample.
+pub struct Leaf {
+    pub descr: Py<PyAny>,
+    pub shape: Vec<npy_intp>,
+    /// Of one sample.
+    pub bytes: usize,
+}
+
+/// The structure around the arrays, as far as it is made of plain dicts, tuples and lists.
+enum Node {
+    Leaf(usize),
+    Dict(Vec<(Py<PyAny>, Node)>),
+    Tuple(Vec<Node>),
+    List(Vec<Node>),
+    /// A named tuple, a dataclass, a registered class: Python flattens it.
+    Foreign,
+}
+
+/// `Plan(schema, text, leaves, tree)`: built by `rollway.schema.Schema`, used by every handle.
+///
+/// `leaves` is a list of `(dtype, shape, bytes)`; `tree` is `int` for a leaf, `("dict", [(key, tree), …])`,
+/// `("tuple", [tree, …])`, `("list", [tree, …])`, or `None` where Python has to flatten.
+#[pyclass(frozen, module = "rollway._core")]
+pub struct Plan {
+    /// The Python object that flattens and converts what is not plain, and words the errors.
+    pub schema: Py<PyAny>,
+    pub text: Vec<u8>,
+    pub leaves: Vec<Leaf>,
+    root: Node,
+    ndarray: usize,
+}
+
+#[pymethods]
+impl Plan {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        schema: Py<PyAny>,
+        text: Vec<u8>,
+        leaves: Vec<(Py<PyAny>, Vec<npy_intp>, usize)>,
+        tree: Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
+        let leaves: Vec<Leaf> =
+            leaves.into_iter().map(|(descr, shape, bytes)| Leaf { descr, shape, bytes }).collect();
+        let root = Node::compile(&tree, leaves.len())?;
+        Ok(Plan { schema, text, leaves, root, ndarray: array::ndarray_type(py) as usize })
+    }
+}
+
+impl Node {
+    fn compile(tree: &Bound<'_, PyAny>, leaves: usize) -> PyResult<Node> {
+        if tree.is_none() {
+            return Ok(Node::Foreign);
+        }
+        if let Ok(index) = tree.extract::<usize>() {
+            return if index < leaves { Ok(Node::Leaf(index)) } else { Err(PyValueError::new_err("no such leaf")) };
+        }
+        let (kind, children): (String, Bound<'_, PyList>) = tree.extract()?;
+        let each = |child: Bound<'_, PyAny>| Node::compile(&child, leaves);
+        match kind.as_str() {
+            "tuple" => Ok(Node::Tuple(children.iter().map(each).collect::<PyResult<_>>()?)),
+            "list" => Ok(Node::List(children.iter().map(each).collect::<PyResult<_>>()?)),
+            "dict" => {
+                let entry = |pair: Bound<'_, PyAny>| {
+                    let pair = pair.cast_into::<PyTuple>()?;
+                    Ok((pair.get_item(0)?.unbind(), Node::compile(&pair.get_item(1)?, leaves)?))
+                };
+                Ok(Node::Dict(children.iter().map(entry).collect::<PyResult<_>>()?))
+            }
+            _ => Err(PyValueError::new_err(format!("unknown node '{kind}'"))),
+        }
+    }
+}
+
+/// What the leaves of a call must look like.
+#[derive(Clone, Copy)]
+pub enum Expect {
+    /// One sample.
+    Sample,
+    /// Stacked samples: every leaf has one more dimension in front, of the same length.
+    Stack,
+}
+
+impl Plan {
+    /// Bytes of one sample of each leaf.
+    pub fn leaf_bytes(&self) -> Vec<usize> {
+        self.leaves.iter().map(|leaf| leaf.bytes).collect()
+    }
+
+    /// Finds the arrays of a sample without running any Python code, and notes where their bytes are. Gives the number
+    /// of rows, or `None` when anything is not plain: then [`crate::rows`] asks Python, which converts or objects.
+    #[inline]
+    pub fn find(&self, data: &Bound<'_, PyAny>, expect: Expect, found: &mut [*const u8]) -> Option<usize> {
+        let mut rows = None;
+        // SAFETY: the GIL is held throughout, `data` is alive, and no Python code runs in between: dict look-ups by the
+        // exact type compare strings only. So every borrowed pointer stays valid until we return.
+        unsafe { self.walk(&self.root, data.as_ptr(), expect, &mut rows, found) }.then(|| rows.unwrap_or(1))
+    }
+
+    /// # Safety
+    /// The GIL is held and `object` is alive.
+    unsafe fn walk(
+        &self,
+        node: &Node,
+        object: *mut ffi::PyObject,
+        expect: Expect,
+        rows: &mut Option<usize>,
+        found: &mut [*const u8],
+    ) -> bool {
+        // SAFETY: as the caller promises; items of containers are alive while their container is.
+        unsafe {
+            match node {
+                Node::Leaf(index) => match self.leaf_data(*index, object, expect, rows) {
+                    Some(data) => {
+                        found[*index] = data;
+                        true
+                    }
+                    None => false,
+                },
+                Node::Dict(entries) => {
+                    if ffi::PyDict_CheckExact(object) == 0 || ffi::PyDict_Size(object) as usize != entries.len() {
+                        return false;
+                    }
+                    entries.iter().all(|(key, child)| {
+                        let item = ffi::PyDict_GetItemWithError(object, key.as_ptr());
+                        if item.is_null() {
+                            ffi::PyErr_Clear();
+                            return false;
+                        }
+                        self.walk(child, item, expect, rows, found)
+                    })
+                }
+                Node::Tuple(children) => {
+                    ffi::PyTuple_CheckExact(object) != 0
+                        && ffi::PyTuple_Size(object) as usize == children.len()
+                        && children.iter().enumerate().all(|(i, child)| {
+                            self.walk(child, ffi::PyTuple_GetItem(object, i as _), expect, rows, found)
+                        })
+                }
+                Node::List(children) => {
+                    ffi::PyList_CheckExact(object) != 0
+                        && ffi::PyList_Size(object) as usize == children.len()
+                        && children.iter().enumerate().all(|(i, child)| {
+                            self.walk(child, ffi::PyList_GetItem(object, i as _), expect, rows, found)
+                        })
+                }
+                Node::Foreign => false,
+            }
+        }
+    }
+
+    /// Where the bytes of an array are, if it is exactly what the leaf says: type, dtype, shape, contiguous.
+    ///
+    /// # Safety
+    /// The GIL is held and `object` is alive.
+    #[inline]
+    unsafe fn leaf_data(
+        &self,
+        index: usize,
+        object: *mut ffi::PyObject,
+        expect: Expect,
+        rows: &mut Option<usize>,
+    ) -> Option<*const u8> {
+        let leaf = &self.leaves[index];
+        // SAFETY: the type is checked first; an ndarray has these fields, and `nd` dimensions.
+        unsafe {
+            if ffi::Py_TYPE(object) as usize != self.ndarray {
+                return None;
+            }
+            let array = &(*object.cast::<npyffi::PyArrayObject>()).fields;
+            if array.descr.cast::<ffi::PyObject>() != leaf.descr.as_ptr()
+                || array.flags & npyffi::NPY_ARRAY_C_CONTIGUOUS == 0
+            {
+                return None;
+            }
+            let dims = std::slice::from_raw_parts(array.dimensions, array.nd as usize);
+            let shape = match expect {
+                Expect::Sample => dims,
+                Expect::Stack => {
+                    let (&first, rest) = dims.split_first()?;
+                    if *rows.get_or_insert(first as usize) != first as usize {
+                        return None;
+                    }
+                    rest
+                }
+            };
+            (shape == leaf.shape).then_some(array.data.cast_const().cast())
+        }
+    }
+}

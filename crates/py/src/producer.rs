@@ -1,0 +1,324 @@
+//! `Producer`: a worker's handle. `rollway.ShmClient` is its subclass, so that `send` costs no Python frame.
+
+use crate::consumer::Consumer;
+use crate::errors::{blocking, to_py};
+use crate::gil::GilCell;
+use crate::plan::{Expect, Plan};
+use crate::rows::Rows;
+use crate::slot::Slot;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use rollway_core::Error;
+use rollway_core::ring::producer::ProducerSpec;
+use rollway_core::ring::protocol::Claim;
+use rollway_core::ring::{OnFull, Patience, Producer as Core, monotonic_ns};
+use rollway_core::segment::arrival;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Copies larger than this let other threads of the interpreter run meanwhile.
+const DETACH_BYTES: usize = 256 * 1024;
+/// One send in so many is timed for the `memcpy` histogram.
+const TIMED: u64 = 64;
+
+/// One producer of a ring. Subclassed in Python.
+#[pyclass(frozen, subclass, module = "rollway._core")]
+pub struct Producer {
+    core: GilCell<Option<Arc<Core>>>,
+    plan: Py<Plan>,
+    name: String,
+    sample_bytes: usize,
+}
+
+/// A timeout in seconds, as Python gives it.
+pub fn patience(timeout: Option<f64>) -> PyResult<Patience> {
+    Ok(Patience::of(timeout.map(seconds).transpose()?))
+}
+
+pub fn seconds(value: f64) -> PyResult<Duration> {
+    if value.is_nan() || value < 0.0 {
+        let message = format!("a timeout must be a number of seconds >= 0 or None, not {value}");
+        return Err(pyo3::exceptions::PyValueError::new_err(message));
+    }
+    Ok(Duration::try_from_secs_f64(value).unwrap_or(Duration::MAX))
+}
+
+pub fn on_full(policy: &str) -> PyResult<OnFull> {
+    match policy {
+        "block" => Ok(OnFull::Block),
+        "drop_oldest" => Ok(OnFull::DropOldest),
+        "drop_newest" => Ok(OnFull::DropNewest),
+        "error" => Ok(OnFull::Error),
+        _ => Err(pyo3::exceptions::PyValueError::new_err(format!(
+            "on_full is '{policy}'; it must be 'block', 'drop_oldest', 'drop_newest' or 'error'"
+        ))),
+    }
+}
+
+#[pymethods]
+impl Producer {
+    #[new]
+    #[pyo3(signature = (name, plan, producer_id=None, on_full=None, connect_timeout_s=0.0, peer_timeout_s=None))]
+    fn attach(
+        py: Python<'_>,
+        name: String,
+        plan: Py<Plan>,
+        producer_id: Option<u32>,
+        on_full: Option<&str>,
+        connect_timeout_s: f64,
+        peer_timeout_s: Option<f64>,
+    ) -> PyResult<Self> {
+        let spec = ProducerSpec {
+            producer_id,
+            on_full: on_full.map(self::on_full).transpose()?,
+            peer_timeout: peer_timeout_s.map(seconds).transpose()?,
+        };
+        let patience = patience(Some(connect_timeout_s))?;
+        let (text, leaf_bytes) = (&plan.get().text, plan.get().leaf_bytes());
+        let core = blocking(py, || {
+            arrival::wait_for(&name, patience)?;
+            Core::attach(&name, text, &leaf_bytes, spec)
+        })?;
+        Ok(Self::wrap(core, plan, name))
+    }
+
+    /// A producer in the learner's own process.
+    #[staticmethod]
+    fn beside(py: Python<'_>, consumer: &Consumer, plan: Py<Plan>) -> PyResult<Self> {
+        let ring = consumer.core(py)?.ring().clone();
+        let spec = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };
+        let name = ring.segment().name().to_owned();
+        let core = Core::on(ring, spec).map_err(|e| to_py(py, e))?;
+        Ok(Self::wrap(core, plan, name))
+    }
+
+    /// Copies one sample into the ring. True: committed. False: dropped, as the policy says.
+    #[pyo3(signature = (data, *, version=0, timeout=None))]
+    fn send(&self, py: Python<'_>, data: &Bound<'_, PyAny>, version: u32, timeout: Option<f64>) -> PyResult<bool> {
+        let rows = Rows::of(self.plan.get(), data, Expect::Sample)?;
+        let now = self.core.with(py, |core| match core {
+            Some(core) => self.send_now(core, &rows, version),
+            None => Err(Error::Closed),
+        });
+        match now {
+            Ok(sent) => Ok(sent),
+            Err(Error::Full) if timeout != Some(0.0) => self.send_blocking(py, &rows, version, timeout),
+            Err(error) => Err(self.explain(py, error, timeout)),
+        }
+    }
+
+    /// Like `send`, but never waits: false when there is no room.
+    #[pyo3(signature = (data, *, version=0))]
+    fn try_send(&self, py: Python<'_>, data: &Bound<'_, PyAny>, version: u32) -> PyResult<bool> {
+        let rows = Rows::of(self.plan.get(), data, Expect::Sample)?;
+        let core = self.core(py)?;
+        match self.send_now(&core, &rows, version) {
+            Ok(sent) => Ok(sent),
+            Err(Error::Full) => Ok(false),
+            Err(error) => Err(self.explain(py, error, None)),
+        }
+    }
+
+    /// Copies stacked samples (every leaf has a leading dimension n). Gives how many were committed.
+    #[pyo3(signature = (data, *, version=0, timeout=None))]
+    fn send_many(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        version: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<usize> {
+        let rows = Rows::of(self.plan.get(), data, Expect::Stack)?;
+        let core = self.core(py)?;
+        let patience = patience(timeout)?;
+        let mut sent = 0;
+        while sent < rows.count {
+            let want = rows.count - sent;
+            let claimed = match core.claim(want, Patience::Never) {
+                Err(Error::Full) if patience != Patience::Never => {
+                    blocking(py, || match core.claim(want, patience) {
+                        Err(Error::Full) => Err(Error::Full), // policy "error"
+                        other => other,
+                    })
+                }
+                other => other.map_err(|e| self.explain(py, e, timeout)),
+            };
+            let claim = match claimed {
+                Ok(Some(claim)) => claim,
+                Ok(None) => break, // The rest was dropped, and counted.
+                Err(error) => {
+                    error.value(py).setattr("sent", sent)?;
+                    return Err(error);
+                }
+            };
+            self.fill(py, &core, &claim, &rows, sent);
+            core.commit(&claim, version);
+            sent += claim.len;
+        }
+        Ok(sent)
+    }
+
+    /// Takes a slot to write into, in place.
+    #[pyo3(signature = (timeout=None))]
+    fn reserve(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Slot> {
+        let (py, this) = (slf.py(), slf.get());
+        let core = this.core(py)?;
+        let slot = match Core::reserve(core.clone(), 1, Patience::Never) {
+            Err(Error::Full) if timeout != Some(0.0) => {
+                let patience = patience(timeout)?;
+                blocking(py, || Core::reserve(core.clone(), 1, patience))?
+            }
+            other => other.map_err(|e| this.explain(py, e, timeout))?,
+        };
+        // A dropped reservation would leave the caller with nothing to write into.
+        let slot = slot.ok_or_else(|| to_py(py, Error::Full))?;
+        Slot::new(py, slot, this.plan.clone_ref(py))
+    }
+
+    /// Like `reserve`, but never waits: `None` when there is no room.
+    fn try_reserve(&self, py: Python<'_>) -> PyResult<Option<Slot>> {
+        match Core::reserve(self.core(py)?, 1, Patience::Never) {
+            Ok(Some(slot)) => Slot::new(py, slot, self.plan.clone_ref(py)).map(Some),
+            Ok(None) | Err(Error::Full) => Ok(None),
+            Err(error) => Err(self.explain(py, error, None)),
+        }
+    }
+
+    /// Hands the unfinished batch to the learner, as it is.
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        self.core(py)?.flush().map_err(|e| to_py(py, e))
+    }
+
+    /// Sleeps until there is room, at most `timeout` seconds; false when there is none.
+    fn wait_writable(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let (core, patience) = (self.core(py)?, patience(Some(timeout))?);
+        blocking(py, || core.wait_writable(patience))
+    }
+
+    /// Leaves the ring. What was committed stays; what is reserved is given back when its slot is dropped.
+    fn close(&self, py: Python<'_>) {
+        drop(self.core.replace(py, None));
+    }
+
+    #[getter]
+    fn closed(&self, py: Python<'_>) -> bool {
+        self.core.with(py, |core| core.as_ref().is_none_or(|core| core.ring().is_closed()))
+    }
+
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether `send` waits when there is no room.
+    #[getter]
+    fn blocks(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.core(py)?.on_full() == OnFull::Block)
+    }
+
+    #[getter]
+    fn producer_id(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.core(py)?.producer_id())
+    }
+
+    /// Plain numbers: what this producer sent, and what the ring holds.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let core = self.core(py)?;
+        let stats = crate::consumer::ring_stats(py, core.ring())?;
+        stats.set_item("sent", core.sent())?;
+        Ok(stats)
+    }
+}
+
+impl Producer {
+    fn wrap(core: Core, plan: Py<Plan>, name: String) -> Producer {
+        let sample_bytes = plan.get().leaf_bytes().iter().sum();
+        Producer { core: GilCell::new(Some(Arc::new(core))), plan, name, sample_bytes }
+    }
+
+    fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
+        self.core.with(py, |core| core.clone()).ok_or_else(|| self.explain(py, Error::Closed, None))
+    }
+
+    /// Claims without waiting, copies and commits. The GIL is held, so nothing can close the handle meanwhile.
+    #[inline]
+    fn send_now(&self, core: &Arc<Core>, rows: &Rows, version: u32) -> rollway_core::Result<bool> {
+        let Some(claim) = core.claim(1, Patience::Never)? else { return Ok(false) };
+        let timed = core.sent() % TIMED == 0;
+        let started = if timed { monotonic_ns() } else { 0 };
+        self.copy(core, &claim, rows, 0);
+        if timed {
+            core.ring().protocol().control.memcpy.record(monotonic_ns() - started);
+        }
+        core.commit(&claim, version);
+        Ok(true)
+    }
+
+    #[cold]
+    fn send_blocking(&self, py: Python<'_>, rows: &Rows, version: u32, timeout: Option<f64>) -> PyResult<bool> {
+        let (core, patience) = (self.core(py)?, patience(timeout)?);
+        let claimed = blocking(py, || core.claim(1, patience));
+        match claimed.map_err(|error| self.say_what_was_awaited(py, error, timeout))? {
+            Some(claim) => {
+                self.copy(&core, &claim, rows, 0);
+                core.commit(&claim, version);
+                Ok(true)
+            }
+            None => Ok(false),
+        }
+    }
+
+    /// Copies rows into a claim, with the GIL released when there is much to copy.
+    fn fill(&self, py: Python<'_>, core: &Core, claim: &Claim, rows: &Rows, first: usize) {
+        if self.sample_bytes * claim.len >= DETACH_BYTES {
+            py.detach(|| self.copy(core, claim, rows, first));
+        } else {
+            self.copy(core, claim, rows, first);
+        }
+    }
+
+    #[inline]
+    fn copy(&self, core: &Core, claim: &Claim, rows: &Rows, first: usize) {
+        for (index, leaf) in self.plan.get().leaves.iter().enumerate() {
+            // SAFETY: the plan's sizes are the ring's (checked when attaching); the claim is ours, so nobody else uses
+            // those rows (I1); the source has at least `first + len` rows of `bytes` bytes and is kept alive by the
+            // caller's arguments.
+            unsafe {
+                let source = rows.leaf(index).add(first * leaf.bytes);
+                std::ptr::copy_nonoverlapping(source, core.leaf(claim, index), leaf.bytes * claim.len);
+            }
+        }
+    }
+
+    /// The exception for an error of this handle.
+    fn explain(&self, py: Python<'_>, error: Error, timeout: Option<f64>) -> PyErr {
+        let closed = matches!(error, Error::Closed);
+        let raised = to_py(py, error);
+        if closed {
+            let who = if self.core.with(py, Option::is_none) { "this client was" } else { "the learner has" };
+            let message = format!("{who} closed ring '{}'; nothing more can be sent", self.name);
+            return crate::errors::named(py, "ConnectionClosedError", message);
+        }
+        self.say_what_was_awaited(py, raised, timeout)
+    }
+
+    /// Words a timeout and a full ring: what was awaited, and why it did not come.
+    fn say_what_was_awaited(&self, py: Python<'_>, error: PyErr, timeout: Option<f64>) -> PyErr {
+        let contents = self.core.with(py, |core| core.as_ref().map(|core| core.ring().census()));
+        let Some(contents) = contents else { return error };
+        let errors = crate::errors::named;
+        let state = format!(
+            "{} samples wait for the learner, {} batches are in its hands, {} slots are being written",
+            contents.ready_samples, contents.held_batches, contents.claimed_slots
+        );
+        let class = error.get_type(py).name().map(|name| name.to_string()).unwrap_or_default();
+        match class.as_str() {
+            "WaitTimeout" => {
+                let waited = timeout.unwrap_or_default();
+                errors(py, "WaitTimeout", format!("no room in ring '{}' within {waited} s: {state}", self.name))
+            }
+            "RingFull" => errors(py, "RingFull", format!("ring '{}' is full: {state}", self.name)),
+            _ => error,
+        }
+    }
+}

@@ -1,0 +1,115 @@
+"""Everything that Rollway raises.
+
+```text
+RollwayError
+├── ConnectionClosedError (ConnectionError)   the learner, or this handle, has closed the ring
+├── PeerDied (ConnectionError)                everybody on the other side is dead, and nobody came back
+├── WaitTimeout (TimeoutError)                the time was over; says what was awaited
+├── RingFull                                  no room, and the policy is "error"
+├── BatchesHeld                               this learner holds every batch and asks for one more
+├── SchemaMismatch (ValueError)               a leaf differs in path, dtype or shape; says which
+├── GeometryMismatch (ValueError)             the ring has another batch_size or num_buffers
+├── InvalidArgument (ValueError)              a number or a name is out of range
+├── SegmentNotFound (FileNotFoundError)       no segment of that name
+├── SegmentExists (FileExistsError)           the name is taken
+│   └── SegmentInUse                          … by the living
+├── SegmentNotOurs (PermissionError)          it belongs to another user, or others may read it
+├── SegmentDamaged (ValueError)               what lies there is not, or no longer, a segment
+│   └── LayoutMismatch                        another version of Rollway made it
+├── NoSeatLeft                                more peers than the ring was made for
+├── NotEnoughMemory (MemoryError)             shared memory cannot hold it; says how much there is
+├── HugePagesUnavailable (OSError)            huge pages were asked for, and the kernel gives none
+└── SystemCallFailed (OSError)                the operating system refused something else
+```
+"""
+
+from __future__ import annotations
+
+
+class RollwayError(Exception):
+    """Root of all errors of this package."""
+
+    sent: int = 0
+    """After a failed ``send_many``: how many samples of it were committed before the failure."""
+
+
+class ConnectionClosedError(RollwayError, ConnectionError):
+    """The ring was shut down, or this handle was closed."""
+
+
+class PeerDied(RollwayError, ConnectionError):
+    """Everybody on the other side is gone, at least one of them by death, and nobody came back in time."""
+
+
+class WaitTimeout(RollwayError, TimeoutError):
+    """The time was over before what was awaited came."""
+
+
+class RingFull(RollwayError):
+    """There is no room, and the policy is not to wait."""
+
+
+class BatchesHeld(RollwayError):
+    """This learner holds every batch of the ring, so no other can ever be filled."""
+
+
+class SchemaMismatch(RollwayError, ValueError):
+    """A sample, or a segment, does not have the leaves that were declared."""
+
+
+class GeometryMismatch(RollwayError, ValueError):
+    """The ring is there, but has another batch size or number of buffers."""
+
+
+class InvalidArgument(RollwayError, ValueError):
+    """A number or a name is out of range."""
+
+
+class SegmentNotFound(RollwayError, FileNotFoundError):
+    """There is no segment of that name."""
+
+
+class SegmentExists(RollwayError, FileExistsError):
+    """There is a segment of that name already."""
+
+
+class SegmentInUse(SegmentExists):
+    """There is a segment of that name already, and somebody lives in it."""
+
+
+class SegmentNotOurs(RollwayError, PermissionError):
+    """The segment belongs to another user, or is open to others."""
+
+
+class SegmentDamaged(RollwayError, ValueError):
+    """The file is not a segment, or somebody has written nonsense into it."""
+
+
+class LayoutMismatch(SegmentDamaged):
+    """The segment was made by another version of Rollway."""
+
+
+class NoSeatLeft(RollwayError):
+    """The ring has as many peers as it was made for."""
+
+
+class NotEnoughMemory(RollwayError, MemoryError):
+    """Shared memory is too small."""
+
+
+class HugePagesUnavailable(RollwayError, OSError):
+    """The kernel gives no huge pages for shared memory."""
+
+
+class SystemCallFailed(RollwayError, OSError):
+    """The operating system refused."""
+
+
+class ForeignSchema(Exception):
+    """Raised by the core, caught by the handles: the segment's schema is another. Never reaches the user."""
+
+    def __init__(self, name: str, creator_pid: int, text: bytes) -> None:
+        super().__init__(name)
+        self.name = name
+        self.creator_pid = creator_pid
+        self.text = text

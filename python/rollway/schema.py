@@ -1,0 +1,259 @@
+"""Schema: what one sample looks like, as a flat list of named leaves.
+
+It flattens pytrees, checks and converts arrays, and words the errors when they do not fit. It is asked once per handle,
+and then only for samples that are not plain dicts, tuples or lists of exact arrays: those never leave native code. It
+knows nothing of rings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import optree
+
+from rollway._core import Plan
+from rollway.errors import ForeignSchema, SchemaMismatch
+
+_NAMESPACE = "rollway"
+_registered: set[type] = set()
+
+
+class Leaf(NamedTuple):
+    """One array of a sample: where it is in the tree, and what it is."""
+
+    path: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one sample of this leaf."""
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+    def __str__(self) -> str:
+        return describe(self.dtype, self.shape)
+
+
+def describe(dtype: np.dtype[Any] | str, shape: tuple[int, ...] | list[int]) -> str:
+    """``float32[4,2]``: a dtype and a shape, as the error messages show them."""
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def _dtype_text(dtype: np.dtype[Any]) -> str:
+    if dtype.fields is not None:
+        return str(np.lib.format.dtype_to_descr(dtype))
+    # numpy shows the dtypes of ml_dtypes as raw bytes ('<V2'): their names tell them apart.
+    return dtype.name if dtype.kind == "V" else dtype.str
+
+
+class Schema:
+    """The leaves of one sample, in the order in which optree flattens it.
+
+    >>> import numpy as np
+    >>> schema = Schema.of({"obs": np.zeros(4, np.float32), "done": np.bool_(False)})
+    >>> [f"{leaf.path}: {leaf}" for leaf in schema.leaves]
+    ['done: bool[]', 'obs: float32[4]']
+    """
+
+    def __init__(self, leaves: list[Leaf], treedef: optree.PyTreeSpec) -> None:
+        self.leaves = leaves
+        self.treedef = treedef
+
+    @classmethod
+    def of(cls, example: Any) -> Schema:
+        """Reads the schema off an example. Its values do not matter."""
+        _register_dataclasses(example)
+        paths, values, treedef = optree.tree_flatten_with_path(example, namespace=_NAMESPACE)
+        if not values:
+            raise SchemaMismatch("the example has no arrays in it: give one sample, like {'obs': np.zeros(4)}")
+        leaves = []
+        for path, value in zip(paths, values, strict=True):
+            name = _path_text(path)
+            array = _as_array(value, name, None)
+            if array.dtype.hasobject or array.dtype.itemsize == 0:
+                raise SchemaMismatch(
+                    f"leaf '{name}' has dtype {array.dtype}, which has no fixed size in memory. "
+                    "Use a numeric, bool, fixed-length string or structured dtype"
+                )
+            leaves.append(Leaf(name, array.dtype, array.shape))
+        return cls(leaves, treedef)
+
+    @functools.cached_property
+    def text(self) -> bytes:
+        """The schema as it stands in a segment: paths, dtypes and shapes."""
+        rows = [[leaf.path, _dtype_text(leaf.dtype), list(leaf.shape)] for leaf in self.leaves]
+        return json.dumps(rows, separators=(",", ":")).encode()
+
+    def plan(self) -> Plan:
+        """The schema, compiled for native code."""
+        leaves = [(leaf.dtype, list(leaf.shape), leaf.nbytes) for leaf in self.leaves]
+        return Plan(self, self.text, leaves, _native_tree(self.treedef))
+
+    def unflatten(self, leaves: list[Any]) -> Any:
+        """Puts arrays back into the structure of the example."""
+        return optree.tree_unflatten(self.treedef, leaves)
+
+    def conform(self, data: Any, stacked: bool) -> list[np.ndarray[Any, Any]]:
+        """The leaves of ``data`` as exact, contiguous arrays. Raises `SchemaMismatch` that names what does not fit.
+
+        ``stacked``: every leaf has one more dimension in front, the same for all.
+        """
+        try:
+            values = self.treedef.flatten_up_to(data)
+        except ValueError:
+            self._structure_differs(data)
+        arrays = [self._fit(leaf, value, stacked) for leaf, value in zip(self.leaves, values, strict=True)]
+        if stacked:
+            rows = {leaf.path: array.shape[0] for leaf, array in zip(self.leaves, arrays, strict=True)}
+            if len(set(rows.values())) > 1:
+                raise SchemaMismatch(f"the leaves hold different numbers of samples: {rows}")
+        return [np.ascontiguousarray(array) for array in arrays]
+
+    def _fit(self, leaf: Leaf, value: Any, stacked: bool) -> np.ndarray[Any, Any]:
+        array = _as_array(value, leaf.path, leaf.dtype)
+        shape = array.shape[1:] if stacked else array.shape
+        if stacked and array.ndim == 0:
+            raise SchemaMismatch(f"leaf '{leaf.path}' is {array.dtype}[]: send_many needs a leading dimension")
+        if array.dtype != leaf.dtype or shape != leaf.shape:
+            given = describe(array.dtype, ("n", *shape) if stacked else shape)  # type: ignore[arg-type]
+            wanted = describe(leaf.dtype, ("n", *leaf.shape) if stacked else leaf.shape)  # type: ignore[arg-type]
+            raise SchemaMismatch(
+                f"leaf '{leaf.path}' is {given} here but {wanted} in the schema. "
+                "Cast or reshape it before sending, or change the example on both sides"
+            )
+        return array
+
+    def _structure_differs(self, data: Any) -> NoReturn:
+        _register_dataclasses(data)
+        given = {_path_text(path) for path in optree.tree_paths(data, namespace=_NAMESPACE)}
+        wanted = {leaf.path for leaf in self.leaves}
+        if given == wanted:
+            raise SchemaMismatch(
+                "the sample has the leaves of the schema in another structure: "
+                f"expected {self.treedef}, got {optree.tree_structure(data, namespace=_NAMESPACE)}"
+            )
+        missing, extra = sorted(wanted - given), sorted(given - wanted)
+        parts = [f"{what} {', '.join(map(repr, names))}" for what, names in
+                 (("missing", missing), ("unexpected", extra)) if names]
+        raise SchemaMismatch(f"the sample does not have the leaves of the schema: {'; '.join(parts)}")
+
+    def explain(self, foreign: ForeignSchema) -> SchemaMismatch:
+        """Says how the schema of a segment differs from this one."""
+        try:
+            theirs = {path: describe(_readable(dtype), shape) for path, dtype, shape in json.loads(foreign.text)}
+        except (ValueError, TypeError):
+            return SchemaMismatch(f"segment '{foreign.name}' holds a schema that cannot be read")
+        ours = {leaf.path: describe(_readable(_dtype_text(leaf.dtype)), leaf.shape) for leaf in self.leaves}
+        where = f"in segment '{foreign.name}' (created by pid {foreign.creator_pid})"
+        advice = "Cast before send(), or create a new ring."
+        for path in [*ours, *theirs]:
+            if path not in theirs:
+                return SchemaMismatch(f"leaf '{path}' is {ours[path]} here but missing {where}. {advice}")
+            if path not in ours:
+                return SchemaMismatch(f"leaf '{path}' is missing here but {theirs[path]} {where}. {advice}")
+            if ours[path] != theirs[path]:
+                return SchemaMismatch(f"leaf '{path}' is {ours[path]} here but {theirs[path]} {where}. {advice}")
+        return SchemaMismatch(f"the leaves are the same but in another order {where}: {list(theirs)}. {advice}")
+
+
+def _readable(text: str) -> str:
+    """``<f4`` becomes ``float32``; what numpy does not know stays as it is."""
+    try:
+        return np.dtype(text).name
+    except TypeError:
+        return text
+
+
+def _path_text(path: tuple[Any, ...]) -> str:
+    return "/".join(map(str, path)) if path else "(the sample itself)"
+
+
+def _as_array(value: Any, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
+    """What the value is as an array: no copy where there is a way without."""
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    if isinstance(value, bool | int | float | complex):
+        return _scalar(value, path, dtype)
+    if hasattr(value, "detach"):  # a torch tensor, possibly one that wants gradients
+        return _tensor(value.detach(), path)
+    try:
+        if hasattr(value, "__array__"):
+            return np.asarray(value)
+        if hasattr(value, "__dlpack__"):
+            return np.from_dlpack(value)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        raise SchemaMismatch(f"leaf '{path}' ({type(value).__name__}) gives no array: {error}") from error
+    raise SchemaMismatch(
+        f"leaf '{path}' is a {type(value).__name__}; it must be a numpy array, a torch CPU tensor, "
+        "or have __array__ or __dlpack__"
+    )
+
+
+def _scalar(value: complex, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
+    """A Python number takes the dtype of its leaf, if that can hold it: 1.0 fits float32, but not int32."""
+    if dtype is None:
+        return np.asarray(value)
+    try:
+        result = np.result_type(value, dtype) if dtype.kind in "biufc" else None
+        if result == dtype:
+            return np.asarray(value, dtype)
+    except (OverflowError, TypeError):
+        pass
+    raise SchemaMismatch(f"leaf '{path}' is the Python {type(value).__name__} {value!r}, which does not fit {dtype}")
+
+
+def _tensor(tensor: Any, path: str) -> np.ndarray[Any, Any]:
+    if tensor.device.type != "cpu":
+        raise SchemaMismatch(f"leaf '{path}' is on {tensor.device}: call .cpu() before sending it")
+    if str(tensor.dtype) == "torch.bfloat16":  # numpy has no name for it; ml_dtypes has
+        import ml_dtypes
+        import torch
+
+        return np.asarray(tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
+    return np.asarray(tensor.numpy())
+
+
+def _native_tree(spec: optree.PyTreeSpec) -> Any:
+    """The structure for native code: leaf numbers in dicts, tuples and lists; ``None`` where Python must flatten."""
+    counter = iter(range(spec.num_leaves))
+
+    def node(spec: optree.PyTreeSpec) -> Any:
+        if spec.is_leaf():
+            return next(counter)
+        children = [node(child) for child in spec.children()]
+        if spec.type is dict and all(type(key) is str for key in spec.entries()):
+            return ("dict", list(zip(spec.entries(), children, strict=True)))
+        if spec.type in (tuple, list):
+            return (spec.type.__name__, children)
+        return None
+
+    return node(spec)
+
+
+def _register_dataclasses(tree: Any) -> None:
+    """Makes plain dataclasses into pytree nodes; optree takes them for leaves otherwise."""
+    while True:
+        leaves = optree.tree_leaves(tree, namespace=_NAMESPACE)
+        found = {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf)} - _registered
+        if not found:
+            return
+        for cls in found:
+            optree.register_pytree_node(cls, _flatten_dataclass, functools.partial(_make_dataclass, cls),
+                                        namespace=_NAMESPACE)
+            _registered.add(cls)
+
+
+def _flatten_dataclass(value: Any) -> tuple[tuple[Any, ...], tuple[str, ...], tuple[str, ...]]:
+    names = tuple(field.name for field in dataclasses.fields(value))
+    return tuple(getattr(value, name) for name in names), names, names
+
+
+def _make_dataclass(cls: type, names: tuple[str, ...], children: Any) -> Any:
+    made = object.__new__(cls)
+    for name, child in zip(names, children, strict=True):
+        object.__setattr__(made, name, child)
+    return made

@@ -1,0 +1,45 @@
+"""The shared-memory segments of this user: what is there, and removing what nobody lives in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rollway import _core
+
+
+@dataclass(frozen=True)
+class SegmentInfo:
+    """One segment in shared memory."""
+
+    name: str
+    bytes: int
+    alive: int
+    """Handles attached, by the kernel's own record."""
+    creator_pid: int
+    created_unix_ns: int
+    pids: tuple[int, ...]
+    """Who is attached, as they saw their own process ids."""
+    problem: str | None
+    """Why it cannot be read, if it cannot: another user's, another version's, or damaged."""
+
+    @property
+    def state(self) -> str:
+        """``live``, ``stale`` (nobody lives in it: `gc` removes it), or ``unreadable``."""
+        if self.problem is not None:
+            return "unreadable"
+        return "live" if self.alive else "stale"
+
+
+def segments() -> list[SegmentInfo]:
+    """Every Rollway segment on this machine."""
+    return [_info(row) for row in _core.list_segments()]
+
+
+def gc() -> list[SegmentInfo]:
+    """Removes the segments in which nobody lives, and gives back what was removed. A live one is never touched."""
+    return [_info(row) for row in _core.collect_all()]
+
+
+def _info(row: dict[str, Any]) -> SegmentInfo:
+    return SegmentInfo(**{**row, "pids": tuple(row["pids"])})

@@ -1,0 +1,246 @@
+"""Server: the learner's end of a ring. Makes it (or finds it again), and takes batches out of it.
+
+The training loop calls it. Workers use `ShmClient`; code in the learner's own process may use `submit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import optree
+
+from rollway._core import Batch, Consumer, Producer
+from rollway.async_bell import AsyncBell
+from rollway.errors import BatchesHeld, ConnectionClosedError, ForeignSchema, WaitTimeout
+from rollway.sample import Sample, SampleInfo
+from rollway.schema import Schema
+from rollway.shm_transport import ShmTransport
+
+OnFull = Literal["block", "drop_oldest", "drop_newest", "error"]
+
+
+class Server:
+    """Moves samples from any number of workers to this learner, as whole batches that are views into shared memory.
+
+    The ring exists from here until `close` (or the end of the ``with`` block), or until this process and all workers are
+    gone. `sample` and `submit` block with the GIL released, and Ctrl-C ends them. Threads may share a server.
+
+    Args:
+        example: One sample: a pytree of arrays. Its values do not matter.
+        batch_size: Samples per batch.
+        transport: `ShmTransport` for workers in other processes; without one, only `submit` feeds the ring.
+        num_buffers: Batches that the ring has room for, at least 2: one to fill, one to read, more for slack.
+        on_full: What producers do when there is no room: ``"block"``, ``"drop_oldest"`` batch, ``"drop_newest"`` sample, or
+            ``"error"``. Drops are counted in `stats`.
+        writable: Hand out arrays that may be written to.
+        peer_timeout_s: How long `sample` waits when every worker is gone and at least one of them died, before it raises
+            `PeerDied`. ``None``: for ever.
+
+    >>> import numpy as np
+    >>> with Server({"obs": np.zeros(2, np.float32)}, batch_size=2) as server:
+    ...     for i in range(2):
+    ...         _ = server.submit({"obs": np.full(2, i, np.float32)})
+    ...     server.sample().batch["obs"].tolist()
+    [[0.0, 0.0], [1.0, 1.0]]
+    """
+
+    def __init__(
+        self,
+        example: Any,
+        batch_size: int,
+        transport: ShmTransport | None = None,
+        num_buffers: int = 3,
+        *,
+        on_full: OnFull = "block",
+        writable: bool = False,
+        peer_timeout_s: float | None = 60.0,
+    ) -> None:
+        self._schema = Schema.of(example)
+        self._plan = self._schema.plan()
+        self._batch_size = batch_size
+        self._writable = writable
+        self._producer: Producer | None = None
+        options = transport or ShmTransport("in-process")
+        try:
+            self._consumer = Consumer(
+                self._plan,
+                batch_size,
+                num_buffers,
+                transport.name if transport else None,
+                auto_named=options.auto_named,
+                if_exists=options.if_exists,
+                max_peers=options.max_peers,
+                on_full=on_full,
+                huge_pages=options.huge_pages,
+                peer_timeout_s=peer_timeout_s,
+            )
+        except ForeignSchema as foreign:
+            raise self._schema.explain(foreign) from None
+        self._bell = AsyncBell(self._consumer.wait_readable)
+        # Also at interpreter exit, so that a learner that forgets to close leaves no segment behind.
+        self._close = weakref.finalize(self, _close, self._bell, self._consumer)
+
+    def start(self) -> None:
+        """Lets remote workers in. Workers in shared memory can attach from the moment the server exists."""
+
+    @property
+    def name(self) -> str | None:
+        """What workers attach to; ``None`` without a transport."""
+        return self._consumer.name
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch."""
+        return self._batch_size
+
+    @property
+    def closed(self) -> bool:
+        """Whether the ring was shut down, or this server closed."""
+        return self._consumer.closed
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the ring was there already, with what had been committed to it."""
+        return self._consumer.resumed
+
+    def sample(self, timeout: float | None = None, at_least: int | None = None) -> Sample | None:
+        """Waits for a whole batch. ``None`` once the ring is shut down.
+
+        Args:
+            timeout: Seconds to wait; ``None`` for ever. `WaitTimeout` says what was there when they were over.
+            at_least: At the end of ``timeout``, be content with this many samples: the oldest unfinished batch that has
+                them is closed early and handed over short.
+        """
+        try:
+            batch = self._consumer.take(timeout, at_least)
+        except ConnectionClosedError:
+            return None
+        except WaitTimeout:
+            raise self._timed_out(timeout) from None
+        except BatchesHeld as held:
+            raise BatchesHeld(
+                f"{held}: no other can be filled. Drop or release() the samples you keep, use dataset_iter(copy=True), "
+                "or give the server more num_buffers"
+            ) from None
+        if batch is None:
+            raise self._timed_out(timeout)
+        return self._sample_of(batch)
+
+    def try_sample(self) -> Sample | None:
+        """A whole batch if there is one; never waits."""
+        try:
+            batch = self._consumer.take(0.0, None)
+        except ConnectionClosedError:
+            return None
+        return None if batch is None else self._sample_of(batch)
+
+    async def sample_async(self, timeout: float | None = None, at_least: int | None = None) -> Sample | None:
+        """As `sample`, for asyncio. A cancelled wait takes nothing."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.closed:
+            sample = self.try_sample()
+            if sample is not None:
+                return sample
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                break
+            try:
+                await asyncio.wait_for(self._bell.rung(), left)
+            except TimeoutError:
+                break
+        return self.try_sample() if self.closed else self.sample(0.0, at_least)
+
+    def dataset_iter(self, *, copy: bool = False) -> Iterator[Sample]:
+        """Yields batches until the ring is shut down.
+
+        Each sample is released when you let go of it, which a ``for`` loop does when it asks for the next. With
+        ``copy=True`` you get arrays of your own, to keep.
+        """
+        while True:
+            sample = self.sample()
+            if sample is None:
+                return
+            if copy:
+                with sample:
+                    sample = Sample(optree.tree_map(np.copy, sample.batch, namespace="rollway"), sample.info)
+            yield sample
+            del sample
+
+    def submit(self, data: Any, *, version: int = 0, timeout: float | None = None) -> bool:
+        """Copies one sample into the ring from this process. False when the policy dropped it."""
+        return self._submitter().send(data, version=version, timeout=timeout)
+
+    def submit_many(self, data: Any, *, version: int = 0, timeout: float | None = None) -> int:
+        """Copies stacked samples into the ring from this process; gives how many were committed."""
+        return self._submitter().send_many(data, version=version, timeout=timeout)
+
+    def flush(self) -> None:
+        """Closes the unfinished batch early: `sample` hands it over short, as soon as its writers are done."""
+        self._consumer.flush()
+
+    def stats(self) -> dict[str, int]:
+        """Plain numbers about the ring, and about the workers: how many live, how many died without closing."""
+        alive, died = self._consumer.producers()
+        return {**self._consumer.stats(), "producers_alive": alive, "producers_died": len(died)}
+
+    def reset_histograms(self) -> None:
+        """Starts the histograms of `SampleInfo` anew. Counters stay."""
+        self._consumer.reset_histograms()
+
+    def close(self) -> None:
+        """Shuts the ring down and removes its name. Workers get `ConnectionClosedError`; views that you kept stay readable.
+
+        If other learners are attached, only this one leaves.
+        """
+        if self._producer is not None:
+            self._producer.close()
+        self._close()
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "open"
+        return f"<rollway.Server {self.name or '(in process)'} batch_size={self._batch_size} {state}>"
+
+    def _submitter(self) -> Producer:
+        if self._producer is None:
+            self._producer = Producer.beside(self._consumer, self._plan)
+        return self._producer
+
+    def _sample_of(self, batch: Batch) -> Sample:
+        runs = range(len(batch.runs))
+        parts = [batch.leaves(run, self._writable) for run in runs]
+        stamps = b"".join(batch.stamps(run) for run in runs)
+        info = SampleInfo(self._consumer, batch.number, stamps)
+        if len(parts) == 1:
+            return Sample(self._schema.unflatten(parts[0]), info, batch)
+        # Closed early, with gaps where slots were given back: the pieces are put together in memory of our own.
+        leaves = [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
+        batch.release()
+        return Sample(self._schema.unflatten(leaves), info)
+
+    def _timed_out(self, timeout: float | None) -> WaitTimeout:
+        stats = self._consumer.stats()
+        alive, died = self._consumer.producers()
+        writers = ", ".join(f"pid {pid} ({slots})" for pid, slots in self._consumer.writers()) or "nobody"
+        return WaitTimeout(
+            f"no whole batch of {self._batch_size} within {timeout} s: {stats['ready_samples']} samples are committed, "
+            f"slots are being written by {writers}; {alive} producers attached, {len(died)} died. "
+            "Wait longer, or take what is there with sample(timeout, at_least=1)"
+        )
+
+
+def _close(bell: AsyncBell, consumer: Consumer) -> None:
+    bell.close()
+    consumer.close()

@@ -1,0 +1,39 @@
+"""ShmTransport: how a `Server` offers its ring to workers on the same machine. Only says how; the Server does it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    if_exists: Literal["resume", "replace", "error"] = "resume"
+    huge_pages: bool = False
+    max_peers: int = 1024
+
+
+@dataclass(frozen=True)
+class ShmTransport(_Options):
+    """Shared memory under a name, for workers on this machine.
+
+    Args:
+        name: What workers attach to. Left out, a name is made up (see `name`), and the segment is removed as soon as
+            nobody lives in it: nobody could come back for it.
+        if_exists: ``"resume"`` goes on with what was committed to a ring of that name, and replaces a stale one of another
+            shape; ``"replace"`` starts anew unless somebody lives in it; ``"error"`` refuses.
+        huge_pages: Ask the kernel for 2 MB pages, and fail when it gives none.
+        max_peers: How many processes may be attached at once; at most 1024.
+
+    >>> ShmTransport("run1").name
+    'run1'
+    """
+
+    name: str = field(default_factory=lambda: f"auto-{os.getpid()}-{secrets.token_hex(4)}")
+
+    @property
+    def auto_named(self) -> bool:
+        """Whether nobody chose the name."""
+        return self.name.startswith("auto-")
