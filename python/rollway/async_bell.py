@@ -1,7 +1,7 @@
 """AsyncBell: lets coroutines wait for something that only a thread can wait for.
 
-One thread per handle, started by the first coroutine that has to wait, asleep in native code while anybody does. It takes
-nothing: it only tells the coroutines to look, so a cancelled one loses nothing.
+One thread per handle, started by the first coroutine that has to wait, asleep in native code while anybody does. It
+takes nothing: it only tells the coroutines to look, so a cancelled one loses nothing.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ _STAMP = np.dtype([("sequence", "u8"), ("committed_ns", "u8"), ("producer_id", "
 class SampleInfo:
     """Who made the samples of a batch, and how the ring is doing.
 
-    The four arrays have one entry per sample and belong to you. The numbers below them are read off the ring when you ask
-    for them, not when the batch was taken.
+    The four arrays have one entry per sample and belong to you. The numbers below them are read off the ring when you
+    ask for them, not when the batch was taken.
     """
 
     __slots__ = ("_consumer", "_stamps", "batch_number", "size")
@@ -135,8 +135,8 @@ class Sample(_Fields):
     """A batch and its info: ``batch, info = sample``.
 
     The arrays are views into shared memory. Their room goes back to the producers when you call `release`, or when the
-    sample and every array of it are garbage, whichever comes first; until then nobody writes to it. After `release` a view
-    that you kept stays readable, but its contents will change.
+    sample and every array of it are garbage, whichever comes first; until then nobody writes to it. After `release` a
+    view that you kept stays readable, but its contents will change.
     """
 
     _batch: Batch | None

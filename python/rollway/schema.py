@@ -137,8 +137,11 @@ class Schema:
                 f"expected {self.treedef}, got {optree.tree_structure(data, namespace=_NAMESPACE)}"
             )
         missing, extra = sorted(wanted - given), sorted(given - wanted)
-        parts = [f"{what} {', '.join(map(repr, names))}" for what, names in
-                 (("missing", missing), ("unexpected", extra)) if names]
+        parts = [
+            f"{what} {', '.join(map(repr, names))}"
+            for what, names in (("missing", missing), ("unexpected", extra))
+            if names
+        ]
         raise SchemaMismatch(f"the sample does not have the leaves of the schema: {'; '.join(parts)}")
 
     def explain(self, foreign: ForeignSchema) -> SchemaMismatch:
@@ -238,12 +241,13 @@ def _register_dataclasses(tree: Any) -> None:
     """Makes plain dataclasses into pytree nodes; optree takes them for leaves otherwise."""
     while True:
         leaves = optree.tree_leaves(tree, namespace=_NAMESPACE)
-        found = {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf)} - _registered
+        found: set[Any] = {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf)} - _registered
         if not found:
             return
         for cls in found:
-            optree.register_pytree_node(cls, _flatten_dataclass, functools.partial(_make_dataclass, cls),
-                                        namespace=_NAMESPACE)
+            optree.register_pytree_node(
+                cls, _flatten_dataclass, functools.partial(_make_dataclass, cls), namespace=_NAMESPACE
+            )
             _registered.add(cls)
 
 
@@ -253,7 +257,7 @@ def _flatten_dataclass(value: Any) -> tuple[tuple[Any, ...], tuple[str, ...], tu
 
 
 def _make_dataclass(cls: type, names: tuple[str, ...], children: Any) -> Any:
-    made = object.__new__(cls)
+    made: Any = object.__new__(cls)
     for name, child in zip(names, children, strict=True):
         object.__setattr__(made, name, child)
     return made

@@ -28,19 +28,19 @@ OnFull = Literal["block", "drop_oldest", "drop_newest", "error"]
 class Server:
     """Moves samples from any number of workers to this learner, as whole batches that are views into shared memory.
 
-    The ring exists from here until `close` (or the end of the ``with`` block), or until this process and all workers are
-    gone. `sample` and `submit` block with the GIL released, and Ctrl-C ends them. Threads may share a server.
+    The ring exists from here until `close` (or the end of the ``with`` block), or until this process and all workers
+    are gone. `sample` and `submit` block with the GIL released, and Ctrl-C ends them. Threads may share a server.
 
     Args:
         example: One sample: a pytree of arrays. Its values do not matter.
         batch_size: Samples per batch.
         transport: `ShmTransport` for workers in other processes; without one, only `submit` feeds the ring.
         num_buffers: Batches that the ring has room for, at least 2: one to fill, one to read, more for slack.
-        on_full: What producers do when there is no room: ``"block"``, ``"drop_oldest"`` batch, ``"drop_newest"`` sample, or
-            ``"error"``. Drops are counted in `stats`.
+        on_full: What producers do when there is no room: ``"block"``, ``"drop_oldest"`` batch, ``"drop_newest"`` sample,
+            or ``"error"``. Drops are counted in `stats`.
         writable: Hand out arrays that may be written to.
-        peer_timeout_s: How long `sample` waits when every worker is gone and at least one of them died, before it raises
-            `PeerDied`. ``None``: for ever.
+        peer_timeout_s: How long `sample` waits when every worker is gone and at least one of them died, before it
+            raises `PeerDied`. ``None``: for ever.
 
     >>> import numpy as np
     >>> with Server({"obs": np.zeros(2, np.float32)}, batch_size=2) as server:
@@ -194,9 +194,9 @@ class Server:
         self._consumer.reset_histograms()
 
     def close(self) -> None:
-        """Shuts the ring down and removes its name. Workers get `ConnectionClosedError`; views that you kept stay readable.
+        """Shuts the ring down and removes its name. Workers get `ConnectionClosedError`.
 
-        If other learners are attached, only this one leaves.
+        Views that you kept stay readable. If other learners are attached, only this one leaves.
         """
         if self._producer is not None:
             self._producer.close()

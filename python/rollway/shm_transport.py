@@ -22,8 +22,8 @@ class ShmTransport(_Options):
     Args:
         name: What workers attach to. Left out, a name is made up (see `name`), and the segment is removed as soon as
             nobody lives in it: nobody could come back for it.
-        if_exists: ``"resume"`` goes on with what was committed to a ring of that name, and replaces a stale one of another
-            shape; ``"replace"`` starts anew unless somebody lives in it; ``"error"`` refuses.
+        if_exists: ``"resume"`` goes on with what was committed to a ring of that name, and replaces a stale one of
+            another shape; ``"replace"`` starts anew unless somebody lives in it; ``"error"`` refuses.
         huge_pages: Ask the kernel for 2 MB pages, and fail when it gives none.
         max_peers: How many processes may be attached at once; at most 1024.
 

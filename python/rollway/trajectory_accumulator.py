@@ -33,7 +33,9 @@ class TrajectoryAccumulator:
             raise TypeError(f"the example must be a dict of timescales, not a {type(example).__name__}")
         self._capacity = {name: _capacity(name, tree) for name, tree in example.items()}
         self._filled = dict.fromkeys(example, 0)
-        self._tree = {name: optree.tree_map(np.zeros_like, tree, namespace=_NAMESPACE) for name, tree in example.items()}
+        self._tree = {
+            name: optree.tree_map(np.zeros_like, tree, namespace=_NAMESPACE) for name, tree in example.items()
+        }
 
     def add(self, name: str, data: Any) -> None:
         """Writes one item into the next place of timescale ``name``. On an error nothing is changed."""
@@ -77,7 +79,7 @@ def _capacity(name: str, tree: Any) -> int:
     leading = {int(leaf.shape[0]) for leaf in leaves}
     if len(leading) > 1:
         raise InvalidArgument(
-            f"the leaves of timescale '{name}' have different leading dimensions {sorted(leading)}. Give them the same one, "
-            "or make it a single item: one leaf 0-d, or every leaf of shape (1, ...)"
+            f"the leaves of timescale '{name}' have different leading dimensions {sorted(leading)}. Give them the "
+            "same one, or make it a single item: one leaf 0-d, or every leaf of shape (1, ...)"
         )
     return leading.pop()

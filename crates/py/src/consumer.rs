@@ -64,7 +64,7 @@ impl Consumer {
             }
         };
         let peer_timeout = peer_timeout_s.map(seconds).transpose()?;
-        let core = blocking(py, || Core::open(&spec, if_exists, peer_timeout))?;
+        let core = blocking(py, || Core::open(&spec, if_exists, peer_timeout))?.map_err(|e| to_py(py, e))?;
         let ring = core.ring().clone();
         Ok(Consumer { core: GilCell::new(Some(Arc::new(core))), ring, plan, name })
     }
@@ -73,14 +73,14 @@ impl Consumer {
     #[pyo3(signature = (timeout=None, at_least=None))]
     fn take(&self, py: Python<'_>, timeout: Option<f64>, at_least: Option<usize>) -> PyResult<Option<Batch>> {
         let (core, patience) = (self.core(py)?, patience(timeout)?);
-        let batch = blocking(py, || Core::take(core.clone(), patience, at_least))?;
+        let batch = blocking(py, || Core::take(core.clone(), patience, at_least))?.map_err(|e| to_py(py, e))?;
         batch.map(|batch| Batch::new(py, batch, self.plan.clone_ref(py))).transpose()
     }
 
     /// Sleeps until there is a batch to take, at most `timeout` seconds; false when there is none.
     fn wait_readable(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let (core, patience) = (self.core(py)?, patience(Some(timeout))?);
-        blocking(py, || core.wait_readable(patience))
+        blocking(py, || core.wait_readable(patience))?.map_err(|e| to_py(py, e))
     }
 
     fn flush(&self, py: Python<'_>) -> PyResult<()> {

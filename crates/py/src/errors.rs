@@ -49,16 +49,15 @@ fn schema_mismatch(py: Python<'_>, name: &str, creator: u32, theirs: &[u8]) -> P
     }
 }
 
-/// Runs a blocking call with the GIL released, as often as signals interrupt it; Ctrl-C ends it.
+/// Runs a blocking call with the GIL released, as often as signals interrupt it. The outer error is Ctrl-C's.
 pub fn blocking<T: Send>(
     py: Python<'_>,
     mut call: impl FnMut() -> rollway_core::Result<T> + Send,
-) -> PyResult<T> {
+) -> PyResult<rollway_core::Result<T>> {
     loop {
         match py.detach(&mut call) {
-            Ok(value) => return Ok(value),
             Err(Error::Interrupted) => py.check_signals()?,
-            Err(error) => return Err(to_py(py, error)),
+            ended => return Ok(ended),
         }
     }
 }

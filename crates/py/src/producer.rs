@@ -1,7 +1,7 @@
 //! `Producer`: a worker's handle. `rollway.ShmClient` is its subclass, so that `send` costs no Python frame.
 
 use crate::consumer::Consumer;
-use crate::errors::{blocking, to_py};
+use crate::errors::{blocking, named, to_py};
 use crate::gil::GilCell;
 use crate::plan::{Expect, Plan};
 use crate::rows::Rows;
@@ -78,7 +78,8 @@ impl Producer {
         let core = blocking(py, || {
             arrival::wait_for(&name, patience)?;
             Core::attach(&name, text, &leaf_bytes, spec)
-        })?;
+        })?
+        .map_err(|e| to_py(py, e))?;
         Ok(Self::wrap(core, plan, name))
     }
 
@@ -135,18 +136,14 @@ impl Producer {
         while sent < rows.count {
             let want = rows.count - sent;
             let claimed = match core.claim(want, Patience::Never) {
-                Err(Error::Full) if patience != Patience::Never => {
-                    blocking(py, || match core.claim(want, patience) {
-                        Err(Error::Full) => Err(Error::Full), // policy "error"
-                        other => other,
-                    })
-                }
-                other => other.map_err(|e| self.explain(py, e, timeout)),
+                Err(Error::Full) if patience != Patience::Never => blocking(py, || core.claim(want, patience))?,
+                at_once => at_once,
             };
             let claim = match claimed {
                 Ok(Some(claim)) => claim,
                 Ok(None) => break, // The rest was dropped, and counted.
                 Err(error) => {
+                    let error = self.explain(py, error, timeout);
                     error.value(py).setattr("sent", sent)?;
                     return Err(error);
                 }
@@ -168,10 +165,10 @@ impl Producer {
                 let patience = patience(timeout)?;
                 blocking(py, || Core::reserve(core.clone(), 1, patience))?
             }
-            other => other.map_err(|e| this.explain(py, e, timeout))?,
+            at_once => at_once,
         };
-        // A dropped reservation would leave the caller with nothing to write into.
-        let slot = slot.ok_or_else(|| to_py(py, Error::Full))?;
+        // Dropped, says the policy; but the caller needs something to write into.
+        let slot = slot.and_then(|slot| slot.ok_or(Error::Full)).map_err(|e| this.explain(py, e, timeout))?;
         Slot::new(py, slot, this.plan.clone_ref(py))
     }
 
@@ -192,7 +189,7 @@ impl Producer {
     /// Sleeps until there is room, at most `timeout` seconds; false when there is none.
     fn wait_writable(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let (core, patience) = (self.core(py)?, patience(Some(timeout))?);
-        blocking(py, || core.wait_writable(patience))
+        blocking(py, || core.wait_writable(patience))?.map_err(|e| to_py(py, e))
     }
 
     /// Leaves the ring. What was committed stays; what is reserved is given back when its slot is dropped.
@@ -257,8 +254,8 @@ impl Producer {
     #[cold]
     fn send_blocking(&self, py: Python<'_>, rows: &Rows, version: u32, timeout: Option<f64>) -> PyResult<bool> {
         let (core, patience) = (self.core(py)?, patience(timeout)?);
-        let claimed = blocking(py, || core.claim(1, patience));
-        match claimed.map_err(|error| self.say_what_was_awaited(py, error, timeout))? {
+        let claimed = blocking(py, || core.claim(1, patience))?;
+        match claimed.map_err(|error| self.explain(py, error, timeout))? {
             Some(claim) => {
                 self.copy(&core, &claim, rows, 0);
                 core.commit(&claim, version);
@@ -290,35 +287,29 @@ impl Producer {
         }
     }
 
-    /// The exception for an error of this handle.
+    /// The exception for an error of this handle: what was awaited, and why it did not come.
+    #[cold]
     fn explain(&self, py: Python<'_>, error: Error, timeout: Option<f64>) -> PyErr {
-        let closed = matches!(error, Error::Closed);
-        let raised = to_py(py, error);
-        if closed {
-            let who = if self.core.with(py, Option::is_none) { "this client was" } else { "the learner has" };
-            let message = format!("{who} closed ring '{}'; nothing more can be sent", self.name);
-            return crate::errors::named(py, "ConnectionClosedError", message);
-        }
-        self.say_what_was_awaited(py, raised, timeout)
-    }
-
-    /// Words a timeout and a full ring: what was awaited, and why it did not come.
-    fn say_what_was_awaited(&self, py: Python<'_>, error: PyErr, timeout: Option<f64>) -> PyErr {
+        let name = &self.name;
         let contents = self.core.with(py, |core| core.as_ref().map(|core| core.ring().census()));
-        let Some(contents) = contents else { return error };
-        let errors = crate::errors::named;
-        let state = format!(
-            "{} samples wait for the learner, {} batches are in its hands, {} slots are being written",
-            contents.ready_samples, contents.held_batches, contents.claimed_slots
-        );
-        let class = error.get_type(py).name().map(|name| name.to_string()).unwrap_or_default();
-        match class.as_str() {
-            "WaitTimeout" => {
-                let waited = timeout.unwrap_or_default();
-                errors(py, "WaitTimeout", format!("no room in ring '{}' within {waited} s: {state}", self.name))
+        let state = contents.map_or_else(String::new, |contents| {
+            format!(
+                "{} samples wait for the learner, {} batches are in its hands, {} slots are being written",
+                contents.ready_samples, contents.held_batches, contents.claimed_slots
+            )
+        });
+        let (class, message) = match error {
+            Error::Closed if contents.is_none() => ("ConnectionClosedError", format!("this client of '{name}' is closed")),
+            Error::Closed => (
+                "ConnectionClosedError",
+                format!("the learner has closed ring '{name}'; nothing more can be sent"),
+            ),
+            Error::Timeout => {
+                ("WaitTimeout", format!("no room in ring '{name}' within {} s: {state}", timeout.unwrap_or_default()))
             }
-            "RingFull" => errors(py, "RingFull", format!("ring '{}' is full: {state}", self.name)),
-            _ => error,
-        }
+            Error::Full => ("RingFull", format!("ring '{name}' is full: {state}")),
+            other => return to_py(py, other),
+        };
+        named(py, class, message)
     }
 }

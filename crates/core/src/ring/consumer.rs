@@ -188,7 +188,7 @@ impl Consumer {
         if self.seat.owner().is_none() {
             return Ok(()); // A forked child: the ring is its parent's to close.
         }
-        if self.seat.census(Role::Consumer).alive <= 1 {
+        if self.seat.leave_as_last() {
             self.ring.segment().unlink()?;
             self.ring.shut_down();
         }

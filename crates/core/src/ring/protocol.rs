@@ -191,7 +191,8 @@ impl<'a> Protocol<'a> {
     fn open_next(&self, open: Place) -> Result<bool> {
         self.assist(open)?;
         let count = self.buffers.len();
-        for step in 1..count {
+        // The open buffer itself comes last: its batch may have been taken and released already.
+        for step in 1..=count {
             let index = (open.index + step) % count;
             // SYNC ring.free: Acquire here, Release in `release` and `drop_oldest`. Nobody reads it any more (I6).
             let word = BufferWord::unpack(self.buffers[index].word.load(Ordering::Acquire));

@@ -284,6 +284,15 @@ impl Seat {
             state.compare_exchange(seat_state::JOINED, seat_state::DIED, Ordering::Relaxed, Ordering::Relaxed);
     }
 
+    /// Says that we leave (the lock stays until we are dropped). True when nobody else in our role is left: of two who
+    /// leave at once, at least one hears so.
+    pub fn leave_as_last(&self) -> bool {
+        self.record().state.store(seat_state::LEFT, Ordering::Release);
+        // SYNC seat.leave: each leaver's mark comes before its look at the others' marks.
+        crate::sync::fence(Ordering::SeqCst);
+        self.census(self.role).alive == 0
+    }
+
     /// Whether nobody in a role lives, and at least one of them died instead of leaving.
     pub fn is_alone_among(&self, role: Role) -> bool {
         let mut died = false;

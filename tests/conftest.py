@@ -1,0 +1,120 @@
+"""Fixtures: names that nobody else uses, and a check that no test leaves a file in shared memory."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rollway
+from rollway import _core
+
+
+def pytest_addoption(parser):
+    parser.addoption("--soak", action="store_true", help="run the long tests, at full size")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "soak: the full size of a test that also runs small; needs --soak")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--soak"):
+        return
+    kept = [item for item in items if "soak" not in item.keywords]
+    config.hook.pytest_deselected(items=[item for item in items if "soak" in item.keywords])
+    items[:] = kept
+
+
+@pytest.fixture
+def name():
+    """A segment name of this test's own; fails the test if the segment is still there afterwards."""
+    name = f"test-{os.getpid()}-{secrets.token_hex(4)}"
+    yield name
+    path = Path(_core.shm_directory()) / f"rollway.{name}"
+    left = path.exists()
+    rollway.gc()
+    assert not left, f"{path} was left behind"
+
+
+@pytest.fixture
+def example():
+    """A transition: the smallest honest sample."""
+    return {"obs": np.zeros(4, np.float32), "reward": np.zeros(1, np.float32)}
+
+
+class Child:
+    """A Python process of its own, running a snippet; killed at the end of the test if it still lives."""
+
+    def __init__(self, code, *args):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def says(self, expected):
+        """Waits for a line of output."""
+        line = self.process.stdout.readline().strip()
+        if line != expected:
+            raise AssertionError(f"expected {expected!r}, got {line!r}: {self.process.communicate()[1]}")
+
+    def line(self):
+        return self.process.stdout.readline().strip()
+
+    def tell(self, line=""):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self):
+        """SIGSTOP, and waits until the kernel has stopped it."""
+        os.kill(self.pid, signal.SIGSTOP)
+        until(lambda: Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T")
+
+    def resume(self):
+        os.kill(self.pid, signal.SIGCONT)
+
+    def ends(self, code=0, timeout=30):
+        out, err = self.process.communicate(timeout=timeout)
+        assert self.process.returncode == code, f"exit code {self.process.returncode}\n{out}\n{err}"
+        return out, err
+
+
+@pytest.fixture
+def child():
+    """Starts children: ``child("code", arg, …)``."""
+    children = []
+
+    def start(code, *args):
+        children.append(Child(code, *args))
+        return children[-1]
+
+    yield start
+    for one in children:
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.communicate()
+
+
+def until(condition, timeout=10.0):
+    """Waits for a condition that no event announces."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"still not so after {timeout} s"
+        time.sleep(0.001)

@@ -1,0 +1,217 @@
+"""Schemas: what is accepted, and what the error says when it is not."""
+
+import dataclasses
+from collections import OrderedDict, namedtuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import rollway
+from rollway.schema import Schema
+
+Step = namedtuple("Step", "obs reward")
+
+
+@dataclasses.dataclass
+class Transition:
+    obs: np.ndarray
+    reward: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    inner: Transition
+    done: np.ndarray
+
+
+def round_trip(example, sample, n=2):
+    with rollway.Server(example, batch_size=n) as server:
+        for _ in range(n):
+            assert server.submit(sample)
+        return server.sample(timeout=5).batch
+
+
+TREES = {
+    "dict": lambda a, b: {"x": a, "y": b},
+    "nested dict": lambda a, b: {"x": {"deep": a}, "y": (b, [a])},
+    "tuple": lambda a, b: (a, b),
+    "list": lambda a, b: [a, b],
+    "named tuple": lambda a, b: Step(a, b),
+    "dataclass": lambda a, b: Transition(a, b),
+    "nested dataclass": lambda a, b: Frozen(Transition(a, b), b),
+    "ordered dict": lambda a, b: OrderedDict(y=b, x=a),
+    "one array": lambda a, b: a,
+    "dict of unsorted keys": lambda a, b: {"zz": a, "aa": b},
+}
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES.keys())
+def test_every_structure_comes_back_as_it_went_in(tree):
+    import optree
+
+    a, b = np.arange(6, dtype=np.float32).reshape(2, 3), np.array(7, np.int64)
+    batch = round_trip(tree(np.zeros_like(a), np.zeros_like(b)), tree(a, b))
+    expected = tree(np.stack([a, a]), np.stack([b, b]))
+    assert type(batch) is type(expected)
+    flat = optree.tree_leaves(batch, namespace="rollway"), optree.tree_leaves(expected, namespace="rollway")
+    for got, want in zip(*flat, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+DTYPES = [
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    ">f4",
+    "S5",
+    "U3",
+    "M8[ns]",
+    "m8[us]",
+    ml_dtypes.bfloat16,
+    ml_dtypes.float8_e4m3fn,
+    [("position", "f4", (3,)), ("flags", "u1")],
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)], ids=str)
+def test_every_dtype_of_fixed_size_survives_bit_for_bit(dtype, shape):
+    dtype = np.dtype(dtype)
+    rng = np.random.default_rng(0)
+    value = np.frombuffer(rng.bytes(dtype.itemsize * int(np.prod(shape))), np.uint8)
+    if dtype == bool:
+        value = value % 2
+    if dtype.kind == "U":
+        value = np.frombuffer(b"abc" * 100, np.uint8).astype(np.uint32).view(np.uint8)[: len(value)]
+    value = value.copy().view(dtype).reshape(shape)
+    got = round_trip(np.zeros(shape, dtype), value)
+    assert got.dtype == dtype and got.shape == (2, *shape)
+    assert got[1:].tobytes() == value.tobytes()
+
+
+def test_an_object_dtype_is_refused():
+    with pytest.raises(rollway.SchemaMismatch, match="leaf 'a' has dtype object, which has no fixed size"):
+        Schema.of({"a": np.array([None])})
+
+
+def test_an_example_without_arrays_is_refused():
+    with pytest.raises(rollway.SchemaMismatch, match="no arrays in it"):
+        Schema.of({})
+
+
+def test_a_leaf_that_is_no_array_is_refused():
+    with pytest.raises(rollway.SchemaMismatch, match="leaf 'a' is a str; it must be a numpy array"):
+        Schema.of({"a": "text"})
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        (
+            {"obs": np.zeros(4), "reward": np.zeros(1, np.float32)},
+            r"leaf 'obs' is float64\[4\] here but float32\[4\] in the schema. Cast or reshape",
+        ),
+        (
+            {"obs": np.zeros(5, np.float32), "reward": np.zeros(1, np.float32)},
+            r"leaf 'obs' is float32\[5\] here but float32\[4\]",
+        ),
+        ({"obs": np.zeros((4, 1), np.float32), "reward": np.zeros(1, np.float32)}, r"leaf 'obs' is float32\[4,1\]"),
+        ({"obs": np.zeros(4, np.float32)}, "missing 'reward'"),
+        (
+            {"obs": np.zeros(4, np.float32), "rewards": np.zeros(1, np.float32)},
+            "missing 'reward'; unexpected 'rewards'",
+        ),
+        ((np.zeros(4, np.float32), np.zeros(1, np.float32)), "missing 'obs', 'reward'; unexpected '0', '1'"),
+        ({"obs": "text", "reward": np.zeros(1, np.float32)}, "leaf 'obs' is a str"),
+        ({"obs": np.zeros(4, np.int32), "reward": np.zeros(1, np.float32)}, r"leaf 'obs' is int32\[4\]"),
+        (None, "missing 'obs', 'reward'"),
+    ],
+)
+def test_a_wrong_sample_names_the_leaf_and_leaves_the_ring_untouched(example, sample, message):
+    with rollway.Server(example, batch_size=2) as server:
+        for call in (server.submit, lambda s: server._submitter().try_send(s)):
+            with pytest.raises(rollway.SchemaMismatch, match=message):
+                call(sample)
+        stats = server.stats()
+        assert stats["ready_samples"] == stats["claimed_slots"] == stats["aborted"] == 0
+
+
+def test_non_contiguous_and_subclassed_arrays_are_accepted():
+    source = np.arange(8, dtype=np.float32)
+    batch = round_trip({"a": np.zeros(4, np.float32)}, {"a": source[::2]})
+    assert batch["a"].tolist() == [[0, 2, 4, 6]] * 2
+    fortran = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
+    assert round_trip(np.zeros((2, 3), np.float32), fortran)[0].tolist() == fortran.tolist()
+    matrix = np.matrix([[1.0, 2.0]], dtype=np.float32)
+    assert round_trip(np.zeros((1, 2), np.float32), matrix)[0].tolist() == [[1, 2]]
+
+
+def test_python_numbers_take_the_dtype_of_their_leaf():
+    batch = round_trip({"r": np.float32(0), "n": np.int8(0), "d": np.bool_(0)}, {"r": 1.5, "n": 3, "d": True})
+    assert (batch["r"][0], batch["n"][0], batch["d"][0]) == (1.5, 3, True)
+
+
+@pytest.mark.parametrize(("leaf", "value"), [(np.int32(0), 1.5), (np.int8(0), 300), (np.bool_(0), 2)])
+def test_a_python_number_that_does_not_fit_is_refused(leaf, value):
+    with pytest.raises(rollway.SchemaMismatch, match="does not fit"):
+        round_trip({"a": leaf}, {"a": value})
+
+
+class ArrayLike:
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+class DlpackOnly:
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **kwargs):
+        return self.array.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("wrap", [ArrayLike, DlpackOnly])
+def test_anything_with_array_or_dlpack_is_accepted(wrap):
+    value = np.arange(3, dtype=np.float32)
+    assert round_trip({"a": wrap(np.zeros(3, np.float32))}, {"a": wrap(value)})["a"][0].tolist() == [0, 1, 2]
+
+
+def test_send_many_wants_a_leading_dimension_of_equal_length(example):
+    with rollway.Server(example, batch_size=4) as server:
+        good = {"obs": np.ones((3, 4), np.float32), "reward": np.ones((3, 1), np.float32)}
+        assert server.submit_many(good) == 3
+        with pytest.raises(rollway.SchemaMismatch, match=r"different numbers of samples: \{'obs': 3, 'reward': 2\}"):
+            server.submit_many({**good, "reward": np.ones((2, 1), np.float32)})
+        with pytest.raises(rollway.SchemaMismatch, match=r"leaf 'reward' is float64\[n,1\] here but float32\[n,1\]"):
+            server.submit_many({**good, "reward": np.ones((3, 1))})
+        assert server.submit_many({k: v[:0] for k, v in good.items()}) == 0
+        assert server.stats()["ready_samples"] == 3
+
+
+def test_an_empty_leaf_takes_no_room():
+    assert round_trip({"a": np.zeros(0), "b": np.zeros(1)}, {"a": np.zeros(0), "b": np.ones(1)})["a"].shape == (2, 0)
+
+
+def test_more_leaves_than_fit_inline_work():
+    example = {f"leaf{i}": np.zeros(2, np.int32) for i in range(40)}
+    sample = {key: np.full(2, i, np.int32) for i, key in enumerate(example)}
+    batch = round_trip(example, sample)
+    assert all(batch[key][1].tolist() == value.tolist() for key, value in sample.items())

@@ -1,0 +1,416 @@
+"""The Server within one process: batches, waiting, policies, lifetimes."""
+
+import asyncio
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import rollway
+
+ONE = np.zeros(1, np.int64)
+
+
+def value(i):
+    return np.array([i], np.int64)
+
+
+def submit(server, *values):
+    return [server.submit(value(v)) for v in values]
+
+
+def values(sample):
+    return sample.batch[:, 0].tolist()
+
+
+def test_a_sample_unpacks_like_echos():
+    with rollway.Server(ONE, 2) as server:
+        submit(server, 1, 2)
+        batch, info = server.sample()
+        assert batch[:, 0].tolist() == [1, 2]
+        assert info.size == 2 and info.batch_number == 1
+        assert info.sequences.tolist() == [0, 1] and info.producer_ids.tolist() == [0, 0]
+        assert (np.diff(info.committed_ns.astype(np.int64)) >= 0).all()
+        assert info.committed_ns[0] <= time.monotonic_ns()
+
+
+def test_the_weight_version_travels_with_the_sample():
+    with rollway.Server(ONE, 3) as server:
+        server.submit(value(0), version=7)
+        server.submit_many(np.ones((1, 1), np.int64), version=8)
+        with server._submitter().reserve() as slot:
+            slot.version = 9
+            slot.tree[0] = 5
+        assert server.sample().info.versions.tolist() == [7, 8, 9]
+
+
+def test_echos_metrics_are_there():
+    with rollway.Server(ONE, 2) as server:
+        submit(server, *range(5))
+        info = server.sample().info
+        assert info.store_size == 3 and info.samples_inserted_total == 5 and info.queue_depth_sum == 1
+        assert info.active_connections == 1 and info.push_blocked_count == 0 and info.cas_failure_total == 0
+        assert info.cas_success_total == 5 and info.reservation_retries_total == 0 and info.notify_count == 0
+        assert info.queue_depth_max == 1 and info.wait.count == 0
+        assert info.memcpy.count == 1 and info.queue_dwell.count == 1
+        assert info.queue_dwell.min_ns <= info.queue_dwell.p50_ns <= info.queue_dwell.p99_ns <= info.queue_dwell.max_ns
+        server.reset_histograms()
+        assert info.memcpy.count == 0
+        assert "p50" in repr(info.memcpy) and "batch_number=1" in repr(info)
+
+
+def test_views_are_read_only_unless_asked_for():
+    with rollway.Server(ONE, 1) as server:
+        submit(server, 1)
+        batch = server.sample().batch
+        with pytest.raises(ValueError, match="read-only"):
+            batch[0] = 5
+    with rollway.Server(ONE, 1, writable=True) as server:
+        submit(server, 1)
+        batch = server.sample().batch
+        batch[0] = 5
+        assert batch[0, 0] == 5
+
+
+def test_a_view_keeps_its_room_until_it_is_garbage():
+    with rollway.Server(ONE, 1, num_buffers=2) as server:
+        submit(server, 1)
+        row = server.sample().batch[0]  # only a view of a view is left of the sample
+        for i in range(2, 10):
+            submit(server, i)
+            assert values(server.sample()) == [i]
+        assert row.tolist() == [1]
+        assert server.stats()["held_batches"] == 1
+        del row
+        gc.collect()
+        assert server.stats()["held_batches"] == 0
+
+
+def test_release_gives_the_room_back_at_once():
+    with rollway.Server(ONE, 1, num_buffers=2) as server:
+        submit(server, 1)
+        with server.sample() as sample:
+            assert server.stats()["held_batches"] == 1
+        assert server.stats()["held_batches"] == 0
+        sample.release()
+        submit(server, 2)
+        assert values(server.sample()) == [2]
+
+
+def test_several_batches_are_held_at_once_and_all_of_them_is_an_error():
+    with rollway.Server(ONE, 1, num_buffers=3) as server:
+        held = []
+        for i in range(3):
+            submit(server, i)
+            held.append(server.sample())
+        assert [values(sample) for sample in held] == [[0], [1], [2]]
+        with pytest.raises(
+            rollway.BatchesHeld, match=r"all 3 batches are held by this learner.*dataset_iter\(copy=True\)"
+        ):
+            server.sample()
+
+
+def test_a_view_outlives_the_server():
+    with rollway.Server(ONE, 1) as server:
+        submit(server, 41)
+        batch = server.sample().batch
+    del server
+    gc.collect()
+    assert batch.tolist() == [[41]]
+
+
+def test_sample_times_out_and_says_what_is_there():
+    with rollway.Server(ONE, 4) as server:
+        submit(server, 1, 2)
+        message = (
+            r"no whole batch of 4 within 0.01 s: 2 samples are committed, slots are being written by nobody; 1 prod"
+        )
+        with pytest.raises(rollway.WaitTimeout, match=message):
+            server.sample(timeout=0.01)
+        with pytest.raises(TimeoutError):
+            server.sample(timeout=0)
+        assert server.try_sample() is None
+        submit(server, 3, 4)
+        assert values(server.sample(timeout=0)) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan")])
+def test_a_senseless_timeout_is_refused(timeout):
+    with rollway.Server(ONE, 1) as server, pytest.raises(ValueError, match="a timeout must be a number of seconds"):
+        server.sample(timeout=timeout)
+
+
+def test_at_least_hands_over_a_short_batch_at_the_deadline():
+    with rollway.Server(ONE, 4) as server:
+        submit(server, 1, 2)
+        with pytest.raises(rollway.WaitTimeout):
+            server.sample(timeout=0.01, at_least=3)
+        assert values(server.sample(timeout=0.01, at_least=2)) == [1, 2]
+        submit(server, 3, 4, 5, 6)
+        assert values(server.sample(timeout=1)) == [3, 4, 5, 6], "the next batch is whole again"
+
+
+def test_flush_hands_over_what_is_there_and_only_then():
+    with rollway.Server(ONE, 4) as server:
+        server.flush()
+        submit(server, 1)
+        with pytest.raises(rollway.WaitTimeout):
+            server.sample(timeout=0.01)
+        server.flush()
+        submit(server, 2, 3, 4, 5)
+        assert values(server.sample(timeout=1)) in ([1], [1, 2, 3, 4])
+
+
+def test_a_short_batch_with_a_gap_is_put_together():
+    with rollway.Server(ONE, 4) as server:
+        submit(server, 1)
+        gap = server._submitter().reserve()
+        submit(server, 2)
+        server.flush()
+        with pytest.raises(rollway.WaitTimeout, match=r"slots are being written by pid \d+ \(1\)"):
+            server.sample(timeout=0.01)
+        gap.abort()
+        sample = server.sample(timeout=1)
+        assert values(sample) == [1, 2] and sample.info.sequences.tolist() == [0, 1]
+        assert server.stats()["held_batches"] == 0
+
+
+def test_a_slot_held_for_long_holds_nobody_up():
+    with rollway.Server(ONE, 2, num_buffers=3) as server:
+        slow = server._submitter().reserve()
+        seen = []
+        for i in range(20):
+            submit(server, i)
+            while (sample := server.try_sample()) is not None:
+                seen += values(sample)
+        assert len(seen) >= 18
+        slow.tree[0] = 99
+        slow.commit()
+        server.flush()
+        while (sample := server.try_sample()) is not None:
+            seen += values(sample)
+        assert sorted(seen) == [*range(20), 99]
+
+
+def test_the_policies_when_full():
+    def full(**kwargs):
+        server = rollway.Server(ONE, 2, num_buffers=2, **kwargs)
+        assert submit(server, 1, 2, 3, 4) == [True] * 4
+        return server
+
+    with full(on_full="block") as server:
+        message = r"no room in ring '\(in process\)' within 0.01 s: 4 samples wait for the learner, 0 batches"
+        with pytest.raises(rollway.WaitTimeout, match=message):
+            server.submit(value(5), timeout=0.01)
+        assert server._submitter().try_send(value(5)) is False and server._submitter().try_reserve() is None
+        assert server.stats()["blocked"] == 1
+    with (
+        full(on_full="error") as server,
+        pytest.raises(rollway.RingFull, match="ring '.in process.' is full: 4 samples"),
+    ):
+        submit(server, 5)
+    with full(on_full="drop_newest") as server:
+        assert submit(server, 5) == [False] and server.stats()["dropped_newest"] == 1
+        assert values(server.sample()) == [1, 2]
+    with full(on_full="drop_oldest") as server:
+        assert submit(server, 5, 6) == [True, True] and server.stats()["dropped_oldest"] == 2
+        kept = server.sample()
+        assert values(kept) == [3, 4]
+        assert submit(server, 7, 8) == [True, True] and server.stats()["dropped_oldest"] == 4
+        assert values(kept) == [3, 4], "a batch in the learner's hands is never dropped"
+        other = server.sample()
+        assert values(other) == [7, 8]
+        assert submit(server, 9) == [False] and server.stats()["dropped_newest"] == 1, "nothing is left to drop"
+
+
+def test_send_many_says_how_far_it_came():
+    with rollway.Server(ONE, 2, num_buffers=2) as server:
+        with pytest.raises(rollway.WaitTimeout) as caught:
+            server.submit_many(np.arange(6).reshape(6, 1), timeout=0.01)
+        assert caught.value.sent == 4
+        assert values(server.sample()) == [0, 1]
+        assert server.submit_many(np.arange(4, 6).reshape(2, 1)) == 2
+        assert values(server.sample()) == [2, 3] and values(server.sample()) == [4, 5]
+
+
+def test_send_many_streams_more_than_the_ring_holds():
+    with rollway.Server(ONE, 4, num_buffers=2) as server:
+        worker = threading.Thread(target=server.submit_many, args=(np.arange(1000).reshape(1000, 1),))
+        worker.start()
+        seen = [v for _ in range(250) for v in values(server.sample(timeout=10))]
+        worker.join()
+        assert seen == list(range(1000))
+
+
+def test_an_exception_in_reserve_gives_the_slot_back():
+    with rollway.Server(ONE, 2) as server:
+        producer = server._submitter()
+        with pytest.raises(RuntimeError, match="mine"), producer.reserve() as slot:
+            slot.tree[0] = 13
+            raise RuntimeError("mine")
+        submit(server, 1, 2)
+        assert values(server.sample()) == [1, 2] and server.stats()["aborted"] == 1
+
+
+def test_a_slot_cannot_be_used_after_it_is_done():
+    with rollway.Server(ONE, 2) as server:
+        slot = server._submitter().reserve()
+        array = slot.tree
+        array[0] = 1
+        slot.commit()
+        assert "done" in repr(slot)
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 2
+        with pytest.raises(ValueError, match="committed or aborted already"):
+            slot.commit()
+        slot.abort()
+        del slot
+        server._submitter().reserve()  # dropped: given back
+        submit(server, 2)
+        assert values(server.sample()) == [1, 2]
+
+
+def test_sample_from_two_threads_gives_each_batch_to_one():
+    with rollway.Server(ONE, 2, num_buffers=4) as server:
+        seen, lock = [], threading.Lock()
+
+        def take():
+            while (sample := server.sample(timeout=20)) is not None:
+                with lock:
+                    seen.extend(values(sample))
+                del sample
+
+        takers = [threading.Thread(target=take) for _ in range(3)]
+        [taker.start() for taker in takers]
+        submit(server, *range(2000))
+        while len(seen) < 2000:
+            time.sleep(0.001)
+        server.close()
+        [taker.join(timeout=10) for taker in takers]
+        assert sorted(seen) == list(range(2000))
+
+
+def test_close_wakes_everybody():
+    server = rollway.Server(ONE, 2, num_buffers=2)
+    submit(server, 1, 2, 3, 4)
+    results = {}
+
+    def blocked_submit():
+        try:
+            server.submit(value(5))
+        except rollway.ConnectionClosedError as error:
+            results["submit"] = str(error)
+
+    threads = [threading.Thread(target=blocked_submit)]
+    threads[0].start()
+    while server.stats()["blocked"] == 0:
+        time.sleep(0.001)
+    idle = rollway.Server(ONE, 2)
+    threads.append(threading.Thread(target=lambda: results.update(sample=idle.sample())))
+    threads[1].start()
+    server.close()
+    idle.close()
+    [thread.join(timeout=10) for thread in threads]
+    assert not any(thread.is_alive() for thread in threads)
+    assert results["sample"] is None and "closed" in results["submit"]
+
+
+def test_a_closed_server_answers_with_none_and_errors():
+    server = rollway.Server(ONE, 1)
+    server.submit(value(1))
+    server.close()
+    server.close()
+    assert server.closed and server.sample() is None and server.try_sample() is None
+    assert list(server.dataset_iter()) == []
+    with pytest.raises(rollway.ConnectionClosedError):
+        server.submit(value(1))
+    assert repr(server) == "<rollway.Server (in process) batch_size=1 closed>"
+
+
+def test_dataset_iter_ends_at_shutdown_and_copies_on_request():
+    with rollway.Server(ONE, 1, num_buffers=2) as server:
+        kept = []
+        worker = threading.Thread(target=submit, args=(server, *range(10)))
+        worker.start()
+        for sample in server.dataset_iter(copy=True):
+            kept.append(sample)
+            if len(kept) == 10:
+                server.close()
+        worker.join()
+        assert [values(sample) for sample in kept] == [[i] for i in range(10)]
+        kept[0].batch[0] = 3  # ours
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size = 0 is out of range: 1 to 16,777,215"),
+        ({"batch_size": 1, "num_buffers": 1}, "num_buffers = 1 is out of range: 2 to 65,535"),
+        ({"batch_size": 1, "on_full": "sometimes"}, "on_full is 'sometimes'; it must be 'block', 'drop_oldest'"),
+    ],
+)
+def test_senseless_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        rollway.Server(ONE, **arguments)
+
+
+def test_async_twins_wait_without_blocking_the_loop(name):
+    async def run():
+        with rollway.Server(ONE, 2, rollway.ShmTransport(name), num_buffers=2) as server:
+            with rollway.ShmClient(name, ONE) as client:
+                waiting = asyncio.create_task(server.sample_async())
+                for i in range(2):
+                    await client.send_async(value(i))
+                first = await asyncio.wait_for(waiting, 10)
+                assert values(first) == [0, 1]
+                del first, waiting
+
+                with pytest.raises(rollway.WaitTimeout):
+                    await server.sample_async(timeout=0.01)
+                await client.send_async(value(5))
+                short = await server.sample_async(timeout=0.01, at_least=1)
+                assert values(short) == [5]
+                del short
+
+                sending = asyncio.create_task(client.send_many_async(np.arange(100).reshape(100, 1)))
+                seen = []
+                while len(seen) < 100:
+                    seen += values(await server.sample_async(timeout=10))
+                assert seen == list(range(100)) and await sending == 100
+
+                slot = await client.reserve_async()
+                slot.abort()
+                for i in range(4):
+                    await client.send_async(value(i))
+                with pytest.raises(rollway.WaitTimeout, match="no room"):
+                    await client.send_async(value(9), timeout=0.01)
+                with pytest.raises(rollway.WaitTimeout):
+                    await client.reserve_async(timeout=0.01)
+                cancelled = asyncio.create_task(client.send_async(value(9)))
+                await asyncio.sleep(0)
+                cancelled.cancel()
+                assert values(await server.sample_async()) == [0, 1]
+                assert values(await server.sample_async()) == [2, 3]
+
+                pending = asyncio.create_task(server.sample_async())
+                await asyncio.sleep(0)
+                server.close()
+                assert await asyncio.wait_for(pending, 10) is None
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_sample_async_takes_nothing():
+    async def run():
+        with rollway.Server(ONE, 2) as server:
+            task = asyncio.create_task(server.sample_async())
+            await asyncio.sleep(0.01)
+            task.cancel()
+            submit(server, 1, 2)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert values(await server.sample_async(timeout=10)) == [1, 2]
+
+    asyncio.run(run())
