@@ -1,7 +1,7 @@
 """What this machine offers to Rollway, and what stands in its way. Gathers facts and judges them; prints nothing.
 
-`rollway doctor` shows what `examine` gives. Every check is a function of the facts it judges, or of the directory in which
-it looks for them, so that any machine can be examined, also one that exists only as files in a test.
+`rollway doctor` shows what `examine` gives. Every check is a function of the facts it judges, or of the directory in
+which it looks for them, so that any machine can be examined, also one that exists only as files in a test.
 """
 
 from __future__ import annotations

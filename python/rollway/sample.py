@@ -10,7 +10,8 @@ import numpy as np
 if TYPE_CHECKING:
     from rollway._core import Batch, Consumer, HistSnapshot
 
-_STAMP = np.dtype([("sequence", "u8"), ("committed_ns", "u8"), ("producer_id", "u4"), ("version", "u4")])
+# A slot record of the core: its word, then the stamp.
+_RECORD = np.dtype([("word", "u8"), ("sequence", "u8"), ("committed_ns", "u8"), ("producer_id", "u4"), ("version", "u4")])
 
 
 class SampleInfo:
@@ -20,21 +21,21 @@ class SampleInfo:
     ask for them, not when the batch was taken.
     """
 
-    __slots__ = ("_consumer", "_stamps", "batch_number", "size")
+    __slots__ = ("_consumer", "_records", "batch_number", "size")
 
-    def __init__(self, consumer: Consumer, batch_number: int, stamps: bytes) -> None:
+    def __init__(self, consumer: Consumer, batch_number: int, records: bytes) -> None:
         self._consumer = consumer
-        self._stamps = stamps
+        self._records = records
         self.batch_number = batch_number
         """Counted from 1 over the life of the ring."""
-        self.size = len(stamps) // _STAMP.itemsize
+        self.size = len(records) // _RECORD.itemsize
         """Samples in the batch; fewer than ``batch_size`` only when it was closed early."""
 
     def __repr__(self) -> str:
         return f"SampleInfo(batch_number={self.batch_number}, size={self.size})"
 
     def _stamp(self, field: str) -> np.ndarray[Any, Any]:
-        return np.frombuffer(self._stamps, _STAMP)[field]
+        return np.frombuffer(self._records, _RECORD)[field]
 
     @property
     def producer_ids(self) -> np.ndarray[Any, np.dtype[np.uint32]]:

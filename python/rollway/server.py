@@ -36,8 +36,8 @@ class Server:
         batch_size: Samples per batch.
         transport: `ShmTransport` for workers in other processes; without one, only `submit` feeds the ring.
         num_buffers: Batches that the ring has room for, at least 2: one to fill, one to read, more for slack.
-        on_full: What producers do when there is no room: ``"block"``, ``"drop_oldest"`` batch, ``"drop_newest"`` sample,
-            or ``"error"``. Drops are counted in `stats`.
+        on_full: What producers do when there is no room: ``"block"``, ``"drop_oldest"`` batch, ``"drop_newest"``
+            sample, or ``"error"``. Drops are counted in `stats`.
         writable: Hand out arrays that may be written to.
         peer_timeout_s: How long `sample` waits when every worker is gone and at least one of them died, before it
             raises `PeerDied`. ``None``: for ever.
@@ -219,13 +219,13 @@ class Server:
         return self._producer
 
     def _sample_of(self, batch: Batch) -> Sample:
-        runs = range(len(batch.runs))
-        parts = [batch.leaves(run, self._writable) for run in runs]
-        stamps = b"".join(batch.stamps(run) for run in runs)
-        info = SampleInfo(self._consumer, batch.number, stamps)
-        if len(parts) == 1:
-            return Sample(self._schema.unflatten(parts[0]), info, batch)
+        runs = batch.runs
+        if len(runs) == 1:
+            info = SampleInfo(self._consumer, batch.number, batch.records(0))
+            return Sample(batch.tree(0, self._writable), info, batch)
         # Closed early, with gaps where slots were given back: the pieces are put together in memory of our own.
+        info = SampleInfo(self._consumer, batch.number, b"".join(batch.records(run) for run in range(len(runs))))
+        parts = [batch.leaves(run, False) for run in range(len(runs))]
         leaves = [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
         batch.release()
         return Sample(self._schema.unflatten(leaves), info)

@@ -3,8 +3,9 @@
 use crate::array;
 use crate::gil::GilCell;
 use crate::plan::Plan;
+use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyBytes, PyList};
 use rollway_core::ring::{Batch as CoreBatch, Consumer as Core, Ring};
 use std::sync::Arc;
 
@@ -13,7 +14,6 @@ use std::sync::Arc;
 pub struct Batch {
     batch: GilCell<Option<CoreBatch<Arc<Core>>>>,
     /// Keeps the mapping after release: a view may be old then, but never dangles.
-    #[allow(dead_code)]
     ring: Arc<Ring>,
     plan: Py<Plan>,
     buffer: usize,
@@ -23,11 +23,28 @@ pub struct Batch {
 }
 
 impl Batch {
-    pub fn new(_py: Python<'_>, batch: CoreBatch<Arc<Core>>, plan: Py<Plan>) -> PyResult<Batch> {
-        batch.record_dwell();
+    pub fn new(batch: CoreBatch<Arc<Core>>, plan: Py<Plan>) -> Batch {
         let (number, buffer) = batch.number();
         let (ring, len, runs) = (batch.consumer().ring().clone(), batch.len(), batch.runs());
-        Ok(Batch { batch: GilCell::new(Some(batch)), ring, plan, buffer, number, len, runs })
+        if let Some(&(first, _)) = runs.first() {
+            batch.record_dwell(first);
+        }
+        Batch { batch: GilCell::new(Some(batch)), ring, plan, buffer, number, len, runs }
+    }
+
+    fn run(&self, run: usize) -> PyResult<(usize, usize)> {
+        self.runs.get(run).copied().ok_or_else(|| PyIndexError::new_err(run))
+    }
+
+    fn arrays<'py>(slf: &Bound<'py, Self>, run: usize, writable: bool) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let this = slf.get();
+        let (first, len) = this.run(run)?;
+        let leaves = this.plan.get().leaves.iter().enumerate().map(|(index, leaf)| {
+            let data = this.ring.leaf(this.buffer, index, first);
+            // SAFETY: the rows lie in the ring's mapping, which the batch (the array's base) keeps alive.
+            unsafe { array::over(slf.py(), leaf, Some(len), data, slf.as_any(), writable) }
+        });
+        leaves.collect()
     }
 }
 
@@ -49,34 +66,22 @@ impl Batch {
         self.runs.clone()
     }
 
-    /// One array per leaf over the rows of a run.
-    fn leaves<'py>(slf: &Bound<'py, Self>, run: usize, writable: bool) -> PyResult<Bound<'py, PyList>> {
-        let (py, this) = (slf.py(), slf.get());
-        let &(first, len) = this.runs.get(run).ok_or_else(|| pyo3::exceptions::PyIndexError::new_err(run))?;
-        let leaves = PyList::empty(py);
-        for (index, leaf) in this.plan.get().leaves.iter().enumerate() {
-            let data = this.ring.leaf(this.buffer, index, first);
-            // SAFETY: the rows lie in the ring's mapping, which the batch (the array's base) keeps alive.
-            leaves.append(unsafe { array::over(py, leaf, Some(len), data, slf.as_any(), writable)? })?;
-        }
-        Ok(leaves)
+    /// The views of a run, in the structure of the example.
+    fn tree<'py>(slf: &Bound<'py, Self>, run: usize, writable: bool) -> PyResult<Bound<'py, PyAny>> {
+        slf.get().plan.get().build(slf.py(), &Self::arrays(slf, run, writable)?)
     }
 
-    /// The stamps of a run, one after the other: sequence u64, committed_ns u64, producer_id u32, version u32.
-    fn stamps<'py>(&self, py: Python<'py>, run: usize) -> PyResult<Bound<'py, pyo3::types::PyBytes>> {
-        let &(first, len) = self.runs.get(run).ok_or_else(|| pyo3::exceptions::PyIndexError::new_err(run))?;
-        let released = || pyo3::exceptions::PyValueError::new_err("this batch was released");
+    /// The views of a run, one per leaf.
+    fn leaves<'py>(slf: &Bound<'py, Self>, run: usize, writable: bool) -> PyResult<Bound<'py, PyList>> {
+        PyList::new(slf.py(), Self::arrays(slf, run, writable)?)
+    }
+
+    /// A copy of the slot records of a run: 32 bytes each, the stamp at offset 8.
+    fn records<'py>(&self, py: Python<'py>, run: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let (first, len) = self.run(run)?;
         self.batch.with(py, |batch| {
-            let batch = batch.as_ref().ok_or_else(released)?;
-            let mut bytes = Vec::with_capacity(len * 24);
-            for row in first..first + len {
-                let stamp = batch.stamp(row);
-                bytes.extend_from_slice(&stamp.sequence.to_ne_bytes());
-                bytes.extend_from_slice(&stamp.committed_ns.to_ne_bytes());
-                bytes.extend_from_slice(&stamp.producer_id.to_ne_bytes());
-                bytes.extend_from_slice(&stamp.version.to_ne_bytes());
-            }
-            Ok(pyo3::types::PyBytes::new(py, &bytes))
+            let batch = batch.as_ref().ok_or_else(|| PyValueError::new_err("this batch was released"))?;
+            Ok(PyBytes::new(py, batch.records(first, len)))
         })
     }
 

@@ -74,7 +74,7 @@ impl Consumer {
     fn take(&self, py: Python<'_>, timeout: Option<f64>, at_least: Option<usize>) -> PyResult<Option<Batch>> {
         let (core, patience) = (self.core(py)?, patience(timeout)?);
         let batch = blocking(py, || Core::take(core.clone(), patience, at_least))?.map_err(|e| to_py(py, e))?;
-        batch.map(|batch| Batch::new(py, batch, self.plan.clone_ref(py))).transpose()
+        Ok(batch.map(|batch| Batch::new(batch, self.plan.clone_ref(py))))
     }
 
     /// Sleeps until there is a batch to take, at most `timeout` seconds; false when there is none.

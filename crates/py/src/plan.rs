@@ -5,7 +5,7 @@ use numpy::npyffi::{self, npy_intp};
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 
 /// One array of a sample.
 pub struct Leaf {
@@ -79,6 +79,33 @@ impl Node {
             _ => Err(PyValueError::new_err(format!("unknown node '{kind}'"))),
         }
     }
+
+    /// `None` where Python has to build it.
+    fn build<'py>(&self, py: Python<'py>, leaves: &[Bound<'py, PyAny>]) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let all = |children: &[Node]| -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
+            children.iter().map(|child| child.build(py, leaves)).collect()
+        };
+        Ok(match self {
+            Node::Leaf(index) => Some(leaves[*index].clone()),
+            Node::Foreign => None,
+            Node::Tuple(children) => match all(children)? {
+                Some(items) => Some(PyTuple::new(py, items)?.into_any()),
+                None => None,
+            },
+            Node::List(children) => match all(children)? {
+                Some(items) => Some(PyList::new(py, items)?.into_any()),
+                None => None,
+            },
+            Node::Dict(entries) => {
+                let dict = PyDict::new(py);
+                for (key, child) in entries {
+                    let Some(item) = child.build(py, leaves)? else { return Ok(None) };
+                    dict.set_item(key, item)?;
+                }
+                Some(dict.into_any())
+            }
+        })
+    }
 }
 
 /// What the leaves of a call must look like.
@@ -94,6 +121,14 @@ impl Plan {
     /// Bytes of one sample of each leaf.
     pub fn leaf_bytes(&self) -> Vec<usize> {
         self.leaves.iter().map(|leaf| leaf.bytes).collect()
+    }
+
+    /// Puts one array per leaf into the structure of the example.
+    pub fn build<'py>(&self, py: Python<'py>, leaves: &[Bound<'py, PyAny>]) -> PyResult<Bound<'py, PyAny>> {
+        match self.root.build(py, leaves)? {
+            Some(tree) => Ok(tree),
+            None => self.schema.bind(py).call_method1("unflatten", (PyList::new(py, leaves)?,)),
+        }
     }
 
     /// Finds the arrays of a sample without running any Python code, and notes where their bytes are. Gives the number

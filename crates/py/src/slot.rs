@@ -6,7 +6,7 @@ use crate::gil::GilCell;
 use crate::plan::Plan;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyType};
+use pyo3::types::PyType;
 use rollway_core::ring::{Producer as Core, Ring, Slot as CoreSlot};
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use std::sync::Arc;
 #[pyclass(frozen, module = "rollway")]
 pub struct Slot {
     slot: GilCell<Option<CoreSlot<Arc<Core>>>>,
-    leaves: Py<PyList>,
+    leaves: Vec<Py<PyAny>>,
     tree: Py<PyAny>,
     version: GilCell<u32>,
 }
@@ -27,21 +27,21 @@ struct Mapping(#[allow(dead_code)] Arc<Ring>);
 impl Slot {
     pub fn new(py: Python<'_>, slot: CoreSlot<Arc<Core>>, plan: Py<Plan>) -> PyResult<Slot> {
         let mapping = Bound::new(py, Mapping(slot.producer().ring().clone()))?.into_any();
-        let leaves = PyList::empty(py);
-        for (index, leaf) in plan.get().leaves.iter().enumerate() {
+        let leaves = plan.get().leaves.iter().enumerate().map(|(index, leaf)| {
             // SAFETY: the slot is ours to write until it is committed, and the mapping lives as long as the array.
-            leaves.append(unsafe { array::over(py, leaf, None, slot.leaf(index), &mapping, true)? })?;
-        }
-        let tree = plan.get().schema.bind(py).call_method1("unflatten", (&leaves,))?.unbind();
-        let slot = GilCell::new(Some(slot));
-        Ok(Slot { slot, leaves: leaves.unbind(), tree, version: GilCell::new(0) })
+            unsafe { array::over(py, leaf, None, slot.leaf(index), &mapping, true) }
+        });
+        let leaves: Vec<Bound<'_, PyAny>> = leaves.collect::<PyResult<_>>()?;
+        let tree = plan.get().build(py, &leaves)?.unbind();
+        let leaves = leaves.into_iter().map(Bound::unbind).collect();
+        Ok(Slot { slot: GilCell::new(Some(slot)), leaves, tree, version: GilCell::new(0) })
     }
 
     /// Ends the claim. The arrays stay mapped, but this process has no more business in them.
     fn end(&self, py: Python<'_>) -> Option<CoreSlot<Arc<Core>>> {
         let slot = self.slot.replace(py, None);
         if slot.is_some() {
-            self.leaves.bind(py).iter().for_each(|leaf| array::make_read_only(&leaf));
+            self.leaves.iter().for_each(|leaf| array::make_read_only(leaf.bind(py)));
         }
         slot
     }

@@ -255,10 +255,13 @@ impl<C: Deref<Target = Consumer>> Batch<C> {
         self.consumer.ring.leaf(self.taken().buffer, leaf, row)
     }
 
-    /// Where the slot records of the batch start: 32 bytes each, the stamp at offset 8.
-    pub fn records(&self) -> *const super::layout::Slot {
+    /// The slot records of rows that are Ready, as bytes: 32 each, the stamp at offset 8.
+    pub fn records(&self, first: usize, len: usize) -> &[u8] {
         let protocol = self.consumer.ring.protocol();
-        protocol.slots[self.taken().buffer * protocol.batch_size..].as_ptr()
+        let slots = &protocol.slots[self.taken().buffer * protocol.batch_size..][first..first + len];
+        // SAFETY: the rows are Ready and the batch is ours: nobody writes to words or stamps before release (I5, I6), and
+        // the borrow of `self` ends before that.
+        unsafe { std::slice::from_raw_parts(slots.as_ptr().cast(), size_of_val(slots)) }
     }
 
     /// The stamp of one row.
@@ -267,12 +270,10 @@ impl<C: Deref<Target = Consumer>> Batch<C> {
         stamp_of(&protocol.slots[self.taken().buffer * protocol.batch_size + row])
     }
 
-    /// Notes how long the first sample of the batch waited.
-    pub fn record_dwell(&self) {
-        if let Some(&(row, _)) = self.runs().first() {
-            let dwell = monotonic_ns().saturating_sub(self.stamp(row).committed_ns);
-            self.consumer.ring.protocol().control.dwell.record(dwell);
-        }
+    /// Notes how long a sample of the batch waited.
+    pub fn record_dwell(&self, row: usize) {
+        let dwell = monotonic_ns().saturating_sub(self.stamp(row).committed_ns);
+        self.consumer.ring.protocol().control.dwell.record(dwell);
     }
 
     /// Puts it back unread, for whoever asks next.

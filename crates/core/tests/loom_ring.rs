@@ -1,0 +1,792 @@
+//! Every interleaving of two or three threads over the shipped protocol, up to a number of preemptions.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom_ring`
+//!
+//! The words lie on loom's heap, the payload in loom's cells: a read that does not happen after its write is an error,
+//! a wake-up that is lost is a deadlock, and loom reports both. A death is a panic at a crash point, caught in its
+//! thread. The dead wake nobody, and loom has no clock for a patrol: where somebody dies (or gives a slot back, which
+//! is only a hint to the others), the survivors look again and again instead of sleeping.
+#![cfg(loom)]
+
+use loom::cell::UnsafeCell;
+use loom::thread;
+use rollway_core::ring::layout::{Buffer, Control, Slot, SlotWord};
+use rollway_core::ring::protocol::{Claim, Protocol, Taken};
+use rollway_core::ring::recovery::recover;
+use rollway_core::segment::Owner;
+use rollway_core::sync::{AtomicU32, AtomicU64, Bell, Ordering, Point, crash_point, fault};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Explores `model` with at most `preemptions` switches that no thread asked for.
+fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
+    builder.max_branches = 20_000;
+    let count = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let counter = count.clone();
+    builder.check(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+        model()
+    });
+    println!("{} executions", count.load(Ordering::Relaxed));
+}
+
+/// A payload in two halves, so that a half-written one can be told from a whole one.
+struct Row([UnsafeCell<u64>; 2]);
+
+/// One ring on loom's heap.
+struct Heap {
+    control: Box<Control>,
+    buffers: Vec<Buffer>,
+    slots: Vec<Slot>,
+    rows: Vec<Row>,
+    retries: AtomicU64,
+    batch_size: usize,
+}
+
+// SAFETY: whether the cells are shared properly is what loom checks.
+unsafe impl Sync for Heap {}
+// SAFETY: as above.
+unsafe impl Send for Heap {}
+
+impl Heap {
+    fn new(batch_size: usize, num_buffers: usize) -> Arc<Heap> {
+        let count = batch_size * num_buffers;
+        let heap = Heap {
+            control: Box::default(),
+            buffers: (0..num_buffers).map(|_| Buffer::default()).collect(),
+            slots: (0..count).map(|_| Slot::default()).collect(),
+            rows: (0..count).map(|_| Row([UnsafeCell::new(0), UnsafeCell::new(0)])).collect(),
+            retries: AtomicU64::new(0),
+            batch_size,
+        };
+        heap.ring().initialise();
+        Arc::new(heap)
+    }
+
+    fn ring(&self) -> Protocol<'_> {
+        let Heap { control, buffers, slots, batch_size, .. } = self;
+        Protocol { control, buffers, slots, batch_size: *batch_size }
+    }
+
+    fn try_claim(&self, owner: Owner, want: usize) -> Option<Claim> {
+        self.ring().try_claim(owner, want, &self.retries).unwrap()
+    }
+
+    /// As a blocked producer does it, without its patrol.
+    fn claim(&self, owner: Owner, want: usize) -> Claim {
+        if let Some(claim) = self.try_claim(owner, want) {
+            return claim;
+        }
+        loop {
+            let ticket = self.control.writable.announce();
+            if let Some(claim) = self.try_claim(owner, want) {
+                return claim;
+            }
+            self.control.writable.wait(ticket, Duration::ZERO);
+        }
+    }
+
+    /// Writes `first`, `first + 1`, … into the rows of a claim, each in two halves.
+    fn write(&self, claim: &Claim, first: u64) {
+        let start = claim.buffer * self.batch_size + claim.slot;
+        for (value, row) in (first..).zip(&self.rows[start..start + claim.len]) {
+            // SAFETY: the row is claimed by us; loom checks.
+            row.0[0].with_mut(|half| unsafe { *half = value });
+            crash_point(Point::SlotHalfWritten);
+            // SAFETY: as above.
+            row.0[1].with_mut(|half| unsafe { *half = value });
+        }
+        crash_point(Point::SlotWritten);
+    }
+
+    fn send(&self, owner: Owner, value: u64) {
+        let claim = self.claim(owner, 1);
+        self.write(&claim, value);
+        self.ring().commit(&claim);
+    }
+
+    fn try_take(&self, owner: Owner) -> Option<Taken> {
+        self.ring().try_take(owner).unwrap()
+    }
+
+    /// As a waiting consumer does it, without its patrol.
+    fn take(&self, owner: Owner) -> Taken {
+        if let Some(taken) = self.try_take(owner) {
+            return taken;
+        }
+        loop {
+            let ticket = self.control.readable.announce();
+            if self.ring().aim().unwrap() {
+                self.control.readable.wait(ticket, Duration::ZERO);
+            } else if let Some(taken) = self.try_take(owner) {
+                return taken;
+            }
+        }
+    }
+
+    /// The samples of a taken batch, in the order of their rows.
+    fn read(&self, taken: &Taken) -> Vec<u64> {
+        let first = taken.buffer * self.batch_size;
+        let rows = self.slots[first..first + self.batch_size].iter().zip(&self.rows[first..]);
+        let ready = rows.filter(|(slot, _)| {
+            SlotWord::unpack(slot.word.load(Ordering::Relaxed)).is_ready_for(taken.batch)
+        });
+        let values: Vec<u64> = ready
+            .map(|(_, row)| {
+                // SAFETY: the batch is ours; loom checks.
+                let [one, two] = [0, 1].map(|half| row.0[half].with(|half| unsafe { *half }));
+                assert_eq!(one, two, "a half-written row was shown");
+                one
+            })
+            .collect();
+        assert_eq!(values.len(), taken.ready, "the batch holds as many samples as it says");
+        values
+    }
+
+    /// Takes, reads and releases one batch, waiting for it.
+    fn receive(&self, owner: Owner) -> Vec<u64> {
+        let taken = self.take(owner);
+        let values = self.read(&taken);
+        self.ring().release(&taken);
+        values
+    }
+
+    /// Takes, reads and releases whatever is complete.
+    fn drain(&self, owner: Owner, into: &mut Vec<u64>) {
+        while let Some(taken) = self.try_take(owner) {
+            into.extend(self.read(&taken));
+            self.ring().release(&taken);
+        }
+    }
+
+    /// A patrol on which nobody turns out to be dead.
+    fn patrol(&self) {
+        recover(&self.ring(), |_| false).unwrap();
+    }
+}
+
+fn owner(seat: usize) -> Owner {
+    Owner::new(seat, 1)
+}
+
+const CONSUMER: usize = 9;
+
+fn spawn(heap: &Arc<Heap>, run: impl FnOnce(&Heap) + 'static) -> thread::JoinHandle<()> {
+    let heap = heap.clone();
+    thread::spawn(move || run(&heap))
+}
+
+fn sorted(mut values: Vec<u64>) -> Vec<u64> {
+    values.sort_unstable();
+    values
+}
+
+// ── the bell ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn a_bell_wakes_whoever_announced_himself_before_the_change() {
+    explore(3, || {
+        let shared = Arc::new((Bell::default(), AtomicU32::new(0)));
+        let ringers: Vec<_> = (0..2)
+            .map(|_| {
+                let shared = shared.clone();
+                thread::spawn(move || {
+                    shared.1.fetch_add(1, Ordering::Relaxed);
+                    shared.0.ring_if_waiting();
+                })
+            })
+            .collect();
+        loop {
+            let ticket = shared.0.announce();
+            if shared.1.load(Ordering::Relaxed) == 2 {
+                break;
+            }
+            shared.0.wait(ticket, Duration::ZERO);
+        }
+        ringers.into_iter().for_each(|ringer| ringer.join().unwrap());
+    });
+}
+
+#[test]
+fn two_sleepers_on_one_bell_both_wake() {
+    explore(3, || {
+        let shared = Arc::new((Bell::default(), AtomicU32::new(0)));
+        let sleep = |shared: &(Bell, AtomicU32)| loop {
+            let ticket = shared.0.announce();
+            if shared.1.load(Ordering::Relaxed) == 1 {
+                break;
+            }
+            shared.0.wait(ticket, Duration::ZERO);
+        };
+        let sleepers: Vec<_> = (0..2)
+            .map(|_| {
+                let shared = shared.clone();
+                thread::spawn(move || sleep(&shared))
+            })
+            .collect();
+        shared.1.store(1, Ordering::Relaxed);
+        shared.0.ring_if_waiting();
+        sleepers.into_iter().for_each(|sleeper| sleeper.join().unwrap());
+    });
+}
+
+#[test]
+fn a_sleeping_consumer_hears_of_the_shutdown() {
+    explore(3, || {
+        let heap = Heap::new(1, 2);
+        let consumer = spawn(&heap, |heap| {
+            loop {
+                let ticket = heap.control.readable.announce();
+                assert!(heap.ring().aim().unwrap(), "nothing was sent");
+                if heap.control.closed.load(Ordering::Acquire) == 1 {
+                    break;
+                }
+                heap.control.readable.wait(ticket, Duration::ZERO);
+            }
+        });
+        // As `Ring::shut_down` does it.
+        heap.control.closed.store(1, Ordering::Release);
+        heap.control.readable.ring();
+        consumer.join().unwrap();
+    });
+}
+
+// ── everybody lives ────────────────────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn a_waiting_consumer_gets_the_samples_of_two_producers_exactly_once() {
+    explore(2, || {
+        let heap = Heap::new(2, 2);
+        let one = spawn(&heap, |heap| heap.send(owner(1), 10));
+        let two = spawn(&heap, |heap| heap.send(owner(2), 20));
+        assert_eq!(sorted(heap.receive(owner(CONSUMER))), [10, 20]);
+        one.join().unwrap();
+        two.join().unwrap();
+        assert_eq!(heap.try_take(owner(CONSUMER)), None);
+    });
+}
+
+#[test]
+fn two_producers_that_fill_several_batches_lose_nothing() {
+    explore(2, || {
+        let heap = Heap::new(2, 2);
+        let one = spawn(&heap, |heap| (10..12).for_each(|value| heap.send(owner(1), value)));
+        let two = spawn(&heap, |heap| (20..22).for_each(|value| heap.send(owner(2), value)));
+        let received = [heap.receive(owner(CONSUMER)), heap.receive(owner(CONSUMER))].concat();
+        let of = |tens: u64| received.iter().copied().filter(move |v| v / 10 == tens).collect::<Vec<_>>();
+        assert_eq!((of(1), of(2)), (vec![10, 11], vec![20, 21]), "each producer's samples, in its order");
+        one.join().unwrap();
+        two.join().unwrap();
+    });
+}
+
+#[test]
+fn two_consumers_share_the_batches_and_see_none_twice() {
+    explore(2, || {
+        let heap = Heap::new(1, 2);
+        let received = Arc::new(Mutex::new(Vec::new()));
+        let consumers: Vec<_> = [CONSUMER, CONSUMER + 1]
+            .into_iter()
+            .map(|seat| {
+                let received = received.clone();
+                spawn(&heap, move |heap| {
+                    let values = heap.receive(owner(seat));
+                    received.lock().unwrap().extend(values);
+                })
+            })
+            .collect();
+        (10..12).for_each(|value| heap.send(owner(1), value));
+        consumers.into_iter().for_each(|consumer| consumer.join().unwrap());
+        assert_eq!(sorted(received.lock().unwrap().clone()), [10, 11]);
+    });
+}
+
+#[test]
+fn a_producer_blocked_on_a_full_ring_is_woken_by_a_release() {
+    explore(3, || {
+        let heap = Heap::new(1, 2);
+        let producer = spawn(&heap, |heap| (10..14).for_each(|value| heap.send(owner(1), value)));
+        let received: Vec<u64> = (0..4).flat_map(|_| heap.receive(owner(CONSUMER))).collect();
+        assert_eq!(received, [10, 11, 12, 13]);
+        producer.join().unwrap();
+    });
+}
+
+#[test]
+fn two_blocked_producers_are_both_woken() {
+    explore(2, || {
+        let heap = Heap::new(1, 2);
+        (1..3).for_each(|value| heap.send(owner(1), value)); // Full.
+        let one = spawn(&heap, |heap| heap.send(owner(1), 10));
+        let two = spawn(&heap, |heap| heap.send(owner(2), 20));
+        let received: Vec<u64> = (0..4).flat_map(|_| heap.receive(owner(CONSUMER))).collect();
+        assert_eq!(sorted(received), [1, 2, 10, 20]);
+        one.join().unwrap();
+        two.join().unwrap();
+    });
+}
+
+#[test]
+fn a_batch_held_for_ever_leaves_the_other_buffer_to_the_rest() {
+    explore(3, || {
+        let heap = Heap::new(1, 2);
+        heap.send(owner(1), 1);
+        let held = heap.take(owner(CONSUMER));
+        let producer = spawn(&heap, |heap| (10..13).for_each(|value| heap.send(owner(1), value)));
+        let received: Vec<u64> = (0..3).flat_map(|_| heap.receive(owner(CONSUMER))).collect();
+        assert_eq!(received, [10, 11, 12]);
+        producer.join().unwrap();
+        assert_eq!(heap.read(&held), [1]);
+    });
+}
+
+#[test]
+fn a_batch_given_back_reaches_a_consumer_that_sleeps() {
+    explore(3, || {
+        let heap = Heap::new(1, 2);
+        heap.send(owner(1), 1);
+        let fickle = spawn(&heap, |heap| {
+            if let Some(taken) = heap.try_take(owner(CONSUMER)) {
+                heap.ring().give_back(&taken);
+            }
+        });
+        assert_eq!(heap.receive(owner(CONSUMER + 1)), [1]);
+        fickle.join().unwrap();
+    });
+}
+
+#[test]
+fn a_slot_that_is_given_back_is_filled_by_the_next_producer() {
+    explore(2, || {
+        let heap = Heap::new(2, 2);
+        let one = spawn(&heap, |heap| {
+            let claim = heap.claim(owner(1), 1);
+            heap.write(&claim, 666);
+            heap.ring().abort(&claim);
+            heap.send(owner(1), 10);
+        });
+        let two = spawn(&heap, |heap| heap.send(owner(2), 20));
+        let mut received = Vec::new();
+        heap.drain(owner(CONSUMER), &mut received);
+        one.join().unwrap();
+        two.join().unwrap();
+        heap.patrol();
+        // A hole behind the back of everybody is closed by two more samples at most.
+        for value in 30..32 {
+            heap.drain(owner(CONSUMER), &mut received);
+            if received.len() < 2 {
+                heap.send(owner(3), value);
+            }
+        }
+        heap.drain(owner(CONSUMER), &mut received);
+        assert!(received.contains(&10) && received.contains(&20), "{received:?}");
+        assert!(!received.contains(&666), "an aborted sample was shown: {received:?}");
+        assert_eq!(heap.control.counters.aborted.load(Ordering::Relaxed), 1);
+    });
+}
+
+#[test]
+fn a_batch_is_either_dropped_or_taken() {
+    explore(3, || {
+        let heap = Heap::new(1, 2);
+        (1..3).for_each(|value| heap.send(owner(1), value)); // Full.
+        let dropped = Arc::new(Mutex::new(0));
+        let counter = dropped.clone();
+        let producer = spawn(&heap, move |heap| {
+            // As a producer that drops the oldest does it.
+            loop {
+                let count = heap.ring().drop_oldest().unwrap();
+                *counter.lock().unwrap() += count.unwrap_or(0);
+                if let Some(claim) = heap.try_claim(owner(1), 1) {
+                    heap.write(&claim, 3);
+                    return heap.ring().commit(&claim);
+                }
+                assert!(count.is_some(), "one consumer cannot hold both batches");
+            }
+        });
+        let mut received = Vec::new();
+        if let Some(taken) = heap.try_take(owner(CONSUMER)) {
+            received.extend(heap.read(&taken));
+            heap.ring().release(&taken);
+        }
+        producer.join().unwrap();
+        heap.drain(owner(CONSUMER), &mut received);
+        assert_eq!(received.len() + *dropped.lock().unwrap(), 3, "{received:?}");
+        assert_eq!(received.last(), Some(&3));
+        assert!(received.is_sorted());
+    });
+}
+
+#[test]
+fn closing_early_against_a_claim_loses_nothing() {
+    explore(3, || {
+        let heap = Heap::new(2, 2);
+        let producer = spawn(&heap, |heap| (10..12).for_each(|value| heap.send(owner(1), value)));
+        let mut received = Vec::new();
+        heap.ring().seal_at_least(1).unwrap();
+        heap.drain(owner(CONSUMER), &mut received);
+        producer.join().unwrap();
+        heap.ring().seal_at_least(1).unwrap();
+        heap.drain(owner(CONSUMER), &mut received);
+        assert_eq!(received, [10, 11]);
+    });
+}
+
+#[test]
+fn a_flush_wakes_the_consumer_for_what_was_sent_before() {
+    explore(2, || {
+        let heap = Heap::new(2, 2);
+        let send_and_flush = |seat, value| {
+            move |heap: &Heap| {
+                heap.send(owner(seat), value);
+                heap.ring().flush().unwrap();
+            }
+        };
+        let one = spawn(&heap, send_and_flush(1, 10));
+        let two = spawn(&heap, send_and_flush(2, 20));
+        let mut received = Vec::new();
+        while received.len() < 2 {
+            received.extend(heap.receive(owner(CONSUMER)));
+        }
+        assert_eq!(sorted(received), [10, 20]);
+        one.join().unwrap();
+        two.join().unwrap();
+    });
+}
+
+#[test]
+fn a_slot_given_back_in_a_flushed_batch_does_not_keep_the_consumer_asleep() {
+    explore(3, || {
+        let heap = Heap::new(2, 2);
+        heap.send(owner(1), 10);
+        let claim = heap.claim(owner(2), 1);
+        let producer = spawn(&heap, move |heap| heap.ring().abort(&claim));
+        heap.ring().flush().unwrap();
+        assert_eq!(heap.receive(owner(CONSUMER)), [10]);
+        producer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_batch_closed_early_by_one_consumer_wakes_the_other() {
+    explore(3, || {
+        let heap = Heap::new(3, 2);
+        heap.send(owner(1), 10);
+        let claim = heap.claim(owner(1), 1);
+        let producer = spawn(&heap, move |heap| {
+            heap.write(&claim, 11);
+            heap.ring().commit(&claim);
+        });
+        // Wants one sample now; finds a writer in the batch, and does not stay. What it gets, it gives back.
+        let hasty = spawn(&heap, |heap| {
+            assert!(heap.ring().seal_at_least(1).unwrap());
+            if let Some(taken) = heap.try_take(owner(CONSUMER)) {
+                heap.ring().give_back(&taken);
+            }
+        });
+        assert_eq!(heap.receive(owner(CONSUMER + 1)), [10, 11]);
+        producer.join().unwrap();
+        hasty.join().unwrap();
+    });
+}
+
+#[test]
+fn two_consumers_that_aim_at_one_batch_do_not_talk_each_other_to_sleep() {
+    explore(2, || {
+        let heap = Heap::new(2, 2);
+        let claims = [heap.claim(owner(1), 1), heap.claim(owner(2), 1)];
+        let other = spawn(&heap, |heap| {
+            let taken = heap.take(owner(CONSUMER));
+            heap.ring().give_back(&taken);
+        });
+        let producer = spawn(&heap, move |heap| {
+            for claim in claims.iter().rev() {
+                heap.write(claim, 10);
+                heap.ring().commit(claim);
+            }
+        });
+        // It may go to the other first, and then comes back.
+        let taken = heap.take(owner(CONSUMER + 1));
+        assert_eq!(heap.read(&taken), [10, 10]);
+        heap.ring().give_back(&taken);
+        other.join().unwrap();
+        producer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_patrol_takes_nothing_from_the_living() {
+    explore(3, || {
+        let heap = Heap::new(2, 2);
+        let producer = spawn(&heap, |heap| {
+            let claim = heap.claim(owner(1), 2);
+            heap.write(&claim, 10);
+            heap.ring().commit(&claim);
+            heap.send(owner(1), 12);
+        });
+        heap.patrol();
+        let mut received = Vec::new();
+        heap.drain(owner(CONSUMER), &mut received);
+        heap.patrol();
+        producer.join().unwrap();
+        heap.ring().flush().unwrap();
+        heap.drain(owner(CONSUMER), &mut received);
+        assert_eq!(received, [10, 11, 12]);
+    });
+}
+
+// ── somebody dies ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// What a dying thread leaves for the judge. Loom's threads share one OS thread, so plain locks cost no branches.
+#[derive(Default)]
+struct Testament {
+    /// Samples that the dead had committed: they must arrive.
+    committed: usize,
+    /// Samples that the dead had read in a batch that it still held: they are offered again.
+    in_hand: Vec<u64>,
+    /// Samples that the dead had read and released.
+    consumed: Vec<u64>,
+    died: bool,
+}
+
+/// One who dies at the `nth` reach of `point`.
+struct Mortal {
+    dead: AtomicU32,
+    testament: Mutex<Testament>,
+}
+
+/// The unwinding that stands for a death.
+struct Death;
+
+const VICTIM: usize = 7;
+
+impl Mortal {
+    fn new() -> Arc<Mortal> {
+        fault::on_point(|_| {}); // The last execution's hook goes.
+        Arc::new(Mortal { dead: AtomicU32::new(0), testament: Mutex::default() })
+    }
+
+    /// Starts a thread that lives up to the chosen point.
+    fn live(
+        self: &Arc<Self>,
+        heap: &Arc<Heap>,
+        (point, nth): (Point, usize),
+        life: impl Fn(&Heap, &Mortal) + 'static,
+    ) -> thread::JoinHandle<()> {
+        let this = self.clone();
+        spawn(heap, move |heap| {
+            let (witness, me) = (this.clone(), thread::current().id());
+            let mut reached = 0;
+            fault::on_point(move |at| {
+                if thread::current().id() != me {
+                    return;
+                }
+                let mut testament = witness.testament.lock().unwrap();
+                match at {
+                    Point::SlotReady => testament.committed += 1,
+                    Point::BatchFreed => {
+                        let read = std::mem::take(&mut testament.in_hand);
+                        testament.consumed.extend(read);
+                    }
+                    _ => {}
+                }
+                reached += (at == point) as usize;
+                if reached == nth && at == point {
+                    testament.died = true;
+                    drop(testament);
+                    resume_unwind(Box::new(Death));
+                }
+            });
+            if let Err(cause) = catch_unwind(AssertUnwindSafe(|| life(heap, &this))) {
+                if !cause.is::<Death>() {
+                    resume_unwind(cause);
+                }
+                this.dead.store(1, Ordering::Release);
+            }
+        })
+    }
+
+    /// Asks the kernel, so to speak.
+    fn is_dead(&self, who: Owner) -> bool {
+        who == owner(VICTIM) && self.dead.load(Ordering::Acquire) == 1
+    }
+
+    fn recover(&self, heap: &Heap) {
+        recover(&heap.ring(), |who| self.is_dead(who)).unwrap();
+    }
+}
+
+/// Explores `model` once for every reach of every point, and says at which points somebody died.
+fn kill_everywhere(
+    preemptions: usize,
+    points: &[Point],
+    model: impl Fn((Point, usize)) -> bool + Clone + Send + Sync + 'static,
+) {
+    for &point in points {
+        for nth in 1.. {
+            let deaths = Arc::new(std::sync::atomic::AtomicU64::new(0));
+            let (counter, model) = (deaths.clone(), model.clone());
+            explore(preemptions, move || {
+                counter.fetch_add(model((point, nth)) as u64, Ordering::Relaxed);
+            });
+            println!("{point:?} {nth}: {} deaths", deaths.load(Ordering::Relaxed));
+            assert!(nth > 1 || deaths.load(Ordering::Relaxed) > 0, "nobody reached {point:?}");
+            if deaths.load(Ordering::Relaxed) == 0 {
+                break;
+            }
+        }
+    }
+}
+
+const PRODUCER_POINTS: [Point; 9] = [
+    Point::RingOpened,
+    Point::SlotClaimed,
+    Point::RunPartlyClaimed,
+    Point::SlotHalfWritten,
+    Point::SlotWritten,
+    Point::SlotReady,
+    Point::HoleCounted,
+    Point::BellCleared,
+    Point::BellMoved,
+];
+
+#[test]
+fn what_a_killed_producer_had_committed_arrives_and_nothing_else_of_it() {
+    kill_everywhere(2, &PRODUCER_POINTS, |fate| {
+        let heap = Heap::new(2, 2);
+        let victim = Mortal::new();
+        let producer = victim.live(&heap, fate, |heap, _| {
+            let claim = heap.claim(owner(VICTIM), 2);
+            heap.write(&claim, 1);
+            heap.ring().commit(&claim);
+            let claim = heap.claim(owner(VICTIM), 1);
+            heap.ring().abort(&claim);
+            heap.send(owner(VICTIM), 3);
+        });
+        let mut received = Vec::new();
+        heap.control.readable.announce();
+        if !heap.ring().aim().unwrap() {
+            heap.drain(owner(CONSUMER), &mut received);
+        }
+        victim.recover(&heap);
+        producer.join().unwrap();
+        victim.recover(&heap);
+        heap.ring().flush().unwrap();
+        heap.drain(owner(CONSUMER), &mut received);
+        let testament = victim.testament.lock().unwrap();
+        assert_eq!(received, (1..=testament.committed as u64).collect::<Vec<_>>());
+        testament.died
+    });
+}
+
+#[test]
+fn the_death_of_one_producer_stops_no_other() {
+    let points = [Point::RingOpened, Point::SlotClaimed, Point::SlotHalfWritten, Point::SlotWritten, Point::SlotReady];
+    kill_everywhere(2, &points, |fate| {
+        let heap = Heap::new(1, 2);
+        let victim = Mortal::new();
+        let dying = victim.live(&heap, fate, |heap, _| {
+            (1..3).for_each(|value| {
+                if let Some(claim) = heap.try_claim(owner(VICTIM), 1) {
+                    heap.write(&claim, value);
+                    heap.ring().commit(&claim);
+                }
+            })
+        });
+        let judge = victim.clone();
+        let living = spawn(&heap, move |heap| {
+            let claim = loop {
+                match heap.try_claim(owner(1), 1) {
+                    Some(claim) => break claim,
+                    None => judge.recover(heap),
+                }
+                thread::yield_now();
+            };
+            heap.write(&claim, 10);
+            heap.ring().commit(&claim);
+        });
+        let mut received = Vec::new();
+        while !received.contains(&10) {
+            heap.drain(owner(CONSUMER), &mut received);
+            thread::yield_now();
+        }
+        living.join().unwrap();
+        dying.join().unwrap();
+        victim.recover(&heap);
+        heap.drain(owner(CONSUMER), &mut received);
+        let testament = victim.testament.lock().unwrap();
+        received.retain(|&value| value != 10);
+        assert_eq!(received.len(), testament.committed, "{received:?}");
+        assert!(received.is_sorted_by(|a, b| a < b), "{received:?}");
+        testament.died
+    });
+}
+
+#[test]
+fn a_batch_in_the_hands_of_a_killed_consumer_is_offered_again() {
+    let points =
+        [Point::BatchTaken, Point::BatchFreed, Point::BatchSealed, Point::BellCleared, Point::BellMoved];
+    kill_everywhere(2, &points, |fate| {
+        let heap = Heap::new(2, 2);
+        (1..4).for_each(|value| heap.send(owner(1), value)); // One whole batch, and one in the making.
+        heap.control.writable.announce();
+        let victim = Mortal::new();
+        let dying = victim.live(&heap, fate, |heap, mortal| {
+            heap.ring().seal_at_least(1).unwrap();
+            heap.ring().flush().unwrap();
+            while let Some(taken) = heap.try_take(owner(VICTIM)) {
+                mortal.testament.lock().unwrap().in_hand = heap.read(&taken);
+                heap.ring().release(&taken);
+            }
+        });
+        let mut received = Vec::new();
+        heap.drain(owner(CONSUMER), &mut received);
+        victim.recover(&heap);
+        heap.drain(owner(CONSUMER), &mut received);
+        dying.join().unwrap();
+        victim.recover(&heap);
+        heap.ring().flush().unwrap();
+        heap.drain(owner(CONSUMER), &mut received);
+        let testament = victim.testament.lock().unwrap();
+        received.extend(&testament.consumed);
+        assert_eq!(sorted(received), [1, 2, 3]);
+        testament.died
+    });
+}
+
+#[test]
+fn a_recoverer_that_is_killed_is_itself_recovered_from() {
+    kill_everywhere(2, &[Point::HoleCounted, Point::BellCleared, Point::BellMoved], |fate| {
+        let heap = Heap::new(2, 2);
+        // One who died long ago left a run, and one who died then left a batch in hand.
+        let ghost = owner(3);
+        heap.claim(ghost, 2);
+        heap.send(owner(1), 1);
+        heap.send(owner(1), 2);
+        assert!(heap.try_take(ghost).is_some());
+        heap.control.readable.announce();
+        heap.control.writable.announce();
+        let victim = Mortal::new();
+        let dying = victim.live(&heap, fate, move |heap, _| {
+            recover(&heap.ring(), |who| who == ghost).unwrap();
+        });
+        recover(&heap.ring(), |who| who == ghost).unwrap();
+        let mut received = Vec::new();
+        heap.drain(owner(CONSUMER), &mut received);
+        dying.join().unwrap();
+        recover(&heap.ring(), |who| who == ghost).unwrap();
+        heap.send(owner(1), 3);
+        heap.send(owner(1), 4);
+        heap.drain(owner(CONSUMER), &mut received);
+        assert_eq!(received, [1, 2, 3, 4]);
+        let counters = &heap.control.counters;
+        let repaired = (&counters.recovered_slots, &counters.reoffered_batches);
+        let repaired = (repaired.0.load(Ordering::Relaxed), repaired.1.load(Ordering::Relaxed));
+        let testament = victim.testament.lock().unwrap();
+        assert!(testament.died || repaired == (2, 1), "each repair is counted once: {repaired:?}");
+        testament.died
+    });
+}
