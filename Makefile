@@ -28,16 +28,16 @@ test-loom: ## The shipped protocol under loom: every interleaving of two or thre
 test-fault: ## The kill matrix: SIGKILL and SIGSTOP at every named crash point
 	CARGO_TARGET_DIR=target/fault cargo test -q -p rollway-core --features fault --test fault_ring
 
-test-python: $(VENV)/.built ## Python tests: unit, process, fault, peers, docs
+test-python: $(VENV)/.test ## Python tests: unit, process, fault, peers, docs
 	$(PY) -m pytest -q
 
-soak: $(VENV)/.built ## Hours in minutes: 8 producers x 1,000,000 samples, kills under full load
+soak: $(VENV)/.test ## Hours in minutes: 8 producers x 1,000,000 samples, kills under full load
 	$(PY) -m pytest -q tests --soak -m soak
 
 bench: $(VENV)/.bench ## Measure beside the peers, in one run; writes docs/bench/
 	$(PY) benches/ring.py
 
-lint: $(VENV)/.built ## ruff, mypy, stubs, rustfmt, clippy
+lint: $(VENV)/.test ## ruff, mypy, stubs, rustfmt, clippy
 	cargo fmt --all --check
 	cargo clippy -q --workspace --all-targets --features rollway-core/fault -- -D warnings
 	$(VENV)/bin/ruff check
@@ -45,7 +45,7 @@ lint: $(VENV)/.built ## ruff, mypy, stubs, rustfmt, clippy
 	$(VENV)/bin/mypy
 	$(PY) -m mypy.stubtest rollway._core --ignore-missing-stub --allowlist tests/stubtest-allowlist.txt
 
-format: $(VENV)/.built ## Format everything
+format: $(VENV)/.test ## Format everything
 	cargo fmt --all
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
@@ -60,11 +60,16 @@ $(VENV)/bin/python:
 	$(UV) venv -q --allow-existing --python "$$(command -v python3)" $(VENV)
 
 $(VENV)/.tools: pyproject.toml | $(VENV)/bin/python
-	$(INSTALL) "maturin>=1.9,<2" --group test --group lint
+	$(INSTALL) "maturin>=1.9,<2"
 	touch $@
 
-$(VENV)/.built: $(VENV)/.tools $(RUST_SOURCES) pyproject.toml
-	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop -q --release --uv
+$(VENV)/.built: $(VENV)/.tools $(RUST_SOURCES)
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) PATH="$(dir $(abspath $(UV))):$$PATH" \
+	    $(VENV)/bin/maturin develop -q --release --uv --extras cli
+	touch $@
+
+$(VENV)/.test: $(VENV)/.built
+	$(INSTALL) --group test --group lint
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.built

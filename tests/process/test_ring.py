@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -337,7 +338,7 @@ except KeyboardInterrupt:
         name,
     )
     waiting.says("ready")
-    until(lambda: "futex" in open(f"/proc/{waiting.pid}/wchan").read() or waiting.process.poll() is not None)
+    until(lambda: "futex" in Path(f"/proc/{waiting.pid}/wchan").read_text() or waiting.process.poll() is not None)
     started = time.monotonic()
     os.kill(waiting.pid, signal.SIGINT)
     out, _ = waiting.ends()
@@ -373,7 +374,7 @@ print(server.name, flush=True); sys.stdin.readline()
 def test_as_many_peers_as_there_are_seats(name):
     with rollway.Server(EXAMPLE, 1, rollway.ShmTransport(name, max_peers=2)):
         with rollway.ShmClient(name, EXAMPLE):
-            with pytest.raises(rollway.NoSeatLeft, match="all 2 are taken. Create the ring with a larger max_peers"):
+            with pytest.raises(rollway.NoSeatLeft, match=r"all 2 are taken\. Create the ring with a larger max_peers"):
                 rollway.ShmClient(name, EXAMPLE)
         rollway.ShmClient(name, EXAMPLE).close()
     with pytest.raises(rollway.InvalidArgument, match="max_peers = 0 is out of range"):

@@ -1,0 +1,50 @@
+"""The real torch: its CPU tensors go in, and batches become tensors without a copy."""
+
+import numpy as np
+import pytest
+
+import rollway
+
+torch = pytest.importorskip("torch", reason="torch is not installed (make test installs it)")
+
+
+def test_cpu_tensors_are_sent_as_they_are():
+    example = {"obs": torch.zeros(2, 3), "half": torch.zeros(2, dtype=torch.bfloat16), "done": torch.tensor(False)}
+    with rollway.Server(example, 2) as server:
+        for i in range(2):
+            sent = {
+                "obs": torch.full((2, 3), float(i), requires_grad=True),
+                "half": torch.full((2,), 1.5 + i, dtype=torch.bfloat16),
+                "done": torch.tensor(bool(i)),
+            }
+            server.submit(sent)
+        batch = server.sample().batch
+        assert batch["obs"].dtype == np.float32 and batch["obs"][1].tolist() == [[1.0] * 3] * 2
+        assert batch["half"].astype(np.float32).tolist() == [[1.5, 1.5], [2.5, 2.5]]
+        assert batch["done"].tolist() == [False, True]
+
+
+def test_a_transposed_tensor_arrives_in_order():
+    with rollway.Server(torch.zeros(3, 2), 1) as server:
+        server.submit(torch.arange(6, dtype=torch.float32).reshape(2, 3).T)
+        assert server.sample().batch[0].tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_tensors_of_another_dtype_or_device_are_refused():
+    with rollway.Server({"a": torch.zeros(2)}, 1) as server:
+        with pytest.raises(rollway.SchemaMismatch, match=r"leaf 'a' is float64\[2\] here but float32\[2\]"):
+            server.submit({"a": torch.zeros(2, dtype=torch.float64)})
+        with pytest.raises(rollway.SchemaMismatch, match=r"leaf 'a' is on meta: call \.cpu\(\)"):
+            server.submit({"a": torch.zeros(2, device="meta")})
+
+
+def test_a_batch_becomes_a_tensor_without_a_copy():
+    with rollway.Server(np.zeros(3, np.float32), 2, writable=True) as server:
+        server.submit_many(np.arange(6, dtype=np.float32).reshape(2, 3))
+        sample = server.sample()
+        tensor = torch.from_numpy(sample.batch)
+        assert tensor.data_ptr() == sample.batch.ctypes.data and tensor.sum() == 15
+        del sample
+        assert server.stats()["held_batches"] == 1, "the tensor keeps the room"
+        del tensor
+        assert server.stats()["held_batches"] == 0
