@@ -3,6 +3,20 @@
 from typing import Any, Self, final
 
 import numpy as np
+from typing_extensions import disjoint_base
+
+__all__ = [
+    "Batch",
+    "Consumer",
+    "HistSnapshot",
+    "Plan",
+    "Producer",
+    "Slot",
+    "collect",
+    "collect_all",
+    "list_segments",
+    "shm_directory",
+]
 
 @final
 class Plan:
@@ -29,12 +43,13 @@ class Slot:
     version: int
     @property
     def tree(self) -> Any: ...
-    def __getitem__(self, key: Any) -> Any: ...
+    def __getitem__(self, key: Any, /) -> Any: ...
     def commit(self) -> None: ...
     def abort(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: Any, _value: Any, _traceback: Any) -> bool: ...
 
+@disjoint_base
 class Producer:
     def __new__(
         cls,

@@ -8,13 +8,19 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Everything that can go wrong below Python.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("there is no segment '{name}' in {dir}. Start the learner first, or check the name with `rollway ls`")]
+    #[error(
+        "there is no segment '{name}' in {dir}. Start the learner first, or check the name with `rollway ls`"
+    )]
     NotFound { name: String, dir: String },
 
-    #[error("segment '{name}' is in use: created by pid {creator}, {alive} attached. Choose another name, or stop them")]
+    #[error(
+        "segment '{name}' is in use: created by pid {creator}, {alive} attached. Choose another name, or stop them"
+    )]
     InUse { name: String, creator: u32, alive: usize },
 
-    #[error("segment '{name}' exists already. Attach to it, collect it with `rollway gc`, or choose another name")]
+    #[error(
+        "segment '{name}' exists already. Attach to it, collect it with `rollway gc`, or choose another name"
+    )]
     Exists { name: String },
 
     #[error(
@@ -24,16 +30,22 @@ pub enum Error {
     )]
     NoMemory { name: String, need: u64, free: u64, total: u64, dir: String },
 
-    #[error("'{name}' is not a valid segment name: use 1 to 200 letters, digits, '.', '_' or '-', not starting with '.'")]
+    #[error(
+        "'{name}' is not a valid segment name: use 1 to 200 letters, digits, '.', '_' or '-', not starting with '.'"
+    )]
     BadName { name: String },
 
-    #[error("segment '{name}' belongs to user {owner} with mode {mode:04o}; it must belong to user {me} with mode 0600")]
+    #[error(
+        "segment '{name}' belongs to user {owner} with mode {mode:04o}; it must belong to user {me} with mode 0600"
+    )]
     NotOurs { name: String, owner: u32, me: u32, mode: u32 },
 
     #[error("{path} is not a Rollway segment: {what}")]
     NotASegment { path: PathBuf, what: String },
 
-    #[error("segment '{name}' has layout version {theirs}, this build reads {ours}. Use the same rollway on both sides")]
+    #[error(
+        "segment '{name}' has layout version {theirs}, this build reads {ours}. Use the same rollway on both sides"
+    )]
     LayoutVersion { name: String, theirs: u32, ours: u32 },
 
     /// The schemas differ; the caller knows how to read both and says which leaf.
@@ -46,7 +58,9 @@ pub enum Error {
     #[error("{what} = {value} is out of range: {range}")]
     OutOfRange { what: &'static str, value: u64, range: String },
 
-    #[error("segment '{name}' has no seat left: all {seats} are taken. Create the ring with a larger max_peers")]
+    #[error(
+        "segment '{name}' has no seat left: all {seats} are taken. Create the ring with a larger max_peers"
+    )]
     NoSeat { name: String, seats: usize },
 
     #[error("the kernel gave no huge pages for '{name}': {why}")]
@@ -75,7 +89,6 @@ pub enum Error {
     /// This consumer holds every buffer there is; waiting for another batch would never end.
     #[error("all {0} batches are held by this learner")]
     AllHeld(usize),
-
 
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },

@@ -116,7 +116,9 @@ mod tests {
 
     #[test]
     fn every_value_lies_within_an_eighth_of_its_bucket() {
-        for ns in (0..63).map(|s| 1u64 << s).flat_map(|p| [p, p + p / 3, p + p / 2]).filter(|&ns| ns < 1 << 40) {
+        for ns in
+            (0..63).map(|s| 1u64 << s).flat_map(|p| [p, p + p / 3, p + p / 2]).filter(|&ns| ns < 1 << 40)
+        {
             let middle = value_of(bucket_of(ns)) as f64;
             assert!((middle - ns as f64).abs() <= ns as f64 / 8.0 + 1.0, "{ns} is shown as {middle}");
         }

@@ -110,7 +110,8 @@ impl Bell {
     #[cfg(not(loom))]
     fn wake_all(&self) {
         // A failure could only mean that the address is not mapped, which it is.
-        let _ = rustix::thread::futex::wake(&self.rung, rustix::thread::futex::Flags::empty(), i32::MAX as u32);
+        let _ =
+            rustix::thread::futex::wake(&self.rung, rustix::thread::futex::Flags::empty(), i32::MAX as u32);
     }
 
     /// Sleeps until the bell is rung. Under loom no time passes: a lost wake-up is a deadlock, which loom reports.

@@ -73,7 +73,8 @@ impl Consumer {
     #[pyo3(signature = (timeout=None, at_least=None))]
     fn take(&self, py: Python<'_>, timeout: Option<f64>, at_least: Option<usize>) -> PyResult<Option<Batch>> {
         let (core, patience) = (self.core(py)?, patience(timeout)?);
-        let batch = blocking(py, || Core::take(core.clone(), patience, at_least))?.map_err(|e| to_py(py, e))?;
+        let batch =
+            blocking(py, || Core::take(core.clone(), patience, at_least))?.map_err(|e| to_py(py, e))?;
         Ok(batch.map(|batch| Batch::new(batch, self.plan.clone_ref(py))))
     }
 

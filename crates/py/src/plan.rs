@@ -62,7 +62,11 @@ impl Node {
             return Ok(Node::Foreign);
         }
         if let Ok(index) = tree.extract::<usize>() {
-            return if index < leaves { Ok(Node::Leaf(index)) } else { Err(PyValueError::new_err("no such leaf")) };
+            return if index < leaves {
+                Ok(Node::Leaf(index))
+            } else {
+                Err(PyValueError::new_err("no such leaf"))
+            };
         }
         let (kind, children): (String, Bound<'_, PyList>) = tree.extract()?;
         let each = |child: Bound<'_, PyAny>| Node::compile(&child, leaves);
@@ -81,7 +85,11 @@ impl Node {
     }
 
     /// `None` where Python has to build it.
-    fn build<'py>(&self, py: Python<'py>, leaves: &[Bound<'py, PyAny>]) -> PyResult<Option<Bound<'py, PyAny>>> {
+    fn build<'py>(
+        &self,
+        py: Python<'py>,
+        leaves: &[Bound<'py, PyAny>],
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let all = |children: &[Node]| -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
             children.iter().map(|child| child.build(py, leaves)).collect()
         };
@@ -162,7 +170,9 @@ impl Plan {
                     None => false,
                 },
                 Node::Dict(entries) => {
-                    if ffi::PyDict_CheckExact(object) == 0 || ffi::PyDict_Size(object) as usize != entries.len() {
+                    if ffi::PyDict_CheckExact(object) == 0
+                        || ffi::PyDict_Size(object) as usize != entries.len()
+                    {
                         return false;
                     }
                     entries.iter().all(|(key, child)| {

@@ -95,7 +95,13 @@ impl Producer {
 
     /// Copies one sample into the ring. True: committed. False: dropped, as the policy says.
     #[pyo3(signature = (data, *, version=0, timeout=None))]
-    fn send(&self, py: Python<'_>, data: &Bound<'_, PyAny>, version: u32, timeout: Option<f64>) -> PyResult<bool> {
+    fn send(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        version: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<bool> {
         let rows = Rows::of(self.plan.get(), data, Expect::Sample)?;
         let now = self.core.with(py, |core| match core {
             Some(core) => self.send_now(core, &rows, version),
@@ -136,7 +142,9 @@ impl Producer {
         while sent < rows.count {
             let want = rows.count - sent;
             let claimed = match core.claim(want, Patience::Never) {
-                Err(Error::Full) if patience != Patience::Never => blocking(py, || core.claim(want, patience))?,
+                Err(Error::Full) if patience != Patience::Never => {
+                    blocking(py, || core.claim(want, patience))?
+                }
                 at_once => at_once,
             };
             let claim = match claimed {
@@ -241,7 +249,7 @@ impl Producer {
     #[inline]
     fn send_now(&self, core: &Arc<Core>, rows: &Rows, version: u32) -> rollway_core::Result<bool> {
         let Some(claim) = core.claim(1, Patience::Never)? else { return Ok(false) };
-        let timed = core.sent() % TIMED == 0;
+        let timed = core.sent().is_multiple_of(TIMED);
         let started = if timed { monotonic_ns() } else { 0 };
         self.copy(core, &claim, rows, 0);
         if timed {
@@ -252,7 +260,13 @@ impl Producer {
     }
 
     #[cold]
-    fn send_blocking(&self, py: Python<'_>, rows: &Rows, version: u32, timeout: Option<f64>) -> PyResult<bool> {
+    fn send_blocking(
+        &self,
+        py: Python<'_>,
+        rows: &Rows,
+        version: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<bool> {
         let (core, patience) = (self.core(py)?, patience(timeout)?);
         let claimed = blocking(py, || core.claim(1, patience))?;
         match claimed.map_err(|error| self.explain(py, error, timeout))? {
@@ -299,14 +313,17 @@ impl Producer {
             )
         });
         let (class, message) = match error {
-            Error::Closed if contents.is_none() => ("ConnectionClosedError", format!("this client of '{name}' is closed")),
+            Error::Closed if contents.is_none() => {
+                ("ConnectionClosedError", format!("this client of '{name}' is closed"))
+            }
             Error::Closed => (
                 "ConnectionClosedError",
                 format!("the learner has closed ring '{name}'; nothing more can be sent"),
             ),
-            Error::Timeout => {
-                ("WaitTimeout", format!("no room in ring '{name}' within {} s: {state}", timeout.unwrap_or_default()))
-            }
+            Error::Timeout => (
+                "WaitTimeout",
+                format!("no room in ring '{name}' within {} s: {state}", timeout.unwrap_or_default()),
+            ),
             Error::Full => ("RingFull", format!("ring '{name}' is full: {state}")),
             other => return to_py(py, other),
         };

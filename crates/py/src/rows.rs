@@ -45,11 +45,13 @@ impl Rows {
         let py = data.py();
         let stacked = matches!(expect, Expect::Stack);
         let list = plan.schema.bind(py).call_method1("conform", (data, stacked))?.cast_into::<PyList>()?;
-        let arrays: Vec<(usize, usize)> = list.iter().map(|array| describe(&array, stacked)).collect::<PyResult<_>>()?;
+        let arrays: Vec<(usize, usize)> =
+            list.iter().map(|array| describe(&array, stacked)).collect::<PyResult<_>>()?;
         if arrays.len() != plan.leaves.len() {
             return Err(pyo3::exceptions::PyRuntimeError::new_err("conform gave the wrong number of leaves"));
         }
-        let found = if self.spilled.is_empty() { &mut self.inline[..arrays.len()] } else { &mut self.spilled[..] };
+        let found =
+            if self.spilled.is_empty() { &mut self.inline[..arrays.len()] } else { &mut self.spilled[..] };
         for (place, &(address, _)) in found.iter_mut().zip(&arrays) {
             *place = address as *const u8;
         }

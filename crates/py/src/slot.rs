@@ -72,7 +72,9 @@ impl Slot {
 
     /// Publishes the sample.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
-        let slot = self.end(py).ok_or_else(|| PyValueError::new_err("this slot was committed or aborted already"))?;
+        let slot = self
+            .end(py)
+            .ok_or_else(|| PyValueError::new_err("this slot was committed or aborted already"))?;
         if slot.producer().ring().is_closed() {
             drop(slot);
             return Err(to_py(py, rollway_core::Error::Closed));

@@ -25,10 +25,14 @@ pub struct Consumer {
 
 impl Consumer {
     /// Makes a ring, or attaches to the one that is there, as `if_exists` says.
-    pub fn open(spec: &RingSpec<'_>, if_exists: IfExists, peer_timeout: Option<Duration>) -> Result<Consumer> {
+    pub fn open(
+        spec: &RingSpec<'_>,
+        if_exists: IfExists,
+        peer_timeout: Option<Duration>,
+    ) -> Result<Consumer> {
         let (ring, resumed) = Ring::open_or_create(spec, if_exists)?;
         let ring = Arc::new(ring);
-        let seat = Seat::take(ring.segment().clone(), Role::Consumer, None, |seat| ring.sweep(seat))?;
+        let seat = Seat::take(ring.segment().clone(), Role::Consumer, |seat| ring.sweep(seat))?;
         if resumed {
             ring.recover(&seat)?; // What the last learner held is offered again.
         } else {
@@ -147,12 +151,16 @@ impl Consumer {
 
     fn try_take(&self, owner: Owner) -> Result<Option<Taken>> {
         let protocol = self.ring.protocol();
-        let Some(taken) = protocol.try_take(owner).map_err(|d| self.ring.damaged(d))? else { return Ok(None) };
+        let Some(taken) = protocol.try_take(owner).map_err(|d| self.ring.damaged(d))? else {
+            return Ok(None);
+        };
         let counters = &protocol.control.counters;
         counters.batches_taken.fetch_add(1, Ordering::Relaxed);
         counters.samples_taken.fetch_add(taken.ready as u64, Ordering::Relaxed);
         // An older batch waits for a writer. Nobody is stuck, so nobody would ask whether he lives: we do, now and then.
-        if taken.overtook && self.overtaken.fetch_add(1, Ordering::Relaxed) % protocol.buffers.len() as u64 == 0 {
+        if taken.overtook
+            && self.overtaken.fetch_add(1, Ordering::Relaxed).is_multiple_of(protocol.buffers.len() as u64)
+        {
             self.ring.recover(&self.seat)?;
         }
         Ok(Some(taken))

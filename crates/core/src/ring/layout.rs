@@ -318,11 +318,15 @@ pub struct Geometry {
 impl Geometry {
     /// Checks the sizes and derives the offsets.
     pub fn new(batch_size: usize, num_buffers: usize, leaf_bytes: &[usize]) -> Result<Geometry> {
-        let out = |what, value: usize, range: &str| Error::OutOfRange { what, value: value as u64, range: range.into() };
+        let out = |what, value: usize, range: &str| Error::OutOfRange {
+            what,
+            value: value as u64,
+            range: range.into(),
+        };
         if batch_size == 0 || batch_size >= MAX_INDEX {
             return Err(out("batch_size", batch_size, "1 to 16,777,215"));
         }
-        if num_buffers < 2 || num_buffers >= 1 << 16 {
+        if !(2..1 << 16).contains(&num_buffers) {
             return Err(out("num_buffers", num_buffers, "2 to 65,535"));
         }
         if leaf_bytes.is_empty() {

@@ -1,8 +1,12 @@
 //! The ring: many producers write samples in place, consumers take whole batches, and any of them may die.
 //!
-//! * [`layout`]: the bytes. * [`protocol`]: the state machine and its invariants. * [`recovery`]: what the dead leave
-//! behind. * [`producer`], [`consumer`]: the two handles, and the guards that commit, abort and release. * [`wait`]: how
-//! long to block.
+//! | module | what it is |
+//! |---|---|
+//! | [`layout`] | the bytes, and what the words say |
+//! | [`protocol`] | the state machine and its invariants |
+//! | [`recovery`] | what the dead leave behind |
+//! | [`producer`], [`consumer`] | the two handles, and the guards that commit, abort and release |
+//! | [`wait`] | how long to block, and when to look around |
 //!
 //! A [`Producer`] and a [`Consumer`] each hold a seat in the segment. A [`Slot`] dropped without commit is aborted; a
 //! [`Batch`] dropped is released. Both keep the mapping alive.
@@ -95,7 +99,8 @@ impl Ring {
         let [batch_size, num_buffers, ..] = header.geometry;
         let geometry = Geometry::new(batch_size as usize, num_buffers as usize, leaf_bytes)
             .map_err(|_| damaged("the geometry in its header is out of range"))?;
-        let on_full = OnFull::from_word(header.geometry[ON_FULL_WORD]).ok_or(damaged("its policy is unknown"))?;
+        let on_full =
+            OnFull::from_word(header.geometry[ON_FULL_WORD]).ok_or(damaged("its policy is unknown"))?;
         if geometry.words()[..ON_FULL_WORD] != header.geometry[..ON_FULL_WORD]
             || segment.body().1 < geometry.body_bytes
         {
@@ -122,7 +127,11 @@ impl Ring {
                     Err(Error::NotFound { .. }) => Ok((Ring::create(spec)?, false)),
                     // Another shape: replace it if nobody lives in it, otherwise say what differs.
                     Err(error @ (Error::Schema { .. } | Error::Geometry { .. } | Error::Closed)) => {
-                        if catalog::collect(name)? { Ok((Ring::create(spec)?, false)) } else { Err(error) }
+                        if catalog::collect(name)? {
+                            Ok((Ring::create(spec)?, false))
+                        } else {
+                            Err(error)
+                        }
                     }
                     Err(error) => Err(error),
                 }
@@ -204,6 +213,11 @@ impl Ring {
         control.writable.ring();
     }
 
+    /// A number for a producer that brought none.
+    fn next_producer_id(&self) -> u32 {
+        self.protocol().control.next_producer_id.fetch_add(1, Ordering::Relaxed)
+    }
+
     /// Takes back what the dead hold, as far as `seat` can tell.
     fn recover(&self, seat: &Seat) -> Result<Repairs> {
         recovery::recover(&self.protocol(), |owner| !seat.is_alive(owner)).map_err(|d| self.damaged(d))
@@ -229,9 +243,10 @@ impl Ring {
         };
         write.holes.load(Ordering::Relaxed) != 0
             || protocol.slots_of(open.index).is_ok_and(|slots| slots.iter().rev().any(claimable))
-            || protocol.buffers.iter().any(|line| {
-                BufferWord::unpack(line.word.load(Ordering::Acquire)).kind == BufferKind::Free
-            })
+            || protocol
+                .buffers
+                .iter()
+                .any(|line| BufferWord::unpack(line.word.load(Ordering::Acquire)).kind == BufferKind::Free)
     }
 
     /// Counts what is in the ring now.

@@ -9,7 +9,7 @@ use crate::segment::{Owner, Role, Seat};
 use crate::sync::{Ordering, Point, Woken, crash_point};
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 /// What a producer does when there is no room.
@@ -28,7 +28,9 @@ pub enum OnFull {
 
 impl OnFull {
     pub fn from_word(word: u64) -> Option<OnFull> {
-        [OnFull::Block, OnFull::DropOldest, OnFull::DropNewest, OnFull::Error].into_iter().find(|p| *p as u64 == word)
+        [OnFull::Block, OnFull::DropOldest, OnFull::DropNewest, OnFull::Error]
+            .into_iter()
+            .find(|p| *p as u64 == word)
     }
 }
 
@@ -48,7 +50,9 @@ pub struct ProducerSpec {
 pub struct Producer {
     ring: Arc<Ring>,
     seat: Seat,
-    producer_id: u32,
+    producer_id: AtomicU32,
+    /// Whether the caller brought the id.
+    chosen_id: bool,
     on_full: OnFull,
     peer_timeout: Option<Duration>,
     sequence: AtomicU64,
@@ -66,13 +70,12 @@ impl Producer {
 
     /// Sits down on an open ring.
     pub fn on(ring: Arc<Ring>, spec: ProducerSpec) -> Result<Producer> {
-        let ids = &ring.protocol().control.next_producer_id;
-        let producer_id = spec.producer_id.unwrap_or_else(|| ids.fetch_add(1, Ordering::Relaxed));
-        let seat =
-            Seat::take(ring.segment().clone(), Role::Producer, Some(producer_id), |seat| ring.sweep(seat))?;
+        let seat = Seat::take(ring.segment().clone(), Role::Producer, |seat| ring.sweep(seat))?;
+        let producer_id = AtomicU32::new(spec.producer_id.unwrap_or_else(|| ring.next_producer_id()));
+        let chosen_id = spec.producer_id.is_some();
         let on_full = spec.on_full.unwrap_or(ring.on_full);
-        let sequence = AtomicU64::new(0);
-        Ok(Producer { ring, seat, producer_id, on_full, peer_timeout: spec.peer_timeout, sequence })
+        let (peer_timeout, sequence) = (spec.peer_timeout, AtomicU64::new(0));
+        Ok(Producer { ring, seat, producer_id, chosen_id, on_full, peer_timeout, sequence })
     }
 
     pub fn ring(&self) -> &Arc<Ring> {
@@ -80,7 +83,7 @@ impl Producer {
     }
 
     pub fn producer_id(&self) -> u32 {
-        self.producer_id
+        self.producer_id.load(Ordering::Relaxed)
     }
 
     /// Samples committed through this handle.
@@ -92,8 +95,19 @@ impl Producer {
     fn owner(&self) -> Result<Owner> {
         match self.seat.owner() {
             Some(owner) => Ok(owner),
-            None => self.seat.rejoin(|seat| self.ring.sweep(seat)), // This is a forked child.
+            None => self.rejoin(),
         }
+    }
+
+    /// In a forked child: sits down anew, as a producer of its own with its own count.
+    #[cold]
+    fn rejoin(&self) -> Result<Owner> {
+        let owner = self.seat.rejoin(|seat| self.ring.sweep(seat))?;
+        if !self.chosen_id {
+            self.producer_id.store(self.ring.next_producer_id(), Ordering::Relaxed);
+            self.sequence.store(0, Ordering::Relaxed);
+        }
+        Ok(owner)
     }
 
     /// Claims up to `want` adjacent slots. `None`: dropped, as the policy says. Ends in [`commit`](Self::commit) or
@@ -205,11 +219,11 @@ impl Producer {
         crash_point(Point::SlotWritten);
         let protocol = self.ring.protocol();
         let mut sequence = self.sequence.fetch_add(claim.len as u64, Ordering::Relaxed);
-        let committed_ns = monotonic_ns();
+        let (committed_ns, producer_id) = (monotonic_ns(), self.producer_id());
         let first = claim.buffer * protocol.batch_size + claim.slot;
         for slot in &protocol.slots[first..first + claim.len] {
             debug_assert_eq!(SlotWord::unpack(slot.word.load(Ordering::Relaxed)).owner, claim.owner);
-            let stamp = Stamp { sequence, committed_ns, producer_id: self.producer_id, version };
+            let stamp = Stamp { sequence, committed_ns, producer_id, version };
             // SAFETY: the slot is claimed by us, so nobody else reads or writes its stamp (I1).
             unsafe { slot.stamp.get().write(stamp) };
             sequence += 1;

@@ -62,9 +62,13 @@ pub struct Taken {
 
 /// Whether a batch can be taken.
 enum Progress {
-    Complete { ready: usize },
+    Complete {
+        ready: usize,
+    },
     /// The highest slot that is not settled.
-    Waiting { slot: usize },
+    Waiting {
+        slot: usize,
+    },
 }
 
 /// The words of one ring, wherever they lie: in a segment, or on loom's heap.
@@ -200,7 +204,10 @@ impl<'a> Protocol<'a> {
                 let next = Place { batch: open.batch.next(), index };
                 // SYNC ring.open: AcqRel here, Acquire in `try_claim`. Whoever fails sees another's choice (I4).
                 let open_word = &self.control.write.open;
-                if open_word.compare_exchange(open.pack(), next.pack(), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                if open_word
+                    .compare_exchange(open.pack(), next.pack(), Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+                {
                     crash_point(Point::RingOpened);
                     self.assist(next)?;
                 }
@@ -270,7 +277,8 @@ impl<'a> Protocol<'a> {
         let dropped = self.find_complete(|line, word, ready| {
             let free = BufferWord::free(word.batch).pack();
             // SYNC ring.free: Release here, Acquire in `open_next` (I5, I6).
-            let won = line.word.compare_exchange(word.pack(), free, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            let won =
+                line.word.compare_exchange(word.pack(), free, Ordering::AcqRel, Ordering::Relaxed).is_ok();
             won.then_some(ready)
         })?;
         if dropped.is_some() {
@@ -287,7 +295,10 @@ impl<'a> Protocol<'a> {
             let taken = self.find_complete(|line, word, ready| {
                 let mine = BufferWord::taken(word.batch, owner).pack();
                 // SYNC ring.take: the slots' words were loaded with Acquire; this CAS makes the batch ours alone (I5).
-                let won = line.word.compare_exchange(word.pack(), mine, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+                let won = line
+                    .word
+                    .compare_exchange(word.pack(), mine, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok();
                 let buffer = self.index_of(line);
                 won.then_some(Taken { batch: word.batch, buffer, ready, overtook: false, owner })
             })?;
@@ -336,7 +347,8 @@ impl<'a> Protocol<'a> {
         let mut oldest: Option<(usize, BufferWord)> = None;
         for (index, line) in self.buffers.iter().enumerate() {
             let word = BufferWord::unpack(line.word.load(Ordering::Acquire));
-            let in_question = word.kind == BufferKind::Filling && after.is_none_or(|a| a.is_before(word.batch));
+            let in_question =
+                word.kind == BufferKind::Filling && after.is_none_or(|a| a.is_before(word.batch));
             if in_question && oldest.is_none_or(|(_, o)| word.batch.is_before(o.batch)) {
                 oldest = Some((index, word));
             }
@@ -456,7 +468,8 @@ impl<'a> Protocol<'a> {
 
     /// How many slots of a batch are Ready, and how many are Claimed.
     pub fn count(&self, buffer: usize, batch: BatchNo) -> Result<(usize, usize)> {
-        let words = self.slots_of(buffer)?.iter().map(|slot| SlotWord::unpack(slot.word.load(Ordering::Acquire)));
+        let words =
+            self.slots_of(buffer)?.iter().map(|slot| SlotWord::unpack(slot.word.load(Ordering::Acquire)));
         Ok(words.filter(|word| word.batch == batch).fold((0, 0), |(ready, claimed), word| match word.kind {
             SlotKind::Ready => (ready + 1, claimed),
             SlotKind::Claimed => (ready, claimed + 1),

@@ -22,10 +22,8 @@ pub fn wait_for(name: &str, patience: Patience) -> Result<()> {
         let Some(left) = patience.left() else { return Err(super::not_found(name)) };
         // Without a watch (the user's inotify instances may be used up) we look twenty times a second.
         let nap = if watch.is_some() { left } else { left.min(Duration::from_millis(50)) };
-        let limit = Timespec {
-            tv_sec: nap.as_secs().min(i32::MAX as u64) as _,
-            tv_nsec: nap.subsec_nanos() as _,
-        };
+        let limit =
+            Timespec { tv_sec: nap.as_secs().min(i32::MAX as u64) as _, tv_nsec: nap.subsec_nanos() as _ };
         let ended = match &watch {
             Some(watch) => poll(&mut [PollFd::new(watch, PollFlags::IN)], Some(&limit)).map(|_| drain(watch)),
             None => poll(&mut [], Some(&limit)).map(|_| ()),
@@ -50,4 +48,3 @@ fn drain(watch: &rustix::fd::OwnedFd) {
     let mut events = [0u8; 4096];
     while rustix::io::read(watch, &mut events).is_ok_and(|bytes| bytes > 0) {}
 }
-

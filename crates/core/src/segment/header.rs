@@ -59,9 +59,6 @@ pub struct SeatRecord {
     pub state: AtomicU32,
     pub role: AtomicU32,
     pub pid: AtomicU32,
-    /// The name that consumers see on samples.
-    pub producer_id: AtomicU32,
-    pub(crate) _reserved: AtomicU32,
     pub joined_unix_ns: AtomicU64,
     /// Samples committed by this seat's holder.
     pub sent: AtomicU64,
@@ -69,7 +66,7 @@ pub struct SeatRecord {
     pub retries: AtomicU64,
 }
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<SeatRecord>() == 64);
+const _: () = assert!(size_of::<SeatRecord>() == 64); // by its alignment
 
 /// What a seat record says about its last holder.
 pub mod seat_state {

@@ -17,9 +17,8 @@ use super::header::{SeatRecord, seat_state};
 use crate::error::{Error, Result};
 use crate::sync::Ordering;
 use std::os::fd::RawFd;
-use std::sync::Mutex;
-use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};
+use std::sync::{Arc, Mutex, Once};
 
 /// The lease bytes lie far behind the end of any segment: a lock needs no byte to exist.
 const LEASE_BASE: i64 = 1 << 60;
@@ -128,7 +127,11 @@ impl Lease {
         lock.l_len = seats as i64;
         // SAFETY: the descriptor is open (same generation, checked by the callers) and the pointer is to a live flock.
         let rc = unsafe { libc::fcntl(self.fd, command, &mut lock) };
-        if rc == 0 { Ok(lock.l_type) } else { Err(Error::io("fcntl on a lease", std::io::Error::last_os_error())) }
+        if rc == 0 {
+            Ok(lock.l_type)
+        } else {
+            Err(Error::io("fcntl on a lease", std::io::Error::last_os_error()))
+        }
     }
 
     /// Takes the locks of `seats` seats at once; false when anybody lives there.
@@ -176,9 +179,8 @@ pub fn count_alive(segment: &Segment) -> Result<usize> {
 /// A participant's place, for as long as it lives.
 #[derive(Debug)]
 pub struct Seat {
-    segment: std::sync::Arc<Segment>,
+    segment: Arc<Segment>,
     role: Role,
-    producer_id: Option<u32>,
     /// `generation << 32 | owner`: one load on the hot path tells who we are, or that we were forked.
     badge: StdAtomicU64,
     lease: Mutex<Lease>,
@@ -186,23 +188,13 @@ pub struct Seat {
 
 impl Seat {
     /// Takes a free seat. `sweep(seat)` is called first when its last holder died there, with its lock in our hands.
-    pub fn take(
-        segment: std::sync::Arc<Segment>,
-        role: Role,
-        producer_id: Option<u32>,
-        sweep: impl Fn(usize),
-    ) -> Result<Seat> {
-        let (lease, owner) = Self::sit_down(&segment, role, producer_id, sweep)?;
+    pub fn take(segment: Arc<Segment>, role: Role, sweep: impl Fn(usize)) -> Result<Seat> {
+        let (lease, owner) = Self::sit_down(&segment, role, sweep)?;
         let badge = StdAtomicU64::new((lease.generation as u64) << 32 | owner.bits());
-        Ok(Seat { segment, role, producer_id, badge, lease: Mutex::new(lease) })
+        Ok(Seat { segment, role, badge, lease: Mutex::new(lease) })
     }
 
-    fn sit_down(
-        segment: &Segment,
-        role: Role,
-        producer_id: Option<u32>,
-        sweep: impl Fn(usize),
-    ) -> Result<(Lease, Owner)> {
+    fn sit_down(segment: &Segment, role: Role, sweep: impl Fn(usize)) -> Result<(Lease, Owner)> {
         let lease = Lease::open(segment)?;
         let seats = segment.seats();
         let Some(index) = (0..seats.len()).find(|&seat| lease.try_lock(seat, 1)) else {
@@ -223,7 +215,6 @@ impl Seat {
         let life = record.life.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
         record.role.store(role as u32, Ordering::Relaxed);
         record.pid.store(std::process::id(), Ordering::Relaxed);
-        record.producer_id.store(producer_id.unwrap_or(index as u32), Ordering::Relaxed);
         record.joined_unix_ns.store(super::unix_ns(), Ordering::Relaxed);
         record.sent.store(0, Ordering::Relaxed);
         record.retries.store(0, Ordering::Relaxed);
@@ -244,13 +235,13 @@ impl Seat {
         if let Some(owner) = self.owner() {
             return Ok(owner);
         }
-        let (fresh, owner) = Self::sit_down(&self.segment, self.role, self.producer_id, sweep)?;
+        let (fresh, owner) = Self::sit_down(&self.segment, self.role, sweep)?;
         self.badge.store((fresh.generation as u64) << 32 | owner.bits(), Ordering::Relaxed);
         *lease = fresh;
         Ok(owner)
     }
 
-    pub fn segment(&self) -> &std::sync::Arc<Segment> {
+    pub fn segment(&self) -> &Arc<Segment> {
         &self.segment
     }
 
@@ -280,8 +271,12 @@ impl Seat {
 
     fn note_death(&self, seat: usize) {
         let state = &self.segment.seats()[seat].state;
-        let _ =
-            state.compare_exchange(seat_state::JOINED, seat_state::DIED, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = state.compare_exchange(
+            seat_state::JOINED,
+            seat_state::DIED,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
     }
 
     /// Says that we leave (the lock stays until we are dropped). True when nobody else in our role is left: of two who
@@ -301,7 +296,9 @@ impl Seat {
                 continue;
             }
             match record.state.load(Ordering::Acquire) {
-                seat_state::JOINED if self.is_alive(Owner::new(index, record.life.load(Ordering::Acquire))) => {
+                seat_state::JOINED
+                    if self.is_alive(Owner::new(index, record.life.load(Ordering::Acquire))) =>
+                {
                     return false;
                 }
                 seat_state::JOINED | seat_state::DIED => died = true,

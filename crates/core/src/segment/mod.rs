@@ -151,8 +151,8 @@ impl Segment {
             Ok(()) => Ok(()),
             Err(Errno::NOSPC | Errno::NOMEM | Errno::FBIG) => {
                 let dir = if named { directory() } else { PathBuf::from("/dev/shm") };
-                let (free, total) = fs::statvfs(&dir)
-                    .map_or((0, 0), |s| (s.f_bavail * s.f_frsize, s.f_blocks * s.f_frsize));
+                let (free, total) =
+                    fs::statvfs(&dir).map_or((0, 0), |s| (s.f_bavail * s.f_frsize, s.f_blocks * s.f_frsize));
                 let dir = dir.display().to_string();
                 Err(Error::NoMemory { name: name.to_owned(), need: bytes as u64, free, total, dir })
             }
@@ -177,7 +177,8 @@ impl Segment {
     pub fn populate(&self) {
         // Kernels before 5.14 refuse, and fault the pages in one by one: slower at first, as correct.
         // SAFETY: the range is our mapping, and populating it changes no byte.
-        let _ = unsafe { mm::madvise(self.base.as_ptr().cast(), self.extent.total, Advice::LinuxPopulateWrite) };
+        let _ =
+            unsafe { mm::madvise(self.base.as_ptr().cast(), self.extent.total, Advice::LinuxPopulateWrite) };
     }
 
     fn ask_for_huge_pages(&self) -> Result<()> {
