@@ -29,7 +29,9 @@ def main() -> None:
             process.start()
         total = 0.0
         for sample in server.dataset_iter():
-            total += float(sample.batch["reward"].sum())  # views into shared memory: {"obs": (32, 4), "reward": (32, 1)}
+            total += float(
+                sample.batch["reward"].sum()
+            )  # views into shared memory: {"obs": (32, 4), "reward": (32, 1)}
             if total == 640:
                 break
         for process in workers:

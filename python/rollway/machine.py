@@ -86,10 +86,10 @@ def judge_shared_memory(directory: Path, total: int, free: int, writable: bool =
     )
     if not writable:
         return Finding(name, "problem", f"{found}, not writable", f"Let this user write to {directory} (chmod 1777).")
-    if total == _DOCKER_DEFAULT:
-        return Finding(name, "warn", f"{found}: docker's default", f"Too small for most rings. {enlarge}")
     if free < 16 * _MB:
         return Finding(name, "problem", found, f"Hardly any ring fits. `rollway gc` frees stale segments. {enlarge}")
+    if total == _DOCKER_DEFAULT:
+        return Finding(name, "warn", f"{found}: docker's default", f"Too small for most rings. {enlarge}")
     if total < _SMALL_SHM or free < _DOCKER_DEFAULT:
         return Finding(name, "warn", found, f"Large rings will not fit. {enlarge}")
     return Finding(name, "ok", found)

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from rollway._core import Batch, Consumer, HistSnapshot
 
 # A slot record of the core: its word, then the stamp.
-_RECORD = np.dtype([("word", "u8"), ("sequence", "u8"), ("committed_ns", "u8"), ("producer_id", "u4"), ("version", "u4")])
+_RECORD = np.dtype(
+    [("word", "u8"), ("sequence", "u8"), ("committed_ns", "u8"), ("producer_id", "u4"), ("version", "u4")]
+)
 
 
 class SampleInfo:

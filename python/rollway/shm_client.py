@@ -7,9 +7,11 @@ import time
 from types import TracebackType
 from typing import Any
 
+import optree
+
 from rollway._core import Producer, Slot
 from rollway.async_bell import AsyncBell
-from rollway.errors import ForeignSchema, RingFull, WaitTimeout
+from rollway.errors import ForeignSchema, WaitTimeout
 from rollway.schema import Schema
 from rollway.server import OnFull
 
@@ -75,22 +77,20 @@ class ShmClient(Producer):
         return True
 
     async def send_many_async(self, data: Any, *, version: int = 0, timeout: float | None = None) -> int:
-        """As `send_many`, for asyncio. After a timeout or a cancellation, ``error.sent`` samples are committed."""
-        deadline, sent = _deadline(timeout), 0
-        rows = data
+        """As `send_many`, for asyncio. After a timeout, ``error.sent`` samples are committed."""
+        if not self.blocks:
+            return self.send_many(data, version=version)
+        deadline, sent, rest = _deadline(timeout), 0, data
         while True:
+            sent += (now := self.try_send_many(rest, version=version))
+            rest = optree.tree_map(lambda leaf: leaf[now:], rest, namespace="rollway")  # noqa: B023
+            if len(optree.tree_leaves(rest, namespace="rollway")[0]) == 0:
+                return sent
             try:
-                return sent + self.send_many(rows, version=version, timeout=0.0 if self.blocks else None)
-            except RingFull as full:
-                if not self.blocks:
-                    raise
-                sent += full.sent
-                rows = _rest(rows, full.sent)
-                try:
-                    await self._room(deadline, timeout)
-                except WaitTimeout as late:
-                    late.sent = sent
-                    raise
+                await self._room(deadline, timeout)
+            except WaitTimeout as late:
+                late.sent = sent
+                raise
 
     async def reserve_async(self, timeout: float | None = None) -> Slot:
         """As `reserve`, for asyncio."""
@@ -125,9 +125,3 @@ class ShmClient(Producer):
 
 def _deadline(timeout: float | None) -> float | None:
     return None if timeout is None else time.monotonic() + timeout
-
-
-def _rest(rows: Any, sent: int) -> Any:
-    import optree
-
-    return optree.tree_map(lambda leaf: leaf[sent:], rows, namespace="rollway") if sent else rows

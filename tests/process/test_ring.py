@@ -2,6 +2,7 @@
 
 import multiprocessing as mp
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -389,9 +390,10 @@ def test_huge_pages_are_given_or_refused_clearly(name):
         assert "shmem_enabled" in str(error)
         return
     with server:
-        server.submit(big)
-        server.submit(big)
-        assert server.sample(timeout=5).batch["frame"].shape == (2, 512, 1024)
+        huge_kb = sum(map(int, re.findall(r"ShmemPmdMapped:\s+(\d+) kB", Path("/proc/self/smaps").read_text())))
+        assert huge_kb >= 12 * 1024, "six frames of 2 MB lie in huge pages"
+        server.submit_many({"frame": np.ones((2, 512, 1024), np.float32)})
+        assert server.sample(timeout=5).batch["frame"].sum() == 2 * 512 * 1024
 
 
 def test_segments_are_private(name):

@@ -135,32 +135,25 @@ impl Producer {
         version: u32,
         timeout: Option<f64>,
     ) -> PyResult<usize> {
-        let rows = Rows::of(self.plan.get(), data, Expect::Stack)?;
-        let core = self.core(py)?;
         let patience = patience(timeout)?;
-        let mut sent = 0;
-        while sent < rows.count {
-            let want = rows.count - sent;
-            let claimed = match core.claim(want, Patience::Never) {
-                Err(Error::Full) if patience != Patience::Never => {
-                    blocking(py, || core.claim(want, patience))?
-                }
-                at_once => at_once,
-            };
-            let claim = match claimed {
-                Ok(Some(claim)) => claim,
-                Ok(None) => break, // The rest was dropped, and counted.
-                Err(error) => {
-                    let error = self.explain(py, error, timeout);
-                    error.value(py).setattr("sent", sent)?;
-                    return Err(error);
-                }
-            };
-            self.fill(py, &core, &claim, &rows, sent);
-            core.commit(&claim, version);
-            sent += claim.len;
+        let (sent, ended) = self.send_rows(py, data, version, patience)?;
+        match ended {
+            Ok(()) => Ok(sent),
+            Err(error) => {
+                let error = self.explain(py, error, timeout);
+                error.value(py).setattr("sent", sent)?;
+                Err(error)
+            }
         }
-        Ok(sent)
+    }
+
+    /// Like `send_many`, but never waits: gives how many found room, from the first on.
+    #[pyo3(signature = (data, *, version=0))]
+    fn try_send_many(&self, py: Python<'_>, data: &Bound<'_, PyAny>, version: u32) -> PyResult<usize> {
+        match self.send_rows(py, data, version, Patience::Never)? {
+            (sent, Ok(()) | Err(Error::Full)) => Ok(sent),
+            (_, Err(error)) => Err(self.explain(py, error, None)),
+        }
     }
 
     /// Takes a slot to write into, in place.
@@ -277,6 +270,37 @@ impl Producer {
             }
             None => Ok(false),
         }
+    }
+
+    /// Sends stacked rows until all are committed or something ends it; says how many were, and what ended it.
+    fn send_rows(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        version: u32,
+        patience: Patience,
+    ) -> PyResult<(usize, rollway_core::Result<()>)> {
+        let rows = Rows::of(self.plan.get(), data, Expect::Stack)?;
+        let core = self.core(py)?;
+        let mut sent = 0;
+        while sent < rows.count {
+            let want = rows.count - sent;
+            let claimed = match core.claim(want, Patience::Never) {
+                Err(Error::Full) if patience != Patience::Never => {
+                    blocking(py, || core.claim(want, patience))?
+                }
+                at_once => at_once,
+            };
+            let claim = match claimed {
+                Ok(Some(claim)) => claim,
+                Ok(None) => break, // The rest was dropped, and counted.
+                Err(error) => return Ok((sent, Err(error))),
+            };
+            self.fill(py, &core, &claim, &rows, sent);
+            core.commit(&claim, version);
+            sent += claim.len;
+        }
+        Ok((sent, Ok(())))
     }
 
     /// Copies rows into a claim, with the GIL released when there is much to copy.

@@ -1,8 +1,9 @@
 //! A consumer: takes whole batches, reads them in place, gives them back.
 
+use super::layout::BatchNo;
 use super::layout::Stamp;
 use super::protocol::Taken;
-use super::wait::{Patience, Patrol, Solitude};
+use super::wait::{Courtesy, Patience, Patrol, Solitude};
 use super::{IfExists, Ring, RingSpec, monotonic_ns, stamp_of};
 use crate::error::{Error, Result};
 use crate::segment::{Owner, Role, Seat};
@@ -19,6 +20,7 @@ pub struct Consumer {
     seat: Seat,
     resumed: bool,
     peer_timeout: Option<Duration>,
+    courtesy: Courtesy,
     /// Batches taken past an older one since the last look at its writers.
     overtaken: AtomicU64,
 }
@@ -38,7 +40,14 @@ impl Consumer {
         } else {
             ring.segment().publish()?;
         }
-        Ok(Consumer { ring, seat, resumed, peer_timeout, overtaken: AtomicU64::new(0) })
+        Ok(Consumer {
+            ring,
+            seat,
+            resumed,
+            peer_timeout,
+            courtesy: Courtesy::default(),
+            overtaken: AtomicU64::new(0),
+        })
     }
 
     pub fn ring(&self) -> &Arc<Ring> {
@@ -98,7 +107,8 @@ impl Consumer {
                 return Err(Error::AllHeld(protocol.buffers.len()));
             }
             let ticket = control.readable.announce();
-            let idle = protocol.aim().map_err(|d| self.ring.damaged(d))?;
+            let idle =
+                protocol.aim_unless(|batch| self.must_wait(batch)).map_err(|d| self.ring.damaged(d))?;
             if !idle && let Some(taken) = self.try_take(owner)? {
                 return Ok(taken);
             }
@@ -149,6 +159,10 @@ impl Consumer {
         ))
     }
 
+    fn must_wait(&self, batch: BatchNo) -> bool {
+        self.courtesy.is_due(batch.value(), monotonic_ns())
+    }
+
     fn try_take(&self, owner: Owner) -> Result<Option<Taken>> {
         let protocol = self.ring.protocol();
         let Some(taken) = protocol.try_take(owner).map_err(|d| self.ring.damaged(d))? else {
@@ -173,7 +187,8 @@ impl Consumer {
         let mut patrol = Patrol::start();
         loop {
             let ticket = protocol.control.readable.announce();
-            let idle = protocol.aim().map_err(|d| self.ring.damaged(d))?;
+            let idle =
+                protocol.aim_unless(|batch| self.must_wait(batch)).map_err(|d| self.ring.damaged(d))?;
             if !idle || self.ring.is_closed() {
                 return Ok(true);
             }

@@ -102,7 +102,7 @@ impl Ring {
         let on_full =
             OnFull::from_word(header.geometry[ON_FULL_WORD]).ok_or(damaged("its policy is unknown"))?;
         if geometry.words()[..ON_FULL_WORD] != header.geometry[..ON_FULL_WORD]
-            || segment.body().1 < geometry.body_bytes
+            || geometry.body_bytes as u64 != header.body_bytes
         {
             return Err(damaged("the geometry in its header does not fit its schema"));
         }

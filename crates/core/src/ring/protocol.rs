@@ -23,7 +23,8 @@
 //!     taken by one consumer, or dropped by one producer.
 //! I6  A buffer is Free only after its release (release), and a producer sees it Free before it writes (acquire):
 //!     nobody writes under a reader.
-//! I7  A batch that is open or overtaken by others holds nobody up: consumers take the oldest *complete* batch.
+//! I7  Consumers take the oldest *complete* batch. One that waits for a writer is overtaken, though not at once: the
+//!     consumer decides how long it waits for the sake of order, and a writer that is stuck holds up its batch only.
 //! I8  Wake-ups. The commit of a batch's last slot, and of the slot that a waiting consumer named as its target, ring
 //!     the bell. A consumer sleeps only after it saw its targets unsettled with the announcement and the target out.
 //! I9  `cursor`, `holes` and `target` are hints. Wrong ones cost time: a scan, or a patrol.
@@ -274,7 +275,7 @@ impl<'a> Protocol<'a> {
 
     /// Drops the oldest complete batch that nobody has taken; gives back how many samples it held.
     pub fn drop_oldest(&self) -> Result<Option<usize>> {
-        let dropped = self.find_complete(|line, word, ready| {
+        let dropped = self.find_complete(&|_| false, |line, word, ready| {
             let free = BufferWord::free(word.batch).pack();
             // SYNC ring.free: Release here, Acquire in `open_next` (I5, I6).
             let won =
@@ -291,8 +292,17 @@ impl<'a> Protocol<'a> {
 
     /// Takes the oldest complete batch.
     pub fn try_take(&self, owner: Owner) -> Result<Option<Taken>> {
+        self.try_take_unless(owner, |_| false)
+    }
+
+    /// Takes the oldest complete batch, unless it would overtake an older one that `must_wait` says to wait for.
+    pub fn try_take_unless(
+        &self,
+        owner: Owner,
+        must_wait: impl Fn(BatchNo) -> bool,
+    ) -> Result<Option<Taken>> {
         loop {
-            let taken = self.find_complete(|line, word, ready| {
+            let taken = self.find_complete(&must_wait, |line, word, ready| {
                 let mine = BufferWord::taken(word.batch, owner).pack();
                 // SYNC ring.take: the slots' words were loaded with Acquire; this CAS makes the batch ours alone (I5).
                 let won = line
@@ -324,18 +334,24 @@ impl<'a> Protocol<'a> {
         })
     }
 
-    /// Calls `claim` on complete batches, oldest first, until it gives something.
+    /// Calls `claim` on complete batches, oldest first, until it gives something; stops before it would overtake an
+    /// unfinished batch of which `must_wait` says so.
     fn find_complete<T>(
         &self,
+        must_wait: &impl Fn(BatchNo) -> bool,
         mut claim: impl FnMut(&'a Buffer, BufferWord, usize) -> Option<T>,
     ) -> Result<Option<T>> {
         self.assist(Place::unpack(self.control.write.open.load(Ordering::Acquire)))?;
-        let mut after = None;
+        let (mut after, mut unfinished) = (None, None);
         while let Some((index, word)) = self.oldest_filling(after) {
-            if let Progress::Complete { ready } = self.progress(index, word.batch)?
-                && let Some(found) = claim(&self.buffers[index], word, ready)
-            {
-                return Ok(Some(found));
+            match self.progress(index, word.batch)? {
+                Progress::Waiting { .. } => drop(unfinished.get_or_insert(word.batch)),
+                Progress::Complete { .. } if unfinished.is_some_and(must_wait) => return Ok(None),
+                Progress::Complete { ready } => {
+                    if let Some(found) = claim(&self.buffers[index], word, ready) {
+                        return Ok(Some(found));
+                    }
+                }
             }
             after = Some(word.batch);
         }
@@ -382,26 +398,31 @@ impl<'a> Protocol<'a> {
         Ok(Progress::Complete { ready })
     }
 
-    /// Before sleeping: names in every unfinished batch the slot to be woken for. True when all is set and nothing is
-    /// complete; false when there is something to take. The bell is announced already (I8).
+    /// Before sleeping: names in every unfinished batch the slot to be woken for. True when all is set and there is
+    /// nothing to take; false when there is. The bell is announced already (I8).
     pub fn aim(&self) -> Result<bool> {
+        self.aim_unless(|_| false)
+    }
+
+    /// As [`aim`](Self::aim), for a consumer that takes with [`try_take_unless`](Self::try_take_unless).
+    pub fn aim_unless(&self, must_wait: impl Fn(BatchNo) -> bool) -> Result<bool> {
         loop {
-            let mut moved = false;
+            let (mut moved, mut after, mut unfinished) = (false, None, None);
             self.assist(Place::unpack(self.control.write.open.load(Ordering::Acquire)))?;
-            for (index, line) in self.buffers.iter().enumerate() {
-                let word = BufferWord::unpack(line.word.load(Ordering::Acquire));
-                if word.kind != BufferKind::Filling {
-                    continue;
-                }
+            while let Some((index, word)) = self.oldest_filling(after) {
                 match self.progress(index, word.batch)? {
+                    Progress::Complete { .. } if unfinished.is_some_and(&must_wait) => {}
                     Progress::Complete { .. } => return Ok(false),
                     Progress::Waiting { slot } => {
-                        if line.target.load(Ordering::Relaxed) != slot as u64 {
-                            line.target.store(slot as u64, Ordering::Relaxed);
+                        unfinished.get_or_insert(word.batch);
+                        let target = &self.buffers[index].target;
+                        if target.load(Ordering::Relaxed) != slot as u64 {
+                            target.store(slot as u64, Ordering::Relaxed);
                             moved = true;
                         }
                     }
                 }
+                after = Some(word.batch);
             }
             if !moved {
                 return Ok(true);

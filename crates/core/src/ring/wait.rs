@@ -1,5 +1,6 @@
 //! How long to wait, and when to look around while waiting.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a call may block.
@@ -55,6 +56,30 @@ impl Patrol {
         let pause = self.next;
         self.next = (pause * 2).min(Self::LONGEST);
         pause
+    }
+}
+
+/// How long a consumer waits for an unfinished batch for the sake of order, while a younger one is complete.
+///
+/// A writer that was merely preempted is back within a few milliseconds, so that samples stay in order. One that is
+/// stopped, or takes its time, is overtaken. Before every overtaking the kernel has been asked whether it lives.
+#[derive(Debug, Default)]
+pub struct Courtesy {
+    batch: AtomicU64,
+    since_ns: AtomicU64,
+}
+
+impl Courtesy {
+    const LIMIT_NS: u64 = 4_000_000;
+
+    /// Whether to go on waiting for `batch`, which a younger one could overtake now.
+    pub fn is_due(&self, batch: u64, now_ns: u64) -> bool {
+        // Threads that share a consumer may overwrite each other's note: someone waits a little longer, or less long.
+        if self.batch.swap(batch, Ordering::Relaxed) != batch {
+            self.since_ns.store(now_ns, Ordering::Relaxed);
+            return true;
+        }
+        now_ns.saturating_sub(self.since_ns.load(Ordering::Relaxed)) < Self::LIMIT_NS
     }
 }
 

@@ -25,6 +25,7 @@ pub use lease::{Census, Owner, Role, Seat};
 use rustix::fs::{self, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -162,12 +163,8 @@ impl Segment {
 
     fn map(name: &str, named: bool, anchor: OwnedFd, extent: Extent) -> Result<Segment> {
         // The mapping keeps its open file alive in forked children too, so it must not be one that carries locks.
-        // SAFETY: a fresh mapping at an address the kernel chooses.
-        let base = unsafe {
-            let protection = ProtFlags::READ | ProtFlags::WRITE;
-            mm::mmap(std::ptr::null_mut(), extent.total, protection, MapFlags::SHARED, &anchor, 0)
-        };
-        let base = base.map_err(|e| Error::io(format!("mapping segment '{name}'"), e))?;
+        let base = map_aligned(&anchor, extent.total)
+            .map_err(|e| Error::io(format!("mapping segment '{name}'"), e))?;
         let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
         let published = AtomicBool::new(false);
         Ok(Segment { name: name.to_owned(), named, published, anchor, base, extent })
@@ -185,16 +182,17 @@ impl Segment {
         let refused = |e: Errno| Error::HugePages {
             name: self.name.clone(),
             why: format!(
-                "{e}. Let root `echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled` (Linux 6.1 or \
-                 later), or leave huge_pages off"
+                "{e}. It takes Linux 6.1 or later, free memory in one piece, and anything but 'deny' in \
+                 /sys/kernel/mm/transparent_hugepage/shmem_enabled. Leave huge_pages off to do without"
             ),
         };
         let base = self.base.as_ptr().cast();
-        // SAFETY: the range is our mapping; both hints leave its contents alone.
+        // What does not fill a huge page at the end stays as it is. Less than one: nothing to gain, nothing to refuse.
+        let whole = self.extent.total / HUGE_PAGE * HUGE_PAGE;
+        // SAFETY: the range is in our mapping; both hints leave its contents alone.
         unsafe {
             mm::madvise(base, self.extent.total, Advice::LinuxHugepage).map_err(refused)?;
-            // Smaller than one huge page: there is nothing to gain, and nothing to refuse.
-            if self.extent.total >= 2 << 20 && libc::madvise(base, self.extent.total, MADV_COLLAPSE) != 0 {
+            if whole > 0 && libc::madvise(base, whole, MADV_COLLAPSE) != 0 {
                 let errno = Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL);
                 return Err(refused(errno));
             }
@@ -357,6 +355,33 @@ impl Drop for Segment {
 }
 
 const MADV_COLLAPSE: i32 = 25;
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Maps a whole file. A large one starts at a multiple of the huge page size, without which it could not have any.
+fn map_aligned(file: &OwnedFd, bytes: usize) -> rustix::io::Result<*mut c_void> {
+    let (protection, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+    if bytes < HUGE_PAGE {
+        // SAFETY: a fresh mapping at an address the kernel chooses.
+        return unsafe { mm::mmap(std::ptr::null_mut(), bytes, protection, shared, file, 0) };
+    }
+    let room = bytes + HUGE_PAGE;
+    // SAFETY: we reserve more address space than we need, map the file over an aligned part of it, and give back what
+    // lies before and after: all of it is ours, and nothing else is touched.
+    unsafe {
+        let start = mm::mmap_anonymous(std::ptr::null_mut(), room, ProtFlags::empty(), MapFlags::PRIVATE)?;
+        let before = start.cast::<u8>().align_offset(HUGE_PAGE);
+        let base = start.byte_add(before);
+        if let Err(e) = mm::mmap(base, bytes, protection, shared | MapFlags::FIXED, file, 0) {
+            let _ = mm::munmap(start, room);
+            return Err(e);
+        }
+        if before > 0 {
+            mm::munmap(start, before)?;
+        }
+        mm::munmap(base.byte_add(bytes), room - before - bytes)?;
+        Ok(base)
+    }
+}
 
 fn my_uid() -> u32 {
     rustix::process::geteuid().as_raw()
