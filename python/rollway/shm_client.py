@@ -83,7 +83,7 @@ class ShmClient(Producer):
         deadline, sent, rest = _deadline(timeout), 0, data
         while True:
             sent += (now := self.try_send_many(rest, version=version))
-            rest = optree.tree_map(lambda leaf: leaf[now:], rest, namespace="rollway")  # noqa: B023
+            rest = optree.tree_map(lambda leaf: leaf[now:], rest, namespace="rollway")
             if len(optree.tree_leaves(rest, namespace="rollway")[0]) == 0:
                 return sent
             try:
