@@ -136,6 +136,8 @@ impl Bell {
 pub enum Point {
     /// A producer moved `open`, and has not marked the buffer.
     RingOpened,
+    /// A producer moved the cursor past a run, and has not claimed any of it.
+    RunPromised,
     /// A producer owns a slot, and has not moved the cursor.
     SlotClaimed,
     /// A producer owns only a part of the run it wants.
@@ -162,8 +164,9 @@ pub enum Point {
 
 impl Point {
     /// Every point, for the kill matrix.
-    pub const ALL: [Point; 12] = [
+    pub const ALL: [Point; 13] = [
         Point::RingOpened,
+        Point::RunPromised,
         Point::SlotClaimed,
         Point::RunPartlyClaimed,
         Point::SlotHalfWritten,

@@ -106,7 +106,7 @@ impl<'a> Protocol<'a> {
     #[inline]
     pub fn try_claim(&self, owner: Owner, want: usize, retries: &AtomicU64) -> Result<Option<Claim>> {
         if self.control.write.holes.load(Ordering::Relaxed) != 0
-            && let Some(claim) = self.claim_hole(owner)?
+            && let Some(claim) = self.claim_hole(owner, retries)?
         {
             return Ok(Some(claim));
         }
@@ -125,60 +125,82 @@ impl<'a> Protocol<'a> {
     #[inline]
     fn claim_in(&self, open: Place, owner: Owner, want: usize, retries: &AtomicU64) -> Result<Option<Claim>> {
         let slots = self.slots_of(open.index)?;
-        let claimed = SlotWord::new(open.batch, SlotKind::Claimed, owner).pack();
-        let take = |slot: &Slot| {
-            let word = slot.word.load(Ordering::Relaxed);
-            if !SlotWord::unpack(word).is_claimable_for(open.batch) {
-                return false;
-            }
-            // SYNC ring.claim: Acquire here, Release in `abort` and `recover`. AcqRel: the claim is the one step that
-            // names the owner (I1, I3).
-            let won = slot.word.compare_exchange(word, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-            if !won {
-                retries.fetch_add(1, Ordering::Relaxed);
-            }
-            won
-        };
+        if want > 1 {
+            return Ok(self.claim_run(slots, open, owner, want, retries));
+        }
         let hint = Place::unpack(self.control.write.cursor.load(Ordering::Relaxed));
         let from = if hint.batch == open.batch { hint.index } else { 0 };
-        for slot in from..self.batch_size {
-            if !take(&slots[slot]) {
-                continue;
+        for (slot, line) in slots.iter().enumerate().skip(from) {
+            if claim_slot(line, open.batch, owner, retries) {
+                crash_point(Point::SlotClaimed);
+                let next = Place { batch: open.batch, index: slot + 1 };
+                self.control.write.cursor.store(next.pack(), Ordering::Relaxed);
+                return Ok(Some(Claim { batch: open.batch, buffer: open.index, slot, len: 1, owner }));
             }
-            crash_point(Point::SlotClaimed);
-            let mut len = 1;
-            while len < want && slot + len < self.batch_size && take(&slots[slot + len]) {
-                len += 1;
-                crash_point(Point::RunPartlyClaimed);
-            }
-            let next = Place { batch: open.batch, index: slot + len };
-            self.control.write.cursor.store(next.pack(), Ordering::Relaxed);
-            return Ok(Some(Claim { batch: open.batch, buffer: open.index, slot, len, owner }));
         }
         Ok(None)
     }
 
-    /// Claims a slot that somebody gave back in a batch that is not complete.
-    #[cold]
-    fn claim_hole(&self, owner: Owner) -> Result<Option<Claim>> {
-        let holes = self.control.write.holes.load(Ordering::Relaxed);
-        for (buffer, line) in self.buffers.iter().enumerate() {
-            let word = BufferWord::unpack(line.word.load(Ordering::Acquire));
-            if word.kind != BufferKind::Filling {
+    /// Claims a run: moves the cursor past it first, so that others do not claim every second slot of it. The words
+    /// decide all the same; what is promised and not claimed, by a death or because somebody was faster, is a hole.
+    fn claim_run(
+        &self,
+        slots: &[Slot],
+        open: Place,
+        owner: Owner,
+        want: usize,
+        retries: &AtomicU64,
+    ) -> Option<Claim> {
+        let cursor = &self.control.write.cursor;
+        loop {
+            let word = cursor.load(Ordering::Relaxed);
+            let hint = Place::unpack(word);
+            if open.batch.is_before(hint.batch) {
+                return None; // The ring has moved on.
+            }
+            let from = if hint.batch == open.batch { hint.index } else { 0 };
+            let end = self.batch_size.min(from.saturating_add(want));
+            if from >= end {
+                return None;
+            }
+            let next = Place { batch: open.batch, index: end };
+            if cursor.compare_exchange(word, next.pack(), Ordering::Relaxed, Ordering::Relaxed).is_err() {
+                retries.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
-            let free = SlotWord::free(word.batch).pack();
-            let claimed = SlotWord::new(word.batch, SlotKind::Claimed, owner).pack();
+            crash_point(Point::RunPromised);
+            let Some(slot) = (from..end).find(|&slot| claim_slot(&slots[slot], open.batch, owner, retries))
+            else {
+                continue;
+            };
+            crash_point(Point::SlotClaimed);
+            let mut len = 1;
+            while slot + len < end && claim_slot(&slots[slot + len], open.batch, owner, retries) {
+                len += 1;
+                crash_point(Point::RunPartlyClaimed);
+            }
+            let left = end - (slot + len);
+            if left > 0 {
+                self.control.write.holes.fetch_add(left as u64, Ordering::Relaxed);
+            }
+            return Some(Claim { batch: open.batch, buffer: open.index, slot, len, owner });
+        }
+    }
+
+    /// Claims a slot that the cursor has passed: somebody gave it back, or did not take what he was promised.
+    #[cold]
+    fn claim_hole(&self, owner: Owner, retries: &AtomicU64) -> Result<Option<Claim>> {
+        let holes = self.control.write.holes.load(Ordering::Relaxed);
+        let mut after = None;
+        while let Some((buffer, word)) = self.oldest_filling(after) {
             for (slot, line) in self.slots_of(buffer)?.iter().enumerate() {
-                // SYNC ring.claim: as in `claim_in`.
-                if line.word.load(Ordering::Relaxed) == free
-                    && line.word.compare_exchange(free, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-                {
+                if claim_slot(line, word.batch, owner, retries) {
                     crash_point(Point::SlotClaimed);
                     self.count_hole_filled();
                     return Ok(Some(Claim { batch: word.batch, buffer, slot, len: 1, owner }));
                 }
             }
+            after = Some(word.batch);
         }
         // Nothing there: somebody died between counting and freeing, or was faster. If he is just about to free it,
         // the next patrol counts again (I9).
@@ -265,7 +287,7 @@ impl<'a> Protocol<'a> {
             // Counted first: a hole too many costs a scan, a hole too few would be forgotten.
             self.control.write.holes.fetch_add(1, Ordering::Relaxed);
             crash_point(Point::HoleCounted);
-            // SYNC ring.claim: Release here, Acquire in `claim_hole`. We are done writing (I1).
+            // SYNC ring.claim: Release here, Acquire in `claim_slot`. We are done writing (I1).
             slot.word.store(free, Ordering::Release);
         }
         self.control.counters.aborted.fetch_add(claim.len as u64, Ordering::Relaxed);
@@ -503,4 +525,21 @@ impl<'a> Protocol<'a> {
         let words = self.buffers.iter().map(|line| BufferWord::unpack(line.word.load(Ordering::Relaxed)));
         words.filter(|word| word.kind == BufferKind::Taken && word.owner == owner).count()
     }
+}
+
+/// Claims one slot for `batch`, if it may be claimed and nobody is faster.
+#[inline]
+fn claim_slot(slot: &Slot, batch: BatchNo, owner: Owner, retries: &AtomicU64) -> bool {
+    let word = slot.word.load(Ordering::Relaxed);
+    if !SlotWord::unpack(word).is_claimable_for(batch) {
+        return false;
+    }
+    let claimed = SlotWord::new(batch, SlotKind::Claimed, owner).pack();
+    // SYNC ring.claim: Acquire here, Release in `abort` and `recover`. AcqRel: the claim is the one step that names the
+    // owner (I1, I3).
+    let won = slot.word.compare_exchange(word, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    if !won {
+        retries.fetch_add(1, Ordering::Relaxed);
+    }
+    won
 }

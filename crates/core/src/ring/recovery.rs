@@ -3,6 +3,7 @@
 //! | died after ([`Point`](crate::sync::Point)) | state left | who notices | repaired to |
 //! |---|---|---|---|
 //! | `RingOpened` | `open` names a buffer that is still marked Free | the next producer or consumer | Filling, by `assist` |
+//! | `RunPromised` | slots that the cursor has passed and nobody claimed | whoever is stuck or overtakes | counted as holes, offered to the next producer |
 //! | `SlotClaimed`, `RunPartlyClaimed`, `SlotHalfWritten`, `SlotWritten` | slots Claimed by the dead | whoever is stuck or overtakes | Free in the same batch, offered to the next producer |
 //! | `SlotReady` | a complete batch, and a consumer asleep | the consumer's patrol | taken |
 //! | `HoleCounted` | one hole too many counted, the slot still Claimed | as for a claim | Free; holes counted anew |
@@ -15,7 +16,7 @@
 //! patrol only decides *when to ask*. A recoverer may itself be stopped or killed at any point: every repair is one CAS
 //! from a word that names the dead owner, so it can be done twice, or by two at once, and only one succeeds.
 
-use super::layout::{BufferKind, BufferWord, Place, SlotKind, SlotWord};
+use super::layout::{BatchNo, BufferKind, BufferWord, Place, SlotKind, SlotWord};
 use super::protocol::{Damage, Protocol};
 use crate::segment::Owner;
 use crate::sync::{Ordering, Point, crash_point};
@@ -68,18 +69,19 @@ pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<R
             _ if open.index == index => open.batch,
             _ => continue,
         };
+        let passed = passed_by_cursor(ring, open, batch);
         let free = SlotWord::free(batch).pack();
-        for slot in ring.slots_of(index)? {
+        for (position, slot) in ring.slots_of(index)?.iter().enumerate() {
             let word = slot.word.load(Ordering::Acquire);
             let claim = SlotWord::unpack(word);
             if claim.batch == batch && claim.kind == SlotKind::Claimed && memo.is_dead(claim.owner) {
                 ring.control.write.holes.fetch_add(1, Ordering::Relaxed);
                 crash_point(Point::HoleCounted);
-                // SYNC ring.claim: Release here, Acquire in `claim_hole`.
+                // SYNC ring.claim: Release here, Acquire in `claim_slot`.
                 let won = slot.word.compare_exchange(word, free, Ordering::AcqRel, Ordering::Relaxed).is_ok();
                 repairs.slots += won as usize;
                 holes += won as u64;
-            } else if word == free {
+            } else if claim.is_claimable_for(batch) && position < passed {
                 holes += 1;
             }
         }
@@ -99,4 +101,13 @@ pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<R
         ring.control.readable.ring_if_waiting();
     }
     Ok(repairs)
+}
+
+/// How many slots of a batch nobody will come by again: all of them, unless it is the open one.
+fn passed_by_cursor(ring: &Protocol<'_>, open: Place, batch: BatchNo) -> usize {
+    if open.batch != batch {
+        return ring.batch_size;
+    }
+    let cursor = Place::unpack(ring.control.write.cursor.load(Ordering::Relaxed));
+    if cursor.batch == batch { cursor.index } else { 0 }
 }
