@@ -119,6 +119,10 @@ impl Consumer {
                 return Err(Error::Closed);
             }
             let Some(left) = patience.left() else {
+                self.courtesy.end(); // What is complete is taken now, in order or not.
+                if let Some(taken) = self.try_take(owner)? {
+                    return Ok(taken);
+                }
                 if self.seal_at_least(at_least)?
                     && let Some(taken) = self.try_take(owner)?
                 {

@@ -182,6 +182,7 @@ impl<'a> Protocol<'a> {
             let left = end - (slot + len);
             if left > 0 {
                 self.control.write.holes.fetch_add(left as u64, Ordering::Relaxed);
+                self.control.writable.ring_if_waiting();
             }
             return Some(Claim { batch: open.batch, buffer: open.index, slot, len, owner });
         }
