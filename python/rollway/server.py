@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ import optree
 from rollway._core import Batch, Consumer, Producer
 from rollway.async_bell import AsyncBell
 from rollway.errors import BatchesHeld, ConnectionClosedError, ForeignSchema, WaitTimeout
+from rollway.pinning import pin
 from rollway.sample import Sample, SampleInfo
 from rollway.schema import Schema
 from rollway.shm_transport import ShmTransport
@@ -38,6 +39,8 @@ class Server:
         num_buffers: Batches that the ring has room for, at least 2: one to fill, one to read, more for slack.
         on_full: What producers do when there is no room: ``"block"``, ``"drop_oldest"`` batch, ``"drop_newest"``
             sample, or ``"error"``. Drops are counted in `stats`.
+        pin_host_memory: Page-lock the ring for CUDA, so that a batch goes to the GPU by one asynchronous copy.
+            RuntimeError when that cannot be done.
         writable: Hand out arrays that may be written to.
         peer_timeout_s: How long `sample` waits when every worker is gone and at least one of them died, before it
             raises `PeerDied`. ``None``: for ever.
@@ -58,6 +61,7 @@ class Server:
         num_buffers: int = 3,
         *,
         on_full: OnFull = "block",
+        pin_host_memory: bool = False,
         writable: bool = False,
         peer_timeout_s: float | None = 60.0,
     ) -> None:
@@ -83,8 +87,15 @@ class Server:
         except ForeignSchema as foreign:
             raise self._schema.explain(foreign) from None
         self._bell = AsyncBell(self._consumer.wait_readable)
+        endings: list[Callable[[], None]] = [self._bell.close, self._consumer.close]
         # Also at interpreter exit, so that a learner that forgets to close leaves no segment behind.
-        self._close = weakref.finalize(self, _close, self._bell, self._consumer)
+        self._close = weakref.finalize(self, _run_all, endings)
+        if pin_host_memory:
+            try:
+                endings.append(pin(*self._consumer.memory()))
+            except RuntimeError:
+                self._close()
+                raise
 
     def start(self) -> None:
         """Lets remote workers in. Workers in shared memory can attach from the moment the server exists."""
@@ -241,6 +252,6 @@ class Server:
         )
 
 
-def _close(bell: AsyncBell, consumer: Consumer) -> None:
-    bell.close()
-    consumer.close()
+def _run_all(endings: list[Callable[[], None]]) -> None:
+    for end in endings:
+        end()

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -419,3 +420,10 @@ def test_a_cancelled_sample_async_takes_nothing():
             assert values(await server.sample_async(timeout=10)) == [1, 2]
 
     asyncio.run(run())
+
+
+def test_pinning_without_a_gpu_is_a_clear_error_and_leaves_nothing(name):
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("there is a GPU here: scripts/check_cuda.py checks pinning on it")
+    with pytest.raises(RuntimeError, match="pin_host_memory (needs the NVIDIA driver|failed at)"):
+        rollway.Server(ONE, 1, rollway.ShmTransport(name), pin_host_memory=True)

@@ -123,6 +123,12 @@ impl Consumer {
         self.ring.writers()
     }
 
+    /// Where the ring lies in this process: address and bytes.
+    fn memory(&self) -> (usize, usize) {
+        let (body, bytes) = self.ring.segment().body();
+        (body.as_ptr() as usize, bytes)
+    }
+
     /// Plain numbers about the ring.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         ring_stats(py, &self.ring)
