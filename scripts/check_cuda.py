@@ -1,7 +1,7 @@
 """Checks pin_host_memory on a machine with a GPU and torch, and measures what it brings.
 
-`python scripts/check_cuda.py` copies a batch to the GPU from the ring, pinned and not, and from torch's own pinned memory, in
-one run, and compares every byte. CI has no GPU, so it does not run this.
+`python scripts/check_cuda.py` copies a batch to the GPU from the ring, pinned and not, and from torch's own pinned
+memory, in one run, and compares every byte. CI has no GPU, so it does not run this.
 """
 
 import json

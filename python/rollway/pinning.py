@@ -1,7 +1,7 @@
 """Registers memory with CUDA, so that a batch goes to the GPU straight from the ring, by one asynchronous copy.
 
-Talks to the CUDA driver itself: torch is not needed, and the registration holds for every library in the process. Called
-by `Server`; knows nothing of rings.
+Talks to the CUDA driver itself: torch is not needed, and the registration holds for every library in the process.
+Called by `Server`; knows nothing of rings.
 """
 
 from __future__ import annotations
