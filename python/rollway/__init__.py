@@ -5,7 +5,7 @@ Experience goes from many worker processes to the learner through shared memory:
 
 from importlib.metadata import version as _version
 
-from rollway._core import HistSnapshot, Slot
+from rollway._core import HistSnapshot, Sample, SampleInfo, Slot
 from rollway.errors import (
     BatchesHeld,
     ConnectionClosedError,
@@ -27,7 +27,6 @@ from rollway.errors import (
     SystemCallFailed,
     WaitTimeout,
 )
-from rollway.sample import Sample, SampleInfo
 from rollway.segments import SegmentInfo, gc, segments
 from rollway.server import Server
 from rollway.shm_client import ShmClient

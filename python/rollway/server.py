@@ -15,11 +15,10 @@ from typing import Any, Literal
 import numpy as np
 import optree
 
-from rollway._core import Batch, Consumer, Producer
+from rollway._core import Consumer, Producer, Sample
 from rollway.async_bell import AsyncBell
 from rollway.errors import BatchesHeld, ConnectionClosedError, ForeignSchema, WaitTimeout
 from rollway.pinning import pin
-from rollway.sample import Sample, SampleInfo
 from rollway.schema import Schema
 from rollway.shm_transport import ShmTransport
 
@@ -68,7 +67,6 @@ class Server:
         self._schema = Schema.of(example)
         self._plan = self._schema.plan()
         self._batch_size = batch_size
-        self._writable = writable
         self._producer: Producer | None = None
         options = transport or ShmTransport("in-process")
         try:
@@ -83,6 +81,7 @@ class Server:
                 on_full=on_full,
                 huge_pages=options.huge_pages,
                 peer_timeout_s=peer_timeout_s,
+                writable=writable,
             )
         except ForeignSchema as foreign:
             raise self._schema.explain(foreign) from None
@@ -129,7 +128,7 @@ class Server:
                 them is closed early and handed over short.
         """
         try:
-            batch = self._consumer.take(timeout, at_least)
+            sample = self._consumer.take(timeout, at_least)
         except ConnectionClosedError:
             return None
         except WaitTimeout:
@@ -139,17 +138,16 @@ class Server:
                 f"{held}: no other can be filled. Drop or release() the samples you keep, use dataset_iter(copy=True), "
                 "or give the server more num_buffers"
             ) from None
-        if batch is None:
+        if sample is None:
             raise self._timed_out(timeout)
-        return self._sample_of(batch)
+        return sample
 
     def try_sample(self) -> Sample | None:
         """A whole batch if there is one; never waits."""
         try:
-            batch = self._consumer.take(0.0, None)
+            return self._consumer.take(0.0, None)
         except ConnectionClosedError:
             return None
-        return None if batch is None else self._sample_of(batch)
 
     async def sample_async(self, timeout: float | None = None, at_least: int | None = None) -> Sample | None:
         """As `sample`, for asyncio. A cancelled wait takes nothing."""
@@ -228,18 +226,6 @@ class Server:
         if self._producer is None:
             self._producer = Producer.beside(self._consumer, self._plan)
         return self._producer
-
-    def _sample_of(self, batch: Batch) -> Sample:
-        runs = batch.runs
-        if len(runs) == 1:
-            info = SampleInfo(self._consumer, batch.number, batch.records(0))
-            return Sample(batch.tree(0, self._writable), info, batch)
-        # Closed early, with gaps where slots were given back: the pieces are put together in memory of our own.
-        info = SampleInfo(self._consumer, batch.number, b"".join(batch.records(run) for run in range(len(runs))))
-        parts = [batch.leaves(run, False) for run in range(len(runs))]
-        leaves = [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
-        batch.release()
-        return Sample(self._schema.unflatten(leaves), info)
 
     def _timed_out(self, timeout: float | None) -> WaitTimeout:
         stats = self._consumer.stats()

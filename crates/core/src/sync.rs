@@ -5,9 +5,13 @@
 //! stale: an announcement is made before every sleep and taken back by the ring that answers it.
 
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub use loom::sync::atomic::{Ordering, fence};
+#[cfg(loom)]
+mod watched;
 #[cfg(not(loom))]
 pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(loom)]
+pub use watched::{AtomicU32, AtomicU64};
 
 use std::time::Duration;
 

@@ -1,16 +1,14 @@
 //! `Consumer`: the learner's handle. `rollway.Server` owns one.
 
-use crate::batch::Batch;
 use crate::errors::{blocking, to_py};
 use crate::gil::GilCell;
-use crate::histogram::HistSnapshot;
 use crate::plan::Plan;
 use crate::producer::{on_full, patience, seconds};
+use crate::sample::Sample;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::Error;
-use rollway_core::ring::{Consumer as Core, IfExists, Ring, RingSpec};
-use rollway_core::sync::Ordering;
+use rollway_core::ring::{Consumer as Core, IfExists, Patience, Ring, RingSpec};
 use std::sync::Arc;
 
 /// One consumer of a ring.
@@ -20,13 +18,14 @@ pub struct Consumer {
     ring: Arc<Ring>,
     plan: Py<Plan>,
     name: Option<String>,
+    writable: bool,
 }
 
 #[pymethods]
 impl Consumer {
     #[new]
     #[pyo3(signature = (plan, batch_size, num_buffers, name, *, auto_named, if_exists, max_peers, on_full, huge_pages,
-                        peer_timeout_s))]
+                        peer_timeout_s, writable))]
     #[allow(clippy::too_many_arguments)] // Python's keyword arguments, one by one.
     fn open(
         py: Python<'_>,
@@ -40,6 +39,7 @@ impl Consumer {
         on_full: &str,
         huge_pages: bool,
         peer_timeout_s: Option<f64>,
+        writable: bool,
     ) -> PyResult<Self> {
         let leaf_bytes = plan.get().leaf_bytes();
         let spec = RingSpec {
@@ -66,16 +66,28 @@ impl Consumer {
         let peer_timeout = peer_timeout_s.map(seconds).transpose()?;
         let core = blocking(py, || Core::open(&spec, if_exists, peer_timeout))?.map_err(|e| to_py(py, e))?;
         let ring = core.ring().clone();
-        Ok(Consumer { core: GilCell::new(Some(Arc::new(core))), ring, plan, name })
+        Ok(Consumer { core: GilCell::new(Some(Arc::new(core))), ring, plan, name, writable })
     }
 
-    /// Waits for a batch. Raises `ConnectionClosedError` once the ring is shut down and empty.
+    /// Waits for a batch. `None` when there is none and `timeout` is 0. Raises `ConnectionClosedError` once the ring is
+    /// shut down and empty.
     #[pyo3(signature = (timeout=None, at_least=None))]
-    fn take(&self, py: Python<'_>, timeout: Option<f64>, at_least: Option<usize>) -> PyResult<Option<Batch>> {
-        let (core, patience) = (self.core(py)?, patience(timeout)?);
-        let batch =
-            blocking(py, || Core::take(core.clone(), patience, at_least))?.map_err(|e| to_py(py, e))?;
-        Ok(batch.map(|batch| Batch::new(batch, self.plan.clone_ref(py))))
+    fn take(
+        slf: &Bound<'_, Self>,
+        timeout: Option<f64>,
+        at_least: Option<usize>,
+    ) -> PyResult<Option<Sample>> {
+        let (py, this) = (slf.py(), slf.get());
+        let (core, patience) = (this.core(py)?, patience(timeout)?);
+        let at_once = Core::take(core.clone(), Patience::Never, None);
+        let taken = match at_once {
+            Ok(None) if patience != Patience::Never || at_least.is_some() => {
+                blocking(py, || Core::take(core.clone(), patience, at_least))?
+            }
+            at_once => at_once,
+        };
+        let batch = taken.map_err(|e| to_py(py, e))?;
+        batch.map(|batch| Sample::of(slf, this.plan.get(), batch, this.writable)).transpose()
     }
 
     /// Sleeps until there is a batch to take, at most `timeout` seconds; false when there is none.
@@ -134,17 +146,6 @@ impl Consumer {
         ring_stats(py, &self.ring)
     }
 
-    /// The histogram of that name: `memcpy`, `queue_dwell` or `wait`.
-    fn histogram(&self, name: &str) -> PyResult<HistSnapshot> {
-        let control = self.ring.protocol().control;
-        match name {
-            "memcpy" => Ok(control.memcpy.snapshot().into()),
-            "queue_dwell" => Ok(control.dwell.snapshot().into()),
-            "wait" => Ok(control.wait.snapshot().into()),
-            _ => Err(pyo3::exceptions::PyKeyError::new_err(name.to_owned())),
-        }
-    }
-
     fn reset_histograms(&self) {
         let control = self.ring.protocol().control;
         control.memcpy.reset();
@@ -154,6 +155,10 @@ impl Consumer {
 }
 
 impl Consumer {
+    pub fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
     pub fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
         self.core.with(py, |core| core.clone()).ok_or_else(|| to_py(py, Error::Closed))
     }
@@ -161,14 +166,7 @@ impl Consumer {
 
 /// What both sides can say about the ring.
 pub fn ring_stats<'py>(py: Python<'py>, ring: &Ring) -> PyResult<Bound<'py, PyDict>> {
-    let contents = ring.census();
-    let control = ring.protocol().control;
-    let (counters, geometry) = (&control.counters, ring.geometry());
-    let seats = ring.segment().seats();
-    let sum = |field: fn(&rollway_core::segment::header::SeatRecord) -> &rollway_core::sync::AtomicU64| {
-        seats.iter().map(|seat| field(seat).load(Ordering::Relaxed)).sum::<u64>()
-    };
-    let taken = counters.samples_taken.load(Ordering::Relaxed);
+    let (contents, totals, geometry) = (ring.census(), ring.totals(), ring.geometry());
     let stats = PyDict::new(py);
     stats.set_item("batch_size", geometry.batch_size)?;
     stats.set_item("num_buffers", geometry.num_buffers)?;
@@ -178,16 +176,15 @@ pub fn ring_stats<'py>(py: Python<'py>, ring: &Ring) -> PyResult<Bound<'py, PyDi
     stats.set_item("held_batches", contents.held_batches)?;
     stats.set_item("claimed_slots", contents.claimed_slots)?;
     stats.set_item("free_buffers", contents.free_buffers)?;
-    stats.set_item("samples_taken", taken)?;
-    stats.set_item("batches_taken", counters.batches_taken.load(Ordering::Relaxed))?;
-    stats.set_item("samples_sent_by_seats", sum(|seat| &seat.sent))?;
-    stats.set_item("claim_retries", sum(|seat| &seat.retries))?;
-    stats.set_item("blocked", counters.blocked.load(Ordering::Relaxed))?;
-    stats.set_item("dropped_oldest", counters.dropped_oldest.load(Ordering::Relaxed))?;
-    stats.set_item("dropped_newest", counters.dropped_newest.load(Ordering::Relaxed))?;
-    stats.set_item("recovered_slots", counters.recovered_slots.load(Ordering::Relaxed))?;
-    stats.set_item("reoffered_batches", counters.reoffered_batches.load(Ordering::Relaxed))?;
-    stats.set_item("aborted", counters.aborted.load(Ordering::Relaxed))?;
-    stats.set_item("wakeups", control.readable.count())?;
+    stats.set_item("samples_taken", totals.samples_taken)?;
+    stats.set_item("batches_taken", totals.batches_taken)?;
+    stats.set_item("claim_retries", totals.claim_retries)?;
+    stats.set_item("blocked", totals.blocked)?;
+    stats.set_item("dropped_oldest", totals.dropped_oldest)?;
+    stats.set_item("dropped_newest", totals.dropped_newest)?;
+    stats.set_item("recovered_slots", totals.recovered_slots)?;
+    stats.set_item("reoffered_batches", totals.reoffered_batches)?;
+    stats.set_item("aborted", totals.aborted)?;
+    stats.set_item("wakeups", ring.protocol().control.readable.count())?;
     Ok(stats)
 }

@@ -10,6 +10,8 @@ mod histogram;
 mod plan;
 mod producer;
 mod rows;
+mod sample;
+mod sample_info;
 mod slot;
 
 use pyo3::prelude::*;
@@ -17,8 +19,6 @@ use pyo3::prelude::*;
 /// The native part of Rollway. Import from `rollway`, not from here.
 #[pymodule]
 mod _core {
-    #[pymodule_export]
-    use super::batch::Batch;
     #[pymodule_export]
     use super::catalog::{collect, collect_all, list_segments, shm_directory};
     #[pymodule_export]
@@ -29,6 +29,10 @@ mod _core {
     use super::plan::Plan;
     #[pymodule_export]
     use super::producer::Producer;
+    #[pymodule_export]
+    use super::sample::Sample;
+    #[pymodule_export]
+    use super::sample_info::SampleInfo;
     #[pymodule_export]
     use super::slot::Slot;
 }

@@ -5,7 +5,7 @@ use crate::errors::{blocking, named, to_py};
 use crate::gil::GilCell;
 use crate::plan::{Expect, Plan};
 use crate::rows::Rows;
-use crate::slot::Slot;
+use crate::slot::{Mapping, Slot};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::Error;
@@ -26,6 +26,7 @@ const TIMED: u64 = 64;
 pub struct Producer {
     core: GilCell<Option<Arc<Core>>>,
     plan: Py<Plan>,
+    mapping: Py<Mapping>,
     name: String,
     sample_bytes: usize,
 }
@@ -80,7 +81,7 @@ impl Producer {
             Core::attach(&name, text, &leaf_bytes, spec)
         })?
         .map_err(|e| to_py(py, e))?;
-        Ok(Self::wrap(core, plan, name))
+        Self::wrap(py, core, plan, name)
     }
 
     /// A producer in the learner's own process.
@@ -90,7 +91,7 @@ impl Producer {
         let spec = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };
         let name = ring.segment().name().to_owned();
         let core = Core::on(ring, spec).map_err(|e| to_py(py, e))?;
-        Ok(Self::wrap(core, plan, name))
+        Self::wrap(py, core, plan, name)
     }
 
     /// Copies one sample into the ring. True: committed. False: dropped, as the policy says.
@@ -170,13 +171,13 @@ impl Producer {
         };
         // Dropped, says the policy; but the caller needs something to write into.
         let slot = slot.and_then(|slot| slot.ok_or(Error::Full)).map_err(|e| this.explain(py, e, timeout))?;
-        Slot::new(py, slot, this.plan.clone_ref(py))
+        Slot::new(this.mapping.bind(py), slot, this.plan.get())
     }
 
     /// Like `reserve`, but never waits: `None` when there is no room.
     fn try_reserve(&self, py: Python<'_>) -> PyResult<Option<Slot>> {
         match Core::reserve(self.core(py)?, 1, Patience::Never) {
-            Ok(Some(slot)) => Slot::new(py, slot, self.plan.clone_ref(py)).map(Some),
+            Ok(Some(slot)) => Slot::new(self.mapping.bind(py), slot, self.plan.get()).map(Some),
             Ok(None) | Err(Error::Full) => Ok(None),
             Err(error) => Err(self.explain(py, error, None)),
         }
@@ -229,9 +230,10 @@ impl Producer {
 }
 
 impl Producer {
-    fn wrap(core: Core, plan: Py<Plan>, name: String) -> Producer {
+    fn wrap(py: Python<'_>, core: Core, plan: Py<Plan>, name: String) -> PyResult<Producer> {
         let sample_bytes = plan.get().leaf_bytes().iter().sum();
-        Producer { core: GilCell::new(Some(Arc::new(core))), plan, name, sample_bytes }
+        let mapping = Py::new(py, Mapping(core.ring().clone()))?;
+        Ok(Producer { core: GilCell::new(Some(Arc::new(core))), plan, mapping, name, sample_bytes })
     }
 
     fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {

@@ -22,17 +22,17 @@ pub struct Slot {
 
 /// What the arrays of a slot hold on to: the mapping, not the claim.
 #[pyclass(frozen, module = "rollway._core")]
-struct Mapping(#[allow(dead_code)] Arc<Ring>);
+pub struct Mapping(#[allow(dead_code)] pub Arc<Ring>);
 
 impl Slot {
-    pub fn new(py: Python<'_>, slot: CoreSlot<Arc<Core>>, plan: Py<Plan>) -> PyResult<Slot> {
-        let mapping = Bound::new(py, Mapping(slot.producer().ring().clone()))?.into_any();
-        let leaves = plan.get().leaves.iter().enumerate().map(|(index, leaf)| {
+    pub fn new<'py>(mapping: &Bound<'py, Mapping>, slot: CoreSlot<Arc<Core>>, plan: &Plan) -> PyResult<Slot> {
+        let py = mapping.py();
+        let leaves = plan.leaves.iter().enumerate().map(|(index, leaf)| {
             // SAFETY: the slot is ours to write until it is committed, and the mapping lives as long as the array.
-            unsafe { array::over(py, leaf, None, slot.leaf(index), &mapping, true) }
+            unsafe { array::over(py, leaf, None, slot.leaf(index), mapping.as_any(), true) }
         });
         let leaves: Vec<Bound<'_, PyAny>> = leaves.collect::<PyResult<_>>()?;
-        let tree = plan.get().build(py, &leaves)?.unbind();
+        let tree = plan.build(py, &leaves)?.unbind();
         let leaves = leaves.into_iter().map(Bound::unbind).collect();
         Ok(Slot { slot: GilCell::new(Some(slot)), leaves, tree, version: GilCell::new(0) })
     }

@@ -131,7 +131,11 @@ impl Consumer {
                 return Err(Error::Timeout);
             };
             match control.readable.wait(ticket, patrol.pause().min(left)) {
-                Woken::Rung => {}
+                Woken::Rung => {
+                    if let Some(taken) = self.try_take(owner)? {
+                        return Ok(taken);
+                    }
+                }
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     self.ring.recover(&self.seat)?;
@@ -282,15 +286,6 @@ impl<C: Deref<Target = Consumer>> Batch<C> {
         self.consumer.ring.leaf(self.taken().buffer, leaf, row)
     }
 
-    /// The slot records of rows that are Ready, as bytes: 32 each, the stamp at offset 8.
-    pub fn records(&self, first: usize, len: usize) -> &[u8] {
-        let protocol = self.consumer.ring.protocol();
-        let slots = &protocol.slots[self.taken().buffer * protocol.batch_size..][first..first + len];
-        // SAFETY: the rows are Ready and the batch is ours: nobody writes to words or stamps before release (I5, I6), and
-        // the borrow of `self` ends before that.
-        unsafe { std::slice::from_raw_parts(slots.as_ptr().cast(), size_of_val(slots)) }
-    }
-
     /// The stamp of one row.
     pub fn stamp(&self, row: usize) -> Stamp {
         let protocol = self.consumer.ring.protocol();
@@ -298,8 +293,8 @@ impl<C: Deref<Target = Consumer>> Batch<C> {
     }
 
     /// Notes how long a sample of the batch waited.
-    pub fn record_dwell(&self, row: usize) {
-        let dwell = monotonic_ns().saturating_sub(self.stamp(row).committed_ns);
+    pub fn record_dwell(&self, stamp: &Stamp) {
+        let dwell = monotonic_ns().saturating_sub(stamp.committed_ns);
         self.consumer.ring.protocol().control.dwell.record(dwell);
     }
 

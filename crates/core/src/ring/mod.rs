@@ -269,6 +269,23 @@ impl Ring {
         contents
     }
 
+    /// Reads the counters.
+    pub fn totals(&self) -> Totals {
+        let counters = &self.protocol().control.counters;
+        let read = |counter: &crate::sync::AtomicU64| counter.load(Ordering::Relaxed);
+        Totals {
+            samples_taken: read(&counters.samples_taken),
+            batches_taken: read(&counters.batches_taken),
+            blocked: read(&counters.blocked),
+            dropped_oldest: read(&counters.dropped_oldest),
+            dropped_newest: read(&counters.dropped_newest),
+            recovered_slots: read(&counters.recovered_slots),
+            reoffered_batches: read(&counters.reoffered_batches),
+            aborted: read(&counters.aborted),
+            claim_retries: self.segment.seats().iter().map(|seat| read(&seat.retries)).sum(),
+        }
+    }
+
     /// Describes those who keep unfinished batches from completing.
     pub fn writers(&self) -> Vec<(u32, usize)> {
         let seats = self.segment.seats();
@@ -299,6 +316,25 @@ pub struct Contents {
     pub ready_batches: usize,
     pub held_batches: usize,
     pub free_buffers: usize,
+}
+
+/// What happened since the ring was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub samples_taken: u64,
+    pub batches_taken: u64,
+    /// How often a producer had to wait for room.
+    pub blocked: u64,
+    pub dropped_oldest: u64,
+    pub dropped_newest: u64,
+    /// Slots taken back from dead producers.
+    pub recovered_slots: u64,
+    /// Batches taken back from dead consumers.
+    pub reoffered_batches: u64,
+    /// Slots given back.
+    pub aborted: u64,
+    /// Claims that another producer won first, by those who are attached.
+    pub claim_retries: u64,
 }
 
 /// Reads the monotonic clock, in nanoseconds. The same for all processes of a machine.
