@@ -447,3 +447,12 @@ print("holding", flush=True); sys.stdin.readline()
             client.send({"obs": np.full(4, 2, np.float32), "reward": np.zeros(1, np.float32)})
             rows = take(server, 2)
         assert [row[2] for row in rows] == [1.0, 2.0]
+
+
+def test_ctrl_c_while_a_server_is_made_leaves_nothing(name, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rollway.server.AsyncBell", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rollway.Server(EXAMPLE, 1, rollway.ShmTransport(name))

@@ -1,0 +1,157 @@
+"""Write a run down: raw samples as JSON, tables as Markdown, the same tables on the terminal.
+
+Takes what `summary` computes; measures nothing and draws nothing (see `plot`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+import summary
+from summary import Figure, Ratio, Record
+
+_DASH = "–"
+
+
+def write_json(record: Record, path: Path) -> None:
+    """One line per cell, so that a diff of two runs can be read."""
+    head = {key: value for key, value in record.items() if not isinstance(value, list)}
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+    for key in ("throughput", "latency", "idle"):
+        rows = ",\n".join(json.dumps(row) for row in record[key])
+        lines.append(f"{json.dumps(key)}: [\n{rows}\n]")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def write_markdown(record: Record, path: Path) -> None:
+    parts = ["# Ring benchmark", _origin(record)]
+    for title, header, rows in _tables(record):
+        parts.append(f"## {title}")
+        parts.append(_markdown_table(header, rows))
+    parts.append("Method and definitions: `benches/README.md`. Raw samples: `ring.json`.")
+    if record["plot"]:
+        parts.insert(2, f"![throughput and latency]({record['plot']})")
+    path.write_text("\n\n".join(parts) + "\n")
+
+
+def show(record: Record, console: Console) -> None:
+    for title, header, rows in _tables(record):
+        table = Table(title=title, title_justify="left")
+        for i, name in enumerate(header):
+            table.add_column(name, justify="right" if i else "left", no_wrap=not i)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+
+
+TableText = tuple[str, list[str], list[list[str]]]
+
+
+def _tables(record: Record) -> list[TableText]:
+    found = []
+    if record["throughput"]:
+        found.append(_throughput_table(record))
+        found.append(_cpu_table(record))
+    if record["latency"]:
+        found.append(_latency_table(record))
+    found.append(("Ratios", ["what", "value"], [[r.name, _ratio_text(r)] for r in summary.ratios(record)]))
+    return found
+
+
+def _throughput_table(record: Record) -> TableText:
+    cells = _columns(record)
+    rows = []
+    for label in _labels(record["throughput"]):
+        figures = [summary.throughput(record, label, workload, producers) for workload, producers in cells]
+        rows.append([label, *(_figure_text(figure, _short) for figure in figures)])
+    return "Throughput, items/s: median (min–max)", ["", *(f"{w} × {p}" for w, p in cells)], rows
+
+
+def _cpu_table(record: Record) -> TableText:
+    """Microseconds of CPU per item at the consumer and at a producer."""
+    cells = _columns(record)
+    rows = []
+    for label in _labels(record["throughput"]):
+        row = [label]
+        for workload, producers in cells:
+            items = summary.throughput(record, label, workload, producers, "items").median
+            cpu_s = summary.throughput(record, label, workload, producers, "consumer_cpu_s").median
+            sender_ns = summary.producer_cpu_ns(record, label, workload, producers).median
+            if not items or cpu_s is None or sender_ns is None:
+                row.append(_DASH)
+            else:
+                row.append(f"{1e6 * cpu_s / items:.2f} / {sender_ns / 1e3:.2f}")
+        rows.append(row)
+    return "CPU per item, µs: consumer / producer", ["", *(f"{w} × {p}" for w, p in cells)], rows
+
+
+def _latency_table(record: Record) -> TableText:
+    rows = []
+    for label in _labels(record["latency"]):
+        figures = [summary.latency_us(record, label, percentile) for percentile in (50, 99)]
+        rows.append([label, *(_figure_text(figure, lambda us: f"{us:.0f}") for figure in figures)])
+    return "One-way latency of a trajectory at 1,000/s, µs: median (min–max)", ["", "p50", "p99"], rows
+
+
+def _labels(rows: list[Record]) -> list[str]:
+    """Row labels in the order of the run's list of contenders."""
+    order = {row["contender"]: row["place"] for row in rows}
+    return sorted(order, key=order.__getitem__)
+
+
+def _columns(record: Record) -> list[tuple[str, int]]:
+    settings = record["settings"]
+    return [(workload, producers) for workload in settings["workloads"] for producers in settings["producers"]]
+
+
+def _figure_text(figure: Figure, text: Callable[[float], str]) -> str:
+    """Median and spread, then what went wrong and in how many repeats if not in all."""
+    parts = []
+    if figure.median is not None:
+        spread = f" ({text(figure.low)}–{text(figure.high)})" if len(figure.values) > 1 else ""
+        parts.append(text(figure.median) + spread)
+    for status, count in Counter(figure.troubles).items():
+        parts.append(f"{count}× {status}" if figure.values else status)
+    return ", ".join(parts) or _DASH
+
+
+def _short(value: float) -> str:
+    for limit, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            scaled = value / limit
+            return f"{scaled:.0f}{unit}" if scaled >= 100 else f"{scaled:.1f}{unit}"
+    return f"{value:.0f}"
+
+
+def _ratio_text(ratio: Ratio) -> str:
+    if ratio.value is None:
+        return _DASH
+    if ratio.unit == "ns":
+        return f"{ratio.value:.0f} ns"
+    return f"{ratio.value:.2f} {ratio.unit}"
+
+
+def _origin(record: Record) -> str:
+    machine, commit, settings = record["machine"], record["commit"], record["settings"]
+    commit_id = (commit["id"] or "unknown")[:12]
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    changed = " with local changes" if commit["dirty"] else ""
+    load = f"{machine['load_average_before'][0]:.1f}, after it {machine['load_average_after'][0]:.1f}"
+    return (
+        f"`{record['command']}` at commit `{commit_id}`{changed}, {record['began']}.\n\n"
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['kernel']}, "
+        f"{machine['python']}; load average before the run {load}. {packages}.\n\n"
+        f"{settings['seconds']:g} s per cell, repeats: {settings['repeats']}, interleaved across contenders. "
+        "Read the ratios within this page: all rows come from one run."
+    )
+
+
+def _markdown_table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,14 @@
+"""Compare rollway's ring with the limits and with what people use today, in one run on one machine.
+
+    python benches/ring.py [--quick] [--only rollway,memcpy,naive] [--workloads …] [--producers …] [--out DIR]
+
+Every spawned process imports this file again, so it imports nothing before it is known to be the parent; the
+run is in `suite`, the options are in `options`, and benches/README.md says what is measured and how.
+"""
+
+if __name__ == "__main__":
+    import sys
+
+    from suite import main
+
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""The whole run: decide which cells run and in which order, show progress, write ring.json, .md and .png.
+
+How a cell is measured is in `cell`, `latency` and `idle`. Called by ring.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import machine
+import plot
+import report
+from cell import Outcome, measure_throughput
+from contenders import LATENCY, PACKAGES, THROUGHPUT, Contender
+from idle import measure_idle
+from latency import measure_latency
+from options import parse
+from workloads import WORKLOADS
+
+_QUIET = 0.3  # load per core
+_PAPER = 150  # columns, where the output is not a terminal
+
+
+class Step(NamedTuple):
+    """One cell to run: the list it is recorded in, what identifies it, and how it is measured."""
+
+    table: str
+    row: dict[str, Any]
+    title: str
+    measure: Callable[[], Outcome]
+
+
+def main() -> int:
+    options = parse(sys.argv[1:])
+    console = Console()
+    if not console.is_terminal:
+        console.width = _PAPER
+    record: dict[str, Any] = {
+        "command": machine.command(),
+        "commit": machine.commit(),
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine.describe(PACKAGES),
+        "settings": {key: value for key, value in vars(options).items() if key != "out"},
+        "plot": None,
+        "throughput": [],
+        "latency": [],
+        "idle": [],
+    }
+    load = os.getloadavg()[0]
+    if load > _QUIET * (os.cpu_count() or 1):
+        console.print(f"this machine is busy (load {load:.1f}): spinning contenders will look worse than they are")
+    for ending in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with SIGINT ignored
+        signal.signal(ending, signal.default_int_handler)
+    try:
+        measure(list(steps(options)), record, console)
+    except KeyboardInterrupt:
+        console.print("interrupted: all processes ended, nothing written")
+        return 130
+
+    record["machine"]["load_average_after"] = os.getloadavg()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if plot.available():
+        record["plot"] = "ring.png"
+        plot.write_png(record, options.out / "ring.png")
+    else:
+        console.print("no picture: matplotlib is not installed")
+    report.write_json(record, options.out / "ring.json")
+    report.write_markdown(record, options.out / "ring.md")
+    report.show(record, console)
+    return 0
+
+
+def steps(options: argparse.Namespace) -> Iterator[Step]:
+    """All repeats of all cells: one of everybody before the second of anybody, so noise hits all alike."""
+    rows = [(place, c) for place, c in enumerate(THROUGHPUT) if _chosen(c, options)]
+    waits = [(place, c) for place, c in enumerate(LATENCY) if _chosen(c, options)]
+    for repeat in range(options.repeats):
+        for name in options.workloads:
+            for producers in options.producers:
+                for place, contender in _rotated(rows, repeat):
+                    yield Step(
+                        "throughput",
+                        _row(place, contender, repeat, workload=name, producers=producers),
+                        f"{contender.label}, {name}, {producers} producer{'s' * (producers > 1)}",
+                        partial(
+                            measure_throughput,
+                            contender,
+                            WORKLOADS[name],
+                            producers,
+                            options.seconds,
+                            options.warmup,
+                        ),
+                    )
+        if options.latency:
+            for place, contender in _rotated(waits, repeat):
+                measure = partial(measure_latency, contender, options.seconds)
+                yield Step("latency", _row(place, contender, repeat), f"{contender.label}, latency", measure)
+        if options.idle and "rollway" in options.only:
+            row = {"contender": "rollway send", "repeat": repeat}
+            yield Step("idle", row, "rollway, idle", partial(measure_idle, options.idle))
+
+
+def measure(plan: list[Step], record: dict[str, Any], console: Console) -> None:
+    """Run the steps one by one. The display is drawn between cells only: no thread of it runs during one."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, auto_refresh=False) as progress:
+        task = progress.add_task("", total=len(plan))
+        for step in plan:
+            progress.update(task, description=step.title)
+            progress.refresh()
+            outcome = step.measure()
+            record[step.table].append({**step.row, **outcome.as_json()})
+            progress.console.print(f"  {step.title}: {brief(outcome)}", highlight=False)
+            progress.advance(task)
+        progress.update(task, description="done")
+        progress.refresh()
+
+
+def brief(outcome: Outcome) -> str:
+    """One cell on one line."""
+    values = outcome.values
+    parts = []
+    if outcome.status != "ok":
+        parts.append(outcome.status if outcome.note == outcome.status else f"{outcome.status} ({outcome.note})")
+    if "items_per_s" in values:
+        parts.append(f"{values['items_per_s']:,.0f}/s")
+    if values.get("waits_ns"):
+        p50, p99 = np.percentile(values["waits_ns"], [50, 99]) / 1e3
+        parts.append(f"p50 {p50:.0f} µs, p99 {p99:.0f} µs")
+    if "cpu_percent" in values:
+        parts.append(f"{values['cpu_percent']:.3f} % of a core")
+    return ", ".join(parts)
+
+
+def _row(place: int, contender: Contender, repeat: int, **cell: Any) -> dict[str, Any]:
+    return {"contender": contender.label, "place": place, **cell, "repeat": repeat}
+
+
+def _rotated(rows: list[tuple[int, Contender]], repeat: int) -> list[tuple[int, Contender]]:
+    """Each repeat starts elsewhere, so nobody always runs right after the same neighbour's heat."""
+    start = repeat * 3 % max(1, len(rows))
+    return rows[start:] + rows[:start]
+
+
+def _chosen(contender: Contender, options: argparse.Namespace) -> bool:
+    return contender.key in options.only

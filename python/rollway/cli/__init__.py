@@ -1,0 +1,29 @@
+"""The `rollway` command. Prints what the library returns; nothing in the library prints.
+
+`main` is its entry point. This package and `demo.worker` import without typer and rich, so that a missing extra gets a
+sentence in place of a traceback, and spawned workers start fast.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+__all__ = ["main"]
+
+_EXTRA = ("rich", "typer")
+
+
+def main() -> None:
+    """Runs the command line, and exits with its status: 0, 1 (a problem), 2 (wrong usage), 130 (Ctrl-C)."""
+    try:
+        from rollway.cli import app
+    except ModuleNotFoundError as missing:
+        if missing.name not in _EXTRA:
+            raise
+        sys.exit(f"rollway: the command line needs {' and '.join(_EXTRA)}: install rollway[cli]")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    status = app.run()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the work is done: a late Ctrl-C changes nothing
+    sys.exit(status)

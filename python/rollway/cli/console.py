@@ -1,0 +1,70 @@
+"""Console: where the command line prints to, and how it shows numbers, sizes and ages.
+
+On a terminal there is colour and width; elsewhere plain text, at most `PLAIN_WIDTH` columns wide.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+PLAIN_WIDTH = 120
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on the current standard output (or error). It shows characters that the encoding lacks as ``?``."""
+    stream = sys.stderr if stderr else sys.stdout
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="replace")
+    fixed = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
+    return Console(stderr=stderr, width=fixed, highlight=False, soft_wrap=False)
+
+
+def print_json(value: Any) -> None:
+    """The value as JSON, for other programs: no colour, no wrapping."""
+    print(json.dumps(value, indent=2))
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Text from elsewhere (file names, error messages): no markup, and nothing that would steer the terminal."""
+    return Text("".join(c if c.isprintable() else "?" for c in text), style=style)
+
+
+def size(count: int) -> str:
+    """Bytes for people, in powers of 1000.
+
+    >>> size(512), size(24_580), size(64 << 20)
+    ('512 B', '24.6 KB', '67.1 MB')
+    """
+    value = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 999.95:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def age(seconds: float) -> str:
+    """How long ago, in the largest unit that fits.
+
+    >>> age(3.2), age(75), age(7300), age(200_000)
+    ('3 s', '1 min', '2 h', '2 d')
+    """
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def count(number: int, noun: str) -> str:
+    """A number and its noun.
+
+    >>> count(1, "segment"), count(1200, "segment")
+    ('1 segment', '1,200 segments')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

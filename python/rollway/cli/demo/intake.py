@@ -1,0 +1,142 @@
+"""The two ways into the demo's learner: RingIntake (Rollway) and QueueIntake (multiprocessing.Queue), and the Learner.
+
+An intake hands over batches of stacked samples, one at a time. The learner is a thread that takes and checks them; the
+main thread stays free to watch the workers, because a queue whose writer was killed may never return from `get`.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from rollway.cli.demo.trajectory import Array, Item, Tally, example
+from rollway.errors import WaitTimeout
+from rollway.server import Server
+from rollway.shm_transport import ShmTransport
+
+_TICK_S = 0.1
+
+
+class Intake(Protocol):
+    """Where the learner gets its batches from."""
+
+    ring: str | None
+    """The ring that workers send through; ``None`` for the queue."""
+
+    def take(self, use: Callable[[Item, int], None]) -> bool:
+        """Waits a moment for a batch; calls ``use(batch, arrived_ns)``. False when none came."""
+
+    def waiting(self) -> int:
+        """Samples sent and not yet taken."""
+
+    def close(self) -> None:
+        """Lets go."""
+
+
+class RingIntake:
+    """Batches as views into a ring."""
+
+    def __init__(self, batch_size: int, num_buffers: int) -> None:
+        self._server = Server(example(), batch_size, ShmTransport(), num_buffers)
+        self.ring = self._server.name
+
+    def take(self, use: Callable[[Item, int], None]) -> bool:
+        """Takes a whole batch, or after a moment what there is of one."""
+        try:
+            sample = self._server.sample(timeout=_TICK_S, at_least=1)
+        except WaitTimeout:
+            return False
+        if sample is None:
+            return False
+        arrived_ns = time.monotonic_ns()
+        with sample:
+            use(sample.batch, arrived_ns)
+        return True
+
+    def waiting(self) -> int:
+        """Samples committed to the ring and not yet taken."""
+        return 0 if self._server.closed else self._server.stats()["ready_samples"]
+
+    def close(self) -> None:
+        """Removes the ring."""
+        self._server.close()
+
+
+class QueueIntake:
+    """Batches stacked from the items of a queue, as a learner has to."""
+
+    def __init__(self, link: Any, batch_size: int) -> None:
+        self.ring: str | None = None
+        self._queue = link
+        self._batch_size = batch_size
+
+    def take(self, use: Callable[[Item, int], None]) -> bool:
+        """Gets ``batch_size`` items, or after a moment what there is."""
+        items: list[Item] = []
+        try:
+            while len(items) < self._batch_size:
+                items.append(self._queue.get(timeout=_TICK_S))
+        except queue.Empty:
+            if not items:
+                return False
+        arrived_ns = time.monotonic_ns()
+        use({leaf: np.stack([item[leaf] for item in items]) for leaf in items[0]}, arrived_ns)
+        return True
+
+    def waiting(self) -> int:
+        """Items put and not yet gotten."""
+        return int(self._queue.qsize())
+
+    def close(self) -> None:
+        """Nothing: the queue belongs to the crew."""
+
+
+class Learner(threading.Thread):
+    """Takes batches and checks every one, until it has all that was sent.
+
+    Args:
+        intake: Where they come from.
+        tally: Checks them.
+        note: Is told of every batch, as ``note(arrived_ns, keys)``.
+    """
+
+    def __init__(self, intake: Intake, tally: Tally, note: Callable[[int, Array], None]) -> None:
+        super().__init__(name="learner", daemon=True)
+        self.error: Exception | None = None
+        self._intake = intake
+        self._tally = tally
+        self._note = note
+        self._expected: int | None = None
+        self._idle_s: float | None = None
+        self._stopped = False
+
+    def run(self) -> None:
+        """Takes until told that it was the last, or that nothing more is to be had."""
+        try:
+            idle_since = time.monotonic()
+            while not self._stopped and not self._complete():
+                if self._intake.take(self._use):
+                    idle_since = time.monotonic()
+                elif self._idle_s is not None and time.monotonic() - idle_since > self._idle_s:
+                    return
+        except Exception as error:  # noqa: BLE001  handed to the main thread, which raises it
+            self.error = error
+
+    def expect(self, samples: int | None, idle_s: float) -> None:
+        """Ends when so many samples have come, or when none has come for so long."""
+        self._expected, self._idle_s = samples, idle_s
+
+    def stop(self) -> None:
+        """Ends after the batch in hand."""
+        self._stopped = True
+
+    def _complete(self) -> bool:
+        return self._expected is not None and self._tally.received >= self._expected
+
+    def _use(self, batch: Item, arrived_ns: int) -> None:
+        self._note(arrived_ns, self._tally.check(batch))

@@ -1,0 +1,279 @@
+"""Demo: what is measured, in which order: throughput and latency, through Rollway and through multiprocessing.Queue.
+
+It runs the stages and keeps the results; a `Watcher` is told of everything as it happens, and does the showing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from rollway.cli.demo import signals
+from rollway.cli.demo.crew import Crew, Death
+from rollway.cli.demo.intake import Intake, Learner, QueueIntake, RingIntake
+from rollway.cli.demo.trajectory import SAMPLE_BYTES, Array, Tally, Verdict
+from rollway.cli.demo.worker import Job
+
+BATCH_SIZE = 32
+NUM_BUFFERS = 3
+SENDS_PER_S = 1_000
+_LATENCY_BUFFERS = 64  # batches of one: a learner that is late for a moment does not hold up the sender
+_TICK_S = 0.1
+_PATIENCE_S = 5.0
+_QUIET_S = 0.5
+
+ROLLWAY = "Rollway"
+QUEUE = "multiprocessing.Queue"
+THROUGHPUT = "throughput"
+LATENCY = "latency"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One thing that is measured."""
+
+    path: str
+    quantity: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a stage gave: a rate, or latencies."""
+
+    stage: Stage
+    verdict: Verdict
+    samples_per_s: float | None = None
+    p50_us: float | None = None
+    p99_us: float | None = None
+
+    @property
+    def gb_per_s(self) -> float | None:
+        """The rate in bytes: 1 GB is 1e9 of them."""
+        return None if self.samples_per_s is None else self.samples_per_s * SAMPLE_BYTES / 1e9
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A stage at one moment."""
+
+    stage: Stage
+    elapsed_s: float
+    received: int
+    batches: int
+    waiting: int
+    per_worker: Sequence[int]
+
+
+class Watcher(Protocol):
+    """Is told what happens."""
+
+    def started(self, pids: Sequence[int]) -> None:
+        """The workers are there."""
+
+    def began(self, stage: Stage) -> None:
+        """A stage begins."""
+
+    def progressed(self, progress: Progress) -> None:
+        """Ten times a second."""
+
+    def died(self, death: Death) -> None:
+        """A worker is dead."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """A stage is over."""
+
+
+class Demo:
+    """Runs the stages one after the other, with one crew of workers. After a death the current stage is the last.
+
+    Args:
+        seconds: How long each throughput stage takes; a latency stage takes a third of it.
+        workers: How many.
+        watcher: Is told what happens.
+    """
+
+    def __init__(self, seconds: float, workers: int, watcher: Watcher) -> None:
+        self.seconds = seconds
+        self.workers = workers
+        self.outcomes: list[Outcome] = []
+        self.deaths: list[Death] = []
+        self.arrived_of_the_dead: dict[int, int] = {}
+        """What a worker killed while it sent through Rollway had committed, and what therefore arrived."""
+        self.verified_now = 0
+        """Samples of the stage in progress."""
+        self._watcher = watcher
+
+    @property
+    def stages(self) -> list[Stage]:
+        """What is measured, in order."""
+        return [
+            Stage(ROLLWAY, THROUGHPUT, self.seconds),
+            Stage(QUEUE, THROUGHPUT, self.seconds),
+            Stage(ROLLWAY, LATENCY, self.seconds / 3),
+            Stage(QUEUE, LATENCY, self.seconds / 3),
+        ]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of all stages together."""
+        return sum((outcome.verdict for outcome in self.outcomes), Verdict())
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether all stages ran, nobody died and nothing was lost, repeated or torn."""
+        return len(self.outcomes) == len(self.stages) and not self.deaths and self.verdict.flawless
+
+    def run(self) -> None:
+        """Runs all stages. `outcomes` and `deaths` tell the rest, also when it was interrupted."""
+        with Crew(self.workers, queue_size=BATCH_SIZE * NUM_BUFFERS) as crew:
+            self._watcher.started(crew.pids)
+            self._notice_deaths(crew)
+            for stage in self.stages:
+                if self.deaths:
+                    return
+                self._watcher.began(stage)
+                outcome = self._run(stage, crew)
+                if outcome is not None:
+                    self.outcomes.append(outcome)
+                    self.verified_now = 0
+                    self._watcher.ended(outcome)
+
+    def outcome(self, path: str, quantity: str) -> Outcome | None:
+        """What a stage gave, if it was run to its end."""
+        wanted = (path, quantity)
+        return next((o for o in self.outcomes if (o.stage.path, o.stage.quantity) == wanted), None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for other programs."""
+        return {
+            "workers": self.workers,
+            "seconds": self.seconds,
+            "sample_bytes": SAMPLE_BYTES,
+            "batch_size": BATCH_SIZE,
+            "paths": {path: self._figures(path) for path in (ROLLWAY, QUEUE)},
+            "verified": self.verdict.verified,
+            "lost": self.verdict.lost,
+            "repeated": self.verdict.repeated,
+            "torn": self.verdict.torn,
+            "deaths": [vars(death) for death in self.deaths],
+            "ok": self.succeeded,
+        }
+
+    def _figures(self, path: str) -> dict[str, float | None]:
+        rate, delay = self.outcome(path, THROUGHPUT), self.outcome(path, LATENCY)
+        return {
+            "samples_per_s": rate.samples_per_s if rate else None,
+            "gb_per_s": rate.gb_per_s if rate else None,
+            "latency_p50_us": delay.p50_us if delay else None,
+            "latency_p99_us": delay.p99_us if delay else None,
+        }
+
+    def _run(self, stage: Stage, crew: Crew) -> Outcome | None:
+        if stage.quantity == THROUGHPUT:
+            meter: _RateMeter | _Stopwatch = _RateMeter(BATCH_SIZE)
+            sender, period_ns = None, None
+        else:
+            meter = _Stopwatch(self.workers)
+            sender, period_ns = 0, 1_000_000_000 // SENDS_PER_S
+        tally = Tally(self.workers)
+        with signals.held_back():
+            intake = self._intake(stage, crew)
+        learner = Learner(intake, tally, meter.note)
+        try:
+            learner.start()
+            began = time.monotonic()
+            crew.order(Job(intake.ring, time.monotonic_ns() + int(stage.seconds * 1e9), period_ns), sender)
+            while learner.is_alive():
+                if crew.listen(_TICK_S):
+                    sent = self._sent(crew, sender)
+                    total = None if None in sent else sum(count or 0 for count in sent)
+                    learner.expect(total, _QUIET_S if total is None else _PATIENCE_S)
+                self._progress(stage, began, tally, intake)
+                self._notice_deaths(crew)
+                if self.deaths and stage.path == QUEUE:
+                    return None  # who was killed may have had the queue's lock, or left half a message in its pipe
+            if learner.error is not None:
+                raise learner.error
+        finally:
+            learner.stop()
+            intake.close()
+            learner.join(_QUIET_S)
+        if stage.path == ROLLWAY:
+            self.arrived_of_the_dead = {d.worker: int(tally.per_worker[d.worker]) for d in self.deaths}
+        report = crew.report(0)
+        return meter.outcome(stage, tally.verdict(self._sent(crew, sender)), report.sent_at_ns if report else [])
+
+    def _intake(self, stage: Stage, crew: Crew) -> Intake:
+        batch_size = BATCH_SIZE if stage.quantity == THROUGHPUT else 1
+        if stage.path == QUEUE:
+            return QueueIntake(crew.queue, batch_size)
+        return RingIntake(batch_size, NUM_BUFFERS if stage.quantity == THROUGHPUT else _LATENCY_BUFFERS)
+
+    def _sent(self, crew: Crew, sender: int | None) -> list[int | None]:
+        """How many samples each worker has sent; ``None`` where it died before it could say."""
+        sent: list[int | None] = []
+        for worker in range(self.workers):
+            report = crew.report(worker)
+            idle = sender not in (None, worker)
+            sent.append(0 if idle else report.sent if report is not None else None)
+        return sent
+
+    def _progress(self, stage: Stage, began: float, tally: Tally, intake: Intake) -> None:
+        self.verified_now = tally.received
+        elapsed_s = time.monotonic() - began
+        per_worker = tally.per_worker.tolist()
+        self._watcher.progressed(
+            Progress(stage, elapsed_s, tally.received, tally.batches, intake.waiting(), per_worker)
+        )
+
+    def _notice_deaths(self, crew: Crew) -> None:
+        for death in crew.deaths[len(self.deaths) :]:
+            self.deaths.append(death)
+            self._watcher.died(death)
+
+
+class _RateMeter:
+    """Samples per second, from the first whole batch to the last."""
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self._first_ns = self._last_ns = 0
+        self._samples = 0
+
+    def note(self, arrived_ns: int, keys: Array) -> None:
+        if len(keys) < self._batch_size:
+            return
+        if not self._first_ns:
+            self._first_ns = arrived_ns
+        else:
+            self._samples += len(keys)
+        self._last_ns = arrived_ns
+
+    def outcome(self, stage: Stage, verdict: Verdict, sent_at_ns: list[int]) -> Outcome:
+        elapsed_ns = self._last_ns - self._first_ns
+        return Outcome(stage, verdict, samples_per_s=self._samples / elapsed_ns * 1e9 if elapsed_ns else 0.0)
+
+
+class _Stopwatch:
+    """Time from just before a send until the learner has the sample in its hands."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._arrived_ns: dict[int, int] = {}
+
+    def note(self, arrived_ns: int, keys: Array) -> None:
+        for key in keys.tolist():
+            self._arrived_ns[key // self._workers] = arrived_ns
+
+    def outcome(self, stage: Stage, verdict: Verdict, sent_at_ns: list[int]) -> Outcome:
+        pairs = [(sent, self._arrived_ns.get(counter)) for counter, sent in enumerate(sent_at_ns)]
+        delays = [arrived - sent for sent, arrived in pairs if arrived is not None]
+        if not delays:
+            return Outcome(stage, verdict)
+        p50, p99 = np.percentile(delays, [50, 99]) / 1e3
+        return Outcome(stage, verdict, p50_us=float(p50), p99_us=float(p99))

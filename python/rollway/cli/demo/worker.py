@@ -1,0 +1,94 @@
+"""A worker of the demo: a spawned process that makes trajectories and sends them, as the learner orders.
+
+It ends when the learner closes the pipe of its orders, also by dying. It imports no rich and no typer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rollway.cli.demo.trajectory import Item, example, trajectory
+from rollway.errors import ConnectionClosedError
+from rollway.shm_client import ShmClient
+
+_LEARNER_GONE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to send, until when, and how."""
+
+    ring: str | None
+    """The ring to send through; ``None`` for the queue."""
+    until_ns: int
+    """By ``time.monotonic_ns()``."""
+    period_ns: int | None = None
+    """Time between two sends; ``None`` sends as fast as it can."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was sent. For a paced job also when, sample by sample."""
+
+    sent: int
+    sent_at_ns: list[int]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a worker gives up."""
+
+    why: str
+
+
+def work(index: int, workers: int, orders: Connection, link: Any) -> None:
+    """The life of a worker: take a job, do it, report; ``link`` is the queue of the comparison."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the learner decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    link.cancel_join_thread()  # nobody reads what is still in the queue when the learner goes
+    try:
+        orders.send(Report(0, []))  # ready
+        while True:
+            job = orders.recv()
+            with _sender(job, index, link) as send:
+                report = _stream(job, index, workers, send)
+            orders.send(report)
+    except (EOFError, BrokenPipeError, ConnectionResetError, ConnectionClosedError):
+        return
+    except Exception as error:  # noqa: BLE001  told to the learner, which ends the demo
+        with contextlib.suppress(OSError):
+            orders.send(Failure(f"{type(error).__name__}: {error}"))
+        raise SystemExit(1) from None
+
+
+@contextlib.contextmanager
+def _sender(job: Job, index: int, link: Any) -> Iterator[Callable[[Item], object]]:
+    if job.ring is None:
+        yield lambda item: link.put(item, timeout=_LEARNER_GONE_S)
+        return
+    with ShmClient(job.ring, example(), producer_id=index, peer_timeout_s=_LEARNER_GONE_S) as client:
+        yield client.send
+
+
+def _stream(job: Job, index: int, workers: int, send: Callable[[Item], object]) -> Report:
+    clock, key, sent_at_ns = time.monotonic_ns, index, list[int]()
+    if job.period_ns is None:
+        while clock() < job.until_ns:
+            send(trajectory(key))
+            key += workers
+    else:
+        due = clock() + job.period_ns
+        while due < job.until_ns:
+            item = trajectory(key)
+            time.sleep(max(0, due - clock()) / 1e9)
+            sent_at_ns.append(clock())
+            send(item)
+            key += workers
+            due += job.period_ns
+    return Report((key - index) // workers, sent_at_ns)
