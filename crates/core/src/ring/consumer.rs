@@ -232,6 +232,13 @@ impl Consumer {
     }
 }
 
+impl Drop for Consumer {
+    /// A consumer that is dropped has left, as if it had closed. Nobody hears of a failure here; `close` tells.
+    fn drop(&mut self) {
+        let _ = self.close();
+    }
+}
+
 /// A batch in a consumer's hands. Dropping it gives the room back.
 #[derive(Debug)]
 pub struct Batch<C: Deref<Target = Consumer>> {
