@@ -206,9 +206,8 @@ def check_huge_pages(path: Path) -> Finding:
     if chosen is None:
         return Finding("huge pages", "ok", "not offered by this kernel", "Leave ShmTransport(huge_pages=...) off.")
     found = f"shmem_enabled is '{chosen}'"
-    if chosen in ("never", "deny"):
-        advice = f"Only needed for ShmTransport(huge_pages=True). root: echo advise > {path}"
-        return Finding("huge pages", "ok", found, advice)
+    if chosen == "deny":  # asked for explicitly, they are given under any other setting
+        return Finding("huge pages", "ok", found, f"For ShmTransport(huge_pages=True), root: echo never > {path}")
     return Finding("huge pages", "ok", found)
 
 
