@@ -153,7 +153,7 @@ class Server:
         """As `sample`, for asyncio. A cancelled wait takes nothing."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.closed:
-            sample = self.try_sample()
+            sample = self._consumer.take_in_turn()
             if sample is not None:
                 return sample
             left = None if deadline is None else deadline - time.monotonic()

@@ -8,7 +8,7 @@ use crate::sample::Sample;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::Error;
-use rollway_core::ring::{Consumer as Core, IfExists, Patience, Ring, RingSpec};
+use rollway_core::ring::{Batch as CoreBatch, Consumer as Core, IfExists, Patience, Ring, RingSpec};
 use std::sync::Arc;
 
 /// One consumer of a ring.
@@ -79,15 +79,24 @@ impl Consumer {
     ) -> PyResult<Option<Sample>> {
         let (py, this) = (slf.py(), slf.get());
         let (core, patience) = (this.core(py)?, patience(timeout)?);
-        let at_once = Core::take(core.clone(), Patience::Never, None);
+        // Trying first saves letting go of the GIL.
+        let at_once = match patience {
+            Patience::Never => Core::take(core.clone(), patience, at_least),
+            _ => Core::take_in_turn(core.clone()),
+        };
         let taken = match at_once {
-            Ok(None) if patience != Patience::Never || at_least.is_some() => {
+            Ok(None) if patience != Patience::Never => {
                 blocking(py, || Core::take(core.clone(), patience, at_least))?
             }
             at_once => at_once,
         };
-        let batch = taken.map_err(|e| to_py(py, e))?;
-        batch.map(|batch| Sample::of(slf, this.plan.get(), batch, this.writable)).transpose()
+        Self::sample(slf, taken)
+    }
+
+    /// A batch if there is one and it is its turn; never waits.
+    fn take_in_turn(slf: &Bound<'_, Self>) -> PyResult<Option<Sample>> {
+        let core = slf.get().core(slf.py())?;
+        Self::sample(slf, Core::take_in_turn(core))
     }
 
     /// Sleeps until there is a batch to take, at most `timeout` seconds; false when there is none.
@@ -155,6 +164,14 @@ impl Consumer {
 }
 
 impl Consumer {
+    fn sample(
+        slf: &Bound<'_, Self>,
+        taken: rollway_core::Result<Option<CoreBatch<Arc<Core>>>>,
+    ) -> PyResult<Option<Sample>> {
+        let (this, batch) = (slf.get(), taken.map_err(|e| to_py(slf.py(), e))?);
+        batch.map(|batch| Sample::of(slf, this.plan.get(), batch, this.writable)).transpose()
+    }
+
     pub fn ring(&self) -> &Ring {
         &self.ring
     }

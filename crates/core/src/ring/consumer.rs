@@ -6,6 +6,7 @@ use super::protocol::Taken;
 use super::wait::{Courtesy, Patience, Patrol, Solitude};
 use super::{IfExists, Ring, RingSpec, monotonic_ns, stamp_of};
 use crate::error::{Error, Result};
+use crate::segment::lease::Gate;
 use crate::segment::{Owner, Role, Seat};
 use crate::sync::{Ordering, Woken};
 use std::ops::Deref;
@@ -32,8 +33,26 @@ impl Consumer {
         if_exists: IfExists,
         peer_timeout: Option<Duration>,
     ) -> Result<Consumer> {
+        // Between our look and our sitting down somebody may collect it, shut it down, or make it: then look again.
+        for _ in 0..100 {
+            match Self::open_once(spec, if_exists, peer_timeout) {
+                Err(Error::NotFound { .. } | Error::InUse { .. }) if if_exists == IfExists::Resume => {
+                    std::thread::yield_now();
+                }
+                done => return done,
+            }
+        }
+        Self::open_once(spec, if_exists, peer_timeout)
+    }
+
+    fn open_once(
+        spec: &RingSpec<'_>,
+        if_exists: IfExists,
+        peer_timeout: Option<Duration>,
+    ) -> Result<Consumer> {
         let (ring, resumed) = Ring::open_or_create(spec, if_exists)?;
         let ring = Arc::new(ring);
+        let _gate = Gate::pass(ring.segment())?;
         let seat = Seat::take(ring.segment().clone(), Role::Consumer, |seat| ring.sweep(seat))?;
         if resumed {
             ring.recover(&seat)?; // What the last learner held is offered again.
@@ -77,19 +96,25 @@ impl Consumer {
         Ok(taken.map(|taken| Batch { consumer: this, taken: Some(taken) }))
     }
 
+    /// Takes a batch if there is one and it is its turn; never waits. For those who come back soon: event loops, and
+    /// callers who try before they wait.
+    pub fn take_in_turn<C: Deref<Target = Consumer>>(this: C) -> Result<Option<Batch<C>>> {
+        let taken = this.try_take(this.owner()?)?;
+        Ok(taken.map(|taken| Batch { consumer: this, taken: Some(taken) }))
+    }
+
     /// `None` only when `patience` is [`Patience::Never`] and there is nothing.
     fn take_raw(&self, patience: Patience, at_least: Option<usize>) -> Result<Option<Taken>> {
         let owner = self.owner()?;
+        if patience == Patience::Never {
+            let mut taken = self.take_any(owner)?;
+            if taken.is_none() && self.seal_at_least(at_least)? {
+                taken = self.take_any(owner)?;
+            }
+            return if taken.is_none() && self.ring.is_closed() { Err(Error::Closed) } else { Ok(taken) };
+        }
         if let Some(taken) = self.try_take(owner)? {
             return Ok(Some(taken));
-        }
-        if patience == Patience::Never {
-            if self.seal_at_least(at_least)?
-                && let Some(taken) = self.try_take(owner)?
-            {
-                return Ok(Some(taken));
-            }
-            return if self.ring.is_closed() { Err(Error::Closed) } else { Ok(None) };
         }
         let started = Instant::now();
         let taken = self.wait_for_batch(owner, patience, at_least)?;
@@ -119,12 +144,11 @@ impl Consumer {
                 return Err(Error::Closed);
             }
             let Some(left) = patience.left() else {
-                self.courtesy.end(); // What is complete is taken now, in order or not.
-                if let Some(taken) = self.try_take(owner)? {
+                if let Some(taken) = self.take_any(owner)? {
                     return Ok(taken);
                 }
                 if self.seal_at_least(at_least)?
-                    && let Some(taken) = self.try_take(owner)?
+                    && let Some(taken) = self.take_any(owner)?
                 {
                     return Ok(taken);
                 }
@@ -171,11 +195,20 @@ impl Consumer {
         self.courtesy.is_due(batch.value(), monotonic_ns())
     }
 
+    /// The oldest complete batch, unless order is worth a moment's waiting.
     fn try_take(&self, owner: Owner) -> Result<Option<Taken>> {
+        let taken = self.ring.protocol().try_take_unless(owner, |batch| self.must_wait(batch));
+        taken.map_err(|d| self.ring.damaged(d))?.map(|taken| self.account(taken)).transpose()
+    }
+
+    /// The oldest complete batch, in order or not.
+    fn take_any(&self, owner: Owner) -> Result<Option<Taken>> {
+        let taken = self.ring.protocol().try_take(owner);
+        taken.map_err(|d| self.ring.damaged(d))?.map(|taken| self.account(taken)).transpose()
+    }
+
+    fn account(&self, taken: Taken) -> Result<Taken> {
         let protocol = self.ring.protocol();
-        let Some(taken) = protocol.try_take(owner).map_err(|d| self.ring.damaged(d))? else {
-            return Ok(None);
-        };
         let counters = &protocol.control.counters;
         counters.batches_taken.fetch_add(1, Ordering::Relaxed);
         counters.samples_taken.fetch_add(taken.ready as u64, Ordering::Relaxed);
@@ -185,7 +218,7 @@ impl Consumer {
         {
             self.ring.recover(&self.seat)?;
         }
-        Ok(Some(taken))
+        Ok(taken)
     }
 
     /// Sleeps until there is a batch (or the ring is closed), and takes nothing: for event loops, which then try. False
@@ -219,6 +252,7 @@ impl Consumer {
         if self.seat.owner().is_none() {
             return Ok(()); // A forked child: the ring is its parent's to close.
         }
+        let _gate = Gate::pass(self.ring.segment())?;
         if self.seat.leave_as_last() {
             self.ring.segment().unlink()?;
             self.ring.shut_down();

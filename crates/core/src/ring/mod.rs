@@ -152,7 +152,8 @@ impl Ring {
             return differs("num_buffers", self.geometry.num_buffers, spec.num_buffers);
         }
         if self.is_closed() {
-            return Err(Error::Closed);
+            // Its last consumer takes the name away first: then there is none, and the next one may be made.
+            return Err(if self.segment.is_unlinked()? { self.segment.not_found() } else { Error::Closed });
         }
         Ok(self)
     }

@@ -193,7 +193,7 @@ impl<'a> Protocol<'a> {
     fn claim_hole(&self, owner: Owner, retries: &AtomicU64) -> Result<Option<Claim>> {
         let holes = self.control.write.holes.load(Ordering::Relaxed);
         let mut after = None;
-        while let Some((buffer, word)) = self.oldest_filling(after) {
+        while let Some((buffer, word)) = self.oldest_filling(after)? {
             for (slot, line) in self.slots_of(buffer)?.iter().enumerate() {
                 if claim_slot(line, word.batch, owner, retries) {
                     crash_point(Point::SlotClaimed);
@@ -225,6 +225,15 @@ impl<'a> Protocol<'a> {
             // SYNC ring.free: Acquire here, Release in `release` and `drop_oldest`. Nobody reads it any more (I6).
             let word = BufferWord::unpack(self.buffers[index].word.load(Ordering::Acquire));
             if word.kind == BufferKind::Free {
+                if open.batch.is_before(word.batch) {
+                    // Unless somebody has moved on, and this is a batch that we have not heard of.
+                    let moved = self.control.write.open.load(Ordering::Acquire) != open.pack();
+                    return if moved {
+                        Ok(true)
+                    } else {
+                        Err(Damage("a free buffer is numbered after the open batch"))
+                    };
+                }
                 let next = Place { batch: open.batch.next(), index };
                 // SYNC ring.open: AcqRel here, Acquire in `try_claim`. Whoever fails sees another's choice (I4).
                 let open_word = &self.control.write.open;
@@ -366,7 +375,7 @@ impl<'a> Protocol<'a> {
     ) -> Result<Option<T>> {
         self.assist(Place::unpack(self.control.write.open.load(Ordering::Acquire)))?;
         let (mut after, mut unfinished) = (None, None);
-        while let Some((index, word)) = self.oldest_filling(after) {
+        while let Some((index, word)) = self.oldest_filling(after)? {
             match self.progress(index, word.batch)? {
                 Progress::Waiting { .. } => drop(unfinished.get_or_insert(word.batch)),
                 Progress::Complete { .. } if unfinished.is_some_and(must_wait) => return Ok(None),
@@ -382,17 +391,24 @@ impl<'a> Protocol<'a> {
     }
 
     /// The oldest batch in a Filling buffer that comes after `after`.
-    fn oldest_filling(&self, after: Option<BatchNo>) -> Option<(usize, BufferWord)> {
+    fn oldest_filling(&self, after: Option<BatchNo>) -> Result<Option<(usize, BufferWord)>> {
         let mut oldest: Option<(usize, BufferWord)> = None;
         for (index, line) in self.buffers.iter().enumerate() {
             let word = BufferWord::unpack(line.word.load(Ordering::Acquire));
-            let in_question =
-                word.kind == BufferKind::Filling && after.is_none_or(|a| a.is_before(word.batch));
+            if word.kind != BufferKind::Filling {
+                continue;
+            }
+            // `open` moves before a buffer is marked. Without this, nonsense numbers could make the order circular.
+            let open = Place::unpack(self.control.write.open.load(Ordering::Acquire));
+            if open.batch.is_before(word.batch) {
+                return Err(Damage("a batch is numbered after the one that is open"));
+            }
+            let in_question = after.is_none_or(|a| a.is_before(word.batch));
             if in_question && oldest.is_none_or(|(_, o)| word.batch.is_before(o.batch)) {
                 oldest = Some((index, word));
             }
         }
-        oldest
+        Ok(oldest)
     }
 
     /// Looks at the slots of a batch, from the last to the first. In a sealed batch, closes what is not claimed.
@@ -432,7 +448,7 @@ impl<'a> Protocol<'a> {
         loop {
             let (mut moved, mut after, mut unfinished) = (false, None, None);
             self.assist(Place::unpack(self.control.write.open.load(Ordering::Acquire)))?;
-            while let Some((index, word)) = self.oldest_filling(after) {
+            while let Some((index, word)) = self.oldest_filling(after)? {
                 match self.progress(index, word.batch)? {
                     Progress::Complete { .. } if unfinished.is_some_and(&must_wait) => {}
                     Progress::Complete { .. } => return Ok(false),
@@ -482,25 +498,31 @@ impl<'a> Protocol<'a> {
         Ok(())
     }
 
-    /// Closes early the oldest unfinished batch with `at_least` committed samples. False when there is none.
+    /// Closes early the oldest unfinished batch with `at_least` committed samples, one that nobody is writing to if there
+    /// is one. False when there is none.
     pub fn seal_at_least(&self, at_least: usize) -> Result<bool> {
-        let mut done = false;
-        self.seal(|committed, _| {
-            let chosen = !done && committed >= at_least.max(1);
-            done |= chosen;
-            chosen
-        })?;
-        Ok(done)
+        let enough = at_least.max(1);
+        let mut chosen = false;
+        for idle_only in [true, false] {
+            self.seal(|committed, claimed| {
+                let take = !chosen && committed >= enough && !(idle_only && claimed > 0);
+                chosen |= take;
+                take
+            })?;
+        }
+        Ok(chosen)
     }
 
+    /// Closes the batches that `choose` picks, of those that are not complete and not closed yet, oldest first.
     fn seal(&self, mut choose: impl FnMut(usize, usize) -> bool) -> Result<()> {
         self.assist(Place::unpack(self.control.write.open.load(Ordering::Acquire)))?;
         let mut after = None;
-        while let Some((index, word)) = self.oldest_filling(after) {
+        while let Some((index, word)) = self.oldest_filling(after)? {
             let sealed = &self.buffers[index].sealed;
             let before = sealed.load(Ordering::Acquire);
             let (committed, claimed) = self.count(index, word.batch)?;
-            if choose(committed, claimed) && BatchNo::new(before).is_before(word.batch) {
+            let open = committed < self.batch_size && BatchNo::new(before).is_before(word.batch);
+            if open && choose(committed, claimed) {
                 // SYNC ring.sealed: Release here, Acquire in `progress`. A late one fails: the number has moved on.
                 let batch = word.batch.value();
                 let _ = sealed.compare_exchange(before, batch, Ordering::AcqRel, Ordering::Relaxed);

@@ -72,11 +72,6 @@ pub struct Courtesy {
 impl Courtesy {
     const LIMIT_NS: u64 = 4_000_000;
 
-    /// Waits no longer for the batch noted last.
-    pub fn end(&self) {
-        self.since_ns.store(0, Ordering::Relaxed);
-    }
-
     /// Whether to go on waiting for `batch`, which a younger one could overtake now.
     pub fn is_due(&self, batch: u64, now_ns: u64) -> bool {
         // Threads that share a consumer may overwrite each other's note: someone waits a little longer, or less long.

@@ -10,14 +10,15 @@
 //!   that is never mapped; [`super::Segment`] maps through another.
 //! * A forked child inherits the open file, and would keep its parent's lock alive. A fork handler closes every lease
 //!   in the child, and moves [`generation`], by which every handle of the child notices that it has to sit down anew.
+//! * A descriptor that is open and not yet listed would escape that handler; forks wait while one is.
 //! * `exec` without `fork`'s handlers (`vfork`, `posix_spawn`): the descriptor is close-on-exec.
 
 use super::Segment;
 use super::header::{SeatRecord, seat_state};
 use crate::error::{Error, Result};
 use crate::sync::Ordering;
-use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicI32, AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};
+use std::os::fd::{IntoRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};
 use std::sync::{Arc, Mutex, Once};
 
 /// The lease bytes lie far behind the end of any segment: a lock needs no byte to exist.
@@ -73,8 +74,29 @@ static GENERATION: StdAtomicU32 = StdAtomicU32::new(0);
 /// Every lease descriptor of this process, so that a forked child can close them without taking a lock.
 static LEASES: [AtomicI32; 4096] = [const { AtomicI32::new(-1) }; 4096];
 static FORK_HANDLER: Once = Once::new();
+/// Held while a descriptor is open and not yet listed, or listed no more and still open: no fork comes in between.
+static LISTING: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn before_fork() {
+    while LISTING.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        std::thread::yield_now();
+    }
+}
+
+extern "C" fn after_fork_in_parent() {
+    LISTING.store(false, Ordering::Release);
+}
+
+/// Runs `change` with no fork in between.
+fn without_fork<T>(change: impl FnOnce() -> T) -> T {
+    before_fork();
+    let done = change();
+    after_fork_in_parent();
+    done
+}
 
 extern "C" fn after_fork_in_child() {
+    LISTING.store(false, Ordering::Release);
     GENERATION.fetch_add(1, Ordering::Relaxed);
     for entry in &LEASES {
         let fd = entry.swap(-1, Ordering::Relaxed);
@@ -97,12 +119,15 @@ struct Lease {
 impl Lease {
     fn open(segment: &Segment) -> Result<Lease> {
         FORK_HANDLER.call_once(|| {
-            // SAFETY: the handler only touches statics and calls close.
-            unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
+            let (before, parent, child) = (before_fork, after_fork_in_parent, after_fork_in_child);
+            // SAFETY: the handlers only touch statics and call close.
+            unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
         });
-        let fd = segment.reopen()?;
-        use std::os::fd::IntoRawFd;
-        let fd = fd.into_raw_fd();
+        without_fork(|| Self::open_and_list(segment))
+    }
+
+    fn open_and_list(segment: &Segment) -> Result<Lease> {
+        let fd = segment.reopen()?.into_raw_fd();
         let free = |e: &AtomicI32| e.compare_exchange(-1, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         match LEASES.iter().position(free) {
             Some(entry) => Ok(Lease { fd, entry, generation: generation() }),
@@ -149,9 +174,35 @@ impl Drop for Lease {
     fn drop(&mut self) {
         // In a forked child the handler has closed the descriptor, and its number may be somebody else's by now.
         if self.generation == generation() {
-            LEASES[self.entry].store(-1, Ordering::Relaxed);
-            // SAFETY: opened by us, closed once.
-            unsafe { libc::close(self.fd) };
+            without_fork(|| {
+                LEASES[self.entry].store(-1, Ordering::Relaxed);
+                // SAFETY: opened by us, closed once.
+                unsafe { libc::close(self.fd) };
+            });
+        }
+    }
+}
+
+/// The byte behind the last seat, which only an undertaker locks: by it the others know that the seats are not taken.
+const UNDERTAKER: usize = super::header::MAX_SEATS;
+
+/// The byte that consumers lock while they sit down, and while they leave and look whether they were the last.
+const GATE: usize = UNDERTAKER + 1;
+
+/// Held by a consumer that comes or goes, so that nobody sits down in a ring that is being shut down.
+#[derive(Debug)]
+pub struct Gate(#[allow(dead_code)] Lease);
+
+impl Gate {
+    /// Waits for whoever is in it, a matter of microseconds; [`Error::Interrupted`] when a signal comes first.
+    pub fn pass(segment: &Segment) -> Result<Gate> {
+        let lease = Lease::open(segment)?;
+        match lease.fcntl(libc::F_OFD_SETLKW, GATE, 1) {
+            Ok(_) => Ok(Gate(lease)),
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::Interrupted => {
+                Err(Error::Interrupted)
+            }
+            Err(error) => Err(error),
         }
     }
 }
@@ -163,15 +214,15 @@ pub struct Undertaker(#[allow(dead_code)] Lease);
 impl Undertaker {
     pub fn of(segment: &Segment) -> Result<Option<Undertaker>> {
         let lease = Lease::open(segment)?;
-        Ok(lease.try_lock(0, super::header::MAX_SEATS).then_some(Undertaker(lease)))
+        Ok(lease.try_lock(0, UNDERTAKER + 1).then_some(Undertaker(lease)))
     }
 }
 
 /// Counts those who live in a segment, without sitting down.
 pub fn count_alive(segment: &Segment) -> Result<usize> {
     let lease = Lease::open(segment)?;
-    if !lease.is_locked(0, super::header::MAX_SEATS) {
-        return Ok(0);
+    if !lease.is_locked(0, super::header::MAX_SEATS) || lease.is_locked(UNDERTAKER, 1) {
+        return Ok(0); // Nobody, or an undertaker: then nobody either.
     }
     Ok((0..segment.seats().len()).filter(|&seat| lease.is_locked(seat, 1)).count())
 }
@@ -198,7 +249,8 @@ impl Seat {
         let lease = Lease::open(segment)?;
         let seats = segment.seats();
         let Some(index) = (0..seats.len()).find(|&seat| lease.try_lock(seat, 1)) else {
-            if segment.is_unlinked()? {
+            // An undertaker has them all: the segment was stale, and is as good as gone.
+            if lease.is_locked(UNDERTAKER, 1) || segment.is_unlinked()? {
                 return Err(segment.not_found());
             }
             return Err(Error::NoSeat { name: segment.name().to_owned(), seats: seats.len() });
@@ -279,12 +331,10 @@ impl Seat {
         );
     }
 
-    /// Says that we leave (the lock stays until we are dropped). True when nobody else in our role is left: of two who
-    /// leave at once, at least one hears so.
+    /// Says that we leave (the lock stays until we are dropped). True when nobody else in our role is left. Whoever comes
+    /// or goes in this role holds the [`Gate`].
     pub fn leave_as_last(&self) -> bool {
         self.record().state.store(seat_state::LEFT, Ordering::Release);
-        // SYNC seat.leave: each leaver's mark comes before its look at the others' marks.
-        crate::sync::fence(Ordering::SeqCst);
         self.census(self.role).alive == 0
     }
 

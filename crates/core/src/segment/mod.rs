@@ -303,7 +303,7 @@ impl Segment {
         }
     }
 
-    fn not_found(&self) -> Error {
+    pub(crate) fn not_found(&self) -> Error {
         not_found(&self.name)
     }
 
