@@ -52,10 +52,11 @@ impl Consumer {
     ) -> Result<Consumer> {
         let (ring, resumed) = Ring::open_or_create(spec, if_exists)?;
         let ring = Arc::new(ring);
-        let _gate = Gate::pass(ring.segment())?;
-        let seat = Seat::take(ring.segment().clone(), Role::Consumer, |seat| ring.sweep(seat))?;
+        let gate = Gate::pass(ring.segment())?;
+        let seat = Seat::take(ring.segment().clone(), Role::Consumer, |_| {})?;
+        drop(gate); // Nothing that could take long, or be stopped half-way, happens in there.
         if resumed {
-            ring.recover(&seat)?; // What the last learner held is offered again.
+            ring.recover(&seat)?; // What the last learner held is offered again, also what this seat's last holder did.
         } else {
             ring.segment().publish()?;
         }
@@ -252,9 +253,13 @@ impl Consumer {
         if self.seat.owner().is_none() {
             return Ok(()); // A forked child: the ring is its parent's to close.
         }
-        let _gate = Gate::pass(self.ring.segment())?;
-        if self.seat.leave_as_last() {
+        let gate = Gate::pass(self.ring.segment())?;
+        let last = self.seat.leave_as_last();
+        if last {
             self.ring.segment().unlink()?;
+        }
+        drop(gate); // Whoever comes now finds no name.
+        if last {
             self.ring.shut_down();
         }
         Ok(())

@@ -75,7 +75,7 @@ pub mod seat_state {
     pub const JOINED: u32 = 1;
     /// Closed properly.
     pub const LEFT: u32 = 2;
-    /// Died, and somebody noticed.
+    /// Died, somebody noted; whether it is so, the kernel knows.
     pub const DIED: u32 = 3;
 }
 

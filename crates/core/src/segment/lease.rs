@@ -143,10 +143,10 @@ impl Lease {
         }
     }
 
-    fn fcntl(&self, command: i32, seat: usize, seats: usize) -> Result<i16> {
+    fn fcntl(&self, command: i32, kind: i32, seat: usize, seats: usize) -> Result<i16> {
         // SAFETY: all-zero is a valid flock; l_pid must be 0 for OFD locks.
         let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-        lock.l_type = libc::F_WRLCK as i16;
+        lock.l_type = kind as i16;
         lock.l_whence = libc::SEEK_SET as i16;
         lock.l_start = LEASE_BASE + seat as i64;
         lock.l_len = seats as i64;
@@ -161,12 +161,13 @@ impl Lease {
 
     /// Takes the locks of `seats` seats at once; false when anybody lives there.
     fn try_lock(&self, seat: usize, seats: usize) -> bool {
-        self.fcntl(libc::F_OFD_SETLK, seat, seats).is_ok()
+        self.fcntl(libc::F_OFD_SETLK, libc::F_WRLCK, seat, seats).is_ok()
     }
 
     /// Whether anybody but this lease holds one of the locks. Doubt counts as life.
     fn is_locked(&self, seat: usize, seats: usize) -> bool {
-        self.fcntl(libc::F_OFD_GETLK, seat, seats).map_or(true, |kind| kind != libc::F_UNLCK as i16)
+        self.fcntl(libc::F_OFD_GETLK, libc::F_WRLCK, seat, seats)
+            .map_or(true, |kind| kind != libc::F_UNLCK as i16)
     }
 }
 
@@ -174,6 +175,8 @@ impl Drop for Lease {
     fn drop(&mut self) {
         // In a forked child the handler has closed the descriptor, and its number may be somebody else's by now.
         if self.generation == generation() {
+            // Not left to `close`: a child between vfork and exec has a copy of the descriptor.
+            let _ = self.fcntl(libc::F_OFD_SETLK, libc::F_UNLCK, 0, GATE + 1);
             without_fork(|| {
                 LEASES[self.entry].store(-1, Ordering::Relaxed);
                 // SAFETY: opened by us, closed once.
@@ -194,16 +197,17 @@ const GATE: usize = UNDERTAKER + 1;
 pub struct Gate(#[allow(dead_code)] Lease);
 
 impl Gate {
-    /// Waits for whoever is in it, a matter of microseconds; [`Error::Interrupted`] when a signal comes first.
-    pub fn pass(segment: &Segment) -> Result<Gate> {
+    /// Waits for whoever is in it, a matter of microseconds. One that was stopped in there must not stop us: after a
+    /// second we go on without, and risk only that somebody comes in the same instant in which the last one leaves.
+    pub fn pass(segment: &Segment) -> Result<Option<Gate>> {
         let lease = Lease::open(segment)?;
-        match lease.fcntl(libc::F_OFD_SETLKW, GATE, 1) {
-            Ok(_) => Ok(Gate(lease)),
-            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::Interrupted => {
-                Err(Error::Interrupted)
+        for _ in 0..1000 {
+            if lease.try_lock(GATE, 1) {
+                return Ok(Some(Gate(lease)));
             }
-            Err(error) => Err(error),
+            std::thread::sleep(std::time::Duration::from_millis(1));
         }
+        Ok(None)
     }
 }
 
@@ -260,11 +264,14 @@ impl Seat {
             return Err(segment.not_found());
         }
         let record = &seats[index];
-        if !matches!(record.state.load(Ordering::Acquire), seat_state::NEVER | seat_state::LEFT) {
+        let left_cleanly =
+            matches!(record.state.load(Ordering::Acquire), seat_state::NEVER | seat_state::LEFT);
+        // First: from here on, claims of the last holder name a life that is over, and anybody may take them back. If
+        // we die or are stopped before we have done so, others can.
+        let life = record.life.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+        if !left_cleanly {
             sweep(index);
         }
-        // Only now: a claim that names the old life must not outlive it.
-        let life = record.life.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
         record.role.store(role as u32, Ordering::Relaxed);
         record.pid.store(std::process::id(), Ordering::Relaxed);
         record.joined_unix_ns.store(super::unix_ns(), Ordering::Relaxed);
@@ -321,6 +328,7 @@ impl Seat {
         alive
     }
 
+    /// A note for people: a slow one may hit the next holder. Those who decide something ask the lock.
     fn note_death(&self, seat: usize) {
         let state = &self.segment.seats()[seat].state;
         let _ = state.compare_exchange(
@@ -367,7 +375,7 @@ impl Seat {
             }
             let owner = Owner::new(index, record.life.load(Ordering::Acquire));
             match record.state.load(Ordering::Acquire) {
-                seat_state::JOINED if self.is_alive(owner) => census.alive += 1,
+                seat_state::JOINED | seat_state::DIED if self.is_alive(owner) => census.alive += 1,
                 seat_state::JOINED | seat_state::DIED => census.died.push(record.pid.load(Ordering::Relaxed)),
                 _ => {}
             }
