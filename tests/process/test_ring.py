@@ -309,7 +309,7 @@ print(count)
     with rollway.ShmClient(name, EXAMPLE) as client:
         for _ in range(4000):
             client.send(EXAMPLE)
-        until(lambda: server.stats()["samples_taken"] == 4000)
+        until(lambda: server.stats()["samples_released"] + server.stats()["held_samples"] == 4000)
         server.close()  # one of three leaves: the ring stays
         assert not client.closed
         last_word = {"obs": np.zeros(4, np.float32), "reward": np.full(1, -1, np.float32)}

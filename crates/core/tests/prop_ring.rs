@@ -256,6 +256,7 @@ impl Model {
             claimed_slots: waiting().map(Rows::claimed).sum(),
             ready_batches: waiting().filter(|batch| batch.ready() == self.batch_size).count(),
             held_batches: self.batches.len() - waiting().count(),
+            held_samples: self.batches.values().filter(|batch| batch.holder.is_some()).map(Rows::ready).sum(),
             free_buffers: self.num_buffers - self.batches.len(),
         }
     }

@@ -191,10 +191,11 @@ pub fn ring_stats<'py>(py: Python<'py>, ring: &Ring) -> PyResult<Bound<'py, PyDi
     stats.set_item("ready_samples", contents.ready_samples)?;
     stats.set_item("ready_batches", contents.ready_batches)?;
     stats.set_item("held_batches", contents.held_batches)?;
+    stats.set_item("held_samples", contents.held_samples)?;
     stats.set_item("claimed_slots", contents.claimed_slots)?;
     stats.set_item("free_buffers", contents.free_buffers)?;
-    stats.set_item("samples_taken", totals.samples_taken)?;
-    stats.set_item("batches_taken", totals.batches_taken)?;
+    stats.set_item("samples_released", totals.samples_released)?;
+    stats.set_item("batches_released", totals.batches_released)?;
     stats.set_item("claim_retries", totals.claim_retries)?;
     stats.set_item("blocked", totals.blocked)?;
     stats.set_item("dropped_oldest", totals.dropped_oldest)?;

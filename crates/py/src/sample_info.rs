@@ -104,10 +104,12 @@ impl SampleInfo {
         self.consumer.get().ring().totals().blocked
     }
 
-    /// Samples committed since the ring was made, and not dropped: what was taken, and what waits.
+    /// Samples committed since the ring was made, and not dropped: used, in the learners' hands, and waiting.
     #[getter]
     fn samples_inserted_total(&self) -> u64 {
-        self.consumer.get().ring().totals().samples_taken + self.store_size() as u64
+        let ring = self.consumer.get().ring();
+        let contents = ring.census();
+        ring.totals().samples_released + (contents.held_samples + contents.ready_samples) as u64
     }
 
     /// How often a sleeping learner was woken.

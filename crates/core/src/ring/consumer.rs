@@ -136,6 +136,7 @@ impl Consumer {
             let idle =
                 protocol.aim_unless(|batch| self.must_wait(batch)).map_err(|d| self.ring.damaged(d))?;
             if !idle && let Some(taken) = self.try_take(owner)? {
+                control.readable.ring_if_waiting(); // Others may have relied on us for what else is complete.
                 return Ok(taken);
             }
             if !idle {
@@ -158,6 +159,7 @@ impl Consumer {
             match control.readable.wait(ticket, patrol.pause().min(left)) {
                 Woken::Rung => {
                     if let Some(taken) = self.try_take(owner)? {
+                        control.readable.ring_if_waiting(); // As above.
                         return Ok(taken);
                     }
                 }
@@ -199,25 +201,26 @@ impl Consumer {
     /// The oldest complete batch, unless order is worth a moment's waiting.
     fn try_take(&self, owner: Owner) -> Result<Option<Taken>> {
         let taken = self.ring.protocol().try_take_unless(owner, |batch| self.must_wait(batch));
-        taken.map_err(|d| self.ring.damaged(d))?.map(|taken| self.account(taken)).transpose()
+        taken.map_err(|d| self.ring.damaged(d))?.map(|taken| self.look_after(taken)).transpose()
     }
 
     /// The oldest complete batch, in order or not.
     fn take_any(&self, owner: Owner) -> Result<Option<Taken>> {
         let taken = self.ring.protocol().try_take(owner);
-        taken.map_err(|d| self.ring.damaged(d))?.map(|taken| self.account(taken)).transpose()
+        taken.map_err(|d| self.ring.damaged(d))?.map(|taken| self.look_after(taken)).transpose()
     }
 
-    fn account(&self, taken: Taken) -> Result<Taken> {
+    /// An older batch that waits for a writer was passed over. Nobody is stuck, so nobody would ask whether he lives: we
+    /// do, now and then.
+    fn look_after(&self, taken: Taken) -> Result<Taken> {
         let protocol = self.ring.protocol();
-        let counters = &protocol.control.counters;
-        counters.batches_taken.fetch_add(1, Ordering::Relaxed);
-        counters.samples_taken.fetch_add(taken.ready as u64, Ordering::Relaxed);
-        // An older batch waits for a writer. Nobody is stuck, so nobody would ask whether he lives: we do, now and then.
+        let rounds = protocol.buffers.len() as u64;
         if taken.overtook
-            && self.overtaken.fetch_add(1, Ordering::Relaxed).is_multiple_of(protocol.buffers.len() as u64)
+            && self.overtaken.fetch_add(1, Ordering::Relaxed).is_multiple_of(rounds)
+            && let Err(error) = self.ring.recover(&self.seat)
         {
-            self.ring.recover(&self.seat)?;
+            protocol.give_back(&taken);
+            return Err(error);
         }
         Ok(taken)
     }
@@ -359,7 +362,11 @@ impl<C: Deref<Target = Consumer>> Drop for Batch<C> {
         if let Some(taken) = self.taken.take()
             && self.consumer.seat.owner() == Some(taken.owner)
         {
-            self.consumer.ring.protocol().release(&taken);
+            let protocol = self.consumer.ring.protocol();
+            let counters = &protocol.control.counters;
+            counters.batches_released.fetch_add(1, Ordering::Relaxed);
+            counters.samples_released.fetch_add(taken.ready as u64, Ordering::Relaxed);
+            protocol.release(&taken);
         }
     }
 }

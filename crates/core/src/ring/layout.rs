@@ -231,8 +231,8 @@ pub struct Counters {
     pub recovered_slots: AtomicU64,
     pub reoffered_batches: AtomicU64,
     pub aborted: AtomicU64,
-    pub batches_taken: AtomicU64,
-    pub samples_taken: AtomicU64,
+    pub batches_released: AtomicU64,
+    pub samples_released: AtomicU64,
 }
 
 /// The head of the body.

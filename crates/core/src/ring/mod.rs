@@ -258,7 +258,10 @@ impl Ring {
             let word = BufferWord::unpack(line.word.load(Ordering::Acquire));
             match word.kind {
                 BufferKind::Free => contents.free_buffers += 1,
-                BufferKind::Taken => contents.held_batches += 1,
+                BufferKind::Taken => {
+                    contents.held_batches += 1;
+                    contents.held_samples += protocol.count(index, word.batch).map_or(0, |(ready, _)| ready);
+                }
                 BufferKind::Filling => {
                     let (ready, claimed) = protocol.count(index, word.batch).unwrap_or((0, 0));
                     contents.ready_samples += ready;
@@ -275,8 +278,8 @@ impl Ring {
         let counters = &self.protocol().control.counters;
         let read = |counter: &crate::sync::AtomicU64| counter.load(Ordering::Relaxed);
         Totals {
-            samples_taken: read(&counters.samples_taken),
-            batches_taken: read(&counters.batches_taken),
+            samples_released: read(&counters.samples_released),
+            batches_released: read(&counters.batches_released),
             blocked: read(&counters.blocked),
             dropped_oldest: read(&counters.dropped_oldest),
             dropped_newest: read(&counters.dropped_newest),
@@ -316,14 +319,16 @@ pub struct Contents {
     /// Full batches that wait for a consumer.
     pub ready_batches: usize,
     pub held_batches: usize,
+    /// In the consumers' hands.
+    pub held_samples: usize,
     pub free_buffers: usize,
 }
 
 /// What happened since the ring was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
-    pub samples_taken: u64,
-    pub batches_taken: u64,
+    pub samples_released: u64,
+    pub batches_released: u64,
     /// How often a producer had to wait for room.
     pub blocked: u64,
     pub dropped_oldest: u64,

@@ -299,6 +299,10 @@ impl<'a> Protocol<'a> {
             crash_point(Point::HoleCounted);
             // SYNC ring.claim: Release here, Acquire in `claim_slot`. We are done writing (I1).
             slot.word.store(free, Ordering::Release);
+            // Somebody may have looked for the hole in between, found none, and wiped the count.
+            if self.control.write.holes.load(Ordering::Relaxed) == 0 {
+                self.control.write.holes.fetch_add(1, Ordering::Relaxed);
+            }
         }
         self.control.counters.aborted.fetch_add(claim.len as u64, Ordering::Relaxed);
         self.control.writable.ring_if_waiting();
@@ -392,6 +396,15 @@ impl<'a> Protocol<'a> {
 
     /// The oldest batch in a Filling buffer that comes after `after`.
     fn oldest_filling(&self, after: Option<BatchNo>) -> Result<Option<(usize, BufferWord)>> {
+        // A batch may be marked behind our back, in a buffer that we have passed, before we come to the next batch in
+        // another. But it is marked before the next one is opened (I4): the second look finds it.
+        match self.look_for_filling(after)? {
+            Some(_) => self.look_for_filling(after),
+            None => Ok(None),
+        }
+    }
+
+    fn look_for_filling(&self, after: Option<BatchNo>) -> Result<Option<(usize, BufferWord)>> {
         let mut oldest: Option<(usize, BufferWord)> = None;
         for (index, line) in self.buffers.iter().enumerate() {
             let word = BufferWord::unpack(line.word.load(Ordering::Acquire));
@@ -509,6 +522,9 @@ impl<'a> Protocol<'a> {
                 chosen |= take;
                 take
             })?;
+        }
+        if chosen {
+            self.control.readable.ring_if_waiting(); // Others may sleep for a slot that is skipped now.
         }
         Ok(chosen)
     }

@@ -87,13 +87,13 @@ pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<R
         }
     }
     // A hint, healed: too many costs a scan each, too few would leave a batch unfinished until the next patrol.
-    ring.control.write.holes.store(holes, Ordering::Relaxed);
+    let counted = ring.control.write.holes.swap(holes, Ordering::Relaxed);
     if repairs != Repairs::default() {
         let counters = &ring.control.counters;
         counters.recovered_slots.fetch_add(repairs.slots as u64, Ordering::Relaxed);
         counters.reoffered_batches.fetch_add(repairs.batches as u64, Ordering::Relaxed);
     }
-    if repairs.slots > 0 || holes > 0 {
+    if repairs.slots > 0 || holes > counted {
         ring.control.writable.ring_if_waiting();
         ring.control.readable.ring_if_waiting(); // The batch may be sealed, and complete without these slots.
     }

@@ -320,8 +320,11 @@ impl Seat {
         if self.owner() == Some(owner) {
             return true;
         }
-        let lease = self.lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let alive = lease.generation != generation() || lease.is_locked(owner.seat(), 1);
+        // No fork in between: the child would inherit a mutex that nobody unlocks.
+        let alive = without_fork(|| {
+            let lease = self.lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            lease.generation != generation() || lease.is_locked(owner.seat(), 1)
+        });
         if !alive {
             self.note_death(owner.seat());
         }

@@ -33,6 +33,10 @@ macro_rules! watched {
                 self.touch().store(value, order)
             }
 
+            pub fn swap(&self, value: $value, order: Ordering) -> $value {
+                self.touch().swap(value, order)
+            }
+
             pub fn fetch_add(&self, value: $value, order: Ordering) -> $value {
                 self.touch().fetch_add(value, order)
             }
