@@ -1,7 +1,7 @@
 """The limit: memcpy of the same samples into prefaulted shared memory of the ring's geometry, looping in C.
 
-Nothing is handed over and nobody reads the data. Several producers copy at once, each into its own part of
-one ring. The "consumer" only sleeps and reads how far the copying processes have come.
+Nothing is handed over and nobody reads the data. Several producers copy at once, and each goes round the whole
+ring, as it does in a ring that is shared: the lines it writes were last written by another core. The "consumer" only sleeps and reads how far the copying processes have come.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class _Producer(Producer):
         super().__init__(workload, index)
         sources = [leaf.ctypes.data for item in self.items for leaf in item.values()]
         leaf_bytes = [leaf.nbytes for leaf in workload.leaves]
-        slots = workload.capacity // link.producers
+        start = index * (workload.capacity // link.producers)
         rounds = min(_CALL_BYTES // workload.item_bytes, _CALL_SAMPLES) // len(self.items)
         self.burst_items = rounds * len(self.items)
-        self._position = ctypes.c_uint64(0)
+        self._position = ctypes.c_uint64(start)
         self._copy = ctypes.CDLL(link.library).copy_samples
         self._arguments = (
             link.ring,
@@ -47,8 +47,7 @@ class _Producer(Producer):
             (ctypes.c_uint64 * len(leaf_bytes))(*leaf_bytes),
             ctypes.c_uint64(len(leaf_bytes)),
             ctypes.c_uint64(workload.batch),
-            ctypes.c_uint64(index * slots),
-            ctypes.c_uint64(slots),
+            ctypes.c_uint64(workload.capacity),
             ctypes.c_uint64(rounds),
             ctypes.byref(self._position),
             ctypes.byref(link.copied, 8 * _LINE_WORDS * index),

@@ -7,10 +7,10 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Copies `rounds` times all `samples` sources into slots [first, first + slots), starting at *position, and adds to
+/* Copies `rounds` times all `samples` sources into the ring's slots one after the other from *position on, and adds to
  * *copied after each round. sources[sample * leaves + leaf] is the address of one leaf of one sample. */
 void copy_samples(char *ring, const char *const *sources, uint64_t samples, const uint64_t *leaf_bytes,
-                  uint64_t leaves, uint64_t batch_size, uint64_t first, uint64_t slots, uint64_t rounds,
+                  uint64_t leaves, uint64_t batch_size, uint64_t slots, uint64_t rounds,
                   uint64_t *position, volatile uint64_t *copied)
 {
     uint64_t batch_bytes = 0, at = *position;
@@ -18,9 +18,8 @@ void copy_samples(char *ring, const char *const *sources, uint64_t samples, cons
         batch_bytes += leaf_bytes[leaf] * batch_size;
     for (uint64_t round = 0; round < rounds; round++) {
         for (uint64_t sample = 0; sample < samples; sample++) {
-            uint64_t slot = first + at;
-            char *leaf_start = ring + slot / batch_size * batch_bytes;
-            uint64_t row = slot % batch_size;
+            char *leaf_start = ring + at / batch_size * batch_bytes;
+            uint64_t row = at % batch_size;
             for (uint64_t leaf = 0; leaf < leaves; leaf++) {
                 memcpy(leaf_start + row * leaf_bytes[leaf], sources[sample * leaves + leaf], leaf_bytes[leaf]);
                 leaf_start += leaf_bytes[leaf] * batch_size;
