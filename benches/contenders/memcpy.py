@@ -1,7 +1,8 @@
 """The limit: memcpy of the same samples into prefaulted shared memory of the ring's geometry, looping in C.
 
-Nothing is handed over and nobody reads the data. Several producers copy at once, and each goes round the whole
-ring, as it does in a ring that is shared: the lines it writes were last written by another core. The "consumer" only sleeps and reads how far the copying processes have come.
+Nothing is handed over and nobody reads the data. Several producers copy at once, and each goes round the whole ring, as
+it does in a ring that is shared: the lines it writes were last written by another core. The "consumer" only sleeps and
+reads how far the copying processes have come.
 """
 
 from __future__ import annotations
