@@ -36,6 +36,7 @@ soak: $(VENV)/.test ## Hours in minutes: 8 producers x 1,000,000 samples, kills 
 
 bench: $(VENV)/.bench ## Measure beside the peers, in one run; writes docs/bench/
 	$(PY) benches/ring.py
+	$(PY) benches/kills.py
 
 lint: $(VENV)/.test ## ruff, mypy, stubs, rustfmt, clippy
 	cargo fmt --all --check
