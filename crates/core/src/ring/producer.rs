@@ -218,18 +218,16 @@ impl Producer {
     pub fn commit(&self, claim: &Claim, version: u32) {
         crash_point(Point::SlotWritten);
         let protocol = self.ring.protocol();
-        let mut sequence = self.sequence.fetch_add(claim.len as u64, Ordering::Relaxed);
+        let sequences = self.sequence.fetch_add(claim.len as u64, Ordering::Relaxed)..;
         let (committed_ns, producer_id) = (monotonic_ns(), self.producer_id());
         let first = claim.buffer * protocol.batch_size + claim.slot;
-        for slot in &protocol.slots[first..first + claim.len] {
+        for (slot, sequence) in protocol.slots[first..first + claim.len].iter().zip(sequences) {
             debug_assert_eq!(SlotWord::unpack(slot.word.load(Ordering::Relaxed)).owner, claim.owner);
             let stamp = Stamp { sequence, committed_ns, producer_id, version };
             // SAFETY: the slot is claimed by us, so nobody else reads or writes its stamp (I1).
             unsafe { slot.stamp.get().write(stamp) };
-            sequence += 1;
         }
         protocol.commit(claim);
-        self.seat.record().sent.store(sequence, Ordering::Relaxed);
     }
 
     /// Gives a claim back.

@@ -60,8 +60,6 @@ pub struct SeatRecord {
     pub role: AtomicU32,
     pub pid: AtomicU32,
     pub joined_unix_ns: AtomicU64,
-    /// Samples committed by this seat's holder.
-    pub sent: AtomicU64,
     /// Claims that somebody else won first.
     pub retries: AtomicU64,
 }

@@ -275,7 +275,6 @@ impl Seat {
         record.role.store(role as u32, Ordering::Relaxed);
         record.pid.store(std::process::id(), Ordering::Relaxed);
         record.joined_unix_ns.store(super::unix_ns(), Ordering::Relaxed);
-        record.sent.store(0, Ordering::Relaxed);
         record.retries.store(0, Ordering::Relaxed);
         record.state.store(seat_state::JOINED, Ordering::Release);
         Ok((lease, Owner::new(index, life)))
