@@ -153,7 +153,7 @@ class Consumer:
         if_exists: str,
         max_peers: int,
         on_full: str,
-        huge_pages: bool,
+        huge_pages: bool | None,
         peer_timeout_s: float | None,
         writable: bool,
     ) -> Self: ...

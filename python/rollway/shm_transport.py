@@ -11,7 +11,7 @@ from typing import Literal
 @dataclass(frozen=True, kw_only=True)
 class _Options:
     if_exists: Literal["resume", "replace", "error"] = "resume"
-    huge_pages: bool = False
+    huge_pages: bool | None = None
     max_peers: int = 1024
 
 
@@ -24,7 +24,8 @@ class ShmTransport(_Options):
             nobody lives in it: nobody could come back for it.
         if_exists: ``"resume"`` goes on with what was committed to a ring of that name, and replaces a stale one of
             another shape; ``"replace"`` starts anew unless somebody lives in it; ``"error"`` refuses.
-        huge_pages: Ask the kernel for 2 MB pages, and fail when it gives none.
+        huge_pages: 2 MB pages: ``True`` insists on them, ``False`` does without, ``None`` takes them if the kernel
+            gives them to a ring that is large enough.
         max_peers: How many processes may be attached at once; at most 1024.
 
     >>> ShmTransport("run1").name

@@ -352,7 +352,7 @@ def test_dataset_iter_ends_at_shutdown_and_copies_on_request():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 0}, "batch_size = 0 is out of range: 1 to 16,777,215"),
+        ({"batch_size": 0}, "batch_size = 0 is out of range: 1 to 8,388,607"),
         ({"batch_size": 1, "num_buffers": 1}, "num_buffers = 1 is out of range: 2 to 65,535"),
         ({"batch_size": 1, "on_full": "sometimes"}, "on_full is 'sometimes'; it must be 'block', 'drop_oldest'"),
     ],

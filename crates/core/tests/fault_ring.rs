@@ -1131,7 +1131,7 @@ impl Place {
             num_buffers: self.buffers,
             max_peers: 8,
             on_full: OnFull::Block,
-            huge_pages: false,
+            huge_pages: Some(false),
         }
     }
 

@@ -11,7 +11,7 @@
 use loom::cell::UnsafeCell;
 use loom::thread;
 use rollway_core::ring::layout::{Buffer, Control, Slot, SlotWord};
-use rollway_core::ring::protocol::{Claim, Protocol, Taken};
+use rollway_core::ring::protocol::{Claim, Claimant, Protocol, Taken};
 use rollway_core::ring::recovery::recover;
 use rollway_core::segment::Owner;
 use rollway_core::sync::{AtomicU32, AtomicU64, Bell, Ordering, Point, crash_point, fault};
@@ -42,8 +42,11 @@ struct Heap {
     buffers: Vec<Buffer>,
     slots: Vec<Slot>,
     rows: Vec<Row>,
+    /// One per seat.
+    lanes: Vec<AtomicU64>,
     retries: AtomicU64,
     batch_size: usize,
+    block: usize,
 }
 
 // SAFETY: whether the cells are shared properly is what loom checks.
@@ -53,26 +56,33 @@ unsafe impl Send for Heap {}
 
 impl Heap {
     fn new(batch_size: usize, num_buffers: usize) -> Arc<Heap> {
+        Heap::in_blocks(batch_size, num_buffers, 1)
+    }
+
+    fn in_blocks(batch_size: usize, num_buffers: usize, block: usize) -> Arc<Heap> {
         let count = batch_size * num_buffers;
         let heap = Heap {
             control: Box::default(),
             buffers: (0..num_buffers).map(|_| Buffer::default()).collect(),
             slots: (0..count).map(|_| Slot::default()).collect(),
             rows: (0..count).map(|_| Row([UnsafeCell::new(0), UnsafeCell::new(0)])).collect(),
+            lanes: (0..=CONSUMER).map(|_| AtomicU64::new(0)).collect(),
             retries: AtomicU64::new(0),
             batch_size,
+            block,
         };
         heap.ring().initialise();
         Arc::new(heap)
     }
 
     fn ring(&self) -> Protocol<'_> {
-        let Heap { control, buffers, slots, batch_size, .. } = self;
-        Protocol { control, buffers, slots, batch_size: *batch_size }
+        let Heap { control, buffers, slots, batch_size, block, .. } = self;
+        Protocol { control, buffers, slots, batch_size: *batch_size, block: *block }
     }
 
     fn try_claim(&self, owner: Owner, want: usize) -> Option<Claim> {
-        self.ring().try_claim(owner, want, &self.retries).unwrap()
+        let who = Claimant { owner, lane: &self.lanes[owner.seat()], retries: &self.retries };
+        self.ring().try_claim(who, want).unwrap()
     }
 
     /// As a blocked producer does it, without its patrol.
@@ -273,6 +283,31 @@ fn a_waiting_consumer_gets_the_samples_of_two_producers_exactly_once() {
         one.join().unwrap();
         two.join().unwrap();
         assert_eq!(heap.try_take(owner(CONSUMER)), None);
+    });
+}
+
+#[test]
+fn a_block_that_its_producer_leaves_half_empty_is_filled_by_another() {
+    explore(2, || {
+        let heap = Heap::in_blocks(2, 2, 2);
+        let one = spawn(&heap, |heap| heap.send(owner(1), 10));
+        let two = spawn(&heap, |heap| heap.send(owner(2), 20));
+        assert_eq!(sorted(heap.receive(owner(CONSUMER))), [10, 20]);
+        one.join().unwrap();
+        two.join().unwrap();
+        assert_eq!(heap.try_take(owner(CONSUMER)), None);
+    });
+}
+
+#[test]
+fn a_consumer_is_woken_by_the_last_of_those_who_fill_blocks_side_by_side() {
+    explore(1, || {
+        let heap = Heap::in_blocks(4, 2, 2);
+        let one = spawn(&heap, |heap| (10..12).for_each(|value| heap.send(owner(1), value)));
+        let two = spawn(&heap, |heap| (20..22).for_each(|value| heap.send(owner(2), value)));
+        assert_eq!(sorted(heap.receive(owner(CONSUMER))), [10, 11, 20, 21]);
+        one.join().unwrap();
+        two.join().unwrap();
     });
 }
 
@@ -772,11 +807,20 @@ fn a_killed_producer_leaves_of_its_run_what_it_had_committed() {
 #[test]
 fn the_slots_that_a_killed_producer_was_promised_are_filled_by_others() {
     const POINTS: &[Point] = &[Point::RunPromised, Point::SlotClaimed, Point::RunPartlyClaimed];
-    kill_everywhere(2, POINTS, |fate| {
-        let heap = Heap::new(2, 2);
+    fill_what_was_promised_to_the_dead(POINTS, 1, 2);
+}
+
+#[test]
+fn the_block_that_a_killed_producer_was_filling_is_filled_by_others() {
+    fill_what_was_promised_to_the_dead(&[Point::RunPromised, Point::SlotClaimed], 2, 1);
+}
+
+fn fill_what_was_promised_to_the_dead(points: &'static [Point], block: usize, want: usize) {
+    kill_everywhere(2, points, move |fate| {
+        let heap = Heap::in_blocks(2, 2, block);
         let victim = Mortal::new();
-        let dying = victim.live(&heap, fate, |heap, _| {
-            if let Some(claim) = heap.try_claim(owner(VICTIM), 2) {
+        let dying = victim.live(&heap, fate, move |heap, _| {
+            if let Some(claim) = heap.try_claim(owner(VICTIM), want) {
                 heap.write(&claim, 1);
                 heap.ring().commit(&claim);
             }

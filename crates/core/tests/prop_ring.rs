@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use rollway_core::Error;
 use rollway_core::ring::layout::{BatchNo, Buffer, BufferWord, Control, Place, Slot, SlotWord};
 use rollway_core::ring::producer::ProducerSpec;
-use rollway_core::ring::protocol::{Claim, Protocol, Taken};
+use rollway_core::ring::protocol::{Claim, Claimant, Protocol, Taken};
 use rollway_core::ring::recovery::{Repairs, recover};
 use rollway_core::ring::{Batch, Consumer, Contents, IfExists, OnFull, Patience, Producer, RingSpec};
 use rollway_core::segment::Owner;
@@ -282,18 +282,23 @@ struct Heap {
     slots: Vec<Slot>,
     payload: Vec<u64>,
     batch_size: usize,
+    block: usize,
+    /// One per seat.
+    lanes: Vec<AtomicU64>,
     retries: AtomicU64,
 }
 
 impl Heap {
     /// An empty ring in which `first` is open: 1 in a new one, any number in one that has run for long.
-    fn new(batch_size: usize, num_buffers: usize, first: u64) -> Heap {
+    fn new(batch_size: usize, num_buffers: usize, block: usize, first: u64) -> Heap {
         let heap = Heap {
             control: Box::default(),
             buffers: (0..num_buffers).map(|_| Buffer::default()).collect(),
             slots: (0..num_buffers * batch_size).map(|_| Slot::default()).collect(),
             payload: vec![0; num_buffers * batch_size],
             batch_size,
+            block,
+            lanes: (0..=PRODUCERS).map(|_| AtomicU64::new(0)).collect(),
             retries: AtomicU64::new(0),
         };
         let (first, earlier) = (BatchNo::new(first), BatchNo::new(first.wrapping_sub(1)));
@@ -315,8 +320,8 @@ impl Heap {
     }
 
     fn ring(&self) -> Protocol<'_> {
-        let Heap { control, buffers, slots, batch_size, .. } = self;
-        Protocol { control, buffers, slots, batch_size: *batch_size }
+        let Heap { control, buffers, slots, batch_size, block, .. } = self;
+        Protocol { control, buffers, slots, batch_size: *batch_size, block: *block }
     }
 
     fn write(&mut self, claim: &Claim, first: u64) {
@@ -412,9 +417,9 @@ struct Duel {
 }
 
 impl Duel {
-    fn new(batch_size: usize, num_buffers: usize, first: u64) -> Duel {
+    fn new(batch_size: usize, num_buffers: usize, block: usize, first: u64) -> Duel {
         Duel {
-            heap: Heap::new(batch_size, num_buffers, first),
+            heap: Heap::new(batch_size, num_buffers, block, first),
             model: Model::new(batch_size, num_buffers, first),
             lives: [1; PRODUCERS + CONSUMERS],
             claims: Vec::new(),
@@ -468,7 +473,8 @@ impl Duel {
 
     fn claim(&mut self, producer: usize, want: usize) {
         let owner = self.owner(producer);
-        let claim = self.heap.ring().try_claim(owner, want, &self.heap.retries).unwrap();
+        let (lane, retries) = (&self.heap.lanes[owner.seat()], &self.heap.retries);
+        let claim = self.heap.ring().try_claim(Claimant { owner, lane, retries }, want).unwrap();
         assert_eq!(claim.is_some(), self.model.has_room(), "full exactly when no slot can be claimed");
         let Some(claim) = claim else { return };
         self.model.claimed(&claim, want);
@@ -856,11 +862,12 @@ proptest! {
     fn any_sequence_of_calls_loses_nothing_and_shows_nothing_twice(
         batch_size in 1..=5usize,
         num_buffers in 2..=5usize,
+        block_bits in 0..=2u32,
         // A new ring, or one whose batch numbers are about to start again, or to pass the middle.
         first in prop_oneof![4 => Just(1u64), 1 => (1u64 << 40) - 9..1 << 40, 1 => (1u64 << 39) - 9..1 << 39],
         calls in vec(any_call(), 1..150),
     ) {
-        let mut duel = Duel::new(batch_size, num_buffers, first);
+        let mut duel = Duel::new(batch_size, num_buffers, 1 << block_bits, first);
         for call in &calls {
             duel.play(call);
         }
@@ -879,16 +886,19 @@ proptest! {
     fn samples_of_one_producer_arrive_in_the_order_they_were_sent(
         batch_size in 1..=5usize,
         num_buffers in 2..=5usize,
+        block_bits in 0..=2u32,
         calls in vec(any_call(), 1..150),
     ) {
-        let mut duel = Duel::new(batch_size, num_buffers, 1);
+        let mut duel = Duel::new(batch_size, num_buffers, 1 << block_bits, 1);
         for call in &calls {
             match call {
                 Call::Claim { want, .. } => {
                     duel.play(&Call::Claim { producer: 0, want: *want });
                     if let Some((claim, _)) = duel.claims.first() {
-                        let room = batch_size - claim.slot;
-                        prop_assert_eq!(claim.len, (*want).min(room), "a run is as long as asked, or as the batch");
+                        let room = (1..=batch_size - claim.slot).rev();
+                        let block_end = |len: &usize| (claim.slot + len).is_multiple_of(1 << block_bits);
+                        let whole = room.clone().filter(block_end).chain(room.take(1)).any(|len| claim.len == len.min(*want));
+                        prop_assert!(whole, "a run is as long as asked, or as the batch, or as the block it goes on in: {claim:?}, {want}");
                         duel.play(&Call::Commit { claim: 0 });
                     }
                 }
@@ -918,7 +928,7 @@ proptest! {
             num_buffers,
             max_peers: 4,
             on_full,
-            huge_pages: false,
+            huge_pages: Some(false),
         };
         let consumer = Consumer::open(&spec, IfExists::Fail, None).unwrap();
         let mut handles = Handles::new(&consumer, on_full);

@@ -80,7 +80,7 @@ fn ring_spec(name: &str) -> RingSpec<'_> {
         num_buffers: 2,
         max_peers: SEATS,
         on_full: OnFull::Block,
-        huge_pages: false,
+        huge_pages: Some(false),
     }
 }
 
@@ -377,7 +377,7 @@ fn segment_spec(name: &str) -> Spec<'_> {
         geometry: [0; 16],
         body_bytes: 100,
         seats: SEATS,
-        huge_pages: false,
+        huge_pages: Some(false),
         auto_named: false,
     }
 }

@@ -37,7 +37,7 @@ impl Consumer {
         if_exists: &str,
         max_peers: usize,
         on_full: &str,
-        huge_pages: bool,
+        huge_pages: Option<bool>,
         peer_timeout_s: Option<f64>,
         writable: bool,
     ) -> PyResult<Self> {

@@ -6,6 +6,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// One array of a sample.
 pub struct Leaf {
@@ -18,11 +19,19 @@ pub struct Leaf {
 /// The structure around the arrays, as far as it is made of plain dicts, tuples and lists.
 enum Node {
     Leaf(usize),
-    Dict(Vec<(Py<PyAny>, Node)>),
+    Dict(Vec<Entry>),
     Tuple(Vec<Node>),
     List(Vec<Node>),
     /// A named tuple, a dataclass, a registered class: Python flattens it.
     Foreign,
+}
+
+/// One key of a dict.
+struct Entry {
+    key: Py<PyAny>,
+    child: Node,
+    /// Which entry stood at this place in the last dict: the next one probably has the same order.
+    guess: AtomicUsize,
 }
 
 /// `Plan(schema, text, leaves, tree)`: built by `rollway.schema.Schema`, used by every handle.
@@ -74,11 +83,11 @@ impl Node {
             "tuple" => Ok(Node::Tuple(children.iter().map(each).collect::<PyResult<_>>()?)),
             "list" => Ok(Node::List(children.iter().map(each).collect::<PyResult<_>>()?)),
             "dict" => {
-                let entry = |pair: Bound<'_, PyAny>| {
-                    let pair = pair.cast_into::<PyTuple>()?;
-                    Ok((pair.get_item(0)?.unbind(), Node::compile(&pair.get_item(1)?, leaves)?))
+                let entry = |(place, pair): (usize, Bound<'_, PyAny>)| {
+                    let (key, child): (Py<PyAny>, Bound<'_, PyAny>) = pair.extract()?;
+                    Ok(Entry { key, child: Node::compile(&child, leaves)?, guess: AtomicUsize::new(place) })
                 };
-                Ok(Node::Dict(children.iter().map(entry).collect::<PyResult<_>>()?))
+                Ok(Node::Dict(children.iter().enumerate().map(entry).collect::<PyResult<_>>()?))
             }
             _ => Err(PyValueError::new_err(format!("unknown node '{kind}'"))),
         }
@@ -106,7 +115,7 @@ impl Node {
             },
             Node::Dict(entries) => {
                 let dict = PyDict::new(py);
-                for (key, child) in entries {
+                for Entry { key, child, .. } in entries {
                     let Some(item) = child.build(py, leaves)? else { return Ok(None) };
                     dict.set_item(key, item)?;
                 }
@@ -175,14 +184,8 @@ impl Plan {
                     {
                         return false;
                     }
-                    entries.iter().all(|(key, child)| {
-                        let item = ffi::PyDict_GetItemWithError(object, key.as_ptr());
-                        if item.is_null() {
-                            ffi::PyErr_Clear();
-                            return false;
-                        }
-                        self.walk(child, item, expect, rows, found)
-                    })
+                    self.walk_in_order(entries, object, expect, rows, found)
+                        .unwrap_or_else(|| self.walk_by_key(entries, object, expect, rows, found))
                 }
                 Node::Tuple(children) => {
                     ffi::PyTuple_CheckExact(object) != 0
@@ -201,6 +204,65 @@ impl Plan {
                 Node::Foreign => false,
             }
         }
+    }
+
+    /// Walks a dict as it comes, with no look-up. `None` when a key is not the very object that the example had; it may
+    /// be equal all the same.
+    ///
+    /// # Safety
+    /// The GIL is held and `dict` is a dict with as many keys as there are entries.
+    #[inline]
+    unsafe fn walk_in_order(
+        &self,
+        entries: &[Entry],
+        dict: *mut ffi::PyObject,
+        expect: Expect,
+        rows: &mut Option<usize>,
+        found: &mut [*const u8],
+    ) -> Option<bool> {
+        let (mut position, mut key, mut item) = (0, std::ptr::null_mut(), std::ptr::null_mut());
+        for place in entries {
+            // SAFETY: as the caller promises; nothing changes the dict meanwhile.
+            if unsafe { ffi::PyDict_Next(dict, &mut position, &mut key, &mut item) } == 0 {
+                return Some(false);
+            }
+            let mut entry = &entries[place.guess.load(Ordering::Relaxed)];
+            if entry.key.as_ptr() != key {
+                let at = entries.iter().position(|entry| entry.key.as_ptr() == key)?;
+                place.guess.store(at, Ordering::Relaxed);
+                entry = &entries[at];
+            }
+            // SAFETY: the item is alive while the dict is.
+            if !unsafe { self.walk(&entry.child, item, expect, rows, found) } {
+                return Some(false);
+            }
+        }
+        Some(true) // As many distinct keys as entries, and each is one: so all are there.
+    }
+
+    /// Walks a dict by looking up each key.
+    ///
+    /// # Safety
+    /// As for [`walk_in_order`](Self::walk_in_order).
+    unsafe fn walk_by_key(
+        &self,
+        entries: &[Entry],
+        dict: *mut ffi::PyObject,
+        expect: Expect,
+        rows: &mut Option<usize>,
+        found: &mut [*const u8],
+    ) -> bool {
+        entries.iter().all(|entry| {
+            // SAFETY: as the caller promises; the item is alive while the dict is.
+            unsafe {
+                let item = ffi::PyDict_GetItemWithError(dict, entry.key.as_ptr());
+                if item.is_null() {
+                    ffi::PyErr_Clear();
+                    return false;
+                }
+                self.walk(&entry.child, item, expect, rows, found)
+            }
+        })
     }
 
     /// Where the bytes of an array are, if it is exactly what the leaf says: type, dtype, shape, contiguous.
@@ -238,7 +300,9 @@ impl Plan {
                     rest
                 }
             };
-            (shape == leaf.shape).then_some(array.data.cast_const().cast())
+            // Dimension by dimension: they are few, and a call to compare them costs more.
+            let fits = shape.len() == leaf.shape.len() && shape.iter().zip(&leaf.shape).all(|(a, b)| a == b);
+            fits.then_some(array.data.cast_const().cast())
         }
     }
 }

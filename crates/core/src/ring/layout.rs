@@ -43,8 +43,8 @@ const BATCH_SHIFT: u32 = OWNER_BITS + 2;
 const _: () = assert!(BATCH_BITS + 2 + OWNER_BITS == 64);
 const INDEX_BITS: u32 = 24;
 
-/// The largest batch, and the largest number of buffers.
-pub const MAX_INDEX: usize = 1 << INDEX_BITS;
+/// The largest batch: the cursor goes round it twice, in `INDEX_BITS`.
+pub const MAX_BATCH: usize = (1 << (INDEX_BITS - 1)) - 1;
 
 /// The number of a batch, modulo 2⁴⁰.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -313,7 +313,15 @@ pub struct Geometry {
     /// From one buffer's payload to the next.
     pub buffer_stride: usize,
     pub body_bytes: usize,
+    /// How many slots the cursor moves at a time; see [`Protocol`](super::protocol::Protocol).
+    pub block: usize,
 }
+
+/// Samples up to this size share cache lines with their neighbours to an extent that is worth avoiding.
+const SMALL_BYTES: usize = 256;
+/// The longest block, and the fewest blocks in a batch.
+const BLOCK_SLOTS: usize = 16;
+const BLOCKS: usize = 16;
 
 impl Geometry {
     /// Checks the sizes and derives the offsets.
@@ -323,8 +331,8 @@ impl Geometry {
             value: value as u64,
             range: range.into(),
         };
-        if batch_size == 0 || batch_size >= MAX_INDEX {
-            return Err(out("batch_size", batch_size, "1 to 16,777,215"));
+        if batch_size == 0 || batch_size > MAX_BATCH {
+            return Err(out("batch_size", batch_size, "1 to 8,388,607"));
         }
         if !(2..1 << 16).contains(&num_buffers) {
             return Err(out("num_buffers", num_buffers, "2 to 65,535"));
@@ -349,6 +357,8 @@ impl Geometry {
         }
         let buffer_stride = end.checked_next_multiple_of(PAGE)?;
         let body_bytes = payload_offset.checked_add(buffer_stride.checked_mul(num_buffers)?)?;
+        let small = end <= SMALL_BYTES * batch_size;
+        let block = if small { 1 << (batch_size / BLOCKS).clamp(1, BLOCK_SLOTS).ilog2() } else { 1 };
         (body_bytes <= isize::MAX as usize).then(|| Geometry {
             batch_size,
             num_buffers,
@@ -359,6 +369,7 @@ impl Geometry {
             payload_offset,
             buffer_stride,
             body_bytes,
+            block,
         })
     }
 

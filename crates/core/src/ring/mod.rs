@@ -52,7 +52,8 @@ pub struct RingSpec<'a> {
     pub num_buffers: usize,
     pub max_peers: usize,
     pub on_full: OnFull,
-    pub huge_pages: bool,
+    /// As in [`Spec`].
+    pub huge_pages: Option<bool>,
 }
 
 const ON_FULL_WORD: usize = 4;
@@ -177,6 +178,7 @@ impl Ring {
                     geometry.num_buffers * geometry.batch_size,
                 ),
                 batch_size: geometry.batch_size,
+                block: geometry.block,
             }
         }
     }

@@ -1,7 +1,7 @@
 //! A producer: claims slots, lets the caller write into them, commits them.
 
 use super::layout::{SlotWord, Stamp};
-use super::protocol::Claim;
+use super::protocol::{Claim, Claimant};
 use super::wait::{Patience, Patrol, Solitude};
 use super::{Ring, monotonic_ns};
 use crate::error::{Error, Result};
@@ -56,6 +56,8 @@ pub struct Producer {
     on_full: OnFull,
     peer_timeout: Option<Duration>,
     sequence: AtomicU64,
+    /// Where it claimed last.
+    lane: crate::sync::AtomicU64,
 }
 
 impl Producer {
@@ -75,7 +77,8 @@ impl Producer {
         let chosen_id = spec.producer_id.is_some();
         let on_full = spec.on_full.unwrap_or(ring.on_full);
         let (peer_timeout, sequence) = (spec.peer_timeout, AtomicU64::new(0));
-        Ok(Producer { ring, seat, producer_id, chosen_id, on_full, peer_timeout, sequence })
+        let lane = Default::default();
+        Ok(Producer { ring, seat, producer_id, chosen_id, on_full, peer_timeout, sequence, lane })
     }
 
     pub fn ring(&self) -> &Arc<Ring> {
@@ -99,6 +102,11 @@ impl Producer {
         }
     }
 
+    #[inline]
+    fn claimant(&self, owner: Owner) -> Claimant<'_> {
+        Claimant { owner, lane: &self.lane, retries: &self.seat.record().retries }
+    }
+
     /// In a forked child: sits down anew, as a producer of its own with its own count.
     #[cold]
     fn rejoin(&self) -> Result<Owner> {
@@ -119,7 +127,7 @@ impl Producer {
         if protocol.control.closed.load(Ordering::Relaxed) != 0 {
             return Err(Error::Closed);
         }
-        match protocol.try_claim(owner, want, &self.seat.record().retries) {
+        match protocol.try_claim(self.claimant(owner), want) {
             Ok(Some(claim)) => Ok(Some(claim)),
             Ok(None) => self.claim_in_full_ring(owner, want, patience),
             Err(damage) => Err(self.ring.damaged(damage)),
@@ -138,10 +146,10 @@ impl Producer {
             }
             OnFull::DropOldest => loop {
                 let protocol = self.ring.protocol();
-                let retries = &self.seat.record().retries;
                 let dropped = protocol.drop_oldest().map_err(|d| self.ring.damaged(d))?;
                 counters.dropped_oldest.fetch_add(dropped.unwrap_or(0) as u64, Ordering::Relaxed);
-                let claim = protocol.try_claim(owner, want, retries).map_err(|d| self.ring.damaged(d))?;
+                let claim =
+                    protocol.try_claim(self.claimant(owner), want).map_err(|d| self.ring.damaged(d))?;
                 if claim.is_some() {
                     return Ok(claim);
                 }
@@ -168,7 +176,7 @@ impl Producer {
             if self.ring.is_closed() {
                 return Err(Error::Closed);
             }
-            let claim = protocol.try_claim(owner, want, &self.seat.record().retries);
+            let claim = protocol.try_claim(self.claimant(owner), want);
             if let Some(claim) = claim.map_err(|d| self.ring.damaged(d))? {
                 return Ok(claim);
             }

@@ -25,13 +25,15 @@
 //!     nobody writes under a reader.
 //! I7  Consumers take the oldest *complete* batch. One that waits for a writer is overtaken, though not at once: the
 //!     consumer decides how long it waits for the sake of order, and a writer that is stuck holds up its batch only.
-//! I8  Wake-ups. The commit of a batch's last slot, and of the slot that a waiting consumer named as its target, ring
-//!     the bell. A consumer sleeps only after it saw its targets unsettled with the announcement and the target out.
+//! I8  Wake-ups. Whoever commits a batch's last slot, or the slot that is named as its target, while a consumer waits,
+//!     either finds the batch complete and rings, or names another target and sees it unsettled after that. A consumer
+//!     sleeps only after it saw its targets unsettled with the announcement and the targets out.
 //! I9  `cursor`, `holes` and `target` are hints. Wrong ones cost time: a scan, or a patrol.
 
 use super::layout::{BatchNo, Buffer, BufferKind, BufferWord, Control, Place, Slot, SlotKind, SlotWord};
 use crate::segment::Owner;
 use crate::sync::{AtomicU64, Ordering, Point, crash_point, fence};
+use std::ops::Range;
 
 /// A word in the segment that no honest participant can have written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +49,24 @@ pub struct Claim {
     pub slot: usize,
     pub len: usize,
     pub owner: Owner,
+}
+
+/// Who claims, and what he keeps between two claims.
+#[derive(Debug, Clone, Copy)]
+pub struct Claimant<'a> {
+    pub owner: Owner,
+    /// A [`Place`]: the next slot of the block that he is filling. His own hint.
+    pub lane: &'a AtomicU64,
+    /// How often somebody else was faster.
+    pub retries: &'a AtomicU64,
+}
+
+impl Claimant<'_> {
+    /// Notes where to go on; a place at the start of a block is none.
+    #[inline]
+    fn stay(&self, batch: BatchNo, index: usize) {
+        self.lane.store(Place { batch, index }.pack(), Ordering::Relaxed);
+    }
 }
 
 /// A batch that one consumer owns.
@@ -79,6 +99,9 @@ pub struct Protocol<'a> {
     pub buffers: &'a [Buffer],
     pub slots: &'a [Slot],
     pub batch_size: usize,
+    /// How many slots the cursor moves for one who sends single samples: as many small ones as keep two producers off
+    /// each other's cache lines. A power of two.
+    pub block: usize,
 }
 
 impl<'a> Protocol<'a> {
@@ -104,16 +127,18 @@ impl<'a> Protocol<'a> {
 
     /// Claims up to `want` adjacent slots; `None` when the ring is full.
     #[inline]
-    pub fn try_claim(&self, owner: Owner, want: usize, retries: &AtomicU64) -> Result<Option<Claim>> {
+    pub fn try_claim(&self, who: Claimant<'_>, want: usize) -> Result<Option<Claim>> {
         if self.control.write.holes.load(Ordering::Relaxed) != 0
-            && let Some(claim) = self.claim_hole(owner, retries)?
+            && let Some(claim) = self.claim_hole(who)?
         {
             return Ok(Some(claim));
         }
         loop {
             // SYNC ring.open: Acquire here, AcqRel in `open_next`. The buffer was released before it was opened (I6).
             let open = Place::unpack(self.control.write.open.load(Ordering::Acquire));
-            if let Some(claim) = self.claim_in(open, owner, want, retries)? {
+            let slots = self.slots_of(open.index)?;
+            let in_lane = self.claim_in_lane(slots, open, who, want);
+            if let Some(claim) = in_lane.or_else(|| self.claim_at_cursor(slots, open, who, want)) {
                 return Ok(Some(claim));
             }
             if !self.open_next(open)? {
@@ -122,83 +147,113 @@ impl<'a> Protocol<'a> {
         }
     }
 
+    /// Goes on in the block that the cursor gave him last, a run too: so one producer's samples stay in order.
     #[inline]
-    fn claim_in(&self, open: Place, owner: Owner, want: usize, retries: &AtomicU64) -> Result<Option<Claim>> {
-        let slots = self.slots_of(open.index)?;
-        if want > 1 {
-            return Ok(self.claim_run(slots, open, owner, want, retries));
+    fn claim_in_lane(&self, slots: &[Slot], open: Place, who: Claimant<'_>, want: usize) -> Option<Claim> {
+        let lane = Place::unpack(who.lane.load(Ordering::Relaxed));
+        if lane.batch != open.batch || lane.index & (self.block - 1) == 0 {
+            return None;
         }
-        let hint = Place::unpack(self.control.write.cursor.load(Ordering::Relaxed));
-        let from = if hint.batch == open.batch { hint.index } else { 0 };
-        for (slot, line) in slots.iter().enumerate().skip(from) {
-            if claim_slot(line, open.batch, owner, retries) {
-                crash_point(Point::SlotClaimed);
-                let next = Place { batch: open.batch, index: slot + 1 };
-                self.control.write.cursor.store(next.pack(), Ordering::Relaxed);
-                return Ok(Some(Claim { batch: open.batch, buffer: open.index, slot, len: 1, owner }));
-            }
-        }
-        Ok(None)
+        let end = self.block_end(lane.index);
+        let claim = self.claim_run(slots, open, who, lane.index..end, want);
+        who.stay(open.batch, claim.map_or(0, |claim| claim.slot + claim.len));
+        claim
     }
 
-    /// Claims a run: moves the cursor past it first, so that others do not claim every second slot of it. The words
-    /// decide all the same; what is promised and not claimed, by a death or because somebody was faster, is a hole.
+    /// Moves the cursor past a run, or past a block for one who sends single samples, and claims in there. The words
+    /// decide all the same: what he does not claim, because he died or has not come to it, is left over for others.
+    #[inline]
+    fn claim_at_cursor(&self, slots: &[Slot], open: Place, who: Claimant<'_>, want: usize) -> Option<Claim> {
+        let cursor = &self.control.write.cursor;
+        loop {
+            let word = cursor.load(Ordering::Relaxed);
+            let from = self.index_in(Place::unpack(word), open)?;
+            if from >= self.batch_size {
+                return self.claim_left_over(slots, open, who, want, from - self.batch_size);
+            }
+            let end =
+                if want == 1 { self.block_end(from) } else { self.batch_size.min(from.saturating_add(want)) };
+            let next = Place { batch: open.batch, index: end };
+            if cursor.compare_exchange(word, next.pack(), Ordering::Relaxed, Ordering::Relaxed).is_err() {
+                who.retries.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            crash_point(Point::RunPromised);
+            if let Some(claim) = self.claim_run(slots, open, who, from..end, want) {
+                who.stay(open.batch, if want == 1 { claim.slot + 1 } else { 0 });
+                return Some(claim);
+            }
+        }
+    }
+
+    /// Where the block of a slot ends.
+    #[inline]
+    fn block_end(&self, slot: usize) -> usize {
+        self.batch_size.min((slot | (self.block - 1)) + 1)
+    }
+
+    /// The cursor has passed every slot. It goes round once more, for those that were promised and not claimed.
+    fn claim_left_over(
+        &self,
+        slots: &[Slot],
+        open: Place,
+        who: Claimant<'_>,
+        want: usize,
+        from: usize,
+    ) -> Option<Claim> {
+        if from >= self.batch_size {
+            return None;
+        }
+        let claim = self.claim_run(slots, open, who, from..self.batch_size, want);
+        // All before it is claimed, or was and is counted as a hole. A late store costs somebody a second look (I9).
+        let seen = claim.map_or(self.batch_size, |claim| claim.slot + claim.len);
+        let next = Place { batch: open.batch, index: self.batch_size + seen };
+        self.control.write.cursor.store(next.pack(), Ordering::Relaxed);
+        claim
+    }
+
+    /// Where the cursor is in the open batch: in the first round, or beyond the batch size in the second. `None` when it
+    /// is in a later batch already.
+    #[inline]
+    fn index_in(&self, cursor: Place, open: Place) -> Option<usize> {
+        if open.batch.is_before(cursor.batch) {
+            return None;
+        }
+        Some(if cursor.batch == open.batch { cursor.index } else { 0 })
+    }
+
+    /// Claims the first slot in `range` that is to be had, and up to `want - 1` after it.
+    #[inline]
     fn claim_run(
         &self,
         slots: &[Slot],
         open: Place,
-        owner: Owner,
+        who: Claimant<'_>,
+        range: Range<usize>,
         want: usize,
-        retries: &AtomicU64,
     ) -> Option<Claim> {
-        let cursor = &self.control.write.cursor;
-        loop {
-            let word = cursor.load(Ordering::Relaxed);
-            let hint = Place::unpack(word);
-            if open.batch.is_before(hint.batch) {
-                return None; // The ring has moved on.
-            }
-            let from = if hint.batch == open.batch { hint.index } else { 0 };
-            let end = self.batch_size.min(from.saturating_add(want));
-            if from >= end {
-                return None;
-            }
-            let next = Place { batch: open.batch, index: end };
-            if cursor.compare_exchange(word, next.pack(), Ordering::Relaxed, Ordering::Relaxed).is_err() {
-                retries.fetch_add(1, Ordering::Relaxed);
-                continue;
-            }
-            crash_point(Point::RunPromised);
-            let Some(slot) = (from..end).find(|&slot| claim_slot(&slots[slot], open.batch, owner, retries))
-            else {
-                continue;
-            };
-            crash_point(Point::SlotClaimed);
-            let mut len = 1;
-            while slot + len < end && claim_slot(&slots[slot + len], open.batch, owner, retries) {
-                len += 1;
-                crash_point(Point::RunPartlyClaimed);
-            }
-            let left = end - (slot + len);
-            if left > 0 {
-                self.control.write.holes.fetch_add(left as u64, Ordering::Relaxed);
-                self.control.writable.ring_if_waiting();
-            }
-            return Some(Claim { batch: open.batch, buffer: open.index, slot, len, owner });
+        let end = range.end;
+        let slot = range.into_iter().find(|&slot| claim_slot(&slots[slot], open.batch, who))?;
+        crash_point(Point::SlotClaimed);
+        let mut len = 1;
+        while len < want && slot + len < end && claim_slot(&slots[slot + len], open.batch, who) {
+            len += 1;
+            crash_point(Point::RunPartlyClaimed);
         }
+        Some(Claim { batch: open.batch, buffer: open.index, slot, len, owner: who.owner })
     }
 
     /// Claims a slot that the cursor has passed: somebody gave it back, or did not take what he was promised.
     #[cold]
-    fn claim_hole(&self, owner: Owner, retries: &AtomicU64) -> Result<Option<Claim>> {
+    fn claim_hole(&self, who: Claimant<'_>) -> Result<Option<Claim>> {
         let holes = self.control.write.holes.load(Ordering::Relaxed);
         let mut after = None;
         while let Some((buffer, word)) = self.oldest_filling(after)? {
             for (slot, line) in self.slots_of(buffer)?.iter().enumerate() {
-                if claim_slot(line, word.batch, owner, retries) {
+                if claim_slot(line, word.batch, who) {
                     crash_point(Point::SlotClaimed);
                     self.count_hole_filled();
-                    return Ok(Some(Claim { batch: word.batch, buffer, slot, len: 1, owner }));
+                    return Ok(Some(Claim { batch: word.batch, buffer, slot, len: 1, owner: who.owner }));
                 }
             }
             after = Some(word.batch);
@@ -280,13 +335,31 @@ impl<'a> Protocol<'a> {
         }
     }
 
+    /// Rings if the batch is complete. If it waits for others still, names the slot that it waits for, so that the reader
+    /// sleeps on: the work of [`aim`](Self::aim), done by one who is awake.
     #[cold]
     fn wake_reader(&self, claim: &Claim) {
-        let target = self.buffers[claim.buffer].target.load(Ordering::Relaxed) as usize;
+        let line = &self.buffers[claim.buffer];
         let run = claim.slot..claim.slot + claim.len;
-        if run.end == self.batch_size || run.contains(&target) {
-            self.control.readable.ring();
+        let target = line.target.load(Ordering::Relaxed) as usize;
+        if run.end != self.batch_size && !run.contains(&target) {
+            return;
         }
+        let filling = BufferWord::filling(claim.batch).pack();
+        let mut named = None;
+        while line.word.load(Ordering::Acquire) == filling
+            && let Ok(Progress::Waiting { slot }) = self.progress(claim.buffer, claim.batch)
+        {
+            if named == Some(slot) {
+                return; // Whoever settles that slot comes here.
+            }
+            named = Some(slot);
+            line.target.store(slot as u64, Ordering::Relaxed);
+            // SYNC bell.dekker: as in `aim`; the target is out before we look again.
+            fence(Ordering::SeqCst);
+        }
+        // Complete; or taken meanwhile, and then we may have named a slot of the next batch in there: let them look.
+        self.control.readable.ring();
     }
 
     /// Gives a run back, unwritten or half-written: the next producer may have it.
@@ -568,17 +641,17 @@ impl<'a> Protocol<'a> {
 
 /// Claims one slot for `batch`, if it may be claimed and nobody is faster.
 #[inline]
-fn claim_slot(slot: &Slot, batch: BatchNo, owner: Owner, retries: &AtomicU64) -> bool {
+fn claim_slot(slot: &Slot, batch: BatchNo, who: Claimant<'_>) -> bool {
     let word = slot.word.load(Ordering::Relaxed);
     if !SlotWord::unpack(word).is_claimable_for(batch) {
         return false;
     }
-    let claimed = SlotWord::new(batch, SlotKind::Claimed, owner).pack();
+    let claimed = SlotWord::new(batch, SlotKind::Claimed, who.owner).pack();
     // SYNC ring.claim: Acquire here, Release in `abort` and `recover`. AcqRel: the claim is the one step that names the
     // owner (I1, I3).
     let won = slot.word.compare_exchange(word, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     if !won {
-        retries.fetch_add(1, Ordering::Relaxed);
+        who.retries.fetch_add(1, Ordering::Relaxed);
     }
     won
 }

@@ -3,7 +3,7 @@
 //! | died after ([`Point`](crate::sync::Point)) | state left | who notices | repaired to |
 //! |---|---|---|---|
 //! | `RingOpened` | `open` names a buffer that is still marked Free | the next producer or consumer | Filling, by `assist` |
-//! | `RunPromised` | slots that the cursor has passed and nobody claimed | whoever is stuck or overtakes | counted as holes, offered to the next producer |
+//! | `RunPromised` | slots that the cursor has passed and nobody claimed | the next producer, when the cursor goes round again | claimed |
 //! | `SlotClaimed`, `RunPartlyClaimed`, `SlotHalfWritten`, `SlotWritten` | slots Claimed by the dead | whoever is stuck or overtakes | Free in the same batch, offered to the next producer |
 //! | `SlotReady` | a complete batch, and a consumer asleep | the consumer's patrol | taken |
 //! | `HoleCounted` | one hole too many counted, the slot still Claimed | as for a claim | Free; holes counted anew |
@@ -103,11 +103,12 @@ pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<R
     Ok(repairs)
 }
 
-/// How many slots of a batch nobody will come by again: all of them, unless it is the open one.
+/// How many slots of a batch nobody will come by again: all of them, unless it is the open one. The cursor goes round that
+/// twice.
 fn passed_by_cursor(ring: &Protocol<'_>, open: Place, batch: BatchNo) -> usize {
     if open.batch != batch {
         return ring.batch_size;
     }
     let cursor = Place::unpack(ring.control.write.cursor.load(Ordering::Relaxed));
-    if cursor.batch == batch { cursor.index } else { 0 }
+    if cursor.batch == batch { cursor.index.saturating_sub(ring.batch_size) } else { 0 }
 }

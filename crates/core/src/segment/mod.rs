@@ -66,7 +66,8 @@ pub struct Spec<'a> {
     pub geometry: [u64; GEOMETRY_WORDS],
     pub body_bytes: usize,
     pub seats: usize,
-    pub huge_pages: bool,
+    /// Whether to insist on huge pages, or to do without. `None`: take them if the kernel gives them.
+    pub huge_pages: Option<bool>,
     /// Nobody chose the name: collect the segment as soon as it is stale.
     pub auto_named: bool,
 }
@@ -110,8 +111,10 @@ impl Segment {
         let anchor = Self::nameless_file(spec.name)?;
         Self::reserve(&anchor, display, spec.name.is_some(), extent.total)?;
         let segment = Self::map(display, spec.name.is_some(), anchor, extent)?;
-        if spec.huge_pages {
-            segment.ask_for_huge_pages()?;
+        match spec.huge_pages {
+            Some(false) => {}
+            Some(true) => segment.ask_for_huge_pages()?,
+            None => drop(segment.ask_for_huge_pages()), // Without them it is a little slower.
         }
         let header = Header {
             magic: MAGIC,
@@ -183,7 +186,7 @@ impl Segment {
             name: self.name.clone(),
             why: format!(
                 "{e}. It takes Linux 6.1 or later, free memory in one piece, and anything but 'deny' in \
-                 /sys/kernel/mm/transparent_hugepage/shmem_enabled. Leave huge_pages off to do without"
+                 /sys/kernel/mm/transparent_hugepage/shmem_enabled. Leave huge_pages out to do without"
             ),
         };
         let base = self.base.as_ptr().cast();
