@@ -1,0 +1,242 @@
+//! What the network tests share: a learner with a server, clients whose samples can be checked, and a proxy that cuts.
+
+use crate::fixture::*;
+use rollway_core::net::{Intake, TcpClient, TcpClientSpec, TcpServer, TcpServerSpec};
+use rollway_core::ring::{Consumer, OnFull, Patience, RingSpec};
+use rollway_core::{Error, Result};
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// A ring with a server in front of it.
+pub struct Learner {
+    pub server: TcpServer,
+    pub consumer: Arc<Consumer>,
+}
+
+impl Learner {
+    pub fn new(batch_size: usize, num_buffers: usize) -> Learner {
+        Learner::with(&spec(None, batch_size, num_buffers), TcpServerSpec::default())
+    }
+
+    pub fn with(ring: &RingSpec<'_>, spec: TcpServerSpec) -> Learner {
+        let consumer = shared(open(ring));
+        let server = TcpServer::start(intake(&consumer), spec).unwrap();
+        Learner { server, consumer }
+    }
+
+    pub fn policy(batch_size: usize, num_buffers: usize, on_full: OnFull) -> Learner {
+        let ring = RingSpec { on_full, ..spec(None, batch_size, num_buffers) };
+        Learner::with(&ring, TcpServerSpec::default())
+    }
+
+    pub fn spec(&self) -> TcpClientSpec {
+        TcpClientSpec { port: self.server.port(), ..TcpClientSpec::default() }
+    }
+
+    pub fn client(&self) -> TcpClient {
+        connect(self.spec()).unwrap()
+    }
+
+    /// Takes so many samples, in batches.
+    pub fn receive(&self, count: usize) -> Vec<u64> {
+        let mut all = Vec::new();
+        while all.len() < count {
+            all.extend(receive(&self.consumer));
+        }
+        all
+    }
+
+    /// As many, with the number of their producer.
+    pub fn receive_stamped(&self, count: usize) -> Vec<(u32, u64)> {
+        let mut all = Vec::new();
+        while all.len() < count {
+            let batch = Consumer::take(&*self.consumer, soon(), None).unwrap().unwrap();
+            let rows = batch.runs().into_iter().flat_map(|(first, len)| first..first + len);
+            all.extend(rows.map(|row| batch.stamp(row).producer_id).zip(values(&batch)));
+        }
+        all
+    }
+
+    pub fn claimed(&self) -> usize {
+        self.consumer.ring().census().claimed_slots
+    }
+}
+
+pub fn intake(consumer: &Consumer) -> Intake {
+    Intake::new(producer(consumer)).unwrap()
+}
+
+pub fn connect(spec: TcpClientSpec) -> Result<TcpClient> {
+    TcpClient::connect(spec, SCHEMA, LEAVES)
+}
+
+/// Sends one sample.
+pub fn offer(client: &TcpClient, value: u64, patience: Patience) -> Result<usize> {
+    let (counter, check) = (value.to_ne_bytes(), check_of(value));
+    let leaves = [counter.as_ptr(), check.as_ptr()];
+    // SAFETY: the leaves have the sizes of `LEAVES`.
+    unsafe { client.send(&leaves, 1, value as u32, patience) }
+}
+
+pub fn put(client: &TcpClient, value: u64) {
+    assert_eq!(offer(client, value, soon()).unwrap(), 1);
+}
+
+/// Sends a stack of samples, all of it.
+pub fn put_many(client: &TcpClient, values: std::ops::Range<u64>) {
+    let counters: Vec<u64> = values.clone().collect();
+    let checks: Vec<[u8; 40]> = values.map(check_of).collect();
+    let mut sent = 0;
+    while sent < counters.len() {
+        let leaves = [counters[sent..].as_ptr().cast(), checks[sent..].as_ptr().cast()];
+        // SAFETY: the leaves have as many rows of the sizes of `LEAVES`.
+        sent += unsafe { client.send(&leaves, counters.len() - sent, 0, soon()) }.unwrap();
+    }
+}
+
+/// Which of the two directions a proxy cuts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    ToServer,
+    ToClient,
+}
+
+/// Forwards connections; the first one only so many bytes in one direction, then it closes both sides.
+pub struct Proxy {
+    pub port: u16,
+    /// Bytes that the connections carried, each way.
+    pub carried: Arc<[AtomicUsize; 2]>,
+    stop: Arc<AtomicBool>,
+    open: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Proxy {
+    /// `chunk`: forward so many bytes at a time.
+    pub fn new(target: u16, cut: Option<(Way, usize)>, chunk: usize) -> Proxy {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (stop, open) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+        let carried = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+        let proxy = Proxy { port, carried: carried.clone(), stop: stop.clone(), open: open.clone() };
+        std::thread::spawn(move || {
+            let mut cut = cut;
+            for client in listener.incoming() {
+                let client = client.unwrap();
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                let Ok(server) = TcpStream::connect(("127.0.0.1", target)) else { continue };
+                client.set_nodelay(true).unwrap();
+                server.set_nodelay(true).unwrap();
+                open.lock().unwrap().extend([client.try_clone().unwrap(), server.try_clone().unwrap()]);
+                let cut = cut.take();
+                for (way, from, to) in [(Way::ToServer, &client, &server), (Way::ToClient, &server, &client)]
+                {
+                    let limit = cut.filter(|(cut, _)| *cut == way).map(|(_, bytes)| bytes);
+                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    let carried = carried.clone();
+                    std::thread::spawn(move || forward(from, to, limit, chunk, &carried[way as usize]));
+                }
+            }
+        });
+        proxy
+    }
+
+    /// Cuts all connections.
+    pub fn cut(&self) {
+        for stream in self.open.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+        self.cut();
+    }
+}
+
+fn forward(
+    mut from: TcpStream,
+    mut to: TcpStream,
+    limit: Option<usize>,
+    chunk: usize,
+    carried: &AtomicUsize,
+) {
+    let mut left = limit.unwrap_or(usize::MAX);
+    let mut buffer = vec![0; chunk];
+    while left > 0 {
+        let room = left.min(chunk);
+        match from.read(&mut buffer[..room]) {
+            Ok(read) if read > 0 && to.write_all(&buffer[..read]).is_ok() => {
+                left -= read;
+                carried.fetch_add(read, Ordering::Relaxed);
+            }
+            _ => break,
+        }
+    }
+    let _ = from.shutdown(Shutdown::Both);
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+/// A connection that speaks the protocol by hand.
+pub struct Raw(pub TcpStream);
+
+impl Raw {
+    pub fn open(port: u16) -> Raw {
+        let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        Raw(stream)
+    }
+
+    pub fn write(&mut self, bytes: &[u8]) {
+        self.0.write_all(bytes).unwrap();
+    }
+
+    pub fn read(&mut self, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        self.0.read_exact(&mut bytes).unwrap();
+        bytes
+    }
+
+    /// The next frame.
+    pub fn frame(&mut self) -> (rollway_core::net::frame::Header, Vec<u8>) {
+        let header = rollway_core::net::frame::Header::parse(&self.read(32)).unwrap().unwrap();
+        (header, self.read(header.length as usize))
+    }
+
+    /// What comes until the other side closes.
+    pub fn rest(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let _ = self.0.read_to_end(&mut bytes);
+        bytes
+    }
+}
+
+/// Asserts that each client's values came once, in order, from 0 to `count`.
+pub fn assert_each_once(stamped: &[(u32, u64)], clients: usize, count: u64) {
+    let mut by_client: HashMap<u32, Vec<u64>> = HashMap::new();
+    for (producer, value) in stamped {
+        by_client.entry(*producer).or_default().push(*value);
+    }
+    assert_eq!(by_client.len(), clients);
+    for values in by_client.into_values() {
+        assert_eq!(sorted(values), (0..count).collect::<Vec<_>>());
+    }
+}
+
+pub fn unacknowledged<T: std::fmt::Debug>(result: Result<T>) -> u64 {
+    match result {
+        Err(Error::ConnectionClosed { unacknowledged, .. }) => unacknowledged,
+        other => panic!("{other:?}"),
+    }
+}
+
+pub const MOMENT: Duration = Duration::from_millis(50);
