@@ -1,6 +1,10 @@
-//! What the network tests share: a learner with a server, clients whose samples can be checked, and a proxy that cuts.
+//! What the network tests share: a learner with a server, clients whose samples can be checked, a proxy that cuts, and a
+//! connection that speaks the protocol by hand.
+#![allow(dead_code)] // No test uses all of it.
 
 use crate::fixture::*;
+use rollway_core::net::frame::{Header, Hello, Kind, PREAMBLE_BYTES, Preamble, Welcome};
+use rollway_core::net::token::{Side, Token};
 use rollway_core::net::{Intake, TcpClient, TcpClientSpec, TcpServer, TcpServerSpec};
 use rollway_core::ring::{Consumer, OnFull, Patience, RingSpec};
 use rollway_core::{Error, Result};
@@ -9,7 +13,6 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 /// A ring with a server in front of it.
 pub struct Learner {
@@ -206,9 +209,44 @@ impl Raw {
         bytes
     }
 
+    /// Says the client's preamble, and proves that it knows the token, if there is one. What the server says to that.
+    pub fn prove(&mut self, token: Option<&[u8]>) -> Header {
+        let client = Preamble { protocol: 1, token: token.is_some(), nonce: [7; 32] }.bytes();
+        self.write(&client);
+        let server: [u8; PREAMBLE_BYTES] = self.read(PREAMBLE_BYTES).try_into().unwrap();
+        let proof = match token {
+            Some(token) => Token::new(token).unwrap().prove(Side::Client, &client, &server),
+            None => [0; 32],
+        };
+        self.write(&Header::new(Kind::Proof).with(&proof));
+        self.frame().0
+    }
+
+    /// Comes in as a client whose samples up to `next` may have been sent, and up to `oldest` are settled.
+    pub fn enter(port: u16, session: u8, oldest: u64, next: u64) -> (Raw, Welcome) {
+        let mut raw = Raw::open(port);
+        assert_eq!(raw.prove(None).kind, Kind::Proof);
+        let hello =
+            Hello { session: [session; 16], producer_id: None, next, oldest, schema: SCHEMA.to_vec() };
+        raw.write(&hello.frame());
+        let (header, payload) = raw.frame();
+        assert_eq!(header.kind, Kind::Welcome);
+        (raw, Welcome::parse(&payload).unwrap())
+    }
+
+    /// The next frame of that kind.
+    pub fn expect(&mut self, kind: Kind) -> (Header, Vec<u8>) {
+        loop {
+            let frame = self.frame();
+            if frame.0.kind == kind {
+                return frame;
+            }
+        }
+    }
+
     /// The next frame.
-    pub fn frame(&mut self) -> (rollway_core::net::frame::Header, Vec<u8>) {
-        let header = rollway_core::net::frame::Header::parse(&self.read(32)).unwrap().unwrap();
+    pub fn frame(&mut self) -> (Header, Vec<u8>) {
+        let header = Header::parse(&self.read(32)).unwrap().unwrap();
         (header, self.read(header.length as usize))
     }
 
@@ -239,4 +277,14 @@ pub fn unacknowledged<T: std::fmt::Debug>(result: Result<T>) -> u64 {
     }
 }
 
-pub const MOMENT: Duration = Duration::from_millis(50);
+/// The bytes of a data frame.
+pub fn data(values: std::ops::Range<u64>) -> Vec<u8> {
+    let header = Header {
+        rows: (values.end - values.start) as u32,
+        sequence: values.start,
+        ..Header::new(Kind::Data)
+    };
+    let counters = values.clone().flat_map(u64::to_ne_bytes);
+    let payload: Vec<u8> = counters.chain(values.flat_map(check_of)).collect();
+    header.with(&payload)
+}
