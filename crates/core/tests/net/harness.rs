@@ -114,6 +114,8 @@ pub struct Proxy {
     /// Bytes that the connections carried, each way.
     pub carried: Arc<[AtomicUsize; 2]>,
     stop: Arc<AtomicBool>,
+    frozen: Arc<AtomicUsize>,
+    target: Arc<AtomicUsize>,
     open: Arc<Mutex<Vec<TcpStream>>>,
 }
 
@@ -124,14 +126,23 @@ impl Proxy {
         let port = listener.local_addr().unwrap().port();
         let (stop, open) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
         let carried = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
-        let proxy = Proxy { port, carried: carried.clone(), stop: stop.clone(), open: open.clone() };
+        let (frozen, target) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(target as usize)));
+        let proxy = Proxy {
+            port,
+            carried: carried.clone(),
+            stop: stop.clone(),
+            frozen: frozen.clone(),
+            target: target.clone(),
+            open: open.clone(),
+        };
         std::thread::spawn(move || {
             let mut cut = cut;
-            for client in listener.incoming() {
+            for (number, client) in listener.incoming().enumerate() {
                 let client = client.unwrap();
                 if stop.load(Ordering::Relaxed) {
                     return;
                 }
+                let target = target.load(Ordering::Relaxed) as u16;
                 let Ok(server) = TcpStream::connect(("127.0.0.1", target)) else { continue };
                 client.set_nodelay(true).unwrap();
                 server.set_nodelay(true).unwrap();
@@ -141,12 +152,25 @@ impl Proxy {
                 {
                     let limit = cut.filter(|(cut, _)| *cut == way).map(|(_, bytes)| bytes);
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    let carried = carried.clone();
-                    std::thread::spawn(move || forward(from, to, limit, chunk, &carried[way as usize]));
+                    let (carried, frozen) = (carried.clone(), frozen.clone());
+                    let is_frozen = move || number < frozen.load(Ordering::Relaxed);
+                    std::thread::spawn(move || {
+                        forward(from, to, limit, chunk, &carried[way as usize], is_frozen)
+                    });
                 }
             }
         });
         proxy
+    }
+
+    /// Loses what the first connection carries from now on, without closing it: a host that lost its network.
+    pub fn freeze(&self) {
+        self.frozen.store(1, Ordering::Relaxed);
+    }
+
+    /// Sends new connections elsewhere.
+    pub fn redirect(&self, target: u16) {
+        self.target.store(target as usize, Ordering::Relaxed);
     }
 
     /// Cuts all connections.
@@ -171,12 +195,14 @@ fn forward(
     limit: Option<usize>,
     chunk: usize,
     carried: &AtomicUsize,
+    is_frozen: impl Fn() -> bool,
 ) {
     let mut left = limit.unwrap_or(usize::MAX);
     let mut buffer = vec![0; chunk];
     while left > 0 {
         let room = left.min(chunk);
         match from.read(&mut buffer[..room]) {
+            Ok(read) if read > 0 && is_frozen() => {} // Lost on the way; nobody is told.
             Ok(read) if read > 0 && to.write_all(&buffer[..read]).is_ok() => {
                 left -= read;
                 carried.fetch_add(read, Ordering::Relaxed);
