@@ -190,7 +190,7 @@ impl Door {
     fn mind(&self) {
         loop {
             let mut waiting = self.lock();
-            while !(waiting.anew && waiting.count > 0) && !self.stop.load(Ordering::Relaxed) {
+            while !(self.stop.load(Ordering::Relaxed) || waiting.anew && waiting.count > 0) {
                 waiting = self.called.wait(waiting).unwrap_or_else(PoisonError::into_inner);
             }
             drop(waiting);
