@@ -54,7 +54,7 @@ pub struct TcpClientSpec {
     pub max_inflight_msgs: usize,
     /// For the first connection; the learner may start later than we.
     pub connect_timeout: Duration,
-    /// How long to try again after the last word of the learner.
+    /// How long to try again after a connection was lost.
     pub reconnect_timeout: Duration,
     pub keepalive: Duration,
 }
@@ -115,6 +115,8 @@ struct State {
     ended: Option<Ended>,
     /// Refused by the ring's policy, and not yet told: first, and how many.
     refused: Option<(u64, u64)>,
+    /// Refusals below this number were heard; after a reconnect the learner may repeat some.
+    refused_until: u64,
     /// A write failed; the thread has to see what came before it.
     broken: bool,
     /// What the thread is waiting for, so that it is not woken for that.
@@ -232,6 +234,7 @@ impl TcpClient {
                 producer_id: spec.producer_id,
                 ended: None,
                 refused: None,
+                refused_until: 0,
                 broken: false,
                 watches_out: false,
                 watches_clock: false,
@@ -427,7 +430,7 @@ impl Drop for TcpClient {
 /// The client's own thread.
 struct Thread<'a> {
     shared: &'a Shared,
-    /// When the learner was last heard.
+    /// When the learner was last heard, or the connection was lost.
     contact: Instant,
     pinged: Instant,
     welcomed: bool,
@@ -440,9 +443,13 @@ impl Thread<'_> {
         let ended = loop {
             match self.connect() {
                 Ok(()) => {
-                    pause = Duration::ZERO;
+                    let before = self.shared.lock().outbound.acked;
                     if let Some(ended) = self.serve() {
                         break ended;
+                    }
+                    self.contact = Instant::now(); // From here on it counts how long the learner is away.
+                    if self.shared.lock().outbound.acked > before {
+                        pause = Duration::ZERO;
                     }
                 }
                 Err(Failure::Passing(why)) => {
@@ -476,7 +483,7 @@ impl Thread<'_> {
             return None;
         }
         Some(if self.welcomed {
-            Ended::Lost(format!("the learner was not heard for {:.1?} ({why})", self.contact.elapsed()))
+            Ended::Lost(format!("the learner has been away for {:.1?} ({why})", self.contact.elapsed()))
         } else {
             Ended::Unreachable(why.to_owned())
         })
@@ -641,9 +648,11 @@ impl Thread<'_> {
                 }
                 Kind::Full => {
                     let (first, count) = (header.sequence, header.rows as u64);
-                    let before = state.refused.get_or_insert((first, 0));
-                    before.1 += count;
-                    add(&self.shared.counters.refused, count);
+                    if first >= state.refused_until {
+                        state.refused_until = first.saturating_add(count);
+                        state.refused.get_or_insert((first, 0)).1 += count;
+                        add(&self.shared.counters.refused, count);
+                    }
                 }
                 Kind::Ping => {
                     state.outbound.say(&Header { kind: Kind::Pong, ..header }.bytes());
@@ -672,7 +681,7 @@ impl Thread<'_> {
     /// Says goodbye, if the socket takes it.
     fn part(&self, socket: &std::net::TcpStream) {
         let until = Instant::now() + PARTING;
-        self.shared.lock().outbound.say(&goodbye(Farewell::Finished, ""));
+        self.shared.lock().outbound.finish(&goodbye(Farewell::Finished, ""));
         while Instant::now() < until {
             let mut state = self.shared.lock();
             let state = &mut *state;

@@ -126,6 +126,7 @@ async fn accept(stream: TcpStream, server: &Shared) -> Result<Stream, End> {
 /// Says the last word, and reads on for a moment: a socket that is closed with bytes unread throws away what was said.
 async fn part(mut wire: Wire, end: &End, server: &Shared) {
     match end {
+        _ if !wire.has_spoken() => return,
         End::Stranger | End::Io(_) => return,
         End::Damaged(what) => wire.say(&frame::goodbye(Farewell::Protocol, what)),
         End::Refused(code, text, _) => {

@@ -219,6 +219,12 @@ impl Outbound {
         }
     }
 
+    /// The last frame: no data after it.
+    pub fn finish(&mut self, goodbye: &[u8]) {
+        self.credit = 0;
+        self.say(goodbye);
+    }
+
     /// When the open frame must leave, if the learner would take it.
     pub fn gathers_until(&self) -> Option<Instant> {
         let open = self.open.as_ref()?;

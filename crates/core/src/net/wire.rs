@@ -99,6 +99,7 @@ pub struct Wire {
     ack_frames: u32,
     /// The last read brought less than there was room for: nothing more is likely to be there.
     drained: bool,
+    spoken: bool,
 }
 
 impl Wire {
@@ -111,6 +112,7 @@ impl Wire {
             ack_bytes: 0,
             ack_frames: 0,
             drained: true,
+            spoken: false,
         }
     }
 
@@ -161,7 +163,13 @@ impl Wire {
             self.outbox.clear();
             self.sent = 0;
         }
+        self.spoken = true;
         self.outbox.extend_from_slice(frame);
+    }
+
+    /// Whether the other side was ever told anything. It expects our preamble first, and would not understand a goodbye.
+    pub fn has_spoken(&self) -> bool {
+        self.spoken
     }
 
     /// How many bytes wait in the outbox.
