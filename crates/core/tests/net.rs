@@ -8,9 +8,12 @@ mod harness;
 
 use fixture::*;
 use harness::*;
-use rollway_core::net::{TcpClientSpec, TcpServerSpec};
+use rollway_core::Error;
+use rollway_core::net::{Endpoint, Intake, TcpClientSpec, TcpServerSpec, Transport};
 use rollway_core::ring::Consumer;
+use rollway_core::ring::producer::Origin;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, mpsc};
 
 // ── delivery ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -86,6 +89,65 @@ fn a_conversation_that_comes_byte_by_byte_is_understood() {
     put_many(&client, 0..8);
     client.close(soon()).unwrap();
     assert_eq!(learner.receive(8), (0..8).collect::<Vec<_>>());
+}
+
+#[test]
+fn another_transport_needs_nothing_but_the_intake() {
+    /// Takes whole samples from a channel.
+    struct Letters(Mutex<Option<mpsc::Receiver<u64>>>);
+    struct Postman(Mutex<Option<std::thread::JoinHandle<()>>>);
+
+    impl Transport for Letters {
+        fn start(&self, intake: Intake) -> rollway_core::Result<Box<dyn Endpoint>> {
+            let letters = self.0.lock().unwrap().take().unwrap();
+            let producer_id = intake.next_producer_id();
+            let work = move || {
+                for (sequence, value) in (0..).zip(letters) {
+                    let run = loop {
+                        match intake.claim(1) {
+                            Err(Error::Full) => assert!(intake.wait_room(soon()).unwrap()),
+                            claimed => break claimed.unwrap().unwrap(),
+                        }
+                    };
+                    write_sample([run.leaf(0), run.leaf(1)], value, || {});
+                    run.commit(Origin { producer_id, sequence, version: 0 });
+                }
+            };
+            Ok(Box::new(Postman(Mutex::new(Some(std::thread::spawn(work))))))
+        }
+    }
+
+    impl Endpoint for Postman {
+        fn address(&self) -> String {
+            "a channel".to_owned()
+        }
+
+        fn stats(&self) -> Vec<(&'static str, u64)> {
+            Vec::new()
+        }
+
+        fn stop(&self) {
+            if let Some(thread) = self.0.lock().unwrap().take() {
+                thread.join().unwrap();
+            }
+        }
+    }
+
+    let consumer = shared(private(2, 2));
+    let (post, letters) = mpsc::channel();
+    let transports: [Box<dyn Transport>; 2] =
+        [Box::new(Letters(Mutex::new(Some(letters)))), Box::new(TcpServerSpec::default())];
+    let endpoints = transports.map(|transport| transport.start(intake(&consumer)).unwrap());
+    let port = endpoints[1].address().rsplit_once(':').unwrap().1.parse().unwrap();
+    let client = connect(TcpClientSpec { port, ..TcpClientSpec::default() }).unwrap();
+    (0..20).for_each(|value| post.send(value).unwrap());
+    drop(post);
+    std::thread::scope(|scope| {
+        scope.spawn(|| put_many(&client, 20..40));
+        let all: Vec<u64> = (0..20).flat_map(|_| receive(&consumer)).collect();
+        assert_eq!(sorted(all), (0..40).collect::<Vec<_>>());
+    });
+    endpoints.iter().for_each(|endpoint| endpoint.stop());
 }
 
 // ── cuts ───────────────────────────────────────────────────────────────────────────────────────────────────────────

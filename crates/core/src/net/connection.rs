@@ -43,7 +43,8 @@ pub const FIRST_CREDIT: u32 = 4;
 pub enum End {
     /// Not one of ours: not a word.
     Stranger,
-    Io(io::Error),
+    /// The socket failed, or the client hung up: there is nobody to tell.
+    Broken,
     Damaged(String),
     /// With the client's schema, where that is the reason.
     Refused(Refusal, String, Option<Vec<u8>>),
@@ -51,8 +52,8 @@ pub enum End {
 }
 
 impl From<io::Error> for End {
-    fn from(error: io::Error) -> End {
-        End::Io(error)
+    fn from(_: io::Error) -> End {
+        End::Broken
     }
 }
 
@@ -127,7 +128,7 @@ async fn accept(stream: TcpStream, server: &Shared) -> Result<Stream, End> {
 async fn part(mut wire: Wire, end: &End, server: &Shared) {
     match end {
         _ if !wire.has_spoken() => return,
-        End::Stranger | End::Io(_) => return,
+        End::Stranger | End::Broken => return,
         End::Damaged(what) => wire.say(&frame::goodbye(Farewell::Protocol, what)),
         End::Refused(code, text, _) => {
             let schema: &[u8] = if *code == Refusal::Schema { server.intake.schema() } else { &[] };

@@ -18,7 +18,7 @@ use super::frame::{
 use super::token::{Side, Token, nonce};
 use super::wire::Wire;
 
-/// Listens until the client has proved itself and said who it is.
+/// Listens until the client has proved itself and said who it is. The schema is compared, and not kept.
 pub async fn greet(wire: &mut Wire, token: Option<&Token>, schema: &[u8]) -> Result<Hello, End> {
     let mut client_bytes = [0; PREAMBLE_BYTES];
     wire.read_exact(&mut client_bytes).await?;
@@ -43,10 +43,11 @@ pub async fn greet(wire: &mut Wire, token: Option<&Token>, schema: &[u8]) -> Res
         _ => {}
     }
     prove(wire, token, &client_bytes, &server_bytes).await?;
-    let hello = Hello::parse(&payload(wire, Kind::Hello).await?)?;
-    if hello.schema != schema {
+    let mut hello = Hello::parse(&payload(wire, Kind::Hello).await?)?;
+    let theirs = std::mem::take(&mut hello.schema); // It may be long, and the connection too.
+    if theirs != schema {
         let text = "the learner expects another schema".to_owned();
-        return Err(End::Refused(Refusal::Schema, text, Some(hello.schema)));
+        return Err(End::Refused(Refusal::Schema, text, Some(theirs)));
     }
     Ok(hello)
 }

@@ -5,16 +5,17 @@
 //! | [`frame`] | the bytes on the wire; no I/O |
 //! | [`token`], [`tls`] | who may come in; who can listen |
 //! | [`intake`] | the way into the ring that every transport uses |
-//! | [`session`] | what each client has delivered, across connections |
-//! | [`server`], `connection`, `handshake`, `landing`, `wire` | [`TcpServer`]: one task per connection |
-//! | [`client`], `outbound`, `dial`, `link` | [`TcpClient`]: sends, keeps until acknowledged, reconnects, sends again |
+//! | `session` | what each client has delivered, across connections |
+//! | `server`, `connection`, `handshake`, `landing`, `wire` | [`TcpServer`]: one task per connection |
+//! | `client`, `courier`, `outbound`, `dial`, `link` | [`TcpClient`]: sends, keeps until acknowledged, reconnects, sends again |
 //! | [`stats`] | what both count |
 //!
 //! Acknowledged means committed. A client keeps every sample until it is, and after a reconnect the server says which one it
 //! wants next: nothing is lost, nothing is delivered twice. The conversation is described in `docs/design/net.md`.
 
-pub mod client;
+mod client;
 mod connection;
+mod courier;
 mod dial;
 pub mod frame;
 mod handshake;
@@ -22,8 +23,8 @@ pub mod intake;
 mod landing;
 mod link;
 mod outbound;
-pub mod server;
-pub mod session;
+mod server;
+mod session;
 pub mod stats;
 pub mod tls;
 pub mod token;
@@ -32,7 +33,8 @@ mod wire;
 use crate::error::{Error, Result};
 pub use client::{TcpClient, TcpClientSpec};
 pub use intake::Intake;
-pub use server::{TcpServer, TcpServerSpec};
+pub use server::{Refused, TcpServer, TcpServerSpec};
+pub use stats::{ClientStats, ServerStats};
 use std::thread::JoinHandle;
 pub use tls::{ClientTls, ServerTls};
 
@@ -69,15 +71,21 @@ fn check_sample_bytes(bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// Starts a thread of ours. Signals are for the threads of the program, whose waits they interrupt.
+/// Starts a thread of ours. Signals are for the threads of the program, whose waits they interrupt; all but those that a
+/// thread raises itself, by a fault.
 fn thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    // SAFETY: the sets are initialised before use, and belong to this thread. The new thread inherits the full mask; ours is
-    // put back.
+    const FAULTS: [i32; 6] =
+        [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT];
+    // SAFETY: the sets are initialised before use, and belong to this thread. The new thread inherits the mask; ours is put
+    // back.
     unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut set: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        libc::sigfillset(&mut set);
+        for fault in FAULTS {
+            libc::sigdelset(&mut set, fault);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &set, &mut before);
         let started = std::thread::Builder::new().name(name.to_owned()).spawn(work);
         libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
         started.map_err(|error| Error::io(format!("cannot start thread {name}"), error))

@@ -118,7 +118,7 @@ impl Shared {
         let counters = &self.counters;
         match end {
             End::Stranger => add(&counters.refused_protocol, 1),
-            End::Io(_) => {}
+            End::Broken => {}
             End::Damaged(_) => add(&counters.cut_damaged, 1),
             End::Refused(code, text, schema) => {
                 let counter = match code {
@@ -249,37 +249,50 @@ impl TcpServer {
         for number in 1..self.shared.spec.io_threads {
             let (hand, mut arrivals) = mpsc::unbounded_channel();
             hands.push(hand);
-            self.start_loop(number, async move |shared: &Arc<Shared>, tasks: &mut Tasks| {
-                while let Some((stream, peer, lobby)) = arrivals.recv().await {
-                    tasks.take(shared, stream, peer, lobby);
-                }
-            })?;
+            self.start_loop(
+                number,
+                || Ok(()),
+                async move |(), shared: &Arc<Shared>, tasks: &mut Tasks| {
+                    while let Some((stream, peer, lobby)) = arrivals.recv().await {
+                        tasks.take(shared, stream, peer, lobby);
+                    }
+                },
+            )?;
         }
-        self.start_loop(0, async move |shared: &Arc<Shared>, tasks: &mut Tasks| {
-            if let Ok(listener) = tokio::net::TcpListener::from_std(listener) {
+        self.start_loop(
+            0,
+            || tokio::net::TcpListener::from_std(listener),
+            async move |listener, shared: &Arc<Shared>, tasks: &mut Tasks| {
                 accept(listener, shared, tasks, hands).await;
-            }
-        })
+            },
+        )
     }
 
-    /// Runs `work` in a loop of its own, then lets the tasks end.
-    fn start_loop(
+    /// Prepares and runs `work` in a loop of its own, then lets the tasks end. Returns when it is prepared.
+    fn start_loop<T: 'static>(
         &self,
         number: usize,
-        work: impl AsyncFnOnce(&Arc<Shared>, &mut Tasks) + Send + 'static,
+        prepare: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+        work: impl AsyncFnOnce(T, &Arc<Shared>, &mut Tasks) + Send + 'static,
     ) -> Result<()> {
         let (ready, started) = std_mpsc::channel();
         let shared = self.shared.clone();
         let thread = super::thread(&format!("rollway-tcp-{number}"), move || {
-            let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-                Ok(runtime) => runtime,
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let prepared = runtime.and_then(|runtime| {
+                let context = runtime.enter();
+                let prepared = prepare()?;
+                drop(context);
+                Ok((runtime, prepared))
+            });
+            let (runtime, prepared) = match prepared {
+                Ok(prepared) => prepared,
                 Err(error) => return drop(ready.send(Err(error))),
             };
             let _ = ready.send(Ok(()));
-            let local = LocalSet::new();
             let mut tasks = Tasks::default();
-            local.block_on(&runtime, async {
-                work(&shared, &mut tasks).await;
+            LocalSet::new().block_on(&runtime, async {
+                work(prepared, &shared, &mut tasks).await;
                 let _ = tokio::time::timeout(STOP_LIMIT, tasks.finished()).await;
             });
         })?;
