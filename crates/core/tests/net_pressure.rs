@@ -13,11 +13,11 @@ use rollway_core::net::frame::{Farewell, Header, Hello, Kind, Refusal};
 use rollway_core::net::{TcpClientSpec, TcpServerSpec};
 use rollway_core::ring::{Consumer, OnFull, Patience};
 use std::io::Write;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// A server that cuts what is slow after 150 ms.
+/// A server that cuts what is slow after 400 ms.
 fn impatient() -> TcpServerSpec {
-    TcpServerSpec { frame_timeout: Duration::from_millis(150), ..TcpServerSpec::default() }
+    TcpServerSpec { frame_timeout: Duration::from_millis(400), ..TcpServerSpec::default() }
 }
 
 // ── a full ring ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -34,7 +34,7 @@ fn a_full_ring_slows_its_clients_and_everything_arrives_when_it_is_drained() {
     }
     assert!(matches!(offer(&client, sent, Patience::Never), Err(Error::Full)));
     assert!(matches!(client.wait(briefly()), Err(Error::Timeout)));
-    assert_eq!(client.acknowledged(), 8, "what is in the ring is acknowledged, and no more");
+    assert!(eventually(|| client.acknowledged() == 8), "what is in the ring is acknowledged");
     assert_eq!(learner.claimed(), 0, "nobody who waits holds a slot");
     let sent = sent - sent % 4;
     assert_eq!(learner.receive(sent as usize)[..sent as usize], (0..sent).collect::<Vec<_>>());
@@ -50,8 +50,8 @@ fn a_frame_that_finds_a_part_of_its_slots_fills_them() {
     put_many(&client, 5..9); // Three have a slot; for the fourth there is none while the learner holds the other batch.
     let next = Consumer::take(&*learner.consumer, soon(), None).unwrap().unwrap();
     assert_eq!(values(&next), [4, 5, 6, 7]);
-    assert_eq!((learner.claimed(), client.unacknowledged()), (0, 1));
-    assert_eq!(learner.server.stats().spilled, 1);
+    assert!(eventually(|| client.unacknowledged() == 1));
+    assert_eq!((learner.claimed(), learner.server.stats().spilled), (0, 1));
     drop((held, next));
     client.wait(soon()).unwrap();
     put_many(&client, 9..12);
@@ -213,27 +213,19 @@ fn a_frame_holds_no_slot_before_its_payload_comes_and_none_after_it_was_cut() {
 fn a_slow_loris_is_cut_though_it_makes_progress() {
     let learner = Learner::with(&spec(None, 2, 3), impatient());
     let (mut raw, _) = Raw::enter(learner.server.port(), 1, 0, 0);
-    let started = Instant::now();
-    let mut goodbye = None;
-    raw.0.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
-    for byte in data(0..2) {
-        if raw.0.write_all(&[byte]).is_err() {
-            break;
-        }
-        let mut header = [0; 32];
-        if std::io::Read::read_exact(&mut raw.0, &mut header).is_ok() {
-            goodbye = Header::parse(&header).unwrap();
-            break;
-        }
-    }
-    assert_eq!(goodbye.map(|header| header.code), Some(Farewell::TooSlow as u16));
-    assert!(started.elapsed() < Duration::from_millis(48 * 2 * 10), "long before its last byte");
+    raw.0.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    let (bytes, mut header) = (data(0..2), [0; 32]);
+    let cut = bytes.iter().position(|byte| {
+        raw.0.write_all(&[*byte]).is_err() || std::io::Read::read_exact(&mut raw.0, &mut header).is_ok()
+    });
+    assert!(cut.is_some(), "every byte came in time for the one before it, and yet it was cut");
+    assert_eq!(Header::parse(&header).unwrap().unwrap().code, Farewell::TooSlow as u16);
     assert!(eventually(|| learner.claimed() == 0));
 }
 
 #[test]
 fn a_silent_client_is_cut_and_one_that_only_waits_is_not() {
-    let keepalive = Duration::from_millis(30);
+    let keepalive = Duration::from_millis(100);
     let learner = Learner::with(&spec(None, 2, 3), TcpServerSpec { keepalive, ..TcpServerSpec::default() });
     let client = connect(TcpClientSpec { keepalive, ..learner.spec() }).unwrap();
     let (mut raw, _) = Raw::enter(learner.server.port(), 1, 0, 0);
@@ -259,11 +251,11 @@ fn a_client_notices_that_its_learner_is_dead() {
 
 #[test]
 fn a_client_waits_for_room_for_longer_than_the_keepalive() {
-    let keepalive = Duration::from_millis(20);
+    let keepalive = Duration::from_millis(80);
     let learner = Learner::with(&spec(None, 2, 2), TcpServerSpec { keepalive, ..TcpServerSpec::default() });
     let client = connect(TcpClientSpec { keepalive, ..learner.spec() }).unwrap();
     put_many(&client, 0..6);
-    assert!(matches!(client.wait(Patience::of(Some(keepalive * 6))), Err(Error::Timeout)));
+    assert!(matches!(client.wait(Patience::of(Some(keepalive * 5))), Err(Error::Timeout)));
     assert_eq!(client.stats().connects, 1, "the learner is slow, not dead");
     assert_eq!(learner.receive(6), (0..6).collect::<Vec<_>>());
 }
