@@ -90,6 +90,50 @@ pub enum Error {
     #[error("all {0} batches are held by this learner")]
     AllHeld(usize),
 
+    // ── the network ────────────────────────────────────────────────────────────────────────────────────────────────
+    #[error("cannot listen on {address}: {source}. Choose another port (0: any that is free) or host")]
+    Bind { address: String, source: std::io::Error },
+
+    #[error(
+        "refusing to listen on {address} without a token: anybody who reaches it could feed the learner. Set a token \
+         (the same on every client), or listen on 127.0.0.1 and use a tunnel"
+    )]
+    TokenRequired { address: String },
+
+    #[error("cannot reach a learner at {address}: {why}. Is it running, and is the port right?")]
+    Unreachable { address: String, why: String },
+
+    /// The token is missing, wrong, or not asked for.
+    #[error("{address}: {why}")]
+    Token { address: String, why: String },
+
+    /// The learner expects other samples; the caller knows how to read both texts and says which leaf.
+    #[error(
+        "the learner at {address} expects another schema.\nhere:  {}\nthere: {}",
+        String::from_utf8_lossy(ours),
+        String::from_utf8_lossy(theirs)
+    )]
+    ForeignSchema { address: String, ours: Vec<u8>, theirs: Vec<u8> },
+
+    #[error("{address} does not speak our protocol: {what}. Is it a Rollway server of the same version?")]
+    Protocol { address: String, what: String },
+
+    #[error("TLS: {what}")]
+    Tls { what: String },
+
+    #[error(
+        "the connection to {address} is closed: {why}. {unacknowledged} samples, from number {first} on, are not \
+         acknowledged"
+    )]
+    ConnectionClosed { address: String, why: String, unacknowledged: u64, first: u64 },
+
+    /// The learner's ring was full, and its policy is to say so.
+    #[error("the ring was full: the learner refused {count} samples, from number {first} on")]
+    SamplesRefused { first: u64, count: u64 },
+
+    #[error("this {what} belongs to process {owner}: a forked child has to make its own")]
+    Forked { what: &'static str, owner: u32 },
+
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },
 }

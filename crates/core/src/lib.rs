@@ -1,6 +1,6 @@
-//! Rollway's core: named shared memory, and a ring of samples laid over it.
+//! Rollway's core: named shared memory, a ring of samples laid over it, and the network that feeds it.
 //!
-//! It knows sizes, offsets and atomics. It knows nothing of Python, dtypes or leaf names: a schema is an opaque
+//! It knows sizes, offsets, atomics and sockets. It knows nothing of Python, dtypes or leaf names: a schema is an opaque
 //! text here, compared and handed back. `crates/py` is the only caller besides the tests.
 //!
 //! | module | what it is |
@@ -10,9 +10,12 @@
 //! | [`segment`] | a named file in shared memory: creation, attaching, leases, collecting the stale |
 //! | [`ring`] | many producers, whole batches out, recovery from any death |
 //! | [`metrics`] | histograms that live in the segment |
+//! | [`net`] | samples from other hosts, over TCP, straight into the ring |
 
 pub mod error;
 pub mod metrics;
+#[cfg(not(loom))]
+pub mod net;
 pub mod ring;
 pub mod segment;
 pub mod sync;

@@ -45,6 +45,16 @@ pub struct ProducerSpec {
     pub peer_timeout: Option<Duration>,
 }
 
+/// Who made the samples of a claim: the stamps of its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Origin {
+    pub producer_id: u32,
+    /// Of the first row; the others follow.
+    pub sequence: u64,
+    /// Of the weights that they were made with.
+    pub version: u32,
+}
+
 /// One producer's handle. Threads may share it.
 #[derive(Debug)]
 pub struct Producer {
@@ -87,6 +97,11 @@ impl Producer {
 
     pub fn producer_id(&self) -> u32 {
         self.producer_id.load(Ordering::Relaxed)
+    }
+
+    /// A number that no other producer of this ring was given, for somebody in whose name samples will be committed.
+    pub fn next_producer_id(&self) -> u32 {
+        self.ring.next_producer_id()
     }
 
     /// Samples committed through this handle.
@@ -224,10 +239,17 @@ impl Producer {
     /// Stamps and publishes a claim. Every payload byte is written.
     #[inline]
     pub fn commit(&self, claim: &Claim, version: u32) {
+        let sequence = self.sequence.fetch_add(claim.len as u64, Ordering::Relaxed);
+        self.commit_as(claim, Origin { producer_id: self.producer_id(), sequence, version });
+    }
+
+    /// Stamps and publishes a claim in another's name. Every payload byte is written.
+    #[inline]
+    pub fn commit_as(&self, claim: &Claim, origin: Origin) {
         crash_point(Point::SlotWritten);
         let protocol = self.ring.protocol();
-        let sequences = self.sequence.fetch_add(claim.len as u64, Ordering::Relaxed)..;
-        let (committed_ns, producer_id) = (monotonic_ns(), self.producer_id());
+        let Origin { producer_id, sequence, version } = origin;
+        let (committed_ns, sequences) = (monotonic_ns(), sequence..);
         let first = claim.buffer * protocol.batch_size + claim.slot;
         for (slot, sequence) in protocol.slots[first..first + claim.len].iter().zip(sequences) {
             debug_assert_eq!(SlotWord::unpack(slot.word.load(Ordering::Relaxed)).owner, claim.owner);

@@ -1,0 +1,418 @@
+//! The worker's end: takes samples, sends them, keeps them until the learner has them.
+//!
+//! `send` copies into a frame. With nothing under way the frame leaves at once, on the calling thread; otherwise samples
+//! gather until an acknowledgement comes, the frame is full, or 100 µs are over. One thread per client connects, reads
+//! acknowledgements, writes what the socket did not take at once, and connects again when a connection breaks.
+//!
+//! ```text
+//! start ──▶ dialling ──welcome──▶ connected ──broken──▶ dialling (backoff, until `reconnect_timeout`)
+//!              │                      │
+//!              └──── refused, ring closed, too late, closed by us ──▶ ended, with the reason
+//! ```
+//!
+//! Calls wait on a futex that signals interrupt ([`Error::Interrupted`]: call again). What the thread meets is told to the next caller.
+
+use super::courier::Courier;
+use super::link::Link;
+use super::outbound::Outbound;
+use super::stats::{ClientCounters, ClientStats};
+use super::tls::ClientTls;
+use super::token::{Token, random};
+use super::{FRAME_BYTES, MAX_FRAME_ROWS, check_sample_bytes};
+use crate::error::{Error, Result};
+use crate::ring::Patience;
+use crate::sync::{Bell, Woken};
+use rustix::event::{EventfdFlags, eventfd};
+use rustls::pki_types::ServerName;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Where the learner is, and how to treat it. `..TcpClientSpec::default()` fills in the rest.
+#[derive(Debug, Clone)]
+pub struct TcpClientSpec {
+    pub host: String,
+    pub port: u16,
+    pub token: Option<Vec<u8>>,
+    pub tls: Option<ClientTls>,
+    /// The name on the samples; chosen by the learner when `None`.
+    pub producer_id: Option<u32>,
+    /// Frames without acknowledgement, at most. Each is a buffer of about 256 KiB, or one sample.
+    pub max_inflight_msgs: usize,
+    /// For the first connection; the learner may start later than we.
+    pub connect_timeout: Duration,
+    /// How long to try again after a connection was lost.
+    pub reconnect_timeout: Duration,
+    pub keepalive: Duration,
+}
+
+impl Default for TcpClientSpec {
+    fn default() -> TcpClientSpec {
+        TcpClientSpec {
+            host: "127.0.0.1".to_owned(),
+            port: 0,
+            token: None,
+            tls: None,
+            producer_id: None,
+            max_inflight_msgs: 32,
+            connect_timeout: Duration::from_secs(10),
+            reconnect_timeout: Duration::from_secs(60),
+            keepalive: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Why a client is of no more use.
+#[derive(Debug, Clone)]
+pub enum Ended {
+    Closed,
+    /// After it was let in.
+    Lost(String),
+    /// Before.
+    Unreachable(String),
+    Token(String),
+    Schema(Vec<u8>),
+    Protocol(String),
+    Tls(String),
+}
+
+/// What the client's thread and its callers share.
+#[derive(Debug)]
+pub struct Shared {
+    pub spec: TcpClientSpec,
+    pub token: Option<Token>,
+    pub tls: Option<(Arc<rustls::ClientConfig>, ServerName<'static>)>,
+    /// Rung by callers, to wake the thread.
+    pub bell: OwnedFd,
+    pub schema: Vec<u8>,
+    leaves: usize,
+    pub session: [u8; 16],
+    state: Mutex<State>,
+    /// Rung by the thread, to wake callers.
+    pub progress: Bell,
+    closing: AtomicBool,
+    pub counters: ClientCounters,
+}
+
+#[derive(Debug)]
+pub struct State {
+    pub outbound: Outbound,
+    pub link: Option<Link>,
+    pub producer_id: Option<u32>,
+    pub ended: Option<Ended>,
+    /// Refused by the ring's policy, and not yet told: first, and how many.
+    pub refused: Option<(u64, u64)>,
+    /// Refusals below this number were heard; after a reconnect the learner may repeat some.
+    pub refused_until: u64,
+    /// A write failed; the thread has to see what came before it.
+    pub broken: bool,
+    /// What the thread is waiting for, so that it is not woken for that.
+    pub watches_out: bool,
+    pub watches_clock: bool,
+}
+
+impl Shared {
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed)
+    }
+
+    fn call_thread(&self) {
+        // Fails only when the counter is about to overflow, and then the bell has been rung.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    fn address(&self) -> String {
+        format!("{}:{}", self.spec.host, self.spec.port)
+    }
+
+    /// The error for a caller that comes after the end.
+    fn error(&self, state: &State, ended: &Ended) -> Error {
+        let address = self.address();
+        match ended.clone() {
+            Ended::Closed => Error::Closed,
+            Ended::Lost(why) => Error::ConnectionClosed {
+                address,
+                why,
+                unacknowledged: state.outbound.unacknowledged(),
+                first: state.outbound.acked,
+            },
+            Ended::Unreachable(why) => Error::Unreachable { address, why },
+            Ended::Token(why) => Error::Token { address, why },
+            Ended::Schema(theirs) => Error::ForeignSchema { address, ours: self.schema.clone(), theirs },
+            Ended::Protocol(what) => Error::Protocol { address, what },
+            Ended::Tls(what) => Error::Tls { what: format!("{address}: {what}") },
+        }
+    }
+
+    /// What has to be told to the next caller, before anything is done.
+    fn check(&self, state: &mut State) -> Result<()> {
+        if let Some((first, count)) = state.refused.take() {
+            return Err(Error::SamplesRefused { first, count });
+        }
+        match state.ended.clone() {
+            Some(ended) => Err(self.error(state, &ended)),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes what the socket takes.
+    pub fn pump(&self, state: &mut State, eager: bool) {
+        if !state.outbound.blocked
+            && !state.broken
+            && let Some(link) = &mut state.link
+        {
+            state.broken = state.outbound.pump(link, eager, &self.counters).is_err();
+        }
+    }
+
+    /// Writes what the socket takes on the caller's thread, and leaves the rest to the other.
+    fn push(&self, state: &mut State, eager: bool) {
+        self.pump(state, eager);
+        let needed = state.broken
+            || (state.outbound.blocked && !state.watches_out)
+            || (!state.watches_clock && state.outbound.gathers_until().is_some());
+        if needed {
+            (state.watches_out, state.watches_clock) = (true, true); // It will.
+            self.call_thread();
+        }
+    }
+}
+
+/// One worker's connection to a learner. Threads may share it.
+#[derive(Debug)]
+pub struct TcpClient {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    pid: u32,
+}
+
+impl TcpClient {
+    /// Begins to connect, and returns at once; [`ready`](Self::ready) says how it went.
+    pub fn start(spec: TcpClientSpec, schema: &[u8], leaf_bytes: &[usize]) -> Result<TcpClient> {
+        let sample_bytes = leaf_bytes.iter().sum::<usize>();
+        check_sample_bytes(sample_bytes)?;
+        if schema.len() > super::frame::MAX_SCHEMA_BYTES {
+            let range = format!("at most {}", super::frame::MAX_SCHEMA_BYTES);
+            return Err(Error::OutOfRange { what: "schema bytes", value: schema.len() as u64, range });
+        }
+        if spec.max_inflight_msgs == 0 {
+            let range = "at least 1".to_owned();
+            return Err(Error::OutOfRange { what: "max_inflight_msgs", value: 0, range });
+        }
+        if spec.producer_id == Some(u32::MAX) {
+            let range = "at most 4294967294".to_owned();
+            return Err(Error::OutOfRange { what: "producer_id", value: u32::MAX as u64, range });
+        }
+        let capacity = (FRAME_BYTES / sample_bytes.max(1)).clamp(1, MAX_FRAME_ROWS);
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let shared = Arc::new(Shared {
+            token: spec.token.as_deref().map(Token::new).transpose()?,
+            tls: match &spec.tls {
+                Some(tls) => Some((tls.config()?, tls.server_name(&spec.host)?)),
+                None => None,
+            },
+            bell: bell.map_err(|errno| Error::io("cannot make an eventfd", errno))?,
+            schema: schema.to_vec(),
+            leaves: leaf_bytes.len(),
+            session: random()?,
+            state: Mutex::new(State {
+                outbound: Outbound::new(leaf_bytes, capacity, spec.max_inflight_msgs),
+                link: None,
+                producer_id: spec.producer_id,
+                ended: None,
+                refused: None,
+                refused_until: 0,
+                broken: false,
+                watches_out: false,
+                watches_clock: false,
+            }),
+            progress: Bell::default(),
+            closing: AtomicBool::new(false),
+            counters: ClientCounters::default(),
+            spec,
+        });
+        let thread = super::thread("rollway-client", {
+            let shared = shared.clone();
+            move || Courier::new(&shared).run()
+        })?;
+        Ok(TcpClient { shared, thread: Mutex::new(Some(thread)), pid: std::process::id() })
+    }
+
+    /// Connects, and returns when samples may be sent. A signal ends it; `start` and `ready` can go on after one.
+    pub fn connect(spec: TcpClientSpec, schema: &[u8], leaf_bytes: &[usize]) -> Result<TcpClient> {
+        let client = TcpClient::start(spec, schema, leaf_bytes)?;
+        client.ready(Patience::Forever)?;
+        Ok(client)
+    }
+
+    /// Waits until the learner has let us in, for the first time. Ends by itself after `connect_timeout`.
+    pub fn ready(&self, patience: Patience) -> Result<()> {
+        self.wait_until(patience, |state| {
+            self.shared.check(state)?;
+            Ok(self.shared.counters.connects.load(Ordering::Relaxed) > 0)
+        })
+    }
+
+    /// Takes samples: `rows` of them, each leaf's one after the other. Says how many were taken: fewer than `rows` when
+    /// the time was over, or a signal came, in between; call again for the rest.
+    ///
+    /// # Safety
+    ///
+    /// There is one pointer per leaf, to `rows` times the bytes of the leaf.
+    pub unsafe fn send(
+        &self,
+        leaves: &[*const u8],
+        rows: usize,
+        version: u32,
+        patience: Patience,
+    ) -> Result<usize> {
+        self.check_process()?;
+        if leaves.len() != self.shared.leaves {
+            let range = format!("{}, as in the schema", self.shared.leaves);
+            return Err(Error::OutOfRange { what: "leaves", value: leaves.len() as u64, range });
+        }
+        let mut taken = 0;
+        let mut take = |state: &mut State| {
+            if taken == 0 {
+                self.shared.check(state)?;
+            } else if state.ended.is_some() {
+                return Ok(true);
+            }
+            while taken < rows {
+                // SAFETY: the caller vouches for the leaves.
+                let part = unsafe { state.outbound.append(leaves, taken, rows - taken, version) };
+                if part == 0 {
+                    break;
+                }
+                taken += part;
+            }
+            self.shared.push(state, false);
+            Ok(taken == rows)
+        };
+        let at_once = take(&mut self.shared.lock());
+        let ended = match at_once {
+            Ok(true) => return Ok(rows),
+            Ok(false) if patience == Patience::Never => Err(Error::Full),
+            Ok(false) => self.wait_until(patience, take),
+            Err(error) => Err(error),
+        };
+        match ended {
+            Err(Error::Full | Error::Timeout | Error::Interrupted) if taken > 0 => Ok(taken),
+            Err(error) => Err(error),
+            Ok(()) => Ok(taken),
+        }
+    }
+
+    /// Waits until everything that was sent is acknowledged: committed to the ring.
+    pub fn wait(&self, patience: Patience) -> Result<()> {
+        self.check_process()?;
+        self.wait_until(patience, |state| {
+            if state.refused.is_none() && state.outbound.unacknowledged() == 0 {
+                return Ok(true);
+            }
+            self.shared.check(state)?;
+            self.shared.push(state, true);
+            Ok(false)
+        })
+    }
+
+    /// Waits as [`wait`](Self::wait) does, as long as `patience` lasts, says goodbye and ends the thread. An error says what is
+    /// not acknowledged; the client is closed all the same, unless a signal came ([`Error::Interrupted`]).
+    pub fn close(&self, patience: Patience) -> Result<()> {
+        self.check_process()?;
+        if matches!(self.shared.lock().ended, Some(Ended::Closed)) {
+            return Ok(());
+        }
+        let flushed = match self.wait(patience) {
+            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            Err(Error::Timeout) => {
+                let why = "it was closed before everything was acknowledged".to_owned();
+                let state = self.shared.lock();
+                Err(self.shared.error(&state, &Ended::Lost(why)))
+            }
+            other => other,
+        };
+        self.end();
+        flushed
+    }
+
+    /// Ends the thread, with a goodbye if there is somebody to say it to.
+    fn end(&self) {
+        self.shared.closing.store(true, Ordering::Relaxed);
+        self.shared.call_thread();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+        self.shared.lock().ended = Some(Ended::Closed);
+        self.shared.progress.ring();
+    }
+
+    /// Samples that were taken.
+    pub fn sent(&self) -> u64 {
+        self.read(|state| state.outbound.next)
+    }
+
+    /// Samples that the learner has settled.
+    pub fn acknowledged(&self) -> u64 {
+        self.read(|state| state.outbound.acked)
+    }
+
+    pub fn unacknowledged(&self) -> u64 {
+        self.read(|state| state.outbound.unacknowledged())
+    }
+
+    /// The name on our samples, once the learner has said it.
+    pub fn producer_id(&self) -> Option<u32> {
+        self.read(|state| state.producer_id)
+    }
+
+    /// Whether there is a connection now.
+    pub fn is_connected(&self) -> bool {
+        self.read(|state| state.link.is_some())
+    }
+
+    pub fn stats(&self) -> ClientStats {
+        self.shared.counters.snapshot()
+    }
+
+    /// In a forked child the lock may be held by a thread that is not there.
+    fn read<T: Default>(&self, look: impl FnOnce(&State) -> T) -> T {
+        if self.check_process().is_err() { T::default() } else { look(&self.shared.lock()) }
+    }
+
+    fn check_process(&self) -> Result<()> {
+        if self.pid != std::process::id() {
+            return Err(Error::Forked { what: "client", owner: self.pid });
+        }
+        Ok(())
+    }
+
+    /// Looks again whenever the thread has news.
+    fn wait_until(&self, patience: Patience, mut done: impl FnMut(&mut State) -> Result<bool>) -> Result<()> {
+        loop {
+            let ticket = self.shared.progress.announce();
+            if done(&mut self.shared.lock())? {
+                return Ok(());
+            }
+            let Some(left) = patience.left() else { return Err(Error::Timeout) };
+            if self.shared.progress.wait(ticket, left) == Woken::Interrupted {
+                return Err(Error::Interrupted);
+            }
+        }
+    }
+}
+
+impl Drop for TcpClient {
+    fn drop(&mut self) {
+        if self.check_process().is_ok() {
+            self.end();
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The client's half of the handshake: from an address to a connection on which samples may be sent.
+//!
+//! Runs on the client's own thread, with a deadline, and gives up when it is told to.
+
+use super::client::Shared;
+use super::frame::{
+    HEADER_BYTES, Header, Hello, Kind, PREAMBLE_BYTES, PROOF_BYTES, PROTOCOL, Preamble, Refusal, Welcome,
+    parse_refuse,
+};
+use super::link::{Link, watch};
+use super::token::{Side, nonce};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
+use std::io::{self, ErrorKind, IoSlice};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::Instant;
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub enum Failure {
+    /// May be better later.
+    Passing(String),
+    /// The client is being closed.
+    Cancelled,
+    Token(String),
+    /// The learner's schema.
+    Schema(Vec<u8>),
+    Protocol(String),
+    Tls(String),
+    /// The learner does not want us any more.
+    Final(String),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure::Passing(error.to_string())
+    }
+}
+
+/// Connects, shakes hands, says hello.
+pub fn dial(client: &Shared, hello: &Hello, deadline: Instant) -> Result<(Link, Welcome), Failure> {
+    let mut dialler = Dialler { client, deadline };
+    let mut link = dialler.connect()?;
+    while !dialler.retry(&mut link, |link| link.shake_hands())? {}
+    let server = dialler.exchange_preambles(&mut link)?;
+    dialler.prove(&mut link, &server)?;
+    dialler.write(&mut link, &hello.frame())?;
+    let payload = dialler.payload(&mut link, Kind::Welcome)?;
+    let welcome = Welcome::parse(&payload).map_err(|damage| Failure::Protocol(damage.to_string()))?;
+    Ok((link, welcome))
+}
+
+struct Preambles {
+    client: [u8; PREAMBLE_BYTES],
+    server: [u8; PREAMBLE_BYTES],
+}
+
+struct Dialler<'a> {
+    client: &'a Shared,
+    deadline: Instant,
+}
+
+impl Dialler<'_> {
+    fn connect(&mut self) -> Result<Link, Failure> {
+        let spec = &self.client.spec;
+        let addresses = (spec.host.as_str(), spec.port).to_socket_addrs()?;
+        let mut failure = Failure::Passing(format!("'{}' has no address", spec.host));
+        for address in addresses {
+            match self.connect_to(address) {
+                Ok(socket) => {
+                    let tls = match &self.client.tls {
+                        None => None,
+                        Some((config, name)) => {
+                            let tls = rustls::ClientConnection::new(config.clone(), name.clone());
+                            Some(tls.map_err(|error| Failure::Tls(error.to_string()))?)
+                        }
+                    };
+                    return Ok(Link::new(socket, tls));
+                }
+                Err(Failure::Cancelled) => return Err(Failure::Cancelled),
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+
+    fn connect_to(&mut self, address: SocketAddr) -> Result<TcpStream, Failure> {
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(io::Error::from)?;
+        sockopt::set_tcp_nodelay(&socket, true).map_err(io::Error::from)?;
+        match connect(&socket, &address) {
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
+            Err(errno) => return Err(io::Error::from(errno).into()),
+        }
+        let socket = TcpStream::from(socket);
+        loop {
+            let seen = self.watch(&socket, true)?;
+            if let Some(error) = socket.take_error()? {
+                return Err(error.into());
+            }
+            if seen && socket.peer_addr().is_ok() {
+                return Ok(socket);
+            }
+        }
+    }
+
+    /// Sleeps until the socket is ready; false when there is another reason to look again.
+    fn watch(&self, socket: &TcpStream, writing: bool) -> Result<bool, Failure> {
+        let seen = watch(Some(socket), &self.client.bell, writing, Some(self.deadline))?;
+        if self.client.is_closing() {
+            return Err(Failure::Cancelled);
+        }
+        if Instant::now() >= self.deadline {
+            return Err(Failure::Passing("it did not answer in time".to_owned()));
+        }
+        Ok(seen.readable || seen.writable)
+    }
+
+    /// Does something on the link as often as it takes.
+    fn retry<T>(
+        &self,
+        link: &mut Link,
+        mut step: impl FnMut(&mut Link) -> io::Result<T>,
+    ) -> Result<T, Failure> {
+        let mut writing = false;
+        loop {
+            match step(link) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    writing = match link.flush() {
+                        Err(error) if error.kind() == ErrorKind::WouldBlock => true,
+                        _ => writing,
+                    };
+                    self.watch(&link.socket(), writing)?;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::InvalidData => {
+                    return Err(Failure::Tls(error.to_string()));
+                }
+                done => return Ok(done?),
+            }
+        }
+    }
+
+    fn write(&self, link: &mut Link, bytes: &[u8]) -> Result<(), Failure> {
+        let mut sent = 0;
+        while sent < bytes.len() {
+            let wrote = loop {
+                match link.write(&[IoSlice::new(&bytes[sent..])]) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                        self.watch(&link.socket(), true)?;
+                    }
+                    wrote => break wrote?,
+                }
+            };
+            sent += wrote;
+        }
+        loop {
+            match link.flush() {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.watch(&link.socket(), true)?,
+                done => return Ok(done?),
+            };
+        }
+    }
+
+    fn read_exact(&self, link: &mut Link, room: &mut [u8]) -> Result<(), Failure> {
+        let mut have = 0;
+        while have < room.len() {
+            have += self.retry(link, |link| link.read(&mut room[have..]))?;
+        }
+        Ok(())
+    }
+
+    fn exchange_preambles(&self, link: &mut Link) -> Result<Preambles, Failure> {
+        let token = self.client.token.is_some();
+        let nonce = nonce().map_err(|error| Failure::Passing(error.to_string()))?;
+        let client = Preamble { protocol: PROTOCOL, token, nonce }.bytes();
+        self.write(link, &client)?;
+        let mut server = [0; PREAMBLE_BYTES];
+        self.read_exact(link, &mut server)?;
+        let theirs = Preamble::parse(&server).map_err(|damage| Failure::Protocol(damage.to_string()))?;
+        if theirs.protocol != PROTOCOL {
+            let what = format!("it speaks protocol {}, this client {PROTOCOL}", theirs.protocol);
+            return Err(Failure::Protocol(what));
+        }
+        match (token, theirs.token) {
+            (true, false) => Err(Failure::Token(
+                "this client has a token, but the learner asks for none: it may not be the one you mean. Give the learner \
+                 the same token, or take the client's away"
+                    .to_owned(),
+            )),
+            (false, true) => Err(Failure::Token(
+                "the learner asks for a token, and this client has none. Give it the learner's token".to_owned(),
+            )),
+            _ => Ok(Preambles { client, server }),
+        }
+    }
+
+    fn prove(&self, link: &mut Link, preambles: &Preambles) -> Result<(), Failure> {
+        let Preambles { client, server } = preambles;
+        let token = self.client.token.as_ref();
+        let ours = token.map_or([0; PROOF_BYTES], |token| token.prove(Side::Client, client, server));
+        self.write(link, &Header::new(Kind::Proof).with(&ours))?;
+        let theirs = self.payload(link, Kind::Proof)?;
+        match token {
+            Some(token) if !token.verify(Side::Server, client, server, &theirs) => Err(Failure::Token(
+                "the learner does not know this client's token: it is not the one you mean".to_owned(),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The payload of the next frame, which should be of that kind, and may be a refusal.
+    fn payload(&self, link: &mut Link, kind: Kind) -> Result<Vec<u8>, Failure> {
+        let damaged = |what: &str| Failure::Protocol(what.to_owned());
+        let mut header = [0; HEADER_BYTES];
+        self.read_exact(link, &mut header)?;
+        let header = Header::parse(&header)
+            .map_err(|damage| damaged(damage.0))?
+            .ok_or_else(|| damaged("a header is not whole"))?;
+        if header.kind != kind && header.kind != Kind::Refuse && header.kind != Kind::Goodbye {
+            return Err(damaged("a frame of the handshake is out of turn"));
+        }
+        let mut payload = vec![0; header.length as usize]; // Bounded by the kind.
+        self.read_exact(link, &mut payload)?;
+        match header.kind {
+            Kind::Refuse => {
+                let (text, schema) = parse_refuse(&payload).map_err(|damage| damaged(damage.0))?;
+                Err(refused(header.code, text, schema))
+            }
+            Kind::Goodbye => Err(Failure::Final(String::from_utf8_lossy(&payload).into_owned())),
+            _ => Ok(payload),
+        }
+    }
+}
+
+fn refused(code: u16, text: String, schema: Vec<u8>) -> Failure {
+    match Refusal::from_code(code) {
+        Some(Refusal::TokenNeeded | Refusal::TokenWrong | Refusal::TokenUnexpected) => Failure::Token(text),
+        Some(Refusal::Schema) => Failure::Schema(schema),
+        Some(Refusal::Busy) => Failure::Passing(text),
+        Some(Refusal::Protocol) => Failure::Protocol(text),
+        Some(Refusal::SessionUnknown | Refusal::Closed) | None => Failure::Final(text),
+    }
+}

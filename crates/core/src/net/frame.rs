@@ -1,0 +1,428 @@
+//! The bytes on the wire: what a frame looks like, and nothing that reads or writes a socket.
+//!
+//! ```text
+//! preamble  ┌ "RLWY" │ protocol u16 │ flags u16 │ nonce 32 ┐                                      40 bytes, once each way
+//! header    ┌ kind u8 │ flags u8 │ code u16 │ rows u32 │ version u32 │ credit u32 │ sequence u64 │ length u64 ┐  32 bytes
+//! payload   `length` bytes, as the kind says
+//! ```
+//!
+//! Little-endian throughout. Every function here is pure, takes what it is given and checks it: unknown kinds, lengths that
+//! do not fit their kind and texts that are too long are [`Damage`]; too few bytes are `None`. The meaning of each
+//! field is in `docs/design/net.md`.
+
+use std::fmt;
+
+/// The first bytes of both preambles.
+pub const MAGIC: [u8; 4] = *b"RLWY";
+/// What this build speaks.
+pub const PROTOCOL: u16 = 1;
+pub const PREAMBLE_BYTES: usize = 40;
+pub const HEADER_BYTES: usize = 32;
+pub const NONCE_BYTES: usize = 32;
+pub const PROOF_BYTES: usize = 32;
+/// The longest schema text.
+pub const MAX_SCHEMA_BYTES: usize = 1 << 20;
+/// The longest text of a refusal or a goodbye.
+pub const MAX_TEXT_BYTES: usize = 4096;
+/// The longest frame of a kind that we do not know, and skip.
+pub const MAX_EXTENSION_BYTES: u64 = 16 << 20;
+
+/// Where a client may go on at most: no sum of a sequence number and a count overflows.
+pub const MAX_SEQUENCE: u64 = 1 << 62;
+
+const HELLO_BYTES: usize = 40;
+const WELCOME_BYTES: usize = 24;
+const NO_PRODUCER_ID: u32 = u32::MAX;
+
+/// Bytes that no honest peer can have sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Damage(pub &'static str);
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at + N)?.try_into().ok()
+}
+
+/// What each side says first, before any secret or schema.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Preamble {
+    pub protocol: u16,
+    /// The client brings a token; the server asks for one.
+    pub token: bool,
+    pub nonce: [u8; NONCE_BYTES],
+}
+
+impl Preamble {
+    pub fn parse(bytes: &[u8; PREAMBLE_BYTES]) -> Result<Preamble, Damage> {
+        if bytes[..4] != MAGIC {
+            return Err(Damage("it does not begin with RLWY"));
+        }
+        let mut nonce = [0; NONCE_BYTES];
+        nonce.copy_from_slice(&bytes[8..]);
+        Ok(Preamble { protocol: u16::from_le_bytes([bytes[4], bytes[5]]), token: bytes[6] & 1 != 0, nonce })
+    }
+
+    pub fn bytes(&self) -> [u8; PREAMBLE_BYTES] {
+        let mut bytes = [0; PREAMBLE_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4..6].copy_from_slice(&self.protocol.to_le_bytes());
+        bytes[6] = self.token as u8;
+        bytes[8..].copy_from_slice(&self.nonce);
+        bytes
+    }
+}
+
+/// What a frame is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Both ways: proof that the sender knows the token.
+    Proof,
+    /// Client: who it is, what it has sent, and its schema.
+    Hello,
+    /// Server: where to go on, and how much at once.
+    Welcome,
+    /// Server: why not.
+    Refuse,
+    /// Client: a run of samples, leaf by leaf.
+    Data,
+    /// Server: everything below `sequence` is settled; `credit` frames may be under way.
+    Ack,
+    /// Server: `rows` samples from `sequence` on found the ring full, and its policy is to say so.
+    Full,
+    Ping,
+    Pong,
+    /// Either: the last frame, and why.
+    Goodbye,
+    /// 0x80 and above: to be skipped by those who do not know it. Weights and control will be such.
+    Extension(u8),
+}
+
+impl Kind {
+    fn from_byte(byte: u8) -> Option<Kind> {
+        Some(match byte {
+            0x01 => Kind::Proof,
+            0x02 => Kind::Hello,
+            0x03 => Kind::Welcome,
+            0x04 => Kind::Refuse,
+            0x10 => Kind::Data,
+            0x11 => Kind::Ack,
+            0x12 => Kind::Full,
+            0x20 => Kind::Ping,
+            0x21 => Kind::Pong,
+            0x22 => Kind::Goodbye,
+            0x80.. => Kind::Extension(byte),
+            _ => return None,
+        })
+    }
+
+    pub fn byte(self) -> u8 {
+        match self {
+            Kind::Proof => 0x01,
+            Kind::Hello => 0x02,
+            Kind::Welcome => 0x03,
+            Kind::Refuse => 0x04,
+            Kind::Data => 0x10,
+            Kind::Ack => 0x11,
+            Kind::Full => 0x12,
+            Kind::Ping => 0x20,
+            Kind::Pong => 0x21,
+            Kind::Goodbye => 0x22,
+            Kind::Extension(byte) => byte,
+        }
+    }
+
+    /// How long its payload may be. What a data frame may hold depends on the schema, and is checked by the server.
+    fn lengths(self) -> std::ops::RangeInclusive<u64> {
+        match self {
+            Kind::Proof => PROOF_BYTES as u64..=PROOF_BYTES as u64,
+            Kind::Hello => HELLO_BYTES as u64..=(HELLO_BYTES + MAX_SCHEMA_BYTES) as u64,
+            Kind::Welcome => WELCOME_BYTES as u64..=WELCOME_BYTES as u64,
+            Kind::Refuse => 4..=(4 + MAX_TEXT_BYTES + MAX_SCHEMA_BYTES) as u64,
+            Kind::Data => 0..=u64::MAX,
+            Kind::Ack | Kind::Full | Kind::Ping | Kind::Pong => 0..=0,
+            Kind::Goodbye => 0..=MAX_TEXT_BYTES as u64,
+            Kind::Extension(_) => 0..=MAX_EXTENSION_BYTES,
+        }
+    }
+}
+
+/// The fixed part of every frame. Fields that a kind does not use are 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    pub kind: Kind,
+    pub flags: u8,
+    pub code: u16,
+    pub rows: u32,
+    pub version: u32,
+    pub credit: u32,
+    pub sequence: u64,
+    pub length: u64,
+}
+
+impl Header {
+    pub fn new(kind: Kind) -> Header {
+        Header { kind, flags: 0, code: 0, rows: 0, version: 0, credit: 0, sequence: 0, length: 0 }
+    }
+
+    /// The header at the front of `bytes`; `None` while it is not whole.
+    pub fn parse(bytes: &[u8]) -> Result<Option<Header>, Damage> {
+        let Some(bytes) = array::<HEADER_BYTES>(bytes, 0) else { return Ok(None) };
+        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let long = |at: usize| word(at) as u64 | (word(at + 4) as u64) << 32;
+        let kind = Kind::from_byte(bytes[0]).ok_or(Damage("a frame is of no known kind"))?;
+        let header = Header {
+            kind,
+            flags: bytes[1],
+            code: u16::from_le_bytes([bytes[2], bytes[3]]),
+            rows: word(4),
+            version: word(8),
+            credit: word(12),
+            sequence: long(16),
+            length: long(24),
+        };
+        if !kind.lengths().contains(&header.length) {
+            return Err(Damage("the length of a frame does not fit its kind"));
+        }
+        Ok(Some(header))
+    }
+
+    pub fn bytes(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0] = self.kind.byte();
+        bytes[1] = self.flags;
+        bytes[2..4].copy_from_slice(&self.code.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.rows.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.credit.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.length.to_le_bytes());
+        bytes
+    }
+
+    /// A whole frame with its payload.
+    pub fn with(mut self, payload: &[u8]) -> Vec<u8> {
+        self.length = payload.len() as u64;
+        [&self.bytes(), payload].concat()
+    }
+}
+
+/// Who a client is, and where its stream of samples stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hello {
+    /// Chosen at random by the client, for its lifetime.
+    pub session: [u8; 16],
+    pub producer_id: Option<u32>,
+    /// One past the last sample that was ever put on a wire.
+    pub next: u64,
+    /// The first sample that is not acknowledged.
+    pub oldest: u64,
+    pub schema: Vec<u8>,
+}
+
+impl Hello {
+    pub fn parse(payload: &[u8]) -> Result<Hello, Damage> {
+        let short = Damage("a hello is too short");
+        let hello = Hello {
+            session: array(payload, 0).ok_or(short)?,
+            producer_id: Some(u32::from_le_bytes(array(payload, 16).ok_or(short)?))
+                .filter(|&id| id != NO_PRODUCER_ID),
+            next: u64::from_le_bytes(array(payload, 24).ok_or(short)?),
+            oldest: u64::from_le_bytes(array(payload, 32).ok_or(short)?),
+            schema: payload[HELLO_BYTES..].to_vec(),
+        };
+        if hello.oldest > hello.next || hello.next > MAX_SEQUENCE {
+            return Err(Damage("the sequence numbers of a hello are out of order or out of range"));
+        }
+        if hello.schema.len() > MAX_SCHEMA_BYTES {
+            return Err(Damage("a schema is too long"));
+        }
+        Ok(hello)
+    }
+
+    pub fn frame(&self) -> Vec<u8> {
+        let mut payload = Vec::with_capacity(HELLO_BYTES + self.schema.len());
+        payload.extend_from_slice(&self.session);
+        payload.extend_from_slice(&self.producer_id.unwrap_or(NO_PRODUCER_ID).to_le_bytes());
+        payload.extend_from_slice(&[0; 4]);
+        payload.extend_from_slice(&self.next.to_le_bytes());
+        payload.extend_from_slice(&self.oldest.to_le_bytes());
+        payload.extend_from_slice(&self.schema);
+        Header::new(Kind::Hello).with(&payload)
+    }
+}
+
+/// What a client is told when it may send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Welcome {
+    pub producer_id: u32,
+    /// Rows of one data frame, at most.
+    pub max_rows: u32,
+    /// Data frames without acknowledgement, at most.
+    pub credit: u32,
+    /// The sequence number of the first sample that is not settled.
+    pub next: u64,
+}
+
+impl Welcome {
+    pub fn parse(payload: &[u8]) -> Result<Welcome, Damage> {
+        let short = Damage("a welcome is too short");
+        let word = |at| array(payload, at).map(u32::from_le_bytes).ok_or(short);
+        let welcome = Welcome {
+            producer_id: word(0)?,
+            max_rows: word(4)?,
+            credit: word(8)?,
+            next: u64::from_le_bytes(array(payload, 16).ok_or(short)?),
+        };
+        if welcome.max_rows == 0 || welcome.credit == 0 {
+            return Err(Damage("a welcome allows nothing"));
+        }
+        Ok(welcome)
+    }
+
+    pub fn frame(&self) -> Vec<u8> {
+        let mut payload = [0; WELCOME_BYTES];
+        payload[..4].copy_from_slice(&self.producer_id.to_le_bytes());
+        payload[4..8].copy_from_slice(&self.max_rows.to_le_bytes());
+        payload[8..12].copy_from_slice(&self.credit.to_le_bytes());
+        payload[16..].copy_from_slice(&self.next.to_le_bytes());
+        Header::new(Kind::Welcome).with(&payload)
+    }
+}
+
+/// Declares an enum of codes with its numbers on the wire.
+macro_rules! codes {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $code:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name { $($(#[$variant_doc])* $variant = $code,)* }
+
+        impl $name {
+            pub const ALL: &[$name] = &[$($name::$variant,)*];
+
+            pub fn from_code(code: u16) -> Option<$name> {
+                Self::ALL.iter().copied().find(|known| *known as u16 == code)
+            }
+        }
+    };
+}
+
+codes! {
+    /// Why a client may not come in.
+    Refusal {
+        /// The server asks for a token, and the client has none.
+        TokenNeeded = 1,
+        TokenWrong = 2,
+        /// The client has a token, and the server asks for none.
+        TokenUnexpected = 3,
+        Schema = 4,
+        /// As many connections or sessions as are allowed. Come again.
+        Busy = 5,
+        /// The server does not know the session, and samples of it are unaccounted for.
+        SessionUnknown = 6,
+        Protocol = 7,
+        /// The ring is closed, or the server stops.
+        Closed = 8,
+    }
+}
+
+codes! {
+    /// Why a connection ends.
+    Farewell {
+        /// The client is done, and everything is acknowledged or given up. Its session may be forgotten.
+        Finished = 1,
+        /// The learner has closed the ring.
+        RingClosed = 2,
+        /// The server stops.
+        Stopping = 3,
+        /// The session goes on over another connection.
+        TakenOver = 4,
+        /// A frame was not finished in time. Come again.
+        TooSlow = 5,
+        /// Nothing was heard for too long. Come again.
+        Silent = 6,
+        Protocol = 7,
+    }
+}
+
+/// The payload of a refusal: a text for people, and the server's schema where that is the reason.
+pub fn refuse(code: Refusal, text: &str, schema: &[u8]) -> Vec<u8> {
+    let text = clip(text);
+    let payload = [&(text.len() as u32).to_le_bytes(), text.as_bytes(), schema].concat();
+    Header { code: code as u16, ..Header::new(Kind::Refuse) }.with(&payload)
+}
+
+/// The text and the schema of a refusal.
+pub fn parse_refuse(payload: &[u8]) -> Result<(String, Vec<u8>), Damage> {
+    let damage = Damage("a refusal is not whole");
+    let text_len = u32::from_le_bytes(array(payload, 0).ok_or(damage)?) as usize;
+    let rest = &payload[4..];
+    if text_len > MAX_TEXT_BYTES || text_len > rest.len() {
+        return Err(damage);
+    }
+    let (text, schema) = rest.split_at(text_len);
+    Ok((String::from_utf8_lossy(text).into_owned(), schema.to_vec()))
+}
+
+/// A goodbye with a text for people.
+pub fn goodbye(code: Farewell, text: &str) -> Vec<u8> {
+    Header { code: code as u16, ..Header::new(Kind::Goodbye) }.with(clip(text).as_bytes())
+}
+
+fn clip(text: &str) -> &str {
+    let mut end = text.len().min(MAX_TEXT_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+/// Reads `bytes` as everything that may come over a wire, and checks that what was understood is written back as it was
+/// read. For the property tests and the fuzzer; panics only where this module is wrong.
+pub fn probe(bytes: &[u8]) {
+    if let Some(preamble) = array(bytes, 0)
+        && let Ok(read) = Preamble::parse(&preamble)
+    {
+        assert_eq!(Preamble::parse(&read.bytes()), Ok(read));
+    }
+    let mut rest = bytes;
+    while let Ok(Some(header)) = Header::parse(rest) {
+        assert_eq!(header.bytes(), rest[..HEADER_BYTES]);
+        let Some(payload) =
+            usize::try_from(header.length).ok().and_then(|length| rest[HEADER_BYTES..].get(..length))
+        else {
+            break;
+        };
+        probe_payload(&header, payload);
+        rest = &rest[HEADER_BYTES + payload.len()..];
+    }
+    for kind in [Kind::Hello, Kind::Welcome, Kind::Refuse] {
+        probe_payload(&Header::new(kind), bytes);
+    }
+}
+
+fn probe_payload(header: &Header, payload: &[u8]) {
+    match header.kind {
+        Kind::Hello => {
+            if let Ok(hello) = Hello::parse(payload) {
+                assert_eq!(Hello::parse(&hello.frame()[HEADER_BYTES..]), Ok(hello));
+            }
+        }
+        Kind::Welcome => {
+            if let Ok(welcome) = Welcome::parse(payload) {
+                assert_eq!(Welcome::parse(&welcome.frame()[HEADER_BYTES..]), Ok(welcome));
+            }
+        }
+        Kind::Refuse => {
+            if let Ok((text, schema)) = parse_refuse(payload) {
+                let again = refuse(Refusal::Busy, &text, &schema);
+                assert_eq!(parse_refuse(&again[HEADER_BYTES..]), Ok((clip(&text).to_owned(), schema)));
+            }
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,86 @@
+//! The server's half of the handshake: who is there, may it come in, does it bring what we expect.
+//!
+//! ```text
+//! client  preamble ─────────────▶          not RLWY: the connection is closed without a word
+//!         ◀───────────── preamble  server  another protocol: closed; the preamble says which we speak
+//!         proof ────────────────▶          wrong: refused
+//!         ◀──────────────── proof
+//!         hello ────────────────▶          another schema: refused, with both texts
+//!         ◀────────────── welcome          (`connection` goes on from here)
+//! ```
+//!
+//! Before the proof a peer learns the protocol version and whether a token is asked for. All of it has one deadline.
+
+use super::connection::End;
+use super::frame::{
+    HEADER_BYTES, Header, Hello, Kind, PREAMBLE_BYTES, PROOF_BYTES, PROTOCOL, Preamble, Refusal,
+};
+use super::token::{Side, Token, nonce};
+use super::wire::Wire;
+
+/// Listens until the client has proved itself and said who it is. The schema is compared, and not kept.
+pub async fn greet(wire: &mut Wire, token: Option<&Token>, schema: &[u8]) -> Result<Hello, End> {
+    let mut client_bytes = [0; PREAMBLE_BYTES];
+    wire.read_exact(&mut client_bytes).await?;
+    let client = Preamble::parse(&client_bytes).map_err(|_| End::Stranger)?;
+    let nonce = nonce().map_err(|_| End::Stranger)?;
+    let server_bytes = Preamble { protocol: PROTOCOL, token: token.is_some(), nonce }.bytes();
+    wire.say(&server_bytes);
+    if client.protocol != PROTOCOL {
+        let what = format!("the client speaks protocol {}, the learner {PROTOCOL}", client.protocol);
+        return Err(End::Refused(Refusal::Protocol, what, None));
+    }
+    match (client.token, token) {
+        (false, Some(_)) => {
+            let text = "the learner asks for a token, and the client has none. Give it the learner's token";
+            return Err(End::Refused(Refusal::TokenNeeded, text.to_owned(), None));
+        }
+        (true, None) => {
+            let text = "the client has a token, and the learner asks for none. Give the learner the same token, or take the \
+                        client's away";
+            return Err(End::Refused(Refusal::TokenUnexpected, text.to_owned(), None));
+        }
+        _ => {}
+    }
+    prove(wire, token, &client_bytes, &server_bytes).await?;
+    let mut hello = Hello::parse(&payload(wire, Kind::Hello).await?)?;
+    let theirs = std::mem::take(&mut hello.schema); // It may be long, and the connection too.
+    if theirs != schema {
+        let text = "the learner expects another schema".to_owned();
+        return Err(End::Refused(Refusal::Schema, text, Some(theirs)));
+    }
+    Ok(hello)
+}
+
+/// Checks the client's proof, and gives ours.
+async fn prove(
+    wire: &mut Wire,
+    token: Option<&Token>,
+    client: &[u8; PREAMBLE_BYTES],
+    server: &[u8; PREAMBLE_BYTES],
+) -> Result<(), End> {
+    let proof = payload(wire, Kind::Proof).await?;
+    if let Some(token) = token
+        && !token.verify(Side::Client, client, server, &proof)
+    {
+        let text = "the client's token is not the learner's".to_owned();
+        return Err(End::Refused(Refusal::TokenWrong, text, None));
+    }
+    let ours = token.map_or([0; PROOF_BYTES], |token| token.prove(Side::Server, client, server));
+    wire.say(&Header::new(Kind::Proof).with(&ours));
+    Ok(())
+}
+
+/// The payload of the next frame, which must be of that kind. Its length was checked against the kind.
+async fn payload(wire: &mut Wire, kind: Kind) -> Result<Vec<u8>, End> {
+    let mut header = [0; HEADER_BYTES];
+    wire.read_exact(&mut header).await?;
+    match Header::parse(&header)? {
+        Some(header) if header.kind == kind => {
+            let mut payload = vec![0; header.length as usize];
+            wire.read_exact(&mut payload).await?;
+            Ok(payload)
+        }
+        _ => Err(End::Damaged("a frame of the handshake is out of turn".to_owned())),
+    }
+}

@@ -1,0 +1,93 @@
+//! The network: samples from other hosts, straight from the socket into the slots of the ring.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`frame`] | the bytes on the wire; no I/O |
+//! | [`token`], [`tls`] | who may come in; who can listen |
+//! | [`intake`] | the way into the ring that every transport uses |
+//! | `session` | what each client has delivered, across connections |
+//! | `server`, `connection`, `handshake`, `landing`, `wire` | [`TcpServer`]: one task per connection |
+//! | `client`, `courier`, `outbound`, `dial`, `link` | [`TcpClient`]: sends, keeps until acknowledged, reconnects, sends again |
+//! | [`stats`] | what both count |
+//!
+//! Acknowledged means committed. A client keeps every sample until it is, and after a reconnect the server says which one it
+//! wants next: nothing is lost, nothing is delivered twice. The conversation is described in `docs/design/net.md`.
+
+mod client;
+mod connection;
+mod courier;
+mod dial;
+pub mod frame;
+mod handshake;
+pub mod intake;
+mod landing;
+mod link;
+mod outbound;
+mod server;
+mod session;
+pub mod stats;
+pub mod tls;
+pub mod token;
+mod wire;
+
+use crate::error::{Error, Result};
+pub use client::{TcpClient, TcpClientSpec};
+pub use intake::Intake;
+pub use server::{Refused, TcpServer, TcpServerSpec};
+pub use stats::{ClientStats, ServerStats};
+use std::thread::JoinHandle;
+pub use tls::{ClientTls, ServerTls};
+
+/// The largest sample that goes over a network.
+pub const MAX_SAMPLE_BYTES: usize = 1 << 30;
+/// Frames are made about this large; a sample that is larger gets a frame of its own.
+pub const FRAME_BYTES: usize = 256 * 1024;
+/// Rows of a frame, at most.
+pub const MAX_FRAME_ROWS: usize = 4096;
+
+/// A way for samples to come from elsewhere into a ring: TCP here; others may write their own over an [`Intake`].
+pub trait Transport {
+    /// Begins to serve. Whatever is wrong with the address or the settings is an error here and not later.
+    fn start(&self, intake: Intake) -> Result<Box<dyn Endpoint>>;
+}
+
+/// A transport at work.
+pub trait Endpoint: Send + Sync {
+    /// Where clients find it.
+    fn address(&self) -> String;
+
+    /// Names and numbers.
+    fn stats(&self) -> Vec<(&'static str, u64)>;
+
+    /// Says goodbye to the clients and returns when no slot is held any more. Idempotent.
+    fn stop(&self);
+}
+
+fn check_sample_bytes(bytes: usize) -> Result<()> {
+    if bytes > MAX_SAMPLE_BYTES {
+        let range = format!("at most {MAX_SAMPLE_BYTES} over a network");
+        return Err(Error::OutOfRange { what: "sample bytes", value: bytes as u64, range });
+    }
+    Ok(())
+}
+
+/// Starts a thread of ours. Signals are for the threads of the program, whose waits they interrupt; all but those that a
+/// thread raises itself, by a fault.
+fn thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    const FAULTS: [i32; 6] =
+        [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT];
+    // SAFETY: the sets are initialised before use, and belong to this thread. The new thread inherits the mask; ours is put
+    // back.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut set);
+        for fault in FAULTS {
+            libc::sigdelset(&mut set, fault);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &set, &mut before);
+        let started = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+        started.map_err(|error| Error::io(format!("cannot start thread {name}"), error))
+    }
+}

@@ -1,0 +1,79 @@
+//! TLS 1.3 by rustls: the certificate of the server, and whom a client trusts.
+//!
+//! There is no list of public authorities: a client names the file with the authority, or the very certificate, that it
+//! trusts. With TLS the bytes are decrypted in a buffer of rustls and copied from there, one copy more than without.
+
+use crate::error::{Error, Result};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What a server shows: PEM files.
+#[derive(Debug, Clone)]
+pub struct ServerTls {
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+}
+
+/// Whom a client trusts: a PEM file, and the name that must be in the certificate.
+#[derive(Debug, Clone)]
+pub struct ClientTls {
+    pub authority: PathBuf,
+    /// `None`: the host that is connected to.
+    pub server_name: Option<String>,
+}
+
+fn failed(what: impl std::fmt::Display) -> Error {
+    Error::Tls { what: what.to_string() }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let read = CertificateDer::pem_file_iter(path).and_then(|found| found.collect::<Result<Vec<_>, _>>());
+    let found =
+        read.map_err(|error| failed(format!("cannot read certificates from {}: {error}", path.display())))?;
+    if found.is_empty() {
+        return Err(failed(format!("there is no certificate in {}", path.display())));
+    }
+    Ok(found)
+}
+
+impl ServerTls {
+    pub fn config(&self) -> Result<Arc<ServerConfig>> {
+        let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|error| {
+            failed(format!("cannot read a private key from {}: {error}", self.key.display()))
+        })?;
+        let shown = certificates(&self.certificate)?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(failed)?;
+        builder.with_no_client_auth().with_single_cert(shown, key).map(Arc::new).map_err(|error| {
+            let (certificate, key) = (self.certificate.display(), self.key.display());
+            failed(format!("{certificate} and {key} do not make a server: {error}"))
+        })
+    }
+}
+
+impl ClientTls {
+    pub fn config(&self) -> Result<Arc<ClientConfig>> {
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(&self.authority)? {
+            roots.add(certificate).map_err(|error| {
+                failed(format!("{} is no authority to trust: {error}", self.authority.display()))
+            })?;
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(failed)?;
+        Ok(Arc::new(builder.with_root_certificates(roots).with_no_client_auth()))
+    }
+
+    pub fn server_name(&self, host: &str) -> Result<ServerName<'static>> {
+        let name = self.server_name.as_deref().unwrap_or(host);
+        ServerName::try_from(name.to_owned())
+            .map_err(|_| failed(format!("'{name}' is not a host name or an address")))
+    }
+}

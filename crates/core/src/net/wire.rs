@@ -1,0 +1,242 @@
+//! The server's end of one connection: bytes in, small frames out, over a plain socket or TLS.
+//!
+//! Reading goes straight to where the bytes belong ([`Wire::fill`]); with TLS there is one more copy, out of the decrypted
+//! record. Writing never waits on its own: frames gather in a small outbox, acknowledgements merge into one, and both leave
+//! whenever nothing more is readable. Every future here may be dropped at any await: what was read stays counted by
+//! the caller, and what is to be written stays in the outbox.
+
+use super::frame::{HEADER_BYTES, Header, Kind};
+use std::future::poll_fn;
+use std::io::{Error, ErrorKind, IoSliceMut, Result};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use tokio::io::{AsyncBufRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
+
+/// Acknowledge at the latest after so many bytes or frames, though more are readable.
+const ACK_BYTES: u64 = 64 * 1024;
+const ACK_FRAMES: u32 = 8;
+
+/// A socket, with TLS or without.
+pub enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Stream {
+    /// Reads into the first of `rooms` that have room. 0 bytes are an error: nobody hangs up in the middle.
+    fn poll_fill(&mut self, cx: &mut Context<'_>, rooms: &mut [IoSliceMut<'_>]) -> Poll<Result<usize>> {
+        let read = match self {
+            Stream::Plain(stream) => loop {
+                ready!(stream.poll_read_ready(cx))?;
+                match stream.try_read_vectored(rooms) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    read => break read?,
+                }
+            },
+            Stream::Tls(stream) => {
+                let mut stream = Pin::new(&mut **stream);
+                let plain = ready!(stream.as_mut().poll_fill_buf(cx))?;
+                let mut read = 0;
+                for room in rooms {
+                    let part = room.len().min(plain.len() - read);
+                    room[..part].copy_from_slice(&plain[read..read + part]);
+                    read += part;
+                }
+                stream.consume(read);
+                read
+            }
+        };
+        Poll::Ready(if read == 0 { Err(hung_up()) } else { Ok(read) })
+    }
+
+    /// Ready when there is a byte to read.
+    fn poll_readable(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let some = match self {
+            Stream::Plain(stream) => {
+                let mut byte = [0];
+                ready!(stream.poll_peek(cx, &mut ReadBuf::new(&mut byte)))? > 0
+            }
+            Stream::Tls(stream) => !ready!(Pin::new(&mut **stream).poll_fill_buf(cx))?.is_empty(),
+        };
+        Poll::Ready(if some { Ok(()) } else { Err(hung_up()) })
+    }
+
+    fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
+        match self {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Stream::Tls(stream) => {
+                let mut stream = Pin::new(&mut **stream);
+                let written = ready!(stream.as_mut().poll_write(cx, bytes))?;
+                // The record leaves as far as the socket takes it; the rest goes with the next flush.
+                let _ = stream.poll_flush(cx)?;
+                Poll::Ready(Ok(written))
+            }
+        }
+    }
+
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        match self {
+            Stream::Plain(_) => Poll::Ready(Ok(())),
+            Stream::Tls(stream) => Pin::new(&mut **stream).poll_flush(cx),
+        }
+    }
+}
+
+fn hung_up() -> Error {
+    Error::new(ErrorKind::UnexpectedEof, "the client hung up")
+}
+
+/// One connection.
+pub struct Wire {
+    stream: Stream,
+    outbox: Vec<u8>,
+    sent: usize,
+    /// The acknowledgement that is due: next sequence and credit.
+    ack: Option<(u64, u32)>,
+    ack_bytes: u64,
+    ack_frames: u32,
+    /// The last read brought less than there was room for: nothing more is likely to be there.
+    drained: bool,
+    spoken: bool,
+}
+
+impl Wire {
+    pub fn new(stream: Stream) -> Wire {
+        Wire {
+            stream,
+            outbox: Vec::with_capacity(8 * HEADER_BYTES),
+            sent: 0,
+            ack: None,
+            ack_bytes: 0,
+            ack_frames: 0,
+            drained: true,
+            spoken: false,
+        }
+    }
+
+    /// Reads some bytes into `rooms`. Before it waits, everything that is to be said is said.
+    pub async fn fill(&mut self, rooms: &mut [IoSliceMut<'_>]) -> Result<usize> {
+        let wanted: usize = rooms.iter().map(|room| room.len()).sum();
+        let read = poll_fn(|cx| {
+            if self.drained {
+                let _ = self.poll_outbox(cx)?;
+            }
+            match self.stream.poll_fill(cx, rooms) {
+                Poll::Pending => {
+                    let _ = self.poll_outbox(cx)?;
+                    Poll::Pending
+                }
+                ready => ready,
+            }
+        })
+        .await?;
+        self.drained = read < wanted;
+        Ok(read)
+    }
+
+    /// Waits for a byte, and leaves it where it is.
+    pub async fn readable(&mut self) -> Result<()> {
+        poll_fn(|cx| match self.stream.poll_readable(cx) {
+            Poll::Pending => {
+                let _ = self.poll_outbox(cx)?;
+                Poll::Pending
+            }
+            ready => ready,
+        })
+        .await
+    }
+
+    /// Fills the whole of `room`.
+    pub async fn read_exact(&mut self, room: &mut [u8]) -> Result<()> {
+        let mut have = 0;
+        while have < room.len() {
+            have += self.fill(&mut [IoSliceMut::new(&mut room[have..])]).await?;
+        }
+        Ok(())
+    }
+
+    /// Puts a frame into the outbox.
+    pub fn say(&mut self, frame: &[u8]) {
+        if self.sent == self.outbox.len() {
+            self.outbox.clear();
+            self.sent = 0;
+        }
+        self.spoken = true;
+        self.outbox.extend_from_slice(frame);
+    }
+
+    /// Whether the other side was ever told anything. It expects our preamble first, and would not understand a goodbye.
+    pub fn has_spoken(&self) -> bool {
+        self.spoken
+    }
+
+    /// How many bytes wait in the outbox.
+    pub fn unsaid(&self) -> usize {
+        self.outbox.len() - self.sent
+    }
+
+    /// Everything below `next` is settled; `bytes` more than the last time.
+    pub fn acknowledge(&mut self, next: u64, credit: u32, bytes: u64) {
+        self.ack = Some((next, credit));
+        self.ack_bytes += bytes;
+        self.ack_frames += 1;
+    }
+
+    /// Whether an acknowledgement is due though more is readable.
+    pub fn owes_much(&self) -> bool {
+        self.ack_bytes >= ACK_BYTES || self.ack_frames >= ACK_FRAMES
+    }
+
+    /// Writes what the socket takes. Pending: the rest, when it is writable.
+    fn poll_outbox(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        loop {
+            // An acknowledgement that was not sent yet is overtaken by the next one.
+            if self.unsaid() == 0
+                && let Some((sequence, credit)) = self.ack.take()
+            {
+                (self.ack_bytes, self.ack_frames) = (0, 0);
+                self.say(&Header { sequence, credit, ..Header::new(Kind::Ack) }.bytes());
+            }
+            if self.unsaid() == 0 {
+                return self.stream.poll_flush(cx);
+            }
+            let written = ready!(self.stream.poll_write(cx, &self.outbox[self.sent..]))?;
+            self.sent += written;
+        }
+    }
+
+    /// Writes what the socket takes now.
+    pub async fn nudge(&mut self) -> Result<()> {
+        poll_fn(|cx| match self.poll_outbox(cx) {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            _ => Poll::Ready(Ok(())),
+        })
+        .await
+    }
+
+    /// Returns when everything is written.
+    pub async fn flush(&mut self) -> Result<()> {
+        poll_fn(|cx| self.poll_outbox(cx)).await
+    }
+
+    /// Awaits something else, and writes meanwhile.
+    pub async fn meanwhile<T>(&mut self, other: impl Future<Output = T>) -> Result<T> {
+        let mut other = std::pin::pin!(other);
+        poll_fn(|cx| {
+            let _ = self.poll_outbox(cx)?;
+            other.as_mut().poll(cx).map(Ok)
+        })
+        .await
+    }
+
+    /// Tells the other side that nothing more comes.
+    pub async fn shut(&mut self) -> Result<()> {
+        poll_fn(|cx| match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tls(stream) => Pin::new(&mut **stream).poll_shutdown(cx),
+        })
+        .await
+    }
+}

@@ -1,0 +1,316 @@
+//! What the network tests share: a learner with a server, clients whose samples can be checked, a proxy that cuts, and a
+//! connection that speaks the protocol by hand.
+#![allow(dead_code)] // No test uses all of it.
+
+use crate::fixture::*;
+use rollway_core::net::frame::{Header, Hello, Kind, PREAMBLE_BYTES, Preamble, Welcome};
+use rollway_core::net::token::{Side, Token};
+use rollway_core::net::{Intake, TcpClient, TcpClientSpec, TcpServer, TcpServerSpec};
+use rollway_core::ring::{Consumer, OnFull, Patience, RingSpec};
+use rollway_core::{Error, Result};
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// A ring with a server in front of it.
+pub struct Learner {
+    pub server: TcpServer,
+    pub consumer: Arc<Consumer>,
+}
+
+impl Learner {
+    pub fn new(batch_size: usize, num_buffers: usize) -> Learner {
+        Learner::with(&spec(None, batch_size, num_buffers), TcpServerSpec::default())
+    }
+
+    pub fn with(ring: &RingSpec<'_>, spec: TcpServerSpec) -> Learner {
+        let consumer = shared(open(ring));
+        let server = TcpServer::start(intake(&consumer), spec).unwrap();
+        Learner { server, consumer }
+    }
+
+    pub fn policy(batch_size: usize, num_buffers: usize, on_full: OnFull) -> Learner {
+        let ring = RingSpec { on_full, ..spec(None, batch_size, num_buffers) };
+        Learner::with(&ring, TcpServerSpec::default())
+    }
+
+    pub fn spec(&self) -> TcpClientSpec {
+        TcpClientSpec { port: self.server.port(), ..TcpClientSpec::default() }
+    }
+
+    pub fn client(&self) -> TcpClient {
+        connect(self.spec()).unwrap()
+    }
+
+    /// Takes so many samples, in batches.
+    pub fn receive(&self, count: usize) -> Vec<u64> {
+        let mut all = Vec::new();
+        while all.len() < count {
+            all.extend(receive(&self.consumer));
+        }
+        all
+    }
+
+    /// As many, with the number of their producer.
+    pub fn receive_stamped(&self, count: usize) -> Vec<(u32, u64)> {
+        let mut all = Vec::new();
+        while all.len() < count {
+            let batch = Consumer::take(&*self.consumer, soon(), None).unwrap().unwrap();
+            let rows = batch.runs().into_iter().flat_map(|(first, len)| first..first + len);
+            all.extend(rows.map(|row| batch.stamp(row).producer_id).zip(values(&batch)));
+        }
+        all
+    }
+
+    pub fn claimed(&self) -> usize {
+        self.consumer.ring().census().claimed_slots
+    }
+}
+
+pub fn intake(consumer: &Consumer) -> Intake {
+    Intake::new(producer(consumer)).unwrap()
+}
+
+pub fn connect(spec: TcpClientSpec) -> Result<TcpClient> {
+    TcpClient::connect(spec, SCHEMA, LEAVES)
+}
+
+/// Sends one sample.
+pub fn offer(client: &TcpClient, value: u64, patience: Patience) -> Result<usize> {
+    let (counter, check) = (value.to_ne_bytes(), check_of(value));
+    let leaves = [counter.as_ptr(), check.as_ptr()];
+    // SAFETY: the leaves have the sizes of `LEAVES`.
+    unsafe { client.send(&leaves, 1, value as u32, patience) }
+}
+
+pub fn put(client: &TcpClient, value: u64) {
+    assert_eq!(offer(client, value, soon()).unwrap(), 1);
+}
+
+/// Sends a stack of samples, all of it.
+pub fn put_many(client: &TcpClient, values: std::ops::Range<u64>) {
+    let counters: Vec<u64> = values.clone().collect();
+    let checks: Vec<[u8; 40]> = values.map(check_of).collect();
+    let mut sent = 0;
+    while sent < counters.len() {
+        let leaves = [counters[sent..].as_ptr().cast(), checks[sent..].as_ptr().cast()];
+        // SAFETY: the leaves have as many rows of the sizes of `LEAVES`.
+        sent += unsafe { client.send(&leaves, counters.len() - sent, 0, soon()) }.unwrap();
+    }
+}
+
+/// Which of the two directions a proxy cuts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    ToServer,
+    ToClient,
+}
+
+/// Forwards connections; the first one only so many bytes in one direction, then it closes both sides.
+pub struct Proxy {
+    pub port: u16,
+    /// Bytes that the connections carried, each way.
+    pub carried: Arc<[AtomicUsize; 2]>,
+    stop: Arc<AtomicBool>,
+    frozen: Arc<AtomicUsize>,
+    target: Arc<AtomicUsize>,
+    open: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Proxy {
+    /// `chunk`: forward so many bytes at a time.
+    pub fn new(target: u16, cut: Option<(Way, usize)>, chunk: usize) -> Proxy {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (stop, open) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+        let carried = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+        let (frozen, target) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(target as usize)));
+        let proxy = Proxy {
+            port,
+            carried: carried.clone(),
+            stop: stop.clone(),
+            frozen: frozen.clone(),
+            target: target.clone(),
+            open: open.clone(),
+        };
+        std::thread::spawn(move || {
+            let mut cut = cut;
+            for (number, client) in listener.incoming().enumerate() {
+                let client = client.unwrap();
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                let target = target.load(Ordering::Relaxed) as u16;
+                let Ok(server) = TcpStream::connect(("127.0.0.1", target)) else { continue };
+                client.set_nodelay(true).unwrap();
+                server.set_nodelay(true).unwrap();
+                open.lock().unwrap().extend([client.try_clone().unwrap(), server.try_clone().unwrap()]);
+                let cut = cut.take();
+                for (way, from, to) in [(Way::ToServer, &client, &server), (Way::ToClient, &server, &client)]
+                {
+                    let limit = cut.filter(|(cut, _)| *cut == way).map(|(_, bytes)| bytes);
+                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    let (carried, frozen) = (carried.clone(), frozen.clone());
+                    let is_frozen = move || number < frozen.load(Ordering::Relaxed);
+                    std::thread::spawn(move || {
+                        forward(from, to, limit, chunk, &carried[way as usize], is_frozen)
+                    });
+                }
+            }
+        });
+        proxy
+    }
+
+    /// Loses what the first connection carries from now on, without closing it: a host that lost its network.
+    pub fn freeze(&self) {
+        self.frozen.store(1, Ordering::Relaxed);
+    }
+
+    /// Sends new connections elsewhere.
+    pub fn redirect(&self, target: u16) {
+        self.target.store(target as usize, Ordering::Relaxed);
+    }
+
+    /// Cuts all connections.
+    pub fn cut(&self) {
+        for stream in self.open.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+        self.cut();
+    }
+}
+
+fn forward(
+    mut from: TcpStream,
+    mut to: TcpStream,
+    limit: Option<usize>,
+    chunk: usize,
+    carried: &AtomicUsize,
+    is_frozen: impl Fn() -> bool,
+) {
+    let mut left = limit.unwrap_or(usize::MAX);
+    let mut buffer = vec![0; chunk];
+    while left > 0 {
+        let room = left.min(chunk);
+        match from.read(&mut buffer[..room]) {
+            Ok(read) if read > 0 && is_frozen() => {} // Lost on the way; nobody is told.
+            Ok(read) if read > 0 && to.write_all(&buffer[..read]).is_ok() => {
+                left -= read;
+                carried.fetch_add(read, Ordering::Relaxed);
+            }
+            _ => break,
+        }
+    }
+    let _ = from.shutdown(Shutdown::Both);
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+/// A connection that speaks the protocol by hand.
+pub struct Raw(pub TcpStream);
+
+impl Raw {
+    pub fn open(port: u16) -> Raw {
+        let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        Raw(stream)
+    }
+
+    pub fn write(&mut self, bytes: &[u8]) {
+        self.0.write_all(bytes).unwrap();
+    }
+
+    pub fn read(&mut self, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        self.0.read_exact(&mut bytes).unwrap();
+        bytes
+    }
+
+    /// Says the client's preamble, and proves that it knows the token, if there is one. What the server says to that.
+    pub fn prove(&mut self, token: Option<&[u8]>) -> Header {
+        let client = Preamble { protocol: 1, token: token.is_some(), nonce: [7; 32] }.bytes();
+        self.write(&client);
+        let server: [u8; PREAMBLE_BYTES] = self.read(PREAMBLE_BYTES).try_into().unwrap();
+        let proof = match token {
+            Some(token) => Token::new(token).unwrap().prove(Side::Client, &client, &server),
+            None => [0; 32],
+        };
+        self.write(&Header::new(Kind::Proof).with(&proof));
+        self.frame().0
+    }
+
+    /// Comes in as a client whose samples up to `next` may have been sent, and up to `oldest` are settled.
+    pub fn enter(port: u16, session: u8, oldest: u64, next: u64) -> (Raw, Welcome) {
+        let mut raw = Raw::open(port);
+        assert_eq!(raw.prove(None).kind, Kind::Proof);
+        let hello =
+            Hello { session: [session; 16], producer_id: None, next, oldest, schema: SCHEMA.to_vec() };
+        raw.write(&hello.frame());
+        let (header, payload) = raw.frame();
+        assert_eq!(header.kind, Kind::Welcome);
+        (raw, Welcome::parse(&payload).unwrap())
+    }
+
+    /// The next frame of that kind.
+    pub fn expect(&mut self, kind: Kind) -> (Header, Vec<u8>) {
+        loop {
+            let frame = self.frame();
+            if frame.0.kind == kind {
+                return frame;
+            }
+        }
+    }
+
+    /// The next frame.
+    pub fn frame(&mut self) -> (Header, Vec<u8>) {
+        let header = Header::parse(&self.read(32)).unwrap().unwrap();
+        (header, self.read(header.length as usize))
+    }
+
+    /// What comes until the other side closes.
+    pub fn rest(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let _ = self.0.read_to_end(&mut bytes);
+        bytes
+    }
+}
+
+/// Asserts that each client's values came once, in order, from 0 to `count`.
+pub fn assert_each_once(stamped: &[(u32, u64)], clients: usize, count: u64) {
+    let mut by_client: HashMap<u32, Vec<u64>> = HashMap::new();
+    for (producer, value) in stamped {
+        by_client.entry(*producer).or_default().push(*value);
+    }
+    assert_eq!(by_client.len(), clients);
+    for values in by_client.into_values() {
+        assert_eq!(sorted(values), (0..count).collect::<Vec<_>>());
+    }
+}
+
+pub fn unacknowledged<T: std::fmt::Debug>(result: Result<T>) -> u64 {
+    match result {
+        Err(Error::ConnectionClosed { unacknowledged, .. }) => unacknowledged,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The bytes of a data frame.
+pub fn data(values: std::ops::Range<u64>) -> Vec<u8> {
+    let header = Header {
+        rows: (values.end - values.start) as u32,
+        sequence: values.start,
+        ..Header::new(Kind::Data)
+    };
+    let counters = values.clone().flat_map(u64::to_ne_bytes);
+    let payload: Vec<u8> = counters.chain(values.flat_map(check_of)).collect();
+    header.with(&payload)
+}

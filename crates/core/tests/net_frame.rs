@@ -1,0 +1,155 @@
+//! The bytes on the wire, for any bytes: what is written is read back, what is not whole is not read, and nothing panics.
+
+#![cfg(not(loom))]
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use rollway_core::net::frame::{
+    self, Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_SEQUENCE, MAX_TEXT_BYTES, PREAMBLE_BYTES,
+    Preamble, Refusal, Welcome, probe,
+};
+
+fn kinds() -> impl Strategy<Value = Kind> {
+    prop_oneof![
+        Just(Kind::Proof),
+        Just(Kind::Hello),
+        Just(Kind::Welcome),
+        Just(Kind::Refuse),
+        Just(Kind::Data),
+        Just(Kind::Ack),
+        Just(Kind::Full),
+        Just(Kind::Ping),
+        Just(Kind::Pong),
+        Just(Kind::Goodbye),
+        (0x80u8..=0xFF).prop_map(Kind::Extension),
+    ]
+}
+
+/// A length that the kind allows.
+fn length_of(kind: Kind, dice: u64) -> u64 {
+    match kind {
+        Kind::Proof => 32,
+        Kind::Hello => 40 + dice % 1000,
+        Kind::Welcome => 24,
+        Kind::Refuse => 4 + dice % 1000,
+        Kind::Data => dice,
+        Kind::Goodbye => dice % (MAX_TEXT_BYTES as u64 + 1),
+        Kind::Extension(_) => dice % (frame::MAX_EXTENSION_BYTES + 1),
+        _ => 0,
+    }
+}
+
+prop_compose! {
+    fn headers()(
+        kind in kinds(), flags: u8, code: u16, rows: u32, version: u32, credit: u32, sequence: u64, dice: u64,
+    ) -> Header {
+        Header { kind, flags, code, rows, version, credit, sequence, length: length_of(kind, dice) }
+    }
+}
+
+prop_compose! {
+    fn hellos()(
+        session: [u8; 16],
+        producer_id in proptest::option::of(0u32..u32::MAX),
+        next in 0..=MAX_SEQUENCE,
+        retained: u64,
+        schema in vec(any::<u8>(), 0..200),
+    ) -> Hello {
+        Hello { session, producer_id, next, oldest: next - retained % (next + 1), schema }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_header_is_read_as_it_was_written(header in headers()) {
+        prop_assert_eq!(Header::parse(&header.bytes()), Ok(Some(header)));
+    }
+
+    #[test]
+    fn a_header_that_is_not_whole_is_not_read(header in headers(), cut in 0..HEADER_BYTES) {
+        prop_assert_eq!(Header::parse(&header.bytes()[..cut]), Ok(None));
+    }
+
+    #[test]
+    fn what_follows_a_header_does_not_matter(header in headers(), tail in vec(any::<u8>(), 0..100)) {
+        prop_assert_eq!(Header::parse(&[&header.bytes()[..], &tail].concat()), Ok(Some(header)));
+    }
+
+    #[test]
+    fn a_length_that_does_not_fit_its_kind_is_damage(header in headers(), length: u64) {
+        let fits = match header.kind {
+            Kind::Data => true,
+            Kind::Proof => length == 32,
+            Kind::Welcome => length == 24,
+            Kind::Hello => (40..=40 + (1 << 20)).contains(&length),
+            Kind::Refuse => (4..=4 + 4096 + (1 << 20)).contains(&length),
+            Kind::Goodbye => length <= 4096,
+            Kind::Extension(_) => length <= 16 << 20,
+            _ => length == 0,
+        };
+        prop_assert_eq!(Header::parse(&Header { length, ..header }.bytes()).is_ok(), fits);
+    }
+
+    #[test]
+    fn a_preamble_is_read_as_it_was_written(protocol: u16, token: bool, nonce: [u8; 32]) {
+        let preamble = Preamble { protocol, token, nonce };
+        prop_assert_eq!(Preamble::parse(&preamble.bytes()), Ok(preamble));
+    }
+
+    #[test]
+    fn a_preamble_without_its_magic_is_damage(bytes in vec(any::<u8>(), PREAMBLE_BYTES)) {
+        let bytes: [u8; PREAMBLE_BYTES] = bytes.try_into().unwrap();
+        prop_assume!(bytes[..4] != frame::MAGIC);
+        prop_assert!(Preamble::parse(&bytes).is_err());
+    }
+
+    #[test]
+    fn a_hello_is_read_as_it_was_written_and_not_when_it_is_cut(hello in hellos(), cut in 0usize..40) {
+        let bytes = hello.frame();
+        let header = Header::parse(&bytes).unwrap().unwrap();
+        prop_assert_eq!((header.kind, header.length as usize), (Kind::Hello, bytes.len() - HEADER_BYTES));
+        prop_assert!(Hello::parse(&bytes[HEADER_BYTES..HEADER_BYTES + cut]).is_err());
+        prop_assert_eq!(Hello::parse(&bytes[HEADER_BYTES..]), Ok(hello));
+    }
+
+    #[test]
+    fn a_welcome_is_read_as_it_was_written(producer_id: u32, max_rows in 1u32.., credit in 1u32.., next: u64) {
+        let welcome = Welcome { producer_id, max_rows, credit, next };
+        prop_assert_eq!(Welcome::parse(&welcome.frame()[HEADER_BYTES..]), Ok(welcome));
+    }
+
+    #[test]
+    fn a_refusal_carries_its_text_and_its_schema(text in ".{0,3000}", schema in vec(any::<u8>(), 0..200)) {
+        for &code in Refusal::ALL {
+            let bytes = frame::refuse(code, &text, &schema);
+            let header = Header::parse(&bytes).unwrap().unwrap();
+            prop_assert_eq!(Refusal::from_code(header.code), Some(code));
+            let (read, theirs) = frame::parse_refuse(&bytes[HEADER_BYTES..]).unwrap();
+            prop_assert!(text.starts_with(&read) && (read.len() == text.len() || read.len() > MAX_TEXT_BYTES - 4));
+            prop_assert_eq!(&theirs, &schema);
+        }
+    }
+
+    #[test]
+    fn a_goodbye_fits_into_its_limit(text in ".{0,3000}") {
+        for &code in Farewell::ALL {
+            let header = Header::parse(&frame::goodbye(code, &text)).unwrap().unwrap();
+            prop_assert_eq!(Farewell::from_code(header.code), Some(code));
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_read_without_harm(bytes in vec(any::<u8>(), 0..300)) {
+        probe(&bytes);
+    }
+
+    #[test]
+    fn frames_with_any_payload_are_read_without_harm(
+        frames in vec((headers(), vec(any::<u8>(), 0..100)), 0..4),
+        tail in vec(any::<u8>(), 0..40),
+    ) {
+        let mut bytes: Vec<u8> = frames.into_iter().flat_map(|(header, payload)| header.with(&payload)).collect();
+        bytes.extend(tail);
+        probe(&bytes);
+    }
+}
