@@ -14,6 +14,8 @@ __all__ = [
     "Sample",
     "SampleInfo",
     "Slot",
+    "TcpSender",
+    "TcpServer",
     "collect",
     "collect_all",
     "list_segments",
@@ -139,6 +141,65 @@ class Producer:
     def blocks(self) -> bool: ...
     @property
     def producer_id(self) -> int: ...
+
+@disjoint_base
+class TcpSender:
+    def __new__(
+        cls,
+        host: str,
+        port: int,
+        plan: Plan,
+        *,
+        max_inflight_msgs: int,
+        token: bytes | None,
+        tls: tuple[str, str | None] | None,
+        producer_id: int | None,
+        connect_timeout_s: float,
+        reconnect_timeout_s: float,
+        keepalive_s: float,
+    ) -> Self: ...
+    def send(self, data: Any, *, version: int = 0, timeout: float | None = None) -> bool: ...
+    def try_send(self, data: Any, *, version: int = 0) -> bool: ...
+    def send_many(self, data: Any, *, version: int = 0, timeout: float | None = None) -> int: ...
+    def try_send_many(self, data: Any, *, version: int = 0) -> int: ...
+    def wait(self, timeout: float | None = None) -> None: ...
+    def wait_writable(self, timeout: float) -> bool: ...
+    def close(self, timeout: float | None = 10.0) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def connected(self) -> bool: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def producer_id(self) -> int | None: ...
+    @property
+    def unacknowledged(self) -> int: ...
+
+@final
+class TcpServer:
+    def __new__(
+        cls,
+        consumer: Consumer,
+        host: str,
+        port: int,
+        *,
+        token: bytes | None,
+        tls: tuple[str, str] | None,
+        io_threads: int,
+        max_connections: int,
+        frame_timeout_s: float,
+        keepalive_s: float,
+        session_ttl_s: float,
+    ) -> Self: ...
+    def stats(self) -> dict[str, int]: ...
+    def last_refusal(self) -> tuple[str, str, bytes | None] | None: ...
+    def stop(self) -> None: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def address(self) -> str: ...
 
 @final
 class Consumer:

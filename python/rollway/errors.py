@@ -5,6 +5,13 @@ RollwayError
 ├── ConnectionClosedError (ConnectionError)   the learner, or this handle, has closed the ring
 ├── PeerDied (ConnectionError)                everybody on the other side is dead, and nobody came back
 ├── WaitTimeout (TimeoutError)                the time was over; says what was awaited
+├── LearnerUnreachable (ConnectionError)      nobody answers at that address
+├── ProtocolMismatch (ConnectionError)        what answers there is not a learner of this version
+├── TlsFailed (ConnectionError)               no certificate, or one that is not trusted
+├── NotAuthorized (PermissionError)           the token is missing, wrong, or not asked for
+├── TokenRequired (ValueError)                an address that others can reach, and no token
+├── AddressUnavailable (OSError)              the address cannot be listened on
+├── NotInThisProcess (RuntimeError)           a connection that belongs to the parent of this forked process
 ├── RingFull                                  no room, and the policy is "error"
 ├── BatchesHeld                               this learner holds every batch and asks for one more
 ├── SchemaMismatch (ValueError)               a leaf differs in path, dtype or shape; says which
@@ -34,7 +41,10 @@ class RollwayError(Exception):
 
 
 class ConnectionClosedError(RollwayError, ConnectionError):
-    """The ring was shut down, or this handle was closed."""
+    """The ring was shut down, the connection to it lost for good, or this handle closed."""
+
+    unacknowledged: int = 0
+    """Samples sent over a network of which nobody knows whether the learner has them."""
 
 
 class PeerDied(RollwayError, ConnectionError):
@@ -43,6 +53,34 @@ class PeerDied(RollwayError, ConnectionError):
 
 class WaitTimeout(RollwayError, TimeoutError):
     """The time was over before what was awaited came."""
+
+
+class LearnerUnreachable(RollwayError, ConnectionError):
+    """Nobody answers at the address of the learner."""
+
+
+class ProtocolMismatch(RollwayError, ConnectionError):
+    """Somebody answers, but not as a learner of this version does."""
+
+
+class TlsFailed(RollwayError, ConnectionError):
+    """A certificate or key cannot be read, does not fit, or is not trusted."""
+
+
+class NotAuthorized(RollwayError, PermissionError):
+    """One side has a token, and the other none or a different one."""
+
+
+class TokenRequired(RollwayError, ValueError):
+    """Others could reach the address, and no token was set."""
+
+
+class AddressUnavailable(RollwayError, OSError):
+    """The address is taken, not ours, or not an address."""
+
+
+class NotInThisProcess(RollwayError, RuntimeError):
+    """The connection belongs to another process: connect in the forked child."""
 
 
 class RingFull(RollwayError):
@@ -106,10 +144,9 @@ class SystemCallFailed(RollwayError, OSError):
 
 
 class ForeignSchema(Exception):
-    """Raised by the core, caught by the handles: the segment's schema is another. Never reaches the user."""
+    """Raised by the core, caught by the handles: the schema there is another. Never reaches the user."""
 
-    def __init__(self, name: str, creator_pid: int, text: bytes) -> None:
-        super().__init__(name)
-        self.name = name
-        self.creator_pid = creator_pid
+    def __init__(self, place: str, text: bytes) -> None:
+        super().__init__(place)
+        self.place = place
         self.text = text

@@ -145,13 +145,13 @@ class Schema:
         raise SchemaMismatch(f"the sample does not have the leaves of the schema: {'; '.join(parts)}")
 
     def explain(self, foreign: ForeignSchema) -> SchemaMismatch:
-        """Says how the schema of a segment differs from this one."""
+        """Says how a schema elsewhere differs from this one."""
         try:
             theirs = {path: describe(_readable(dtype), shape) for path, dtype, shape in json.loads(foreign.text)}
         except (ValueError, TypeError):
-            return SchemaMismatch(f"segment '{foreign.name}' holds a schema that cannot be read")
+            return SchemaMismatch(f"the schema {foreign.place} cannot be read")
         ours = {leaf.path: describe(_readable(_dtype_text(leaf.dtype)), leaf.shape) for leaf in self.leaves}
-        where = f"in segment '{foreign.name}' (created by pid {foreign.creator_pid})"
+        where = foreign.place
         advice = "Cast before send(), or create a new ring."
         for path in [*ours, *theirs]:
             if path not in theirs:

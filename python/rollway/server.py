@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -17,10 +17,11 @@ import optree
 
 from rollway._core import Consumer, Producer, Sample
 from rollway.async_bell import AsyncBell
-from rollway.errors import BatchesHeld, ConnectionClosedError, ForeignSchema, WaitTimeout
+from rollway.errors import BatchesHeld, ConnectionClosedError, ForeignSchema, InvalidArgument, WaitTimeout
 from rollway.pinning import pin
 from rollway.schema import Schema
 from rollway.shm_transport import ShmTransport
+from rollway.transport import Endpoint, Intake, Transport
 
 OnFull = Literal["block", "drop_oldest", "drop_newest", "error"]
 
@@ -28,13 +29,16 @@ OnFull = Literal["block", "drop_oldest", "drop_newest", "error"]
 class Server:
     """Moves samples from any number of workers to this learner, as whole batches that are views into shared memory.
 
-    The ring exists from here until `close` (or the end of the ``with`` block), or until this process and all workers
-    are gone. `sample` and `submit` block with the GIL released, and Ctrl-C ends them. Threads may share a server.
+    Workers on this machine come in through a `ShmTransport`, workers on others through a `TcpTransport`, or both at
+    once. The ring exists from here until `close` (or the end of the ``with`` block), or until this process and all
+    workers are gone. `sample` and `submit` block with the GIL released, and Ctrl-C ends them. Threads may share a
+    server.
 
     Args:
         example: One sample: a pytree of arrays. Its values do not matter.
         batch_size: Samples per batch.
-        transport: `ShmTransport` for workers in other processes; without one, only `submit` feeds the ring.
+        transport: One or several ways in: `ShmTransport` for workers on this machine, `TcpTransport` for others, or a
+            `Transport` of your own. Without any, only `submit` feeds the ring.
         num_buffers: Batches that the ring has room for, at least 2: one to fill, one to read, more for slack.
         on_full: What producers do when there is no room: ``"block"``, ``"drop_oldest"`` batch, ``"drop_newest"``
             sample, or ``"error"``. Drops are counted in `stats`.
@@ -56,7 +60,7 @@ class Server:
         self,
         example: Any,
         batch_size: int,
-        transport: ShmTransport | None = None,
+        transport: ShmTransport | Transport | Sequence[ShmTransport | Transport] | None = None,
         num_buffers: int = 3,
         *,
         on_full: OnFull = "block",
@@ -68,13 +72,15 @@ class Server:
         self._plan = self._schema.plan()
         self._batch_size = batch_size
         self._producer: Producer | None = None
-        options = transport or ShmTransport("in-process")
+        shm, self._transports = _sort_out(transport)
+        self._endpoints: list[Endpoint] = []
+        options = shm or ShmTransport("in-process")
         try:
             self._consumer = Consumer(
                 self._plan,
                 batch_size,
                 num_buffers,
-                transport.name if transport else None,
+                shm.name if shm else None,
                 auto_named=options.auto_named,
                 if_exists=options.if_exists,
                 max_peers=options.max_peers,
@@ -86,23 +92,45 @@ class Server:
         except ForeignSchema as foreign:
             raise self._schema.explain(foreign) from None
         self._bell = AsyncBell(self._consumer.wait_readable)
-        endings: list[Callable[[], None]] = [self._bell.close, self._consumer.close]
+        self._endings: list[Callable[[], None]] = [self._bell.close, self._consumer.close]
         # Also at interpreter exit, so that a learner that forgets to close leaves no segment behind.
-        self._close = weakref.finalize(self, _run_all, endings)
+        self._close = weakref.finalize(self, _run_all, self._endings)
         if pin_host_memory:
             try:
-                endings.append(pin(*self._consumer.memory()))
+                self._endings.append(pin(*self._consumer.memory()))
             except RuntimeError:
                 self._close()
                 raise
 
     def start(self) -> None:
-        """Lets remote workers in. Workers in shared memory can attach from the moment the server exists."""
+        """Lets remote workers in: starts the transports, or raises what keeps one from starting. Safe to call twice.
+
+        Workers in shared memory can attach from the moment the server exists.
+        """
+        if self.closed:
+            raise ConnectionClosedError("this server is closed")
+        intake = Intake(self._consumer, self._schema, self._plan)
+        while self._transports:
+            endpoint = self._transports[0].start(intake)
+            self._endings.insert(0, endpoint.stop)
+            self._endpoints.append(endpoint)
+            del self._transports[0]
 
     @property
     def name(self) -> str | None:
         """What workers attach to; ``None`` without a transport."""
         return self._consumer.name
+
+    @property
+    def port(self) -> int | None:
+        """The TCP port that remote workers connect to; ``None`` before `start`, or without a `TcpTransport`."""
+        ports = (getattr(endpoint, "port", None) for endpoint in self._endpoints)
+        return next((port for port in ports if port is not None), None)
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """The transports at work."""
+        return list(self._endpoints)
 
     @property
     def batch_size(self) -> int:
@@ -194,9 +222,15 @@ class Server:
         self._consumer.flush()
 
     def stats(self) -> dict[str, int]:
-        """Plain numbers about the ring, and about the workers: how many live, how many died without closing."""
+        """Plain numbers about the ring, about the workers (how many live, how many died without closing), and about the
+        transports, each name with its prefix (``tcp_``).
+        """
         alive, died = self._consumer.producers()
-        return {**self._consumer.stats(), "producers_alive": alive, "producers_died": len(died)}
+        stats = {**self._consumer.stats(), "producers_alive": alive, "producers_died": len(died)}
+        for endpoint in self._endpoints:
+            for name, value in endpoint.stats().items():
+                stats[name] = stats.get(name, 0) + value
+        return stats
 
     def reset_histograms(self) -> None:
         """Starts the histograms of `SampleInfo` anew. Counters stay."""
@@ -212,7 +246,11 @@ class Server:
         self._close()
 
     def __enter__(self) -> Server:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -231,11 +269,27 @@ class Server:
         stats = self._consumer.stats()
         alive, died = self._consumer.producers()
         writers = ", ".join(f"pid {pid} ({slots})" for pid, slots in self._consumer.writers()) or "nobody"
+        refusals = [getattr(endpoint, "last_refusal", None) for endpoint in self._endpoints]
+        refused = "".join(f" Not let in, last: {refusal}." for refusal in refusals if refusal)
         return WaitTimeout(
             f"no whole batch of {self._batch_size} within {timeout} s: {stats['ready_samples']} samples are committed, "
-            f"slots are being written by {writers}; {alive} producers attached, {len(died)} died. "
+            f"slots are being written by {writers}; {alive} producers attached, {len(died)} died.{refused} "
             "Wait longer, or take what is there with sample(timeout, at_least=1)"
         )
+
+
+def _sort_out(
+    transport: ShmTransport | Transport | Sequence[ShmTransport | Transport] | None,
+) -> tuple[ShmTransport | None, list[Transport]]:
+    """Where the ring lies, and who else feeds it."""
+    given = list(transport) if isinstance(transport, Sequence) else [transport] if transport is not None else []
+    for one in given:
+        if not isinstance(one, ShmTransport | Transport):
+            raise InvalidArgument(f"transport must be ShmTransport, TcpTransport or have start(intake), not {one!r}")
+    named = [one for one in given if isinstance(one, ShmTransport)]
+    if len(named) > 1:
+        raise InvalidArgument(f"a ring lies in one place: give one ShmTransport, not {len(named)}")
+    return (named[0] if named else None), [one for one in given if not isinstance(one, ShmTransport)]
 
 
 def _run_all(endings: list[Callable[[], None]]) -> None:

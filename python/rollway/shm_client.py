@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from types import TracebackType
 from typing import Any
 
-import optree
-
 from rollway._core import Producer, Slot
 from rollway.async_bell import AsyncBell
-from rollway.errors import ForeignSchema, WaitTimeout
+from rollway.async_sends import AsyncSends, deadline_of
+from rollway.errors import ForeignSchema
 from rollway.schema import Schema
 from rollway.server import OnFull
 
 
-class ShmClient(Producer):
+class ShmClient(Producer, AsyncSends):
     """Moves samples from this process into a learner's ring: one copy with `send`, none with `reserve`.
 
     What `send` returned from is committed: it reaches the learner even if this process is killed the next moment. Calls
@@ -67,46 +64,14 @@ class ShmClient(Producer):
     def wait(self, timeout: float | None = None) -> None:
         """Returns when everything sent is committed: at once, for in shared memory `send` does not return before."""
 
-    async def send_async(self, data: Any, *, version: int = 0, timeout: float | None = None) -> bool:
-        """As `send`, for asyncio. A cancelled wait sends nothing."""
-        if not self.blocks:
-            return self.send(data, version=version)
-        deadline = _deadline(timeout)
-        while not self.try_send(data, version=version):
-            await self._room(deadline, timeout)
-        return True
-
-    async def send_many_async(self, data: Any, *, version: int = 0, timeout: float | None = None) -> int:
-        """As `send_many`, for asyncio. After a timeout, ``error.sent`` samples are committed."""
-        if not self.blocks:
-            return self.send_many(data, version=version)
-        deadline, sent, rest = _deadline(timeout), 0, data
-        while True:
-            sent += (now := self.try_send_many(rest, version=version))
-            rest = optree.tree_map(lambda leaf: leaf[now:], rest, namespace="rollway")
-            if len(optree.tree_leaves(rest, namespace="rollway")[0]) == 0:
-                return sent
-            try:
-                await self._room(deadline, timeout)
-            except WaitTimeout as late:
-                late.sent = sent
-                raise
-
     async def reserve_async(self, timeout: float | None = None) -> Slot:
         """As `reserve`, for asyncio."""
-        deadline = _deadline(timeout)
+        deadline = deadline_of(timeout)
         while (slot := self.try_reserve()) is None:
             if not self.blocks:
                 return self.reserve()
             await self._room(deadline, timeout)
         return slot
-
-    async def _room(self, deadline: float | None, timeout: float | None) -> None:
-        left = None if deadline is None else deadline - time.monotonic()
-        try:
-            await asyncio.wait_for(self._bell.rung(), left)
-        except TimeoutError:
-            raise WaitTimeout(f"no room in ring '{self.name}' within {timeout} s") from None
 
     def close(self) -> None:
         """Leaves the ring. What was sent stays in it. Safe to call twice."""
@@ -122,6 +87,5 @@ class ShmClient(Producer):
     def __repr__(self) -> str:
         return f"<rollway.ShmClient {self.name} {'closed' if self.closed else 'open'}>"
 
-
-def _deadline(timeout: float | None) -> float | None:
-    return None if timeout is None else time.monotonic() + timeout
+    def _no_room(self, timeout: float | None) -> str:
+        return f"no room in ring '{self.name}' within {timeout} s"

@@ -8,8 +8,9 @@ use crate::sample::Sample;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::Error;
+use rollway_core::net::TcpServer;
 use rollway_core::ring::{Batch as CoreBatch, Consumer as Core, IfExists, Patience, Ring, RingSpec};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// One consumer of a ring.
 #[pyclass(frozen, module = "rollway._core")]
@@ -19,6 +20,8 @@ pub struct Consumer {
     plan: Py<Plan>,
     name: Option<String>,
     writable: bool,
+    /// The transports that feed the ring from elsewhere.
+    endpoints: GilCell<Vec<Weak<TcpServer>>>,
 }
 
 #[pymethods]
@@ -66,7 +69,8 @@ impl Consumer {
         let peer_timeout = peer_timeout_s.map(seconds).transpose()?;
         let core = blocking(py, || Core::open(&spec, if_exists, peer_timeout))?.map_err(|e| to_py(py, e))?;
         let ring = core.ring().clone();
-        Ok(Consumer { core: GilCell::new(Some(Arc::new(core))), ring, plan, name, writable })
+        let (core, endpoints) = (GilCell::new(Some(Arc::new(core))), GilCell::new(Vec::new()));
+        Ok(Consumer { core, ring, plan, name, writable, endpoints })
     }
 
     /// Waits for a batch. `None` when there is none and `timeout` is 0. Raises `ConnectionClosedError` once the ring is
@@ -133,10 +137,10 @@ impl Consumer {
         Ok(self.core(py)?.resumed())
     }
 
-    /// Living producers, and the pids of those who died without closing.
+    /// Living producers, here and at the other end of connections, and the pids of those who died without closing.
     fn producers(&self, py: Python<'_>) -> PyResult<(usize, Vec<u32>)> {
         let census = self.core(py)?.producers();
-        Ok((census.alive, census.died))
+        Ok((self.workers(py, census.alive), census.died))
     }
 
     /// Those who have slots reserved: `(pid, slots)`.
@@ -174,6 +178,20 @@ impl Consumer {
 
     pub fn ring(&self) -> &Ring {
         &self.ring
+    }
+
+    pub fn add_endpoint(&self, py: Python<'_>, endpoint: &Arc<TcpServer>) {
+        let mut endpoints = self.endpoints.replace(py, Vec::new());
+        endpoints.push(Arc::downgrade(endpoint));
+        self.endpoints.replace(py, endpoints);
+    }
+
+    /// How many workers there are, of `seated` producers: a transport sits on one seat for all its connections.
+    pub fn workers(&self, py: Python<'_>, seated: usize) -> usize {
+        let endpoints: Vec<_> =
+            self.endpoints.with(py, |endpoints| endpoints.iter().filter_map(Weak::upgrade).collect());
+        let connections: usize = endpoints.iter().map(|endpoint| endpoint.stats().connections as usize).sum();
+        seated.saturating_sub(endpoints.len()) + connections
     }
 
     pub fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {

@@ -27,26 +27,35 @@ pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
         Error::Geometry { .. } => "GeometryMismatch",
         Error::NoSeat { .. } => "NoSeatLeft",
         Error::HugePages { .. } => "HugePagesUnavailable",
-        Error::Closed | Error::ConnectionClosed { .. } | Error::Unreachable { .. } => "ConnectionClosedError",
+        Error::Closed | Error::ConnectionClosed { .. } => "ConnectionClosedError",
         Error::Full | Error::SamplesRefused { .. } => "RingFull",
-        Error::TokenRequired { .. } | Error::Forked { .. } => "InvalidArgument",
-        Error::Token { .. } | Error::Protocol { .. } | Error::Tls { .. } => "ConnectionClosedError",
-        Error::ForeignSchema { .. } => "SchemaMismatch",
-        Error::Bind { .. } => "SystemCallFailed",
+        Error::Unreachable { .. } => "LearnerUnreachable",
+        Error::Token { .. } => "NotAuthorized",
+        Error::TokenRequired { .. } => "TokenRequired",
+        Error::Protocol { .. } => "ProtocolMismatch",
+        Error::Tls { .. } => "TlsFailed",
+        Error::Bind { .. } => "AddressUnavailable",
+        Error::Forked { .. } => "NotInThisProcess",
         Error::Timeout => "WaitTimeout",
         Error::PeersGone(_) => "PeerDied",
         Error::AllHeld(_) => "BatchesHeld",
         Error::Interrupted | Error::Io { .. } => "SystemCallFailed",
-        Error::Schema { name, creator, theirs } => return schema_mismatch(py, name, *creator, theirs),
+        Error::Schema { name, creator, theirs } => {
+            let place = format!("in segment '{name}' (created by pid {creator})");
+            return schema_mismatch(py, place, theirs);
+        }
+        Error::ForeignSchema { address, theirs, .. } => {
+            return schema_mismatch(py, format!("at the learner on {address}"), theirs);
+        }
     };
     named(py, class, error.to_string())
 }
 
-fn schema_mismatch(py: Python<'_>, name: &str, creator: u32, theirs: &[u8]) -> PyErr {
-    // `attach` in Python knows our side, and says which leaf differs.
+fn schema_mismatch(py: Python<'_>, place: String, theirs: &[u8]) -> PyErr {
+    // The handle in Python knows our side, and says which leaf differs.
     let raised = py
         .import("rollway.errors")
-        .and_then(|module| module.getattr("ForeignSchema")?.call1((name, creator, PyBytes::new(py, theirs))));
+        .and_then(|module| module.getattr("ForeignSchema")?.call1((place, PyBytes::new(py, theirs))));
     match raised {
         Ok(exception) => PyErr::from_value(exception),
         Err(error) => error,

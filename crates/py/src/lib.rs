@@ -13,6 +13,8 @@ mod rows;
 mod sample;
 mod sample_info;
 mod slot;
+mod tcp_client;
+mod tcp_server;
 
 use pyo3::prelude::*;
 
@@ -35,4 +37,8 @@ mod _core {
     use super::sample_info::SampleInfo;
     #[pymodule_export]
     use super::slot::Slot;
+    #[pymodule_export]
+    use super::tcp_client::TcpSender;
+    #[pymodule_export]
+    use super::tcp_server::TcpServer;
 }

@@ -60,9 +60,40 @@ impl Rows {
         Ok(())
     }
 
+    /// Where each leaf starts, from the row `first` on.
+    #[inline]
+    pub fn leaves_from(&self, plan: &Plan, first: usize) -> Leaves {
+        let count = plan.leaves.len();
+        let mut leaves = Leaves { inline: self.inline, spilled: self.spilled.clone(), count };
+        let places = if count > INLINE { &mut leaves.spilled[..] } else { &mut leaves.inline[..count] };
+        for (place, leaf) in places.iter_mut().zip(&plan.leaves) {
+            *place = place.wrapping_add(first * leaf.bytes);
+        }
+        leaves
+    }
+
     #[inline]
     pub fn leaf(&self, index: usize) -> *const u8 {
         if self.spilled.is_empty() { self.inline[index] } else { self.spilled[index] }
+    }
+}
+
+/// One address per leaf.
+pub struct Leaves {
+    inline: [*const u8; INLINE],
+    spilled: Vec<*const u8>,
+    count: usize,
+}
+
+// SAFETY: as for `Rows`, from which they come.
+unsafe impl Send for Leaves {}
+// SAFETY: as for `Rows`.
+unsafe impl Sync for Leaves {}
+
+impl Leaves {
+    #[inline]
+    pub fn get(&self) -> &[*const u8] {
+        if self.count > INLINE { &self.spilled } else { &self.inline[..self.count] }
     }
 }
 

@@ -80,10 +80,11 @@ impl SampleInfo {
         self.consumer.get().ring().census().ready_samples
     }
 
-    /// Producers attached and alive.
+    /// Workers attached and alive, on this machine and over the network.
     #[getter]
     fn active_connections(&self, py: Python<'_>) -> PyResult<usize> {
-        Ok(self.consumer.get().core(py)?.producers().alive)
+        let consumer = self.consumer.get();
+        Ok(consumer.workers(py, consumer.core(py)?.producers().alive))
     }
 
     /// Full batches that wait. There are no other queues in shared memory.

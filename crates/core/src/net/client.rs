@@ -309,6 +309,17 @@ impl TcpClient {
         }
     }
 
+    /// Waits until there is room for a sample, and takes none: for event loops, which then try. False when the time was
+    /// over first.
+    pub fn wait_writable(&self, patience: Patience) -> Result<bool> {
+        self.check_process()?;
+        let room = self.wait_until(patience, |state| Ok(state.ended.is_some() || state.outbound.has_room()));
+        match room {
+            Err(Error::Timeout) => Ok(false),
+            other => other.map(|()| true),
+        }
+    }
+
     /// Waits until everything that was sent is acknowledged: committed to the ring.
     pub fn wait(&self, patience: Patience) -> Result<()> {
         self.check_process()?;

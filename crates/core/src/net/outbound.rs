@@ -193,6 +193,12 @@ impl Outbound {
         part
     }
 
+    /// Whether a sample would find room.
+    pub fn has_room(&self) -> bool {
+        let open = self.open.as_ref().is_some_and(|open| open.rows < self.frame_rows);
+        self.frame_rows > 0 && (open || self.queue.len() < self.limit)
+    }
+
     /// Closes the open frame, if the queue has room for it.
     fn seal(&mut self) -> bool {
         if self.queue.len() >= self.limit {

@@ -1,0 +1,285 @@
+//! `TcpSender`: a remote worker's handle. `rollway.TcpClient` is its subclass, so that `send` costs no Python frame.
+
+use crate::errors::{blocking, named, to_py};
+use crate::gil::GilCell;
+use crate::plan::{Expect, Plan};
+use crate::producer::{patience, seconds};
+use crate::rows::Rows;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use rollway_core::Error;
+use rollway_core::net::{ClientTls, TcpClient as Core, TcpClientSpec};
+use rollway_core::ring::Patience;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Copies larger than this let other threads of the interpreter run meanwhile.
+const DETACH_BYTES: usize = 16 * 1024;
+
+/// One worker's connection. Subclassed in Python.
+#[pyclass(frozen, subclass, module = "rollway._core")]
+pub struct TcpSender {
+    core: GilCell<Option<Arc<Core>>>,
+    plan: Py<Plan>,
+    address: String,
+    sample_bytes: usize,
+}
+
+#[pymethods]
+impl TcpSender {
+    #[new]
+    #[pyo3(signature = (host, port, plan, *, max_inflight_msgs, token, tls, producer_id, connect_timeout_s,
+                        reconnect_timeout_s, keepalive_s))]
+    #[allow(clippy::too_many_arguments)] // Keywords, all of them, from one Python signature.
+    fn connect(
+        py: Python<'_>,
+        host: String,
+        port: u16,
+        plan: Py<Plan>,
+        max_inflight_msgs: usize,
+        token: Option<Vec<u8>>,
+        tls: Option<(PathBuf, Option<String>)>,
+        producer_id: Option<u32>,
+        connect_timeout_s: f64,
+        reconnect_timeout_s: f64,
+        keepalive_s: f64,
+    ) -> PyResult<Self> {
+        let address = format!("{host}:{port}");
+        let spec = TcpClientSpec {
+            host,
+            port,
+            token,
+            tls: tls.map(|(authority, server_name)| ClientTls { authority, server_name }),
+            producer_id,
+            max_inflight_msgs,
+            connect_timeout: seconds(connect_timeout_s)?,
+            reconnect_timeout: seconds(reconnect_timeout_s)?,
+            keepalive: seconds(keepalive_s)?,
+        };
+        let (text, leaf_bytes) = (&plan.get().text, plan.get().leaf_bytes());
+        let core = Core::start(spec, text, &leaf_bytes).map_err(|e| to_py(py, e))?;
+        blocking(py, || core.ready(Patience::Forever))?.map_err(|e| to_py(py, e))?;
+        let sample_bytes = leaf_bytes.iter().sum();
+        Ok(TcpSender { core: GilCell::new(Some(Arc::new(core))), plan, address, sample_bytes })
+    }
+
+    /// Takes one sample. It is on its way; `wait` tells when the learner has it.
+    #[pyo3(signature = (data, *, version=0, timeout=None))]
+    fn send(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        version: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<bool> {
+        let rows = Rows::of(self.plan.get(), data, Expect::Sample)?;
+        let core = self.core(py)?;
+        match self.take(py, &core, &rows, 0, version) {
+            Ok(_) => Ok(true),
+            Err(Error::Full) if timeout != Some(0.0) => {
+                let patience = patience(timeout)?;
+                let leaves = rows.leaves_from(self.plan.get(), 0);
+                // SAFETY: as in `take`.
+                blocking(py, || unsafe { core.send(leaves.get(), 1, version, patience) })?
+                    .map_err(|e| self.explain(py, &core, e, timeout))?;
+                Ok(true)
+            }
+            Err(error) => Err(self.explain(py, &core, error, timeout)),
+        }
+    }
+
+    /// Like `send`, but never waits: false when there is no room.
+    #[pyo3(signature = (data, *, version=0))]
+    fn try_send(&self, py: Python<'_>, data: &Bound<'_, PyAny>, version: u32) -> PyResult<bool> {
+        let rows = Rows::of(self.plan.get(), data, Expect::Sample)?;
+        let core = self.core(py)?;
+        match self.take(py, &core, &rows, 0, version) {
+            Ok(_) => Ok(true),
+            Err(Error::Full) => Ok(false),
+            Err(error) => Err(self.explain(py, &core, error, None)),
+        }
+    }
+
+    /// Takes stacked samples (every leaf has a leading dimension n). Gives how many.
+    #[pyo3(signature = (data, *, version=0, timeout=None))]
+    fn send_many(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        version: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<usize> {
+        let patience = patience(timeout)?;
+        let (core, sent, ended) = self.send_rows(py, data, version, patience)?;
+        match ended {
+            Ok(()) => Ok(sent),
+            Err(error) => {
+                let error = self.explain(py, &core, error, timeout);
+                error.value(py).setattr("sent", sent)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Like `send_many`, but never waits: gives how many found room, from the first on.
+    #[pyo3(signature = (data, *, version=0))]
+    fn try_send_many(&self, py: Python<'_>, data: &Bound<'_, PyAny>, version: u32) -> PyResult<usize> {
+        match self.send_rows(py, data, version, Patience::Never)? {
+            (_, sent, Ok(()) | Err(Error::Full)) => Ok(sent),
+            (core, _, Err(error)) => Err(self.explain(py, &core, error, None)),
+        }
+    }
+
+    /// Returns when the learner's ring has everything that was sent.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let (core, patience) = (self.core(py)?, patience(timeout)?);
+        blocking(py, || core.wait(patience))?.map_err(|e| self.explain(py, &core, e, timeout))
+    }
+
+    /// Sleeps until there is room, at most `timeout` seconds; false when there is none.
+    fn wait_writable(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let (core, patience) = (self.core(py)?, patience(Some(timeout))?);
+        blocking(py, || core.wait_writable(patience))?.map_err(|e| self.explain(py, &core, e, None))
+    }
+
+    /// Waits for what is on its way, at most `timeout` seconds, and disconnects.
+    #[pyo3(signature = (timeout=Some(10.0)))]
+    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let patience = patience(timeout)?;
+        let Some(core) = self.core.with(py, |core| core.clone()) else { return Ok(()) };
+        let ended = blocking(py, || core.close(patience))?;
+        drop(self.core.replace(py, None));
+        match ended {
+            Err(Error::Forked { .. }) | Ok(()) => Ok(()),
+            Err(error) => Err(self.explain(py, &core, error, timeout)),
+        }
+    }
+
+    #[getter]
+    fn closed(&self, py: Python<'_>) -> bool {
+        self.core.with(py, Option::is_none)
+    }
+
+    #[getter]
+    fn connected(&self, py: Python<'_>) -> bool {
+        self.core.with(py, |core| core.as_ref().is_some_and(|core| core.is_connected()))
+    }
+
+    /// `host:port`.
+    #[getter]
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    #[getter]
+    fn producer_id(&self, py: Python<'_>) -> PyResult<Option<u32>> {
+        Ok(self.core(py)?.producer_id())
+    }
+
+    /// Samples that were sent and are not known to be in the ring.
+    #[getter]
+    fn unacknowledged(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.core(py)?.unacknowledged())
+    }
+
+    /// Plain numbers: what this client sent, and over how many connections.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let core = self.core(py)?;
+        let stats = PyDict::new(py);
+        stats.set_item("sent", core.sent())?;
+        stats.set_item("acknowledged", core.acknowledged())?;
+        for (name, value) in core.stats().entries() {
+            stats.set_item(name, value)?;
+        }
+        Ok(stats)
+    }
+}
+
+impl TcpSender {
+    fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
+        let closed =
+            || named(py, "ConnectionClosedError", format!("this client of {} is closed", self.address));
+        self.core.with(py, |core| core.clone()).ok_or_else(closed)
+    }
+
+    /// Takes rows from `first` on, as far as there is room.
+    #[inline]
+    fn take(
+        &self,
+        py: Python<'_>,
+        core: &Core,
+        rows: &Rows,
+        first: usize,
+        version: u32,
+    ) -> rollway_core::Result<usize> {
+        let leaves = rows.leaves_from(self.plan.get(), first);
+        let count = rows.count - first;
+        // SAFETY: the arrays were checked against the plan, whose sizes are the client's; they have `count` rows, and are
+        // kept alive by the caller's arguments.
+        let send = || unsafe { core.send(leaves.get(), count, version, Patience::Never) };
+        if self.sample_bytes * count >= DETACH_BYTES { py.detach(send) } else { send() }
+    }
+
+    fn send_rows(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        version: u32,
+        patience: Patience,
+    ) -> PyResult<(Arc<Core>, usize, rollway_core::Result<()>)> {
+        let rows = Rows::of(self.plan.get(), data, Expect::Stack)?;
+        let core = self.core(py)?;
+        let mut sent = 0;
+        while sent < rows.count {
+            let at_once = self.take(py, &core, &rows, sent, version);
+            let taken = match at_once {
+                Err(Error::Full) if patience != Patience::Never => {
+                    let leaves = rows.leaves_from(self.plan.get(), sent);
+                    let count = rows.count - sent;
+                    // SAFETY: as in `take`.
+                    blocking(py, || unsafe { core.send(leaves.get(), count, version, patience) })?
+                }
+                other => other,
+            };
+            match taken {
+                Ok(taken) => sent += taken,
+                Err(error) => return Ok((core, sent, Err(error))),
+            }
+        }
+        Ok((core, sent, Ok(())))
+    }
+
+    /// The exception for an error of this handle: what was awaited, and what is on its way.
+    #[cold]
+    fn explain(&self, py: Python<'_>, core: &Core, error: Error, timeout: Option<f64>) -> PyErr {
+        let (address, waiting) = (&self.address, core.unacknowledged());
+        let state = if core.is_connected() { "connected" } else { "no connection now" };
+        match error {
+            Error::Timeout => {
+                let seconds = timeout.unwrap_or_default();
+                let message = format!(
+                    "{address} did not take everything within {seconds} s: {waiting} samples are not acknowledged, {state}"
+                );
+                named(py, "WaitTimeout", message)
+            }
+            Error::Full => {
+                let message = format!(
+                    "no room on the way to {address}: {waiting} samples are not acknowledged, {state}"
+                );
+                named(py, "RingFull", message)
+            }
+            Error::Closed => {
+                named(py, "ConnectionClosedError", format!("this client of {address} is closed"))
+            }
+            Error::ConnectionClosed { unacknowledged, .. } => {
+                let raised = to_py(py, error);
+                match raised.value(py).setattr("unacknowledged", unacknowledged) {
+                    Ok(()) => raised,
+                    Err(failed) => failed,
+                }
+            }
+            other => to_py(py, other),
+        }
+    }
+}

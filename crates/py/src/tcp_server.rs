@@ -1,0 +1,92 @@
+//! `TcpServer`: a TCP transport at work. `rollway.TcpTransport` starts it.
+
+use crate::consumer::Consumer;
+use crate::errors::{blocking, to_py};
+use crate::producer::seconds;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use rollway_core::net::{Intake, ServerTls, TcpServer as Core, TcpServerSpec};
+use rollway_core::ring::Producer;
+use rollway_core::ring::producer::ProducerSpec;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Listens, and lets remote workers write into the ring. Never enters the interpreter.
+#[pyclass(frozen, module = "rollway._core")]
+pub struct TcpServer {
+    core: Arc<Core>,
+}
+
+#[pymethods]
+impl TcpServer {
+    #[new]
+    #[pyo3(signature = (consumer, host, port, *, token, tls, io_threads, max_connections, frame_timeout_s, keepalive_s,
+                        session_ttl_s))]
+    #[allow(clippy::too_many_arguments)] // Keywords, all of them, from a dataclass.
+    fn start(
+        py: Python<'_>,
+        consumer: &Consumer,
+        host: String,
+        port: u16,
+        token: Option<Vec<u8>>,
+        tls: Option<(PathBuf, PathBuf)>,
+        io_threads: usize,
+        max_connections: usize,
+        frame_timeout_s: f64,
+        keepalive_s: f64,
+        session_ttl_s: f64,
+    ) -> PyResult<Self> {
+        let spec = TcpServerSpec {
+            host,
+            port,
+            token,
+            tls: tls.map(|(certificate, key)| ServerTls { certificate, key }),
+            io_threads,
+            max_connections,
+            frame_timeout: seconds(frame_timeout_s)?,
+            keepalive: seconds(keepalive_s)?,
+            session_ttl: seconds(session_ttl_s)?,
+            ..TcpServerSpec::default()
+        };
+        let ring = consumer.core(py)?.ring().clone();
+        let core = blocking(py, || {
+            let seat = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };
+            let intake = Intake::new(Producer::on(ring.clone(), seat)?)?;
+            Core::start(intake, spec.clone()).map(Arc::new)
+        })?
+        .map_err(|e| to_py(py, e))?;
+        consumer.add_endpoint(py, &core);
+        Ok(TcpServer { core })
+    }
+
+    #[getter]
+    fn port(&self) -> u16 {
+        self.core.port()
+    }
+
+    #[getter]
+    fn address(&self) -> String {
+        self.core.address().to_string()
+    }
+
+    /// Every counter with its name.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = PyDict::new(py);
+        for (name, value) in self.core.stats().entries() {
+            stats.set_item(name, value)?;
+        }
+        stats.set_item("sessions", self.core.sessions())?;
+        Ok(stats)
+    }
+
+    /// The last client that was not let in: who, why, and its schema where that was the reason.
+    fn last_refusal<'py>(&self, py: Python<'py>) -> Option<(String, String, Option<Bound<'py, PyBytes>>)> {
+        let refused = self.core.last_refusal()?;
+        Some((refused.peer, refused.text, refused.schema.map(|schema| PyBytes::new(py, &schema))))
+    }
+
+    /// Says goodbye to the clients and gives back their slots.
+    fn stop(&self, py: Python<'_>) {
+        py.detach(|| self.core.stop());
+    }
+}

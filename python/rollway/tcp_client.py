@@ -1,0 +1,127 @@
+"""TcpClient: a worker's end of a ring on another host. `send` and the connection are native; see `TcpSender`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from types import TracebackType
+from typing import Any
+
+from rollway._core import TcpSender
+from rollway.async_bell import AsyncBell
+from rollway.async_sends import AsyncSends, deadline_of
+from rollway.errors import ForeignSchema, WaitTimeout
+from rollway.schema import Schema
+from rollway.tcp_transport import secret
+
+_SLICE_S = 1.0  # a cancelled wait leaves its thread within this time
+
+
+class TcpClient(TcpSender, AsyncSends):
+    """Moves samples from this process into a learner's ring over TCP.
+
+    `send` copies a sample and returns; it leaves at once when the line is idle, and small ones travel together when
+    it is not. The learner acknowledges what is committed to its ring: `wait` returns when that is everything. A lost
+    connection is made again, and what was not acknowledged is sent again: nothing is lost and nothing arrives twice.
+    Calls block only when too much is on its way, with the GIL released, and Ctrl-C ends them. Threads may share a
+    client; a forked child has to make its own.
+
+    Args:
+        host: The learner's host.
+        port: The learner's `Server.port`.
+        example: One sample, as given to the `Server`. A difference is an error that names the leaf.
+        max_inflight_msgs: Messages without acknowledgement, at most. A message holds one sample, or as many small
+            ones as fit into 256 KiB; all of them are kept in memory until they are acknowledged.
+        token: The learner's token, when it has one.
+        ca: The certificate to trust, or that of the authority which signed it (a PEM file): turns TLS on.
+        server_name: The name in the learner's certificate, when it is not ``host``.
+        producer_id: The number that the learner sees on this worker's samples; the next free one when left out.
+        connect_timeout_s: How long to wait for the learner to appear.
+        reconnect_timeout_s: How long to try again after a connection was lost, before the next call raises
+            `ConnectionClosedError`.
+        keepalive_s: A learner that is silent for three times as long is taken for gone.
+
+    >>> import numpy as np, rollway
+    >>> example = {"obs": np.zeros(2, np.float32)}
+    >>> with rollway.Server(example, batch_size=2, transport=rollway.TcpTransport()) as server:
+    ...     with TcpClient("localhost", server.port, example) as client:
+    ...         _ = client.send({"obs": np.ones(2, np.float32)})
+    ...         _ = client.send({"obs": np.full(2, 2, np.float32)})
+    ...     server.sample().batch["obs"].tolist()
+    [[1.0, 1.0], [2.0, 2.0]]
+    """
+
+    _bell: AsyncBell
+
+    blocks = True
+    """Whether `send` waits when there is no room: always, for what to drop is the learner's choice."""
+
+    def __new__(
+        cls,
+        host: str,
+        port: int,
+        example: Any,
+        max_inflight_msgs: int = 32,
+        *,
+        token: str | bytes | None = None,
+        ca: str | os.PathLike[str] | None = None,
+        server_name: str | None = None,
+        producer_id: int | None = None,
+        connect_timeout_s: float = 10.0,
+        reconnect_timeout_s: float = 60.0,
+        keepalive_s: float = 5.0,
+    ) -> TcpClient:
+        """Connects."""
+        schema = Schema.of(example)
+        try:
+            self = super().__new__(
+                cls,
+                host,
+                port,
+                schema.plan(),
+                max_inflight_msgs=max_inflight_msgs,
+                token=secret(token),
+                tls=None if ca is None else (os.fspath(ca), server_name),
+                producer_id=producer_id,
+                connect_timeout_s=connect_timeout_s,
+                reconnect_timeout_s=reconnect_timeout_s,
+                keepalive_s=keepalive_s,
+            )
+        except ForeignSchema as foreign:
+            raise schema.explain(foreign) from None
+        self._bell = AsyncBell(super(TcpClient, self).wait_writable)
+        return self
+
+    async def wait_async(self, timeout: float | None = None) -> None:
+        """As `wait`, for asyncio."""
+        deadline = deadline_of(timeout)
+        while True:
+            left = math.inf if deadline is None else max(deadline - time.monotonic(), 0.0)
+            try:
+                return await asyncio.to_thread(self.wait, min(left, _SLICE_S))
+            except WaitTimeout:
+                if left <= _SLICE_S:
+                    raise
+
+    def close(self, timeout: float | None = 10.0) -> None:
+        """Waits until everything is acknowledged, at most ``timeout`` seconds, and disconnects. Safe to call twice.
+
+        `ConnectionClosedError` says how many samples were not acknowledged; the client is closed all the same.
+        """
+        self._bell.close()
+        super().close(timeout)
+
+    def __enter__(self) -> TcpClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "connected" if self.connected else "connecting"
+        return f"<rollway.TcpClient {self.address} {state}>"
+
+    def _no_room(self, timeout: float | None) -> str:
+        return f"{self.address} took nothing more within {timeout} s: {self.unacknowledged} samples not acknowledged"

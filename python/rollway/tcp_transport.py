@@ -1,0 +1,112 @@
+"""TcpTransport: lets workers on other hosts feed a learner's ring over TCP. Says how; native code does it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from rollway._core import TcpServer
+from rollway.errors import ForeignSchema
+from rollway.transport import Intake
+
+
+@dataclass(frozen=True)
+class Tls:
+    """What a learner shows to its workers: a certificate and its private key, as PEM files."""
+
+    cert: str | os.PathLike[str]
+    key: str | os.PathLike[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    token: str | bytes | None = field(default=None, repr=False)
+    tls: Tls | None = None
+    max_connections: int = 1024
+    io_threads: int = 1
+    frame_timeout_s: float = 5.0
+    keepalive_s: float = 5.0
+    session_ttl_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class TcpTransport(_Options):
+    """A port on which remote workers (`TcpClient`) connect. Their bytes go from the socket straight into the ring.
+
+    Args:
+        port: 0 takes any that is free; `Server.port` tells which.
+        host: The address to listen on. Anything but loopback needs a token.
+        token: A secret that every worker must know. It never crosses the wire; take at least 16 random bytes.
+        tls: Encrypt, with this certificate. Costs one more copy.
+        max_connections: How many at once.
+        io_threads: Threads that read from sockets. One moves several GB/s.
+        frame_timeout_s: How long a message may take from its first byte to its last (a second more for each MiB).
+            Then its slots are given back and the connection is cut; the worker connects again by itself.
+        keepalive_s: A peer that is silent for three times as long is taken for gone.
+        session_ttl_s: How long a worker without a connection is remembered, so that it can go on where it was.
+
+    >>> TcpTransport(50051, token="secret")
+    TcpTransport(tls=None, max_connections=1024, io_threads=1, frame_timeout_s=5.0, keepalive_s=5.0, \
+session_ttl_s=600.0, port=50051, host='127.0.0.1')
+    """
+
+    port: int = 0
+    host: str = "127.0.0.1"
+
+    def start(self, intake: Intake) -> TcpEndpoint:
+        """Binds and listens. `Server.start` calls it."""
+        native = TcpServer(
+            intake.consumer,
+            self.host,
+            self.port,
+            token=secret(self.token),
+            tls=None if self.tls is None else (os.fspath(self.tls.cert), os.fspath(self.tls.key)),
+            io_threads=self.io_threads,
+            max_connections=self.max_connections,
+            frame_timeout_s=self.frame_timeout_s,
+            keepalive_s=self.keepalive_s,
+            session_ttl_s=self.session_ttl_s,
+        )
+        return TcpEndpoint(native, intake)
+
+
+class TcpEndpoint:
+    """A `TcpTransport` at work."""
+
+    def __init__(self, native: TcpServer, intake: Intake) -> None:
+        self._native = native
+        self._schema = intake.schema
+
+    @property
+    def address(self) -> str:
+        """``host:port``, as bound."""
+        return self._native.address
+
+    @property
+    def port(self) -> int:
+        """The port, as bound."""
+        return self._native.port
+
+    @property
+    def last_refusal(self) -> str | None:
+        """The last worker that was not let in, and why."""
+        refused = self._native.last_refusal()
+        if refused is None:
+            return None
+        peer, why, schema = refused
+        if schema is not None:
+            why = str(self._schema.explain(ForeignSchema(f"at worker {peer}", schema)))
+        return f"{peer}: {why}"
+
+    def stats(self) -> dict[str, int]:
+        """Connections, frames, samples, bytes; who was refused or cut, and why."""
+        return {f"tcp_{name}": value for name, value in self._native.stats().items()}
+
+    def stop(self) -> None:
+        """Says goodbye to the workers and gives back their slots."""
+        self._native.stop()
+
+
+def secret(token: str | bytes | None) -> bytes | None:
+    """The bytes of a token."""
+    return token.encode() if isinstance(token, str) else token
