@@ -4,7 +4,7 @@
 //! who wait.
 
 use super::client::{Ended, Shared, State};
-use super::dial::{Failure, dial};
+use super::dial::{Failure, LATE, dial};
 use super::frame::{Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_TEXT_BYTES, goodbye};
 use super::link::watch;
 use super::server::SILENCES;
@@ -28,11 +28,13 @@ pub struct Courier<'a> {
     contact: Instant,
     pinged: Instant,
     welcomed: bool,
+    /// Why the last attempt failed: the last one before the end may only be late.
+    reason: Option<String>,
 }
 
 impl<'a> Courier<'a> {
     pub fn new(shared: &'a Shared) -> Courier<'a> {
-        Courier { shared, contact: Instant::now(), pinged: Instant::now(), welcomed: false }
+        Courier { shared, contact: Instant::now(), pinged: Instant::now(), welcomed: false, reason: None }
     }
 
     /// The whole life of the thread. Whatever ends it, the callers are told.
@@ -65,7 +67,10 @@ impl<'a> Courier<'a> {
                 }
                 Err(Failure::Passing(why)) => {
                     add(&self.shared.counters.failed_connects, 1);
-                    if let Some(ended) = self.too_late(&why) {
+                    if why != LATE || self.reason.is_none() {
+                        self.reason = Some(why);
+                    }
+                    if let Some(ended) = self.too_late() {
                         break ended;
                     }
                 }
@@ -84,10 +89,11 @@ impl<'a> Courier<'a> {
         if self.welcomed { spec.reconnect_timeout } else { spec.connect_timeout }
     }
 
-    fn too_late(&self, why: &str) -> Option<Ended> {
+    fn too_late(&self) -> Option<Ended> {
         if self.contact.elapsed() < self.limit() {
             return None;
         }
+        let why = self.reason.as_deref().unwrap_or(LATE);
         Some(if self.welcomed {
             Ended::Lost(format!("the learner has been away for {:.1?} ({why})", self.contact.elapsed()))
         } else {
@@ -145,7 +151,7 @@ impl<'a> Courier<'a> {
         state.broken = false;
         add(&shared.counters.connects, 1);
         add(&shared.counters.resumed, self.welcomed as u64);
-        (self.welcomed, self.contact) = (true, Instant::now());
+        (self.welcomed, self.contact, self.reason) = (true, Instant::now(), None);
         drop(state);
         shared.progress.ring_if_waiting();
         Ok(())

@@ -15,6 +15,9 @@ use std::io::{self, ErrorKind, IoSlice};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Instant;
 
+/// The reason when there is no other.
+pub const LATE: &str = "it did not answer in time";
+
 /// Why there is no connection.
 #[derive(Debug)]
 pub enum Failure {
@@ -112,7 +115,7 @@ impl Dialler<'_> {
             return Err(Failure::Cancelled);
         }
         if Instant::now() >= self.deadline {
-            return Err(Failure::Passing("it did not answer in time".to_owned()));
+            return Err(Failure::Passing(LATE.to_owned()));
         }
         Ok(seen.readable || seen.writable)
     }
