@@ -108,7 +108,10 @@ fn five_hundred_clients_of_a_learner_that_stands_still_cost_little() {
         raw.prove(None);
         let mut session = [0; 16];
         session[..8].copy_from_slice(&(number as u64).to_le_bytes());
-        raw.write(&Hello { session, producer_id: None, next: 0, oldest: 0, schema: SCHEMA.to_vec() }.frame());
+        raw.write(
+            &Hello { session, producer_id: None, attempt: 1, next: 0, oldest: 0, schema: SCHEMA.to_vec() }
+                .frame(),
+        );
         assert_eq!(raw.frame().0.kind, Kind::Welcome);
         raws.push(raw);
     }

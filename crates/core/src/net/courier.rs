@@ -28,11 +28,13 @@ pub struct Courier<'a> {
     contact: Instant,
     pinged: Instant,
     welcomed: bool,
+    /// Connections that were tried.
+    attempt: u32,
 }
 
 impl<'a> Courier<'a> {
     pub fn new(shared: &'a Shared) -> Courier<'a> {
-        Courier { shared, contact: Instant::now(), pinged: Instant::now(), welcomed: false }
+        Courier { shared, contact: Instant::now(), pinged: Instant::now(), welcomed: false, attempt: 0 }
     }
 
     /// The whole life of the thread. Whatever ends it, the callers are told.
@@ -126,11 +128,13 @@ impl<'a> Courier<'a> {
 
     fn connect(&mut self) -> Result<(), Failure> {
         let shared = self.shared;
+        self.attempt += 1;
         let hello = {
             let state = shared.lock();
             Hello {
                 session: shared.session,
                 producer_id: state.producer_id,
+                attempt: self.attempt,
                 next: state.outbound.touched,
                 oldest: state.outbound.acked,
                 schema: shared.schema.clone(),
