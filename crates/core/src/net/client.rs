@@ -18,7 +18,7 @@ use super::outbound::Outbound;
 use super::stats::{ClientCounters, ClientStats};
 use super::tls::ClientTls;
 use super::token::{Token, random};
-use super::{FRAME_BYTES, MAX_FRAME_ROWS, check_sample_bytes};
+use super::{FRAME_BYTES, MAX_FRAME_ROWS, check_sample_bytes, within_reason};
 use crate::error::{Error, Result};
 use crate::ring::Patience;
 use crate::sync::{Bell, Woken};
@@ -194,7 +194,10 @@ pub struct TcpClient {
 
 impl TcpClient {
     /// Begins to connect, and returns at once; [`ready`](Self::ready) says how it went.
-    pub fn start(spec: TcpClientSpec, schema: &[u8], leaf_bytes: &[usize]) -> Result<TcpClient> {
+    pub fn start(mut spec: TcpClientSpec, schema: &[u8], leaf_bytes: &[usize]) -> Result<TcpClient> {
+        for time in [&mut spec.connect_timeout, &mut spec.reconnect_timeout, &mut spec.keepalive] {
+            *time = within_reason(*time);
+        }
         let sample_bytes = leaf_bytes.iter().sum::<usize>();
         check_sample_bytes(sample_bytes)?;
         if schema.len() > super::frame::MAX_SCHEMA_BYTES {

@@ -229,8 +229,13 @@ impl Connection<'_> {
                 Kind::Goodbye => {
                     let mut text = vec![0; header.length as usize];
                     timeout(budget, self.wire.read_exact(&mut text)).await.map_err(|_| too_slow())??;
-                    let code = Farewell::from_code(header.code).unwrap_or(Farewell::Finished);
-                    return Err(End::Parted(code, String::from_utf8_lossy(&text).into_owned()));
+                    // Any other reason than that it is done: it may come again.
+                    let done = Farewell::from_code(header.code) == Some(Farewell::Finished);
+                    return Err(if done {
+                        End::Parted(Farewell::Finished, String::new())
+                    } else {
+                        End::Broken
+                    });
                 }
                 Kind::Extension(_) => self.skip(header.length, budget).await?,
                 _ => return Err(End::Damaged("a frame is out of turn".to_owned())),
@@ -337,6 +342,9 @@ impl Connection<'_> {
     /// Finds a place for `rows` rows. Holds slots, or waits; never both (N1).
     async fn place(&mut self, rows: usize) -> Result<Placed, End> {
         let (intake, mut left) = (&self.server.intake, rows);
+        if rows == 0 {
+            return Ok(Placed::default());
+        }
         if !intake.is_crowded() || intake.on_full() != OnFull::Block {
             match claim(intake, self.landing, &mut left)? {
                 Claimed::All => return Ok(Placed::default()),

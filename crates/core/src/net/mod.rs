@@ -36,6 +36,7 @@ pub use intake::Intake;
 pub use server::{Refused, TcpServer, TcpServerSpec};
 pub use stats::{ClientStats, ServerStats};
 use std::thread::JoinHandle;
+use std::time::Duration;
 pub use tls::{ClientTls, ServerTls};
 
 /// The largest sample that goes over a network.
@@ -61,6 +62,11 @@ pub trait Endpoint: Send + Sync {
 
     /// Says goodbye to the clients and returns when no slot is held any more. Idempotent.
     fn stop(&self);
+}
+
+/// Keeps a time within what can be added to the clock and waited for.
+fn within_reason(time: Duration) -> Duration {
+    time.clamp(Duration::from_millis(1), Duration::from_secs(365 * 24 * 3600))
 }
 
 fn check_sample_bytes(bytes: usize) -> Result<()> {

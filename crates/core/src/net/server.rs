@@ -13,7 +13,7 @@ use super::session::Sessions;
 use super::stats::{ServerCounters, ServerStats, add};
 use super::tls::ServerTls;
 use super::token::Token;
-use super::{Endpoint, FRAME_BYTES, MAX_FRAME_ROWS, Transport, check_sample_bytes};
+use super::{Endpoint, FRAME_BYTES, MAX_FRAME_ROWS, Transport, check_sample_bytes, within_reason};
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -208,7 +208,12 @@ pub struct TcpServer {
 
 impl TcpServer {
     /// Binds and begins to listen; returns when clients can connect.
-    pub fn start(intake: Intake, spec: TcpServerSpec) -> Result<TcpServer> {
+    pub fn start(intake: Intake, mut spec: TcpServerSpec) -> Result<TcpServer> {
+        for time in
+            [&mut spec.handshake_timeout, &mut spec.frame_timeout, &mut spec.keepalive, &mut spec.session_ttl]
+        {
+            *time = within_reason(*time);
+        }
         check_sample_bytes(intake.sample_bytes())?;
         let at_least_one = |what, value: u64| match value {
             0 => Err(Error::OutOfRange { what, value, range: "at least 1".to_owned() }),
