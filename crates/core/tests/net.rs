@@ -124,10 +124,11 @@ fn samples_may_be_empty_or_larger_than_a_frame() {
         let sample = vec![7; bytes];
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // SAFETY: the one leaf has that many bytes.
-                (0..6).for_each(|_| {
-                    assert_eq!(unsafe { client.send(&[sample.as_ptr()], 1, 0, soon()) }.unwrap(), 1)
-                });
+                for _ in 0..6 {
+                    // SAFETY: the one leaf has that many bytes.
+                    let sent = unsafe { client.send(&[sample.as_ptr()], 1, 0, soon()) };
+                    assert_eq!(sent.unwrap(), 1);
+                }
                 client.close(soon()).unwrap();
             });
             for _ in 0..3 {

@@ -1,11 +1,11 @@
 //! One client's connection, from its first byte to its last: a task that reads as a story.
 //!
-//! Handshake, then frames. For a data frame: wait for its first payload byte, claim its slots, read it into them, commit, acknowledge.
-//! What a connection keeps is a constant: its header, its outbox, and the list of its claims. What it holds in the ring it holds for
-//! at most the time that its frame may take.
+//! Handshake, then frames. For a data frame: wait for its first payload byte, claim its slots, read it into them,
+//! commit, acknowledge. What a connection keeps is a constant: its header, its outbox, and the list of its claims.
+//! What it holds in the ring it holds for at most the time that its frame may take.
 //!
-//! C1  Slots are claimed when the payload has begun to arrive, and given back when the task ends, however it ends: they are in the
-//!     [`Landing`], which is cleared before the session is left (E1).
+//! C1  Slots are claimed when the payload has begun to arrive, and given back when the task ends, however it ends:
+//!     they are in the [`Landing`], which is cleared before the session is left (E1).
 //! C2  The commits of a frame and the step of the session's `next` have no await in between.
 //! C3  Nothing is read while the frame before it is not settled: a client that ignores its credit is slowed by TCP.
 
@@ -124,7 +124,8 @@ async fn accept(stream: TcpStream, server: &Shared) -> Result<Stream, End> {
     }
 }
 
-/// Says the last word, and reads on for a moment: a socket that is closed with bytes unread throws away what was said.
+/// Says the last word, and reads on for a moment: a socket that is closed with bytes unread throws away what was
+/// said.
 async fn part(mut wire: Wire, end: &End, server: &Shared) {
     match end {
         _ if !wire.has_spoken() => return,
@@ -383,7 +384,8 @@ impl Connection<'_> {
         Ok(Placed { refused: 0, turn: Some(turn) })
     }
 
-    /// Waits for room; a little longer when that was futile, because others were faster or the ring's hints are wrong.
+    /// Waits for room; a little longer when that was futile, because others were faster or the ring's hints are
+    /// wrong.
     async fn room(&mut self, futile: &mut u32) -> Result<(), End> {
         self.patiently(self.server.intake.room()).await?;
         *futile += 1;
@@ -442,7 +444,8 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Waits, and lets the client know from time to time that we are alive: what it says is behind what we do not read.
+    /// Waits, and lets the client know from time to time that we are alive: what it says is behind what we do not
+    /// read.
     async fn patiently<T>(&mut self, other: impl Future<Output = T>) -> Result<T, End> {
         let mut other = std::pin::pin!(other);
         loop {

@@ -1,7 +1,7 @@
 //! The client's own thread: connects, reads acknowledgements, writes what the callers could not, and connects again.
 //!
-//! It sleeps on the socket and on the client's bell, never with the lock held. What it meets it leaves in the shared state, and wakes those
-//! who wait.
+//! It sleeps on the socket and on the client's bell, never with the lock held. What it meets it leaves in the shared
+//! state, and wakes those who wait.
 
 use super::client::{Ended, Shared, State};
 use super::dial::{Failure, dial};

@@ -6,9 +6,9 @@
 //! payload   `length` bytes, as the kind says
 //! ```
 //!
-//! Little-endian throughout. Every function here is pure, takes what it is given and checks it: unknown kinds, lengths that
-//! do not fit their kind and texts that are too long are [`Damage`]; too few bytes are `None`. The meaning of each
-//! field is in `docs/design/net.md`.
+//! Little-endian throughout. Every function here is pure, takes what it is given and checks it: unknown kinds,
+//! lengths that do not fit their kind and texts that are too long are [`Damage`]; too few bytes are `None`. The
+//! meaning of each field is in `docs/design/net.md`.
 
 use std::fmt;
 
@@ -384,8 +384,8 @@ fn clip(text: &str) -> &str {
     &text[..end]
 }
 
-/// Reads `bytes` as everything that may come over a wire, and checks that what was understood is written back as it was
-/// read. For the property tests and the fuzzer; panics only where this module is wrong.
+/// Reads `bytes` as everything that may come over a wire, and checks that what was understood is written back as it
+/// was read. For the property tests and the fuzzer; panics only where this module is wrong.
 pub fn probe(bytes: &[u8]) {
     if let Some(preamble) = array(bytes, 0)
         && let Ok(read) = Preamble::parse(&preamble)

@@ -1,7 +1,7 @@
 //! The client's end of one connection: a non-blocking socket, with TLS or without.
 //!
-//! Every call does what can be done now and says `WouldBlock` for the rest. Signals are never raised (`MSG_NOSIGNAL`): this
-//! is a library in somebody else's process.
+//! Every call does what can be done now and says `WouldBlock` for the rest. Signals are never raised
+//! (`MSG_NOSIGNAL`): this is a library in somebody else's process.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;

@@ -10,8 +10,9 @@
 //! | `client`, `courier`, `outbound`, `dial`, `link` | [`TcpClient`]: sends, keeps until acknowledged, reconnects, sends again |
 //! | [`stats`] | what both count |
 //!
-//! Acknowledged means committed. A client keeps every sample until it is, and after a reconnect the server says which one it
-//! wants next: nothing is lost, nothing is delivered twice. The conversation is described in `docs/design/net.md`.
+//! Acknowledged means committed. A client keeps every sample until it is, and after a reconnect the server says which
+//! one it wants next: nothing is lost, nothing is delivered twice. The conversation is described in
+//! `docs/design/net.md`.
 
 mod client;
 mod connection;
@@ -77,13 +78,13 @@ fn check_sample_bytes(bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// Starts a thread of ours. Signals are for the threads of the program, whose waits they interrupt; all but those that a
-/// thread raises itself, by a fault.
+/// Starts a thread of ours. Signals are for the threads of the program, whose waits they interrupt; all but those
+/// that a thread raises itself, by a fault.
 fn thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     const FAULTS: [i32; 6] =
         [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT];
-    // SAFETY: the sets are initialised before use, and belong to this thread. The new thread inherits the mask; ours is put
-    // back.
+    // SAFETY: the sets are initialised before use, and belong to this thread. The new thread inherits the mask; ours
+    // is put back.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();

@@ -1,10 +1,10 @@
 //! The learner's end: listens, and runs a task for each client.
 //!
-//! One thread (or as many as asked for) runs a single-threaded event loop; a connection stays on the thread that it was given to.
-//! Nothing here blocks a loop: waiting for room is the doorman's business ([`super::intake`]).
+//! One thread (or as many as asked for) runs a single-threaded event loop; a connection stays on the thread that it
+//! was given to. Nothing here blocks a loop: waiting for room is the doorman's business ([`super::intake`]).
 //!
-//! Those who have not proved themselves yet wait in the *lobby*. When there are as many connections as allowed, a newcomer takes the
-//! place of the oldest in the lobby; so strangers who only connect keep nobody out.
+//! Those who have not proved themselves yet wait in the *lobby*. When there are as many connections as allowed, a
+//! newcomer takes the place of the oldest in the lobby; so strangers who only connect keep nobody out.
 
 use super::connection::{self, End, FIRST_CREDIT};
 use super::frame::{Farewell, Refusal};
@@ -145,7 +145,8 @@ impl Shared {
         }
     }
 
-    /// Lets somebody into the lobby, in place of the oldest there if need be. `None`: full of those who have a right to be.
+    /// Lets somebody into the lobby, in place of the oldest there if need be. `None`: full of those who have a right
+    /// to be.
     fn admit(self: &Arc<Self>) -> Option<Lobby> {
         let mut lobby = lock(&self.lobby);
         if self.counters.connections.load(Ordering::Relaxed) >= self.spec.max_connections as u64 {

@@ -2,11 +2,10 @@
 //!
 //! A session is a client's random name and the number of the next sample that it owes. It outlives its connections.
 //!
-//! E1  Only the holder of the session's lock commits its samples and moves its `next`, with no await in between. A second
-//!     connection of the same client makes the first one leave, and is told `next` only when it has the lock: no
-//!     commit of the first is under way then, and none will follow.
-//!     Bytes of a connection that the client gave up long ago may still be on their way: the client numbers its connections,
-//!     and only a younger one takes over.
+//! E1  Only the holder of the session's lock commits its samples and moves its `next`, with no await in between. A
+//!     second connection of the same client makes the first one leave, and is told `next` only when it has the lock:
+//!     no commit of the first is under way then, and none will follow. Bytes of a connection that the client gave up
+//!     long ago may still be on their way: the client numbers its connections, and only a younger one takes over.
 //! E2  A session with a connection is never forgotten. Without one it is, after a while, or when there are too many.
 //! E3  A client with samples of unknown fate is never let into a session that was forgotten.
 

@@ -1,9 +1,9 @@
 //! The server's end of one connection: bytes in, small frames out, over a plain socket or TLS.
 //!
-//! Reading goes straight to where the bytes belong ([`Wire::fill`]); with TLS there is one more copy, out of the decrypted
-//! record. Writing never waits on its own: frames gather in a small outbox, acknowledgements merge into one, and both leave
-//! whenever nothing more is readable. Every future here may be dropped at any await: what was read stays counted by
-//! the caller, and what is to be written stays in the outbox.
+//! Reading goes straight to where the bytes belong ([`Wire::fill`]); with TLS there is one more copy, out of the
+//! decrypted record. Writing never waits on its own: frames gather in a small outbox, acknowledgements merge into
+//! one, and both leave whenever nothing more is readable. Every future here may be dropped at any await: what was
+//! read stays counted by the caller, and what is to be written stays in the outbox.
 
 use super::frame::{HEADER_BYTES, Header, Kind};
 use std::future::poll_fn;
@@ -167,7 +167,8 @@ impl Wire {
         self.outbox.extend_from_slice(frame);
     }
 
-    /// Whether the other side was ever told anything. It expects our preamble first, and would not understand a goodbye.
+    /// Whether the other side was ever told anything. It expects our preamble first, and would not understand a
+    /// goodbye.
     pub fn has_spoken(&self) -> bool {
         self.spoken
     }
