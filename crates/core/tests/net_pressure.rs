@@ -10,7 +10,7 @@ use fixture::*;
 use harness::*;
 use rollway_core::Error;
 use rollway_core::net::frame::{Farewell, Header, Hello, Kind, Refusal};
-use rollway_core::net::{TcpClientSpec, TcpServerSpec};
+use rollway_core::net::{TcpClientSpec, TcpServer, TcpServerSpec};
 use rollway_core::ring::{Consumer, OnFull, Patience};
 use std::io::Write;
 use std::time::Duration;
@@ -410,6 +410,31 @@ fn a_forked_child_is_told_to_make_its_own_client() {
     put_many(&client, 0..2);
     client.close(soon()).unwrap();
     assert_eq!(learner.receive(2), [0, 1]);
+}
+
+#[test]
+fn a_forked_child_does_not_keep_the_port() {
+    if !alone("a_forked_child_does_not_keep_the_port") {
+        return; // Other tests fork, too.
+    }
+    let learner = Learner::new(2, 2);
+    // SAFETY: the child only sleeps, until it is killed.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        loop {
+            // SAFETY: sleeps.
+            unsafe { libc::pause() };
+        }
+    }
+    learner.server.stop();
+    let spec = TcpServerSpec { port: learner.server.port(), ..TcpServerSpec::default() };
+    let again = TcpServer::start(intake(&learner.consumer), spec);
+    // SAFETY: kills and reaps our own child.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+    again.unwrap();
 }
 
 #[test]

@@ -396,7 +396,12 @@ impl Connection<'_> {
     }
 
     /// Publishes what has landed (C2), then what was spilled, as room comes.
-    async fn settle(&mut self, header: &Header, placed: Placed, progress: &mut Progress) -> Result<(), End> {
+    async fn settle(
+        &mut self,
+        header: &Header,
+        mut placed: Placed,
+        progress: &mut Progress,
+    ) -> Result<(), End> {
         let (server, producer_id) = (self.server, self.producer_id);
         let origin = |sequence| Origin { producer_id, sequence, version: header.version };
         let (mut sequence, mut spilled) = (header.sequence, 0);
@@ -435,6 +440,7 @@ impl Connection<'_> {
                 Ok(None) => break, // Not with the policy that spills.
                 Err(Error::Full) => {
                     self.wire.acknowledge(progress.next, FIRST_CREDIT, 0);
+                    placed.turn.iter_mut().for_each(Place::wait_again);
                     self.room(&mut futile).await?;
                 }
                 Err(error) => return Err(closed(error)),

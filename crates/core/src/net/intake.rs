@@ -264,6 +264,13 @@ impl Place {
         self.permit.is_some()
     }
 
+    /// We have not all that we came for: others stand back again.
+    pub fn wait_again(&mut self) {
+        if !std::mem::replace(&mut self.waits, true) {
+            self.intake.shared.queue.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// We have what we came for, and nobody need stand back for us.
     pub fn serve(&mut self) {
         if std::mem::take(&mut self.waits) {

@@ -8,12 +8,14 @@
 //! | `session` | what each client has delivered, across connections |
 //! | `server`, `connection`, `handshake`, `landing`, `wire` | [`TcpServer`]: one task per connection |
 //! | `client`, `courier`, `outbound`, `dial`, `link` | [`TcpClient`]: sends, keeps until acknowledged, reconnects, sends again |
+//! | `alone` | sockets that forked children do not keep |
 //! | [`stats`] | what both count |
 //!
 //! Acknowledged means committed. A client keeps every sample until it is, and after a reconnect the server says which
 //! one it wants next: nothing is lost, nothing is delivered twice. The conversation is described in
 //! `docs/design/net.md`.
 
+mod alone;
 mod client;
 mod connection;
 mod courier;

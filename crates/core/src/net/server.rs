@@ -6,6 +6,7 @@
 //! Those who have not proved themselves yet wait in the *lobby*. When there are as many connections as allowed, a
 //! newcomer takes the place of the oldest in the lobby; so strangers who only connect keep nobody out.
 
+use super::alone::Alone;
 use super::connection::{self, End, FIRST_CREDIT};
 use super::frame::{Farewell, Refusal};
 use super::intake::Intake;
@@ -267,9 +268,13 @@ impl TcpServer {
         }
         self.start_loop(
             0,
-            || tokio::net::TcpListener::from_std(listener),
-            async move |listener, shared: &Arc<Shared>, tasks: &mut Tasks| {
-                accept(listener, shared, tasks, hands).await;
+            || {
+                let listener = tokio::net::TcpListener::from_std(listener)?;
+                Ok((Alone::of(&listener), listener))
+            },
+            async move |(alone, listener), shared: &Arc<Shared>, tasks: &mut Tasks| {
+                accept(&listener, shared, tasks, hands).await;
+                drop(alone);
             },
         )
     }
@@ -406,7 +411,7 @@ type Hand = mpsc::UnboundedSender<(std::net::TcpStream, String, Lobby)>;
 
 /// Takes in connections until the end, and hands them to the loops in turn.
 async fn accept(
-    listener: tokio::net::TcpListener,
+    listener: &tokio::net::TcpListener,
     shared: &Arc<Shared>,
     tasks: &mut Tasks,
     hands: Vec<Hand>,

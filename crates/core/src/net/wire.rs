@@ -5,6 +5,7 @@
 //! one, and both leave whenever nothing more is readable. Every future here may be dropped at any await: what was
 //! read stays counted by the caller, and what is to be written stays in the outbox.
 
+use super::alone::Alone;
 use super::frame::{HEADER_BYTES, Header, Kind};
 use std::future::poll_fn;
 use std::io::{Error, ErrorKind, IoSliceMut, Result};
@@ -90,6 +91,7 @@ fn hung_up() -> Error {
 
 /// One connection.
 pub struct Wire {
+    _alone: Alone,
     stream: Stream,
     outbox: Vec<u8>,
     sent: usize,
@@ -104,7 +106,12 @@ pub struct Wire {
 
 impl Wire {
     pub fn new(stream: Stream) -> Wire {
+        let alone = match &stream {
+            Stream::Plain(stream) => Alone::of(stream),
+            Stream::Tls(stream) => Alone::of(stream.get_ref().0),
+        };
         Wire {
+            _alone: alone,
             stream,
             outbox: Vec::with_capacity(8 * HEADER_BYTES),
             sent: 0,
