@@ -287,3 +287,30 @@ fn a_client_that_is_cut_again_and_again_under_load_delivers_each_sample_once() {
     });
     assert!(client.stats().resumed > 0 && learner.server.stats().resumed > 0);
 }
+
+#[test]
+fn clients_that_are_cut_while_the_ring_is_full_deliver_each_sample_once() {
+    const COUNT: u64 = 3000;
+    let spec = TcpServerSpec { io_threads: 2, ..TcpServerSpec::default() };
+    let learner = Learner::with(&fixture::spec(None, 8, 2), spec);
+    std::thread::scope(|scope| {
+        for worker in 1..=4 {
+            let learner = &learner;
+            scope.spawn(move || {
+                let proxy = Proxy::new(learner.server.port(), None, 700 * worker);
+                let spec = TcpClientSpec { port: proxy.port, max_inflight_msgs: 3, ..learner.spec() };
+                let client = connect(spec).unwrap();
+                for first in (0..COUNT).step_by(2 * worker + 1) {
+                    put_many(&client, first..(first + 2 * worker as u64 + 1).min(COUNT));
+                    if first % 97 < worker as u64 {
+                        proxy.cut();
+                    }
+                }
+                client.close(soon()).unwrap();
+            });
+        }
+        assert_each_once(&learner.receive_stamped(4 * COUNT as usize), 4, COUNT);
+    });
+    assert_eq!(learner.claimed(), 0);
+    assert!(learner.server.stats().resumed > 0);
+}
