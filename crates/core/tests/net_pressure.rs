@@ -418,14 +418,16 @@ fn a_forked_child_does_not_keep_the_port() {
         return; // Other tests fork, too.
     }
     let learner = Learner::new(2, 2);
-    // SAFETY: the child only sleeps, until it is killed.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        loop {
-            // SAFETY: sleeps.
-            unsafe { libc::pause() };
+    // SAFETY: the child only stops, until it is killed; we wait until it has.
+    let child = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::raise(libc::SIGSTOP);
+            libc::_exit(0);
         }
-    }
+        libc::waitpid(child, std::ptr::null_mut(), libc::WUNTRACED);
+        child
+    };
     learner.server.stop();
     let spec = TcpServerSpec { port: learner.server.port(), ..TcpServerSpec::default() };
     let again = TcpServer::start(intake(&learner.consumer), spec);
