@@ -9,7 +9,7 @@ UV := $(shell command -v uv 2>/dev/null || echo $(VENV)/bootstrap/bin/uv)
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 INSTALL := $(UV) pip install -q --python $(PY)
 
-.PHONY: help demo test test-rust test-loom test-fault test-python soak bench lint format clean
+.PHONY: help demo test test-rust test-loom test-fault test-python soak fuzz bench lint format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -33,6 +33,9 @@ test-python: $(VENV)/.test ## Python tests: unit, process, fault, peers, docs
 
 soak: $(VENV)/.test ## Hours in minutes: 8 producers x 1,000,000 samples, kills under full load
 	$(PY) -m pytest -q tests --soak -m soak
+
+fuzz: ## Any bytes, read as frames, for a minute (needs nightly and cargo-fuzz)
+	cargo +nightly fuzz run frame -- -max_total_time=60
 
 bench: $(VENV)/.bench ## Measure beside the peers, in one run; writes docs/bench/
 	$(PY) benches/ring.py

@@ -9,11 +9,12 @@ mod harness;
 use fixture::*;
 use harness::*;
 use rollway_core::Error;
-use rollway_core::net::{Endpoint, Intake, TcpClientSpec, TcpServerSpec, Transport};
-use rollway_core::ring::Consumer;
+use rollway_core::net::{Endpoint, Intake, TcpClient, TcpClientSpec, TcpServerSpec, Transport};
 use rollway_core::ring::producer::Origin;
+use rollway_core::ring::{Consumer, Patience, RingSpec};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, mpsc};
+use std::time::Duration;
 
 // ── delivery ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -64,6 +65,80 @@ fn four_clients_send_at_once_and_nothing_is_lost_or_doubled() {
     assert!(eventually(|| learner.server.stats().connections == 0));
     assert_eq!(learner.server.sessions(), 0, "who has said goodbye is forgotten");
     assert_eq!(learner.server.stats().samples, 4 * COUNT);
+}
+
+#[test]
+fn any_timeout_may_be_endless() {
+    let (host, ever) = (TcpServerSpec::default().host, Duration::MAX);
+    let server = TcpServerSpec {
+        handshake_timeout: ever,
+        frame_timeout: ever,
+        keepalive: ever,
+        session_ttl: ever,
+        ..TcpServerSpec::default()
+    };
+    let learner = Learner::with(&fixture::spec(None, 2, 2), server);
+    let client = connect(TcpClientSpec {
+        host,
+        connect_timeout: ever,
+        reconnect_timeout: ever,
+        keepalive: ever,
+        ..learner.spec()
+    })
+    .unwrap();
+    put_many(&client, 0..2);
+    client.close(Patience::of(Some(ever))).unwrap();
+    assert_eq!(learner.receive(2), [0, 1]);
+}
+
+#[test]
+fn samples_may_have_many_leaves_and_empty_ones() {
+    const LEAVES: [usize; 80] = {
+        let mut bytes = [3; 80];
+        (bytes[0], bytes[40], bytes[79]) = (0, 0, 0);
+        bytes
+    };
+    let ring = RingSpec { leaf_bytes: &LEAVES, ..fixture::spec(None, 4, 2) };
+    let learner = Learner::with(&ring, TcpServerSpec::default());
+    let client = TcpClient::connect(learner.spec(), SCHEMA, &LEAVES).unwrap();
+    let stack: Vec<u8> = (0..=255).collect();
+    let leaves: Vec<*const u8> = (0..80).map(|leaf| stack[leaf..].as_ptr()).collect();
+    // SAFETY: each leaf has four rows of at most three bytes behind it.
+    assert_eq!(unsafe { client.send(&leaves, 4, 0, soon()) }.unwrap(), 4);
+    let batch = Consumer::take(&*learner.consumer, soon(), None).unwrap().unwrap();
+    for (leaf, bytes) in LEAVES.iter().enumerate() {
+        for row in 0..4 {
+            // SAFETY: the batch is ours, and the leaf has that many bytes.
+            let read = unsafe { std::slice::from_raw_parts(batch.leaf(leaf, row), *bytes) };
+            assert_eq!(read, &stack[leaf + row * bytes..][..*bytes]);
+        }
+    }
+}
+
+#[test]
+fn samples_may_be_empty_or_larger_than_a_frame() {
+    for bytes in [0, 3 << 20] {
+        let ring = RingSpec { leaf_bytes: &[bytes], ..fixture::spec(None, 2, 2) };
+        let learner = Learner::with(&ring, TcpServerSpec::default());
+        let client = TcpClient::connect(learner.spec(), SCHEMA, &[bytes]).unwrap();
+        let sample = vec![7; bytes];
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..6 {
+                    // SAFETY: the one leaf has that many bytes.
+                    let sent = unsafe { client.send(&[sample.as_ptr()], 1, 0, soon()) };
+                    assert_eq!(sent.unwrap(), 1);
+                }
+                client.close(soon()).unwrap();
+            });
+            for _ in 0..3 {
+                let batch = Consumer::take(&*learner.consumer, soon(), None).unwrap().unwrap();
+                // SAFETY: the batch is ours, and the leaf has that many bytes.
+                let read = unsafe { std::slice::from_raw_parts(batch.leaf(0, 1), bytes) };
+                assert!(read == sample);
+            }
+        });
+    }
 }
 
 #[test]
@@ -211,4 +286,31 @@ fn a_client_that_is_cut_again_and_again_under_load_delivers_each_sample_once() {
         assert_each_once(&taker.join().unwrap(), 1, COUNT);
     });
     assert!(client.stats().resumed > 0 && learner.server.stats().resumed > 0);
+}
+
+#[test]
+fn clients_that_are_cut_while_the_ring_is_full_deliver_each_sample_once() {
+    const COUNT: u64 = 3000;
+    let spec = TcpServerSpec { io_threads: 2, ..TcpServerSpec::default() };
+    let learner = Learner::with(&fixture::spec(None, 8, 2), spec);
+    std::thread::scope(|scope| {
+        for worker in 1..=4 {
+            let learner = &learner;
+            scope.spawn(move || {
+                let proxy = Proxy::new(learner.server.port(), None, 700 * worker);
+                let spec = TcpClientSpec { port: proxy.port, max_inflight_msgs: 3, ..learner.spec() };
+                let client = connect(spec).unwrap();
+                for first in (0..COUNT).step_by(2 * worker + 1) {
+                    put_many(&client, first..(first + 2 * worker as u64 + 1).min(COUNT));
+                    if first % 97 < worker as u64 {
+                        proxy.cut();
+                    }
+                }
+                client.close(soon()).unwrap();
+            });
+        }
+        assert_each_once(&learner.receive_stamped(4 * COUNT as usize), 4, COUNT);
+    });
+    assert_eq!(learner.claimed(), 0);
+    assert!(learner.server.stats().resumed > 0);
 }

@@ -51,11 +51,12 @@ prop_compose! {
     fn hellos()(
         session: [u8; 16],
         producer_id in proptest::option::of(0u32..u32::MAX),
+        attempt: u32,
         next in 0..=MAX_SEQUENCE,
         retained: u64,
         schema in vec(any::<u8>(), 0..200),
     ) -> Hello {
-        Hello { session, producer_id, next, oldest: next - retained % (next + 1), schema }
+        Hello { session, producer_id, attempt, next, oldest: next - retained % (next + 1), schema }
     }
 }
 

@@ -10,7 +10,7 @@ use fixture::*;
 use harness::*;
 use rollway_core::Error;
 use rollway_core::net::frame::{Farewell, Header, Hello, Kind, Refusal};
-use rollway_core::net::{TcpClientSpec, TcpServerSpec};
+use rollway_core::net::{TcpClientSpec, TcpServer, TcpServerSpec};
 use rollway_core::ring::{Consumer, OnFull, Patience};
 use std::io::Write;
 use std::time::Duration;
@@ -108,7 +108,10 @@ fn five_hundred_clients_of_a_learner_that_stands_still_cost_little() {
         raw.prove(None);
         let mut session = [0; 16];
         session[..8].copy_from_slice(&(number as u64).to_le_bytes());
-        raw.write(&Hello { session, producer_id: None, next: 0, oldest: 0, schema: SCHEMA.to_vec() }.frame());
+        raw.write(
+            &Hello { session, producer_id: None, attempt: 1, next: 0, oldest: 0, schema: SCHEMA.to_vec() }
+                .frame(),
+        );
         assert_eq!(raw.frame().0.kind, Kind::Welcome);
         raws.push(raw);
     }
@@ -407,6 +410,33 @@ fn a_forked_child_is_told_to_make_its_own_client() {
     put_many(&client, 0..2);
     client.close(soon()).unwrap();
     assert_eq!(learner.receive(2), [0, 1]);
+}
+
+#[test]
+fn a_forked_child_does_not_keep_the_port() {
+    if !alone("a_forked_child_does_not_keep_the_port") {
+        return; // Other tests fork, too.
+    }
+    let learner = Learner::new(2, 2);
+    // SAFETY: the child only stops, until it is killed; we wait until it has.
+    let child = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::raise(libc::SIGSTOP);
+            libc::_exit(0);
+        }
+        libc::waitpid(child, std::ptr::null_mut(), libc::WUNTRACED);
+        child
+    };
+    learner.server.stop();
+    let spec = TcpServerSpec { port: learner.server.port(), ..TcpServerSpec::default() };
+    let again = TcpServer::start(intake(&learner.consumer), spec);
+    // SAFETY: kills and reaps our own child.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, std::ptr::null_mut(), 0);
+    }
+    again.unwrap();
 }
 
 #[test]

@@ -157,8 +157,14 @@ fn strangers_learn_nothing_but_the_protocol() {
     let mut raw = Raw::open(learner.server.port());
     raw.write(&Preamble { protocol: 1, token: true, nonce: [0; 32] }.bytes());
     raw.write(&Header::new(Kind::Proof).with(&[0; 32]));
-    let hello =
-        Hello { session: [0; 16], producer_id: None, next: 0, oldest: 0, schema: b"something".to_vec() };
+    let hello = Hello {
+        session: [0; 16],
+        producer_id: None,
+        attempt: 1,
+        next: 0,
+        oldest: 0,
+        schema: b"something".to_vec(),
+    };
     let _ = raw.0.write_all(&hello.frame());
     let heard = raw.rest();
     assert!(!heard.windows(SCHEMA.len()).any(|part| part == SCHEMA));

@@ -1,8 +1,9 @@
 //! The worker's end: takes samples, sends them, keeps them until the learner has them.
 //!
-//! `send` copies into a frame. With nothing under way the frame leaves at once, on the calling thread; otherwise samples
-//! gather until an acknowledgement comes, the frame is full, or 100 µs are over. One thread per client connects, reads
-//! acknowledgements, writes what the socket did not take at once, and connects again when a connection breaks.
+//! `send` copies into a frame. With nothing under way the frame leaves at once, on the calling thread; otherwise
+//! samples gather until an acknowledgement comes, the frame is full, or 100 µs are over. One thread per client
+//! connects, reads acknowledgements, writes what the socket did not take at once, and connects again when a
+//! connection breaks.
 //!
 //! ```text
 //! start ──▶ dialling ──welcome──▶ connected ──broken──▶ dialling (backoff, until `reconnect_timeout`)
@@ -10,7 +11,8 @@
 //!              └──── refused, ring closed, too late, closed by us ──▶ ended, with the reason
 //! ```
 //!
-//! Calls wait on a futex that signals interrupt ([`Error::Interrupted`]: call again). What the thread meets is told to the next caller.
+//! Calls wait on a futex that signals interrupt ([`Error::Interrupted`]: call again). What the thread meets is told
+//! to the next caller.
 
 use super::courier::Courier;
 use super::link::Link;
@@ -18,7 +20,7 @@ use super::outbound::Outbound;
 use super::stats::{ClientCounters, ClientStats};
 use super::tls::ClientTls;
 use super::token::{Token, random};
-use super::{FRAME_BYTES, MAX_FRAME_ROWS, check_sample_bytes};
+use super::{FRAME_BYTES, MAX_FRAME_ROWS, check_sample_bytes, within_reason};
 use crate::error::{Error, Result};
 use crate::ring::Patience;
 use crate::sync::{Bell, Woken};
@@ -194,7 +196,10 @@ pub struct TcpClient {
 
 impl TcpClient {
     /// Begins to connect, and returns at once; [`ready`](Self::ready) says how it went.
-    pub fn start(spec: TcpClientSpec, schema: &[u8], leaf_bytes: &[usize]) -> Result<TcpClient> {
+    pub fn start(mut spec: TcpClientSpec, schema: &[u8], leaf_bytes: &[usize]) -> Result<TcpClient> {
+        for time in [&mut spec.connect_timeout, &mut spec.reconnect_timeout, &mut spec.keepalive] {
+            *time = within_reason(*time);
+        }
         let sample_bytes = leaf_bytes.iter().sum::<usize>();
         check_sample_bytes(sample_bytes)?;
         if schema.len() > super::frame::MAX_SCHEMA_BYTES {
@@ -259,8 +264,8 @@ impl TcpClient {
         })
     }
 
-    /// Takes samples: `rows` of them, each leaf's one after the other. Says how many were taken: fewer than `rows` when
-    /// the time was over, or a signal came, in between; call again for the rest.
+    /// Takes samples: `rows` of them, each leaf's one after the other. Says how many were taken: fewer than `rows`
+    /// when the time was over, or a signal came, in between; call again for the rest.
     ///
     /// # Safety
     ///
@@ -333,8 +338,9 @@ impl TcpClient {
         })
     }
 
-    /// Waits as [`wait`](Self::wait) does, as long as `patience` lasts, says goodbye and ends the thread. An error says what is
-    /// not acknowledged; the client is closed all the same, unless a signal came ([`Error::Interrupted`]).
+    /// Waits as [`wait`](Self::wait) does, as long as `patience` lasts, says goodbye and ends the thread. An error
+    /// says what is not acknowledged; the client is closed all the same, unless a signal came
+    /// ([`Error::Interrupted`]).
     pub fn close(&self, patience: Patience) -> Result<()> {
         self.check_process()?;
         if matches!(self.shared.lock().ended, Some(Ended::Closed)) {

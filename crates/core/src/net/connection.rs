@@ -1,11 +1,11 @@
 //! One client's connection, from its first byte to its last: a task that reads as a story.
 //!
-//! Handshake, then frames. For a data frame: wait for its first payload byte, claim its slots, read it into them, commit, acknowledge.
-//! What a connection keeps is a constant: its header, its outbox, and the list of its claims. What it holds in the ring it holds for
-//! at most the time that its frame may take.
+//! Handshake, then frames. For a data frame: wait for its first payload byte, claim its slots, read it into them,
+//! commit, acknowledge. What a connection keeps is a constant: its header, its outbox, and the list of its claims.
+//! What it holds in the ring it holds for at most the time that its frame may take.
 //!
-//! C1  Slots are claimed when the payload has begun to arrive, and given back when the task ends, however it ends: they are in the
-//!     [`Landing`], which is cleared before the session is left (E1).
+//! C1  Slots are claimed when the payload has begun to arrive, and given back when the task ends, however it ends:
+//!     they are in the [`Landing`], which is cleared before the session is left (E1).
 //! C2  The commits of a frame and the step of the session's `next` have no await in between.
 //! C3  Nothing is read while the frame before it is not settled: a client that ignores its credit is slowed by TCP.
 
@@ -124,7 +124,8 @@ async fn accept(stream: TcpStream, server: &Shared) -> Result<Stream, End> {
     }
 }
 
-/// Says the last word, and reads on for a moment: a socket that is closed with bytes unread throws away what was said.
+/// Says the last word, and reads on for a moment: a socket that is closed with bytes unread throws away what was
+/// said.
 async fn part(mut wire: Wire, end: &End, server: &Shared) {
     match end {
         _ if !wire.has_spoken() => return,
@@ -229,8 +230,13 @@ impl Connection<'_> {
                 Kind::Goodbye => {
                     let mut text = vec![0; header.length as usize];
                     timeout(budget, self.wire.read_exact(&mut text)).await.map_err(|_| too_slow())??;
-                    let code = Farewell::from_code(header.code).unwrap_or(Farewell::Finished);
-                    return Err(End::Parted(code, String::from_utf8_lossy(&text).into_owned()));
+                    // Any other reason than that it is done: it may come again.
+                    let done = Farewell::from_code(header.code) == Some(Farewell::Finished);
+                    return Err(if done {
+                        End::Parted(Farewell::Finished, String::new())
+                    } else {
+                        End::Broken
+                    });
                 }
                 Kind::Extension(_) => self.skip(header.length, budget).await?,
                 _ => return Err(End::Damaged("a frame is out of turn".to_owned())),
@@ -337,6 +343,9 @@ impl Connection<'_> {
     /// Finds a place for `rows` rows. Holds slots, or waits; never both (N1).
     async fn place(&mut self, rows: usize) -> Result<Placed, End> {
         let (intake, mut left) = (&self.server.intake, rows);
+        if rows == 0 {
+            return Ok(Placed::default());
+        }
         if !intake.is_crowded() || intake.on_full() != OnFull::Block {
             match claim(intake, self.landing, &mut left)? {
                 Claimed::All => return Ok(Placed::default()),
@@ -375,7 +384,8 @@ impl Connection<'_> {
         Ok(Placed { refused: 0, turn: Some(turn) })
     }
 
-    /// Waits for room; a little longer when that was futile, because others were faster or the ring's hints are wrong.
+    /// Waits for room; a little longer when that was futile, because others were faster or the ring's hints are
+    /// wrong.
     async fn room(&mut self, futile: &mut u32) -> Result<(), End> {
         self.patiently(self.server.intake.room()).await?;
         *futile += 1;
@@ -386,7 +396,12 @@ impl Connection<'_> {
     }
 
     /// Publishes what has landed (C2), then what was spilled, as room comes.
-    async fn settle(&mut self, header: &Header, placed: Placed, progress: &mut Progress) -> Result<(), End> {
+    async fn settle(
+        &mut self,
+        header: &Header,
+        mut placed: Placed,
+        progress: &mut Progress,
+    ) -> Result<(), End> {
         let (server, producer_id) = (self.server, self.producer_id);
         let origin = |sequence| Origin { producer_id, sequence, version: header.version };
         let (mut sequence, mut spilled) = (header.sequence, 0);
@@ -425,6 +440,7 @@ impl Connection<'_> {
                 Ok(None) => break, // Not with the policy that spills.
                 Err(Error::Full) => {
                     self.wire.acknowledge(progress.next, FIRST_CREDIT, 0);
+                    placed.turn.iter_mut().for_each(Place::wait_again);
                     self.room(&mut futile).await?;
                 }
                 Err(error) => return Err(closed(error)),
@@ -434,7 +450,8 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Waits, and lets the client know from time to time that we are alive: what it says is behind what we do not read.
+    /// Waits, and lets the client know from time to time that we are alive: what it says is behind what we do not
+    /// read.
     async fn patiently<T>(&mut self, other: impl Future<Output = T>) -> Result<T, End> {
         let mut other = std::pin::pin!(other);
         loop {

@@ -1,7 +1,7 @@
 //! The client's own thread: connects, reads acknowledgements, writes what the callers could not, and connects again.
 //!
-//! It sleeps on the socket and on the client's bell, never with the lock held. What it meets it leaves in the shared state, and wakes those
-//! who wait.
+//! It sleeps on the socket and on the client's bell, never with the lock held. What it meets it leaves in the shared
+//! state, and wakes those who wait.
 
 use super::client::{Ended, Shared, State};
 use super::dial::{Failure, LATE, dial};
@@ -30,11 +30,14 @@ pub struct Courier<'a> {
     welcomed: bool,
     /// Why the last attempt failed: the last one before the end may only be late.
     reason: Option<String>,
+    /// Connections that were tried.
+    attempt: u32,
 }
 
 impl<'a> Courier<'a> {
     pub fn new(shared: &'a Shared) -> Courier<'a> {
-        Courier { shared, contact: Instant::now(), pinged: Instant::now(), welcomed: false, reason: None }
+        let now = Instant::now();
+        Courier { shared, contact: now, pinged: now, welcomed: false, reason: None, attempt: 0 }
     }
 
     /// The whole life of the thread. Whatever ends it, the callers are told.
@@ -132,11 +135,13 @@ impl<'a> Courier<'a> {
 
     fn connect(&mut self) -> Result<(), Failure> {
         let shared = self.shared;
+        self.attempt += 1;
         let hello = {
             let state = shared.lock();
             Hello {
                 session: shared.session,
                 producer_id: state.producer_id,
+                attempt: self.attempt,
                 next: state.outbound.touched,
                 oldest: state.outbound.acked,
                 schema: shared.schema.clone(),

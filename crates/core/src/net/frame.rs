@@ -6,9 +6,9 @@
 //! payload   `length` bytes, as the kind says
 //! ```
 //!
-//! Little-endian throughout. Every function here is pure, takes what it is given and checks it: unknown kinds, lengths that
-//! do not fit their kind and texts that are too long are [`Damage`]; too few bytes are `None`. The meaning of each
-//! field is in `docs/design/net.md`.
+//! Little-endian throughout. Every function here is pure, takes what it is given and checks it: unknown kinds,
+//! lengths that do not fit their kind and texts that are too long are [`Damage`]; too few bytes are `None`. The
+//! meaning of each field is in `docs/design/net.md`.
 
 use std::fmt;
 
@@ -217,6 +217,8 @@ pub struct Hello {
     /// Chosen at random by the client, for its lifetime.
     pub session: [u8; 16],
     pub producer_id: Option<u32>,
+    /// Counts the connections of this session, from 1. One that comes late, after a younger one, is not let in.
+    pub attempt: u32,
     /// One past the last sample that was ever put on a wire.
     pub next: u64,
     /// The first sample that is not acknowledged.
@@ -231,6 +233,7 @@ impl Hello {
             session: array(payload, 0).ok_or(short)?,
             producer_id: Some(u32::from_le_bytes(array(payload, 16).ok_or(short)?))
                 .filter(|&id| id != NO_PRODUCER_ID),
+            attempt: u32::from_le_bytes(array(payload, 20).ok_or(short)?),
             next: u64::from_le_bytes(array(payload, 24).ok_or(short)?),
             oldest: u64::from_le_bytes(array(payload, 32).ok_or(short)?),
             schema: payload[HELLO_BYTES..].to_vec(),
@@ -248,7 +251,7 @@ impl Hello {
         let mut payload = Vec::with_capacity(HELLO_BYTES + self.schema.len());
         payload.extend_from_slice(&self.session);
         payload.extend_from_slice(&self.producer_id.unwrap_or(NO_PRODUCER_ID).to_le_bytes());
-        payload.extend_from_slice(&[0; 4]);
+        payload.extend_from_slice(&self.attempt.to_le_bytes());
         payload.extend_from_slice(&self.next.to_le_bytes());
         payload.extend_from_slice(&self.oldest.to_le_bytes());
         payload.extend_from_slice(&self.schema);
@@ -381,8 +384,8 @@ fn clip(text: &str) -> &str {
     &text[..end]
 }
 
-/// Reads `bytes` as everything that may come over a wire, and checks that what was understood is written back as it was
-/// read. For the property tests and the fuzzer; panics only where this module is wrong.
+/// Reads `bytes` as everything that may come over a wire, and checks that what was understood is written back as it
+/// was read. For the property tests and the fuzzer; panics only where this module is wrong.
 pub fn probe(bytes: &[u8]) {
     if let Some(preamble) = array(bytes, 0)
         && let Ok(read) = Preamble::parse(&preamble)

@@ -1,22 +1,22 @@
 //! What a transport needs to put samples into a ring, and nothing else: claims, where their leaves lie, commits in
 //! somebody's name, and waiting for room without holding any.
 //!
-//! An [`Intake`] is one seat in the ring, shared by everything that a transport serves. A [`Run`] is a claim with a guard:
-//! dropped, it is given back. The TCP transport uses nothing of the ring but this, and another transport (RDMA, a message
-//! queue) needs no more.
+//! An [`Intake`] is one seat in the ring, shared by everything that a transport serves. A [`Run`] is a claim with a
+//! guard: dropped, it is given back. The TCP transport uses nothing of the ring but this, and another transport
+//! (RDMA, a message queue) needs no more.
 //!
 //! **Waiting.** An event loop must not sleep in the ring. A *doorman* thread does: it sleeps in
 //! [`Producer::wait_writable`] while somebody waits for room, and on a condition variable otherwise.
 //!
-//! **No deadlock.** N1: nobody who waits holds a slot. A run of rows that finds only a part of its slots commits
-//! that part at once, and keeps the rest in a *spill* buffer, of which there are [`SPILLS`]. Whoever has a spill buffer can use any
-//! single slot that becomes free; whoever waits for a spill buffer holds nothing. So each free slot is of use to somebody who
-//! is awake, batches become complete, and the learner goes on. Had a run kept its slots and waited for more, the learner could wait
-//! for the very batch that these slots belong to; had it given them back and waited for all at once, the last slots of
-//! a batch would stay empty while no other batch is free.
+//! **No deadlock.** N1: nobody who waits holds a slot. A run of rows that finds only a part of its slots commits that
+//! part at once, and keeps the rest in a *spill* buffer, of which there are [`SPILLS`]. Whoever has a spill buffer
+//! can use any single slot that becomes free; whoever waits for a spill buffer holds nothing. So each free slot is of
+//! use to somebody who is awake, batches become complete, and the learner goes on. Had a run kept its slots and
+//! waited for more, the learner could wait for the very batch that these slots belong to; had it given them back and
+//! waited for all at once, the last slots of a batch would stay empty while no other batch is free.
 //!
-//! **Fair.** Spill buffers, and with them the right to wait for room, are given in the order in which they were asked for;
-//! nobody claims past those who wait.
+//! **Fair.** Spill buffers, and with them the right to wait for room, are given in the order in which they were asked
+//! for; nobody claims past those who wait.
 
 use crate::error::{Error, Result};
 use crate::ring::producer::Origin;
@@ -29,8 +29,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// How many runs may be split between the ring and a spill buffer at once. One would do for liveness; several keep a slow
-/// client, which holds one while its frame arrives, from holding up the others.
+/// How many runs may be split between the ring and a spill buffer at once. One would do for liveness; several keep a
+/// slow client, which holds one while its frame arrives, from holding up the others.
 pub const SPILLS: usize = 8;
 /// The doorman looks up this often, to see whether he is still needed.
 const SLICE: Duration = Duration::from_millis(100);
@@ -134,8 +134,8 @@ impl Intake {
         &self.shared.door.producer
     }
 
-    /// Claims up to `want` slots, now. `None`: dropped, as the policy says, and counted; [`Error::Full`]: wait, or say so,
-    /// as the policy is.
+    /// Claims up to `want` slots, now. `None`: dropped, as the policy says, and counted; [`Error::Full`]: wait, or
+    /// say so, as the policy is.
     pub fn claim(&self, want: usize) -> Result<Option<Run>> {
         let claim = self.producer().claim(want, Patience::Never)?;
         Ok(claim.map(|claim| Run { intake: self.clone(), len: claim.len, claim: Some(claim) }))
@@ -262,6 +262,13 @@ impl Place {
 
     pub fn is_reached(&self) -> bool {
         self.permit.is_some()
+    }
+
+    /// We have not all that we came for: others stand back again.
+    pub fn wait_again(&mut self) {
+        if !std::mem::replace(&mut self.waits, true) {
+            self.intake.shared.queue.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// We have what we came for, and nobody need stand back for us.

@@ -1,8 +1,9 @@
 //! Where the bytes of one data frame go: leaf by leaf, into slots, a spill buffer, or nowhere.
 //!
-//! The rows of a frame fall into *spans*: claimed runs of slots, rows for which there was no slot (spilled), rows that nobody wants
-//! (dropped, refused, or here already). The payload is leaf-major, so each leaf visits every span once. A [`Landing`] hands
-//! out the next rooms to read into and is told how much was read. Cleared, it gives back what it has claimed.
+//! The rows of a frame fall into *spans*: claimed runs of slots, rows for which there was no slot (spilled), rows
+//! that nobody wants (dropped, refused, or here already). The payload is leaf-major, so each leaf visits every span
+//! once. A [`Landing`] hands out the next rooms to read into and is told how much was read. Cleared, it gives back
+//! what it has claimed.
 
 use super::intake::Run;
 use std::io::IoSliceMut;
@@ -125,9 +126,10 @@ impl Landing {
                 Span::Discard(_) => (scratch, left.min(SCRATCH_BYTES)),
             };
             if len > 0 {
-                // SAFETY: slots are claimed by the run, which we hold (I1), and a claim's rows of a leaf lie side by side; the
-                // spill buffer has room for all leaves of its rows; the scratch buffer has SCRATCH_BYTES and is lent once,
-                // because the loop ends with it. No two rooms overlap, and all live as long as `self` is borrowed.
+                // SAFETY: slots are claimed by the run, which we hold (I1), and a claim's rows of a leaf lie side by
+                // side; the spill buffer has room for all leaves of its rows; the scratch buffer has SCRATCH_BYTES
+                // and is lent once, because the loop ends with it. No two rooms overlap, and all live as long as
+                // `self` is borrowed.
                 rooms[count] = IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(place, len) });
                 count += 1;
             }

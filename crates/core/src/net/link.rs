@@ -1,8 +1,9 @@
 //! The client's end of one connection: a non-blocking socket, with TLS or without.
 //!
-//! Every call does what can be done now and says `WouldBlock` for the rest. Signals are never raised (`MSG_NOSIGNAL`): this
-//! is a library in somebody else's process.
+//! Every call does what can be done now and says `WouldBlock` for the rest. Signals are never raised
+//! (`MSG_NOSIGNAL`): this is a library in somebody else's process.
 
+use super::alone::Alone;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
@@ -38,13 +39,14 @@ impl Write for Quiet<'_> {
 /// A connected socket.
 #[derive(Debug)]
 pub struct Link {
+    _alone: Alone,
     socket: Arc<TcpStream>,
     tls: Option<Box<ClientConnection>>,
 }
 
 impl Link {
     pub fn new(socket: TcpStream, tls: Option<ClientConnection>) -> Link {
-        Link { socket: Arc::new(socket), tls: tls.map(Box::new) }
+        Link { _alone: Alone::of(&socket), socket: Arc::new(socket), tls: tls.map(Box::new) }
     }
 
     /// To poll on while others write.

@@ -8,11 +8,14 @@
 //! | `session` | what each client has delivered, across connections |
 //! | `server`, `connection`, `handshake`, `landing`, `wire` | [`TcpServer`]: one task per connection |
 //! | `client`, `courier`, `outbound`, `dial`, `link` | [`TcpClient`]: sends, keeps until acknowledged, reconnects, sends again |
+//! | `alone` | sockets that forked children do not keep |
 //! | [`stats`] | what both count |
 //!
-//! Acknowledged means committed. A client keeps every sample until it is, and after a reconnect the server says which one it
-//! wants next: nothing is lost, nothing is delivered twice. The conversation is described in `docs/design/net.md`.
+//! Acknowledged means committed. A client keeps every sample until it is, and after a reconnect the server says which
+//! one it wants next: nothing is lost, nothing is delivered twice. The conversation is described in
+//! `docs/design/net.md`.
 
+mod alone;
 mod client;
 mod connection;
 mod courier;
@@ -36,6 +39,7 @@ pub use intake::Intake;
 pub use server::{Refused, TcpServer, TcpServerSpec};
 pub use stats::{ClientStats, ServerStats};
 use std::thread::JoinHandle;
+use std::time::Duration;
 pub use tls::{ClientTls, ServerTls};
 
 /// The largest sample that goes over a network.
@@ -63,6 +67,11 @@ pub trait Endpoint: Send + Sync {
     fn stop(&self);
 }
 
+/// Keeps a time within what can be added to the clock and waited for.
+fn within_reason(time: Duration) -> Duration {
+    time.clamp(Duration::from_millis(1), Duration::from_secs(365 * 24 * 3600))
+}
+
 fn check_sample_bytes(bytes: usize) -> Result<()> {
     if bytes > MAX_SAMPLE_BYTES {
         let range = format!("at most {MAX_SAMPLE_BYTES} over a network");
@@ -71,13 +80,13 @@ fn check_sample_bytes(bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// Starts a thread of ours. Signals are for the threads of the program, whose waits they interrupt; all but those that a
-/// thread raises itself, by a fault.
+/// Starts a thread of ours. Signals are for the threads of the program, whose waits they interrupt; all but those
+/// that a thread raises itself, by a fault.
 fn thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     const FAULTS: [i32; 6] =
         [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT];
-    // SAFETY: the sets are initialised before use, and belong to this thread. The new thread inherits the mask; ours is put
-    // back.
+    // SAFETY: the sets are initialised before use, and belong to this thread. The new thread inherits the mask; ours
+    // is put back.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();

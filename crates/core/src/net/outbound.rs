@@ -5,11 +5,12 @@
 //!                                       acknowledged ◀┘        ▢ not written on this connection
 //! ```
 //!
-//! A frame is one buffer, leaf by leaf, so that it leaves with one vectored write. Buffers are used again; there are at most as many
-//! as frames may be under way, and one. Nothing here sleeps or locks; the client does.
+//! A frame is one buffer, leaf by leaf, so that it leaves with one vectored write. Buffers are used again; there are
+//! at most as many as frames may be under way, and one. Nothing here sleeps or locks; the client does.
 //!
 //! O1  `acked ≤ every queued sample < next`, without gaps: what is not acknowledged is here.
-//! O2  `touched` is one past the last sample that was ever given to a socket. What lies behind it cannot have arrived.
+//! O2  `touched` is one past the last sample that was ever given to a socket. What lies behind it cannot have
+//!     arrived.
 //! O3  A frame that was begun on a connection is finished on it before anything else is written.
 
 use super::frame::{HEADER_BYTES, Header, Kind, Welcome};

@@ -1,11 +1,12 @@
 //! The learner's end: listens, and runs a task for each client.
 //!
-//! One thread (or as many as asked for) runs a single-threaded event loop; a connection stays on the thread that it was given to.
-//! Nothing here blocks a loop: waiting for room is the doorman's business ([`super::intake`]).
+//! One thread (or as many as asked for) runs a single-threaded event loop; a connection stays on the thread that it
+//! was given to. Nothing here blocks a loop: waiting for room is the doorman's business ([`super::intake`]).
 //!
-//! Those who have not proved themselves yet wait in the *lobby*. When there are as many connections as allowed, a newcomer takes the
-//! place of the oldest in the lobby; so strangers who only connect keep nobody out.
+//! Those who have not proved themselves yet wait in the *lobby*. When there are as many connections as allowed, a
+//! newcomer takes the place of the oldest in the lobby; so strangers who only connect keep nobody out.
 
+use super::alone::Alone;
 use super::connection::{self, End, FIRST_CREDIT};
 use super::frame::{Farewell, Refusal};
 use super::intake::Intake;
@@ -13,7 +14,7 @@ use super::session::Sessions;
 use super::stats::{ServerCounters, ServerStats, add};
 use super::tls::ServerTls;
 use super::token::Token;
-use super::{Endpoint, FRAME_BYTES, MAX_FRAME_ROWS, Transport, check_sample_bytes};
+use super::{Endpoint, FRAME_BYTES, MAX_FRAME_ROWS, Transport, check_sample_bytes, within_reason};
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -145,7 +146,8 @@ impl Shared {
         }
     }
 
-    /// Lets somebody into the lobby, in place of the oldest there if need be. `None`: full of those who have a right to be.
+    /// Lets somebody into the lobby, in place of the oldest there if need be. `None`: full of those who have a right
+    /// to be.
     fn admit(self: &Arc<Self>) -> Option<Lobby> {
         let mut lobby = lock(&self.lobby);
         if self.counters.connections.load(Ordering::Relaxed) >= self.spec.max_connections as u64 {
@@ -208,7 +210,12 @@ pub struct TcpServer {
 
 impl TcpServer {
     /// Binds and begins to listen; returns when clients can connect.
-    pub fn start(intake: Intake, spec: TcpServerSpec) -> Result<TcpServer> {
+    pub fn start(intake: Intake, mut spec: TcpServerSpec) -> Result<TcpServer> {
+        for time in
+            [&mut spec.handshake_timeout, &mut spec.frame_timeout, &mut spec.keepalive, &mut spec.session_ttl]
+        {
+            *time = within_reason(*time);
+        }
         check_sample_bytes(intake.sample_bytes())?;
         let at_least_one = |what, value: u64| match value {
             0 => Err(Error::OutOfRange { what, value, range: "at least 1".to_owned() }),
@@ -261,9 +268,13 @@ impl TcpServer {
         }
         self.start_loop(
             0,
-            || tokio::net::TcpListener::from_std(listener),
-            async move |listener, shared: &Arc<Shared>, tasks: &mut Tasks| {
-                accept(listener, shared, tasks, hands).await;
+            || {
+                let listener = tokio::net::TcpListener::from_std(listener)?;
+                Ok((Alone::of(&listener), listener))
+            },
+            async move |(alone, listener), shared: &Arc<Shared>, tasks: &mut Tasks| {
+                accept(&listener, shared, tasks, hands).await;
+                drop(alone);
             },
         )
     }
@@ -400,7 +411,7 @@ type Hand = mpsc::UnboundedSender<(std::net::TcpStream, String, Lobby)>;
 
 /// Takes in connections until the end, and hands them to the loops in turn.
 async fn accept(
-    listener: tokio::net::TcpListener,
+    listener: &tokio::net::TcpListener,
     shared: &Arc<Shared>,
     tasks: &mut Tasks,
     hands: Vec<Hand>,

@@ -2,9 +2,10 @@
 //!
 //! A session is a client's random name and the number of the next sample that it owes. It outlives its connections.
 //!
-//! E1  Only the holder of the session's lock commits its samples and moves its `next`, with no await in between. A second
-//!     connection of the same client makes the first one leave, and is told `next` only when it has the lock: no
-//!     commit of the first is under way then, and none will follow.
+//! E1  Only the holder of the session's lock commits its samples and moves its `next`, with no await in between. A
+//!     second connection of the same client makes the first one leave, and is told `next` only when it has the lock:
+//!     no commit of the first is under way then, and none will follow. Bytes of a connection that the client gave up
+//!     long ago may still be on their way: the client numbers its connections, and only a younger one takes over.
 //! E2  A session with a connection is never forgotten. Without one it is, after a while, or when there are too many.
 //! E3  A client with samples of unknown fate is never let into a session that was forgotten.
 
@@ -46,6 +47,8 @@ struct Session {
     progress: Arc<tokio::sync::Mutex<Progress>>,
     /// Counts the connections that came; a connection that is not the last one leaves.
     arrivals: watch::Sender<u64>,
+    /// The client's own number of its youngest connection.
+    attempt: u32,
     /// Connections now.
     tenants: usize,
     left: Instant,
@@ -101,9 +104,14 @@ impl Sessions {
                 refused: VecDeque::new(),
             })),
             arrivals: watch::Sender::new(0),
+            attempt: 0,
             tenants: 0,
             left: Instant::now(),
         });
+        if known && hello.attempt <= session.attempt {
+            return Err((Refusal::Busy, "a younger connection of this client has come already".to_owned()));
+        }
+        session.attempt = hello.attempt;
         session.tenants += 1;
         session.arrivals.send_modify(|count| *count += 1);
         Ok(Tenancy {
@@ -184,9 +192,23 @@ impl Drop for Tenancy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     fn hello(name: u8, oldest: u64, next: u64) -> Hello {
-        Hello { session: [name; 16], producer_id: None, next, oldest, schema: Vec::new() }
+        static ATTEMPT: AtomicU32 = AtomicU32::new(1);
+        let attempt = ATTEMPT.fetch_add(1, Ordering::Relaxed);
+        Hello { session: [name; 16], producer_id: None, attempt, next, oldest, schema: Vec::new() }
+    }
+
+    #[test]
+    fn a_connection_that_comes_after_a_younger_one_does_not_take_over() {
+        let sessions = Arc::new(Sessions::new(2, Duration::from_secs(60)));
+        let (old, young) = (hello(1, 0, 0), hello(1, 0, 0));
+        let tenancy = sessions.enter(&young, || 7).unwrap();
+        assert!(matches!(sessions.enter(&old, || 7), Err((Refusal::Busy, _))));
+        assert!(!tenancy.arrivals.has_changed().unwrap());
+        assert!(sessions.enter(&hello(1, 0, 0), || 7).is_ok());
+        assert!(tenancy.arrivals.has_changed().unwrap());
     }
 
     #[test]

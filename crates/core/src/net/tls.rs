@@ -1,7 +1,8 @@
 //! TLS 1.3 by rustls: the certificate of the server, and whom a client trusts.
 //!
-//! There is no list of public authorities: a client names the file with the authority, or the very certificate, that it
-//! trusts. With TLS the bytes are decrypted in a buffer of rustls and copied from there, one copy more than without.
+//! There is no list of public authorities: a client names the file with the authority, or the very certificate, that
+//! it trusts. With TLS the bytes are decrypted in a buffer of rustls and copied from there, one copy more than
+//! without.
 
 use crate::error::{Error, Result};
 use rustls::pki_types::pem::PemObject;

@@ -1,8 +1,8 @@
 //! The shared secret: proved by both sides, sent by neither.
 //!
-//! Each side answers the other's nonce with an HMAC-SHA256 over *both preambles*, so the proof also covers the versions and
-//! flags that were agreed on. It says who opened the connection, not who writes on it later: on a network that others can write
-//! to, use TLS besides.
+//! Each side answers the other's nonce with an HMAC-SHA256 over *both preambles*, so the proof also covers the
+//! versions and flags that were agreed on. It says who opened the connection, not who writes on it later: on a
+//! network that others can write to, use TLS besides.
 
 use super::frame::{NONCE_BYTES, PREAMBLE_BYTES, PROOF_BYTES};
 use crate::error::{Error, Result};

@@ -1,10 +1,11 @@
 //! The server's end of one connection: bytes in, small frames out, over a plain socket or TLS.
 //!
-//! Reading goes straight to where the bytes belong ([`Wire::fill`]); with TLS there is one more copy, out of the decrypted
-//! record. Writing never waits on its own: frames gather in a small outbox, acknowledgements merge into one, and both leave
-//! whenever nothing more is readable. Every future here may be dropped at any await: what was read stays counted by
-//! the caller, and what is to be written stays in the outbox.
+//! Reading goes straight to where the bytes belong ([`Wire::fill`]); with TLS there is one more copy, out of the
+//! decrypted record. Writing never waits on its own: frames gather in a small outbox, acknowledgements merge into
+//! one, and both leave whenever nothing more is readable. Every future here may be dropped at any await: what was
+//! read stays counted by the caller, and what is to be written stays in the outbox.
 
+use super::alone::Alone;
 use super::frame::{HEADER_BYTES, Header, Kind};
 use std::future::poll_fn;
 use std::io::{Error, ErrorKind, IoSliceMut, Result};
@@ -90,6 +91,7 @@ fn hung_up() -> Error {
 
 /// One connection.
 pub struct Wire {
+    _alone: Alone,
     stream: Stream,
     outbox: Vec<u8>,
     sent: usize,
@@ -104,7 +106,12 @@ pub struct Wire {
 
 impl Wire {
     pub fn new(stream: Stream) -> Wire {
+        let alone = match &stream {
+            Stream::Plain(stream) => Alone::of(stream),
+            Stream::Tls(stream) => Alone::of(stream.get_ref().0),
+        };
         Wire {
+            _alone: alone,
             stream,
             outbox: Vec::with_capacity(8 * HEADER_BYTES),
             sent: 0,
@@ -167,7 +174,8 @@ impl Wire {
         self.outbox.extend_from_slice(frame);
     }
 
-    /// Whether the other side was ever told anything. It expects our preamble first, and would not understand a goodbye.
+    /// Whether the other side was ever told anything. It expects our preamble first, and would not understand a
+    /// goodbye.
     pub fn has_spoken(&self) -> bool {
         self.spoken
     }

@@ -11,7 +11,7 @@ use rollway_core::{Error, Result};
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// A ring with a server in front of it.
@@ -252,8 +252,16 @@ impl Raw {
     pub fn enter(port: u16, session: u8, oldest: u64, next: u64) -> (Raw, Welcome) {
         let mut raw = Raw::open(port);
         assert_eq!(raw.prove(None).kind, Kind::Proof);
-        let hello =
-            Hello { session: [session; 16], producer_id: None, next, oldest, schema: SCHEMA.to_vec() };
+        static ATTEMPT: AtomicU32 = AtomicU32::new(1);
+        let attempt = ATTEMPT.fetch_add(1, Ordering::Relaxed);
+        let hello = Hello {
+            session: [session; 16],
+            producer_id: None,
+            attempt,
+            next,
+            oldest,
+            schema: SCHEMA.to_vec(),
+        };
         raw.write(&hello.frame());
         let (header, payload) = raw.frame();
         assert_eq!(header.kind, Kind::Welcome);
