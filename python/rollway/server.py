@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import optree
 
-from rollway._core import Consumer, Producer, Sample
+from rollway._core import Consumer, HistSnapshot, Producer, Sample
 from rollway.async_bell import AsyncBell
 from rollway.errors import BatchesHeld, ConnectionClosedError, ForeignSchema, InvalidArgument, WaitTimeout
 from rollway.pinning import pin
@@ -232,8 +232,14 @@ class Server:
                 stats[name] = stats.get(name, 0) + value
         return stats
 
+    def histograms(self) -> dict[str, HistSnapshot]:
+        """How long things take: ``memcpy`` (copying a sample into its slot), ``queue_dwell`` (a batch in the ring) and
+        ``wait`` (the learner for a batch).
+        """
+        return self._consumer.histograms()
+
     def reset_histograms(self) -> None:
-        """Starts the histograms of `SampleInfo` anew. Counters stay."""
+        """Starts the histograms anew. Counters stay."""
         self._consumer.reset_histograms()
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 use crate::errors::{blocking, to_py};
 use crate::gil::GilCell;
+use crate::histogram::HistSnapshot;
 use crate::plan::Plan;
 use crate::producer::{on_full, patience, seconds};
 use crate::sample::Sample;
@@ -157,6 +158,18 @@ impl Consumer {
     /// Plain numbers about the ring.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         ring_stats(py, &self.ring)
+    }
+
+    /// How long things take: copying a sample, a batch's dwelling in the ring, the learner's waiting.
+    fn histograms<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let control = self.ring.protocol().control;
+        let histograms = PyDict::new(py);
+        for (name, histogram) in
+            [("memcpy", &control.memcpy), ("queue_dwell", &control.dwell), ("wait", &control.wait)]
+        {
+            histograms.set_item(name, HistSnapshot::from(histogram.snapshot()).into_pyobject(py)?)?;
+        }
+        Ok(histograms)
     }
 
     fn reset_histograms(&self) {

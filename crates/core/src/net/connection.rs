@@ -23,6 +23,7 @@ use crate::ring::OnFull;
 use crate::ring::producer::Origin;
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -33,6 +34,8 @@ const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 const ROOMS: usize = 32;
 /// Those who wait for their turn look this often whether there is room for all of their frame.
 const LOOK: Duration = Duration::from_millis(100);
+/// One frame in so many is timed for the ring's `memcpy` histogram: the system call that copies it into its slots.
+const TIMED: u64 = 16;
 /// How long a parting word may take.
 const PARTING: Duration = Duration::from_millis(500);
 /// Frames that a client may have under way before the first acknowledgement, and while others wait for room.
@@ -328,8 +331,14 @@ impl Connection<'_> {
             first.map_err(|_| too_slow())??;
         }
         let placed = self.place(rows - known).await?;
+        if server.counters.frames.load(Ordering::Relaxed).is_multiple_of(TIMED) {
+            self.wire.start_clock();
+        }
         let read = timeout(self.budget(header), self.read()).await;
         read.map_err(|_| too_slow())??;
+        if let Some(ns) = self.wire.stop_clock() {
+            server.intake.record_copy(ns / rows as u64);
+        }
         self.settle(header, placed, progress).await?;
         add(&server.counters.frames, 1);
         add(&server.counters.bytes, header.length + HEADER_BYTES as u64);

@@ -141,6 +141,11 @@ impl Intake {
         Ok(claim.map(|claim| Run { intake: self.clone(), len: claim.len, claim: Some(claim) }))
     }
 
+    /// Notes how long copying a sample into its slot took, for the ring's histogram.
+    pub fn record_copy(&self, ns: u64) {
+        self.producer().ring().protocol().control.memcpy.record(ns);
+    }
+
     /// Whether somebody waits, whom nobody should overtake.
     pub fn is_crowded(&self) -> bool {
         self.shared.queue.load(Ordering::Relaxed) != 0

@@ -7,6 +7,7 @@
 
 use super::alone::Alone;
 use super::frame::{HEADER_BYTES, Header, Kind};
+use crate::ring::monotonic_ns;
 use std::future::poll_fn;
 use std::io::{Error, ErrorKind, IoSliceMut, Result};
 use std::pin::Pin;
@@ -102,6 +103,8 @@ pub struct Wire {
     /// The last read brought less than there was room for: nothing more is likely to be there.
     drained: bool,
     spoken: bool,
+    /// Time spent in reads since somebody asked for it, in nanoseconds.
+    clock: Option<u64>,
 }
 
 impl Wire {
@@ -120,6 +123,7 @@ impl Wire {
             ack_frames: 0,
             drained: true,
             spoken: false,
+            clock: None,
         }
     }
 
@@ -130,17 +134,33 @@ impl Wire {
             if self.drained {
                 let _ = self.poll_outbox(cx)?;
             }
+            let started = self.clock.map(|_| monotonic_ns());
             match self.stream.poll_fill(cx, rooms) {
                 Poll::Pending => {
                     let _ = self.poll_outbox(cx)?;
                     Poll::Pending
                 }
-                ready => ready,
+                ready => {
+                    if let (Some(clock), Some(started)) = (&mut self.clock, started) {
+                        *clock += monotonic_ns() - started;
+                    }
+                    ready
+                }
             }
         })
         .await?;
         self.drained = read < wanted;
         Ok(read)
+    }
+
+    /// From now on, notes how long reads take; waiting for something to read is not counted.
+    pub fn start_clock(&mut self) {
+        self.clock = Some(0);
+    }
+
+    /// What was noted, in nanoseconds.
+    pub fn stop_clock(&mut self) -> Option<u64> {
+        self.clock.take()
     }
 
     /// Waits for a byte, and leaves it where it is.
