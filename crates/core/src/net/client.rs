@@ -15,7 +15,7 @@
 //! to the next caller.
 
 use super::courier::Courier;
-use super::link::Link;
+use super::link::{Link, write_to};
 use super::outbound::Outbound;
 use super::stats::{ClientCounters, ClientStats};
 use super::tls::ClientTls;
@@ -26,6 +26,7 @@ use crate::ring::Patience;
 use crate::sync::{Bell, Woken};
 use rustix::event::{EventfdFlags, eventfd};
 use rustls::pki_types::ServerName;
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -113,6 +114,8 @@ pub struct State {
     /// What the thread is waiting for, so that it is not woken for that.
     pub watches_out: bool,
     pub watches_clock: bool,
+    /// Somebody has called it, and it has not looked since.
+    pub called: bool,
 }
 
 impl Shared {
@@ -163,24 +166,46 @@ impl Shared {
         }
     }
 
-    /// Writes what the socket takes.
-    pub fn pump(&self, state: &mut State, eager: bool) {
-        if !state.outbound.blocked
-            && !state.broken
-            && let Some(link) = &mut state.link
-        {
-            state.broken = state.outbound.pump(link, eager, &self.counters).is_err();
+    /// Writes what the socket takes, if nobody else is at it. Lets go of the lock for each write.
+    pub fn pump<'a>(&'a self, mut state: MutexGuard<'a, State>, eager: bool) -> MutexGuard<'a, State> {
+        loop {
+            if state.broken {
+                return state;
+            }
+            let State { outbound, link: Some(link), .. } = &mut *state else { return state };
+            if let Err(error) = link.flush() {
+                let full = error.kind() == ErrorKind::WouldBlock;
+                (state.outbound.blocked, state.broken) = (full, !full);
+                return state;
+            }
+            let Some(piece) = outbound.begin(eager) else { return state };
+            let written = if link.is_plain() {
+                let (layout, socket) = (outbound.layout(), link.socket());
+                drop(state);
+                let written = piece.write(&layout, |parts| write_to(&socket, parts));
+                state = self.lock();
+                written
+            } else {
+                piece.write(&outbound.layout(), |parts| link.write(parts))
+            };
+            let done = state.outbound.finish(piece, written, &self.counters);
+            state.broken |= done.is_err();
         }
     }
 
-    /// Writes what the socket takes on the caller's thread, and leaves the rest to the other.
-    fn push(&self, state: &mut State, eager: bool) {
-        self.pump(state, eager);
+    /// Gets things going on the caller's thread, and leaves the rest to the other. With data under way it leaves all of
+    /// it: then copying and writing go side by side, and the caller is back sooner.
+    fn push<'a>(&'a self, state: MutexGuard<'a, State>, eager: bool) {
+        let alone = eager || !state.outbound.is_under_way();
+        let mut state = if alone { self.pump(state, eager) } else { state };
         let needed = state.broken
             || (state.outbound.blocked && !state.watches_out)
+            || (state.outbound.has_work() && !state.called)
             || (!state.watches_clock && state.outbound.gathers_until().is_some());
         if needed {
             (state.watches_out, state.watches_clock) = (true, true); // It will.
+            state.called = true;
+            drop(state);
             self.call_thread();
         }
     }
@@ -236,6 +261,7 @@ impl TcpClient {
                 broken: false,
                 watches_out: false,
                 watches_clock: false,
+                called: false,
             }),
             progress: Bell::default(),
             closing: AtomicBool::new(false),
@@ -258,8 +284,8 @@ impl TcpClient {
 
     /// Waits until the learner has let us in, for the first time. Ends by itself after `connect_timeout`.
     pub fn ready(&self, patience: Patience) -> Result<()> {
-        self.wait_until(patience, |state| {
-            self.shared.check(state)?;
+        self.wait_until(patience, |mut state| {
+            self.shared.check(&mut state)?;
             Ok(self.shared.counters.connects.load(Ordering::Relaxed) > 0)
         })
     }
@@ -283,9 +309,9 @@ impl TcpClient {
             return Err(Error::OutOfRange { what: "leaves", value: leaves.len() as u64, range });
         }
         let mut taken = 0;
-        let mut take = |state: &mut State| {
+        let mut take = |mut state: MutexGuard<'_, State>| {
             if taken == 0 {
-                self.shared.check(state)?;
+                self.shared.check(&mut state)?;
             } else if state.ended.is_some() {
                 return Ok(true);
             }
@@ -300,7 +326,7 @@ impl TcpClient {
             self.shared.push(state, false);
             Ok(taken == rows)
         };
-        let at_once = take(&mut self.shared.lock());
+        let at_once = take(self.shared.lock());
         let ended = match at_once {
             Ok(true) => return Ok(rows),
             Ok(false) if patience == Patience::Never => Err(Error::Full),
@@ -328,11 +354,11 @@ impl TcpClient {
     /// Waits until everything that was sent is acknowledged: committed to the ring.
     pub fn wait(&self, patience: Patience) -> Result<()> {
         self.check_process()?;
-        self.wait_until(patience, |state| {
+        self.wait_until(patience, |mut state| {
             if state.refused.is_none() && state.outbound.unacknowledged() == 0 {
                 return Ok(true);
             }
-            self.shared.check(state)?;
+            self.shared.check(&mut state)?;
             self.shared.push(state, true);
             Ok(false)
         })
@@ -412,10 +438,14 @@ impl TcpClient {
     }
 
     /// Looks again whenever the thread has news.
-    fn wait_until(&self, patience: Patience, mut done: impl FnMut(&mut State) -> Result<bool>) -> Result<()> {
+    fn wait_until(
+        &self,
+        patience: Patience,
+        mut done: impl FnMut(MutexGuard<'_, State>) -> Result<bool>,
+    ) -> Result<()> {
         loop {
             let ticket = self.shared.progress.announce();
-            if done(&mut self.shared.lock())? {
+            if done(self.shared.lock())? {
                 return Ok(());
             }
             let Some(left) = patience.left() else { return Err(Error::Timeout) };

@@ -10,7 +10,7 @@ use super::link::watch;
 use super::server::SILENCES;
 use super::stats::add;
 use super::token::random;
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -169,6 +169,7 @@ impl<'a> Courier<'a> {
         let mut news = true; // TLS may hold bytes already.
         let outcome = loop {
             let mut state = self.shared.lock();
+            state.called = false;
             if news || state.broken {
                 if let Err(outcome) = self.hear(&mut state, &mut inbox) {
                     break outcome;
@@ -177,7 +178,7 @@ impl<'a> Courier<'a> {
                     break None;
                 }
                 state.outbound.blocked = false;
-                self.shared.pump(&mut state, true);
+                state = self.shared.pump(state, true);
             }
             if self.shared.is_closing() {
                 drop(state);
@@ -194,7 +195,7 @@ impl<'a> Courier<'a> {
                 state.outbound.say(&Header::new(Kind::Ping).bytes());
                 state.outbound.blocked = false;
             }
-            self.shared.pump(&mut state, false);
+            state = self.shared.pump(state, false);
             if state.broken {
                 continue;
             }
@@ -298,15 +299,15 @@ impl<'a> Courier<'a> {
     /// Says goodbye, if the socket takes it.
     fn part(&self, socket: &std::net::TcpStream) {
         let until = Instant::now() + PARTING;
-        self.shared.lock().outbound.finish(&goodbye(Farewell::Finished, ""));
+        self.shared.lock().outbound.finish_with(&goodbye(Farewell::Finished, ""));
         while Instant::now() < until {
             let mut state = self.shared.lock();
-            let state = &mut *state;
-            let Some(link) = &mut state.link else { return };
-            let pumped: io::Result<()> = state.outbound.pump(link, true, &self.shared.counters);
-            if pumped.is_err() || !state.outbound.blocked {
+            state.outbound.blocked = false;
+            let state = self.shared.pump(state, true);
+            if state.broken || state.outbound.has_said_all() {
                 return;
             }
+            drop(state);
             let _ = watch(Some(socket), &self.shared.bell, true, Some(until));
         }
     }

@@ -36,6 +36,11 @@ impl Write for Quiet<'_> {
     }
 }
 
+/// Writes some of it to a plain socket.
+pub fn write_to(socket: &TcpStream, parts: &[IoSlice<'_>]) -> Result<usize> {
+    Quiet(socket).write_vectored(parts)
+}
+
 /// A connected socket.
 #[derive(Debug)]
 pub struct Link {
@@ -49,7 +54,12 @@ impl Link {
         Link { _alone: Alone::of(&socket), socket: Arc::new(socket), tls: tls.map(Box::new) }
     }
 
-    /// To poll on while others write.
+    /// Whether the socket can be written to without us.
+    pub fn is_plain(&self) -> bool {
+        self.tls.is_none()
+    }
+
+    /// To poll on, or to write to, while others have the link.
     pub fn socket(&self) -> Arc<TcpStream> {
         self.socket.clone()
     }
