@@ -276,7 +276,7 @@ class Server:
         alive, died = self._consumer.producers()
         writers = ", ".join(f"pid {pid} ({slots})" for pid, slots in self._consumer.writers()) or "nobody"
         refusals = [getattr(endpoint, "last_refusal", None) for endpoint in self._endpoints]
-        refused = "".join(f" Not let in, last: {refusal}." for refusal in refusals if refusal)
+        refused = "".join(f" Not let in, last: {refusal.rstrip('.')}." for refusal in refusals if refusal)
         return WaitTimeout(
             f"no whole batch of {self._batch_size} within {timeout} s: {stats['ready_samples']} samples are committed, "
             f"slots are being written by {writers}; {alive} producers attached, {len(died)} died.{refused} "
