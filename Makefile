@@ -39,7 +39,9 @@ fuzz: ## Any bytes, read as frames, for a minute (needs nightly and cargo-fuzz)
 
 bench: $(VENV)/.bench ## Measure beside the peers, in one run; writes docs/bench/
 	$(PY) benches/ring.py
+	$(PY) benches/net.py
 	$(PY) benches/kills.py
+	$(PY) benches/cuts.py
 
 lint: $(VENV)/.test ## ruff, mypy, stubs, rustfmt, clippy
 	cargo fmt --all --check

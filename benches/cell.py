@@ -65,7 +65,7 @@ def run_cell(
     if reason is not None:
         return Outcome("not installed", {}, reason)
     board = Board(producers)
-    crew = _Crew()
+    crew = Crew()
     link = None
     try:
         link = contender.link(workload, producers)
@@ -80,8 +80,8 @@ def run_cell(
     return _judge(crew, stalled)
 
 
-class _Crew:
-    """The processes of one cell and what they reported."""
+class Crew:
+    """The processes of one run and what they reported. They die with their parent, and leave Ctrl-C to it."""
 
     def __init__(self) -> None:
         self.processes: list[BaseProcess] = []
@@ -90,6 +90,7 @@ class _Crew:
         self.exit_codes: list[int] = []  # of those that ended badly, by themselves
 
     def spawn(self, name: str, role: Role, args: tuple[Any, ...]) -> None:
+        """Runs a role in a process of its own. It is called with a function to report by, `args`, and its settings."""
         ours, theirs = SPAWN.Pipe(duplex=False)
         process = SPAWN.Process(target=_enter, args=(os.getpid(), theirs, role, args), name=name, daemon=True)
         process.start()
@@ -97,14 +98,17 @@ class _Crew:
         self.processes.append(process)
         self.pipes.append(ours)
 
+    def alive(self) -> bool:
+        return any(process.is_alive() for process in self.processes)
+
     def watch(self, board: Board, stall_s: float) -> bool:
         """Wait for everybody to end. True if the cell got nowhere, False if all ended or one failed."""
         seen = board.progress()
         moved_at = time.monotonic()
         patience = START_S
         while True:
-            alive = any(process.is_alive() for process in self.processes)
-            self._read()
+            alive = self.alive()
+            self.read()
             self.exit_codes = [p.exitcode for p in self.processes if p.exitcode]
             if not alive or self.exit_codes or any("error" in report for report in self.reports):
                 return False
@@ -118,7 +122,8 @@ class _Crew:
                 return True
             time.sleep(0.02)
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Collects what was reported since."""
         for pipe in self.pipes:
             try:
                 while pipe.poll():
@@ -136,7 +141,7 @@ class _Crew:
             pipe.close()
 
 
-def _judge(crew: _Crew, stalled: bool) -> Outcome:
+def _judge(crew: Crew, stalled: bool) -> Outcome:
     values: dict[str, Any] = {}
     for report in crew.reports:
         if "error" in report:

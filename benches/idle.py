@@ -12,17 +12,19 @@ from typing import Any
 from board import Board
 from cell import STALL_S, Outcome, Report, run_cell
 from contenders.rollway import Rollway
+from contenders.rollway_tcp import RollwayTcp
 from workloads import TRAJECTORY, Workload
 
 PRODUCERS = 4
+Ours = Rollway | RollwayTcp
 
 
-def measure_idle(seconds: float) -> Outcome:
+def measure_idle(contender: Ours, seconds: float) -> Outcome:
     """Per cent of one core, in `values["cpu_percent"]`."""
-    return run_cell(Rollway("send"), TRAJECTORY, PRODUCERS, (wait, seconds), (attach,), STALL_S + seconds)
+    return run_cell(contender, TRAJECTORY, PRODUCERS, (wait, seconds), (attach,), STALL_S + seconds)
 
 
-def attach(report: Report, contender: Rollway, link: Any, workload: Workload, board: Board, index: int) -> None:
+def attach(report: Report, contender: Ours, link: Any, workload: Workload, board: Board, index: int) -> None:
     board.wait_for_consumer()
     producer = contender.producer(link, workload, index)
     board.announce(index, 1)  # attached; nothing is ever sent
@@ -30,7 +32,7 @@ def attach(report: Report, contender: Rollway, link: Any, workload: Workload, bo
     producer.close()
 
 
-def wait(report: Report, contender: Rollway, link: Any, workload: Workload, board: Board, seconds: float) -> None:
+def wait(report: Report, contender: Ours, link: Any, workload: Workload, board: Board, seconds: float) -> None:
     consumer = contender.consumer(link, workload, board.producers)
     board.consumer_ready()
     while not board.all_started():

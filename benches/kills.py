@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import mmap
 import os
 import random
@@ -21,34 +20,25 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-import machine
+import report
 import rollway
+from numbered import Numbered
 
-WORDS = 4096
-EXAMPLE = {"id": np.zeros(3, np.int64), "payload": np.zeros(WORDS, np.int64)}
-PATTERN = np.arange(WORDS, dtype=np.int64) * 31
+SAMPLES = Numbered(words=4096)
 LIVES = 1 << 10  # of one worker, at most
-
-
-def key_of(worker: int, life: int, counter: int) -> int:
-    return worker * 1_000_003 + life * 7919 + counter
 
 
 def produce(name: str, worker: int, life: int, ledger: mmap.mmap) -> None:
     """Sends for ever, by turns copied and written in place, and notes after each commit how many there are."""
-    client = rollway.ShmClient(name, EXAMPLE, producer_id=worker, peer_timeout_s=None)
-    ident, scratch = np.array([worker, life, 0], np.int64), np.empty(WORDS, np.int64)
+    client = rollway.ShmClient(name, SAMPLES.example(), producer_id=worker, peer_timeout_s=None)
+    sample = SAMPLES.example()
     for counter in itertools.count():
-        ident[2] = counter
-        key = key_of(worker, life, counter)
         if counter % 2:
-            client.send({"id": ident, "payload": np.add(PATTERN, key, out=scratch)})
+            client.send(SAMPLES.write(sample, worker, life, counter))
         else:
             with client.reserve() as slot:
-                slot["id"][:] = ident
-                np.add(PATTERN, key, out=slot["payload"])
+                SAMPLES.write(slot, worker, life, counter)
         struct.pack_into("q", ledger, (worker * LIVES + life) * 8, counter + 1)
 
 
@@ -91,9 +81,8 @@ class Watch:
 
     def add(self, sample: rollway.Sample) -> None:
         """Checks every word of every sample, and notes the pauses."""
-        ids, payload = sample.batch["id"], sample.batch["payload"]
-        keys = key_of(ids[:, 0], ids[:, 1], ids[:, 2])
-        self.torn += int((payload != PATTERN[None] + keys[:, None]).any(axis=1).sum())
+        self.torn += SAMPLES.torn(sample.batch)
+        ids = sample.batch["id"]
         for (worker, life, counter), when in zip(ids.tolist(), sample.info.committed_ns.tolist(), strict=True):
             who = (worker, life)
             seen = self.seen.setdefault(who, set())
@@ -111,7 +100,7 @@ def run(producers: int, kills: int, seconds: float) -> dict[str, object]:
     """One run."""
     ledger = mmap.mmap(-1, producers * LIVES * 8)
     watch = Watch()
-    with rollway.Server(EXAMPLE, 32, rollway.ShmTransport(), num_buffers=4, peer_timeout_s=None) as server:
+    with rollway.Server(SAMPLES.example(), 32, rollway.ShmTransport(), num_buffers=4, peer_timeout_s=None) as server:
         started = time.monotonic()
         supervisor = forked(supervise, server.name, producers, kills, seconds, ledger)
         while os.waitpid(supervisor, os.WNOHANG) == (0, 0):
@@ -154,21 +143,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "bench")
     options = parser.parse_args()
     rows = [run(options.producers, kills, options.seconds) for kills in (0, options.kills)]
-    table = Table(title="Random SIGKILLs among producers under full load", title_justify="left")
-    for column in ("", "undisturbed", f"{options.kills} kills"):
-        table.add_column(column, justify="right" if column else "left")
-    for field in rows[0]:
-        shown = [f"{row[field]:,.2f}" if isinstance(row[field], float) else f"{row[field]:,}" for row in rows]
-        table.add_row(field.replace("_", " "), *shown)
-    Console().print(table)
+    title = "Random SIGKILLs among producers under full load"
+    report.show_runs(title, ["undisturbed", f"{options.kills} kills"], rows, Console())
     options.out.mkdir(parents=True, exist_ok=True)
-    record = {
-        "command": machine.command(),
-        "commit": machine.commit(),
-        "machine": machine.describe(("rollway",)),
-        "runs": rows,
-    }
-    (options.out / "kills.json").write_text(json.dumps(record, indent=1) + "\n")
+    report.write_runs(rows, options.out / "kills.json")
 
 
 if __name__ == "__main__":

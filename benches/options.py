@@ -1,4 +1,4 @@
-"""The command line of the ring benchmark: which cells, how long, where the results go."""
+"""The command line of a programme: which cells, how long, where the results go."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import machine
-from contenders import KEYS
+from programme import Programme
 from workloads import WORKLOADS
 
 OUT = machine.ROOT / "docs" / "bench"
@@ -15,14 +15,15 @@ FULL = {"seconds": 1.5, "warmup": 0.4, "repeats": 3, "idle": 5.0}
 QUICK = {"seconds": 0.2, "warmup": 0.05, "repeats": 1, "idle": 1.0}
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="ring.py", description="Benchmark the ring beside its limits and its peers.")
+def parse(programme: Programme, arguments: list[str]) -> argparse.Namespace:
+    stem, keys = programme.stem, programme.keys
+    parser = argparse.ArgumentParser(prog=f"{stem}.py", description=programme.purpose)
     parser.add_argument(
         "--quick",
         action="store_true",
         help="0.2 s per cell, 1 repeat, 1 s idle where not said otherwise: to see that it runs",
     )
-    parser.add_argument("--only", type=_listed(KEYS), default=list(KEYS), help=f"contenders: {','.join(KEYS)}")
+    parser.add_argument("--only", type=_listed(keys), default=list(keys), help=f"contenders: {','.join(keys)}")
     names = tuple(WORKLOADS)
     parser.add_argument("--workloads", type=_listed(names), default=list(names), help=",".join(names))
     parser.add_argument("--producers", type=_counts, default=[1, 4], help="numbers of producers, such as 1,4")
@@ -31,7 +32,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, help="(3)")
     parser.add_argument("--idle", type=float, help="seconds of the idle measurement, 0 for none (5)")
     parser.add_argument("--latency", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--out", type=Path, default=OUT, help="folder for ring.json, ring.md and ring.png")
+    parser.add_argument("--out", type=Path, default=OUT, help=f"folder for {stem}.json, {stem}.md and {stem}.png")
     options = parser.parse_args(arguments)
     for name, value in (QUICK if options.quick else FULL).items():
         if getattr(options, name) is None:

@@ -13,7 +13,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+import machine
 import summary
+from programme import Programme
 from summary import Figure, Ratio, Record
 
 _DASH = "–"
@@ -29,19 +31,19 @@ def write_json(record: Record, path: Path) -> None:
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def write_markdown(record: Record, path: Path) -> None:
-    parts = ["# Ring benchmark", _origin(record)]
-    for title, header, rows in _tables(record):
+def write_markdown(programme: Programme, record: Record, path: Path) -> None:
+    parts = [f"# {programme.title}", _origin(record)]
+    for title, header, rows in _tables(programme, record):
         parts.append(f"## {title}")
         parts.append(_markdown_table(header, rows))
-    parts.append("Method and definitions: `benches/README.md`. Raw samples: `ring.json`.")
+    parts.append(f"Method and definitions: `benches/README.md`. Raw samples: `{programme.stem}.json`.")
     if record["plot"]:
         parts.insert(2, f"![throughput and latency]({record['plot']})")
     path.write_text("\n\n".join(parts) + "\n")
 
 
-def show(record: Record, console: Console) -> None:
-    for title, header, rows in _tables(record):
+def show(programme: Programme, record: Record, console: Console) -> None:
+    for title, header, rows in _tables(programme, record):
         table = Table(title=title, title_justify="left")
         for i, name in enumerate(header):
             table.add_column(name, justify="right" if i else "left", no_wrap=not i)
@@ -50,17 +52,39 @@ def show(record: Record, console: Console) -> None:
         console.print(table)
 
 
+def show_runs(title: str, names: list[str], rows: list[Record], console: Console) -> None:
+    """Runs of one kind side by side, a line for each number."""
+    table = Table(title=title, title_justify="left")
+    for column in ("", *names):
+        table.add_column(column, justify="right" if column else "left")
+    for field in rows[0]:
+        shown = [f"{row[field]:,.2f}" if isinstance(row[field], float) else f"{row[field]:,}" for row in rows]
+        table.add_row(field.replace("_", " "), *shown)
+    console.print(table)
+
+
+def write_runs(rows: list[Record], path: Path) -> None:
+    """The same as JSON, and where the numbers come from."""
+    record = {
+        "command": machine.command(),
+        "commit": machine.commit(),
+        "machine": machine.describe(("rollway",)),
+        "runs": rows,
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
 TableText = tuple[str, list[str], list[list[str]]]
 
 
-def _tables(record: Record) -> list[TableText]:
+def _tables(programme: Programme, record: Record) -> list[TableText]:
     found = []
     if record["throughput"]:
         found.append(_throughput_table(record))
         found.append(_cpu_table(record))
     if record["latency"]:
         found.append(_latency_table(record))
-    found.append(("Ratios", ["what", "value"], [[r.name, _ratio_text(r)] for r in summary.ratios(record)]))
+    found.append(("Ratios", ["what", "value"], [[r.name, _ratio_text(r)] for r in programme.ratios(record)]))
     return found
 
 
@@ -138,15 +162,15 @@ def _ratio_text(ratio: Ratio) -> str:
 
 
 def _origin(record: Record) -> str:
-    machine, commit, settings = record["machine"], record["commit"], record["settings"]
+    host, commit, settings = record["machine"], record["commit"], record["settings"]
     commit_id = (commit["id"] or "unknown")[:12]
-    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    packages = ", ".join(f"{name} {version}" for name, version in host["packages"].items())
     changed = " with local changes" if commit["dirty"] else ""
-    load = f"{machine['load_average_before'][0]:.1f}, after it {machine['load_average_after'][0]:.1f}"
+    load = f"{host['load_average_before'][0]:.1f}, after it {host['load_average_after'][0]:.1f}"
     return (
         f"`{record['command']}` at commit `{commit_id}`{changed}, {record['began']}.\n\n"
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['kernel']}, "
-        f"{machine['python']}; load average before the run {load}. {packages}.\n\n"
+        f"{host['cpu']}, {host['cores']} cores, {host['memory_gib']} GiB, {host['kernel']}, "
+        f"{host['python']}; load average before the run {load}. {packages}.\n\n"
         f"{settings['seconds']:g} s per cell, repeats: {settings['repeats']}, interleaved across contenders. "
         "Read the ratios within this page: all rows come from one run."
     )

@@ -3,12 +3,13 @@
     python benches/ring.py [--quick] [--only rollway,memcpy,naive] [--workloads …] [--producers …] [--out DIR]
 
 Every spawned process imports this file again, so it imports nothing before it is known to be the parent; the
-run is in `suite`, the options are in `options`, and benches/README.md says what is measured and how.
+run is in `suite`, who takes part is in `programme`, and benches/README.md says what is measured and how.
 """
 
 if __name__ == "__main__":
     import sys
 
+    from programme import RING
     from suite import main
 
-    sys.exit(main())
+    sys.exit(main(RING))

@@ -1,6 +1,6 @@
-"""The whole run: decide which cells run and in which order, show progress, write ring.json, .md and .png.
+"""The whole run of a programme: decide which cells run and in which order, show progress, write down what came of it.
 
-How a cell is measured is in `cell`, `latency` and `idle`. Called by ring.py.
+How a cell is measured is in `cell`, `latency` and `idle`. Called by ring.py and net.py.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import machine
 import plot
 import report
 from cell import Outcome, measure_throughput
-from contenders import LATENCY, PACKAGES, THROUGHPUT, Contender
+from contenders.base import Contender
 from idle import measure_idle
 from latency import measure_latency
 from options import parse
+from programme import Programme
 from workloads import WORKLOADS
 
 _QUIET = 0.3  # load per core
@@ -41,8 +42,8 @@ class Step(NamedTuple):
     measure: Callable[[], Outcome]
 
 
-def main() -> int:
-    options = parse(sys.argv[1:])
+def main(programme: Programme) -> int:
+    options = parse(programme, sys.argv[1:])
     console = Console()
     if not console.is_terminal:
         console.width = _PAPER
@@ -50,7 +51,7 @@ def main() -> int:
         "command": machine.command(),
         "commit": machine.commit(),
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.describe(PACKAGES),
+        "machine": machine.describe(programme.packages),
         "settings": {key: value for key, value in vars(options).items() if key != "out"},
         "plot": None,
         "throughput": [],
@@ -63,7 +64,7 @@ def main() -> int:
     for ending in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with SIGINT ignored
         signal.signal(ending, signal.default_int_handler)
     try:
-        measure(list(steps(options)), record, console)
+        measure(list(steps(programme, options)), record, console)
     except KeyboardInterrupt:
         console.print("interrupted: all processes ended, nothing written")
         return 130
@@ -71,20 +72,20 @@ def main() -> int:
     record["machine"]["load_average_after"] = os.getloadavg()
     options.out.mkdir(parents=True, exist_ok=True)
     if plot.available():
-        record["plot"] = "ring.png"
-        plot.write_png(record, options.out / "ring.png")
+        record["plot"] = f"{programme.stem}.png"
+        plot.write_png(record, options.out / record["plot"])
     else:
         console.print("no picture: matplotlib is not installed")
-    report.write_json(record, options.out / "ring.json")
-    report.write_markdown(record, options.out / "ring.md")
-    report.show(record, console)
+    report.write_json(record, options.out / f"{programme.stem}.json")
+    report.write_markdown(programme, record, options.out / f"{programme.stem}.md")
+    report.show(programme, record, console)
     return 0
 
 
-def steps(options: argparse.Namespace) -> Iterator[Step]:
+def steps(programme: Programme, options: argparse.Namespace) -> Iterator[Step]:
     """All repeats of all cells: one of everybody before the second of anybody, so noise hits all alike."""
-    rows = [(place, c) for place, c in enumerate(THROUGHPUT) if _chosen(c, options)]
-    waits = [(place, c) for place, c in enumerate(LATENCY) if _chosen(c, options)]
+    rows = [(place, c) for place, c in enumerate(programme.throughput) if _chosen(c, options)]
+    waits = [(place, c) for place, c in enumerate(programme.latency) if _chosen(c, options)]
     for repeat in range(options.repeats):
         for name in options.workloads:
             for producers in options.producers:
@@ -106,9 +107,9 @@ def steps(options: argparse.Namespace) -> Iterator[Step]:
             for place, contender in _rotated(waits, repeat):
                 measure = partial(measure_latency, contender, options.seconds)
                 yield Step("latency", _row(place, contender, repeat), f"{contender.label}, latency", measure)
-        if options.idle and "rollway" in options.only:
-            row = {"contender": "rollway send", "repeat": repeat}
-            yield Step("idle", row, "rollway, idle", partial(measure_idle, options.idle))
+        if options.idle and _chosen(programme.idle, options):
+            row = {"contender": programme.idle.label, "repeat": repeat}
+            yield Step("idle", row, "rollway, idle", partial(measure_idle, programme.idle, options.idle))
 
 
 def measure(plan: list[Step], record: dict[str, Any], console: Console) -> None:

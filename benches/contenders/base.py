@@ -7,6 +7,7 @@ announced in bursts.
 
 from __future__ import annotations
 
+import socket
 import time
 from importlib.util import find_spec
 from typing import Any
@@ -100,6 +101,14 @@ class Contender:
 
     def discard(self, link: Any) -> None:
         """In the parent, after all processes have ended, by themselves or killed: leave no file behind."""
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on. In the parent; the consumer binds it before producers are told."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def touch_batch(batch: Item) -> float:

@@ -6,12 +6,11 @@ answers that.
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import numpy as np
 
-from contenders.base import Consumer, Contender, Producer, touch_batch
+from contenders.base import Consumer, Contender, Producer, free_port, touch_batch
 from workloads import Item, Workload
 
 _BATCH = 32
@@ -66,10 +65,7 @@ class Echo(Contender):
     module = "echo"
 
     def link(self, workload: Workload, producers: int) -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            return port
+        return free_port()
 
     def producer(self, link: int, workload: Workload, index: int) -> Producer:
         return _Producer(link, workload, index)

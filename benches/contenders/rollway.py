@@ -21,12 +21,12 @@ _SHM = Path("/dev/shm")
 Way = Literal["send", "send_many", "reserve"]
 
 
-class _Producer(Producer):
-    def __init__(self, name: str, workload: Workload, index: int) -> None:
-        from rollway import ShmClient
+class Sender(Producer):
+    """Sends one sample per call, through any client of rollway's."""
 
+    def __init__(self, client: Any, workload: Workload, index: int) -> None:
         super().__init__(workload, index)
-        self._client: Any = ShmClient(name, workload.example())
+        self._client = client
 
     def burst(self) -> None:
         send = self._client.send
@@ -40,9 +40,11 @@ class _Producer(Producer):
         self._client.close()
 
 
-class _ManyProducer(_Producer):
-    def __init__(self, name: str, workload: Workload, index: int) -> None:
-        super().__init__(name, workload, index)
+class ManySender(Sender):
+    """Sends a run of one batch per call, through any client of rollway's."""
+
+    def __init__(self, client: Any, workload: Workload, index: int) -> None:
+        super().__init__(client, workload, index)
         starts = range(0, len(self.items), workload.batch)
         self._runs = [workload.stacked(self.items[at : at + workload.batch]) for at in starts]
 
@@ -52,7 +54,7 @@ class _ManyProducer(_Producer):
             send_many(run)
 
 
-class _ReserveProducer(_Producer):
+class _ReserveSender(Sender):
     def burst(self) -> None:
         reserve, copyto = self._client.reserve, np.copyto
         for item in self.items:
@@ -62,12 +64,14 @@ class _ReserveProducer(_Producer):
             slot.commit()
 
 
-class _Consumer(Consumer):
-    def __init__(self, name: str, workload: Workload) -> None:
-        from rollway import Server, ShmTransport
+class Learner(Consumer):
+    """Takes whole batches from a `Server`, whatever its transport."""
+
+    def __init__(self, transport: Any, workload: Workload) -> None:
+        from rollway import Server
 
         self._server: Any = Server(
-            workload.example(), workload.batch, transport=ShmTransport(name), num_buffers=workload.buffers
+            workload.example(), workload.batch, transport=transport, num_buffers=workload.buffers
         )
         self._server.start()
         self._held: Any = None
@@ -115,11 +119,15 @@ class Rollway(Contender):
         return f"bench-{os.getpid()}-{secrets.token_hex(4)}"
 
     def producer(self, link: str, workload: Workload, index: int) -> Producer:
-        kinds = {"send": _Producer, "send_many": _ManyProducer, "reserve": _ReserveProducer}
-        return kinds[self.way](link, workload, index)
+        from rollway import ShmClient
 
-    def consumer(self, link: str, workload: Workload, producers: int) -> _Consumer:
-        return _Consumer(link, workload)
+        kinds = {"send": Sender, "send_many": ManySender, "reserve": _ReserveSender}
+        return kinds[self.way](ShmClient(link, workload.example()), workload, index)
+
+    def consumer(self, link: str, workload: Workload, producers: int) -> Learner:
+        from rollway import ShmTransport
+
+        return Learner(ShmTransport(link), workload)
 
     def discard(self, link: str) -> None:
         for left in _SHM.glob(f"rollway.{link}*"):  # only a killed cell leaves one

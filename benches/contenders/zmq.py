@@ -1,24 +1,25 @@
-"""pyzmq over ipc, PUSH to PULL: one frame per sample, the leaves joined to bytes, `np.frombuffer` at the end.
+"""pyzmq, PUSH to PULL, over ipc or over TCP on loopback: one frame per sample, the leaves joined to bytes.
 
 The quickest of what was tried: pickle protocol 5 in one frame, pickle with out-of-band buffers, one frame per
-leaf with and without copy, joined with and without copy. No copy at the receiver pays for large frames only.
-Both ends know the shapes, so nothing describes them on the wire. The socket file is in a temporary folder
-that `discard` removes.
+leaf with and without copy, joined with and without copy; `np.frombuffer` at the end. No copy at the receiver pays for
+large frames only. Both ends know the shapes, so nothing describes them on the wire. The socket file of ipc is in a
+temporary folder that `discard` removes.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from contenders.base import Consumer, Contender, Producer, touch
+from contenders.base import Consumer, Contender, Producer, free_port, touch
 from workloads import Item, Workload
 
 _COPY_BELOW = 4096  # bytes
-_SCHEME, _SOCKET = "ipc://", "/ring"
+_IPC, _SOCKET = "ipc://", "/ring"
+Scheme = Literal["ipc", "tcp"]
 
 
 class _Producer(Producer):
@@ -89,12 +90,17 @@ class _Consumer(Consumer):
 
 class Zmq(Contender):
     key = "zmq"
-    label = "pyzmq ipc PUSH/PULL"
     package = "pyzmq"
     module = "zmq"
 
+    def __init__(self, scheme: Scheme = "ipc") -> None:
+        self.scheme = scheme
+        self.label = f"pyzmq {scheme} PUSH/PULL"
+
     def link(self, workload: Workload, producers: int) -> str:
-        return _SCHEME + tempfile.mkdtemp(prefix="ring-bench-") + _SOCKET
+        if self.scheme == "tcp":
+            return f"tcp://127.0.0.1:{free_port()}"
+        return _IPC + tempfile.mkdtemp(prefix="ring-bench-") + _SOCKET
 
     def producer(self, link: str, workload: Workload, index: int) -> Producer:
         return _Producer(link, workload, index)
@@ -103,4 +109,5 @@ class Zmq(Contender):
         return _Consumer(link, workload)
 
     def discard(self, link: str) -> None:
-        shutil.rmtree(link.removeprefix(_SCHEME).removesuffix(_SOCKET), ignore_errors=True)
+        if self.scheme == "ipc":
+            shutil.rmtree(link.removeprefix(_IPC).removesuffix(_SOCKET), ignore_errors=True)

@@ -1,0 +1,15 @@
+"""Compare rollway over TCP with a raw socket and with what people use today, in one run on one machine, on loopback.
+
+    python benches/net.py [--quick] [--only rollway,loopback,echo] [--workloads …] [--producers …] [--out DIR]
+
+Every spawned process imports this file again, so it imports nothing before it is known to be the parent; the
+run is in `suite`, who takes part is in `programme`, and benches/README.md says what is measured and how.
+"""
+
+if __name__ == "__main__":
+    import sys
+
+    from programme import NET
+    from suite import main
+
+    sys.exit(main(NET))
