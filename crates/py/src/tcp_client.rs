@@ -1,7 +1,6 @@
 //! `TcpSender`: a remote worker's handle. `rollway.TcpClient` is its subclass, so that `send` costs no Python frame.
 
 use crate::errors::{blocking, named, to_py};
-use crate::gil::GilCell;
 use crate::plan::{Expect, Plan};
 use crate::producer::{patience, seconds};
 use crate::rows::Rows;
@@ -19,7 +18,7 @@ const DETACH_BYTES: usize = 16 * 1024;
 /// One worker's connection. Subclassed in Python.
 #[pyclass(frozen, subclass, module = "rollway._core")]
 pub struct TcpSender {
-    core: GilCell<Option<Arc<Core>>>,
+    core: Arc<Core>,
     plan: Py<Plan>,
     address: String,
     sample_bytes: usize,
@@ -60,7 +59,7 @@ impl TcpSender {
         let core = Core::start(spec, text, &leaf_bytes).map_err(|e| to_py(py, e))?;
         blocking(py, || core.ready(Patience::Forever))?.map_err(|e| to_py(py, e))?;
         let sample_bytes = leaf_bytes.iter().sum();
-        Ok(TcpSender { core: GilCell::new(Some(Arc::new(core))), plan, address, sample_bytes })
+        Ok(TcpSender { core: Arc::new(core), plan, address, sample_bytes })
     }
 
     /// Takes one sample. It is on its way; `wait` tells when the learner has it.
@@ -73,18 +72,18 @@ impl TcpSender {
         timeout: Option<f64>,
     ) -> PyResult<bool> {
         let rows = Rows::of(self.plan.get(), data, Expect::Sample)?;
-        let core = self.core(py)?;
-        match self.take(py, &core, &rows, 0, version) {
+        let core = &self.core;
+        match self.take(py, &rows, 0, version) {
             Ok(_) => Ok(true),
             Err(Error::Full) if timeout != Some(0.0) => {
                 let patience = patience(timeout)?;
                 let leaves = rows.leaves_from(self.plan.get(), 0);
                 // SAFETY: as in `take`.
                 blocking(py, || unsafe { core.send(leaves.get(), 1, version, patience) })?
-                    .map_err(|e| self.explain(py, &core, e, timeout))?;
+                    .map_err(|e| self.explain(py, e, timeout))?;
                 Ok(true)
             }
-            Err(error) => Err(self.explain(py, &core, error, timeout)),
+            Err(error) => Err(self.explain(py, error, timeout)),
         }
     }
 
@@ -92,11 +91,10 @@ impl TcpSender {
     #[pyo3(signature = (data, *, version=0))]
     fn try_send(&self, py: Python<'_>, data: &Bound<'_, PyAny>, version: u32) -> PyResult<bool> {
         let rows = Rows::of(self.plan.get(), data, Expect::Sample)?;
-        let core = self.core(py)?;
-        match self.take(py, &core, &rows, 0, version) {
+        match self.take(py, &rows, 0, version) {
             Ok(_) => Ok(true),
             Err(Error::Full) => Ok(false),
-            Err(error) => Err(self.explain(py, &core, error, None)),
+            Err(error) => Err(self.explain(py, error, None)),
         }
     }
 
@@ -110,11 +108,11 @@ impl TcpSender {
         timeout: Option<f64>,
     ) -> PyResult<usize> {
         let patience = patience(timeout)?;
-        let (core, sent, ended) = self.send_rows(py, data, version, patience)?;
+        let (sent, ended) = self.send_rows(py, data, version, patience)?;
         match ended {
             Ok(()) => Ok(sent),
             Err(error) => {
-                let error = self.explain(py, &core, error, timeout);
+                let error = self.explain(py, error, timeout);
                 error.value(py).setattr("sent", sent)?;
                 Err(error)
             }
@@ -125,45 +123,42 @@ impl TcpSender {
     #[pyo3(signature = (data, *, version=0))]
     fn try_send_many(&self, py: Python<'_>, data: &Bound<'_, PyAny>, version: u32) -> PyResult<usize> {
         match self.send_rows(py, data, version, Patience::Never)? {
-            (_, sent, Ok(()) | Err(Error::Full)) => Ok(sent),
-            (core, _, Err(error)) => Err(self.explain(py, &core, error, None)),
+            (sent, Ok(()) | Err(Error::Full)) => Ok(sent),
+            (_, Err(error)) => Err(self.explain(py, error, None)),
         }
     }
 
     /// Returns when the learner's ring has everything that was sent.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let (core, patience) = (self.core(py)?, patience(timeout)?);
-        blocking(py, || core.wait(patience))?.map_err(|e| self.explain(py, &core, e, timeout))
+        let patience = patience(timeout)?;
+        blocking(py, || self.core.wait(patience))?.map_err(|e| self.explain(py, e, timeout))
     }
 
     /// Sleeps until there is room, at most `timeout` seconds; false when there is none.
     fn wait_writable(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
-        let (core, patience) = (self.core(py)?, patience(Some(timeout))?);
-        blocking(py, || core.wait_writable(patience))?.map_err(|e| self.explain(py, &core, e, None))
+        let patience = patience(Some(timeout))?;
+        blocking(py, || self.core.wait_writable(patience))?.map_err(|e| self.explain(py, e, None))
     }
 
     /// Waits for what is on its way, at most `timeout` seconds, and disconnects.
     #[pyo3(signature = (timeout=Some(10.0)))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let patience = patience(timeout)?;
-        let Some(core) = self.core.with(py, |core| core.clone()) else { return Ok(()) };
-        let ended = blocking(py, || core.close(patience))?;
-        drop(self.core.replace(py, None));
-        match ended {
+        match blocking(py, || self.core.close(patience))? {
             Err(Error::Forked { .. }) | Ok(()) => Ok(()),
-            Err(error) => Err(self.explain(py, &core, error, timeout)),
+            Err(error) => Err(self.explain(py, error, timeout)),
         }
     }
 
     #[getter]
-    fn closed(&self, py: Python<'_>) -> bool {
-        self.core.with(py, Option::is_none)
+    fn closed(&self) -> bool {
+        self.core.is_closed()
     }
 
     #[getter]
-    fn connected(&self, py: Python<'_>) -> bool {
-        self.core.with(py, |core| core.as_ref().is_some_and(|core| core.is_connected()))
+    fn connected(&self) -> bool {
+        self.core.is_connected()
     }
 
     /// `host:port`.
@@ -173,23 +168,22 @@ impl TcpSender {
     }
 
     #[getter]
-    fn producer_id(&self, py: Python<'_>) -> PyResult<Option<u32>> {
-        Ok(self.core(py)?.producer_id())
+    fn producer_id(&self) -> Option<u32> {
+        self.core.producer_id()
     }
 
     /// Samples that were sent and are not known to be in the ring.
     #[getter]
-    fn unacknowledged(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.core(py)?.unacknowledged())
+    fn unacknowledged(&self) -> u64 {
+        self.core.unacknowledged()
     }
 
     /// Plain numbers: what this client sent, and over how many connections.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let core = self.core(py)?;
         let stats = PyDict::new(py);
-        stats.set_item("sent", core.sent())?;
-        stats.set_item("acknowledged", core.acknowledged())?;
-        for (name, value) in core.stats().entries() {
+        stats.set_item("sent", self.core.sent())?;
+        stats.set_item("acknowledged", self.core.acknowledged())?;
+        for (name, value) in self.core.stats().entries() {
             stats.set_item(name, value)?;
         }
         Ok(stats)
@@ -197,27 +191,14 @@ impl TcpSender {
 }
 
 impl TcpSender {
-    fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
-        let closed =
-            || named(py, "ConnectionClosedError", format!("this client of {} is closed", self.address));
-        self.core.with(py, |core| core.clone()).ok_or_else(closed)
-    }
-
     /// Takes rows from `first` on, as far as there is room.
     #[inline]
-    fn take(
-        &self,
-        py: Python<'_>,
-        core: &Core,
-        rows: &Rows,
-        first: usize,
-        version: u32,
-    ) -> rollway_core::Result<usize> {
+    fn take(&self, py: Python<'_>, rows: &Rows, first: usize, version: u32) -> rollway_core::Result<usize> {
         let leaves = rows.leaves_from(self.plan.get(), first);
         let count = rows.count - first;
         // SAFETY: the arrays were checked against the plan, whose sizes are the client's; they have `count` rows, and are
         // kept alive by the caller's arguments.
-        let send = || unsafe { core.send(leaves.get(), count, version, Patience::Never) };
+        let send = || unsafe { self.core.send(leaves.get(), count, version, Patience::Never) };
         if self.sample_bytes * count >= DETACH_BYTES { py.detach(send) } else { send() }
     }
 
@@ -227,12 +208,12 @@ impl TcpSender {
         data: &Bound<'_, PyAny>,
         version: u32,
         patience: Patience,
-    ) -> PyResult<(Arc<Core>, usize, rollway_core::Result<()>)> {
+    ) -> PyResult<(usize, rollway_core::Result<()>)> {
         let rows = Rows::of(self.plan.get(), data, Expect::Stack)?;
-        let core = self.core(py)?;
+        let core = &self.core;
         let mut sent = 0;
         while sent < rows.count {
-            let at_once = self.take(py, &core, &rows, sent, version);
+            let at_once = self.take(py, &rows, sent, version);
             let taken = match at_once {
                 Err(Error::Full) if patience != Patience::Never => {
                     let leaves = rows.leaves_from(self.plan.get(), sent);
@@ -244,17 +225,17 @@ impl TcpSender {
             };
             match taken {
                 Ok(taken) => sent += taken,
-                Err(error) => return Ok((core, sent, Err(error))),
+                Err(error) => return Ok((sent, Err(error))),
             }
         }
-        Ok((core, sent, Ok(())))
+        Ok((sent, Ok(())))
     }
 
     /// The exception for an error of this handle: what was awaited, and what is on its way.
     #[cold]
-    fn explain(&self, py: Python<'_>, core: &Core, error: Error, timeout: Option<f64>) -> PyErr {
-        let (address, waiting) = (&self.address, core.unacknowledged());
-        let state = if core.is_connected() { "connected" } else { "no connection now" };
+    fn explain(&self, py: Python<'_>, error: Error, timeout: Option<f64>) -> PyErr {
+        let (address, waiting) = (&self.address, self.core.unacknowledged());
+        let state = if self.core.is_connected() { "connected" } else { "no connection now" };
         match error {
             Error::Timeout => {
                 let seconds = timeout.unwrap_or_default();

@@ -416,6 +416,11 @@ impl TcpClient {
         self.read(|state| state.producer_id)
     }
 
+    /// Whether it was closed by its owner.
+    pub fn is_closed(&self) -> bool {
+        self.read(|state| matches!(state.ended, Some(Ended::Closed)))
+    }
+
     /// Whether there is a connection now.
     pub fn is_connected(&self) -> bool {
         self.read(|state| state.link.is_some())

@@ -14,6 +14,7 @@ use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const SHORT_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// One attempt to connect and shake hands.
 const ATTEMPT: Duration = Duration::from_secs(10);
@@ -64,9 +65,9 @@ impl<'a> Courier<'a> {
                         break ended;
                     }
                     self.contact = Instant::now(); // From here on it counts how long the learner is away.
-                    if self.shared.lock().outbound.acked > before {
-                        pause = Duration::ZERO;
-                    }
+                    // Somebody is there. Unless nothing gets through, there is no reason to keep away.
+                    let none = self.shared.lock().outbound.acked == before;
+                    pause = if none { pause.min(SHORT_PAUSE) } else { Duration::ZERO };
                 }
                 Err(Failure::Passing(why)) => {
                     add(&self.shared.counters.failed_connects, 1);
