@@ -46,7 +46,8 @@ class Server:
             RuntimeError when that cannot be done.
         writable: Hand out arrays that may be written to.
         peer_timeout_s: How long `sample` waits when every worker is gone and at least one of them died, before it
-            raises `PeerDied`. ``None``: for ever.
+            raises `PeerDied`. ``None``: for ever. Remote workers may come back at any time: with a `TcpTransport`, give
+            `sample` a timeout.
 
     >>> import numpy as np
     >>> with Server({"obs": np.zeros(2, np.float32)}, batch_size=2) as server:
@@ -290,7 +291,7 @@ def _sort_out(
     """Where the ring lies, and who else feeds it."""
     given = list(transport) if isinstance(transport, Sequence) else [transport] if transport is not None else []
     for one in given:
-        if not isinstance(one, ShmTransport | Transport):
+        if isinstance(one, type) or not isinstance(one, ShmTransport | Transport):
             raise InvalidArgument(f"transport must be ShmTransport, TcpTransport or have start(intake), not {one!r}")
     named = [one for one in given if isinstance(one, ShmTransport)]
     if len(named) > 1:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import logging
 import math
 import os
 import time
+import weakref
 from types import TracebackType
 from typing import Any
 
 from rollway._core import TcpSender
 from rollway.async_bell import AsyncBell
 from rollway.async_sends import AsyncSends, deadline_of
-from rollway.errors import ForeignSchema, WaitTimeout
+from rollway.errors import ForeignSchema, RollwayError, WaitTimeout
 from rollway.schema import Schema
 from rollway.tcp_transport import secret
 
+_log = logging.getLogger(__name__)
+_open_clients: weakref.WeakSet[TcpClient] = weakref.WeakSet()
 _SLICE_S = 1.0  # a cancelled wait leaves its thread within this time
 
 
@@ -35,7 +40,8 @@ class TcpClient(TcpSender, AsyncSends):
         max_inflight_msgs: Messages without acknowledgement, at most. A message holds one sample, or as many small
             ones as fit into 256 KiB; all of them are kept in memory until they are acknowledged.
         token: The learner's token, when it has one.
-        ca: The certificate to trust, or that of the authority which signed it (a PEM file): turns TLS on.
+        ca: The certificate of the authority that signed the learner's, or the learner's own if it signed itself (a PEM
+            file): turns TLS on.
         server_name: The name in the learner's certificate, when it is not ``host``.
         producer_id: The number that the learner sees on this worker's samples; the next free one when left out.
         connect_timeout_s: How long to wait for the learner to appear.
@@ -92,6 +98,7 @@ class TcpClient(TcpSender, AsyncSends):
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
         self._bell = AsyncBell(super(TcpClient, self).wait_writable)
+        _open_clients.add(self)
         return self
 
     async def wait_async(self, timeout: float | None = None) -> None:
@@ -103,25 +110,59 @@ class TcpClient(TcpSender, AsyncSends):
                 return await asyncio.to_thread(self.wait, min(left, _SLICE_S))
             except WaitTimeout:
                 if left <= _SLICE_S:
-                    raise
+                    raise WaitTimeout(self._no_room(timeout)) from None
 
     def close(self, timeout: float | None = 10.0) -> None:
         """Waits until everything is acknowledged, at most ``timeout`` seconds, and disconnects. Safe to call twice.
 
         `ConnectionClosedError` says how many samples were not acknowledged; the client is closed all the same.
         """
-        self._bell.close()
-        super().close(timeout)
+        try:
+            super().close(timeout)
+        finally:
+            self._bell.close()
+            _open_clients.discard(self)
 
     def __enter__(self) -> TcpClient:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        try:
+            self.close()
+        except RollwayError as failure:
+            if error is None:
+                raise
+            error.add_note(f"and while closing: {failure}")  # what went wrong first is what is raised
+
+    def __del__(self) -> None:
+        if hasattr(self, "_bell"):
+            _close_quietly(self)
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else "connected" if self.connected else "connecting"
-        return f"<rollway.TcpClient {self.address} {state}>"
+        state = "connected" if self.connected else "connecting"
+        return f"<rollway.TcpClient {self.address} {'closed' if self.closed else 'lost' if self.over else state}>"
 
     def _no_room(self, timeout: float | None) -> str:
-        return f"{self.address} took nothing more within {timeout} s: {self.unacknowledged} samples not acknowledged"
+        return (
+            f"{self.address} did not take everything within {timeout} s: {self.unacknowledged} samples are not "
+            "acknowledged. Wait longer, or see whether the learner still takes batches"
+        )
+
+
+def _close_quietly(client: TcpClient) -> None:
+    """Delivers what a forgotten client still has, or says what is lost."""
+    if client.over or client.unacknowledged == 0:
+        return
+    try:
+        client.close()
+    except RollwayError as error:
+        _log.error("a TcpClient was not closed, and %s", error)
+
+
+def _close_all() -> None:
+    for client in list(_open_clients):
+        _close_quietly(client)
+
+
+# At the end of the interpreter, what is on its way is waited for as `close` does.
+atexit.register(_close_all)

@@ -353,7 +353,6 @@ def test_without_a_token_the_session_of_a_worker_that_vanished_is_not_delivered_
         client.close()
 
 
-@pytest.mark.xfail(strict=True, reason="a finished session is forgotten, so its bytes are those of a new worker")
 def test_without_a_token_a_finished_session_is_not_delivered_again():
     with serve() as server, Proxy(server.port) as proxy:
         client, _ = record(server, proxy)

@@ -182,7 +182,7 @@ def test_four_workers_lose_repeat_and_tear_nothing(method):
         [worker.join(30) for worker in workers]
         assert [worker.exitcode for worker in workers] == [0] * 4
         assert tally.whole() == dict.fromkeys(range(4), each)
-        until(lambda: server.stats()["tcp_sessions"] == 0)
+        until(lambda: server.stats()["tcp_connections"] == 0)
         assert server.stats()["tcp_duplicates"] == 0 and server.stats()["tcp_resumed"] == 0
 
 
@@ -399,6 +399,7 @@ def test_a_restarted_learner_takes_a_worker_that_owes_nothing(child):
             client.send(sample(0, counter), timeout=20)
         client.wait(timeout=20)
         learner.kill()
+        until(lambda: not client.connected)  # what is written to a dead connection would have an unknown fate
         with serve(4, port=port) as server:
             for counter in range(8, 16):
                 client.send(sample(0, counter), timeout=20)
@@ -425,8 +426,7 @@ def test_a_restarted_learner_does_not_guess_the_fate_of_samples(child):
         client.close()
 
 
-@pytest.mark.xfail(strict=True, reason="a transport's own seat is always alive, so sample() waits for ever")
-def test_a_learner_is_told_that_all_remote_workers_died(child):
+def test_a_learner_that_does_not_wait_for_ever_is_told_that_no_remote_worker_is_left(child):
     with serve(4, peer_timeout_s=0.1) as server:
         worker = child(
             PREAMBLE
@@ -438,11 +438,12 @@ print("sent", flush=True); sys.stdin.readline()
         )
         worker.says("sent")
         worker.kill()
-        with pytest.raises(rollway.PeerDied):
-            server.sample(timeout=1)
+        until(lambda: server.stats()["tcp_connections"] == 0)
+        # It may come back, so this is no PeerDied.
+        with pytest.raises(rollway.WaitTimeout, match=r"1 samples are committed, .*; 0 producers attached"):
+            server.sample(timeout=0.5)
 
 
-@pytest.mark.xfail(strict=True, reason="what is under way at the end of the interpreter is dropped without a word")
 def test_a_worker_that_forgets_to_close_delivers_what_it_sent_or_complains(child):
     with serve(1, num_buffers=2) as server:
         worker = child(

@@ -123,12 +123,15 @@ pub enum Error {
 
     #[error(
         "the connection to {address} is closed: {why}. {unacknowledged} samples, from number {first} on, are not \
-         acknowledged"
+         acknowledged: they may have arrived or not. Make a new client when the learner is back"
     )]
     ConnectionClosed { address: String, why: String, unacknowledged: u64, first: u64 },
 
     /// The learner's ring was full, and its policy is to say so.
-    #[error("the ring was full: the learner refused {count} samples, from number {first} on")]
+    #[error(
+        "the ring was full: the learner refused {count} samples, from number {first} on. Send them again later, or give \
+         the server another on_full"
+    )]
     SamplesRefused { first: u64, count: u64 },
 
     #[error("this {what} belongs to process {owner}: a forked child has to make its own")]

@@ -50,7 +50,10 @@ fn a_server_leaves_loopback_only_with_a_token() {
     let everywhere = TcpServerSpec { host: "0.0.0.0".to_owned(), ..TcpServerSpec::default() };
     let error = TcpServer::start(intake(&consumer), everywhere.clone()).unwrap_err();
     assert!(matches!(&error, Error::TokenRequired { address } if address == "0.0.0.0:0"), "{error}");
-    let spec = TcpServerSpec { token: token("open sesame"), ..everywhere };
+    let spec = TcpServerSpec { token: token("open sesame"), ..everywhere.clone() };
+    let error = TcpServer::start(intake(&consumer), spec).unwrap_err();
+    assert!(error.to_string().contains("at least 16 bytes"), "{error}");
+    let spec = TcpServerSpec { token: token("open sesame, and close it again"), ..everywhere };
     TcpServer::start(intake(&consumer), spec).unwrap();
 }
 

@@ -7,6 +7,7 @@ mod consumer;
 mod errors;
 mod gil;
 mod histogram;
+mod numbers;
 mod plan;
 mod producer;
 mod rows;

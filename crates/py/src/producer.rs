@@ -36,6 +36,15 @@ pub fn patience(timeout: Option<f64>) -> PyResult<Patience> {
     Ok(Patience::of(timeout.map(seconds).transpose()?))
 }
 
+/// Refuses what is no timeout, also where nobody will wait.
+#[inline]
+pub fn check_timeout(timeout: Option<f64>) -> PyResult<()> {
+    match timeout {
+        Some(value) if value.is_nan() || value < 0.0 => seconds(value).map(drop),
+        _ => Ok(()),
+    }
+}
+
 pub fn seconds(value: f64) -> PyResult<Duration> {
     if value.is_nan() || value < 0.0 {
         let message = format!("a timeout must be a number of seconds >= 0 or None, not {value}");
@@ -103,6 +112,7 @@ impl Producer {
         version: u32,
         timeout: Option<f64>,
     ) -> PyResult<bool> {
+        check_timeout(timeout)?;
         let rows = Rows::of(self.plan.get(), data, Expect::Sample)?;
         let now = self.core.with(py, |core| match core {
             Some(core) => self.send_now(core, &rows, version),
@@ -160,6 +170,7 @@ impl Producer {
     /// Takes a slot to write into, in place.
     #[pyo3(signature = (timeout=None))]
     fn reserve(slf: &Bound<'_, Self>, timeout: Option<f64>) -> PyResult<Slot> {
+        check_timeout(timeout)?;
         let (py, this) = (slf.py(), slf.get());
         let core = this.core(py)?;
         let slot = match Core::reserve(core.clone(), 1, Patience::Never) {

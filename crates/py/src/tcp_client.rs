@@ -1,8 +1,9 @@
 //! `TcpSender`: a remote worker's handle. `rollway.TcpClient` is its subclass, so that `send` costs no Python frame.
 
 use crate::errors::{blocking, named, to_py};
+use crate::numbers::{PORTS, number};
 use crate::plan::{Expect, Plan};
-use crate::producer::{patience, seconds};
+use crate::producer::{check_timeout, patience, seconds};
 use crate::rows::Rows;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -33,16 +34,20 @@ impl TcpSender {
     fn connect(
         py: Python<'_>,
         host: String,
-        port: u16,
+        port: i64,
         plan: Py<Plan>,
-        max_inflight_msgs: usize,
+        max_inflight_msgs: i64,
         token: Option<Vec<u8>>,
         tls: Option<(PathBuf, Option<String>)>,
-        producer_id: Option<u32>,
+        producer_id: Option<i64>,
         connect_timeout_s: f64,
         reconnect_timeout_s: f64,
         keepalive_s: f64,
     ) -> PyResult<Self> {
+        let port = number(py, "port", port, PORTS)?;
+        let max_inflight_msgs = number(py, "max_inflight_msgs", max_inflight_msgs, "at least 1")?;
+        let producer_id =
+            producer_id.map(|id| number(py, "producer_id", id, "0 to 4,294,967,294")).transpose()?;
         let address = format!("{host}:{port}");
         let spec = TcpClientSpec {
             host,
@@ -71,6 +76,7 @@ impl TcpSender {
         version: u32,
         timeout: Option<f64>,
     ) -> PyResult<bool> {
+        check_timeout(timeout)?;
         let rows = Rows::of(self.plan.get(), data, Expect::Sample)?;
         let core = &self.core;
         match self.take(py, &rows, 0, version) {
@@ -124,7 +130,11 @@ impl TcpSender {
     fn try_send_many(&self, py: Python<'_>, data: &Bound<'_, PyAny>, version: u32) -> PyResult<usize> {
         match self.send_rows(py, data, version, Patience::Never)? {
             (sent, Ok(()) | Err(Error::Full)) => Ok(sent),
-            (_, Err(error)) => Err(self.explain(py, error, None)),
+            (sent, Err(error)) => {
+                let error = self.explain(py, error, None);
+                error.value(py).setattr("sent", sent)?;
+                Err(error)
+            }
         }
     }
 
@@ -159,6 +169,12 @@ impl TcpSender {
     #[getter]
     fn connected(&self) -> bool {
         self.core.is_connected()
+    }
+
+    /// Whether it is of no more use: closed, or its learner gone for good.
+    #[getter]
+    fn over(&self) -> bool {
+        self.core.is_over()
     }
 
     /// `host:port`.
@@ -240,7 +256,8 @@ impl TcpSender {
             Error::Timeout => {
                 let seconds = timeout.unwrap_or_default();
                 let message = format!(
-                    "{address} did not take everything within {seconds} s: {waiting} samples are not acknowledged, {state}"
+                    "{address} did not take everything within {seconds} s: {waiting} samples are not acknowledged, {state}. \
+                     Wait longer, or see whether the learner still takes batches"
                 );
                 named(py, "WaitTimeout", message)
             }

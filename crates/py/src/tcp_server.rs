@@ -2,6 +2,7 @@
 
 use crate::consumer::Consumer;
 use crate::errors::{blocking, to_py};
+use crate::numbers::{PORTS, number};
 use crate::producer::seconds;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -27,22 +28,22 @@ impl TcpServer {
         py: Python<'_>,
         consumer: &Consumer,
         host: String,
-        port: u16,
+        port: i64,
         token: Option<Vec<u8>>,
         tls: Option<(PathBuf, PathBuf)>,
-        io_threads: usize,
-        max_connections: usize,
+        io_threads: i64,
+        max_connections: i64,
         frame_timeout_s: f64,
         keepalive_s: f64,
         session_ttl_s: f64,
     ) -> PyResult<Self> {
         let spec = TcpServerSpec {
             host,
-            port,
+            port: number(py, "port", port, PORTS)?,
             token,
             tls: tls.map(|(certificate, key)| ServerTls { certificate, key }),
-            io_threads,
-            max_connections,
+            io_threads: number(py, "io_threads", io_threads, "at least 1")?,
+            max_connections: number(py, "max_connections", max_connections, "at least 1")?,
             frame_timeout: seconds(frame_timeout_s)?,
             keepalive: seconds(keepalive_s)?,
             session_ttl: seconds(session_ttl_s)?,

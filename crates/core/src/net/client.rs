@@ -421,6 +421,11 @@ impl TcpClient {
         self.read(|state| matches!(state.ended, Some(Ended::Closed)))
     }
 
+    /// Whether it is of no more use, for whatever reason.
+    pub fn is_over(&self) -> bool {
+        self.read(|state| state.ended.is_some())
+    }
+
     /// Whether there is a connection now.
     pub fn is_connected(&self) -> bool {
         self.read(|state| state.link.is_some())

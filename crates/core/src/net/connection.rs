@@ -118,6 +118,7 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, lobby: 
 /// With TLS, if that is asked for.
 async fn accept(stream: TcpStream, server: &Shared) -> Result<Stream, End> {
     stream.set_nodelay(true)?;
+    super::give_up_after(&stream, server.spec.keepalive * server::SILENCES)?;
     match &server.tls {
         None => Ok(Stream::Plain(stream)),
         Some(config) => {
@@ -203,7 +204,7 @@ async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>) -> Result<Ne
     landing.clear(); // C1: before the session is anybody else's.
     drop(progress);
     if matches!(end, Err(End::Parted(Farewell::Finished, _))) {
-        tenancy.forget();
+        tenancy.finish();
     }
     end
 }

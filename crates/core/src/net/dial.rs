@@ -8,6 +8,7 @@ use super::frame::{
     parse_refuse,
 };
 use super::link::{Link, watch};
+use super::server::SILENCES;
 use super::token::{Side, nonce};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
@@ -92,6 +93,7 @@ impl Dialler<'_> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(io::Error::from)?;
         sockopt::set_tcp_nodelay(&socket, true).map_err(io::Error::from)?;
+        super::give_up_after(&socket, self.client.spec.keepalive * SILENCES)?;
         match connect(&socket, &address) {
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
             Err(errno) => return Err(io::Error::from(errno).into()),

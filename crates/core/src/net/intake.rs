@@ -141,6 +141,11 @@ impl Intake {
         Ok(claim.map(|claim| Run { intake: self.clone(), len: claim.len, claim: Some(claim) }))
     }
 
+    /// Ends its thread: nobody will wait for room any more. Idempotent.
+    pub fn close(&self) {
+        self.shared.dismiss_doorman();
+    }
+
     /// Notes how long copying a sample into its slot took, for the ring's histogram.
     pub fn record_copy(&self, ns: u64) {
         self.producer().ring().protocol().control.memcpy.record(ns);
@@ -175,18 +180,24 @@ impl Intake {
     }
 }
 
-impl Drop for Shared {
-    fn drop(&mut self) {
+impl Shared {
+    fn dismiss_doorman(&self) {
         if self.pid != std::process::id() {
             return; // A forked child: the doorman is not in it.
         }
         self.door.stop.store(true, Ordering::Relaxed);
         drop(self.door.lock()); // The doorman is asleep, or will see the flag.
         self.door.called.notify_all();
-        let doorman = self.doorman.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let doorman = self.doorman.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(doorman) = doorman {
             let _ = doorman.join();
         }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.dismiss_doorman();
     }
 }
 

@@ -67,6 +67,13 @@ pub trait Endpoint: Send + Sync {
     fn stop(&self);
 }
 
+/// Has the kernel break a connection whose other end takes in nothing for so long: a host that is gone, while we do not
+/// read and so cannot notice. One that is only stopped still answers, and is not broken.
+fn give_up_after(socket: impl std::os::fd::AsFd, time: Duration) -> std::io::Result<()> {
+    let millis = time.as_millis().min(i32::MAX as u128) as u32;
+    Ok(rustix::net::sockopt::set_tcp_user_timeout(socket, millis)?)
+}
+
 /// Keeps a time within what can be added to the clock and waited for.
 fn within_reason(time: Duration) -> Duration {
     time.clamp(Duration::from_millis(1), Duration::from_secs(365 * 24 * 3600))

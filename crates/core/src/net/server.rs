@@ -28,6 +28,8 @@ use tokio::task::LocalSet;
 /// So many keepalive intervals of silence end a connection.
 pub const SILENCES: u32 = 3;
 /// After a failed `accept` (too many open files), the next try.
+/// Shorter ones can be guessed.
+const SHORTEST_TOKEN: usize = 16;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long `stop` lets connections say goodbye.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
@@ -227,7 +229,7 @@ impl TcpServer {
         at_least_one("max_inflight_frames", spec.max_inflight_frames as u64)?;
         let token = spec.token.as_deref().map(Token::new).transpose()?;
         let tls = spec.tls.as_ref().map(ServerTls::config).transpose()?;
-        let listener = bind(&spec, token.is_some())?;
+        let listener = bind(&spec)?;
         let address =
             listener.local_addr().map_err(|e| Error::io("cannot read the address of a listener", e))?;
         let sample_bytes = intake.sample_bytes().max(1);
@@ -347,6 +349,7 @@ impl TcpServer {
         for thread in threads {
             let _ = thread.join();
         }
+        self.shared.intake.close();
     }
 }
 
@@ -392,13 +395,18 @@ impl Tasks {
     }
 }
 
-fn bind(spec: &TcpServerSpec, has_token: bool) -> Result<TcpListener> {
+fn bind(spec: &TcpServerSpec) -> Result<TcpListener> {
     let wanted = format!("{}:{}", spec.host, spec.port);
     let failed = |source| Error::Bind { address: wanted.clone(), source };
     let addresses: Vec<SocketAddr> =
         (spec.host.as_str(), spec.port).to_socket_addrs().map_err(failed)?.collect();
-    if !has_token && !addresses.iter().all(|address| address.ip().is_loopback()) {
-        return Err(Error::TokenRequired { address: wanted });
+    if !addresses.iter().all(|address| address.ip().is_loopback()) {
+        let length =
+            spec.token.as_ref().ok_or_else(|| Error::TokenRequired { address: wanted.clone() })?.len();
+        if length < SHORTEST_TOKEN {
+            let range = format!("at least {SHORTEST_TOKEN} bytes where others can reach the address");
+            return Err(Error::OutOfRange { what: "token length", value: length as u64, range });
+        }
     }
     let listener = TcpListener::bind(&addresses[..]).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;

@@ -6,7 +6,8 @@
 //!     second connection of the same client makes the first one leave, and is told `next` only when it has the lock:
 //!     no commit of the first is under way then, and none will follow. Bytes of a connection that the client gave up
 //!     long ago may still be on their way: the client numbers its connections, and only a younger one takes over.
-//! E2  A session with a connection is never forgotten. Without one it is, after a while, or when there are too many.
+//! E2  A session with a connection is never forgotten. Without one it is, after a while, or when there are too many;
+//!     those whose clients said goodbye go first.
 //! E3  A client with samples of unknown fate is never let into a session that was forgotten.
 
 use super::frame::{Hello, Refusal};
@@ -52,6 +53,8 @@ struct Session {
     /// Connections now.
     tenants: usize,
     left: Instant,
+    /// Its client said goodbye. It is kept all the same, so that its bytes, should they come again, are not new.
+    finished: bool,
 }
 
 /// All sessions of a transport.
@@ -107,6 +110,7 @@ impl Sessions {
             attempt: 0,
             tenants: 0,
             left: Instant::now(),
+            finished: false,
         });
         if known && hello.attempt <= session.attempt {
             return Err((Refusal::Busy, "a younger connection of this client has come already".to_owned()));
@@ -124,13 +128,13 @@ impl Sessions {
         })
     }
 
-    /// Forgets the session that has been without a connection for longest, if there are too many.
+    /// Forgets a session whose client is done, or has been without a connection for longest, if there are too many.
     fn make_room(&self, table: &mut HashMap<Id, Session>) -> Result<(), (Refusal, String)> {
         if table.len() < self.most {
             return Ok(());
         }
         let idle = table.iter().filter(|(_, session)| session.tenants == 0);
-        match idle.min_by_key(|(_, session)| session.left).map(|(id, _)| *id) {
+        match idle.min_by_key(|(_, session)| (!session.finished, session.left)).map(|(id, _)| *id) {
             Some(oldest) => {
                 table.remove(&oldest);
                 Ok(())
@@ -171,11 +175,10 @@ impl Tenancy {
         }
     }
 
-    /// The client is done: nobody will ask for this session again.
-    pub fn forget(self) {
-        let mut table = self.sessions.lock();
-        if table.get(&self.id).is_some_and(|session| session.tenants == 1) {
-            table.remove(&self.id);
+    /// The client is done: this session is the first to be forgotten.
+    pub fn finish(self) {
+        if let Some(session) = self.sessions.lock().get_mut(&self.id) {
+            session.finished = true;
         }
     }
 }
@@ -224,7 +227,7 @@ mod tests {
         assert_eq!(sessions.count(), 2);
         assert!(matches!(sessions.enter(&hello(2, 3, 5), || 9), Err((Refusal::SessionUnknown, _))));
         assert!(matches!(sessions.enter(&hello(4, 0, 0), || 9), Err((Refusal::Busy, _))));
-        third.forget();
+        third.finish(); // Goes before anybody who may come back.
         assert!(!sessions.enter(&hello(2, 5, 5), || 9).unwrap().resumed);
     }
 }

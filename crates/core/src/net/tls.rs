@@ -30,10 +30,16 @@ fn failed(what: impl std::fmt::Display) -> Error {
     Error::Tls { what: what.to_string() }
 }
 
+fn unreadable(what: &str, path: &Path, error: impl std::fmt::Display) -> Error {
+    failed(format!(
+        "cannot read {what} from {}: {error}. Give the path of a readable PEM file",
+        path.display()
+    ))
+}
+
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let read = CertificateDer::pem_file_iter(path).and_then(|found| found.collect::<Result<Vec<_>, _>>());
-    let found =
-        read.map_err(|error| failed(format!("cannot read certificates from {}: {error}", path.display())))?;
+    let found = read.map_err(|error| unreadable("certificates", path, error))?;
     if found.is_empty() {
         return Err(failed(format!("there is no certificate in {}", path.display())));
     }
@@ -42,9 +48,8 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
 
 impl ServerTls {
     pub fn config(&self) -> Result<Arc<ServerConfig>> {
-        let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|error| {
-            failed(format!("cannot read a private key from {}: {error}", self.key.display()))
-        })?;
+        let key = PrivateKeyDer::from_pem_file(&self.key)
+            .map_err(|error| unreadable("a private key", &self.key, error))?;
         let shown = certificates(&self.certificate)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider)

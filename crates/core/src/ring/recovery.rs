@@ -81,8 +81,8 @@ pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<R
                 let won = slot.word.compare_exchange(word, free, Ordering::AcqRel, Ordering::Relaxed).is_ok();
                 repairs.slots += won as usize;
                 holes += won as u64;
-            } else if claim.is_claimable_for(batch) && position < passed {
-                holes += 1;
+            } else if claim.is_claimable_for(batch) && (position < passed || claim.batch == batch) {
+                holes += 1; // Nobody would come by, or it was given back: filled first, it keeps its row's place in order.
             }
         }
     }
