@@ -21,6 +21,7 @@ from rollway.tcp_transport import secret
 
 _log = logging.getLogger(__name__)
 _open_clients: weakref.WeakSet[TcpClient] = weakref.WeakSet()
+_FORGOTTEN_S = 2.0  # how long what a client has on its way is waited for when nobody closed it
 _SLICE_S = 1.0  # a cancelled wait leaves its thread within this time
 
 
@@ -154,7 +155,7 @@ def _close_quietly(client: TcpClient) -> None:
     if client.over or client.unacknowledged == 0:
         return
     try:
-        client.close()
+        client.close(_FORGOTTEN_S)
     except RollwayError as error:
         _log.error("a TcpClient was not closed, and %s", error)
 
@@ -164,5 +165,5 @@ def _close_all() -> None:
         _close_quietly(client)
 
 
-# At the end of the interpreter, what is on its way is waited for as `close` does.
+# At the end of the interpreter; after Ctrl-C, too, so not for long.
 atexit.register(_close_all)
