@@ -152,7 +152,7 @@ class TcpClient(TcpSender, AsyncSends):
 
 def _close_quietly(client: TcpClient) -> None:
     """Delivers what a forgotten client still has, or says what is lost."""
-    if client.over or client.unacknowledged == 0:
+    if client.closed or client.unacknowledged == 0:
         return
     try:
         client.close(_FORGOTTEN_S)
