@@ -257,11 +257,12 @@ impl Producer {
         let Some(claim) = core.claim(1, Patience::Never)? else { return Ok(false) };
         let timed = core.sent().is_multiple_of(TIMED);
         let started = if timed { monotonic_ns() } else { 0 };
+        let origin = core.number(&claim, version); // Nothing can fail from here on.
         self.copy(core, &claim, rows, 0);
         if timed {
             core.ring().protocol().control.memcpy.record(monotonic_ns() - started);
         }
-        core.commit(&claim, version);
+        core.commit_as(&claim, origin);
         Ok(true)
     }
 

@@ -152,7 +152,7 @@ impl TcpSender {
     }
 
     /// Waits for what is on its way, at most `timeout` seconds, and disconnects.
-    #[pyo3(signature = (timeout=Some(10.0)))]
+    #[pyo3(signature = (timeout))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let patience = patience(timeout)?;
         match blocking(py, || self.core.close(patience))? {

@@ -239,8 +239,15 @@ impl Producer {
     /// Stamps and publishes a claim. Every payload byte is written.
     #[inline]
     pub fn commit(&self, claim: &Claim, version: u32) {
+        self.commit_as(claim, self.number(claim, version));
+    }
+
+    /// Gives the samples of a claim their numbers. For those who will commit it, whatever happens: they save a locked
+    /// instruction right after the copy, where it would wait for all of the copy's stores.
+    #[inline]
+    pub fn number(&self, claim: &Claim, version: u32) -> Origin {
         let sequence = self.sequence.fetch_add(claim.len as u64, Ordering::Relaxed);
-        self.commit_as(claim, Origin { producer_id: self.producer_id(), sequence, version });
+        Origin { producer_id: self.producer_id(), sequence, version }
     }
 
     /// Stamps and publishes a claim in another's name. Every payload byte is written.
