@@ -5,9 +5,11 @@ It runs the stages and keeps the results; a `Watcher` is told of everything as i
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -181,11 +183,13 @@ class Demo:
             meter = _Stopwatch(self.workers)
             sender, period_ns = 0, 1_000_000_000 // SENDS_PER_S
         tally = Tally(self.workers)
-        with signals.held_back():
-            intake = self._intake(stage, crew)
-        learner = Learner(intake, tally, meter.note)
-        try:
-            learner.start()
+        with contextlib.ExitStack() as endings:
+            with signals.held_back():
+                intake = self._intake(stage, crew)
+                learner = Learner(intake, tally, meter.note)
+                learner.start()
+                for ending in (partial(learner.join, _QUIET_S), intake.close, learner.stop):  # the last one first
+                    endings.callback(ending)
             began = time.monotonic()
             crew.order(Job(intake.ring, time.monotonic_ns() + int(stage.seconds * 1e9), period_ns), sender)
             while learner.is_alive():
@@ -199,10 +203,6 @@ class Demo:
                     return None  # who was killed may have had the queue's lock, or left half a message in its pipe
             if learner.error is not None:
                 raise learner.error
-        finally:
-            learner.stop()
-            intake.close()
-            learner.join(_QUIET_S)
         if stage.path == ROLLWAY:
             self.arrived_of_the_dead = {d.worker: int(tally.per_worker[d.worker]) for d in self.deaths}
         report = crew.report(0)
