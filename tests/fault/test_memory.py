@@ -41,3 +41,17 @@ def test_too_little_shared_memory_is_an_error_at_creation_that_says_what_to_do(t
     assert "cannot reserve 96" in message and f"{tiny} has" in message and "of 1048576 bytes free" in message
     assert "rollway gc" in message and "--shm-size" in message
     assert left == "[]"
+
+
+@pytest.mark.parametrize("transport", ["None", "rollway.ShmTransport('huge')", "rollway.TcpTransport()"])
+def test_more_than_the_machine_has_is_an_error_and_not_a_process_killed_by_the_kernel(transport):
+    code = f"""
+import numpy as np, rollway
+try:
+    rollway.Server({{"a": np.broadcast_to(np.float32(0), (1 << 34,))}}, 64, {transport})
+except rollway.NotEnoughMemory as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    assert "bytes of memory left" in run.stdout and "fewer buffers" in run.stdout

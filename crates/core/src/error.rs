@@ -31,6 +31,12 @@ pub enum Error {
     NoMemory { name: String, need: u64, free: u64, total: u64, dir: String },
 
     #[error(
+        "cannot reserve {need} bytes for '{name}': there are {left} bytes of memory left on this machine, or in this \
+         container. Use a smaller batch or fewer buffers"
+    )]
+    NoRam { name: String, need: u64, left: u64 },
+
+    #[error(
         "'{name}' is not a valid segment name: use 1 to 200 letters, digits, '.', '_' or '-', not starting with '.'"
     )]
     BadName { name: String },

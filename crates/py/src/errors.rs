@@ -19,7 +19,7 @@ pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
         Error::NotFound { .. } => "SegmentNotFound",
         Error::InUse { .. } => "SegmentInUse",
         Error::Exists { .. } => "SegmentExists",
-        Error::NoMemory { .. } => "NotEnoughMemory",
+        Error::NoMemory { .. } | Error::NoRam { .. } => "NotEnoughMemory",
         Error::BadName { .. } | Error::OutOfRange { .. } => "InvalidArgument",
         Error::NotOurs { .. } => "SegmentNotOurs",
         Error::NotASegment { .. } | Error::Corrupt { .. } => "SegmentDamaged",

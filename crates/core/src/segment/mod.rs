@@ -18,6 +18,7 @@ pub mod arrival;
 pub mod catalog;
 pub mod header;
 pub mod lease;
+mod memory;
 
 use crate::error::{Error, Result};
 use header::{Extent, GEOMETRY_WORDS, Header, LAYOUT_VERSION, MAGIC, PAGE, SeatRecord};
@@ -151,6 +152,10 @@ impl Segment {
 
     /// Reserves every page now (S2).
     fn reserve(file: &OwnedFd, name: &str, named: bool, bytes: usize) -> Result<()> {
+        // The kernel would not refuse what there is no memory for: it would look for somebody to kill.
+        if let Some(left) = memory::left().filter(|&left| left < bytes as u64) {
+            return Err(Error::NoRam { name: name.to_owned(), need: bytes as u64, left });
+        }
         match fs::fallocate(file, fs::FallocateFlags::empty(), 0, bytes as u64) {
             Ok(()) => Ok(()),
             Err(Errno::NOSPC | Errno::NOMEM | Errno::FBIG) => {
