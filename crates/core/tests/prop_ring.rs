@@ -855,6 +855,23 @@ fn config() -> ProptestConfig {
     ProptestConfig { cases: default.cases * 4, failure_persistence: None, ..default }
 }
 
+#[test]
+fn slots_that_were_given_back_are_filled_first_also_after_a_patrol() {
+    for block in [1, 4] {
+        let mut duel = Duel::new(8, 2, block, 1);
+        duel.claim(0, 4);
+        duel.play(&Call::Abort { claim: 0 });
+        duel.play(&Call::Patrol);
+        let rows: Vec<usize> = (0..8)
+            .map(|_| {
+                duel.claim(0, 1);
+                duel.claims.last().unwrap().0.slot
+            })
+            .collect();
+        assert_eq!(rows, [0, 1, 2, 3, 4, 5, 6, 7], "one producer's samples keep their order");
+    }
+}
+
 proptest! {
     #![proptest_config(config())]
 

@@ -215,7 +215,8 @@ impl Place {
 pub struct WriteLine {
     /// A [`Place`]: which batch is being filled, and in which buffer. The one truth about that.
     pub open: AtomicU64,
-    /// A [`Place`]: where in the open batch to look first. A hint.
+    /// A [`Place`]: where in the open batch to look first; beyond the batch size, it goes round for what was left over.
+    /// A hint.
     pub cursor: AtomicU64,
     /// How many slots were given back in batches that are not full. A hint.
     pub holes: AtomicU64,

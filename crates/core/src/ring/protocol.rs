@@ -243,7 +243,7 @@ impl<'a> Protocol<'a> {
         Some(Claim { batch: open.batch, buffer: open.index, slot, len, owner: who.owner })
     }
 
-    /// Claims a slot that the cursor has passed: somebody gave it back, or did not take what he was promised.
+    /// Claims a slot that was given back, by its owner or in his name: it comes first, so that its row stays in order.
     #[cold]
     fn claim_hole(&self, who: Claimant<'_>) -> Result<Option<Claim>> {
         let holes = self.control.write.holes.load(Ordering::Relaxed);
