@@ -1,8 +1,10 @@
 """Fixtures: names that nobody else uses, and a check that no test leaves a file in shared memory."""
 
+import mmap
 import os
 import secrets
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
@@ -118,3 +120,16 @@ def until(condition, timeout=10.0):
     while not condition():
         assert time.monotonic() < deadline, f"still not so after {timeout} s"
         time.sleep(0.001)
+
+
+class Ledger:
+    """Numbers in memory that outlives the processes that note them: what each worker has certainly committed."""
+
+    def __init__(self, size):
+        self.memory = mmap.mmap(-1, size * 8)
+
+    def note(self, index, value):
+        struct.pack_into("q", self.memory, index * 8, value)
+
+    def read(self, index):
+        return struct.unpack_from("q", self.memory, index * 8)[0]

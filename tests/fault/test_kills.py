@@ -1,33 +1,18 @@
 """Death and sleep under load: SIGKILL anywhere, SIGSTOP anywhere; nothing lost, repeated or torn."""
 
-import mmap
 import os
 import random
 import signal
-import struct
 import time
 
 import numpy as np
 import pytest
 
 import rollway
-from conftest import until
+from conftest import Ledger, until
 
 WORDS = 64
 EXAMPLE = {"id": np.zeros(3, np.int64), "payload": np.zeros(WORDS, np.int64)}
-
-
-class Ledger:
-    """What each worker has certainly committed, in memory that outlives it."""
-
-    def __init__(self, size):
-        self.memory = mmap.mmap(-1, size * 8)
-
-    def note(self, index, value):
-        struct.pack_into("q", self.memory, index * 8, value)
-
-    def read(self, index):
-        return struct.unpack_from("q", self.memory, index * 8)[0]
 
 
 def payload(worker, life, counter):

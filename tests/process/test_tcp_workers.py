@@ -1,12 +1,10 @@
 """Samples over TCP between real processes: many workers, deaths, restarts, Ctrl-C, two hosts, and a long run."""
 
 import contextlib
-import mmap
 import multiprocessing as mp
 import os
 import signal
 import socket
-import struct
 import subprocess
 import textwrap
 import threading
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 
 import rollway
-from conftest import until
+from conftest import Ledger, until
 
 WORDS = 64
 EXAMPLE = {"id": np.zeros(2, np.int64), "payload": np.zeros(WORDS, np.int64), "sum": np.int64(0)}
@@ -110,19 +108,6 @@ class Tally:
             while True:
                 with server.sample(timeout=0.01, at_least=1) as taken:
                     self.add(taken)
-
-
-class Ledger:
-    """Numbers that outlive the processes that wrote them."""
-
-    def __init__(self, size):
-        self.memory = mmap.mmap(-1, size * 8)
-
-    def note(self, index, value):
-        struct.pack_into("q", self.memory, index * 8, value)
-
-    def read(self, index):
-        return struct.unpack_from("q", self.memory, index * 8)[0]
 
 
 def forked(target, *args):
