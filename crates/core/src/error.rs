@@ -5,6 +5,10 @@ use std::path::PathBuf;
 /// Result with the core's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// A word in a segment that no honest participant can have written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Damage(pub &'static str);
+
 /// Everything that can go wrong below Python.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -68,6 +72,18 @@ pub enum Error {
         "segment '{name}' has no seat left: all {seats} are taken. Create the ring with a larger max_peers"
     )]
     NoSeat { name: String, seats: usize },
+
+    #[error(
+        "segment '{name}' has no lane left: all {lanes} lanes are taken, one by each client. Create it with more lanes, \
+         or close a client"
+    )]
+    NoLane { name: String, lanes: usize },
+
+    #[error(
+        "a record of {bytes} bytes does not fit into a lane of {lane_bytes}. Create the records with a larger lane_bytes, \
+         or send shorter ones"
+    )]
+    RecordTooLarge { bytes: u64, lane_bytes: u64 },
 
     #[error("the kernel gave no huge pages for '{name}': {why}")]
     HugePages { name: String, why: String },

@@ -1,4 +1,5 @@
-//! Rollway's core: named shared memory, a ring of samples laid over it, and the network that feeds it.
+//! Rollway's core: named shared memory, a ring of samples or lanes of records laid over it, and the network that feeds
+//! them.
 //!
 //! It knows sizes, offsets, atomics and sockets. It knows nothing of Python, dtypes or leaf names: a schema is an opaque
 //! text here, compared and handed back. `crates/py` is the only caller besides the tests.
@@ -9,6 +10,9 @@
 //! | [`sync`] | the only place that imports atomics; crash points; the [`sync::Bell`] on which everybody waits |
 //! | [`segment`] | a named file in shared memory: creation, attaching, leases, collecting the stale |
 //! | [`ring`] | many producers, whole batches out, recovery from any death |
+//! | [`records`] | records of any length, one lane for each producer, single records out |
+//! | [`terms`] | what a user chooses: what to do when there is no room, or when the name is taken |
+//! | [`wait`] | how long to block, and when to look around |
 //! | [`metrics`] | histograms that live in the segment |
 //! | [`net`] | samples from other hosts, over TCP, straight into the ring |
 
@@ -16,8 +20,11 @@ pub mod error;
 pub mod metrics;
 #[cfg(not(loom))]
 pub mod net;
+pub mod records;
 pub mod ring;
 pub mod segment;
 pub mod sync;
+pub mod terms;
+pub mod wait;
 
 pub use error::{Error, Result};

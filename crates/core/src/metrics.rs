@@ -5,6 +5,13 @@
 
 use crate::sync::{AtomicU64, Ordering};
 
+/// Reads the monotonic clock, in nanoseconds. The same for all processes of a machine.
+#[inline]
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 const SUB_BITS: u32 = 3;
 const SUB: usize = 1 << SUB_BITS;
 /// Values from 0 ns to 2⁴⁰ ns (18 minutes); longer ones count as that.

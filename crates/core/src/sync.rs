@@ -135,7 +135,8 @@ impl Bell {
     }
 }
 
-/// The steps between which a process can die and leave something behind. `recovery.rs` has a row for each.
+/// The steps between which a process can die and leave something behind. The `recovery.rs` of the ring, or of records, has
+/// a row for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Point {
     /// A producer moved `open`, and has not marked the buffer.
@@ -160,6 +161,28 @@ pub enum Point {
     BatchFreed,
     /// A consumer closed an unfinished batch for new claims.
     BatchSealed,
+    /// A producer took a lane, and has not looked into it.
+    LaneTaken,
+    /// A producer reserved more pages for its lane, and has not noted it.
+    LaneGrown,
+    /// A producer owns a descriptor, and has not moved the head past it.
+    RecordReserved,
+    /// A producer moved the head past its record, and has not begun to write.
+    RecordNumbered,
+    /// A producer is filling its record.
+    RecordHalfWritten,
+    /// A producer filled and described its record, and has not committed it.
+    RecordWritten,
+    /// A producer committed, and has not woken the consumers.
+    RecordReady,
+    /// A producer dropped its oldest record, and has not counted it.
+    RecordDropped,
+    /// A consumer took a record, and has not moved the cursor.
+    RecordTaken,
+    /// A consumer gave a record back, and has not told the producer.
+    RecordFreed,
+    /// A record of a dead consumer is Ready again, and not yet counted.
+    RecordReturned,
     /// A ringer cleared the announcement, and has not moved the futex.
     BellCleared,
     /// A ringer moved the futex, and has not woken the sleepers.
@@ -167,8 +190,8 @@ pub enum Point {
 }
 
 impl Point {
-    /// Every point, for the kill matrix.
-    pub const ALL: [Point; 13] = [
+    /// Every point in a ring, for its kill matrix.
+    pub const RING: [Point; 13] = [
         Point::RingOpened,
         Point::RunPromised,
         Point::SlotClaimed,
@@ -180,6 +203,23 @@ impl Point {
         Point::BatchTaken,
         Point::BatchFreed,
         Point::BatchSealed,
+        Point::BellCleared,
+        Point::BellMoved,
+    ];
+
+    /// Every point in records, for theirs.
+    pub const RECORDS: [Point; 13] = [
+        Point::LaneTaken,
+        Point::LaneGrown,
+        Point::RecordReserved,
+        Point::RecordNumbered,
+        Point::RecordHalfWritten,
+        Point::RecordWritten,
+        Point::RecordReady,
+        Point::RecordDropped,
+        Point::RecordTaken,
+        Point::RecordFreed,
+        Point::RecordReturned,
         Point::BellCleared,
         Point::BellMoved,
     ];

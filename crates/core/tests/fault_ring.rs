@@ -218,7 +218,7 @@ impl Case {
 
 #[test]
 fn every_point_has_a_role_that_falls_there() {
-    for point in Point::ALL {
+    for point in Point::RING {
         let reached = ROLES.iter().any(|role| role.traps().iter().any(|(trap, _)| *trap == point));
         assert!(reached, "no role of the kill matrix reaches {point:?}");
     }
@@ -779,7 +779,7 @@ fn a_victim_does_as_it_was_told() {
     let number = |at: usize| words[at].parse::<usize>().unwrap();
     let case = Case {
         role: ROLES[number(0)],
-        point: Point::ALL[number(1)],
+        point: Point::RING[number(1)],
         nth: number(2),
         signal: if words[3] == "Kill" { Signal::Kill } else { Signal::Stop },
         busy: words[4] == "true",
@@ -1171,7 +1171,7 @@ impl Victim {
     #[allow(clippy::zombie_processes)] // The thread in it waits.
     fn start(case: Case, place: &Place) -> Victim {
         let role = ROLES.iter().position(|role| *role == case.role).unwrap();
-        let point = Point::ALL.iter().position(|point| *point == case.point).unwrap();
+        let point = Point::RING.iter().position(|point| *point == case.point).unwrap();
         let Case { nth, signal, busy, id, .. } = case;
         let diary = std::env::temp_dir().join(format!("rollway-{}-{id}.diary", place.name));
         let (name, path) = (&place.name, diary.display());

@@ -376,6 +376,7 @@ fn segment_spec(name: &str) -> Spec<'_> {
         schema: b"opaque",
         geometry: [0; 16],
         body_bytes: 100,
+        reserved_bytes: 100,
         seats: SEATS,
         huge_pages: Some(false),
         auto_named: false,

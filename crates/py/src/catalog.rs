@@ -4,11 +4,23 @@ use crate::errors::to_py;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::segment::catalog::{self, Entry};
+use rollway_core::{records, ring};
+
+/// What a segment holds, for people.
+fn kind(kind: u32) -> &'static str {
+    match kind {
+        ring::layout::KIND => "ring",
+        records::layout::KIND => "records",
+        _ => "unknown",
+    }
+}
 
 fn describe<'py>(py: Python<'py>, entry: &Entry) -> PyResult<Bound<'py, PyDict>> {
     let row = PyDict::new(py);
     row.set_item("name", &entry.name)?;
     row.set_item("bytes", entry.bytes)?;
+    row.set_item("used_bytes", entry.used_bytes)?;
+    row.set_item("kind", kind(entry.kind))?;
     row.set_item("alive", entry.alive)?;
     row.set_item("creator_pid", entry.creator_pid)?;
     row.set_item("created_unix_ns", entry.created_unix_ns)?;

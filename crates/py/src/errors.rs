@@ -26,6 +26,8 @@ pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
         Error::LayoutVersion { .. } => "LayoutMismatch",
         Error::Geometry { .. } => "GeometryMismatch",
         Error::NoSeat { .. } => "NoSeatLeft",
+        Error::NoLane { .. } => "NoLaneLeft",
+        Error::RecordTooLarge { .. } => "RecordTooLarge",
         Error::HugePages { .. } => "HugePagesUnavailable",
         Error::Closed | Error::ConnectionClosed { .. } => "ConnectionClosedError",
         Error::Full | Error::SamplesRefused { .. } => "RingFull",

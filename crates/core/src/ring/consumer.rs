@@ -3,12 +3,11 @@
 use super::layout::BatchNo;
 use super::layout::Stamp;
 use super::protocol::Taken;
-use super::wait::{Courtesy, Patience, Patrol, Solitude};
 use super::{IfExists, Ring, RingSpec, monotonic_ns, stamp_of};
 use crate::error::{Error, Result};
-use crate::segment::lease::Gate;
 use crate::segment::{Owner, Role, Seat};
 use crate::sync::{Ordering, Woken};
+use crate::wait::{Courtesy, Patience, Patrol, Solitude};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -33,16 +32,7 @@ impl Consumer {
         if_exists: IfExists,
         peer_timeout: Option<Duration>,
     ) -> Result<Consumer> {
-        // Between our look and our sitting down somebody may collect it, shut it down, or make it: then look again.
-        for _ in 0..100 {
-            match Self::open_once(spec, if_exists, peer_timeout) {
-                Err(Error::NotFound { .. } | Error::InUse { .. }) if if_exists == IfExists::Resume => {
-                    std::thread::yield_now();
-                }
-                done => return done,
-            }
-        }
-        Self::open_once(spec, if_exists, peer_timeout)
+        if_exists.settle(|| Self::open_once(spec, if_exists, peer_timeout))
     }
 
     fn open_once(
@@ -52,9 +42,7 @@ impl Consumer {
     ) -> Result<Consumer> {
         let (ring, resumed) = Ring::open_or_create(spec, if_exists)?;
         let ring = Arc::new(ring);
-        let gate = Gate::pass(ring.segment())?;
-        let seat = Seat::take(ring.segment().clone(), Role::Consumer, |_| {})?;
-        drop(gate); // Nothing that could take long, or be stopped half-way, happens in there.
+        let seat = Seat::take_through_gate(ring.segment().clone(), Role::Consumer)?;
         if resumed {
             ring.recover(&seat)?; // What the last learner held is offered again, also what this seat's last holder did.
         } else {
@@ -256,13 +244,7 @@ impl Consumer {
         if self.seat.owner().is_none() {
             return Ok(()); // A forked child: the ring is its parent's to close.
         }
-        let gate = Gate::pass(self.ring.segment())?;
-        let last = self.seat.leave_as_last();
-        if last {
-            self.ring.segment().unlink()?;
-        }
-        drop(gate); // Whoever comes now finds no name.
-        if last {
+        if self.seat.leave_with_name()? {
             self.ring.shut_down();
         }
         Ok(())

@@ -6,7 +6,6 @@
 //! | [`protocol`] | the state machine and its invariants |
 //! | [`recovery`] | what the dead leave behind |
 //! | [`producer`], [`consumer`] | the two handles, and the guards that commit, abort and release |
-//! | [`wait`] | how long to block, and when to look around |
 //!
 //! A [`Producer`] and a [`Consumer`] each hold a seat in the segment. A [`Slot`] dropped without commit is aborted; a
 //! [`Batch`] dropped is released. Both keep the mapping alive.
@@ -16,29 +15,19 @@ pub mod layout;
 pub mod producer;
 pub mod protocol;
 pub mod recovery;
-pub mod wait;
 
 use crate::error::{Error, Result};
-use crate::segment::{Owner, Seat, Segment, Spec, catalog};
+pub use crate::metrics::monotonic_ns;
+use crate::segment::{Owner, Seat, Segment, Spec};
 use crate::sync::Ordering;
+pub use crate::terms::{IfExists, OnFull};
+pub use crate::wait::{self, Patience};
 pub use consumer::{Batch, Consumer};
 use layout::{Buffer, BufferKind, BufferWord, Control, Geometry, KIND, Place, SlotKind, SlotWord, Stamp};
-pub use producer::{OnFull, Producer, Slot};
+pub use producer::{Producer, Slot};
 use protocol::{Damage, Protocol};
 use recovery::Repairs;
 use std::sync::Arc;
-pub use wait::Patience;
-
-/// What to do when the name is taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum IfExists {
-    /// Go on with what was committed; a stale ring of another shape is replaced.
-    Resume,
-    /// Replace a stale ring; a live one is an error.
-    Replace,
-    /// Any ring of that name is an error.
-    Fail,
-}
 
 /// What a new ring should be.
 #[derive(Debug, Clone)]
@@ -78,6 +67,7 @@ impl Ring {
             schema: spec.schema,
             geometry: words,
             body_bytes: geometry.body_bytes,
+            reserved_bytes: geometry.body_bytes,
             seats: spec.max_peers,
             huge_pages: spec.huge_pages,
             auto_named: spec.auto_named,
@@ -113,31 +103,9 @@ impl Ring {
 
     /// Opens or makes the ring of a learner, as [`IfExists`] says; true when it was there.
     fn open_or_create(spec: &RingSpec<'_>, if_exists: IfExists) -> Result<(Ring, bool)> {
-        let Some(name) = spec.name else { return Ok((Ring::create(spec)?, false)) };
-        match if_exists {
-            IfExists::Replace => Ok((Ring::create(spec)?, false)),
-            IfExists::Fail => match Segment::open(name, None) {
-                Err(Error::NotFound { .. }) => Ok((Ring::create(spec)?, false)),
-                Err(error) => Err(error),
-                Ok(_) => Err(Error::Exists { name: name.to_owned() }),
-            },
-            IfExists::Resume => {
-                let found = Ring::open(name, spec.schema, spec.leaf_bytes).and_then(|ring| ring.fits(spec));
-                match found {
-                    Ok(ring) => Ok((ring, true)),
-                    Err(Error::NotFound { .. }) => Ok((Ring::create(spec)?, false)),
-                    // Another shape: replace it if nobody lives in it, otherwise say what differs.
-                    Err(error @ (Error::Schema { .. } | Error::Geometry { .. } | Error::Closed)) => {
-                        if catalog::collect(name)? {
-                            Ok((Ring::create(spec)?, false))
-                        } else {
-                            Err(error)
-                        }
-                    }
-                    Err(error) => Err(error),
-                }
-            }
-        }
+        let open =
+            |name: &str| Ring::open(name, spec.schema, spec.leaf_bytes).and_then(|ring| ring.fits(spec));
+        if_exists.open_or_create(spec.name, open, || Ring::create(spec))
     }
 
     fn fits(self, spec: &RingSpec<'_>) -> Result<Ring> {
@@ -343,13 +311,6 @@ pub struct Totals {
     pub aborted: u64,
     /// Claims that another producer won first, by those who are attached.
     pub claim_retries: u64,
-}
-
-/// Reads the monotonic clock, in nanoseconds. The same for all processes of a machine.
-#[inline]
-pub fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// The stamp of a row. The caller has taken the buffer.

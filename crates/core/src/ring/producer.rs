@@ -2,48 +2,16 @@
 
 use super::layout::{SlotWord, Stamp};
 use super::protocol::{Claim, Claimant};
-use super::wait::{Patience, Patrol, Solitude};
 use super::{Ring, monotonic_ns};
 use crate::error::{Error, Result};
 use crate::segment::{Owner, Role, Seat};
 use crate::sync::{Ordering, Point, Woken, crash_point};
+pub use crate::terms::{OnFull, ProducerSpec};
+use crate::wait::{Patience, Patrol, Solitude};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
-
-/// What a producer does when there is no room.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u64)]
-pub enum OnFull {
-    /// Wait for room.
-    Block = 0,
-    /// Drop the oldest batch that no consumer has taken. With nothing to drop, drop the sample.
-    DropOldest = 1,
-    /// Drop the sample.
-    DropNewest = 2,
-    /// Say so.
-    Error = 3,
-}
-
-impl OnFull {
-    pub fn from_word(word: u64) -> Option<OnFull> {
-        [OnFull::Block, OnFull::DropOldest, OnFull::DropNewest, OnFull::Error]
-            .into_iter()
-            .find(|p| *p as u64 == word)
-    }
-}
-
-/// Options of a producer.
-#[derive(Debug, Clone, Copy)]
-pub struct ProducerSpec {
-    /// The name on its samples; chosen by the ring when `None`.
-    pub producer_id: Option<u32>,
-    /// `None`: as the ring was created.
-    pub on_full: Option<OnFull>,
-    /// How long a blocked call bears that every consumer is dead.
-    pub peer_timeout: Option<Duration>,
-}
 
 /// Who made the samples of a claim: the stamps of its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

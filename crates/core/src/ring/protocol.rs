@@ -31,13 +31,10 @@
 //! I9  `cursor`, `holes` and `target` are hints. Wrong ones cost time: a scan, or a patrol.
 
 use super::layout::{BatchNo, Buffer, BufferKind, BufferWord, Control, Place, Slot, SlotKind, SlotWord};
+pub use crate::error::Damage;
 use crate::segment::Owner;
 use crate::sync::{AtomicU64, Ordering, Point, crash_point, fence};
 use std::ops::Range;
-
-/// A word in the segment that no honest participant can have written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Damage(pub &'static str);
 
 type Result<T> = std::result::Result<T, Damage>;
 

@@ -19,6 +19,7 @@
 use super::layout::{BatchNo, BufferKind, BufferWord, Place, SlotKind, SlotWord};
 use super::protocol::{Damage, Protocol};
 use crate::segment::Owner;
+use crate::segment::lease::Memo;
 use crate::sync::{Ordering, Point, crash_point};
 
 /// What a recovery put right.
@@ -30,28 +31,9 @@ pub struct Repairs {
     pub batches: usize,
 }
 
-/// Remembers the last answer: a dead producer's slots lie side by side, and asking is a system call.
-struct Memo<F> {
-    ask: F,
-    last: Option<(Owner, bool)>,
-}
-
-impl<F: Fn(Owner) -> bool> Memo<F> {
-    fn is_dead(&mut self, owner: Owner) -> bool {
-        match self.last {
-            Some((known, dead)) if known == owner => dead,
-            _ => {
-                let dead = (self.ask)(owner);
-                self.last = Some((owner, dead));
-                dead
-            }
-        }
-    }
-}
-
 /// Takes back everything that belongs to owners of whom `is_dead` says so, and counts the holes anew.
 pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<Repairs, Damage> {
-    let mut memo = Memo { ask: is_dead, last: None };
+    let mut memo = Memo::of(is_dead);
     let mut repairs = Repairs::default();
     let mut holes = 0;
     for (index, line) in ring.buffers.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use super::{Segment, directory};
 use crate::error::{Error, Result};
-use crate::ring::wait::Patience;
+use crate::wait::Patience;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 use rustix::io::Errno;

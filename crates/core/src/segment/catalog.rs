@@ -11,7 +11,12 @@ use rustix::fs;
 #[derive(Debug, Clone)]
 pub struct Entry {
     pub name: String,
+    /// What it may grow to.
     pub bytes: u64,
+    /// What it takes up now.
+    pub used_bytes: u64,
+    /// The structure in its body: the `KIND` of its layout; 0 when it could not be read.
+    pub kind: u32,
     pub alive: usize,
     pub creator_pid: u32,
     pub created_unix_ns: u64,
@@ -77,6 +82,8 @@ fn describe(name: &str) -> Option<Entry> {
     let unreadable = |problem: String| Entry {
         name: name.to_owned(),
         bytes: fs::stat(super::path_of(name)).map_or(0, |s| s.st_size as u64),
+        used_bytes: fs::stat(super::path_of(name)).map_or(0, |s| s.st_blocks as u64 * 512),
+        kind: 0,
         alive: 0,
         creator_pid: 0,
         created_unix_ns: 0,
@@ -98,6 +105,8 @@ fn describe(name: &str) -> Option<Entry> {
     Some(Entry {
         name: name.to_owned(),
         bytes: header.total_bytes,
+        used_bytes: segment.used_bytes(),
+        kind: header.kind,
         alive,
         creator_pid: header.creator_pid,
         created_unix_ns: header.created_unix_ns,

@@ -87,12 +87,18 @@ extern "C" fn after_fork_in_parent() {
     LISTING.store(false, Ordering::Release);
 }
 
-/// Runs `change` with no fork in between.
-fn without_fork<T>(change: impl FnOnce() -> T) -> T {
+/// Runs `change` with no fork in between. Not to be called from within itself; keep it short: others in this process wait.
+#[inline]
+pub(crate) fn without_fork<T>(change: impl FnOnce() -> T) -> T {
+    struct Done;
+    impl Drop for Done {
+        fn drop(&mut self) {
+            after_fork_in_parent();
+        }
+    }
     before_fork();
-    let done = change();
-    after_fork_in_parent();
-    done
+    let _done = Done;
+    change()
 }
 
 extern "C" fn after_fork_in_child() {
@@ -341,6 +347,24 @@ impl Seat {
         );
     }
 
+    /// Takes a seat while nobody in this role comes or goes. Nothing that could take long, or be stopped half-way, happens
+    /// in there: what the last holder left is the caller's to recover.
+    pub fn take_through_gate(segment: Arc<Segment>, role: Role) -> Result<Seat> {
+        let _gate = Gate::pass(&segment)?;
+        Seat::take(segment, role, |_| {})
+    }
+
+    /// Leaves; the last in our role takes the name away, so that whoever comes now finds none. True when we were the last:
+    /// what is in the segment is then ours to shut down.
+    pub fn leave_with_name(&self) -> Result<bool> {
+        let _gate = Gate::pass(&self.segment)?;
+        let last = self.leave_as_last();
+        if last {
+            self.segment.unlink()?;
+        }
+        Ok(last)
+    }
+
     /// Says that we leave (the lock stays until we are dropped). True when nobody else in our role is left. Whoever comes
     /// or goes in this role holds the [`Gate`].
     pub fn leave_as_last(&self) -> bool {
@@ -383,6 +407,29 @@ impl Seat {
             }
         }
         census
+    }
+}
+
+/// Remembers the last answer about an owner: the claims of one lie side by side, and asking is a system call.
+pub(crate) struct Memo<F> {
+    ask: F,
+    last: Option<(Owner, bool)>,
+}
+
+impl<F: Fn(Owner) -> bool> Memo<F> {
+    pub(crate) fn of(is_dead: F) -> Memo<F> {
+        Memo { ask: is_dead, last: None }
+    }
+
+    pub(crate) fn is_dead(&mut self, owner: Owner) -> bool {
+        match self.last {
+            Some((known, dead)) if known == owner => dead,
+            _ => {
+                let dead = (self.ask)(owner);
+                self.last = Some((owner, dead));
+                dead
+            }
+        }
     }
 }
 

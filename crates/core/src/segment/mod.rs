@@ -8,7 +8,8 @@
 //!
 //! S1  A name never leads to a half-made segment: the file gets its name after its header is whole and its creator
 //!     has a lease. A creator that dies before that leaves nothing behind.
-//! S2  Every page exists before the first touch, or creation fails: no SIGBUS later.
+//! S2  Every page exists before the first touch, or creation fails: no SIGBUS later. A body may be sparse: what is not
+//!     reserved at creation is reserved by [`Segment::grow`] before somebody touches it.
 //! S3  A name is removed only by someone who lives in the segment, or who holds every lease of it.
 //! S4  The mapping lives as long as any handle or view of it; unlinking takes away the name only.
 //!
@@ -66,6 +67,8 @@ pub struct Spec<'a> {
     pub schema: &'a [u8],
     pub geometry: [u64; GEOMETRY_WORDS],
     pub body_bytes: usize,
+    /// How much of the body exists from the start; the rest [grows](Segment::grow).
+    pub reserved_bytes: usize,
     pub seats: usize,
     /// Whether to insist on huge pages, or to do without. `None`: take them if the kernel gives them.
     pub huge_pages: Option<bool>,
@@ -110,7 +113,9 @@ impl Segment {
             range: "what the address space holds".to_owned(),
         })?;
         let anchor = Self::nameless_file(spec.name)?;
-        Self::reserve(&anchor, display, spec.name.is_some(), extent.total)?;
+        let reserved = extent.body + spec.reserved_bytes.min(spec.body_bytes);
+        Self::reserve(&anchor, display, spec.name.is_some(), 0, reserved)?;
+        fs::ftruncate(&anchor, extent.total as u64).map_err(|e| Error::io("sizing shared memory", e))?;
         let segment = Self::map(display, spec.name.is_some(), anchor, extent)?;
         match spec.huge_pages {
             Some(false) => {}
@@ -150,13 +155,27 @@ impl Segment {
         made.map_err(|e| Error::io(format!("creating shared memory in {}", directory().display()), e))
     }
 
-    /// Reserves every page now (S2).
-    fn reserve(file: &OwnedFd, name: &str, named: bool, bytes: usize) -> Result<()> {
+    /// Makes more of a sparse body exist: `bytes` from `offset` on. What exists already stays as it is. [`Error::NoMemory`] or
+    /// [`Error::NoRam`] when there is no more to be had; then nothing has changed (S2).
+    pub fn grow(&self, offset: usize, bytes: usize) -> Result<()> {
+        let start = self.extent.body + offset;
+        assert!(start + bytes <= self.extent.total, "only the body grows");
+        Self::reserve(&self.anchor, &self.name, self.named, start, bytes)?;
+        // As in `populate`.
+        // SAFETY: the range is in our mapping, by the assertion, and populating it changes no byte.
+        unsafe {
+            let _ = mm::madvise(self.base.as_ptr().add(start).cast(), bytes, Advice::LinuxPopulateWrite);
+        }
+        Ok(())
+    }
+
+    /// Reserves pages now (S2).
+    fn reserve(file: &OwnedFd, name: &str, named: bool, from: usize, bytes: usize) -> Result<()> {
         // The kernel would not refuse what there is no memory for: it would look for somebody to kill.
         if let Some(left) = memory::left().filter(|&left| left < bytes as u64) {
             return Err(Error::NoRam { name: name.to_owned(), need: bytes as u64, left });
         }
-        match fs::fallocate(file, fs::FallocateFlags::empty(), 0, bytes as u64) {
+        match fs::fallocate(file, fs::FallocateFlags::empty(), from as u64, bytes as u64) {
             Ok(()) => Ok(()),
             Err(Errno::NOSPC | Errno::NOMEM | Errno::FBIG) => {
                 let dir = if named { directory() } else { PathBuf::from("/dev/shm") };
@@ -282,6 +301,11 @@ impl Segment {
         let own = format!("/proc/self/fd/{}", self.anchor.as_raw_fd());
         fs::open(&*own, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .map_err(|e| Error::io(format!("opening segment '{}' again through {own}", self.name), e))
+    }
+
+    /// How much memory the segment takes up now: what was reserved, in whole pages.
+    pub fn used_bytes(&self) -> u64 {
+        fs::fstat(self.anchor.as_fd()).map_or(0, |stat| stat.st_blocks as u64 * 512)
     }
 
     pub fn name(&self) -> &str {

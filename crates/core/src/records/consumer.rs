@@ -1,0 +1,316 @@
+//! A consumer: takes single records, reads them in place, gives their room back.
+
+use super::protocol::{Stamp, Taken};
+use super::recovery::{self, Wake};
+use super::{IfExists, Patience, Records, RecordsSpec};
+use crate::error::{Error, Result};
+use crate::metrics::monotonic_ns;
+use crate::segment::{Census, Owner, Role, Seat};
+use crate::sync::Woken;
+use crate::wait::{Patrol, Solitude};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// One consumer's handle. Threads may share it: each record goes to one of them.
+#[derive(Debug)]
+pub struct Consumer {
+    records: Arc<Records>,
+    seat: Seat,
+    resumed: bool,
+    left: AtomicBool,
+    peer_timeout: Option<Duration>,
+    /// The lane whose turn it is. Each consumer goes round on its own.
+    turn: AtomicUsize,
+    wake: Mutex<Wake>,
+}
+
+impl Consumer {
+    /// Makes records, or attaches to those that are there, as `if_exists` says.
+    pub fn open(
+        spec: &RecordsSpec<'_>,
+        if_exists: IfExists,
+        peer_timeout: Option<Duration>,
+    ) -> Result<Consumer> {
+        if_exists.settle(|| {
+            let (records, resumed) = Records::open_or_create(spec, if_exists)?;
+            Self::sit_down(records, resumed, peer_timeout)
+        })
+    }
+
+    /// Attaches to records that are there. `schema`: refuse any other; `None`: whatever the segment says it is.
+    pub fn attach(name: &str, schema: Option<&[u8]>, peer_timeout: Option<Duration>) -> Result<Consumer> {
+        let records = Records::open(name, schema)?.unless_closed()?;
+        Self::sit_down(records, true, peer_timeout)
+    }
+
+    fn sit_down(records: Records, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
+        let seat = Seat::take_through_gate(records.segment().clone(), Role::Consumer)?;
+        if resumed {
+            // What the last learner held is offered again, also what this seat's last holder did.
+            recovery::recover(&records.protocol(), |owner| !seat.is_alive(owner));
+        } else {
+            records.segment().publish()?;
+        }
+        Ok(Consumer {
+            records: Arc::new(records),
+            seat,
+            resumed,
+            left: AtomicBool::new(false),
+            peer_timeout,
+            turn: AtomicUsize::new(0),
+            wake: Mutex::default(),
+        })
+    }
+
+    pub fn records(&self) -> &Arc<Records> {
+        &self.records
+    }
+
+    /// Whether the records were there already.
+    pub fn resumed(&self) -> bool {
+        self.resumed
+    }
+
+    #[inline]
+    fn owner(&self) -> Result<Owner> {
+        match self.seat.owner() {
+            Some(owner) => Ok(owner),
+            None => self.seat.rejoin(|seat| self.records.sweep(seat)), // This is a forked child.
+        }
+    }
+
+    /// Takes the next record; the lanes have their turns. `None` only with [`Patience::Never`], when there is none.
+    #[inline]
+    pub fn take<C: Deref<Target = Consumer>>(this: C, patience: Patience) -> Result<Option<Record<C>>> {
+        let taken = this.take_raw(patience)?;
+        Ok(taken.map(|taken| Record { consumer: this, taken: Some(taken) }))
+    }
+
+    /// Takes up to `max` records: waits for the first, then takes what is there, one of each lane in turn.
+    pub fn take_many<C: Deref<Target = Consumer> + Clone>(
+        this: C,
+        max: usize,
+        patience: Patience,
+    ) -> Result<Vec<Record<C>>> {
+        let mut records = Vec::new();
+        if max == 0 {
+            return Ok(records);
+        }
+        let mut next = this.take_raw(patience)?;
+        let owner = this.owner()?;
+        while let Some(taken) = next {
+            records.push(Record { consumer: this.clone(), taken: Some(taken) });
+            // Damage ends it here; the next call that meets it says so.
+            next = if records.len() < max { this.try_take(owner).unwrap_or(None) } else { None };
+        }
+        Ok(records)
+    }
+
+    #[inline]
+    fn try_take(&self, owner: Owner) -> Result<Option<Taken>> {
+        let turn = self.turn.load(Ordering::Relaxed);
+        let taken =
+            self.records.protocol().try_take(owner, turn).map_err(|damage| self.records.damaged(damage))?;
+        if let Some(taken) = &taken {
+            self.turn.store(taken.lane + 1, Ordering::Relaxed);
+        }
+        Ok(taken)
+    }
+
+    #[inline]
+    fn take_raw(&self, patience: Patience) -> Result<Option<Taken>> {
+        let owner = self.owner()?;
+        if let Some(taken) = self.try_take(owner)? {
+            return Ok(Some(taken));
+        }
+        if patience == Patience::Never {
+            return if self.records.is_closed() { self.last_look(owner).map(Some) } else { Ok(None) };
+        }
+        let started = Instant::now();
+        let taken = self.wait_for_record(owner, patience)?;
+        self.records.protocol().control.wait.record(started.elapsed().as_nanos() as u64);
+        Ok(Some(taken))
+    }
+
+    /// What was committed before the end comes before the end.
+    fn last_look(&self, owner: Owner) -> Result<Taken> {
+        self.try_take(owner)?.ok_or(Error::Closed)
+    }
+
+    fn wait_for_record(&self, owner: Owner, patience: Patience) -> Result<Taken> {
+        let control = self.records.protocol().control;
+        let mut patrol = Patrol::start();
+        let mut solitude = Solitude::bearing(self.peer_timeout);
+        loop {
+            let ticket = control.readable.announce();
+            let closed = self.records.is_closed();
+            if let Some(taken) = self.try_take(owner)? {
+                return Ok(taken);
+            }
+            if closed {
+                return Err(Error::Closed);
+            }
+            let Some(left) = patience.left() else { return Err(Error::Timeout) };
+            match control.readable.wait(ticket, patrol.pause().min(left)) {
+                Woken::Rung => {}
+                Woken::Interrupted => return Err(Error::Interrupted),
+                Woken::Timeout => {
+                    super::patrol(&self.wake, &self.records, &self.seat);
+                    if solitude.is_unbearable(|| self.seat.is_alone_among(Role::Producer)) {
+                        return Err(self.workers_died());
+                    }
+                }
+            }
+        }
+    }
+
+    fn workers_died(&self) -> Error {
+        let died = self.seat.census(Role::Producer).died;
+        let pids: Vec<String> = died.iter().map(u32::to_string).collect();
+        Error::PeersGone(format!(
+            "every producer of '{}' is gone, and {} died without closing (pid {}): no record in {:.0?}. Look at the workers' \
+             logs (killed? out of memory?), or raise peer_timeout_s",
+            self.records.segment().name(),
+            died.len(),
+            pids.join(", "),
+            self.peer_timeout.unwrap_or_default(),
+        ))
+    }
+
+    /// Sleeps until there is a record (or the records are closed), and takes nothing: for event loops, which then try.
+    /// False when the time was over first.
+    pub fn wait_readable(&self, patience: Patience) -> Result<bool> {
+        self.owner()?;
+        let protocol = self.records.protocol();
+        let mut patrol = Patrol::start();
+        loop {
+            let ticket = protocol.control.readable.announce();
+            let ready = protocol.has_ready().map_err(|damage| self.records.damaged(damage))?;
+            if ready || self.records.is_closed() {
+                return Ok(true);
+            }
+            let Some(left) = patience.left() else { return Ok(false) };
+            match protocol.control.readable.wait(ticket, patrol.pause().min(left)) {
+                Woken::Rung => {}
+                Woken::Interrupted => return Err(Error::Interrupted),
+                Woken::Timeout => super::patrol(&self.wake, &self.records, &self.seat),
+            }
+        }
+    }
+
+    /// Leaves. The last living consumer takes the name away and shuts the records down.
+    pub fn close(&self) -> Result<()> {
+        if self.seat.owner().is_none() || self.left.load(Ordering::Relaxed) {
+            return Ok(()); // A forked child: the records are its parent's to close. Or left already.
+        }
+        if self.seat.leave_with_name()? {
+            self.records.shut_down();
+        }
+        Ok(())
+    }
+
+    /// Leaves without shutting anything down, also as the last: the name stays for whoever comes back to it, until somebody
+    /// collects it.
+    pub fn leave(&self) {
+        if self.seat.owner().is_some() && !self.left.swap(true, Ordering::Relaxed) {
+            self.seat.leave_as_last();
+        }
+    }
+
+    /// Living producers, and the pids of those who died without closing.
+    pub fn producers(&self) -> Census {
+        self.seat.census(Role::Producer)
+    }
+}
+
+impl Drop for Consumer {
+    /// A consumer that is dropped has left, as if it had closed. Nobody hears of a failure here; `close` tells.
+    fn drop(&mut self) {
+        let _ = self.close();
+    }
+}
+
+/// What is known about a record besides its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecordInfo {
+    pub stamp: Stamp,
+    /// CLOCK_MONOTONIC at the commit.
+    pub committed_ns: u64,
+    pub lane: usize,
+    /// Of the lane's records, in the order in which they were reserved.
+    pub number: u64,
+}
+
+/// A record in a consumer's hands. Dropping it gives the room back.
+#[derive(Debug)]
+pub struct Record<C: Deref<Target = Consumer>> {
+    consumer: C,
+    taken: Option<Taken>,
+}
+
+impl<C: Deref<Target = Consumer>> Record<C> {
+    fn taken(&self) -> &Taken {
+        self.taken.as_ref().expect("a record is taken until it is released")
+    }
+
+    pub fn len(&self) -> usize {
+        self.taken().bytes
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where it lies, at a multiple of 64; valid to read until release, and mapped as long as the segment is.
+    #[inline]
+    pub fn as_ptr(&self) -> *const u8 {
+        let Taken { lane, start, bytes, .. } = *self.taken();
+        self.consumer.records.data(lane, start, bytes)
+    }
+
+    /// Its bytes.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the record is ours until release: its writer is done (I2), nobody writes before that (I6), and its place
+        // was checked against what exists of the lane.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
+    }
+
+    pub fn info(&self) -> RecordInfo {
+        let Taken { lane, number, .. } = *self.taken();
+        let entry = self.consumer.records.protocol().lane(lane).entry(number);
+        RecordInfo { stamp: entry.stamp, committed_ns: entry.committed_ns, lane, number }
+    }
+
+    pub fn consumer(&self) -> &Consumer {
+        &self.consumer
+    }
+
+    /// Notes how long the record waited to be taken.
+    pub fn record_dwell(&self, info: &RecordInfo) {
+        let dwell = monotonic_ns().saturating_sub(info.committed_ns);
+        self.consumer.records.protocol().control.dwell.record(dwell);
+    }
+
+    /// Puts it back unread, for whoever asks next.
+    pub fn give_back(mut self) {
+        if let Some(taken) = self.take_if_ours() {
+            self.consumer.records.protocol().lane(taken.lane).give_back(&taken);
+        }
+    }
+
+    /// `None` in a forked child: the record is its parent's.
+    fn take_if_ours(&mut self) -> Option<Taken> {
+        self.taken.take().filter(|taken| self.consumer.seat.owner() == Some(taken.owner))
+    }
+}
+
+impl<C: Deref<Target = Consumer>> Drop for Record<C> {
+    fn drop(&mut self) {
+        if let Some(taken) = self.take_if_ours() {
+            self.consumer.records.protocol().lane(taken.lane).release(&taken);
+        }
+    }
+}

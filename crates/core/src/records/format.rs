@@ -1,0 +1,190 @@
+//! What lies in the bytes of one record: the counts of its ragged leaves, then its leaves.
+//!
+//! ```text
+//! 0    ┌─────────────────────────────────┐
+//!      │ u32 × ragged leaves: their rows │  little-endian, padded to 8
+//!      ├─────────────────────────────────┤
+//!      │ leaf 0: rows × row_bytes        │  each leaf at a multiple of 8
+//!      │ leaf 1: …                       │
+//! end  └─────────────────────────────────┘  nothing behind the last one
+//! ```
+//!
+//! A leaf with a fixed number of rows has no count. All of it is pure: no segment, no unsafe. [`Shape::parse`] reads bytes
+//! that another process wrote, and gives no place that lies outside them.
+
+use crate::error::{Damage, Error, Result};
+
+/// Every leaf starts at a multiple of this.
+pub const LEAF_ALIGN: usize = 8;
+
+/// One leaf of a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeafShape {
+    pub row_bytes: usize,
+    /// How many rows every record has of it; `None`: each as many as it likes.
+    pub rows: Option<usize>,
+}
+
+/// The leaves of a record, in order.
+///
+/// ```
+/// use rollway_core::records::format::{LeafShape, Shape};
+/// let tokens = LeafShape { row_bytes: 4, rows: None };
+/// let score = LeafShape { row_bytes: 4, rows: Some(1) };
+/// let shape = Shape::new(vec![tokens, score]);
+/// let placement = shape.place(&[3]).unwrap();
+/// assert_eq!(placement.offsets, [8, 24]); // behind one count; behind three tokens of four bytes
+/// assert_eq!((placement.counts.as_slice(), placement.bytes), ([3, 1].as_slice(), 28));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Shape {
+    pub leaves: Vec<LeafShape>,
+}
+
+/// Where the leaves of one record lie. Made to be used again: placing anew allocates nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Placement {
+    /// Where each leaf starts.
+    pub offsets: Vec<usize>,
+    /// How many rows each leaf has.
+    pub counts: Vec<usize>,
+    /// How many bytes the record has.
+    pub bytes: usize,
+}
+
+impl Shape {
+    pub fn new(leaves: Vec<LeafShape>) -> Shape {
+        Shape { leaves }
+    }
+
+    /// How many leaves are ragged.
+    pub fn ragged(&self) -> usize {
+        self.leaves.iter().filter(|leaf| leaf.rows.is_none()).count()
+    }
+
+    /// How many bytes lie before the first leaf.
+    fn head_bytes(&self) -> usize {
+        (self.ragged() * size_of::<u32>()).next_multiple_of(LEAF_ALIGN)
+    }
+
+    /// Where the leaves of a record lie whose ragged leaves have so many rows.
+    pub fn place(&self, counts: &[usize]) -> Result<Placement> {
+        let mut placement = Placement::default();
+        self.place_into(counts, &mut placement)?;
+        Ok(placement)
+    }
+
+    /// As [`place`](Self::place), into one that was used before.
+    pub fn place_into(&self, counts: &[usize], placement: &mut Placement) -> Result<()> {
+        let out = |what, value: usize, range: String| Error::OutOfRange { what, value: value as u64, range };
+        if counts.len() != self.ragged() {
+            let range = format!("{}, one for each ragged leaf", self.ragged());
+            return Err(out("counts", counts.len(), range));
+        }
+        if let Some(&count) = counts.iter().find(|&&count| u32::try_from(count).is_err()) {
+            return Err(out("rows of a leaf", count, "at most 4,294,967,295".to_owned()));
+        }
+        self.lay_out(counts.iter().copied(), placement)
+            .ok_or_else(|| out("bytes of a record", usize::MAX, "what the address space holds".to_owned()))
+    }
+
+    /// `None` when it overflows. `counts` has one for each ragged leaf.
+    #[inline]
+    fn lay_out(&self, mut counts: impl Iterator<Item = usize>, placement: &mut Placement) -> Option<()> {
+        placement.offsets.clear();
+        placement.counts.clear();
+        let mut end = self.head_bytes();
+        for leaf in &self.leaves {
+            let rows = match leaf.rows {
+                Some(rows) => rows,
+                None => counts.next()?,
+            };
+            let start = end.checked_next_multiple_of(LEAF_ALIGN)?;
+            placement.offsets.push(start);
+            placement.counts.push(rows);
+            end = start.checked_add(rows.checked_mul(leaf.row_bytes)?)?;
+        }
+        placement.bytes = end;
+        (end <= isize::MAX as usize).then_some(())
+    }
+
+    /// Writes the counts of a record that [`place`](Self::place) has placed to the start of its bytes.
+    pub fn write_counts(&self, counts: &[usize], bytes: &mut [u8]) {
+        for (count, room) in counts.iter().zip(bytes.chunks_exact_mut(size_of::<u32>())) {
+            room.copy_from_slice(&(*count as u32).to_le_bytes());
+        }
+    }
+
+    /// Where the leaves of a record lie that somebody wrote. All of it is inside `bytes`, or it is damage.
+    pub fn parse(&self, bytes: &[u8]) -> Result<Placement, Damage> {
+        let mut placement = Placement::default();
+        self.parse_into(bytes, &mut placement)?;
+        Ok(placement)
+    }
+
+    /// As [`parse`](Self::parse), into one that was used before.
+    #[inline]
+    pub fn parse_into(&self, bytes: &[u8], placement: &mut Placement) -> Result<(), Damage> {
+        let head = bytes.get(..self.head_bytes()).ok_or(Damage("a record is shorter than its counts"))?;
+        let counts = head.chunks_exact(size_of::<u32>()).map(|count| {
+            let count: [u8; 4] = count.try_into().expect("a chunk of four bytes has four");
+            u32::from_le_bytes(count) as usize
+        });
+        self.lay_out(counts, placement).ok_or(Damage("the counts of a record overflow"))?;
+        if placement.bytes != bytes.len() {
+            return Err(Damage("the length of a record is not what its counts say"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    fn shapes() -> impl Strategy<Value = Shape> {
+        let leaf = (0usize..20, proptest::option::of(0usize..5));
+        vec(leaf.prop_map(|(row_bytes, rows)| LeafShape { row_bytes, rows }), 0..6).prop_map(Shape::new)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_placed_is_parsed(shape in shapes(), counts in vec(0usize..50, 6)) {
+            let counts = &counts[..shape.ragged()];
+            let placed = shape.place(counts).unwrap();
+            let mut bytes = vec![0xaa; placed.bytes];
+            shape.write_counts(counts, &mut bytes);
+            prop_assert_eq!(shape.parse(&bytes), Ok(placed));
+        }
+
+        /// Any bytes: damage, or places that are inside them and do not overlap.
+        #[test]
+        fn any_bytes_are_damage_or_places_inside(shape in shapes(), bytes in vec(prop_oneof![Just(0u8), 0u8..4, any::<u8>()], 0..200)) {
+            if let Ok(placement) = shape.parse(&bytes) {
+                let mut end = 0;
+                for (leaf, (&start, &rows)) in shape.leaves.iter().zip(placement.offsets.iter().zip(&placement.counts)) {
+                    prop_assert!(start >= end && start.is_multiple_of(LEAF_ALIGN));
+                    prop_assert!(leaf.rows.is_none_or(|fixed| fixed == rows));
+                    end = start + rows * leaf.row_bytes;
+                }
+                prop_assert!(end <= bytes.len());
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_placed_is_an_error() {
+        let ragged = |row_bytes| Shape::new(vec![LeafShape { row_bytes, rows: None }]);
+        assert!(ragged(4).place(&[]).is_err(), "a count is missing");
+        assert!(ragged(4).place(&[1, 2]).is_err(), "a count too many");
+        assert!(ragged(1).place(&[u32::MAX as usize + 1]).is_err());
+        assert!(ragged(usize::MAX / 2).place(&[3]).is_err());
+        assert_eq!(
+            ragged(usize::MAX).parse(&[2, 0, 0, 0, 0, 0, 0, 0]),
+            Err(Damage("the counts of a record overflow"))
+        );
+        assert_eq!(Shape::default().place(&[]).unwrap().bytes, 0);
+    }
+}

@@ -1,0 +1,323 @@
+//! The bytes of records: where everything lies, and what the words say.
+//!
+//! ```text
+//! body ┌──────────────────────────────────────────────────────────────────────┐
+//!      │ Control      closed, lanes_used │ readable bell │ counters │ histograms │
+//!      ├──────────────────────────────────────────────────────────────────────┤
+//!      │ Lane × lanes (256 B)   the producer's line │ the readers' │ room bell   │
+//!      ├──────────────────────────────────────────────────────────────────────┤
+//!      │ Descriptor × lanes × descriptors (64 B)   word, place, stamp            │
+//! page ├──────────────────────────────────────────────────────────────────────┤  reserved at creation up to here
+//!      │ lane 0: lane_bytes of records, each at a multiple of 64                 │  sparse: exists up to `grown`
+//! page │ lane 1: …                                                              │
+//!      └──────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! A record of a lane has a *number* that grows for ever, and lives in descriptor number mod descriptors. The words, from
+//! the high bits down:
+//!
+//! | word | | | |
+//! |---|---|---|---|
+//! | descriptor | number (40) | Free, Reserved, Ready, Taken (2) | who reserved or took it; of a Ready one, whether it was given back (22) |
+//! | owner of a lane | epoch (41) | whether anybody owns it (1) | who (22) |
+//!
+//! Numbers are compared modulo 2⁴⁰: a record must not be held while 2⁴⁰ others pass (twelve days at a million records a
+//! second).
+
+use crate::error::{Error, Result};
+use crate::metrics::Histogram;
+use crate::segment::Owner;
+use crate::segment::header::{GEOMETRY_WORDS, PAGE};
+use crate::segment::lease::OWNER_BITS;
+use crate::sync::{AtomicU32, AtomicU64, Bell};
+
+/// The `kind` of a segment that holds records.
+pub const KIND: u32 = 2;
+
+/// Every record starts at a multiple of this, in its lane and in memory.
+pub const ALIGN: usize = 64;
+
+const NUMBER_BITS: u32 = 40;
+const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
+const STATE_SHIFT: u32 = OWNER_BITS;
+const NUMBER_SHIFT: u32 = OWNER_BITS + 2;
+const _: () = assert!(NUMBER_BITS + 2 + OWNER_BITS == 64);
+
+/// What a descriptor word says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+pub enum State {
+    /// Nobody has the record any more: released, dropped or aborted.
+    Free = 0,
+    /// Its producer is writing.
+    Reserved = 1,
+    /// Committed.
+    Ready = 2,
+    /// A consumer has it.
+    Taken = 3,
+}
+
+/// `{number, state, owner}`: a descriptor word, unpacked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Word {
+    /// Modulo 2⁴⁰.
+    pub number: u64,
+    pub state: State,
+    pub owner: Owner,
+}
+
+const NOBODY: u64 = 0;
+/// In place of the owner of a Ready record: it was given back. No number of a seat's holder is needed there.
+const GIVEN_BACK: u64 = 1;
+
+impl Word {
+    #[inline]
+    pub fn new(number: u64, state: State, owner: Owner) -> Word {
+        Word { number: number & NUMBER_MASK, state, owner }
+    }
+
+    #[inline]
+    pub fn free(number: u64) -> Word {
+        Word::new(number, State::Free, Owner::from_bits(NOBODY))
+    }
+
+    #[inline]
+    pub fn ready(number: u64) -> Word {
+        Word::new(number, State::Ready, Owner::from_bits(NOBODY))
+    }
+
+    /// Ready again, after somebody had taken it.
+    pub fn ready_again(number: u64) -> Word {
+        Word::new(number, State::Ready, Owner::from_bits(GIVEN_BACK))
+    }
+
+    /// Whether it is Ready again.
+    #[inline]
+    pub fn was_given_back(self) -> bool {
+        self.state == State::Ready && self.owner.bits() == GIVEN_BACK
+    }
+
+    #[inline]
+    pub fn unpack(word: u64) -> Word {
+        let state = match word >> STATE_SHIFT & 3 {
+            0 => State::Free,
+            1 => State::Reserved,
+            2 => State::Ready,
+            _ => State::Taken,
+        };
+        Word { number: word >> NUMBER_SHIFT, state, owner: Owner::from_bits(word) }
+    }
+
+    #[inline]
+    pub fn pack(self) -> u64 {
+        self.number << NUMBER_SHIFT | (self.state as u64) << STATE_SHIFT | self.owner.bits()
+    }
+
+    /// Whether it is about record `number` of its lane.
+    #[inline]
+    pub fn is_of(self, number: u64) -> bool {
+        self.number == number & NUMBER_MASK
+    }
+
+    /// How many records before `head` its own one comes.
+    #[inline]
+    pub fn age(self, head: u64) -> u64 {
+        head.wrapping_sub(self.number) & NUMBER_MASK
+    }
+}
+
+/// `{epoch, owner or nobody}`: the owner word of a lane, unpacked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tenancy {
+    /// How often the lane was taken.
+    pub epoch: u64,
+    pub owner: Option<Owner>,
+}
+
+impl Tenancy {
+    #[inline]
+    pub fn unpack(word: u64) -> Tenancy {
+        let owner = (word >> OWNER_BITS & 1 == 1).then(|| Owner::from_bits(word));
+        Tenancy { epoch: word >> (OWNER_BITS + 1), owner }
+    }
+
+    #[inline]
+    pub fn pack(self) -> u64 {
+        let owner = self.owner.map_or(0, |owner| 1 << OWNER_BITS | owner.bits());
+        self.epoch << (OWNER_BITS + 1) | owner
+    }
+}
+
+/// What only the producer of a lane writes (and whoever takes the lane after it).
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct WriteLine {
+    /// A [`Tenancy`].
+    pub owner: AtomicU64,
+    /// The next number. Everything below it was reserved, or skipped.
+    pub head: AtomicU64,
+    /// How many bytes of the lane exist; the rest of the file is sparse.
+    pub grown: AtomicU64,
+    /// Committed so far.
+    pub sent: AtomicU64,
+    pub dropped_oldest: AtomicU64,
+    pub dropped_newest: AtomicU64,
+    /// How often the producer had to wait for room.
+    pub blocked: AtomicU64,
+    pub aborted: AtomicU64,
+}
+
+/// What consumers write when they take.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct ReadLine {
+    /// Nothing is to be found below this number, but for what was returned. A hint that anybody helps forward.
+    pub cursor: AtomicU64,
+    /// How many records were given back so far: they are Ready again, and may be below the cursor.
+    pub returned: AtomicU64,
+    /// Up to which of those a consumer has looked and found none.
+    pub looked: AtomicU64,
+    /// Taken so far.
+    pub taken: AtomicU64,
+}
+
+/// What consumers write when they release.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct FreeLine {
+    /// Released so far. A hint for the producer that there is something to reclaim.
+    pub released: AtomicU64,
+}
+
+/// One lane's words.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Lane {
+    pub write: WriteLine,
+    pub read: ReadLine,
+    pub free: FreeLine,
+    /// Rung when a record was released. Only the lane's producer waits for it.
+    pub room: Bell,
+}
+
+/// What happened so far, to all lanes. Only written where something rare happens.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Reservations taken back from dead producers.
+    pub recovered: AtomicU64,
+}
+
+/// The head of the body.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Control {
+    /// 1 once the records are shut down.
+    pub closed: AtomicU32,
+    /// The next number for a producer that did not bring one.
+    pub next_producer_id: AtomicU32,
+    /// The highest lane that was ever taken, and one: consumers look no further.
+    pub lanes_used: AtomicU64,
+    /// Rung when a record is Ready.
+    pub readable: Bell,
+    pub counters: Counters,
+    pub dwell: Histogram,
+    pub wait: Histogram,
+}
+
+/// One record's word, its place in the lane's data, and its stamp: a send touches one line of it.
+///
+/// The other fields are written before Ready is stored, and read after it was loaded.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Descriptor {
+    /// A [`Word`]. The truth about the record.
+    pub word: AtomicU64,
+    /// Where it starts in the lane's data.
+    pub start: AtomicU64,
+    pub bytes: AtomicU64,
+    pub sequence: AtomicU64,
+    /// CLOCK_MONOTONIC at the commit.
+    pub committed_ns: AtomicU64,
+    pub producer_id: AtomicU32,
+    pub version: AtomicU32,
+    pub kind: AtomicU32,
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<Descriptor>() == 64);
+    assert!(size_of::<WriteLine>() == 64);
+    assert!(size_of::<Lane>() == 256);
+    assert!(size_of::<Control>().is_multiple_of(64));
+};
+
+/// The sizes of records, and every offset derived from them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    pub lanes: usize,
+    /// Descriptors of one lane; a power of two.
+    pub descriptors: usize,
+    /// Data of one lane; whole pages.
+    pub lane_bytes: usize,
+    pub lanes_offset: usize,
+    pub descriptors_offset: usize,
+    /// Where the data starts. What lies before it is reserved at creation.
+    pub data_offset: usize,
+    pub body_bytes: usize,
+}
+
+impl Geometry {
+    /// Checks the sizes, rounds them up, and derives the offsets.
+    pub fn new(lanes: usize, descriptors: usize, lane_bytes: usize) -> Result<Geometry> {
+        let out = |what, value: usize, range: &str| Error::OutOfRange {
+            what,
+            value: value as u64,
+            range: range.into(),
+        };
+        if !(1..=1024).contains(&lanes) {
+            return Err(out("lanes", lanes, "1 to 1,024"));
+        }
+        if !(2..=1 << 24).contains(&descriptors) {
+            return Err(out("records of a lane", descriptors, "2 to 16,777,216"));
+        }
+        if lane_bytes == 0 || lane_bytes > isize::MAX as usize {
+            return Err(out("lane_bytes", lane_bytes, "at least 1, and what the address space holds"));
+        }
+        Self::derive(lanes, descriptors.next_power_of_two(), lane_bytes)
+            .ok_or_else(|| out("lane_bytes", lane_bytes, "what the address space holds, times the lanes"))
+    }
+
+    fn derive(lanes: usize, descriptors: usize, lane_bytes: usize) -> Option<Geometry> {
+        let lane_bytes = lane_bytes.checked_next_multiple_of(PAGE)?;
+        let lanes_offset = size_of::<Control>();
+        let descriptors_offset = lanes_offset + lanes * size_of::<Lane>();
+        let table_bytes = lanes.checked_mul(descriptors)?.checked_mul(size_of::<Descriptor>())?;
+        let data_offset = descriptors_offset.checked_add(table_bytes)?.checked_next_multiple_of(PAGE)?;
+        let body_bytes = data_offset.checked_add(lanes.checked_mul(lane_bytes)?)?;
+        (body_bytes <= isize::MAX as usize).then_some(Geometry {
+            lanes,
+            descriptors,
+            lane_bytes,
+            lanes_offset,
+            descriptors_offset,
+            data_offset,
+            body_bytes,
+        })
+    }
+
+    /// The numbers for the segment header.
+    pub fn words(&self) -> [u64; GEOMETRY_WORDS] {
+        let mut words = [0; GEOMETRY_WORDS];
+        words[0] = self.lanes as u64;
+        words[1] = self.descriptors as u64;
+        words[2] = self.lane_bytes as u64;
+        words
+    }
+
+    /// Where the data of a lane starts in the body.
+    #[inline]
+    pub fn lane_offset(&self, lane: usize) -> usize {
+        self.data_offset + lane * self.lane_bytes
+    }
+}

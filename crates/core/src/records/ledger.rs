@@ -1,0 +1,253 @@
+//! What the producer of a lane keeps to itself: which bytes of the lane are free, and which of its records still have some.
+//!
+//! Nothing of it is shared and nothing of it must survive: whoever takes the lane next draws it up again from the table.
+//! It runs over the [`protocol`](super::protocol) alone, so loom and the property tests run it, too.
+//!
+//! What was released is found by *sweeping* the list of records that are out. That is done when `released` has moved by an
+//! eighth of their number, so that it costs a few words for each record; and always when there is no room, for then the
+//! words decide.
+
+use super::allocator::{Allocator, Extent};
+use super::layout::{State, Word};
+use super::protocol::{Claim, LaneWords, Vacancy};
+use crate::error::{Damage, Error, Result};
+use crate::segment::Owner;
+use crate::sync::{Ordering, Point, crash_point};
+
+/// Room for a record that is being written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    pub claim: Claim,
+    /// Where it starts in the lane's data.
+    pub start: usize,
+    /// What was asked for.
+    pub bytes: usize,
+}
+
+/// What came of asking for room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attempt {
+    Room(Room),
+    /// There is none, and what nobody has taken could be dropped for it.
+    Unread,
+    /// There is none.
+    Full,
+}
+
+/// Why no attempt could be made.
+#[derive(Debug)]
+pub enum Trouble {
+    Damage(Damage),
+    /// The lane has to grow, cannot, and nothing is out that could come back.
+    Growth(Error),
+}
+
+impl From<Damage> for Trouble {
+    fn from(damage: Damage) -> Trouble {
+        Trouble::Damage(damage)
+    }
+}
+
+/// The private books of one lane.
+#[derive(Debug)]
+pub struct Ledger {
+    lane: usize,
+    owner: Owner,
+    allocator: Allocator,
+    /// By descriptor: the room of its record. Empty when it has none.
+    extents: Box<[Extent]>,
+    /// By descriptor: whether it is in `out`.
+    listed: Box<[bool]>,
+    /// Descriptors whose records may have room.
+    out: Vec<u32>,
+    /// `released` at the last sweep.
+    swept_at: u64,
+}
+
+impl Ledger {
+    /// Draws up the books of a lane that `owner` has just taken: frees what its last owner had reserved, and finds the room
+    /// of what is there to be read. Records that overlap, or lie outside, are damage.
+    pub fn draw_up(lane: &LaneWords<'_>, owner: Owner) -> Result<Ledger, Damage> {
+        lane.clear_reserved(owner);
+        let depth = lane.table.len();
+        let mut ledger = Ledger {
+            lane: lane.index,
+            owner,
+            allocator: Allocator::new(lane.lane_bytes),
+            extents: vec![Extent::default(); depth].into(),
+            listed: vec![false; depth].into(),
+            out: Vec::new(),
+            swept_at: lane.line.free.released.load(Ordering::Relaxed),
+        };
+        lane.grown()?;
+        for (index, descriptor) in lane.table.iter().enumerate() {
+            // SYNC records.ready: Acquire here, Release in `commit`.
+            let word = Word::unpack(descriptor.word.load(Ordering::Acquire));
+            if !matches!(word.state, State::Ready | State::Taken) {
+                continue;
+            }
+            if word.number as usize & (depth - 1) != index {
+                return Err(Damage("a record is in a descriptor that is not its own"));
+            }
+            let (start, bytes) = lane.place(descriptor)?;
+            let extent = super::allocator::rounded(bytes)
+                .map(|len| Extent { start, len })
+                .filter(|&extent| ledger.allocator.claim(extent))
+                .ok_or(Damage("two records of a lane overlap"))?;
+            ledger.list(index, extent);
+        }
+        Ok(ledger)
+    }
+
+    pub fn lane(&self) -> usize {
+        self.lane
+    }
+
+    pub fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// How many records are out: reserved, to be read, being read, or released and not yet swept.
+    pub fn out(&self) -> usize {
+        self.out.len()
+    }
+
+    fn list(&mut self, index: usize, extent: Extent) {
+        self.extents[index] = extent;
+        if !self.listed[index] {
+            self.listed[index] = true;
+            self.out.push(index as u32);
+        }
+    }
+
+    /// Reserves a record of up to `bytes`. `grow(from, to)` makes more of the lane exist, and says how far.
+    #[inline]
+    pub fn try_reserve(
+        &mut self,
+        lane: &LaneWords<'_>,
+        bytes: usize,
+        grow: impl FnOnce(usize, usize) -> Result<usize>,
+    ) -> Result<Attempt, Trouble> {
+        let released = lane.line.free.released.load(Ordering::Relaxed).wrapping_sub(self.swept_at);
+        if released as usize * 8 > self.out.len() {
+            self.sweep(lane);
+        }
+        let mut found = self.find_room(lane, bytes);
+        if found.is_none() {
+            self.sweep(lane);
+            found = self.find_room(lane, bytes);
+        }
+        let Some((number, extent)) = found else {
+            // Only what nobody has taken can be dropped, and that helps only where it is in the way.
+            let hopeless = lane.vacancy() == Vacancy::None;
+            return Ok(if hopeless { Attempt::Full } else { Attempt::Unread });
+        };
+        if let Err(trouble) = Self::ensure_grown(lane, extent, grow) {
+            self.allocator.release(extent);
+            return match trouble {
+                // Somebody will give room back, and the lane goes on at its present size.
+                Trouble::Growth(_) if !self.out.is_empty() => Ok(Attempt::Unread),
+                trouble => Err(trouble),
+            };
+        }
+        self.list(lane.index_of(number), extent);
+        let claim = lane.reserve(number, self.owner);
+        Ok(Attempt::Room(Room { claim, start: extent.start, bytes }))
+    }
+
+    /// Whether [`try_reserve`](Self::try_reserve) would find room now. It makes it exist, and takes nothing.
+    pub fn has_room(
+        &mut self,
+        lane: &LaneWords<'_>,
+        bytes: usize,
+        grow: impl FnOnce(usize, usize) -> Result<usize>,
+    ) -> Result<bool, Trouble> {
+        self.sweep(lane);
+        let Some((_, extent)) = self.find_room(lane, bytes) else { return Ok(false) };
+        let grown = Self::ensure_grown(lane, extent, grow);
+        self.allocator.release(extent);
+        match grown {
+            Ok(()) => Ok(true),
+            Err(Trouble::Growth(_)) if !self.out.is_empty() => Ok(false),
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    /// A number and room. The room of the record that had the descriptor before is free by now.
+    #[inline]
+    fn find_room(&mut self, lane: &LaneWords<'_>, bytes: usize) -> Option<(u64, Extent)> {
+        let Vacancy::Number(number) = lane.vacancy() else { return None };
+        self.vacate(lane.index_of(number));
+        let extent = self.allocator.allocate(bytes)?;
+        Some((number, extent))
+    }
+
+    #[inline]
+    fn ensure_grown(
+        lane: &LaneWords<'_>,
+        extent: Extent,
+        grow: impl FnOnce(usize, usize) -> Result<usize>,
+    ) -> Result<(), Trouble> {
+        let grown = lane.grown()?;
+        if extent.end() <= grown {
+            return Ok(());
+        }
+        let grown = grow(grown, extent.end()).map_err(Trouble::Growth)?;
+        crash_point(Point::LaneGrown);
+        lane.line.write.grown.store(grown as u64, Ordering::Relaxed); // Before the first record in there is Ready (I2).
+        Ok(())
+    }
+
+    /// Takes back the room of a descriptor's record: nobody has it any more.
+    #[inline]
+    fn vacate(&mut self, index: usize) {
+        self.allocator.release(std::mem::take(&mut self.extents[index]));
+    }
+
+    /// Takes back the room of all that was released.
+    fn sweep(&mut self, lane: &LaneWords<'_>) {
+        self.swept_at = lane.line.free.released.load(Ordering::Relaxed);
+        let Ledger { allocator, extents, listed, out, .. } = self;
+        out.retain(|&index| {
+            let index = index as usize;
+            // SYNC records.free: Acquire here, Release in `release`. Its reader is done (I6).
+            let word = Word::unpack(lane.table[index].word.load(Ordering::Acquire));
+            let out = word.state != State::Free;
+            if !out {
+                allocator.release(std::mem::take(&mut extents[index]));
+                listed[index] = false;
+            }
+            out
+        });
+    }
+
+    /// Whether a record that uses less of its room than was asked for leaves any to be taken back.
+    #[inline]
+    pub fn leaves_room(room: &Room, used: usize) -> bool {
+        super::allocator::rounded(used) != super::allocator::rounded(room.bytes)
+    }
+
+    /// Takes back the end of a record's room, before it is committed.
+    pub fn trim(&mut self, lane: &LaneWords<'_>, room: &Room, used: usize) {
+        let extent = &mut self.extents[lane.index_of(room.claim.number)];
+        let Some(kept) = super::allocator::rounded(used).filter(|&kept| kept < extent.len) else { return };
+        let rest = Extent { start: extent.start + kept, len: extent.len - kept };
+        *extent = if kept == 0 { Extent::default() } else { Extent { start: extent.start, len: kept } };
+        self.allocator.release(rest);
+    }
+
+    /// Gives a reservation back.
+    pub fn abort(&mut self, lane: &LaneWords<'_>, claim: &Claim) {
+        self.vacate(lane.index_of(claim.number));
+        lane.abort(claim);
+    }
+
+    /// Drops the lane's oldest record that nobody has taken; false when there is none.
+    pub fn drop_oldest(&mut self, lane: &LaneWords<'_>) -> Result<bool, Damage> {
+        let dropped = lane.drop_oldest()?;
+        if let Some(number) = dropped {
+            self.vacate(lane.index_of(number));
+        }
+        Ok(dropped.is_some())
+    }
+}

@@ -1,0 +1,336 @@
+//! Records: any number of bytes each, from many producers to one or several consumers, and any of them may die.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`layout`] | the bytes, and what the words say |
+//! | [`protocol`] | the state machine and its invariants |
+//! | [`recovery`] | what the dead leave behind |
+//! | [`allocator`], [`ledger`] | room in a lane, and what its producer knows about it |
+//! | [`producer`], [`consumer`] | the two handles, and the guards that commit, abort and release |
+//! | [`format`](mod@format) | what lies in the bytes of one record: leaves, ragged and fixed |
+//! | [`assemble`] | many records into one padded or packed batch |
+//!
+//! Each producer has a lane of its own; a consumer takes single records, fairly from all lanes. A [`Reservation`] dropped
+//! without commit is aborted; a [`Record`] dropped is released. Both keep the mapping alive. A record that is held costs its
+//! own bytes only: those behind it pass.
+
+pub mod allocator;
+pub mod assemble;
+pub mod consumer;
+pub mod format;
+pub mod layout;
+pub mod ledger;
+pub mod producer;
+pub mod protocol;
+pub mod recovery;
+
+pub use crate::error::Damage;
+use crate::error::{Error, Result};
+use crate::segment::{Owner, Seat, Segment, Spec};
+use crate::sync::{AtomicU64, Ordering};
+pub use crate::terms::{IfExists, OnFull, ProducerSpec};
+pub use crate::wait::Patience;
+pub use consumer::{Consumer, Record, RecordInfo};
+use layout::{Control, Descriptor, Geometry, KIND, Lane, State, Tenancy, Word};
+pub use producer::{Label, Producer, Reservation};
+use protocol::Protocol;
+pub use protocol::Stamp;
+use recovery::Wake;
+use std::sync::{Arc, Mutex};
+
+/// What new records should be.
+#[derive(Debug, Clone)]
+pub struct RecordsSpec<'a> {
+    /// `None`: in this process (and its forked children) only.
+    pub name: Option<&'a str>,
+    pub auto_named: bool,
+    pub schema: &'a [u8],
+    /// How many producers there may be at once.
+    pub lanes: usize,
+    /// How much data each of them may have in flight; rounded up to whole pages. Only what is used takes up memory.
+    pub lane_bytes: usize,
+    /// How many records each of them may have in flight; rounded up to a power of two.
+    pub descriptors: usize,
+    pub max_peers: usize,
+    pub on_full: OnFull,
+    /// Reserve all memory now, not as the data needs it.
+    pub preallocate: bool,
+}
+
+const ON_FULL_WORD: usize = 4;
+
+/// Mapped records, shared by the handles on them.
+#[derive(Debug)]
+pub struct Records {
+    segment: Arc<Segment>,
+    geometry: Geometry,
+    on_full: OnFull,
+}
+
+impl Records {
+    /// Makes records that nobody can find yet: sit down, then publish their segment.
+    fn create(spec: &RecordsSpec<'_>) -> Result<Records> {
+        let geometry = Geometry::new(spec.lanes, spec.descriptors, spec.lane_bytes)?;
+        let mut words = geometry.words();
+        words[ON_FULL_WORD] = spec.on_full as u64;
+        let segment = Segment::create(&Spec {
+            name: spec.name,
+            kind: KIND,
+            schema: spec.schema,
+            geometry: words,
+            body_bytes: geometry.body_bytes,
+            reserved_bytes: if spec.preallocate { geometry.body_bytes } else { geometry.data_offset },
+            seats: spec.max_peers,
+            huge_pages: Some(false), // They would make all of a sparse file exist.
+            auto_named: spec.auto_named,
+        })?;
+        let records = Records { segment: Arc::new(segment), geometry, on_full: spec.on_full };
+        if spec.preallocate {
+            for lane in records.protocol().lanes {
+                lane.write.grown.store(geometry.lane_bytes as u64, Ordering::Relaxed);
+            }
+        }
+        Ok(records)
+    }
+
+    /// Opens named records. `schema`: refuse any other; `None`: whatever it is, [`Segment::schema`] says it.
+    fn open(name: &str, schema: Option<&[u8]>) -> Result<Records> {
+        let segment = Segment::open(name, Some(KIND))?;
+        let header = segment.header();
+        let theirs = segment.schema();
+        if schema.is_some_and(|schema| theirs != schema) {
+            return Err(Error::Schema { name: name.to_owned(), creator: header.creator_pid, theirs });
+        }
+        let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
+        let [lanes, descriptors, lane_bytes, ..] = header.geometry.map(|word| word as usize);
+        let geometry = Geometry::new(lanes, descriptors, lane_bytes)
+            .map_err(|_| damaged("the geometry in its header is out of range"))?;
+        let on_full =
+            OnFull::from_word(header.geometry[ON_FULL_WORD]).ok_or(damaged("its policy is unknown"))?;
+        if geometry.words()[..ON_FULL_WORD] != header.geometry[..ON_FULL_WORD]
+            || geometry.body_bytes as u64 != header.body_bytes
+        {
+            return Err(damaged("the geometry in its header does not fit its size"));
+        }
+        Ok(Records { segment: Arc::new(segment), geometry, on_full })
+    }
+
+    /// Opens or makes the records of a learner, as [`IfExists`] says; true when they were there.
+    fn open_or_create(spec: &RecordsSpec<'_>, if_exists: IfExists) -> Result<(Records, bool)> {
+        let open = |name: &str| Records::open(name, Some(spec.schema)).and_then(|records| records.fits(spec));
+        if_exists.open_or_create(spec.name, open, || Records::create(spec))
+    }
+
+    fn fits(self, spec: &RecordsSpec<'_>) -> Result<Records> {
+        let wanted = Geometry::new(spec.lanes, spec.descriptors, spec.lane_bytes)?;
+        let (name, creator) = (self.segment.name().to_owned(), self.segment.header().creator_pid);
+        let sizes =
+            |g: &Geometry| [("lanes", g.lanes), ("descriptors", g.descriptors), ("lane_bytes", g.lane_bytes)];
+        let pairs = sizes(&self.geometry).into_iter().zip(sizes(&wanted));
+        if let Some(((what, theirs), (_, ours))) = pairs.into_iter().find(|(theirs, ours)| theirs != ours) {
+            return Err(Error::Geometry { name, creator, what, theirs: theirs as u64, ours: ours as u64 });
+        }
+        self.unless_closed()
+    }
+
+    /// The last consumer takes the name away first: then there is none, and the next one may be made.
+    fn unless_closed(self) -> Result<Records> {
+        if self.is_closed() {
+            return Err(if self.segment.is_unlinked()? { self.segment.not_found() } else { Error::Closed });
+        }
+        Ok(self)
+    }
+
+    /// The words of the records.
+    #[inline]
+    pub fn protocol(&self) -> Protocol<'_> {
+        let (body, _) = self.segment.body();
+        let geometry = &self.geometry;
+        // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned
+        // and mapped as long as `self.segment`. What lies there is atomics; all of it exists from the start.
+        unsafe {
+            Protocol {
+                control: body.cast::<Control>().as_ref(),
+                lanes: std::slice::from_raw_parts(
+                    body.add(geometry.lanes_offset).cast::<Lane>().as_ptr(),
+                    geometry.lanes,
+                ),
+                descriptors: std::slice::from_raw_parts(
+                    body.add(geometry.descriptors_offset).cast::<Descriptor>().as_ptr(),
+                    geometry.lanes * geometry.descriptors,
+                ),
+                lane_bytes: geometry.lane_bytes,
+            }
+        }
+    }
+
+    /// Where a record lies. The caller has reserved or taken it; the lane exists that far.
+    #[inline]
+    fn data(&self, lane: usize, start: usize, bytes: usize) -> *mut u8 {
+        let geometry = &self.geometry;
+        assert!(
+            lane < geometry.lanes && start <= geometry.lane_bytes && bytes <= geometry.lane_bytes - start
+        );
+        // SAFETY: the offset is inside the body, by the assertion and the way `Geometry` was derived.
+        unsafe { self.segment.body().0.as_ptr().add(geometry.lane_offset(lane) + start) }
+    }
+
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    pub fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    /// What a producer does when there is no room, unless it chose otherwise.
+    pub fn on_full(&self) -> OnFull {
+        self.on_full
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.protocol().control.closed.load(Ordering::Acquire) != 0
+    }
+
+    /// Shuts the records down: producers get an error, consumers what was committed, sleepers wake.
+    pub fn shut_down(&self) {
+        let protocol = self.protocol();
+        protocol.control.closed.store(1, Ordering::Release);
+        protocol.control.readable.ring();
+        protocol.lanes.iter().for_each(|lane| lane.room.ring());
+    }
+
+    /// A number for a producer that brought none.
+    fn next_producer_id(&self) -> u32 {
+        self.protocol().control.next_producer_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Takes back what the last holder of a seat left; we hold its lock.
+    fn sweep(&self, seat: usize) {
+        recovery::recover(&self.protocol(), |owner: Owner| owner.seat() == seat);
+    }
+
+    fn damaged(&self, Damage(what): Damage) -> Error {
+        Error::Corrupt { name: self.segment.name().to_owned(), what }
+    }
+
+    /// Counts what is in the records now. It looks at every descriptor.
+    pub fn census(&self) -> Contents {
+        let protocol = self.protocol();
+        let mut contents = Contents::default();
+        for index in 0..protocol.lanes_used() {
+            let lane = protocol.lane(index);
+            let tenancy = Tenancy::unpack(lane.line.write.owner.load(Ordering::Relaxed));
+            contents.lanes += tenancy.owner.is_some() as usize;
+            contents.grown_bytes += lane.grown().unwrap_or(0);
+            for descriptor in lane.table {
+                let bytes = descriptor.bytes.load(Ordering::Relaxed) as usize;
+                match Word::unpack(descriptor.word.load(Ordering::Acquire)).state {
+                    State::Free => {}
+                    State::Reserved => contents.reserved_records += 1,
+                    State::Ready => {
+                        contents.ready_records += 1;
+                        contents.ready_bytes += bytes;
+                    }
+                    State::Taken => {
+                        contents.held_records += 1;
+                        contents.held_bytes += bytes;
+                    }
+                }
+            }
+        }
+        contents
+    }
+
+    /// Reads the counters.
+    pub fn totals(&self) -> Totals {
+        let protocol = self.protocol();
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let sum = |which: fn(&Lane) -> &AtomicU64| protocol.lanes.iter().map(|lane| read(which(lane))).sum();
+        Totals {
+            committed: sum(|lane| &lane.write.sent),
+            taken: sum(|lane| &lane.read.taken),
+            released: sum(|lane| &lane.free.released),
+            blocked: sum(|lane| &lane.write.blocked),
+            dropped_oldest: sum(|lane| &lane.write.dropped_oldest),
+            dropped_newest: sum(|lane| &lane.write.dropped_newest),
+            aborted: sum(|lane| &lane.write.aborted),
+            returned: sum(|lane| &lane.read.returned),
+            recovered: read(&protocol.control.counters.recovered),
+        }
+    }
+
+    /// Who is writing records, by pid, and how many.
+    pub fn writers(&self) -> Vec<(u32, usize)> {
+        self.claims(State::Reserved)
+    }
+
+    /// Who holds records, by pid, and how many.
+    pub fn holders(&self) -> Vec<(u32, usize)> {
+        self.claims(State::Taken)
+    }
+
+    fn claims(&self, state: State) -> Vec<(u32, usize)> {
+        let (seats, protocol) = (self.segment.seats(), self.protocol());
+        let used = protocol.lanes_used() * self.geometry.descriptors;
+        let mut claims: Vec<(u32, usize)> = Vec::new();
+        for descriptor in &protocol.descriptors[..used] {
+            let word = Word::unpack(descriptor.word.load(Ordering::Relaxed));
+            if word.state != state {
+                continue;
+            }
+            let Some(record) = seats.get(word.owner.seat()) else { continue };
+            let pid = record.pid.load(Ordering::Relaxed);
+            match claims.iter_mut().find(|(known, _)| *known == pid) {
+                Some((_, records)) => *records += 1,
+                None => claims.push((pid, 1)),
+            }
+        }
+        claims
+    }
+}
+
+/// What is in the records.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// Lanes that somebody owns.
+    pub lanes: usize,
+    /// Committed, and not in a consumer's hands.
+    pub ready_records: usize,
+    pub ready_bytes: usize,
+    /// In the consumers' hands.
+    pub held_records: usize,
+    pub held_bytes: usize,
+    /// Being written.
+    pub reserved_records: usize,
+    /// How much of the lanes exists.
+    pub grown_bytes: usize,
+}
+
+/// What happened since the records were made. Counted beside the records, not with them: a death can cost a count of one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub committed: u64,
+    pub taken: u64,
+    pub released: u64,
+    /// How often a producer had to wait for room.
+    pub blocked: u64,
+    pub dropped_oldest: u64,
+    pub dropped_newest: u64,
+    /// Reservations given back.
+    pub aborted: u64,
+    /// Records taken back from consumers, the dead and those who gave them back.
+    pub returned: u64,
+    /// Reservations taken back from dead producers.
+    pub recovered: u64,
+}
+
+/// Looks around for the dead. A thread that finds another at it leaves it to that one; but the other may be a parent's
+/// thread, whose lock a forked child inherited: then it looks at everything itself.
+fn patrol(wake: &Mutex<Wake>, records: &Records, seat: &Seat) {
+    let protocol = records.protocol();
+    match wake.try_lock() {
+        Ok(mut wake) => wake.patrol(&protocol, seat),
+        Err(_) => recovery::recover(&protocol, |owner| !seat.is_alive(owner)),
+    };
+}

@@ -1,0 +1,473 @@
+//! A producer: owns a lane, reserves room in it, lets the caller write there, commits it.
+
+use super::layout::ALIGN;
+use super::ledger::{Attempt, Ledger, Room, Trouble};
+use super::protocol::{Entry, Stamp};
+use super::recovery::Wake;
+use super::{OnFull, Patience, ProducerSpec, Records};
+use crate::error::{Error, Result};
+use crate::metrics::monotonic_ns;
+use crate::segment::header::PAGE;
+use crate::segment::{Owner, Role, Seat, lease};
+use crate::sync::Woken;
+use crate::wait::{Patrol, Solitude};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// A lane grows by this much at a time.
+const STEP: usize = 1 << 20;
+
+/// What the caller says about a record.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Label {
+    /// Of the weights that it was made with.
+    pub version: u32,
+    /// What it is: data, tombstone, …
+    pub kind: u32,
+    /// Who made it, and which of his it is; `None`: this producer, and the next.
+    pub origin: Option<(u32, u64)>,
+}
+
+/// One producer's handle. Threads may share it, and have several reservations open at once.
+#[derive(Debug)]
+pub struct Producer {
+    records: Arc<Records>,
+    seat: Seat,
+    /// The books of our lane. Locked only within [`lease::without_fork`]: a child never inherits a locked one.
+    ledger: Mutex<Ledger>,
+    lane: AtomicUsize,
+    /// Whose the lane is: the bits of the owner, and one. Another one than the seat's: this is a forked child.
+    tenant: AtomicU64,
+    joining: Mutex<()>,
+    /// Open reservations, and [`CLOSING`].
+    open: AtomicU64,
+    producer_id: AtomicU32,
+    /// Whether the caller brought the id.
+    chosen_id: bool,
+    on_full: OnFull,
+    peer_timeout: Option<Duration>,
+    sequence: AtomicU64,
+    wake: Mutex<Wake>,
+}
+
+/// The handle is closed; the last reservation leaves the lane.
+const CLOSING: u64 = 1 << 63;
+
+impl Producer {
+    /// Attaches to named records.
+    pub fn attach(name: &str, schema: &[u8], spec: ProducerSpec) -> Result<Producer> {
+        let records = Records::open(name, Some(schema))?;
+        if records.is_closed() {
+            return Err(Error::Closed);
+        }
+        Producer::on(Arc::new(records), spec)
+    }
+
+    /// Sits down beside others on open records, and takes a lane.
+    pub fn on(records: Arc<Records>, spec: ProducerSpec) -> Result<Producer> {
+        let seat = Seat::take(records.segment().clone(), Role::Producer, |seat| records.sweep(seat))?;
+        let owner = seat.owner().expect("we have just sat down, in this process");
+        let ledger = take_lane(&records, &seat, owner)?;
+        let producer_id = AtomicU32::new(spec.producer_id.unwrap_or_else(|| records.next_producer_id()));
+        Ok(Producer {
+            on_full: spec.on_full.unwrap_or(records.on_full),
+            records,
+            seat,
+            lane: AtomicUsize::new(ledger.lane()),
+            ledger: Mutex::new(ledger),
+            tenant: AtomicU64::new(owner.bits() + 1),
+            joining: Mutex::default(),
+            open: AtomicU64::new(0),
+            producer_id,
+            chosen_id: spec.producer_id.is_some(),
+            peer_timeout: spec.peer_timeout,
+            sequence: AtomicU64::new(0),
+            wake: Mutex::default(),
+        })
+    }
+
+    pub fn records(&self) -> &Arc<Records> {
+        &self.records
+    }
+
+    pub fn producer_id(&self) -> u32 {
+        self.producer_id.load(Ordering::Relaxed)
+    }
+
+    /// A number that no other producer of these records was given, for somebody in whose name records will be committed.
+    pub fn next_producer_id(&self) -> u32 {
+        self.records.next_producer_id()
+    }
+
+    /// Records committed through this handle, in its own name.
+    pub fn sent(&self) -> u64 {
+        self.sequence.load(Ordering::Relaxed)
+    }
+
+    pub fn on_full(&self) -> OnFull {
+        self.on_full
+    }
+
+    /// Which lane it writes to.
+    pub fn lane(&self) -> usize {
+        self.lane.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn owner(&self) -> Result<Owner> {
+        match self.seat.owner() {
+            Some(owner) if self.tenant.load(Ordering::Relaxed) == owner.bits() + 1 => Ok(owner),
+            _ => self.rejoin(),
+        }
+    }
+
+    /// In a forked child: sits down anew, as a producer of its own with its own lane and count.
+    #[cold]
+    fn rejoin(&self) -> Result<Owner> {
+        let _joining = self.joining.lock().unwrap_or_else(PoisonError::into_inner);
+        let owner = match self.seat.owner() {
+            Some(owner) if self.tenant.load(Ordering::Relaxed) == owner.bits() + 1 => return Ok(owner),
+            Some(owner) => owner, // Sat down before, and found no lane.
+            None => self.seat.rejoin(|seat| self.records.sweep(seat))?,
+        };
+        let ledger = take_lane(&self.records, &self.seat, owner)?;
+        if !self.chosen_id {
+            self.producer_id.store(self.records.next_producer_id(), Ordering::Relaxed);
+            self.sequence.store(0, Ordering::Relaxed);
+        }
+        self.lane.store(ledger.lane(), Ordering::Relaxed);
+        self.with_ledger(|ours| *ours = ledger);
+        self.open.store(0, Ordering::Relaxed); // What was open is the parent's.
+        self.tenant.store(owner.bits() + 1, Ordering::Release);
+        Ok(owner)
+    }
+
+    #[inline]
+    fn with_ledger<T>(&self, act: impl FnOnce(&mut Ledger) -> T) -> T {
+        lease::without_fork(|| act(&mut self.ledger.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// Reserves room for a record of up to `bytes`. `None`: dropped, as the policy says. [`Error::Full`] when there is no
+    /// room, and the policy is to say so, or to wait, with no patience.
+    #[inline]
+    pub fn reserve<P: Deref<Target = Producer>>(
+        this: P,
+        bytes: usize,
+        patience: Patience,
+    ) -> Result<Option<Reservation<P>>> {
+        let owner = this.owner()?;
+        if this.open.fetch_add(1, Ordering::Relaxed) & CLOSING != 0 {
+            this.done(owner);
+            return Err(Error::Closed);
+        }
+        let room = this.find_room(owner, bytes, patience);
+        if !matches!(room, Ok(Some(_))) {
+            this.done(owner);
+        }
+        Ok(room?.map(|room| Reservation { producer: this, room: Some(room) }))
+    }
+
+    /// A reservation is over.
+    #[inline]
+    fn done(&self, owner: Owner) {
+        if self.open.fetch_sub(1, Ordering::AcqRel) == CLOSING | 1 {
+            self.leave(owner);
+        }
+    }
+
+    #[inline]
+    fn find_room(&self, owner: Owner, bytes: usize, patience: Patience) -> Result<Option<Room>> {
+        self.check_size(bytes)?;
+        if self.records.protocol().control.closed.load(Ordering::Relaxed) != 0 {
+            return Err(Error::Closed);
+        }
+        match self.try_reserve(bytes)? {
+            Attempt::Room(room) => Ok(Some(room)),
+            full => self.find_room_in_full_lane(owner, bytes, patience, full),
+        }
+    }
+
+    fn check_size(&self, bytes: usize) -> Result<()> {
+        let lane_bytes = self.records.geometry.lane_bytes;
+        if bytes > lane_bytes {
+            return Err(Error::RecordTooLarge { bytes: bytes as u64, lane_bytes: lane_bytes as u64 });
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn try_reserve(&self, bytes: usize) -> Result<Attempt> {
+        let attempt = self.with_ledger(|ledger| {
+            let lane = self.records.protocol().lane(ledger.lane());
+            ledger.try_reserve(&lane, bytes, |from, to| self.grow(lane.index, from, to))
+        });
+        attempt.map_err(|trouble| self.troubled(trouble))
+    }
+
+    fn troubled(&self, trouble: Trouble) -> Error {
+        match trouble {
+            Trouble::Damage(damage) => self.records.damaged(damage),
+            Trouble::Growth(error) => error,
+        }
+    }
+
+    /// Makes more of the lane exist, at least up to `to`: a step if there is memory for it, otherwise what is needed.
+    #[cold]
+    fn grow(&self, lane: usize, from: usize, to: usize) -> Result<usize> {
+        let geometry = &self.records.geometry;
+        let needed = to.next_multiple_of(PAGE).min(geometry.lane_bytes);
+        let step = needed.max(from.saturating_add(STEP).min(geometry.lane_bytes));
+        let offset = geometry.lane_offset(lane) + from;
+        let segment = self.records.segment();
+        match segment.grow(offset, step - from) {
+            Ok(()) => Ok(step),
+            Err(Error::NoMemory { .. } | Error::NoRam { .. }) if needed < step => {
+                segment.grow(offset, needed - from).map(|()| needed)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    #[cold]
+    fn find_room_in_full_lane(
+        &self,
+        owner: Owner,
+        bytes: usize,
+        patience: Patience,
+        full: Attempt,
+    ) -> Result<Option<Room>> {
+        match self.on_full {
+            OnFull::Block => self.wait_for_room(owner, bytes, patience).map(Some),
+            OnFull::Error => Err(Error::Full),
+            OnFull::DropNewest => Ok(self.drop_newest()),
+            OnFull::DropOldest => {
+                let mut attempt = full;
+                while attempt == Attempt::Unread && self.drop_oldest()? {
+                    attempt = self.try_reserve(bytes)?;
+                }
+                match attempt {
+                    Attempt::Room(room) => Ok(Some(room)),
+                    // What is left is being read, or being written.
+                    Attempt::Unread | Attempt::Full => Ok(self.drop_newest()),
+                }
+            }
+        }
+    }
+
+    fn drop_newest(&self) -> Option<Room> {
+        let lane = self.records.protocol().lane(self.lane());
+        lane.line.write.dropped_newest.fetch_add(1, Ordering::Relaxed);
+        None
+    }
+
+    fn drop_oldest(&self) -> Result<bool> {
+        let dropped = self.with_ledger(|ledger| {
+            let lane = self.records.protocol().lane(ledger.lane());
+            ledger.drop_oldest(&lane)
+        });
+        dropped.map_err(|damage| self.records.damaged(damage))
+    }
+
+    fn wait_for_room(&self, owner: Owner, bytes: usize, patience: Patience) -> Result<Room> {
+        if patience == Patience::Never {
+            return Err(Error::Full);
+        }
+        debug_assert_eq!(self.seat.owner(), Some(owner));
+        let lane = self.records.protocol().lane(self.lane());
+        lane.line.write.blocked.fetch_add(1, Ordering::Relaxed);
+        let mut patrol = Patrol::start();
+        let mut solitude = Solitude::bearing(self.peer_timeout);
+        loop {
+            let ticket = lane.line.room.announce();
+            if self.records.is_closed() || self.open.load(Ordering::Relaxed) & CLOSING != 0 {
+                return Err(Error::Closed);
+            }
+            if let Attempt::Room(room) = self.try_reserve(bytes)? {
+                return Ok(room);
+            }
+            let Some(left) = patience.left() else { return Err(Error::Timeout) };
+            match lane.line.room.wait(ticket, patrol.pause().min(left)) {
+                Woken::Rung => {}
+                Woken::Interrupted => return Err(Error::Interrupted),
+                Woken::Timeout => {
+                    self.patrol();
+                    if solitude.is_unbearable(|| self.seat.is_alone_among(Role::Consumer)) {
+                        return Err(self.learners_died());
+                    }
+                }
+            }
+        }
+    }
+
+    fn patrol(&self) {
+        super::patrol(&self.wake, &self.records, &self.seat);
+    }
+
+    fn learners_died(&self) -> Error {
+        let died = self.seat.census(Role::Consumer).died;
+        let waiting = self.records.census().ready_records;
+        Error::PeersGone(format!(
+            "the learner on '{}' died (pid {}) and nobody took its place in {:.0?}: the lane is full, {waiting} records \
+             wait to be read. Start a learner with the same name to go on with them, or raise peer_timeout_s",
+            self.records.segment().name(),
+            died.iter().map(u32::to_string).collect::<Vec<_>>().join(", "),
+            self.peer_timeout.unwrap_or_default(),
+        ))
+    }
+
+    /// Sleeps until there is room for `bytes` (or the records are closed), and reserves nothing: for event loops, which
+    /// then try. False when the time was over first.
+    pub fn wait_room(&self, bytes: usize, patience: Patience) -> Result<bool> {
+        self.owner()?;
+        self.check_size(bytes)?;
+        let lane = self.records.protocol().lane(self.lane());
+        let mut patrol = Patrol::start();
+        loop {
+            let ticket = lane.line.room.announce();
+            if self.records.is_closed() || self.has_room(bytes)? {
+                return Ok(true);
+            }
+            let Some(left) = patience.left() else { return Ok(false) };
+            match lane.line.room.wait(ticket, patrol.pause().min(left)) {
+                Woken::Rung => {}
+                Woken::Interrupted => return Err(Error::Interrupted),
+                Woken::Timeout => self.patrol(),
+            }
+        }
+    }
+
+    fn has_room(&self, bytes: usize) -> Result<bool> {
+        let has_room = self.with_ledger(|ledger| {
+            let lane = self.records.protocol().lane(ledger.lane());
+            ledger.has_room(&lane, bytes, |from, to| self.grow(lane.index, from, to))
+        });
+        has_room.map_err(|trouble| self.troubled(trouble))
+    }
+
+    /// Whether a reservation is still this process's. In a forked child it is its parent's.
+    #[inline]
+    fn owns(&self, room: &Room) -> bool {
+        self.seat.owner() == Some(room.claim.owner)
+    }
+
+    /// Stamps and publishes a record. Its bytes are written.
+    #[inline]
+    fn commit(&self, room: &Room, used: usize, label: Label) {
+        let lane = self.records.protocol().lane(room.claim.lane);
+        if Ledger::leaves_room(room, used) {
+            self.with_ledger(|ledger| ledger.trim(&lane, room, used));
+        }
+        let (producer_id, sequence) = label
+            .origin
+            .unwrap_or_else(|| (self.producer_id(), self.sequence.fetch_add(1, Ordering::Relaxed)));
+        let stamp = Stamp { version: label.version, kind: label.kind, producer_id, sequence };
+        let (start, bytes, committed_ns) = (room.start as u64, used as u64, monotonic_ns());
+        lane.commit(&room.claim, &Entry { start, bytes, stamp, committed_ns });
+        self.done(room.claim.owner);
+    }
+
+    fn abort(&self, room: &Room) {
+        let lane = self.records.protocol().lane(room.claim.lane);
+        self.with_ledger(|ledger| ledger.abort(&lane, &room.claim));
+        self.done(room.claim.owner);
+    }
+
+    /// Gives the lane to whoever comes next. What was committed stays to be read; what is reserved may still be committed.
+    pub fn close(&self) {
+        let Some(owner) = self.seat.owner() else { return }; // A forked child: the lane is its parent's.
+        if self.open.fetch_or(CLOSING, Ordering::AcqRel) == 0 {
+            self.leave(owner);
+        }
+        self.records.protocol().lane(self.lane()).line.room.ring(); // Other threads of this handle.
+    }
+
+    fn leave(&self, owner: Owner) {
+        self.records.protocol().lane(self.lane()).leave_lane(owner);
+    }
+}
+
+/// Takes a lane and draws up its books.
+fn take_lane(records: &Records, seat: &Seat, owner: Owner) -> Result<Ledger> {
+    let protocol = records.protocol();
+    let Some(index) = protocol.take_lane(owner, |other| !seat.is_alive(other)) else {
+        return Err(Error::NoLane { name: records.segment().name().to_owned(), lanes: protocol.lanes.len() });
+    };
+    let lane = protocol.lane(index);
+    Ledger::draw_up(&lane, owner).map_err(|damage| {
+        lane.leave_lane(owner);
+        records.damaged(damage)
+    })
+}
+
+impl Drop for Producer {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Room for one record. Dropping it gives it back.
+#[derive(Debug)]
+pub struct Reservation<P: Deref<Target = Producer>> {
+    producer: P,
+    room: Option<Room>,
+}
+
+impl<P: Deref<Target = Producer>> Reservation<P> {
+    fn room(&self) -> &Room {
+        self.room.as_ref().expect("a reservation has its room until it is committed or dropped")
+    }
+
+    /// How many bytes there are to write.
+    pub fn len(&self) -> usize {
+        self.room().bytes
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where to write them, at a multiple of 64; writable until commit.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        let Room { claim, start, bytes } = *self.room();
+        debug_assert!(start.is_multiple_of(ALIGN));
+        self.producer.records.data(claim.lane, start, bytes)
+    }
+
+    /// The bytes to write. What is in them is whatever was there before.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the room is ours alone until it is committed (I2, I6), it exists, and `&mut self` borrows it once.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }
+    }
+
+    pub fn producer(&self) -> &Producer {
+        &self.producer
+    }
+
+    /// Publishes the first `used` bytes. The rest goes back to the lane.
+    pub fn commit(mut self, used: usize, label: Label) -> Result<()> {
+        let Some(room) = self.room else { return Ok(()) };
+        if used > room.bytes {
+            let range = format!("at most the {} bytes that were reserved", room.bytes);
+            return Err(Error::OutOfRange { what: "bytes of the record", value: used as u64, range });
+        }
+        if !self.producer.owns(&room) {
+            let seat = &self.producer.records.segment().seats()[room.claim.owner.seat()];
+            return Err(Error::Forked { what: "reservation", owner: seat.pid.load(Ordering::Relaxed) });
+        }
+        self.room = None;
+        self.producer.commit(&room, used, label);
+        Ok(())
+    }
+}
+
+impl<P: Deref<Target = Producer>> Drop for Reservation<P> {
+    fn drop(&mut self) {
+        if let Some(room) = self.room.take()
+            && self.producer.owns(&room)
+        {
+            self.producer.abort(&room);
+        }
+    }
+}

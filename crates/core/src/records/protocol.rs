@@ -1,0 +1,492 @@
+//! The records' state machine: atomics only, no system call but the bell's, no payload. Loom runs this very code.
+//!
+//! ```text
+//! Free(older) ──reserve──▶ Reserved(n, producer) ──commit──▶ Ready(n) ──take──▶ Taken(n, consumer) ──release──▶ Free(n)
+//!                              │                              ▲  │                │
+//!                              └─ abort, or owner dead        │  └─ drop oldest   └─ given back, or owner dead
+//!                                 ──▶ Free(n)                 │     ──▶ Free(n)      ──▶ Ready(n) again, counted
+//!                                                             └───────────────────────┘
+//! ```
+//!
+//! I1  A lane has one owner, named in its owner word by a CAS. Only the owner turns a Free descriptor into a Reserved one,
+//!     allocates room in the lane's data, and moves `head` and `grown`.
+//! I2  A record's bytes, place and stamp are written only by the owner named in its Reserved word. Ready is stored after
+//!     all of them (release); a consumer loads it before it reads any (acquire).
+//! I3  Record *n* lives in descriptor *n* mod *D*. The owner offers the numbers one by one. It skips a number whose descriptor
+//!     is Taken: somebody holds an older record there. It stops at one that is Reserved or Ready. So no number that is not
+//!     settled is more than *D* below `head`, and what is held for long stops nobody.
+//! I4  Reserved(*n*) is stored before `head` moves past *n* (release). So for any *n* below `head` (acquire), a descriptor
+//!     with another number than *n* means that *n* was skipped, or is over.
+//! I5  Ready has two ends, each by one CAS: Taken by one consumer, or dropped by the lane's owner.
+//! I6  A descriptor is Free only after its reader is done (release), and the owner sees it Free before it uses the bytes
+//!     again (acquire): nobody writes under a reader. What the owner has allocated is, at any time, at least what the
+//!     words that are not Free describe.
+//! I7  A number is settled when its record is Taken or Free, or was skipped. It stays settled, but for records that are
+//!     given back: their words say so, wherever the cursor is, and they are counted in `returned` after that. A consumer
+//!     that finds `returned` moved looks through the whole table for such words; one that found none notes in `looked` up
+//!     to which count. Both only grow.
+//! I8  `cursor` is a hint: all numbers below it are settled. It only grows; a lower one costs a longer look. `released` is
+//!     a hint, too: the words are the truth about what can be reclaimed.
+//! I9  Wake-ups are the bell's (B1): whoever makes a record Ready rings `readable`, whoever makes one Free rings `room`.
+
+use super::layout::{Control, Descriptor, Lane, State, Tenancy, Word};
+use crate::error::Damage;
+use crate::segment::Owner;
+use crate::sync::{Ordering, Point, crash_point};
+
+type Result<T> = std::result::Result<T, Damage>;
+
+/// A record that its producer is writing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    pub lane: usize,
+    pub number: u64,
+    pub owner: Owner,
+}
+
+/// A record that one consumer owns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Taken {
+    pub lane: usize,
+    pub number: u64,
+    pub owner: Owner,
+    /// Where it lies in the lane's data. Checked.
+    pub start: usize,
+    pub bytes: usize,
+}
+
+/// Where a record lies, and what is written beside it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Entry {
+    pub start: u64,
+    pub bytes: u64,
+    pub stamp: Stamp,
+    /// CLOCK_MONOTONIC at the commit.
+    pub committed_ns: u64,
+}
+
+/// Who made a record, and what it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stamp {
+    /// Of the weights that it was made with.
+    pub version: u32,
+    /// What the caller calls it: data, tombstone, …
+    pub kind: u32,
+    pub producer_id: u32,
+    /// Of its producer's records.
+    pub sequence: u64,
+}
+
+/// What the table of a lane has for its owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Vacancy {
+    Number(u64),
+    /// Full: a record that nobody has taken is in the way.
+    Unread,
+    /// Full, and there is nothing to drop: a reservation is in the way, or all of it is held.
+    None,
+}
+
+/// The words of all lanes, wherever they lie: in a segment, or on loom's heap.
+#[derive(Debug, Clone, Copy)]
+pub struct Protocol<'a> {
+    pub control: &'a Control,
+    pub lanes: &'a [Lane],
+    /// Those of lane 0, then those of lane 1, …
+    pub descriptors: &'a [Descriptor],
+    pub lane_bytes: usize,
+}
+
+/// The words of one lane.
+#[derive(Debug, Clone, Copy)]
+pub struct LaneWords<'a> {
+    pub index: usize,
+    pub line: &'a Lane,
+    /// As many as a power of two.
+    pub table: &'a [Descriptor],
+    pub lane_bytes: usize,
+    control: &'a Control,
+}
+
+impl<'a> Protocol<'a> {
+    /// One lane. The index comes from a handle, which has it from here.
+    #[inline]
+    pub fn lane(&self, index: usize) -> LaneWords<'a> {
+        let depth = self.descriptors.len() / self.lanes.len();
+        LaneWords {
+            index,
+            line: &self.lanes[index],
+            table: &self.descriptors[index * depth..(index + 1) * depth],
+            lane_bytes: self.lane_bytes,
+            control: self.control,
+        }
+    }
+
+    /// How many lanes are worth a look.
+    #[inline]
+    pub fn lanes_used(&self) -> usize {
+        // SYNC records.used: Acquire here, Release in `take_lane`. A lane is counted before anything is committed in it.
+        (self.control.lanes_used.load(Ordering::Acquire) as usize).min(self.lanes.len())
+    }
+
+    /// Takes the lowest lane that nobody owns, or whose owner `is_dead`. `None` when the living own them all.
+    pub fn take_lane(&self, me: Owner, is_dead: impl Fn(Owner) -> bool) -> Option<usize> {
+        for (index, lane) in self.lanes.iter().enumerate() {
+            let mut word = lane.write.owner.load(Ordering::Relaxed);
+            loop {
+                let tenancy = Tenancy::unpack(word);
+                if tenancy.owner.is_some_and(|owner| !is_dead(owner)) {
+                    break;
+                }
+                let mine = Tenancy { epoch: tenancy.epoch.wrapping_add(1), owner: Some(me) }.pack();
+                // SYNC records.lane: Acquire here, Release in `leave_lane`. `head`, `grown` and the table are ours (I1).
+                match lane.write.owner.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed) {
+                    Ok(_) => {
+                        crash_point(Point::LaneTaken);
+                        // SYNC records.used: Release here, Acquire in `lanes_used`.
+                        self.control.lanes_used.fetch_max(index as u64 + 1, Ordering::AcqRel);
+                        return Some(index);
+                    }
+                    Err(now) => word = now,
+                }
+            }
+        }
+        None
+    }
+
+    /// Takes the next record of the lanes from `first` on, each looked at once. `None` when there is none.
+    #[inline]
+    pub fn try_take(&self, me: Owner, first: usize) -> Result<Option<Taken>> {
+        let used = self.lanes_used();
+        for step in 0..used {
+            let index = (first + step) % used;
+            if let Some(taken) = self.lane(index).try_take(me)? {
+                return Ok(Some(taken));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a consumer would find a record now.
+    pub fn has_ready(&self) -> Result<bool> {
+        for index in 0..self.lanes_used() {
+            if self.lane(index).find_ready(|_, _, _| Some(()))?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl<'a> LaneWords<'a> {
+    #[inline]
+    fn at(&self, number: u64) -> &'a Descriptor {
+        &self.table[self.index_of(number)]
+    }
+
+    /// The descriptor of a record.
+    #[inline]
+    pub fn index_of(&self, number: u64) -> usize {
+        number as usize & (self.table.len() - 1)
+    }
+
+    /// How far below `head` a number may be that is not settled (I3).
+    fn depth(&self) -> u64 {
+        self.table.len() as u64
+    }
+
+    // ── the owner of the lane ──────────────────────────────────────────────────────────────────────────────────
+
+    /// Frees what the last owner had reserved, after the lane was taken.
+    pub fn clear_reserved(&self, me: Owner) {
+        let mut cleared = 0;
+        for descriptor in self.table {
+            let word = descriptor.word.load(Ordering::Acquire);
+            let was = Word::unpack(word);
+            if was.state == State::Reserved && was.owner != me {
+                let free = Word::free(was.number).pack();
+                cleared +=
+                    descriptor.word.compare_exchange(word, free, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+                        as u64;
+            }
+        }
+        self.control.counters.recovered.fetch_add(cleared, Ordering::Relaxed);
+    }
+
+    /// The number for the next record, if the table has one.
+    #[inline]
+    pub fn vacancy(&self) -> Vacancy {
+        let head = self.line.write.head.load(Ordering::Relaxed);
+        for number in head..head.wrapping_add(self.depth()) {
+            // SYNC records.free: Acquire here, Release in `release`. Its reader is done (I6).
+            match Word::unpack(self.at(number).word.load(Ordering::Acquire)).state {
+                State::Free => return Vacancy::Number(number),
+                State::Taken => {}
+                State::Ready => return Vacancy::Unread,
+                State::Reserved => return Vacancy::None,
+            }
+        }
+        Vacancy::None
+    }
+
+    /// Reserves the descriptor of a number from [`vacancy`](Self::vacancy).
+    #[inline]
+    pub fn reserve(&self, number: u64, me: Owner) -> Claim {
+        let reserved = Word::new(number, State::Reserved, me).pack();
+        self.at(number).word.store(reserved, Ordering::Relaxed);
+        crash_point(Point::RecordReserved);
+        // SYNC records.head: Release here, Acquire in `find_ready`. The word above comes first (I4).
+        self.line.write.head.store(number.wrapping_add(1), Ordering::Release);
+        crash_point(Point::RecordNumbered);
+        Claim { lane: self.index, number, owner: me }
+    }
+
+    /// Publishes a record. Its bytes are written.
+    #[inline]
+    pub fn commit(&self, claim: &Claim, entry: &Entry) {
+        let Claim { number, .. } = *claim;
+        let descriptor = self.at(number);
+        debug_assert_eq!(
+            descriptor.word.load(Ordering::Relaxed),
+            Word::new(number, State::Reserved, claim.owner).pack()
+        );
+        descriptor.start.store(entry.start, Ordering::Relaxed);
+        descriptor.bytes.store(entry.bytes, Ordering::Relaxed);
+        descriptor.sequence.store(entry.stamp.sequence, Ordering::Relaxed);
+        descriptor.committed_ns.store(entry.committed_ns, Ordering::Relaxed);
+        descriptor.producer_id.store(entry.stamp.producer_id, Ordering::Relaxed);
+        descriptor.version.store(entry.stamp.version, Ordering::Relaxed);
+        descriptor.kind.store(entry.stamp.kind, Ordering::Relaxed);
+        crash_point(Point::RecordWritten);
+        // SYNC records.ready: Release here, Acquire in `find_ready`. Publishes the bytes, the place and the stamp (I2).
+        descriptor.word.store(Word::ready(number).pack(), Ordering::Release);
+        crash_point(Point::RecordReady);
+        self.line.write.sent.fetch_add(1, Ordering::Relaxed);
+        self.control.readable.ring_if_waiting(); // I9
+    }
+
+    /// Gives a reservation back, unwritten or half-written.
+    pub fn abort(&self, claim: &Claim) {
+        self.at(claim.number).word.store(Word::free(claim.number).pack(), Ordering::Release);
+        self.line.write.aborted.fetch_add(1, Ordering::Relaxed);
+        self.line.room.ring_if_waiting(); // Another thread may wait with the same handle (I9).
+    }
+
+    /// Drops the lane's oldest record that nobody has taken; gives back its number.
+    pub fn drop_oldest(&self) -> Result<Option<u64>> {
+        let dropped = self.find_ready(|descriptor, word, number| {
+            let free = Word::free(number).pack();
+            // SYNC records.free: as in `release`; nobody has read it (I5).
+            let won =
+                descriptor.word.compare_exchange(word, free, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            won.then_some(number)
+        })?;
+        if dropped.is_some() {
+            crash_point(Point::RecordDropped);
+            self.line.write.dropped_oldest.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(dropped)
+    }
+
+    /// Gives the lane back. What was committed in it stays to be read.
+    pub fn leave_lane(&self, me: Owner) {
+        let owner = &self.line.write.owner;
+        let word = owner.load(Ordering::Relaxed);
+        let Tenancy { epoch, owner: Some(there) } = Tenancy::unpack(word) else { return };
+        if there == me {
+            let nobody = Tenancy { epoch, owner: None }.pack();
+            // SYNC records.lane: Release here, Acquire in `take_lane`.
+            let _ = owner.compare_exchange(word, nobody, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    // ── consumers ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Takes the lane's oldest record that is Ready.
+    #[inline]
+    pub fn try_take(&self, me: Owner) -> Result<Option<Taken>> {
+        let taken = self.find_ready(|descriptor, word, number| {
+            let mine = Word::new(number, State::Taken, me).pack();
+            // SYNC records.take: the word was loaded with Acquire; this CAS makes the record ours alone (I5).
+            let won =
+                descriptor.word.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            won.then(|| {
+                crash_point(Point::RecordTaken);
+                number
+            })
+        })?;
+        let Some(number) = taken else { return Ok(None) };
+        let descriptor = self.at(number);
+        match self.place(descriptor) {
+            Ok((start, bytes)) => {
+                self.line.read.taken.fetch_add(1, Ordering::Relaxed);
+                Ok(Some(Taken { lane: self.index, number, owner: me, start, bytes }))
+            }
+            Err(damage) => {
+                // It stays where it is, and whoever comes to it is told.
+                self.make_ready_again(descriptor, Word::new(number, State::Taken, me).pack());
+                Err(damage)
+            }
+        }
+    }
+
+    /// Where a record lies, checked against what exists of the lane.
+    pub fn place(&self, descriptor: &Descriptor) -> Result<(usize, usize)> {
+        let start = descriptor.start.load(Ordering::Relaxed);
+        let bytes = descriptor.bytes.load(Ordering::Relaxed);
+        let grown = self.grown()? as u64;
+        match start.checked_add(bytes) {
+            Some(end) if end <= grown => Ok((start as usize, bytes as usize)),
+            _ => Err(Damage("a record lies outside its lane")),
+        }
+    }
+
+    /// How much of the lane exists.
+    pub fn grown(&self) -> Result<usize> {
+        let grown = self.line.write.grown.load(Ordering::Relaxed);
+        if grown > self.lane_bytes as u64 {
+            return Err(Damage("a lane is grown beyond its size"));
+        }
+        Ok(grown as usize)
+    }
+
+    /// Calls `claim` on Ready records, oldest first, until it gives something; helps the cursor forward.
+    #[inline]
+    fn find_ready<T>(
+        &self,
+        mut claim: impl FnMut(&'a Descriptor, u64, u64) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let read = &self.line.read;
+        // SYNC records.cursor: Acquire here, Release below. Who moved it had seen a `head` that is not lower.
+        let cursor = read.cursor.load(Ordering::Acquire);
+        // SYNC records.head: Acquire here, Release in `reserve` (I4).
+        let head = self.line.write.head.load(Ordering::Acquire);
+        if cursor > head {
+            return Err(Damage("the cursor of a lane is ahead of its head"));
+        }
+        // All that is further back is settled (I3).
+        let first = cursor.max(head.saturating_sub(self.depth()));
+        if let Some(found) = self.find_returned(head, &mut claim) {
+            return Ok(Some(found));
+        }
+        let (mut found, mut settled) = (None, first);
+        for number in first..head {
+            let descriptor = self.at(number);
+            // SYNC records.ready: Acquire here, Release in `commit` (I2).
+            let word = descriptor.word.load(Ordering::Acquire);
+            let was = Word::unpack(word);
+            match was.state {
+                State::Reserved if was.is_of(number) => continue, // The cursor stays behind it.
+                State::Ready if was.is_of(number) => found = claim(descriptor, word, number),
+                _ => {}
+            }
+            if settled == number {
+                settled += 1;
+            }
+            if found.is_some() {
+                break;
+            }
+        }
+        if settled > cursor {
+            // SYNC records.cursor: Release here, Acquire above (I8).
+            read.cursor.fetch_max(settled, Ordering::Release);
+        }
+        Ok(found)
+    }
+
+    /// Looks for records that were given back, oldest first (I7).
+    #[inline]
+    fn find_returned<T>(
+        &self,
+        head: u64,
+        claim: &mut impl FnMut(&'a Descriptor, u64, u64) -> Option<T>,
+    ) -> Option<T> {
+        let read = &self.line.read;
+        // SYNC records.returned: Acquire here, Release in `count_returned`. The record is Ready before it is counted.
+        let returned = read.returned.load(Ordering::Acquire);
+        if returned == read.looked.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.look_for_returned(head, returned, claim)
+    }
+
+    #[cold]
+    fn look_for_returned<T>(
+        &self,
+        head: u64,
+        returned: u64,
+        claim: &mut impl FnMut(&'a Descriptor, u64, u64) -> Option<T>,
+    ) -> Option<T> {
+        while let Some((descriptor, word, age)) = self.oldest_returned(head) {
+            let found = claim(descriptor, word, head.wrapping_sub(age));
+            if found.is_some() {
+                return found;
+            }
+        }
+        self.line.read.looked.fetch_max(returned, Ordering::Relaxed);
+        None
+    }
+
+    /// The oldest record that is Ready again, with its word and how far it is below `head`.
+    fn oldest_returned(&self, head: u64) -> Option<(&'a Descriptor, u64, u64)> {
+        let words = self.table.iter().map(|descriptor| (descriptor, descriptor.word.load(Ordering::Acquire)));
+        let returned = words.filter_map(|(descriptor, word)| {
+            let was = Word::unpack(word);
+            was.was_given_back().then(|| (descriptor, word, was.age(head)))
+        });
+        returned.max_by_key(|&(_, _, age)| age)
+    }
+
+    /// Gives a record's room back to the producer.
+    #[inline]
+    pub fn release(&self, taken: &Taken) {
+        let mine = Word::new(taken.number, State::Taken, taken.owner).pack();
+        let free = Word::free(taken.number).pack();
+        // SYNC records.free: Release here, Acquire in `vacancy` and `Ledger::sweep`. We are done reading (I6).
+        let _ = self.at(taken.number).word.compare_exchange(mine, free, Ordering::AcqRel, Ordering::Relaxed);
+        crash_point(Point::RecordFreed);
+        self.line.free.released.fetch_add(1, Ordering::Relaxed);
+        self.line.room.ring_if_waiting(); // I9
+    }
+
+    /// Puts a record back, unread, for whoever asks next.
+    pub fn give_back(&self, taken: &Taken) {
+        let mine = Word::new(taken.number, State::Taken, taken.owner).pack();
+        if self.make_ready_again(self.at(taken.number), mine) {
+            self.control.readable.ring_if_waiting(); // I9
+        }
+    }
+
+    /// Makes a Taken record Ready again, and counts it; false when somebody else was faster.
+    pub(super) fn make_ready_again(&self, descriptor: &Descriptor, taken: u64) -> bool {
+        let ready = Word::ready_again(Word::unpack(taken).number).pack();
+        let won = descriptor.word.compare_exchange(taken, ready, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if won {
+            crash_point(Point::RecordReturned);
+            self.count_returned();
+        }
+        won
+    }
+
+    /// Lets consumers look through the whole table once more (I7).
+    pub(super) fn count_returned(&self) {
+        // SYNC records.returned: Release here, Acquire in `find_returned`.
+        self.line.read.returned.fetch_add(1, Ordering::Release);
+    }
+
+    /// What is written beside a record. The caller has taken it, or owns the lane.
+    pub fn entry(&self, number: u64) -> Entry {
+        let descriptor = self.at(number);
+        Entry {
+            start: descriptor.start.load(Ordering::Relaxed),
+            bytes: descriptor.bytes.load(Ordering::Relaxed),
+            stamp: Stamp {
+                version: descriptor.version.load(Ordering::Relaxed),
+                kind: descriptor.kind.load(Ordering::Relaxed),
+                producer_id: descriptor.producer_id.load(Ordering::Relaxed),
+                sequence: descriptor.sequence.load(Ordering::Relaxed),
+            },
+            committed_ns: descriptor.committed_ns.load(Ordering::Relaxed),
+        }
+    }
+}

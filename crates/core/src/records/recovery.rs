@@ -1,0 +1,106 @@
+//! What a dead process can leave in the records, and how it is put right.
+//!
+//! | died after ([`Point`](crate::sync::Point)) | state left | who notices | repaired to |
+//! |---|---|---|---|
+//! | `LaneTaken` | a lane owned by the dead, its last owner's reservations in it | the next producer that comes; a patrol | owned by that one, reservations Free |
+//! | `LaneGrown` | pages that exist beyond `grown` | nobody needs to | reserved again when the lane grows |
+//! | `RecordReserved` | the descriptor at `head` Reserved by the dead | the next owner of the lane; a patrol | Free; `head` offers the number again |
+//! | `RecordNumbered`, `RecordHalfWritten`, `RecordWritten` | a descriptor Reserved by the dead; readers look behind it, the cursor waits | the next owner; a patrol | Free |
+//! | `RecordReady` | a record to be read, and consumers asleep | the consumers' patrol | taken |
+//! | `RecordDropped` | one drop not counted | nobody needs to | – |
+//! | `RecordTaken` | a record Taken by the dead, the cursor perhaps before it | a patrol; the next consumer | Ready again, counted in `returned`; the cursor helped forward by any look |
+//! | `RecordFreed` | room that nobody was told of, and the producer asleep | the producer's patrol, its sweep | reclaimed |
+//! | `RecordReturned` | a record Ready again, perhaps below the cursor, and not counted | a patrol, which finds that its returner is dead | counted |
+//! | `BellCleared`, `BellMoved` | sleepers with no one to wake them | their patrol | awake |
+//!
+//! Nothing here waits for a timer to decide that somebody is dead: the kernel says so ([`crate::segment::lease`]). The
+//! patrol only decides *when to ask*. A recoverer may itself be stopped or killed at any point: every repair is one CAS
+//! from a word that names the dead owner, so it can be done twice, or by two at once, and only one succeeds.
+//!
+//! Tables are long, and a patrol comes round often: [`Wake`] remembers for whom the tables were looked through already. The
+//! dead claim nothing any more, so once is enough.
+
+use super::layout::{State, Tenancy, Word};
+use super::protocol::Protocol;
+use crate::segment::lease::Memo;
+use crate::segment::{Owner, Seat};
+use crate::sync::Ordering;
+
+/// What a recovery put right.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Repairs {
+    /// Reservations of dead producers, freed.
+    pub reservations: usize,
+    /// Records of dead consumers, Ready again.
+    pub records: usize,
+}
+
+/// Takes back everything that belongs to owners of whom `is_dead` says so.
+pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repairs {
+    let mut memo = Memo::of(is_dead);
+    let mut repairs = Repairs::default();
+    for index in 0..records.lanes_used() {
+        let lane = records.lane(index);
+        let (mut freed, mut given_back) = (0, false);
+        for descriptor in lane.table {
+            let word = descriptor.word.load(Ordering::Acquire);
+            let was = Word::unpack(word);
+            match was.state {
+                State::Taken if memo.is_dead(was.owner) => {
+                    repairs.records += lane.make_ready_again(descriptor, word) as usize;
+                }
+                State::Reserved if memo.is_dead(was.owner) => {
+                    let free = Word::free(was.number).pack();
+                    let freeing =
+                        descriptor.word.compare_exchange(word, free, Ordering::AcqRel, Ordering::Relaxed);
+                    freed += freeing.is_ok() as usize;
+                }
+                _ => given_back |= was.was_given_back(),
+            }
+        }
+        let read = &lane.line.read;
+        if given_back && read.returned.load(Ordering::Relaxed) == read.looked.load(Ordering::Relaxed) {
+            lane.count_returned(); // Whoever gave it back died before he could. One too many costs a look (I7).
+            repairs.records += 1;
+        }
+        repairs.reservations += freed;
+        // After its reservations: the next owner may come at once, and its seat may be used again.
+        let owner = &lane.line.write.owner;
+        let word = owner.load(Ordering::Relaxed);
+        let Tenancy { epoch, owner: tenant } = Tenancy::unpack(word);
+        if tenant.is_some_and(|tenant| memo.is_dead(tenant)) {
+            let nobody = Tenancy { epoch, owner: None }.pack();
+            let _ = owner.compare_exchange(word, nobody, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+    let counters = &records.control.counters;
+    if repairs.reservations > 0 {
+        counters.recovered.fetch_add(repairs.reservations as u64, Ordering::Relaxed);
+    }
+    if repairs.records > 0 {
+        records.control.readable.ring_if_waiting();
+    }
+    repairs
+}
+
+/// For whom the tables were looked through already: by seat, the number of its holder, and one.
+#[derive(Debug, Default)]
+pub struct Wake(Vec<u64>);
+
+impl Wake {
+    /// Recovers if somebody is gone of whom that was not known: dead, or left with something in his hands.
+    pub fn patrol(&mut self, records: &Protocol<'_>, seat: &Seat) -> Repairs {
+        let seats = seat.segment().seats();
+        self.0.resize(seats.len(), 0);
+        let mut news = false;
+        for (index, (record, known)) in seats.iter().zip(&mut self.0).enumerate() {
+            let life = record.life.load(Ordering::Acquire);
+            if life as u64 == *known || seat.is_alive(Owner::new(index, life)) {
+                continue; // `life` counts from one: nobody has sat there at 0.
+            }
+            *known = life as u64;
+            news = true;
+        }
+        if news { recover(records, |owner| !seat.is_alive(owner)) } else { Repairs::default() }
+    }
+}
