@@ -40,7 +40,9 @@ fuzz: ## Any bytes, read as frames, for a minute (needs nightly and cargo-fuzz)
 bench: $(VENV)/.bench ## Measure beside the peers, in one run; writes docs/bench/
 	$(PY) benches/ring.py
 	$(PY) benches/net.py
+	$(PY) benches/records.py
 	$(PY) benches/kills.py
+	$(PY) benches/groups.py
 	$(PY) benches/cuts.py
 
 lint: $(VENV)/.test ## ruff, mypy, stubs, rustfmt, clippy
@@ -75,10 +77,12 @@ $(VENV)/.built: $(VENV)/.tools $(RUST_SOURCES)
 	touch $@
 
 $(VENV)/.test: $(VENV)/.built
-	$(INSTALL) --group test --group lint
+	$(INSTALL) --group test --group peers --group lint
+	$(INSTALL) --no-deps skyrl==0.3.0
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.built
-	$(INSTALL) --group bench
+	$(INSTALL) --group bench --group peers
+	$(INSTALL) --no-deps skyrl==0.3.0
 	$(INSTALL) --no-build-isolation faster-fifo==1.5.2
 	touch $@
