@@ -111,6 +111,7 @@ impl<'a> Courier<'a> {
             (_, Failure::Cancelled) => Ended::Closed,
             (false, Failure::Token(why)) => Ended::Token(why),
             (false, Failure::Schema(theirs)) => Ended::Schema(theirs),
+            (false, Failure::Cargo(why)) => Ended::Cargo(why),
             (false, Failure::Protocol(what)) => Ended::Protocol(what),
             (false, Failure::Tls(what)) => Ended::Tls(what),
             (true, Failure::Schema(_)) => Ended::Lost("the learner came back with another schema".to_owned()),
@@ -118,6 +119,7 @@ impl<'a> Courier<'a> {
                 _,
                 Failure::Passing(why)
                 | Failure::Token(why)
+                | Failure::Cargo(why)
                 | Failure::Protocol(why)
                 | Failure::Tls(why)
                 | Failure::Final(why),
@@ -140,6 +142,7 @@ impl<'a> Courier<'a> {
         let hello = {
             let state = shared.lock();
             Hello {
+                cargo: state.outbound.layout().cargo(),
                 session: shared.session,
                 producer_id: state.producer_id,
                 attempt: self.attempt,

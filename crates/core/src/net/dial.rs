@@ -29,6 +29,8 @@ pub enum Failure {
     Token(String),
     /// The learner's schema.
     Schema(Vec<u8>),
+    /// The learner takes records, and we have samples; or the other way round.
+    Cargo(String),
     Protocol(String),
     Tls(String),
     /// The learner does not want us any more.
@@ -242,6 +244,7 @@ impl Dialler<'_> {
 fn refused(code: u16, text: String, schema: Vec<u8>) -> Failure {
     match Refusal::from_code(code) {
         Some(Refusal::TokenNeeded | Refusal::TokenWrong | Refusal::TokenUnexpected) => Failure::Token(text),
+        Some(Refusal::Cargo) => Failure::Cargo(text),
         Some(Refusal::Schema) => Failure::Schema(schema),
         Some(Refusal::Busy) => Failure::Passing(text),
         Some(Refusal::Protocol) => Failure::Protocol(text),
