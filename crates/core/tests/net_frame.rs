@@ -126,10 +126,10 @@ proptest! {
 
     #[test]
     fn a_welcome_is_read_as_it_was_written(
-        producer_id: u32, max_rows in 1u32.., max_bytes: u32, credit in 1u32.., next: u64,
+        producer_id: u32, max_rows in 1u32.., max_bytes: u32, credit in 1u32.., next: u64, version: u32,
     ) {
-        let welcome = Welcome { producer_id, max_rows, max_bytes, credit, next };
-        prop_assert_eq!(Welcome::parse(&welcome.frame()[HEADER_BYTES..]), Ok(welcome));
+        let welcome = Welcome { producer_id, max_rows, max_bytes, credit, next, version };
+        prop_assert_eq!(Welcome::parse(version, &welcome.frame()[HEADER_BYTES..]), Ok(welcome));
     }
 
     #[test]

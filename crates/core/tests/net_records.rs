@@ -216,6 +216,23 @@ fn stamps_say_who_sent_what() {
 }
 
 #[test]
+fn clients_hear_of_new_weights_when_they_come_in_with_acknowledgements_and_with_pings() {
+    let keepalive = Duration::from_millis(50);
+    let spec = TcpServerSpec { keepalive, ..TcpServerSpec::default() };
+    let learner = Learner::with(64 * KIB, OnFull::Block, spec);
+    learner.consumer.records().publish(3);
+    // This one breaks no silence, so the learner does.
+    let client = connect(TcpClientSpec { keepalive: Duration::from_secs(60), ..learner.spec() }).unwrap();
+    assert_eq!(client.published(), 3);
+    learner.consumer.records().publish(4);
+    assert!(eventually(|| client.published() == 4));
+    learner.consumer.records().publish(5);
+    put(&client, 0, 10);
+    client.wait(soon()).unwrap();
+    assert_eq!(client.published(), 5);
+}
+
+#[test]
 fn clients_and_a_local_producer_send_at_once_and_nothing_is_lost_or_doubled() {
     const COUNT: u32 = 1500;
     let learner =

@@ -105,6 +105,8 @@ pub struct State {
     pub outbound: Outbound,
     pub link: Option<Link>,
     pub producer_id: Option<u32>,
+    /// The newest weights that the learner told of.
+    pub published: u32,
     pub ended: Option<Ended>,
     /// Refused by the ring's policy, and not yet told: first, and how many.
     pub refused: Option<(u64, u64)>,
@@ -253,6 +255,7 @@ impl Client {
                 outbound: Outbound::new(layout, spec.max_inflight_msgs),
                 link: None,
                 producer_id: spec.producer_id,
+                published: 0,
                 ended: None,
                 refused: None,
                 refused_until: 0,
@@ -418,7 +421,7 @@ impl Client {
     }
 
     /// In a forked child the lock may be held by a thread that is not there.
-    fn read<T: Default>(&self, look: impl FnOnce(&State) -> T) -> T {
+    pub(super) fn read<T: Default>(&self, look: impl FnOnce(&State) -> T) -> T {
         if self.check_process().is_err() { T::default() } else { look(&self.shared.lock()) }
     }
 

@@ -182,6 +182,7 @@ async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>) -> Result<Ne
             max_bytes: inlet.max_record_bytes() as u32,
             credit: FIRST_CREDIT.min(server.window),
             next: progress.next,
+            version: inlet.published(),
         };
         wire.say(&welcome.frame());
         for (sequence, rows) in progress.refused_from(hello.oldest) {
@@ -285,7 +286,7 @@ impl Connection<'_> {
                         let text = "nothing was heard of the client".to_owned();
                         return Err(End::Parted(Farewell::Silent, text));
                     }
-                    self.wire.say(&Header::new(Kind::Ping).bytes());
+                    self.ping();
                 }
             }
         }
@@ -323,11 +324,22 @@ impl Connection<'_> {
         let server = self.server;
         add(&server.counters.frames, 1);
         add(&server.counters.bytes, header.length + HEADER_BYTES as u64);
-        self.wire.acknowledge(progress.next, server.credit(), header.length);
+        self.acknowledge(progress.next, server.credit(), header.length);
         if self.wire.owes_much() {
             self.wire.nudge().await?;
         }
         Ok(())
+    }
+
+    /// Everything below `next` is settled.
+    pub fn acknowledge(&mut self, next: u64, credit: u32, bytes: u64) {
+        self.wire.tell(self.server.inlet.published());
+        self.wire.acknowledge(next, credit, bytes);
+    }
+
+    fn ping(&mut self) {
+        self.wire.tell(self.server.inlet.published());
+        self.wire.ping();
     }
 
     /// Notes what the policy has refused, and says so.
@@ -361,7 +373,7 @@ impl Connection<'_> {
         loop {
             match timeout(self.server.spec.keepalive, self.wire.meanwhile(other.as_mut())).await {
                 Ok(done) => return Ok(done?),
-                Err(_) if self.wire.unsaid() < 1024 => self.wire.say(&Header::new(Kind::Ping).bytes()),
+                Err(_) if self.wire.unsaid() < 1024 => self.ping(),
                 Err(_) => {}
             }
         }

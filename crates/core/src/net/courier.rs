@@ -155,7 +155,7 @@ impl<'a> Courier<'a> {
         let (link, welcome) = dial(shared, &hello, deadline)?;
         let mut state = shared.lock();
         state.outbound.resume(&welcome, &shared.counters).map_err(Failure::Final)?;
-        state.producer_id = Some(welcome.producer_id);
+        (state.producer_id, state.published) = (Some(welcome.producer_id), welcome.version);
         state.link = Some(link);
         state.broken = false;
         add(&shared.counters.connects, 1);
@@ -266,6 +266,7 @@ impl<'a> Courier<'a> {
                 Kind::Ack => {
                     let acknowledged = state.outbound.acknowledge(header.sequence, header.credit);
                     acknowledged.map_err(damaged)?;
+                    state.published = header.version;
                     add(&self.shared.counters.acks, 1);
                 }
                 Kind::Full => {
@@ -277,6 +278,7 @@ impl<'a> Courier<'a> {
                     }
                 }
                 Kind::Ping => {
+                    state.published = header.version;
                     state.outbound.say(&Header { kind: Kind::Pong, ..header }.bytes());
                     state.outbound.blocked = false;
                 }

@@ -351,10 +351,13 @@ pub struct Welcome {
     pub credit: u32,
     /// The sequence number of the first sample that is not settled.
     pub next: u64,
+    /// In the header's `version`: of the newest weights that the learner told of.
+    pub version: u32,
 }
 
 impl Welcome {
-    pub fn parse(payload: &[u8]) -> Result<Welcome, Damage> {
+    /// `version`: of its header.
+    pub fn parse(version: u32, payload: &[u8]) -> Result<Welcome, Damage> {
         let short = Damage("a welcome is too short");
         let word = |at| array(payload, at).map(u32::from_le_bytes).ok_or(short);
         let welcome = Welcome {
@@ -363,6 +366,7 @@ impl Welcome {
             credit: word(8)?,
             max_bytes: word(12)?,
             next: u64::from_le_bytes(array(payload, 16).ok_or(short)?),
+            version,
         };
         if welcome.max_rows == 0 || welcome.credit == 0 {
             return Err(Damage("a welcome allows nothing"));
@@ -377,7 +381,7 @@ impl Welcome {
         payload[8..12].copy_from_slice(&self.credit.to_le_bytes());
         payload[12..16].copy_from_slice(&self.max_bytes.to_le_bytes());
         payload[16..].copy_from_slice(&self.next.to_le_bytes());
-        Header::new(Kind::Welcome).with(&payload)
+        Header { version: self.version, ..Header::new(Kind::Welcome) }.with(&payload)
     }
 }
 
@@ -516,8 +520,8 @@ fn probe_payload(header: &Header, payload: &[u8]) {
             }
         }
         Kind::Welcome => {
-            if let Ok(welcome) = Welcome::parse(payload) {
-                assert_eq!(Welcome::parse(&welcome.frame()[HEADER_BYTES..]), Ok(welcome));
+            if let Ok(welcome) = Welcome::parse(header.version, payload) {
+                assert_eq!(Welcome::parse(header.version, &welcome.frame()[HEADER_BYTES..]), Ok(welcome));
             }
         }
         Kind::Records => {

@@ -53,6 +53,14 @@ impl Inlet {
         }
     }
 
+    /// The version of the newest weights that the learner told of; 0 when there is none.
+    pub fn published(&self) -> u32 {
+        match self {
+            Inlet::Samples(_) => 0,
+            Inlet::Records(intake) => intake.published(),
+        }
+    }
+
     pub fn doorman(&self) -> &Doorman {
         match self {
             Inlet::Samples(intake) => intake.doorman(),

@@ -405,3 +405,87 @@ impl Piece {
         write(&parts[..count])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WELCOME: Welcome =
+        Welcome { producer_id: 0, max_rows: 512, max_bytes: 1000, credit: 4, next: 0, version: 0 };
+
+    /// Three records of 3, 0 and 5 bytes, not written yet.
+    fn three_records() -> (Outbound, ClientCounters) {
+        let (mut outbound, counters) = (Outbound::new(Layout::Records, 4), ClientCounters::default());
+        outbound.resume(&WELCOME, &counters).unwrap();
+        for (kind, bytes) in [(1, 3), (2, 0), (3, 5)] {
+            let entry = Entry { bytes, version: 9, kind };
+            assert_eq!(outbound.append_record(entry, |room| room.fill(kind as u8)).unwrap(), 1);
+        }
+        (outbound, counters)
+    }
+
+    /// Writes up to `most` bytes of the next piece; gives what was written.
+    fn write(outbound: &mut Outbound, counters: &ClientCounters, most: usize) -> Vec<u8> {
+        let piece = outbound.begin(true).unwrap();
+        let mut bytes = Vec::new();
+        let written = piece.write(&outbound.layout(), |parts| {
+            bytes = parts.iter().flat_map(|part| part.to_vec()).take(most).collect();
+            Ok(bytes.len())
+        });
+        outbound.finish(piece, written, counters).unwrap();
+        bytes
+    }
+
+    fn parsed(bytes: &[u8]) -> (Header, Vec<Entry>, Vec<u8>) {
+        let header = Header::parse(bytes).unwrap().unwrap();
+        let (index, records) = bytes[HEADER_BYTES..].split_at(header.rows as usize * 16);
+        assert_eq!(header.length as usize, index.len() + records.len());
+        (header, Entry::all(index).collect(), records.to_vec())
+    }
+
+    #[test]
+    fn a_frame_is_resumed_in_its_middle_with_the_rest_of_its_index_and_records() {
+        let (mut outbound, counters) = three_records();
+        let (header, entries, records) = parsed(&write(&mut outbound, &counters, 1000));
+        assert_eq!((header.rows, header.sequence, entries.len()), (3, 0, 3));
+        assert_eq!(records, [1, 1, 1, 3, 3, 3, 3, 3]);
+        outbound.resume(&Welcome { next: 1, ..WELCOME }, &counters).unwrap();
+        let (header, entries, records) = parsed(&write(&mut outbound, &counters, 1000));
+        assert_eq!((header.rows, header.sequence), (2, 1));
+        assert_eq!(
+            entries.iter().map(|entry| (entry.kind, entry.bytes)).collect::<Vec<_>>(),
+            [(2, 0), (3, 5)]
+        );
+        assert_eq!(records, [3; 5]);
+    }
+
+    #[test]
+    fn an_acknowledgement_in_the_middle_of_a_frame_that_is_half_written_is_believed() {
+        let (mut outbound, counters) = three_records();
+        assert!(outbound.acknowledge(1, 4).is_err(), "nothing was sent");
+        write(&mut outbound, &counters, HEADER_BYTES + 3 * 16 + 3);
+        outbound.acknowledge(1, 4).unwrap();
+        assert_eq!((outbound.acked, outbound.unacknowledged()), (1, 2));
+        assert_eq!(write(&mut outbound, &counters, 1000), [3; 5]);
+        outbound.acknowledge(3, 4).unwrap();
+        assert!(outbound.queue.is_empty() && outbound.spare.len() == 1);
+    }
+
+    #[test]
+    fn a_record_larger_than_a_frame_has_one_of_its_own_whose_buffer_is_not_kept() {
+        let (mut outbound, counters) = (Outbound::new(Layout::Records, 4), ClientCounters::default());
+        let large = 3 * super::super::FRAME_BYTES;
+        outbound.resume(&Welcome { max_bytes: large as u32, ..WELCOME }, &counters).unwrap();
+        for bytes in [10, large as u64, 10] {
+            assert_eq!(outbound.append_record(Entry { bytes, version: 0, kind: 0 }, |_| {}).unwrap(), 1);
+        }
+        for rows in [(0, 1), (1, 1), (2, 1)] {
+            let header = Header::parse(&write(&mut outbound, &counters, usize::MAX)).unwrap().unwrap();
+            assert_eq!((header.sequence, header.rows), rows);
+        }
+        outbound.acknowledge(3, 4).unwrap();
+        assert_eq!(outbound.spare.len(), 2);
+        let error = outbound.append_record(Entry { bytes: large as u64 + 1, version: 0, kind: 0 }, |_| {});
+        assert!(matches!(error, Err(Error::RecordTooLarge { .. })));
+    }
+}

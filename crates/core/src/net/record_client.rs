@@ -49,6 +49,12 @@ impl TcpRecordClient {
         taken.map(drop)
     }
 
+    /// The version of the newest weights that the learner told of, as of its last word: it comes with the welcome, with
+    /// acknowledgements, and with pings when there is nothing to acknowledge. 0 until then.
+    pub fn published(&self) -> u32 {
+        self.client.read(|state| state.published)
+    }
+
     /// Waits until there is room for a record of so many bytes, and takes none: for event loops, which then try. False when
     /// the time was over first.
     pub fn wait_writable(&self, bytes: usize, patience: Patience) -> Result<bool> {

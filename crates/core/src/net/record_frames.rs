@@ -53,7 +53,7 @@ impl Connection<'_> {
             let (settled, rest) = index.split_at(part.rows * ENTRY_BYTES);
             self.settle_records(settled, sequence, &part, progress);
             if !rest.is_empty() {
-                self.wire.acknowledge(progress.next, self.server.credit(), part.bytes as u64);
+                self.acknowledge(progress.next, self.server.credit(), part.bytes as u64);
             }
             sequence += part.rows as u64;
             left -= part.bytes;

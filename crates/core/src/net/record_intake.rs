@@ -88,6 +88,11 @@ impl RecordIntake {
         self.shared.producer.next_producer_id()
     }
 
+    /// The version of the newest weights that the learner told of; 0 until it did.
+    pub fn published(&self) -> u32 {
+        self.shared.producer.records().published().min(u32::MAX as u64) as u32
+    }
+
     /// Room for a record of so many bytes, now. `None`: dropped, as the policy says, and counted;
     /// [`Full`](crate::Error::Full): wait, or say so, as the policy is.
     pub fn reserve(&self, bytes: usize) -> Result<Option<Room>> {

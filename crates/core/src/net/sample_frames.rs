@@ -145,7 +145,7 @@ impl Connection<'_> {
                 }
                 Ok(None) => break, // Not with the policy that spills.
                 Err(Error::Full) => {
-                    self.wire.acknowledge(progress.next, FIRST_CREDIT, 0);
+                    self.acknowledge(progress.next, FIRST_CREDIT, 0);
                     placed.turn.iter_mut().for_each(Place::wait_again);
                     self.room(intake.doorman(), 1, &mut futile).await?;
                 }

@@ -272,7 +272,7 @@ impl Raw {
         raw.write(&hello.frame());
         let (header, payload) = raw.frame();
         assert_eq!(header.kind, Kind::Welcome);
-        (raw, Welcome::parse(&payload).unwrap())
+        (raw, Welcome::parse(header.version, &payload).unwrap())
     }
 
     /// The next frame of that kind.
