@@ -14,6 +14,11 @@ class SegmentInfo:
 
     name: str
     bytes: int
+    """What it may grow to."""
+    used_bytes: int
+    """What it takes up now."""
+    kind: str
+    """What it holds: ``ring`` or ``records``; ``unknown`` when it cannot be read."""
     alive: int
     """Handles attached, by the kernel's own record."""
     creator_pid: int

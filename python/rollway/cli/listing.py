@@ -27,6 +27,7 @@ def show(*, as_json: bool) -> None:
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("name", overflow="fold", min_width=10)
+    table.add_column("kind")
     table.add_column("state")
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("created", justify="right", no_wrap=True)
@@ -39,8 +40,9 @@ def show(*, as_json: bool) -> None:
         known = segment.problem is None
         row: list[RenderableType] = [
             plain(segment.name),
+            plain(segment.kind),
             plain(segment.state, _STYLES[segment.state]),
-            size(segment.bytes),
+            size(segment.used_bytes),
             f"{age(time.time() - segment.created_unix_ns / 1e9)} ago" if known else "",
             f"pid {segment.creator_pid}" if known else "",
             _attached(segment) if known else "",
@@ -59,9 +61,9 @@ def collect(*, dry_run: bool) -> None:
     out = console()
     verb = "would remove" if dry_run else "removed"
     for segment in removed:
-        out.print(plain(f"{verb} {segment.name} ({size(segment.bytes)}, made by pid {segment.creator_pid})"))
+        out.print(plain(f"{verb} {segment.name} ({size(segment.used_bytes)}, made by pid {segment.creator_pid})"))
     if removed:
-        total = sum(segment.bytes for segment in removed)
+        total = sum(segment.used_bytes for segment in removed)
         out.print(f"{verb} {count(len(removed), 'segment')}, {size(total)} ({total:,} bytes)")
     else:
         out.print("Nothing to remove.")

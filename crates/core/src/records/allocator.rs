@@ -1,13 +1,13 @@
 //! Room in the data area of one lane: which bytes are free. Private to the lane's producer; nothing of it is shared.
 //!
 //! First fit, lowest address first: a fast stream stays in a few hot pages, and a lane grows only as far as what is in
-//! flight needs. Free extents are kept by address and joined with their neighbours, so that what is held costs its own
-//! bytes only and nothing is lost between.
+//! flight needs. Free extents are kept in order and joined with their neighbours, so that what is held costs its own bytes
+//! only and nothing is lost between. They lie in two plain vectors: a stream has two or three of them, and looking through
+//! the lengths of a thousand takes less than a walk through a tree.
 //!
 //! Not done here: whether the bytes exist (the producer grows the lane), and who holds them (the table).
 
 use super::layout::ALIGN;
-use std::collections::BTreeMap;
 
 /// A piece of a lane: a multiple of [`ALIGN`] long, at a multiple of it. May be empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -22,11 +22,11 @@ impl Extent {
     }
 }
 
-/// The free extents of one lane.
+/// The free extents of one lane, by address. No two touch.
 #[derive(Debug, Clone)]
 pub struct Allocator {
-    /// Start to length. No two touch.
-    free: BTreeMap<usize, usize>,
+    starts: Vec<usize>,
+    lens: Vec<usize>,
     free_bytes: usize,
     capacity: usize,
 }
@@ -40,9 +40,8 @@ pub fn rounded(bytes: usize) -> Option<usize> {
 impl Allocator {
     /// All of `capacity` is free. A multiple of [`ALIGN`].
     pub fn new(capacity: usize) -> Allocator {
-        debug_assert!(capacity.is_multiple_of(ALIGN));
-        let free = if capacity == 0 { BTreeMap::new() } else { BTreeMap::from([(0, capacity)]) };
-        Allocator { free, free_bytes: capacity, capacity }
+        debug_assert!(capacity.is_multiple_of(ALIGN) && capacity > 0);
+        Allocator { starts: vec![0], lens: vec![capacity], free_bytes: capacity, capacity }
     }
 
     pub fn free_bytes(&self) -> usize {
@@ -56,13 +55,34 @@ impl Allocator {
         if len == 0 {
             return Some(Extent::default());
         }
-        let (&start, &room) = self.free.iter().find(|&(_, &room)| room >= len)?;
-        self.free.remove(&start);
-        if room > len {
-            self.free.insert(start + len, room - len);
-        }
-        self.free_bytes -= len;
+        let index = self.lens.iter().position(|&room| room >= len)?;
+        let start = self.starts[index];
+        self.carve(index, Extent { start, len });
         Some(Extent { start, len })
+    }
+
+    /// Takes a part out of a free extent.
+    #[inline]
+    fn carve(&mut self, index: usize, part: Extent) {
+        let (from, end) = (self.starts[index], self.starts[index] + self.lens[index]);
+        self.free_bytes -= part.len;
+        match (from < part.start, part.end() < end) {
+            (false, false) => {
+                self.starts.remove(index);
+                self.lens.remove(index);
+            }
+            (false, true) => {
+                self.starts[index] = part.end();
+                self.lens[index] = end - part.end();
+            }
+            (true, tail) => {
+                self.lens[index] = part.start - from;
+                if tail {
+                    self.starts.insert(index + 1, part.end());
+                    self.lens.insert(index + 1, end - part.end());
+                }
+            }
+        }
     }
 
     /// Marks an extent as used that was found in a table. False when it is not free: two records overlap, or it is no
@@ -76,40 +96,43 @@ impl Allocator {
         let Some(end) = start.checked_add(len).filter(|&end| aligned && end <= self.capacity) else {
             return false;
         };
-        let Some((&from, &room)) = self.free.range(..=start).next_back() else { return false };
-        if from + room < end {
+        let after = self.starts.partition_point(|&from| from <= start);
+        let Some(index) = after.checked_sub(1).filter(|&index| end <= self.starts[index] + self.lens[index])
+        else {
             return false;
-        }
-        self.free.remove(&from);
-        if from < start {
-            self.free.insert(from, start - from);
-        }
-        if end < from + room {
-            self.free.insert(end, from + room - end);
-        }
-        self.free_bytes -= len;
+        };
+        self.carve(index, extent);
         true
     }
 
     /// Gives an extent back, or the end of one.
     #[inline]
     pub fn release(&mut self, extent: Extent) {
-        let Extent { start, mut len } = extent;
+        let Extent { start, len } = extent;
         if len == 0 {
             return;
         }
         self.free_bytes += len;
         debug_assert!(self.free_bytes <= self.capacity, "nothing is given back twice");
-        if let Some(after) = self.free.remove(&(start + len)) {
-            len += after;
+        let after = self.starts.partition_point(|&from| from < start);
+        let joins_after = self.starts.get(after) == Some(&(start + len));
+        let before = after.checked_sub(1).filter(|&index| self.starts[index] + self.lens[index] == start);
+        match (before, joins_after) {
+            (Some(before), true) => {
+                self.lens[before] += len + self.lens[after];
+                self.starts.remove(after);
+                self.lens.remove(after);
+            }
+            (Some(before), false) => self.lens[before] += len,
+            (None, true) => {
+                self.starts[after] = start;
+                self.lens[after] += len;
+            }
+            (None, false) => {
+                self.starts.insert(after, start);
+                self.lens.insert(after, len);
+            }
         }
-        if let Some((&before, room)) = self.free.range_mut(..start).next_back()
-            && before + *room == start
-        {
-            *room += len;
-            return;
-        }
-        self.free.insert(start, len);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Many records into one batch: the rows of one ragged leaf of each, padded to one length or packed end to end.
 //!
 //! All of it is pure: slices in, slices out, and every byte of the destination is written once. A source that does not fit
-//! is an error; nothing is ever cut off. Large batches are copied by several threads, where there are cores for them.
+//! is an error; nothing is ever cut off. One thread copies: several were no faster (16 MiB, two cores).
 
 use crate::error::{Error, Result};
 use std::ops::Range;
@@ -21,9 +21,6 @@ pub enum Cost {
     /// The sum of their lengths.
     Packed,
 }
-
-/// From so many bytes on, several threads copy.
-const LARGE: usize = 4 << 20;
 
 fn out(what: &'static str, value: usize, range: String) -> Error {
     Error::OutOfRange { what, value: value as u64, range }
@@ -59,24 +56,17 @@ pub fn pad(dst: &mut [u8], rows: &[&[u8]], row_bytes: usize, fill: &[u8], side: 
     if row_bytes == 0 {
         return Ok(());
     }
-    in_parallel(
-        dst,
-        rows,
-        |rows| rows.len() * row_bytes,
-        |dst, rows| {
-            for (room, row) in dst.chunks_exact_mut(row_bytes).zip(rows) {
-                let (data, padding) = match side {
-                    Side::Right => room.split_at_mut(row.len()),
-                    Side::Left => {
-                        let (padding, data) = room.split_at_mut(row_bytes - row.len());
-                        (data, padding)
-                    }
-                };
-                data.copy_from_slice(row);
-                repeat(padding, fill);
+    for (room, row) in dst.chunks_exact_mut(row_bytes).zip(rows) {
+        let (data, padding) = match side {
+            Side::Right => room.split_at_mut(row.len()),
+            Side::Left => {
+                let (padding, data) = room.split_at_mut(row_bytes - row.len());
+                (data, padding)
             }
-        },
-    );
+        };
+        data.copy_from_slice(row);
+        repeat(padding, fill);
+    }
     Ok(())
 }
 
@@ -123,19 +113,16 @@ pub fn mask(dst: &mut [u8], lens: &[usize], length: usize, side: Side) -> Result
 }
 
 /// Copies `rows` to `dst`, one behind the other.
-pub fn pack(dst: &mut [u8], rows: &[&[u8]]) -> Result<()> {
-    let bytes = |rows: &[&[u8]]| rows.iter().map(|row| row.len()).sum::<usize>();
-    let total = bytes(rows);
+pub fn pack(mut dst: &mut [u8], rows: &[&[u8]]) -> Result<()> {
+    let total: usize = rows.iter().map(|row| row.len()).sum();
     if total != dst.len() {
         return Err(out("bytes of the batch", dst.len(), format!("{total}, the sum of its rows")));
     }
-    in_parallel(dst, rows, bytes, |mut dst, rows| {
-        for row in rows {
-            let (room, rest) = dst.split_at_mut(row.len());
-            room.copy_from_slice(row);
-            dst = rest;
-        }
-    });
+    for row in rows {
+        let (room, rest) = dst.split_at_mut(row.len());
+        room.copy_from_slice(row);
+        dst = rest;
+    }
     Ok(())
 }
 
@@ -183,47 +170,6 @@ pub fn plan_budget(lens: &[usize], budget: usize, cost: Cost) -> Result<Vec<Rang
         batches.push(first..lens.len());
     }
     Ok(batches)
-}
-
-/// Calls `copy` on all of it; when it is large, on a part from each of several threads. `bytes` says how much of the
-/// destination some rows take.
-fn in_parallel<'a>(
-    dst: &mut [u8],
-    rows: &[&'a [u8]],
-    bytes: impl Fn(&[&'a [u8]]) -> usize,
-    copy: impl Fn(&mut [u8], &[&'a [u8]]) + Sync,
-) {
-    let threads = if dst.len() < LARGE {
-        1
-    } else {
-        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        cores.min(dst.len() / (LARGE / 2)).min(8)
-    };
-    if threads < 2 || rows.len() < threads {
-        return copy(dst, rows);
-    }
-    let share = dst.len() / threads;
-    std::thread::scope(|scope| {
-        let (mut dst, mut rows) = (dst, rows);
-        while !rows.is_empty() {
-            let mut taken = 0;
-            let many = rows.iter().take_while(|row| {
-                let more = taken < share;
-                taken += bytes(&[**row]);
-                more
-            });
-            let many = many.count();
-            let (now, later) = rows.split_at(many);
-            let (room, rest) = dst.split_at_mut(bytes(now));
-            (dst, rows) = (rest, later);
-            if rows.is_empty() {
-                copy(room, now); // The last part is ours.
-            } else {
-                let copy = &copy;
-                scope.spawn(move || copy(room, now));
-            }
-        }
-    });
 }
 
 #[cfg(all(test, not(loom)))]
@@ -277,11 +223,10 @@ mod tests {
     }
 
     #[test]
-    fn a_large_batch_is_whole_whoever_copies_it() {
+    fn a_large_batch_is_whole() {
         let rows: Vec<Vec<u8>> = (0..97).map(|n| vec![n as u8; 1 + n * 1031]).collect();
         let refs: Vec<&[u8]> = rows.iter().map(|row| &row[..]).collect();
         let mut packed = vec![0; rows.iter().map(Vec::len).sum()];
-        assert!(packed.len() > LARGE);
         pack(&mut packed, &refs).unwrap();
         assert!(packed == rows.concat());
         let width = rows.iter().map(Vec::len).max().unwrap();

@@ -218,6 +218,8 @@ pub struct Control {
     pub next_producer_id: AtomicU32,
     /// The highest lane that was ever taken, and one: consumers look no further.
     pub lanes_used: AtomicU64,
+    /// The version of the newest weights, as the learner tells it. Nothing here depends on it.
+    pub published: AtomicU64,
     /// Rung when a record is Ready.
     pub readable: Bell,
     pub counters: Counters,

@@ -200,6 +200,21 @@ impl Records {
         protocol.lanes.iter().for_each(|lane| lane.room.ring());
     }
 
+    /// Raises what keeps records of that name and schema from being attached to.
+    pub fn check(name: &str, schema: &[u8]) -> Result<()> {
+        Records::open(name, Some(schema))?.unless_closed().map(drop)
+    }
+
+    /// Tells everybody which weights are the newest.
+    pub fn publish(&self, version: u64) {
+        self.protocol().control.published.store(version, Ordering::Release);
+    }
+
+    /// The newest weights that somebody told of; 0 until then.
+    pub fn published(&self) -> u64 {
+        self.protocol().control.published.load(Ordering::Acquire)
+    }
+
     /// A number for a producer that brought none.
     fn next_producer_id(&self) -> u32 {
         self.protocol().control.next_producer_id.fetch_add(1, Ordering::Relaxed)

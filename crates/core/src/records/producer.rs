@@ -2,7 +2,7 @@
 
 use super::layout::ALIGN;
 use super::ledger::{Attempt, Ledger, Room, Trouble};
-use super::protocol::{Entry, Stamp};
+use super::protocol::{Entry, LaneWords, Stamp};
 use super::recovery::Wake;
 use super::{OnFull, Patience, ProducerSpec, Records};
 use crate::error::{Error, Result};
@@ -12,8 +12,8 @@ use crate::segment::{Owner, Role, Seat, lease};
 use crate::sync::Woken;
 use crate::wait::{Patrol, Solitude};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// A lane grows by this much at a time.
@@ -35,25 +35,74 @@ pub struct Label {
 pub struct Producer {
     records: Arc<Records>,
     seat: Seat,
-    /// The books of our lane. Locked only within [`lease::without_fork`]: a child never inherits a locked one.
-    ledger: Mutex<Ledger>,
-    lane: AtomicUsize,
-    /// Whose the lane is: the bits of the owner, and one. Another one than the seat's: this is a forked child.
-    tenant: AtomicU64,
+    tenure: Tenure,
     joining: Mutex<()>,
-    /// Open reservations, and [`CLOSING`].
-    open: AtomicU64,
-    producer_id: AtomicU32,
-    /// Whether the caller brought the id.
-    chosen_id: bool,
+    /// The id that the caller brought.
+    chosen_id: Option<u32>,
     on_full: OnFull,
     peer_timeout: Option<Duration>,
-    sequence: AtomicU64,
     wake: Mutex<Wake>,
+}
+
+/// What one process has of a producer. A forked child has its own, behind its parent's; so a lock that a thread of the parent
+/// held during the fork is nobody's business.
+#[derive(Debug)]
+struct Tenure {
+    generation: u32,
+    owner: Owner,
+    lane: usize,
+    /// The books of the lane.
+    ledger: Mutex<Ledger>,
+    /// Open reservations, and [`CLOSING`].
+    open: AtomicU64,
+    producer_id: u32,
+    sequence: AtomicU64,
+    child: OnceLock<Box<Tenure>>,
 }
 
 /// The handle is closed; the last reservation leaves the lane.
 const CLOSING: u64 = 1 << 63;
+
+impl Tenure {
+    /// Takes a lane and draws up its books.
+    fn begin(records: &Records, seat: &Seat, owner: Owner, chosen_id: Option<u32>) -> Result<Tenure> {
+        let protocol = records.protocol();
+        let Some(index) = protocol.take_lane(owner, |other| !seat.is_alive(other)) else {
+            let name = records.segment().name().to_owned();
+            return Err(Error::NoLane { name, lanes: protocol.lanes.len() });
+        };
+        let lane = protocol.lane(index);
+        let ledger = Ledger::draw_up(&lane, owner).map_err(|damage| {
+            lane.leave_lane(owner);
+            records.damaged(damage)
+        })?;
+        Ok(Tenure {
+            generation: lease::generation(),
+            owner,
+            lane: index,
+            ledger: Mutex::new(ledger),
+            open: AtomicU64::new(0),
+            producer_id: chosen_id.unwrap_or_else(|| records.next_producer_id()),
+            sequence: AtomicU64::new(0),
+            child: OnceLock::new(),
+        })
+    }
+
+    /// This process's own, or the last one before it.
+    #[inline]
+    fn latest(&self) -> &Tenure {
+        let mut tenure = self;
+        while let Some(child) = tenure.child.get() {
+            tenure = child;
+        }
+        tenure
+    }
+
+    #[inline]
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl Producer {
     /// Attaches to named records.
@@ -69,21 +118,15 @@ impl Producer {
     pub fn on(records: Arc<Records>, spec: ProducerSpec) -> Result<Producer> {
         let seat = Seat::take(records.segment().clone(), Role::Producer, |seat| records.sweep(seat))?;
         let owner = seat.owner().expect("we have just sat down, in this process");
-        let ledger = take_lane(&records, &seat, owner)?;
-        let producer_id = AtomicU32::new(spec.producer_id.unwrap_or_else(|| records.next_producer_id()));
+        let tenure = Tenure::begin(&records, &seat, owner, spec.producer_id)?;
         Ok(Producer {
             on_full: spec.on_full.unwrap_or(records.on_full),
             records,
             seat,
-            lane: AtomicUsize::new(ledger.lane()),
-            ledger: Mutex::new(ledger),
-            tenant: AtomicU64::new(owner.bits() + 1),
+            tenure,
             joining: Mutex::default(),
-            open: AtomicU64::new(0),
-            producer_id,
-            chosen_id: spec.producer_id.is_some(),
+            chosen_id: spec.producer_id,
             peer_timeout: spec.peer_timeout,
-            sequence: AtomicU64::new(0),
             wake: Mutex::default(),
         })
     }
@@ -92,8 +135,9 @@ impl Producer {
         &self.records
     }
 
+    /// The name on its records. A forked child gets another with its first record, unless the caller brought one.
     pub fn producer_id(&self) -> u32 {
-        self.producer_id.load(Ordering::Relaxed)
+        self.tenure.latest().producer_id
     }
 
     /// A number that no other producer of these records was given, for somebody in whose name records will be committed.
@@ -103,7 +147,7 @@ impl Producer {
 
     /// Records committed through this handle, in its own name.
     pub fn sent(&self) -> u64 {
-        self.sequence.load(Ordering::Relaxed)
+        self.tenure.latest().sequence.load(Ordering::Relaxed)
     }
 
     pub fn on_full(&self) -> OnFull {
@@ -112,41 +156,34 @@ impl Producer {
 
     /// Which lane it writes to.
     pub fn lane(&self) -> usize {
-        self.lane.load(Ordering::Relaxed)
+        self.tenure.latest().lane
+    }
+
+    /// This process's tenure, if it has one.
+    #[inline]
+    fn here(&self) -> Option<&Tenure> {
+        let tenure = self.tenure.latest();
+        (tenure.generation == lease::generation()).then_some(tenure)
     }
 
     #[inline]
-    fn owner(&self) -> Result<Owner> {
-        match self.seat.owner() {
-            Some(owner) if self.tenant.load(Ordering::Relaxed) == owner.bits() + 1 => Ok(owner),
-            _ => self.rejoin(),
+    fn tenure(&self) -> Result<&Tenure> {
+        match self.here() {
+            Some(tenure) => Ok(tenure),
+            None => self.rejoin(),
         }
     }
 
     /// In a forked child: sits down anew, as a producer of its own with its own lane and count.
     #[cold]
-    fn rejoin(&self) -> Result<Owner> {
+    fn rejoin(&self) -> Result<&Tenure> {
         let _joining = self.joining.lock().unwrap_or_else(PoisonError::into_inner);
-        let owner = match self.seat.owner() {
-            Some(owner) if self.tenant.load(Ordering::Relaxed) == owner.bits() + 1 => return Ok(owner),
-            Some(owner) => owner, // Sat down before, and found no lane.
-            None => self.seat.rejoin(|seat| self.records.sweep(seat))?,
-        };
-        let ledger = take_lane(&self.records, &self.seat, owner)?;
-        if !self.chosen_id {
-            self.producer_id.store(self.records.next_producer_id(), Ordering::Relaxed);
-            self.sequence.store(0, Ordering::Relaxed);
+        if let Some(tenure) = self.here() {
+            return Ok(tenure);
         }
-        self.lane.store(ledger.lane(), Ordering::Relaxed);
-        self.with_ledger(|ours| *ours = ledger);
-        self.open.store(0, Ordering::Relaxed); // What was open is the parent's.
-        self.tenant.store(owner.bits() + 1, Ordering::Release);
-        Ok(owner)
-    }
-
-    #[inline]
-    fn with_ledger<T>(&self, act: impl FnOnce(&mut Ledger) -> T) -> T {
-        lease::without_fork(|| act(&mut self.ledger.lock().unwrap_or_else(PoisonError::into_inner)))
+        let owner = self.seat.rejoin(|seat| self.records.sweep(seat))?;
+        let tenure = Tenure::begin(&self.records, &self.seat, owner, self.chosen_id)?;
+        Ok(self.tenure.latest().child.get_or_init(|| Box::new(tenure)))
     }
 
     /// Reserves room for a record of up to `bytes`. `None`: dropped, as the policy says. [`Error::Full`] when there is no
@@ -157,35 +194,35 @@ impl Producer {
         bytes: usize,
         patience: Patience,
     ) -> Result<Option<Reservation<P>>> {
-        let owner = this.owner()?;
-        if this.open.fetch_add(1, Ordering::Relaxed) & CLOSING != 0 {
-            this.done(owner);
+        let tenure = this.tenure()?;
+        if tenure.open.fetch_add(1, Ordering::Relaxed) & CLOSING != 0 {
+            this.done(tenure);
             return Err(Error::Closed);
         }
-        let room = this.find_room(owner, bytes, patience);
+        let room = this.find_room(tenure, bytes, patience);
         if !matches!(room, Ok(Some(_))) {
-            this.done(owner);
+            this.done(tenure);
         }
         Ok(room?.map(|room| Reservation { producer: this, room: Some(room) }))
     }
 
     /// A reservation is over.
     #[inline]
-    fn done(&self, owner: Owner) {
-        if self.open.fetch_sub(1, Ordering::AcqRel) == CLOSING | 1 {
-            self.leave(owner);
+    fn done(&self, tenure: &Tenure) {
+        if tenure.open.fetch_sub(1, Ordering::AcqRel) == CLOSING | 1 {
+            self.leave(tenure);
         }
     }
 
     #[inline]
-    fn find_room(&self, owner: Owner, bytes: usize, patience: Patience) -> Result<Option<Room>> {
+    fn find_room(&self, tenure: &Tenure, bytes: usize, patience: Patience) -> Result<Option<Room>> {
         self.check_size(bytes)?;
         if self.records.protocol().control.closed.load(Ordering::Relaxed) != 0 {
             return Err(Error::Closed);
         }
-        match self.try_reserve(bytes)? {
+        match self.try_reserve(tenure, bytes)? {
             Attempt::Room(room) => Ok(Some(room)),
-            full => self.find_room_in_full_lane(owner, bytes, patience, full),
+            full => self.find_room_in_full_lane(tenure, bytes, patience, full),
         }
     }
 
@@ -198,12 +235,15 @@ impl Producer {
     }
 
     #[inline]
-    fn try_reserve(&self, bytes: usize) -> Result<Attempt> {
-        let attempt = self.with_ledger(|ledger| {
-            let lane = self.records.protocol().lane(ledger.lane());
-            ledger.try_reserve(&lane, bytes, |from, to| self.grow(lane.index, from, to))
-        });
+    fn try_reserve(&self, tenure: &Tenure, bytes: usize) -> Result<Attempt> {
+        let lane = self.lane_of(tenure);
+        let attempt = tenure.ledger().try_reserve(&lane, bytes, |from, to| self.grow(lane.index, from, to));
         attempt.map_err(|trouble| self.troubled(trouble))
+    }
+
+    #[inline]
+    fn lane_of(&self, tenure: &Tenure) -> LaneWords<'_> {
+        self.records.protocol().lane(tenure.lane)
     }
 
     fn troubled(&self, trouble: Trouble) -> Error {
@@ -233,58 +273,53 @@ impl Producer {
     #[cold]
     fn find_room_in_full_lane(
         &self,
-        owner: Owner,
+        tenure: &Tenure,
         bytes: usize,
         patience: Patience,
         full: Attempt,
     ) -> Result<Option<Room>> {
         match self.on_full {
-            OnFull::Block => self.wait_for_room(owner, bytes, patience).map(Some),
+            OnFull::Block => self.wait_for_room(tenure, bytes, patience).map(Some),
             OnFull::Error => Err(Error::Full),
-            OnFull::DropNewest => Ok(self.drop_newest()),
+            OnFull::DropNewest => Ok(self.drop_newest(tenure)),
             OnFull::DropOldest => {
                 let mut attempt = full;
-                while attempt == Attempt::Unread && self.drop_oldest()? {
-                    attempt = self.try_reserve(bytes)?;
+                while attempt == Attempt::Unread && self.drop_oldest(tenure)? {
+                    attempt = self.try_reserve(tenure, bytes)?;
                 }
                 match attempt {
                     Attempt::Room(room) => Ok(Some(room)),
                     // What is left is being read, or being written.
-                    Attempt::Unread | Attempt::Full => Ok(self.drop_newest()),
+                    Attempt::Unread | Attempt::Full => Ok(self.drop_newest(tenure)),
                 }
             }
         }
     }
 
-    fn drop_newest(&self) -> Option<Room> {
-        let lane = self.records.protocol().lane(self.lane());
-        lane.line.write.dropped_newest.fetch_add(1, Ordering::Relaxed);
+    fn drop_newest(&self, tenure: &Tenure) -> Option<Room> {
+        self.lane_of(tenure).line.write.dropped_newest.fetch_add(1, Ordering::Relaxed);
         None
     }
 
-    fn drop_oldest(&self) -> Result<bool> {
-        let dropped = self.with_ledger(|ledger| {
-            let lane = self.records.protocol().lane(ledger.lane());
-            ledger.drop_oldest(&lane)
-        });
+    fn drop_oldest(&self, tenure: &Tenure) -> Result<bool> {
+        let dropped = tenure.ledger().drop_oldest(&self.lane_of(tenure));
         dropped.map_err(|damage| self.records.damaged(damage))
     }
 
-    fn wait_for_room(&self, owner: Owner, bytes: usize, patience: Patience) -> Result<Room> {
+    fn wait_for_room(&self, tenure: &Tenure, bytes: usize, patience: Patience) -> Result<Room> {
         if patience == Patience::Never {
             return Err(Error::Full);
         }
-        debug_assert_eq!(self.seat.owner(), Some(owner));
-        let lane = self.records.protocol().lane(self.lane());
+        let lane = self.lane_of(tenure);
         lane.line.write.blocked.fetch_add(1, Ordering::Relaxed);
         let mut patrol = Patrol::start();
         let mut solitude = Solitude::bearing(self.peer_timeout);
         loop {
             let ticket = lane.line.room.announce();
-            if self.records.is_closed() || self.open.load(Ordering::Relaxed) & CLOSING != 0 {
+            if self.records.is_closed() || tenure.open.load(Ordering::Relaxed) & CLOSING != 0 {
                 return Err(Error::Closed);
             }
-            if let Attempt::Room(room) = self.try_reserve(bytes)? {
+            if let Attempt::Room(room) = self.try_reserve(tenure, bytes)? {
                 return Ok(room);
             }
             let Some(left) = patience.left() else { return Err(Error::Timeout) };
@@ -320,13 +355,13 @@ impl Producer {
     /// Sleeps until there is room for `bytes` (or the records are closed), and reserves nothing: for event loops, which
     /// then try. False when the time was over first.
     pub fn wait_room(&self, bytes: usize, patience: Patience) -> Result<bool> {
-        self.owner()?;
+        let tenure = self.tenure()?;
         self.check_size(bytes)?;
-        let lane = self.records.protocol().lane(self.lane());
+        let lane = self.lane_of(tenure);
         let mut patrol = Patrol::start();
         loop {
             let ticket = lane.line.room.announce();
-            if self.records.is_closed() || self.has_room(bytes)? {
+            if self.records.is_closed() || self.has_room(tenure, bytes)? {
                 return Ok(true);
             }
             let Some(left) = patience.left() else { return Ok(false) };
@@ -338,67 +373,50 @@ impl Producer {
         }
     }
 
-    fn has_room(&self, bytes: usize) -> Result<bool> {
-        let has_room = self.with_ledger(|ledger| {
-            let lane = self.records.protocol().lane(ledger.lane());
-            ledger.has_room(&lane, bytes, |from, to| self.grow(lane.index, from, to))
-        });
+    fn has_room(&self, tenure: &Tenure, bytes: usize) -> Result<bool> {
+        let lane = self.lane_of(tenure);
+        let has_room = tenure.ledger().has_room(&lane, bytes, |from, to| self.grow(lane.index, from, to));
         has_room.map_err(|trouble| self.troubled(trouble))
     }
 
-    /// Whether a reservation is still this process's. In a forked child it is its parent's.
+    /// The tenure that a reservation belongs to; `None` in a forked child: it is its parent's.
     #[inline]
-    fn owns(&self, room: &Room) -> bool {
-        self.seat.owner() == Some(room.claim.owner)
+    fn tenure_of(&self, room: &Room) -> Option<&Tenure> {
+        self.here().filter(|tenure| tenure.owner == room.claim.owner)
     }
 
     /// Stamps and publishes a record. Its bytes are written.
     #[inline]
-    fn commit(&self, room: &Room, used: usize, label: Label) {
-        let lane = self.records.protocol().lane(room.claim.lane);
+    fn commit(&self, tenure: &Tenure, room: &Room, used: usize, label: Label) {
+        let lane = self.lane_of(tenure);
         if Ledger::leaves_room(room, used) {
-            self.with_ledger(|ledger| ledger.trim(&lane, room, used));
+            tenure.ledger().trim(&lane, room, used);
         }
-        let (producer_id, sequence) = label
-            .origin
-            .unwrap_or_else(|| (self.producer_id(), self.sequence.fetch_add(1, Ordering::Relaxed)));
+        let next = || (tenure.producer_id, tenure.sequence.fetch_add(1, Ordering::Relaxed));
+        let (producer_id, sequence) = label.origin.unwrap_or_else(next);
         let stamp = Stamp { version: label.version, kind: label.kind, producer_id, sequence };
         let (start, bytes, committed_ns) = (room.start as u64, used as u64, monotonic_ns());
         lane.commit(&room.claim, &Entry { start, bytes, stamp, committed_ns });
-        self.done(room.claim.owner);
+        self.done(tenure);
     }
 
-    fn abort(&self, room: &Room) {
-        let lane = self.records.protocol().lane(room.claim.lane);
-        self.with_ledger(|ledger| ledger.abort(&lane, &room.claim));
-        self.done(room.claim.owner);
+    fn abort(&self, tenure: &Tenure, room: &Room) {
+        tenure.ledger().abort(&self.lane_of(tenure), &room.claim);
+        self.done(tenure);
     }
 
     /// Gives the lane to whoever comes next. What was committed stays to be read; what is reserved may still be committed.
     pub fn close(&self) {
-        let Some(owner) = self.seat.owner() else { return }; // A forked child: the lane is its parent's.
-        if self.open.fetch_or(CLOSING, Ordering::AcqRel) == 0 {
-            self.leave(owner);
+        let Some(tenure) = self.here() else { return }; // A forked child that sent nothing: the lane is its parent's.
+        if tenure.open.fetch_or(CLOSING, Ordering::AcqRel) == 0 {
+            self.leave(tenure);
         }
-        self.records.protocol().lane(self.lane()).line.room.ring(); // Other threads of this handle.
+        self.lane_of(tenure).line.room.ring(); // Other threads may wait with this handle.
     }
 
-    fn leave(&self, owner: Owner) {
-        self.records.protocol().lane(self.lane()).leave_lane(owner);
+    fn leave(&self, tenure: &Tenure) {
+        self.lane_of(tenure).leave_lane(tenure.owner);
     }
-}
-
-/// Takes a lane and draws up its books.
-fn take_lane(records: &Records, seat: &Seat, owner: Owner) -> Result<Ledger> {
-    let protocol = records.protocol();
-    let Some(index) = protocol.take_lane(owner, |other| !seat.is_alive(other)) else {
-        return Err(Error::NoLane { name: records.segment().name().to_owned(), lanes: protocol.lanes.len() });
-    };
-    let lane = protocol.lane(index);
-    Ledger::draw_up(&lane, owner).map_err(|damage| {
-        lane.leave_lane(owner);
-        records.damaged(damage)
-    })
 }
 
 impl Drop for Producer {
@@ -452,12 +470,12 @@ impl<P: Deref<Target = Producer>> Reservation<P> {
             let range = format!("at most the {} bytes that were reserved", room.bytes);
             return Err(Error::OutOfRange { what: "bytes of the record", value: used as u64, range });
         }
-        if !self.producer.owns(&room) {
+        let Some(tenure) = self.producer.tenure_of(&room) else {
             let seat = &self.producer.records.segment().seats()[room.claim.owner.seat()];
             return Err(Error::Forked { what: "reservation", owner: seat.pid.load(Ordering::Relaxed) });
-        }
+        };
         self.room = None;
-        self.producer.commit(&room, used, label);
+        self.producer.commit(tenure, &room, used, label);
         Ok(())
     }
 }
@@ -465,9 +483,9 @@ impl<P: Deref<Target = Producer>> Reservation<P> {
 impl<P: Deref<Target = Producer>> Drop for Reservation<P> {
     fn drop(&mut self) {
         if let Some(room) = self.room.take()
-            && self.producer.owns(&room)
+            && let Some(tenure) = self.producer.tenure_of(&room)
         {
-            self.producer.abort(&room);
+            self.producer.abort(tenure, &room);
         }
     }
 }

@@ -129,29 +129,25 @@ impl<'a> Protocol<'a> {
         (self.control.lanes_used.load(Ordering::Acquire) as usize).min(self.lanes.len())
     }
 
-    /// Takes the lowest lane that nobody owns, or whose owner `is_dead`. `None` when the living own them all.
+    /// Takes a lane that nobody owns, or whose owner `is_dead`: the lowest of those that have the least to be read, so that
+    /// a newcomer does not inherit a full one while another is empty. `None` when the living own them all.
     pub fn take_lane(&self, me: Owner, is_dead: impl Fn(Owner) -> bool) -> Option<usize> {
-        for (index, lane) in self.lanes.iter().enumerate() {
-            let mut word = lane.write.owner.load(Ordering::Relaxed);
-            loop {
-                let tenancy = Tenancy::unpack(word);
-                if tenancy.owner.is_some_and(|owner| !is_dead(owner)) {
-                    break;
-                }
-                let mine = Tenancy { epoch: tenancy.epoch.wrapping_add(1), owner: Some(me) }.pack();
-                // SYNC records.lane: Acquire here, Release in `leave_lane`. `head`, `grown` and the table are ours (I1).
-                match lane.write.owner.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed) {
-                    Ok(_) => {
-                        crash_point(Point::LaneTaken);
-                        // SYNC records.used: Release here, Acquire in `lanes_used`.
-                        self.control.lanes_used.fetch_max(index as u64 + 1, Ordering::AcqRel);
-                        return Some(index);
-                    }
-                    Err(now) => word = now,
-                }
+        loop {
+            let vacant = self.lanes.iter().enumerate().filter_map(|(index, lane)| {
+                let word = lane.write.owner.load(Ordering::Relaxed);
+                Tenancy::unpack(word).owner.is_none_or(&is_dead).then_some((index, word))
+            });
+            let (index, word) = vacant.min_by_key(|&(index, _)| self.lane(index).unread())?;
+            let mine = Tenancy { epoch: Tenancy::unpack(word).epoch.wrapping_add(1), owner: Some(me) }.pack();
+            let owner = &self.lanes[index].write.owner;
+            // SYNC records.lane: Acquire here, Release in `leave_lane`. `head`, `grown` and the table are ours (I1).
+            if owner.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                crash_point(Point::LaneTaken);
+                // SYNC records.used: Release here, Acquire in `lanes_used`.
+                self.control.lanes_used.fetch_max(index as u64 + 1, Ordering::AcqRel);
+                return Some(index);
             }
         }
-        None
     }
 
     /// Takes the next record of the lanes from `first` on, each looked at once. `None` when there is none.
@@ -170,7 +166,7 @@ impl<'a> Protocol<'a> {
     /// Whether a consumer would find a record now.
     pub fn has_ready(&self) -> Result<bool> {
         for index in 0..self.lanes_used() {
-            if self.lane(index).find_ready(|_, _, _| Some(()))?.is_some() {
+            if self.lane(index).has_ready()? {
                 return Ok(true);
             }
         }
@@ -188,6 +184,12 @@ impl<'a> LaneWords<'a> {
     #[inline]
     pub fn index_of(&self, number: u64) -> usize {
         number as usize & (self.table.len() - 1)
+    }
+
+    /// About how many of its records nobody has taken: as far as the cursor knows.
+    fn unread(&self) -> u64 {
+        let cursor = self.line.read.cursor.load(Ordering::Relaxed);
+        self.line.write.head.load(Ordering::Relaxed).saturating_sub(cursor)
     }
 
     /// How far below `head` a number may be that is not settled (I3).
@@ -350,22 +352,49 @@ impl<'a> LaneWords<'a> {
         Ok(grown as usize)
     }
 
-    /// Calls `claim` on Ready records, oldest first, until it gives something; helps the cursor forward.
+    /// The numbers that may not be settled, and `head`.
     #[inline]
-    fn find_ready<T>(
-        &self,
-        mut claim: impl FnMut(&'a Descriptor, u64, u64) -> Option<T>,
-    ) -> Result<Option<T>> {
-        let read = &self.line.read;
-        // SYNC records.cursor: Acquire here, Release below. Who moved it had seen a `head` that is not lower.
-        let cursor = read.cursor.load(Ordering::Acquire);
+    fn span(&self) -> Result<(u64, u64)> {
+        // SYNC records.cursor: Acquire here, Release in `find_ready`. Who moved it had seen a `head` that is not lower.
+        let cursor = self.line.read.cursor.load(Ordering::Acquire);
         // SYNC records.head: Acquire here, Release in `reserve` (I4).
         let head = self.line.write.head.load(Ordering::Acquire);
         if cursor > head {
             return Err(Damage("the cursor of a lane is ahead of its head"));
         }
         // All that is further back is settled (I3).
-        let first = cursor.max(head.saturating_sub(self.depth()));
+        Ok((cursor.max(head.saturating_sub(self.depth())), head))
+    }
+
+    /// Whether a consumer would find a record now. Moves nothing: who looks and does not take settles nothing.
+    pub fn has_ready(&self) -> Result<bool> {
+        let (first, head) = self.span()?;
+        let read = &self.line.read;
+        // SYNC records.returned: Acquire here, Release in `count_returned`.
+        if read.returned.load(Ordering::Acquire) != read.looked.load(Ordering::Relaxed)
+            && self.oldest_returned(head).is_some()
+        {
+            return Ok(true);
+        }
+        Ok((first..head).any(|number| self.ready_word(number).is_some()))
+    }
+
+    /// The word of a record, if it is Ready.
+    #[inline]
+    fn ready_word(&self, number: u64) -> Option<u64> {
+        // SYNC records.ready: Acquire here, Release in `commit` (I2).
+        let word = self.at(number).word.load(Ordering::Acquire);
+        let was = Word::unpack(word);
+        (was.state == State::Ready && was.is_of(number)).then_some(word)
+    }
+
+    /// Calls `claim` on Ready records, oldest first, until it gives something; helps the cursor forward.
+    #[inline]
+    fn find_ready<T>(
+        &self,
+        mut claim: impl FnMut(&'a Descriptor, u64, u64) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let (first, head) = self.span()?;
         if let Some(found) = self.find_returned(head, &mut claim) {
             return Ok(Some(found));
         }
@@ -377,7 +406,13 @@ impl<'a> LaneWords<'a> {
             let was = Word::unpack(word);
             match was.state {
                 State::Reserved if was.is_of(number) => continue, // The cursor stays behind it.
-                State::Ready if was.is_of(number) => found = claim(descriptor, word, number),
+                State::Ready if was.is_of(number) => {
+                    // What we passed may have been committed since, and before this one: then it comes first.
+                    let passed = (settled..number).find_map(|earlier| {
+                        self.ready_word(earlier).and_then(|word| claim(self.at(earlier), word, earlier))
+                    });
+                    found = passed.or_else(|| claim(descriptor, word, number));
+                }
                 _ => {}
             }
             if settled == number {
@@ -387,9 +422,9 @@ impl<'a> LaneWords<'a> {
                 break;
             }
         }
-        if settled > cursor {
-            // SYNC records.cursor: Release here, Acquire above (I8).
-            read.cursor.fetch_max(settled, Ordering::Release);
+        if settled > first {
+            // SYNC records.cursor: Release here, Acquire in `span` (I8).
+            self.line.read.cursor.fetch_max(settled, Ordering::Release);
         }
         Ok(found)
     }

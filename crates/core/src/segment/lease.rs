@@ -87,9 +87,8 @@ extern "C" fn after_fork_in_parent() {
     LISTING.store(false, Ordering::Release);
 }
 
-/// Runs `change` with no fork in between. Not to be called from within itself; keep it short: others in this process wait.
-#[inline]
-pub(crate) fn without_fork<T>(change: impl FnOnce() -> T) -> T {
+/// Runs `change` with no fork in between.
+fn without_fork<T>(change: impl FnOnce() -> T) -> T {
     struct Done;
     impl Drop for Done {
         fn drop(&mut self) {
