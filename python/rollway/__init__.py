@@ -6,7 +6,8 @@ machines: no serialisation, no lost sample.
 
 from importlib.metadata import version as _version
 
-from rollway._core import HistSnapshot, Sample, SampleInfo, Slot
+from rollway._core import HistSnapshot, Record, RecordSlot, Sample, SampleInfo, Slot
+from rollway.batches import PackedBatch, PaddedBatch, pack, pad, token_batches
 from rollway.errors import (
     AddressUnavailable,
     BatchesHeld,
@@ -16,12 +17,14 @@ from rollway.errors import (
     InvalidArgument,
     LayoutMismatch,
     LearnerUnreachable,
+    NoLaneLeft,
     NoSeatLeft,
     NotAuthorized,
     NotEnoughMemory,
     NotInThisProcess,
     PeerDied,
     ProtocolMismatch,
+    RecordTooLarge,
     RingFull,
     RollwayError,
     SchemaMismatch,
@@ -35,14 +38,20 @@ from rollway.errors import (
     TokenRequired,
     WaitTimeout,
 )
+from rollway.groups import Group, GroupAssembler
+from rollway.record_key import GroupKey, RecordKey
+from rollway.record_schema import RecordSchema
+from rollway.record_server import RecordServer
 from rollway.segments import SegmentInfo, gc, segments
 from rollway.server import Server
 from rollway.shm_client import ShmClient
+from rollway.shm_record_client import ShmRecordClient
 from rollway.shm_transport import ShmTransport
 from rollway.tcp_client import TcpClient
 from rollway.tcp_transport import TcpTransport, Tls
 from rollway.trajectory_accumulator import TrajectoryAccumulator
-from rollway.transport import Endpoint, Intake, Transport
+from rollway.transport import Endpoint, Intake, RecordIntake, RecordTransport, Transport
+from rollway.zero_copy_shm_buffer import ZeroCopySHMBuffer
 
 __version__ = _version("rollway")
 
@@ -52,18 +61,32 @@ __all__ = [
     "ConnectionClosedError",
     "Endpoint",
     "GeometryMismatch",
+    "Group",
+    "GroupAssembler",
+    "GroupKey",
     "HistSnapshot",
     "HugePagesUnavailable",
     "Intake",
     "InvalidArgument",
     "LayoutMismatch",
     "LearnerUnreachable",
+    "NoLaneLeft",
     "NoSeatLeft",
     "NotAuthorized",
     "NotEnoughMemory",
     "NotInThisProcess",
+    "PackedBatch",
+    "PaddedBatch",
     "PeerDied",
     "ProtocolMismatch",
+    "Record",
+    "RecordIntake",
+    "RecordKey",
+    "RecordSchema",
+    "RecordServer",
+    "RecordSlot",
+    "RecordTooLarge",
+    "RecordTransport",
     "RingFull",
     "RollwayError",
     "Sample",
@@ -77,6 +100,7 @@ __all__ = [
     "SegmentNotOurs",
     "Server",
     "ShmClient",
+    "ShmRecordClient",
     "ShmTransport",
     "Slot",
     "SystemCallFailed",
@@ -88,7 +112,11 @@ __all__ = [
     "TrajectoryAccumulator",
     "Transport",
     "WaitTimeout",
+    "ZeroCopySHMBuffer",
     "__version__",
     "gc",
+    "pack",
+    "pad",
     "segments",
+    "token_batches",
 ]

@@ -23,7 +23,9 @@ RollwayError
 ├── SegmentNotOurs (PermissionError)          it belongs to another user, or others may read it
 ├── SegmentDamaged (ValueError)               what lies there is not, or no longer, a segment
 │   └── LayoutMismatch                        another version of Rollway made it
+├── RecordTooLarge (ValueError)               a record that no lane has room for, even an empty one
 ├── NoSeatLeft                                more peers than the ring was made for
+├── NoLaneLeft                                more workers than there are lanes for their records
 ├── NotEnoughMemory (MemoryError)             shared memory cannot hold it; says how much there is
 ├── HugePagesUnavailable (OSError)            huge pages were asked for, and the kernel gives none
 └── SystemCallFailed (OSError)                the operating system refused something else
@@ -125,6 +127,14 @@ class SegmentDamaged(RollwayError, ValueError):
 
 class LayoutMismatch(SegmentDamaged):
     """The segment was made by another version of Rollway."""
+
+
+class RecordTooLarge(RollwayError, ValueError):
+    """A record is larger than the lanes were made."""
+
+
+class NoLaneLeft(RollwayError):
+    """Every lane belongs to a living worker."""
 
 
 class NoSeatLeft(RollwayError):

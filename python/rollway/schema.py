@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Sequence, Set
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -38,12 +39,13 @@ class Leaf(NamedTuple):
         return describe(self.dtype, self.shape)
 
 
-def describe(dtype: np.dtype[Any] | str, shape: tuple[int, ...] | list[int]) -> str:
+def describe(dtype: np.dtype[Any] | str, shape: Sequence[int | str]) -> str:
     """``float32[4,2]``: a dtype and a shape, as the error messages show them."""
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
-def _dtype_text(dtype: np.dtype[Any]) -> str:
+def dtype_text(dtype: np.dtype[Any]) -> str:
+    """The dtype as it stands in a schema's text."""
     if dtype.fields is not None:
         return str(np.lib.format.dtype_to_descr(dtype))
     # numpy shows the dtypes of ml_dtypes as raw bytes ('<V2'): their names tell them apart.
@@ -73,7 +75,7 @@ class Schema:
         leaves = []
         for path, value in zip(paths, values, strict=True):
             name = _path_text(path)
-            array = _as_array(value, name, None)
+            array = as_array(value, name, None)
             if array.dtype.hasobject or array.dtype.itemsize == 0:
                 raise SchemaMismatch(
                     f"leaf '{name}' has dtype {array.dtype}, which has no fixed size in memory. "
@@ -85,7 +87,7 @@ class Schema:
     @functools.cached_property
     def text(self) -> bytes:
         """The schema as it stands in a segment: paths, dtypes and shapes."""
-        rows = [[leaf.path, _dtype_text(leaf.dtype), list(leaf.shape)] for leaf in self.leaves]
+        rows = [[leaf.path, dtype_text(leaf.dtype), list(leaf.shape)] for leaf in self.leaves]
         return json.dumps(rows, separators=(",", ":")).encode()
 
     def plan(self) -> Plan:
@@ -114,13 +116,13 @@ class Schema:
         return [np.ascontiguousarray(array) for array in arrays]
 
     def _fit(self, leaf: Leaf, value: Any, stacked: bool) -> np.ndarray[Any, Any]:
-        array = _as_array(value, leaf.path, leaf.dtype)
+        array = as_array(value, leaf.path, leaf.dtype)
         shape = array.shape[1:] if stacked else array.shape
         if stacked and array.ndim == 0:
             raise SchemaMismatch(f"leaf '{leaf.path}' is {array.dtype}[]: send_many needs a leading dimension")
         if array.dtype != leaf.dtype or shape != leaf.shape:
-            given = describe(array.dtype, ("n", *shape) if stacked else shape)  # type: ignore[arg-type]
-            wanted = describe(leaf.dtype, ("n", *leaf.shape) if stacked else leaf.shape)  # type: ignore[arg-type]
+            given = describe(array.dtype, ("n", *shape) if stacked else shape)
+            wanted = describe(leaf.dtype, ("n", *leaf.shape) if stacked else leaf.shape)
             raise SchemaMismatch(
                 f"leaf '{leaf.path}' is {given} here but {wanted} in the schema. "
                 "Cast or reshape it before sending, or change the example on both sides"
@@ -136,31 +138,40 @@ class Schema:
                 "the sample has the leaves of the schema in another structure: "
                 f"expected {self.treedef}, got {optree.tree_structure(data, namespace=_NAMESPACE)}"
             )
-        missing, extra = sorted(wanted - given), sorted(given - wanted)
-        parts = [
-            f"{what} {', '.join(map(repr, names))}"
-            for what, names in (("missing", missing), ("unexpected", extra))
-            if names
-        ]
-        raise SchemaMismatch(f"the sample does not have the leaves of the schema: {'; '.join(parts)}")
+        raise leaves_differ("sample", wanted, given)
 
     def explain(self, foreign: ForeignSchema) -> SchemaMismatch:
         """Says how a schema elsewhere differs from this one."""
-        try:
-            theirs = {path: describe(_readable(dtype), shape) for path, dtype, shape in json.loads(foreign.text)}
-        except (ValueError, TypeError):
-            return SchemaMismatch(f"the schema {foreign.place} cannot be read")
-        ours = {leaf.path: describe(_readable(_dtype_text(leaf.dtype)), leaf.shape) for leaf in self.leaves}
-        where = foreign.place
-        advice = "Cast before send(), or create a new ring."
-        for path in [*ours, *theirs]:
-            if path not in theirs:
-                return SchemaMismatch(f"leaf '{path}' is {ours[path]} here but missing {where}. {advice}")
-            if path not in ours:
-                return SchemaMismatch(f"leaf '{path}' is missing here but {theirs[path]} {where}. {advice}")
-            if ours[path] != theirs[path]:
-                return SchemaMismatch(f"leaf '{path}' is {ours[path]} here but {theirs[path]} {where}. {advice}")
-        return SchemaMismatch(f"the leaves are the same but in another order {where}: {list(theirs)}. {advice}")
+        return explain(self.text, foreign)
+
+
+def leaves_differ(what: str, wanted: Set[str], given: Set[str]) -> SchemaMismatch:
+    """Says which leaves are missing and which are too many."""
+    names = (("missing", wanted - given), ("unexpected", given - wanted))
+    parts = [f"{fault} {', '.join(map(repr, sorted(leaves)))}" for fault, leaves in names if leaves]
+    return SchemaMismatch(f"the {what} does not have the leaves of the schema: {'; '.join(parts)}")
+
+
+def explain(text: bytes, foreign: ForeignSchema) -> SchemaMismatch:
+    """Says how a schema elsewhere differs from the one with this text."""
+    where, advice = foreign.place, "Cast before send(), or create a new one."
+    try:
+        theirs = _described(foreign.text)
+    except (ValueError, TypeError):
+        return SchemaMismatch(f"the schema {where} cannot be read")
+    ours = _described(text)
+    for path in [*ours, *theirs]:
+        if path not in theirs:
+            return SchemaMismatch(f"leaf '{path}' is {ours[path]} here but missing {where}. {advice}")
+        if path not in ours:
+            return SchemaMismatch(f"leaf '{path}' is missing here but {theirs[path]} {where}. {advice}")
+        if ours[path] != theirs[path]:
+            return SchemaMismatch(f"leaf '{path}' is {ours[path]} here but {theirs[path]} {where}. {advice}")
+    return SchemaMismatch(f"the leaves are the same but in another order {where}: {list(theirs)}. {advice}")
+
+
+def _described(text: bytes) -> dict[str, str]:
+    return {path: describe(_readable(dtype), shape) for path, dtype, shape in json.loads(text)}
 
 
 def _readable(text: str) -> str:
@@ -175,7 +186,7 @@ def _path_text(path: tuple[Any, ...]) -> str:
     return "/".join(map(str, path)) if path else "(the sample itself)"
 
 
-def _as_array(value: Any, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
+def as_array(value: Any, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
     """What the value is as an array: no copy where there is a way without."""
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)

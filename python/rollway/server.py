@@ -73,7 +73,8 @@ class Server:
         self._plan = self._schema.plan()
         self._batch_size = batch_size
         self._producer: Producer | None = None
-        shm, self._transports = _sort_out(transport)
+        self._transports: list[Transport]
+        shm, self._transports = sort_out(transport)
         self._endpoints: list[Endpoint] = []
         options = shm or ShmTransport("in-process")
         try:
@@ -95,7 +96,7 @@ class Server:
         self._bell = AsyncBell(self._consumer.wait_readable)
         self._endings: list[Callable[[], None]] = [self._bell.close, self._consumer.close]
         # Also at interpreter exit, so that a learner that forgets to close leaves no segment behind.
-        self._close = weakref.finalize(self, _run_all, self._endings)
+        self._close = weakref.finalize(self, run_all, self._endings)
         if pin_host_memory:
             try:
                 self._endings.append(pin(*self._consumer.memory()))
@@ -285,10 +286,8 @@ class Server:
         )
 
 
-def _sort_out(
-    transport: ShmTransport | Transport | Sequence[ShmTransport | Transport] | None,
-) -> tuple[ShmTransport | None, list[Transport]]:
-    """Where the ring lies, and who else feeds it."""
+def sort_out(transport: Any) -> tuple[ShmTransport | None, list[Any]]:
+    """Where the memory lies, and who else feeds it: one transport, several, or none."""
     given = list(transport) if isinstance(transport, Sequence) else [transport] if transport is not None else []
     for one in given:
         if isinstance(one, type) or not isinstance(one, ShmTransport | Transport):
@@ -299,6 +298,7 @@ def _sort_out(
     return (named[0] if named else None), [one for one in given if not isinstance(one, ShmTransport)]
 
 
-def _run_all(endings: list[Callable[[], None]]) -> None:
+def run_all(endings: list[Callable[[], None]]) -> None:
+    """What has to be done at the end, in order."""
     for end in endings:
         end()

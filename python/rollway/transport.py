@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from rollway._core import Consumer, Plan, Producer
+from rollway._core import Consumer, Plan, Producer, RecordConsumer, RecordPlan, RecordProducer
+from rollway.record_schema import RecordSchema
 from rollway.schema import Schema
 
 
@@ -42,6 +43,19 @@ class Intake:
         return Producer.beside(self.consumer, self._plan)
 
 
+class RecordIntake:
+    """As `Intake`, for the records of a `RecordServer`."""
+
+    def __init__(self, consumer: RecordConsumer, schema: RecordSchema, plan: RecordPlan) -> None:
+        self.consumer = consumer
+        self.schema = schema
+        self._plan = plan
+
+    def producer(self) -> RecordProducer:
+        """A handle to write with, on a lane of its own. Close it in `Endpoint.stop`."""
+        return RecordProducer.beside(self.consumer, self._plan)
+
+
 class Endpoint(Protocol):
     """A transport at work."""
 
@@ -64,5 +78,13 @@ class Transport(Protocol):
     """Something that can be started."""
 
     def start(self, intake: Intake) -> Endpoint:
+        """Begins to serve. What is wrong with the address or the settings is raised here, and not later."""
+        ...
+
+
+class RecordTransport(Protocol):
+    """As `Transport`, for the records of a `RecordServer`."""
+
+    def start(self, intake: RecordIntake) -> Endpoint:
         """Begins to serve. What is wrong with the address or the settings is raised here, and not later."""
         ...

@@ -57,16 +57,7 @@ impl Consumer {
             on_full: self::on_full(on_full)?,
             huge_pages,
         };
-        let if_exists = match if_exists {
-            "resume" => IfExists::Resume,
-            "replace" => IfExists::Replace,
-            "error" => IfExists::Fail,
-            other => {
-                return Err(pyo3::exceptions::PyValueError::new_err(format!(
-                    "if_exists is '{other}'; it must be 'resume', 'replace' or 'error'"
-                )));
-            }
-        };
+        let if_exists = self::if_exists(if_exists)?;
         let peer_timeout = peer_timeout_s.map(seconds).transpose()?;
         let core = blocking(py, || Core::open(&spec, if_exists, peer_timeout))?.map_err(|e| to_py(py, e))?;
         let ring = core.ring().clone();
@@ -209,6 +200,18 @@ impl Consumer {
 
     pub fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
         self.core.with(py, |core| core.clone()).ok_or_else(|| to_py(py, Error::Closed))
+    }
+}
+
+/// What to do when the name is taken.
+pub fn if_exists(choice: &str) -> PyResult<IfExists> {
+    match choice {
+        "resume" => Ok(IfExists::Resume),
+        "replace" => Ok(IfExists::Replace),
+        "error" => Ok(IfExists::Fail),
+        other => Err(pyo3::exceptions::PyValueError::new_err(format!(
+            "if_exists is '{other}'; it must be 'resume', 'replace' or 'error'"
+        ))),
     }
 }
 

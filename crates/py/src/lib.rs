@@ -1,6 +1,7 @@
 //! `rollway._core`: the core for Python. Each file is one class: convert, release the GIL, call; no logic.
 
 mod array;
+mod assemble;
 mod batch;
 mod catalog;
 mod consumer;
@@ -10,6 +11,12 @@ mod histogram;
 mod numbers;
 mod plan;
 mod producer;
+mod record;
+mod record_consumer;
+mod record_label;
+mod record_plan;
+mod record_producer;
+mod record_slot;
 mod rows;
 mod sample;
 mod sample_info;
@@ -23,6 +30,8 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _core {
     #[pymodule_export]
+    use super::assemble::{leaf_lengths, mask_rows, pack_leaf, pad_leaf, plan_budget};
+    #[pymodule_export]
     use super::catalog::{collect, collect_all, list_segments, shm_directory};
     #[pymodule_export]
     use super::consumer::Consumer;
@@ -32,6 +41,16 @@ mod _core {
     use super::plan::Plan;
     #[pymodule_export]
     use super::producer::Producer;
+    #[pymodule_export]
+    use super::record::Record;
+    #[pymodule_export]
+    use super::record_consumer::RecordConsumer;
+    #[pymodule_export]
+    use super::record_plan::RecordPlan;
+    #[pymodule_export]
+    use super::record_producer::RecordProducer;
+    #[pymodule_export]
+    use super::record_slot::RecordSlot;
     #[pymodule_export]
     use super::sample::Sample;
     #[pymodule_export]

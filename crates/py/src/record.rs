@@ -1,0 +1,219 @@
+//! `Record`: one trajectory, read where it lies.
+
+use crate::array;
+use crate::errors::to_py;
+use crate::gil::GilCell;
+use crate::record_label::{JSON, TOMBSTONE};
+use crate::record_plan::{KEY, METADATA, RecordPlan};
+use pyo3::exceptions::{PyKeyError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+use rollway_core::Error;
+use rollway_core::records::format::Placement;
+use rollway_core::records::{Consumer as Core, Record as CoreRecord, Records, Stamp};
+use std::sync::Arc;
+
+/// One record in so many is timed for the `queue_dwell` histogram.
+const TIMED: u64 = 16;
+
+/// One record: `record["tokens"]` is a view into shared memory, read-only and without a copy.
+///
+/// Its room goes back to the worker when you call `release`, or when the record and every view of it are garbage,
+/// whichever comes first; until then nobody writes to it. After `release` a view that you kept stays readable, but its
+/// contents will change.
+#[pyclass(frozen, mapping, module = "rollway")]
+pub struct Record {
+    record: GilCell<Option<CoreRecord<Arc<Core>>>>,
+    /// Keeps the mapping after release: a view may be old then, but never dangles.
+    _records: Arc<Records>,
+    plan: Py<RecordPlan>,
+    placement: Placement,
+    base: usize,
+    stamp: Stamp,
+}
+
+impl Record {
+    /// Wraps a record that was taken. What does not parse was written by nobody we know: damage, and the room is given
+    /// back.
+    pub fn of(py: Python<'_>, plan: &Py<RecordPlan>, record: CoreRecord<Arc<Core>>) -> PyResult<Record> {
+        let (info, bytes) = (record.info(), record.bytes());
+        if info.number.is_multiple_of(TIMED) {
+            record.record_dwell(&info);
+        }
+        let records = record.consumer().records().clone();
+        let placement = plan.get().shape.parse(bytes).map_err(|damage| {
+            let name = records.segment().name().to_owned();
+            to_py(py, Error::Corrupt { name, what: damage.0 })
+        })?;
+        let base = bytes.as_ptr() as usize;
+        let record = GilCell::new(Some(record));
+        Ok(Record { record, _records: records, plan: plan.clone_ref(py), placement, base, stamp: info.stamp })
+    }
+
+    pub fn plan_ref(&self) -> &Py<RecordPlan> {
+        &self.plan
+    }
+
+    pub fn is_released(&self, py: Python<'_>) -> bool {
+        self.record.with(py, Option::is_none)
+    }
+
+    /// Where a leaf lies, how many rows it has, and how many bytes that is.
+    pub fn leaf(&self, leaf: usize) -> (*const u8, usize, usize) {
+        let part = RecordPlan::part(leaf);
+        self.part(part)
+    }
+
+    fn part(&self, part: usize) -> (*const u8, usize, usize) {
+        let rows = self.placement.counts[part];
+        let bytes = rows * self.plan.get().shape.leaves[part].row_bytes;
+        ((self.base + self.placement.offsets[part]) as *const u8, rows, bytes)
+    }
+
+    fn bytes_of<'py>(&self, py: Python<'py>, part: usize) -> PyResult<Bound<'py, PyBytes>> {
+        if self.is_released(py) {
+            return Err(PyValueError::new_err(
+                "this record was released: read its key and metadata before that",
+            ));
+        }
+        let (data, _, bytes) = self.part(part);
+        // SAFETY: `parse` checked that the part lies within the record, which is ours until it is released.
+        Ok(PyBytes::new(py, unsafe { std::slice::from_raw_parts(data, bytes) }))
+    }
+
+    fn view<'py>(slf: &Bound<'py, Self>, leaf: usize) -> PyResult<Bound<'py, PyAny>> {
+        let this = slf.get();
+        let (data, rows, _) = this.leaf(leaf);
+        let leaf = &this.plan.get().leaves[leaf];
+        let rows = leaf.ragged.then_some(rows);
+        // SAFETY: the rows lie in the mapping, which this record (the array's base) keeps alive.
+        unsafe { array::over(slf.py(), &leaf.array, rows, data.cast_mut(), slf.as_any(), false) }
+    }
+}
+
+#[pymethods]
+impl Record {
+    fn __getitem__<'py>(slf: &Bound<'py, Self>, name: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let plan = slf.get().plan.get();
+        match plan.index(name)? {
+            Some(leaf) => Self::view(slf, leaf),
+            None => Err(PyKeyError::new_err(name.clone().unbind())),
+        }
+    }
+
+    /// The compiled schema. Not for users.
+    #[getter]
+    fn plan(&self, py: Python<'_>) -> Py<RecordPlan> {
+        self.plan.clone_ref(py)
+    }
+
+    fn __len__(&self) -> usize {
+        self.plan.get().leaves.len()
+    }
+
+    /// All leaves: views, by name.
+    #[getter]
+    fn fields<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
+        let fields = PyDict::new(slf.py());
+        for (index, leaf) in slf.get().plan.get().leaves.iter().enumerate() {
+            fields.set_item(&leaf.name, Self::view(slf, index)?)?;
+        }
+        Ok(fields)
+    }
+
+    /// All leaves: arrays of your own, by name. The record may be released then.
+    fn copy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
+        let copies = PyDict::new(slf.py());
+        for (name, view) in Self::fields(slf)? {
+            copies.set_item(name, view.call_method0("copy")?)?;
+        }
+        Ok(copies)
+    }
+
+    /// Which trajectory of which group it is; `None` when the worker gave no key.
+    #[getter]
+    fn key<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        if self.placement.counts[KEY] == 0 {
+            return Ok(None);
+        }
+        let class = py.import("rollway.record_key")?.getattr("RecordKey")?;
+        class.call_method1("unpack", (self.bytes_of(py, KEY)?,)).map(Some)
+    }
+
+    /// What the worker said besides: the object that it gave, bytes if it gave bytes, `None` if nothing.
+    #[getter]
+    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let bytes = self.bytes_of(py, METADATA)?;
+        if self.stamp.kind & JSON != 0 {
+            return py.import("rollway.record_metadata")?.getattr("decode")?.call1((bytes,)).map(Some);
+        }
+        Ok((!bytes.as_bytes().is_empty()).then(|| bytes.into_any()))
+    }
+
+    /// The metadata as it was sent: JSON, or the bytes that the worker gave.
+    #[getter]
+    fn metadata_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        self.bytes_of(py, METADATA)
+    }
+
+    /// Whether it only says that its key will never come.
+    #[getter]
+    fn is_tombstone(&self) -> bool {
+        self.stamp.kind & TOMBSTONE != 0
+    }
+
+    /// The number of the weights that made it.
+    #[getter]
+    fn version(&self) -> u32 {
+        self.stamp.version
+    }
+
+    #[getter]
+    fn producer_id(&self) -> u32 {
+        self.stamp.producer_id
+    }
+
+    /// Counts the records of its worker, from 0.
+    #[getter]
+    fn sequence(&self) -> u64 {
+        self.stamp.sequence
+    }
+
+    /// Bytes in shared memory.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.placement.bytes
+    }
+
+    /// Gives the room back now. Does nothing the second time.
+    fn release(&self, py: Python<'_>) {
+        drop(self.record.replace(py, None));
+    }
+
+    /// Whether the room was given back.
+    #[getter]
+    fn released(&self, py: Python<'_>) -> bool {
+        self.is_released(py)
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.release(py);
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let what = if self.is_tombstone() { " tombstone" } else { "" };
+        if self.is_released(py) {
+            return Ok(format!("<rollway.Record{what} released>"));
+        }
+        let key = match self.key(py)? {
+            Some(key) => format!(" {}", key.repr()?),
+            None => String::new(),
+        };
+        Ok(format!("<rollway.Record{what}{key} of {} bytes>", self.placement.bytes))
+    }
+}

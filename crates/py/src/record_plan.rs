@@ -1,0 +1,303 @@
+//! A record schema, compiled once: which key, which array, how many rows. `send` walks it without Python code.
+
+use crate::array;
+use crate::plan::Leaf;
+use numpy::npyffi::{self, npy_intp};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyString};
+use rollway_core::records::format::{LeafShape, Placement, Shape};
+use std::ptr::null;
+
+/// The leaves that every record has in front of the user's: its packed key, and its metadata.
+pub const KEY: usize = 0;
+pub const METADATA: usize = 1;
+const HIDDEN: usize = 2;
+
+/// One array of a record.
+pub struct RecordLeaf {
+    pub name: Py<PyString>,
+    /// Of a row, if it is ragged; otherwise of the whole.
+    pub array: Leaf,
+    pub ragged: bool,
+}
+
+/// `RecordPlan(schema, text, leaves)`: built by `rollway.record_schema.RecordSchema`, used by every handle.
+///
+/// `leaves` is a list of `(name, dtype, shape, row_bytes, ragged)`.
+#[pyclass(frozen, module = "rollway._core")]
+pub struct RecordPlan {
+    /// The Python object that converts what is not plain, and words the errors.
+    schema: Py<PyAny>,
+    pub text: Vec<u8>,
+    pub leaves: Vec<RecordLeaf>,
+    /// What lies in the bytes of a record: the hidden leaves, then these.
+    pub shape: Shape,
+    ndarray: usize,
+}
+
+#[pymethods]
+impl RecordPlan {
+    #[new]
+    #[allow(clippy::type_complexity)] // One row of a table.
+    fn new(
+        py: Python<'_>,
+        schema: Py<PyAny>,
+        text: Vec<u8>,
+        leaves: Vec<(Py<PyString>, Py<PyAny>, Vec<npy_intp>, usize, bool)>,
+    ) -> Self {
+        let leaves: Vec<RecordLeaf> = leaves
+            .into_iter()
+            .map(|(name, descr, shape, bytes, ragged)| RecordLeaf {
+                name,
+                array: Leaf { descr, shape, bytes },
+                ragged,
+            })
+            .collect();
+        let bytes = LeafShape { row_bytes: 1, rows: None };
+        let user = leaves
+            .iter()
+            .map(|leaf| LeafShape { row_bytes: leaf.array.bytes, rows: (!leaf.ragged).then_some(1) });
+        let shape = Shape::new([bytes; HIDDEN].into_iter().chain(user).collect());
+        RecordPlan { schema, text, leaves, shape, ndarray: array::ndarray_type(py) as usize }
+    }
+
+    /// The schema that it was compiled from.
+    #[getter]
+    fn schema(&self, py: Python<'_>) -> Py<PyAny> {
+        self.schema.clone_ref(py)
+    }
+}
+
+impl RecordPlan {
+    /// The number of a leaf.
+    pub fn index(&self, name: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+        for (index, leaf) in self.leaves.iter().enumerate() {
+            if leaf.name.as_ptr() == name.as_ptr() || leaf.name.bind(name.py()).as_any().eq(name)? {
+                return Ok(Some(index));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Which of a record's parts a leaf is.
+    pub fn part(leaf: usize) -> usize {
+        leaf + HIDDEN
+    }
+}
+
+/// Where one array of a record lies, and how many rows it has.
+#[derive(Clone, Copy)]
+struct Source {
+    data: *const u8,
+    rows: usize,
+}
+
+/// Everything that goes into one record, checked against the plan.
+pub struct Parts {
+    sources: Vec<Source>,
+    /// The rows of each ragged leaf.
+    pub ragged: Vec<usize>,
+    pub placement: Placement,
+    /// Arrays that Python made for us.
+    _converted: Option<Py<PyList>>,
+}
+
+// SAFETY: the pointers are to bytes of arrays and bytes objects; they are read while those are alive (see `Parts::of`).
+unsafe impl Send for Parts {}
+// SAFETY: as above; Parts is never changed after it was made.
+unsafe impl Sync for Parts {}
+
+impl Parts {
+    /// The arrays of `data`. The pointers are good while `data`, `key` and `metadata` are alive and unchanged.
+    pub fn of(
+        py: Python<'_>,
+        plan: &RecordPlan,
+        data: &Bound<'_, PyAny>,
+        key: &[u8],
+        metadata: &[u8],
+    ) -> PyResult<Parts> {
+        let mut sources = Parts::hidden(plan, key, metadata);
+        // SAFETY: the GIL is held, `data` is alive, and no Python code runs in between.
+        let converted = if unsafe { find(plan, data.as_ptr(), &mut sources) } {
+            None
+        } else {
+            sources.truncate(HIDDEN);
+            Some(convert(plan, data, &mut sources)?)
+        };
+        Parts::placed(py, plan, sources, converted)
+    }
+
+    /// A record with no data: every ragged leaf is empty, every fixed one zero.
+    pub fn empty(py: Python<'_>, plan: &RecordPlan, key: &[u8], metadata: &[u8]) -> PyResult<Parts> {
+        let mut sources = Parts::hidden(plan, key, metadata);
+        sources.resize(plan.shape.leaves.len(), Source { data: null(), rows: 0 });
+        Parts::placed(py, plan, sources, None)
+    }
+
+    /// Room for ragged leaves of so many rows, to be written in place.
+    pub fn room(
+        py: Python<'_>,
+        plan: &RecordPlan,
+        rows: &[usize],
+        key: &[u8],
+        metadata: &[u8],
+    ) -> PyResult<Parts> {
+        let mut sources = Parts::hidden(plan, key, metadata);
+        sources.extend(rows.iter().map(|&rows| Source { data: null(), rows }));
+        Parts::placed(py, plan, sources, None)
+    }
+
+    fn hidden(plan: &RecordPlan, key: &[u8], metadata: &[u8]) -> Vec<Source> {
+        let mut sources = Vec::with_capacity(plan.shape.leaves.len());
+        sources.extend([key, metadata].map(|bytes| Source { data: bytes.as_ptr(), rows: bytes.len() }));
+        sources
+    }
+
+    fn placed(
+        py: Python<'_>,
+        plan: &RecordPlan,
+        sources: Vec<Source>,
+        converted: Option<Py<PyList>>,
+    ) -> PyResult<Parts> {
+        let ragged: Vec<usize> = plan
+            .shape
+            .leaves
+            .iter()
+            .zip(&sources)
+            .filter(|(leaf, _)| leaf.rows.is_none())
+            .map(|(_, source)| source.rows)
+            .collect();
+        let placement = plan.shape.place(&ragged).map_err(|error| crate::errors::to_py(py, error))?;
+        Ok(Parts { sources, ragged, placement, _converted: converted })
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.placement.bytes
+    }
+
+    /// Writes the whole record.
+    ///
+    /// # Safety
+    /// `to` has room for [`bytes`](Self::bytes), which are the caller's alone, and what `of` was given is still alive.
+    pub unsafe fn write(&self, plan: &RecordPlan, to: *mut u8) {
+        // SAFETY: as the caller promises; the placement's offsets and lengths lie within its bytes.
+        unsafe {
+            let bytes = std::slice::from_raw_parts_mut(to, self.placement.bytes);
+            plan.shape.write_counts(&self.ragged, bytes);
+            for ((leaf, source), &offset) in
+                plan.shape.leaves.iter().zip(&self.sources).zip(&self.placement.offsets)
+            {
+                let bytes = leaf.row_bytes * leaf.rows.unwrap_or(source.rows);
+                if source.data.is_null() {
+                    to.add(offset).write_bytes(0, bytes);
+                } else {
+                    source.data.copy_to_nonoverlapping(to.add(offset), bytes);
+                }
+            }
+        }
+    }
+}
+
+/// Finds the arrays of a plain dict of exact arrays. False when anything is not plain.
+///
+/// # Safety
+/// The GIL is held and `object` is alive.
+unsafe fn find(plan: &RecordPlan, object: *mut ffi::PyObject, sources: &mut Vec<Source>) -> bool {
+    // SAFETY: as the caller promises; items are alive while their dict is, and exact string keys run no Python code.
+    unsafe {
+        if ffi::PyDict_CheckExact(object) == 0 || ffi::PyDict_Size(object) as usize != plan.leaves.len() {
+            return false;
+        }
+        plan.leaves.iter().all(|leaf| {
+            let item = ffi::PyDict_GetItemWithError(object, leaf.name.as_ptr());
+            if item.is_null() {
+                ffi::PyErr_Clear();
+                return false;
+            }
+            match array_of(plan, leaf, item) {
+                Some(source) => {
+                    sources.push(source);
+                    true
+                }
+                None => false,
+            }
+        })
+    }
+}
+
+/// Where the bytes of an array are, if it is exactly what the leaf says: type, dtype, shape, contiguous.
+///
+/// # Safety
+/// The GIL is held and `object` is alive.
+unsafe fn array_of(plan: &RecordPlan, leaf: &RecordLeaf, object: *mut ffi::PyObject) -> Option<Source> {
+    // SAFETY: the type is checked first; an ndarray has these fields, and `nd` dimensions.
+    unsafe {
+        if ffi::Py_TYPE(object) as usize != plan.ndarray {
+            return None;
+        }
+        let array = &(*object.cast::<npyffi::PyArrayObject>()).fields;
+        if array.descr.cast::<ffi::PyObject>() != leaf.array.descr.as_ptr()
+            || array.flags & npyffi::NPY_ARRAY_C_CONTIGUOUS == 0
+        {
+            return None;
+        }
+        let dims = match array.nd {
+            0 => &[][..],
+            nd => std::slice::from_raw_parts(array.dimensions, nd as usize),
+        };
+        let (rows, shape) = match (leaf.ragged, dims.split_first()) {
+            (true, Some((&rows, rest))) => (rows as usize, rest),
+            (true, None) => return None,
+            (false, _) => (1, dims),
+        };
+        (shape == leaf.array.shape).then_some(Source { data: array.data.cast_const().cast(), rows })
+    }
+}
+
+/// Asks `RecordSchema.conform` for a list of exact arrays; it raises with the name of the leaf that does not fit.
+#[cold]
+fn convert(plan: &RecordPlan, data: &Bound<'_, PyAny>, sources: &mut Vec<Source>) -> PyResult<Py<PyList>> {
+    let py = data.py();
+    let list = plan.schema.bind(py).call_method1("conform", (data,))?.cast_into::<PyList>()?;
+    let arrays: Vec<Bound<'_, PyAny>> = list.iter().collect();
+    for (leaf, array) in plan.leaves.iter().zip(&arrays) {
+        let data: usize = array.getattr("ctypes")?.getattr("data")?.extract()?;
+        let rows = if leaf.ragged { array.len()? } else { 1 };
+        sources.push(Source { data: data as *const u8, rows });
+    }
+    if arrays.len() != plan.leaves.len() {
+        return Err(PyRuntimeError::new_err("conform gave the wrong number of leaves"));
+    }
+    Ok(list.unbind())
+}
+
+/// `{"tokens": 4096}` as a number of rows for every leaf; fixed leaves have one.
+pub fn rows_of(plan: &RecordPlan, lengths: &Bound<'_, PyDict>) -> PyResult<Vec<usize>> {
+    let py = lengths.py();
+    let mut rows = Vec::with_capacity(plan.leaves.len());
+    let mut named = 0;
+    for leaf in &plan.leaves {
+        rows.push(match (leaf.ragged, lengths.get_item(&leaf.name)?) {
+            (false, None) => 1,
+            (true, Some(length)) => {
+                named += 1;
+                length.extract()?
+            }
+            (true, None) => {
+                let message = format!("the length of the ragged leaf '{}' is missing", leaf.name.bind(py));
+                return Err(crate::errors::named(py, "SchemaMismatch", message));
+            }
+            (false, Some(_)) => {
+                let message = format!("leaf '{}' has a fixed shape: it takes no length", leaf.name.bind(py));
+                return Err(crate::errors::named(py, "SchemaMismatch", message));
+            }
+        });
+    }
+    if named != lengths.len() {
+        let message = "a length was given for a leaf that is not in the schema".to_owned();
+        return Err(crate::errors::named(py, "SchemaMismatch", message));
+    }
+    Ok(rows)
+}

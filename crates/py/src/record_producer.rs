@@ -1,0 +1,296 @@
+//! `RecordProducer`: a worker's handle on its lane. `rollway.ShmRecordClient` is its subclass.
+
+use crate::errors::{blocking, named, to_py};
+use crate::gil::GilCell;
+use crate::producer::{check_timeout, on_full, patience, seconds};
+use crate::record_consumer::{RecordConsumer, record_stats};
+use crate::record_label::{Label, TOMBSTONE};
+use crate::record_plan::{Parts, RecordPlan, rows_of};
+use crate::record_slot::{RecordMapping, RecordSlot};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use rollway_core::Error;
+use rollway_core::records::{
+    Label as CoreLabel, OnFull, Patience, Producer as Core, ProducerSpec, Reservation,
+};
+use rollway_core::segment::arrival;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Copies larger than this let other threads of the interpreter run meanwhile.
+const DETACH_BYTES: usize = 256 * 1024;
+
+/// One producer of records. Subclassed in Python.
+#[pyclass(frozen, subclass, module = "rollway._core")]
+pub struct RecordProducer {
+    core: GilCell<Option<Arc<Core>>>,
+    plan: Py<RecordPlan>,
+    mapping: Py<RecordMapping>,
+    name: String,
+    /// The smallest record that found no room lately: what `wait_writable` waits for.
+    wanted: AtomicUsize,
+}
+
+#[pymethods]
+impl RecordProducer {
+    #[new]
+    #[pyo3(signature = (name, plan, producer_id=None, on_full=None, connect_timeout_s=0.0, peer_timeout_s=None))]
+    fn attach(
+        py: Python<'_>,
+        name: String,
+        plan: Py<RecordPlan>,
+        producer_id: Option<u32>,
+        on_full: Option<&str>,
+        connect_timeout_s: f64,
+        peer_timeout_s: Option<f64>,
+    ) -> PyResult<Self> {
+        let spec = ProducerSpec {
+            producer_id,
+            on_full: on_full.map(self::on_full).transpose()?,
+            peer_timeout: peer_timeout_s.map(seconds).transpose()?,
+        };
+        let patience = patience(Some(connect_timeout_s))?;
+        let text = &plan.get().text;
+        let core = blocking(py, || {
+            arrival::wait_for(&name, patience)?;
+            Core::attach(&name, text, spec)
+        })?
+        .map_err(|e| to_py(py, e))?;
+        Self::wrap(py, core, plan, name)
+    }
+
+    /// A producer in the learner's own process.
+    #[staticmethod]
+    fn beside(py: Python<'_>, consumer: &RecordConsumer, plan: Py<RecordPlan>) -> PyResult<Self> {
+        let records = consumer.core(py)?.records().clone();
+        let spec = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };
+        let name = records.segment().name().to_owned();
+        let core = Core::on(records, spec).map_err(|e| to_py(py, e))?;
+        Self::wrap(py, core, plan, name)
+    }
+
+    /// Copies one record into this worker's lane. True: committed. False: dropped, as the policy says.
+    #[pyo3(signature = (data, *, key=None, metadata=None, version=0, timeout=None))]
+    fn send<'py>(
+        &self,
+        py: Python<'py>,
+        data: &Bound<'py, PyAny>,
+        key: Option<&Bound<'py, PyAny>>,
+        metadata: Option<&Bound<'py, PyAny>>,
+        version: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<bool> {
+        check_timeout(timeout)?;
+        let label = Label::of(py, key, metadata, version)?;
+        let parts = Parts::of(py, self.plan.get(), data, label.key(), label.metadata())?;
+        self.put(py, &parts, &label, timeout)
+    }
+
+    /// Like `send`, but never waits: false when there is no room.
+    #[pyo3(signature = (data, *, key=None, metadata=None, version=0))]
+    fn try_send<'py>(
+        &self,
+        py: Python<'py>,
+        data: &Bound<'py, PyAny>,
+        key: Option<&Bound<'py, PyAny>>,
+        metadata: Option<&Bound<'py, PyAny>>,
+        version: u32,
+    ) -> PyResult<bool> {
+        let label = Label::of(py, key, metadata, version)?;
+        let parts = Parts::of(py, self.plan.get(), data, label.key(), label.metadata())?;
+        match self.reserve_room(py, parts.bytes(), Some(0.0))? {
+            Ok(room) => self.fill(py, room, &parts, &label),
+            Err(Error::Full) => {
+                self.wanted.fetch_min(parts.bytes(), Ordering::Relaxed);
+                Ok(false)
+            }
+            Err(error) => Err(self.explain(py, error, None)),
+        }
+    }
+
+    /// Says that this key will never come: a record with no data, and the reason as its metadata.
+    #[pyo3(signature = (key, reason="", *, version=0, timeout=None))]
+    fn tombstone<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Bound<'py, PyAny>,
+        reason: &str,
+        version: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<bool> {
+        check_timeout(timeout)?;
+        let said = PyDict::new(py);
+        said.set_item("reason", reason)?;
+        let mut label = Label::of(py, Some(key), Some(said.as_any()), version)?;
+        label.kind |= TOMBSTONE;
+        let parts = Parts::empty(py, self.plan.get(), label.key(), label.metadata())?;
+        self.put(py, &parts, &label, timeout)
+    }
+
+    /// Takes room to write into, in place: `lengths` says how many rows each ragged leaf may have.
+    #[pyo3(signature = (lengths, *, key=None, metadata=None, version=0, timeout=None))]
+    fn reserve<'py>(
+        &self,
+        py: Python<'py>,
+        lengths: &Bound<'py, PyDict>,
+        key: Option<&Bound<'py, PyAny>>,
+        metadata: Option<&Bound<'py, PyAny>>,
+        version: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<RecordSlot> {
+        check_timeout(timeout)?;
+        let plan = self.plan.get();
+        let (rows, label) = (rows_of(plan, lengths)?, Label::of(py, key, metadata, version)?);
+        let parts = Parts::room(py, plan, &rows, label.key(), label.metadata())?;
+        // Dropped, says the policy; but the caller needs something to write into.
+        let room = self.reserve_room(py, parts.bytes(), timeout)?.and_then(|room| room.ok_or(Error::Full));
+        let room = room.map_err(|e| self.explain(py, e, timeout))?;
+        let mapping = self.mapping.bind(py);
+        let stamp = (label.kind, label.version);
+        RecordSlot::new(mapping, &self.plan, &parts, room, rows, label.key(), label.metadata(), stamp)
+    }
+
+    /// Sleeps until what found no room lately may find some, at most `timeout` seconds; false when not.
+    fn wait_writable(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let (core, patience) = (self.core(py)?, patience(Some(timeout))?);
+        let wanted = match self.wanted.load(Ordering::Relaxed) {
+            usize::MAX => 1,
+            bytes => bytes,
+        };
+        let room = blocking(py, || core.wait_room(wanted, patience))?.map_err(|e| to_py(py, e))?;
+        if room {
+            self.wanted.store(usize::MAX, Ordering::Relaxed); // Whoever fails again says so again.
+        }
+        Ok(room)
+    }
+
+    /// Leaves. What was committed stays to be read; what is reserved is given back when its slot is dropped.
+    fn close(&self, py: Python<'_>) {
+        drop(self.core.replace(py, None));
+    }
+
+    #[getter]
+    fn closed(&self, py: Python<'_>) -> bool {
+        self.core.with(py, |core| core.as_ref().is_none_or(|core| core.records().is_closed()))
+    }
+
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether `send` waits when there is no room.
+    #[getter]
+    fn blocks(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.core(py)?.on_full() == OnFull::Block)
+    }
+
+    #[getter]
+    fn producer_id(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.core(py)?.producer_id())
+    }
+
+    /// The newest weights that the learner told of; 0 until it did.
+    #[getter]
+    fn published_version(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.core(py)?.records().published())
+    }
+
+    /// Plain numbers: what this producer sent, and what the records are doing.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let core = self.core(py)?;
+        let stats = record_stats(py, core.records())?;
+        stats.set_item("sent", core.sent())?;
+        Ok(stats)
+    }
+}
+
+/// Room in the lane, or none because the policy dropped the record.
+type Room = Option<Reservation<Arc<Core>>>;
+
+impl RecordProducer {
+    fn wrap(py: Python<'_>, core: Core, plan: Py<RecordPlan>, name: String) -> PyResult<RecordProducer> {
+        let mapping = Py::new(py, RecordMapping(core.records().clone()))?;
+        let core = GilCell::new(Some(Arc::new(core)));
+        Ok(RecordProducer { core, plan, mapping, name, wanted: AtomicUsize::new(usize::MAX) })
+    }
+
+    fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
+        self.core.with(py, |core| core.clone()).ok_or_else(|| self.explain(py, Error::Closed, None))
+    }
+
+    /// Reserves, at once if that is possible; otherwise with the GIL released.
+    fn reserve_room(
+        &self,
+        py: Python<'_>,
+        bytes: usize,
+        timeout: Option<f64>,
+    ) -> PyResult<rollway_core::Result<Room>> {
+        let core = self.core(py)?;
+        match Core::reserve(core.clone(), bytes, Patience::Never) {
+            Err(Error::Full) if timeout != Some(0.0) && core.on_full() == OnFull::Block => {
+                let patience = patience(timeout)?;
+                blocking(py, || Core::reserve(core.clone(), bytes, patience))
+            }
+            at_once => Ok(at_once),
+        }
+    }
+
+    fn put(&self, py: Python<'_>, parts: &Parts, label: &Label<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        match self.reserve_room(py, parts.bytes(), timeout)? {
+            Ok(room) => self.fill(py, room, parts, label),
+            Err(error) => Err(self.explain(py, error, timeout)),
+        }
+    }
+
+    /// Copies and commits; false when there is nothing to copy into.
+    fn fill(&self, py: Python<'_>, room: Room, parts: &Parts, label: &Label<'_>) -> PyResult<bool> {
+        let Some(room) = room else { return Ok(false) };
+        let plan = self.plan.get();
+        if parts.bytes() >= DETACH_BYTES {
+            // SAFETY: the reservation has room for all parts and is ours; the caller's arguments keep the sources alive.
+            py.detach(|| unsafe { parts.write(plan, room.as_mut_ptr()) });
+        } else {
+            // SAFETY: as above.
+            unsafe { parts.write(plan, room.as_mut_ptr()) };
+        }
+        let label = CoreLabel { version: label.version, kind: label.kind, origin: None };
+        room.commit(parts.bytes(), label).map_err(|e| to_py(py, e))?;
+        Ok(true)
+    }
+
+    /// The error, with what is known about the lane.
+    #[cold]
+    fn explain(&self, py: Python<'_>, error: Error, timeout: Option<f64>) -> PyErr {
+        let name = &self.name;
+        let core = self.core.with(py, |core| core.clone());
+        let state = core.as_ref().map_or(String::new(), |core| {
+            let contents = core.records().census();
+            format!(
+                "of all lanes, {} records ({} bytes) wait for the learner, {} ({} bytes) are in its hands, {} are being \
+                 written",
+                contents.ready_records,
+                contents.ready_bytes,
+                contents.held_records,
+                contents.held_bytes,
+                contents.reserved_records
+            )
+        });
+        let (class, message) = match error {
+            Error::Closed if core.is_none() => {
+                ("ConnectionClosedError", format!("this client of '{name}' is closed"))
+            }
+            Error::Closed => (
+                "ConnectionClosedError",
+                format!("the learner has closed records '{name}'; nothing more can be sent"),
+            ),
+            Error::Timeout => (
+                "WaitTimeout",
+                format!("no room in records '{name}' within {} s: {state}", timeout.unwrap_or_default()),
+            ),
+            Error::Full => ("RingFull", format!("this worker's lane in records '{name}' is full: {state}")),
+            other => return to_py(py, other),
+        };
+        named(py, class, message)
+    }
+}

@@ -1,0 +1,172 @@
+//! `RecordSlot`: room for one record, to be written in place.
+
+use crate::array;
+use crate::errors::to_py;
+use crate::gil::GilCell;
+use crate::record_plan::{Parts, RecordPlan, rows_of};
+use pyo3::exceptions::{PyKeyError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyType};
+use rollway_core::Error;
+use rollway_core::records::{Label, Producer as Core, Records, Reservation};
+use std::sync::Arc;
+
+/// Room in the lane: `with client.reserve({"tokens": 4096}) as slot: slot["tokens"][:] = …`. Leaving the block commits;
+/// an exception in it gives the room back; so does dropping the slot.
+#[pyclass(frozen, module = "rollway")]
+pub struct RecordSlot {
+    room: GilCell<Option<Room>>,
+    plan: Py<RecordPlan>,
+    views: Vec<Py<PyAny>>,
+    kind: u32,
+    version: GilCell<u32>,
+}
+
+struct Room {
+    reservation: Reservation<Arc<Core>>,
+    rows: Vec<usize>,
+    key: Vec<u8>,
+    metadata: Vec<u8>,
+}
+
+/// What the arrays of a slot hold on to: the mapping, not the claim.
+#[pyclass(frozen, module = "rollway._core")]
+pub struct RecordMapping(#[allow(dead_code)] pub Arc<Records>);
+
+impl RecordSlot {
+    #[allow(clippy::too_many_arguments)] // What a reservation is made of, one by one.
+    pub fn new<'py>(
+        mapping: &Bound<'py, RecordMapping>,
+        plan: &Py<RecordPlan>,
+        parts: &Parts,
+        reservation: Reservation<Arc<Core>>,
+        rows: Vec<usize>,
+        key: &[u8],
+        metadata: &[u8],
+        (kind, version): (u32, u32),
+    ) -> PyResult<RecordSlot> {
+        let py = mapping.py();
+        let base = reservation.as_mut_ptr();
+        // SAFETY: the reservation has room for all parts, and is ours until it is committed or aborted.
+        unsafe { parts.write(plan.get(), base) };
+        let views = plan.get().leaves.iter().enumerate().map(|(index, leaf)| {
+            let data = base.wrapping_add(parts.placement.offsets[RecordPlan::part(index)]);
+            let rows = leaf.ragged.then_some(rows[index]);
+            // SAFETY: the leaf lies within the reservation, and the mapping lives as long as the array.
+            unsafe { array::over(py, &leaf.array, rows, data, mapping.as_any(), true).map(Bound::unbind) }
+        });
+        let views = views.collect::<PyResult<Vec<_>>>()?;
+        let room = Room { reservation, rows, key: key.to_vec(), metadata: metadata.to_vec() };
+        let (room, version) = (GilCell::new(Some(room)), GilCell::new(version));
+        Ok(RecordSlot { room, plan: plan.clone_ref(py), views, kind, version })
+    }
+
+    fn end(&self, py: Python<'_>) -> Option<Room> {
+        let room = self.room.replace(py, None);
+        if room.is_some() {
+            self.views.iter().for_each(|view| array::make_read_only(view.bind(py)));
+        }
+        room
+    }
+
+    fn open(&self, py: Python<'_>) -> PyResult<Room> {
+        self.end(py).ok_or_else(|| PyValueError::new_err("this slot was committed or aborted already"))
+    }
+}
+
+#[pymethods]
+impl RecordSlot {
+    fn __getitem__(&self, name: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        match self.plan.get().index(name)? {
+            Some(leaf) => Ok(self.views[leaf].clone_ref(name.py())),
+            None => Err(PyKeyError::new_err(name.clone().unbind())),
+        }
+    }
+
+    /// The number of the weights that made the record.
+    #[getter]
+    fn version(&self, py: Python<'_>) -> u32 {
+        self.version.with(py, |version| *version)
+    }
+
+    #[setter]
+    fn set_version(&self, py: Python<'_>, version: u32) {
+        self.version.replace(py, version);
+    }
+
+    /// Publishes the record. `lengths` says how many rows of a ragged leaf are used, where that is fewer than reserved:
+    /// the rest of the room goes back.
+    #[pyo3(signature = (lengths=None))]
+    fn commit(&self, py: Python<'_>, lengths: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
+        let plan = self.plan.get();
+        let used = match lengths {
+            None => None,
+            Some(lengths) => Some(rows_of(plan, lengths)?),
+        };
+        let reserved = self.room.with(py, |room| room.as_ref().map(|room| room.rows.clone()));
+        let reserved =
+            reserved.ok_or_else(|| PyValueError::new_err("this slot was committed or aborted already"))?;
+        let used = used.unwrap_or_else(|| reserved.clone());
+        if let Some(leaf) = (0..used.len()).find(|&leaf| used[leaf] > reserved[leaf]) {
+            return Err(PyValueError::new_err(format!(
+                "leaf '{}' has room for {} rows, not for {}",
+                plan.leaves[leaf].name.bind(py),
+                reserved[leaf],
+                used[leaf]
+            )));
+        }
+        let room = self.open(py)?;
+        if room.reservation.producer().records().is_closed() {
+            return Err(to_py(py, Error::Closed));
+        }
+        let from = Parts::room(py, plan, &reserved, &room.key, &room.metadata)?;
+        let to = Parts::room(py, plan, &used, &room.key, &room.metadata)?;
+        let base = room.reservation.as_mut_ptr();
+        if used != reserved {
+            for (part, leaf) in plan.shape.leaves.iter().enumerate() {
+                let bytes = leaf.row_bytes * to.placement.counts[part];
+                // SAFETY: both places lie within the reservation. Each leaf moves towards the front, in order, so none
+                // is overwritten before it was moved.
+                unsafe {
+                    let source = base.add(from.placement.offsets[part]);
+                    source.copy_to(base.add(to.placement.offsets[part]), bytes);
+                }
+            }
+            // SAFETY: the reservation is larger than what is left of it, and ours.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(base, to.bytes()) };
+            plan.shape.write_counts(&to.ragged, bytes);
+        }
+        let label = Label { version: self.version(py), kind: self.kind, origin: None };
+        room.reservation.commit(to.bytes(), label).map_err(|e| to_py(py, e))
+    }
+
+    /// Gives the room back; nobody sees what was written.
+    fn abort(&self, py: Python<'_>) {
+        drop(self.end(py));
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (kind, _value, _traceback))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: Option<&Bound<'_, PyType>>,
+        _value: Option<&Bound<'_, PyAny>>,
+        _traceback: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<bool> {
+        let open = self.room.with(py, Option::is_some);
+        match kind {
+            None if open => self.commit(py, None)?,
+            _ => self.abort(py),
+        }
+        Ok(false)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let state = if self.room.with(py, Option::is_some) { "reserved" } else { "done" };
+        format!("<rollway.RecordSlot {state}>")
+    }
+}

@@ -1,0 +1,246 @@
+"""Batches for a trainer: records as padded or packed arrays, copied once, natively, to where the trainer wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from rollway._core import Record, leaf_lengths, mask_rows, pack_leaf, pad_leaf, plan_budget
+from rollway.errors import InvalidArgument
+from rollway.record_schema import RaggedLeaf, RecordSchema
+from rollway.schema import as_array, describe
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class PaddedBatch:
+    """Records of different lengths as rectangles.
+
+    Attributes:
+        fields: Ragged leaves as ``[B, T, …]``, fixed ones as ``[B, …]``: numpy arrays, or what ``out`` was.
+        mask: ``[B, T]`` int8: 1 for data, 0 for padding. Of the leaf that the batch was measured by.
+        lengths: ``[B]`` int64: how long each record is in that leaf.
+    """
+
+    fields: dict[str, Any]
+    mask: Any
+    lengths: Array
+
+    def torch(self) -> PaddedBatch:
+        """The same memory as torch tensors."""
+        return PaddedBatch(_tensors(self.fields), _tensor(self.mask), _tensor(self.lengths))
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Records one after the other, as variable-length attention kernels take them.
+
+    Attributes:
+        fields: Ragged leaves as ``[sum of lengths, …]``, fixed ones as ``[B, …]``.
+        cu_seqlens: ``[B + 1]`` int32: where each record begins, and where the last one ends.
+        max_length: The longest of them.
+    """
+
+    fields: dict[str, Any]
+    cu_seqlens: Array
+    max_length: int
+
+    def torch(self) -> PackedBatch:
+        """The same memory as torch tensors."""
+        return PackedBatch(_tensors(self.fields), _tensor(self.cu_seqlens), self.max_length)
+
+
+def pad(
+    records: Sequence[Record],
+    *,
+    leaves: Sequence[str] | None = None,
+    length: int | None = None,
+    side: Literal["right", "left"] = "right",
+    fill: Mapping[str, Any] | None = None,
+    by: str | None = None,
+    out: Mapping[str, Any] | None = None,
+) -> PaddedBatch:
+    """Records as ``[B, T]`` arrays with a mask.
+
+    Args:
+        records: Records of one schema that were not released. They may be released when this returns.
+        leaves: Which leaves; all of them when left out.
+        length: T; for each leaf as long as the longest when left out. A record that is longer is an error, not cut.
+        side: Where the padding goes: behind the data (``"right"``) or in front of it.
+        fill: What to pad with, by leaf; zero when left out.
+        by: The leaf that the mask and the lengths are of; the first ragged one when left out.
+        out: Arrays or torch tensors (pinned ones too) to write into, by leaf, and under ``"mask"`` for the mask. What
+            is not in it is made.
+
+    >>> import rollway
+    >>> with rollway.RecordServer({"tokens": "int32[*]"}) as server:
+    ...     for n in (1, 3):
+    ...         _ = server.submit({"tokens": list(range(n))})
+    ...     batch = pad(server.read_many(2), fill={"tokens": -1})
+    >>> batch.fields["tokens"].tolist(), batch.mask.tolist()
+    ([[0, -1, -1], [0, 1, 2]], [[1, 0, 0], [1, 1, 1]])
+    """
+    if side not in ("right", "left"):
+        raise InvalidArgument(f"side is {side!r}; it must be 'right' or 'left'")
+    table = _Table(records, leaves)
+    measure = table.ragged(by)
+    lengths = table.lengths(measure)
+    made = _Outputs(out)
+    fields: dict[str, Any] = {}
+    for leaf in table.leaves:
+        if not leaf.ragged:
+            fields[leaf.name] = table.stack(leaf, made)
+            continue
+        own = lengths if leaf is measure else table.lengths(leaf)
+        longest = max(own, default=0)
+        rows = longest if length is None else length
+        if longest > rows:
+            row = own.index(longest)
+            raise InvalidArgument(f"record {row} has {longest} rows of '{leaf.name}', more than length = {rows}")
+        kept, array = made.take(leaf.name, leaf.dtype, (len(records), rows, *leaf.shape))
+        value = np.asarray((fill or {}).get(leaf.name, 0), leaf.dtype).tobytes()
+        pad_leaf(table.plan, table.records, table.index(leaf), array, value, side == "left")
+        fields[leaf.name] = kept
+    width = max(lengths, default=0) if length is None else length
+    kept, array = made.take("mask", np.dtype(np.int8), (len(records), width))
+    mask_rows(lengths, array, width, side == "left")
+    made.check_all_used()
+    return PaddedBatch(fields, kept, np.asarray(lengths, np.int64))
+
+
+def pack(
+    records: Sequence[Record],
+    *,
+    leaves: Sequence[str] | None = None,
+    by: str | None = None,
+    out: Mapping[str, Any] | None = None,
+) -> PackedBatch:
+    """Records one after the other, with ``cu_seqlens``. Arguments as for `pad`.
+
+    With ``out``, an array may be longer than the records need: the batch holds its first part.
+
+    >>> import rollway
+    >>> with rollway.RecordServer({"tokens": "int32[*]"}) as server:
+    ...     for n in (1, 3):
+    ...         _ = server.submit({"tokens": list(range(n))})
+    ...     batch = pack(server.read_many(2))
+    >>> batch.fields["tokens"].tolist(), batch.cu_seqlens.tolist()
+    ([0, 0, 1, 2], [0, 1, 4])
+    """
+    table = _Table(records, leaves)
+    measure = table.ragged(by)
+    lengths = table.lengths(measure)
+    total = sum(lengths)
+    if total > np.iinfo(np.int32).max:
+        raise InvalidArgument(f"{total} tokens are more than cu_seqlens (int32) can count: pack fewer records")
+    made = _Outputs(out)
+    fields: dict[str, Any] = {}
+    for leaf in table.leaves:
+        if not leaf.ragged:
+            fields[leaf.name] = table.stack(leaf, made)
+            continue
+        rows = total if leaf is measure else sum(table.lengths(leaf))
+        kept, array = made.take(leaf.name, leaf.dtype, (rows, *leaf.shape), longer=True)
+        pack_leaf(table.plan, table.records, table.index(leaf), array)
+        fields[leaf.name] = kept
+    made.check_all_used()
+    cu_seqlens = np.zeros(len(records) + 1, np.int32)
+    np.cumsum(lengths, out=cu_seqlens[1:])
+    return PackedBatch(fields, cu_seqlens, max(lengths, default=0))
+
+
+def token_batches(
+    records: Sequence[Record], budget: int, *, layout: Literal["padded", "packed"], by: str | None = None
+) -> list[list[Record]]:
+    """Splits records, in order, into batches of at most ``budget`` tokens: ``B * T`` padded, or the sum packed.
+
+    A record that is longer than the budget is an error that names it.
+    """
+    if layout not in ("padded", "packed"):
+        raise InvalidArgument(f"layout is {layout!r}; it must be 'padded' or 'packed'")
+    if not records:
+        return []
+    table = _Table(records, None)
+    spans = plan_budget(table.lengths(table.ragged(by)), budget, layout == "packed")
+    return [table.records[first:end] for first, end in spans]
+
+
+class _Table:
+    """Records of one schema, and the leaves of it that somebody wants."""
+
+    schema: RecordSchema
+
+    def __init__(self, records: Sequence[Record], leaves: Sequence[str] | None) -> None:
+        if not records:
+            raise InvalidArgument("a batch needs at least one record")
+        self.records = list(records)
+        self.plan = self.records[0].plan
+        self.schema = self.plan.schema
+        self._names = list(self.schema)
+        unknown = [name for name in leaves or () if name not in self.schema]
+        if unknown:
+            raise InvalidArgument(
+                f"there is no leaf {', '.join(map(repr, unknown))}; there are {', '.join(self.schema)}"
+            )
+        self.leaves = [self.schema[name] for name in (leaves or self.schema)]
+
+    def index(self, leaf: RaggedLeaf) -> int:
+        return self._names.index(leaf.name)
+
+    def ragged(self, by: str | None) -> RaggedLeaf:
+        """The leaf that the batch is measured by."""
+        candidates = [leaf for leaf in self.leaves if leaf.ragged and by in (None, leaf.name)]
+        if not candidates:
+            raise InvalidArgument(f"{by!r} is no ragged leaf of the batch" if by else "the batch has no ragged leaf")
+        return candidates[0]
+
+    def lengths(self, leaf: RaggedLeaf) -> list[int]:
+        return leaf_lengths(self.plan, self.records, self.index(leaf))
+
+    def stack(self, leaf: RaggedLeaf, made: _Outputs) -> Any:
+        kept, array = made.take(leaf.name, leaf.dtype, (len(self.records), *leaf.shape))
+        pack_leaf(self.plan, self.records, self.index(leaf), array)
+        return kept
+
+
+class _Outputs:
+    """Where the arrays of a batch go: into what the caller gave, or into new ones."""
+
+    def __init__(self, given: Mapping[str, Any] | None) -> None:
+        self._given = dict(given or {})
+
+    def take(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], longer: bool = False) -> tuple[Any, Array]:
+        """What the batch will hold, and the array over the same memory to copy into."""
+        if name not in self._given:
+            made = np.empty(shape, dtype)
+            return made, made
+        kept = self._given.pop(name)
+        array = as_array(kept, name, None)
+        if longer and array.shape[1:] == shape[1:] and array.shape[0] > shape[0]:
+            kept, array = kept[: shape[0]], array[: shape[0]]
+        if array.dtype != dtype or array.shape != shape:
+            given = describe(array.dtype, array.shape)
+            raise InvalidArgument(f"out['{name}'] is {given}, but the batch needs {describe(dtype, shape)}")
+        return kept, array
+
+    def check_all_used(self) -> None:
+        if self._given:
+            raise InvalidArgument(f"out has {', '.join(map(repr, self._given))}, which the batch does not")
+
+
+def _tensor(array: Any) -> Any:
+    import torch
+
+    if not isinstance(array, np.ndarray):
+        return array
+    if array.dtype.name == "bfloat16":  # numpy's name for it is ml_dtypes'; torch has its own
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _tensors(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: _tensor(array) for name, array in fields.items()}

@@ -1,0 +1,291 @@
+"""GroupAssembler: puts the records of a group together, and decides what becomes of those that stay incomplete.
+
+It holds records and hands them out again; it reads nothing, waits for nothing and starts no thread. Give it what
+`RecordServer.read` gives you, and ask it for what is ready.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rollway._core import Record
+from rollway.errors import InvalidArgument
+from rollway.record_key import WHOLE_GROUP, GroupKey, RecordKey
+
+
+@dataclass(frozen=True)
+class Group:
+    """The records of one group.
+
+    Attributes:
+        key: What they have in common.
+        records: By repetition, in order. Release them, or let go of them, when you are done.
+        missing: Repetitions that are not there: tombstones, or not come in time.
+        tombstones: Why some of those will never come, as their workers said.
+        staleness: How many versions the oldest record is behind the newest weights.
+    """
+
+    key: GroupKey
+    records: list[Record]
+    missing: list[int]
+    tombstones: dict[int, str]
+    staleness: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every repetition is there."""
+        return not self.missing
+
+    def release(self) -> None:
+        """Gives the room of all its records back."""
+        for record in self.records:
+            record.release()
+
+
+@dataclass
+class _Pending:
+    since: float
+    records: dict[int, Record] = field(default_factory=dict)
+    tombstones: dict[int, str] = field(default_factory=dict)
+
+    def settled(self) -> int:
+        return len(self.records) + len(self.tombstones)
+
+
+@dataclass
+class GroupCounts:
+    """What became of the records and groups so far."""
+
+    complete: int = 0
+    partial: int = 0
+    dropped: int = 0
+    dead: int = 0
+    stale: int = 0
+    withheld: int = 0
+    duplicates: int = 0
+    late: int = 0
+    evicted: int = 0
+
+
+class GroupAssembler:
+    """Yields whole groups from records that come in any order.
+
+    Each record must have a `RecordKey`; its group is the key without the repetition, so instances of other epochs,
+    phases and runs never mix. The second record of a key is a duplicate: it is released and counted. A tombstone
+    settles its repetition, or the rest of the group (`GroupKey.whole`). A group that is settled and not complete is
+    handed over as it is, even empty, when ``on_incomplete`` is ``"partial"``, and dropped otherwise. Whatever was
+    dropped or handed over is remembered for a while (``memory``), so that a straggler does not begin it anew.
+
+    Args:
+        size: Records per group.
+        on_incomplete: What to do with a group that was not complete ``deadline_s`` after its first record: ``"wait"``
+            on, ``"drop"`` it, or hand over what is there (``"partial"``).
+        deadline_s: Seconds; needed for ``"drop"`` and ``"partial"`` to mean more than tombstones.
+        max_groups: Unfinished groups at most. One more, and the oldest is treated as if its deadline were over (with
+            ``"wait"``: dropped, for there is no room to wait in). Counted as ``evicted``.
+        max_staleness: How many versions behind the newest weights (`set_version`) a record may be; ``None``: any.
+        on_stale: What to do with older ones: ``"drop"`` them (as if they were tombstones), ``"withhold"`` whole groups
+            with one until `pop_withheld`, or only ``"report"`` it in `Group.staleness`.
+        memory: How many finished groups are remembered.
+        clock: Tells the time in seconds.
+
+    >>> import rollway
+    >>> with rollway.RecordServer({"tokens": "int32[*]"}) as server:
+    ...     for repetition in (1, 0):
+    ...         key = rollway.RecordKey("run1", "train", 0, "task-7", repetition)
+    ...         _ = server.submit({"tokens": [repetition]}, key=key)
+    ...     assembler = GroupAssembler(size=2)
+    ...     for record in server.read_many(2):
+    ...         assembler.add(record)
+    ...     group = assembler.pop()
+    ...     group.key.instance_id, [record["tokens"].tolist() for record in group.records]
+    ('task-7', [[0], [1]])
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        on_incomplete: Literal["wait", "drop", "partial"] = "wait",
+        deadline_s: float | None = None,
+        max_groups: int = 4096,
+        max_staleness: int | None = None,
+        on_stale: Literal["drop", "withhold", "report"] = "drop",
+        memory: int = 65_536,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if size < 1 or max_groups < 1 or memory < 0:
+            raise InvalidArgument(f"size = {size}, max_groups = {max_groups}, memory = {memory}: one is out of range")
+        if on_incomplete not in ("wait", "drop", "partial"):
+            raise InvalidArgument(f"on_incomplete is {on_incomplete!r}; it must be 'wait', 'drop' or 'partial'")
+        if on_stale not in ("drop", "withhold", "report"):
+            raise InvalidArgument(f"on_stale is {on_stale!r}; it must be 'drop', 'withhold' or 'report'")
+        if on_incomplete == "wait" and deadline_s is not None:
+            raise InvalidArgument(
+                "a deadline needs on_incomplete='drop' or 'partial': with 'wait' it would mean nothing"
+            )
+        self.size = size
+        self.counts = GroupCounts()
+        self._on_incomplete = on_incomplete
+        self._deadline_s = deadline_s
+        self._max_groups = max_groups
+        self._max_staleness = max_staleness
+        self._on_stale = on_stale
+        self._memory = memory
+        self._clock = clock
+        self._version = 0
+        self._pending: dict[GroupKey, _Pending] = {}  # the oldest first
+        self._ready: deque[Group] = deque()
+        self._withheld: deque[Group] = deque()
+        self._finished: dict[GroupKey, None] = {}  # the oldest first
+
+    def set_version(self, version: int) -> None:
+        """Says which weights are the newest; staleness is counted from there."""
+        self._version = version
+
+    def add(self, record: Record) -> None:
+        """Takes one record. It is released here if nobody will want it."""
+        key = record.key
+        if key is None:
+            raise InvalidArgument("a record of a group needs a key: send it with key=RecordKey(...)")
+        for_all = record.is_tombstone and key.repetition_id == WHOLE_GROUP
+        if not for_all and not 0 <= key.repetition_id < self.size:
+            raise InvalidArgument(f"{key} has a repetition outside a group of {self.size}")
+        if key.group in self._finished:
+            self.counts.late += 1
+            record.release()
+            return
+        pending = self._pending.get(key.group)
+        if pending is None:
+            self._make_room()
+            pending = self._pending[key.group] = _Pending(self._clock())
+        if for_all:
+            self.give_up(key, _reason(record))
+            record.release()
+            return
+        if key.repetition_id in pending.records or key.repetition_id in pending.tombstones:
+            self.counts.duplicates += 1
+            record.release()
+        elif record.is_tombstone:
+            pending.tombstones[key.repetition_id] = _reason(record)
+            record.release()
+        elif self._on_stale == "drop" and self._is_stale(self._version - record.version):
+            self.counts.stale += 1
+            behind = self._version - record.version
+            pending.tombstones[key.repetition_id] = f"stale: {behind} versions behind"
+            record.release()
+        else:
+            pending.records[key.repetition_id] = record
+        if pending.settled() == self.size:
+            self._finish(key.group, keep=not pending.tombstones or self._on_incomplete == "partial")
+
+    def give_up(self, key: RecordKey | GroupKey, reason: str = "given up") -> None:
+        """Treats a group as if the rest of it were tombstones. Does nothing for one that is unknown or finished."""
+        group = key.group if isinstance(key, RecordKey) else key
+        if (pending := self._pending.get(group)) is not None:
+            for repetition in range(self.size):
+                if repetition not in pending.records:
+                    pending.tombstones.setdefault(repetition, reason)
+            self._finish(group, keep=self._on_incomplete == "partial")
+
+    def pop(self) -> Group | None:
+        """The next group that is ready, or ``None``. Looks at the deadlines first."""
+        self._expire()
+        return self._ready.popleft() if self._ready else None
+
+    def pop_withheld(self) -> Group | None:
+        """The next complete group that was withheld because it is stale, or ``None``."""
+        return self._withheld.popleft() if self._withheld else None
+
+    def __iter__(self) -> Iterator[Group]:
+        """The groups that are ready now."""
+        while (group := self.pop()) is not None:
+            yield group
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """Seconds until an unfinished group's deadline is over: wait no longer than that for the next record."""
+        if self._deadline_s is None or not self._pending:
+            return None
+        oldest = next(iter(self._pending.values()))
+        return max(oldest.since + self._deadline_s - self._clock(), 0.0)
+
+    @property
+    def pending(self) -> int:
+        """Unfinished groups."""
+        return len(self._pending)
+
+    @property
+    def held(self) -> int:
+        """Records in its hands: of unfinished groups, and of those that nobody has popped yet."""
+        finished = sum(len(group.records) for group in (*self._ready, *self._withheld))
+        return finished + sum(len(pending.records) for pending in self._pending.values())
+
+    def missing(self) -> dict[GroupKey, list[int]]:
+        """The repetitions that each unfinished group waits for."""
+        return {
+            key: [r for r in range(self.size) if r not in pending.records and r not in pending.tombstones]
+            for key, pending in self._pending.items()
+        }
+
+    def close(self) -> None:
+        """Releases everything that is held."""
+        for pending in self._pending.values():
+            for record in pending.records.values():
+                record.release()
+        for group in (*self._ready, *self._withheld):
+            group.release()
+        self._pending.clear()
+        self._ready.clear()
+        self._withheld.clear()
+
+    def __repr__(self) -> str:
+        return f"<rollway.GroupAssembler size={self.size} pending={len(self._pending)} ready={len(self._ready)}>"
+
+    def _is_stale(self, behind: int) -> bool:
+        return self._max_staleness is not None and behind > self._max_staleness
+
+    def _expire(self) -> None:
+        if self._deadline_s is None:
+            return
+        over = self._clock() - self._deadline_s
+        while self._pending:
+            key, oldest = next(iter(self._pending.items()))
+            if oldest.since > over:
+                return
+            self._finish(key, keep=self._on_incomplete == "partial")
+
+    def _make_room(self) -> None:
+        if len(self._pending) >= self._max_groups:
+            self.counts.evicted += 1
+            self._finish(next(iter(self._pending)), keep=self._on_incomplete == "partial")
+
+    def _finish(self, key: GroupKey, keep: bool) -> None:
+        pending = self._pending.pop(key)
+        self._finished[key] = None
+        if len(self._finished) > self._memory:
+            del self._finished[next(iter(self._finished))]
+        records = [pending.records[repetition] for repetition in sorted(pending.records)]
+        missing = [repetition for repetition in range(self.size) if repetition not in pending.records]
+        behind = max((self._version - record.version for record in records), default=0)
+        group = Group(key, records, missing, pending.tombstones, behind)
+        self.counts.dead += not records
+        if not keep:
+            self.counts.dropped += bool(records)
+            group.release()
+        elif self._on_stale == "withhold" and self._is_stale(behind):
+            self.counts.withheld += 1
+            self._withheld.append(group)
+        else:
+            self.counts.complete += group.is_complete
+            self.counts.partial += bool(records) and not group.is_complete
+            self._ready.append(group)
+
+
+def _reason(tombstone: Record) -> str:
+    said = tombstone.metadata
+    return str(said.get("reason", "")) if isinstance(said, dict) else ""

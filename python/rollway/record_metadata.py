@@ -1,0 +1,21 @@
+"""What a record says about itself in free form: JSON as bytes, and back. Called by native code."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rollway.errors import InvalidArgument
+
+
+def encode(metadata: Any) -> bytes:
+    """The metadata as JSON. NaN and infinities go through; what JSON cannot say is an error, not a guess."""
+    try:
+        return json.dumps(metadata, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"metadata must be what JSON can say, or bytes: {error}") from None
+
+
+def decode(packed: bytes) -> Any:
+    """The metadata that `encode` made these bytes of."""
+    return json.loads(packed.decode("utf-8", "surrogatepass"))

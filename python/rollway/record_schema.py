@@ -1,0 +1,164 @@
+"""RecordSchema: what a record looks like: named arrays, some of which have a length of their own in every record.
+
+It reads ``"int32[*]"``, checks and converts what is sent, and words the errors. Native code asks it only for records
+that are not dicts of exact arrays. It knows nothing of lanes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rollway._core import RecordPlan
+from rollway.errors import ForeignSchema, SchemaMismatch
+from rollway.schema import as_array, describe, dtype_text, explain, leaves_differ
+
+_NOTATION = re.compile(r"(\w+)\[([^\]]*)\]")
+
+
+class RaggedLeaf(NamedTuple):
+    """One array of a record. ``ragged``: its first dimension is as long as it is; ``shape`` is the rest."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    ragged: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of a ragged leaf, or of the whole of a fixed one."""
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def dims(self) -> tuple[int | str, ...]:
+        """The shape, with ``"*"`` in front where that is free."""
+        return ("*", *self.shape) if self.ragged else self.shape
+
+    def __str__(self) -> str:
+        return describe(self.dtype, self.dims)
+
+
+class RecordSchema(Mapping[str, RaggedLeaf]):
+    """The leaves of a record, by name, in the order given.
+
+    Args:
+        leaves: ``{"tokens": "int32[*]", "score": "float32[]", "image": "uint8[84,84]"}``. ``*`` stands in front only.
+
+    >>> schema = RecordSchema({"tokens": "int32[*]", "score": "float32[]"})
+    >>> [f"{leaf.name}: {leaf}" for leaf in schema.values()]
+    ['tokens: int32[*]', 'score: float32[]']
+    """
+
+    def __init__(self, leaves: Mapping[str, str]) -> None:
+        if not leaves:
+            raise SchemaMismatch("the schema has no leaves: give at least one, like {'tokens': 'int32[*]'}")
+        self._leaves = {name: _leaf(name, notation) for name, notation in leaves.items()}
+
+    @classmethod
+    def of(cls, schema: RecordSchema | Mapping[str, str]) -> RecordSchema:
+        """The schema, if it is not one yet."""
+        return schema if isinstance(schema, RecordSchema) else cls(schema)
+
+    @classmethod
+    def from_text(cls, text: bytes) -> RecordSchema:
+        """The schema that stands in a segment."""
+        try:
+            rows = json.loads(text)
+            notations = {name: describe(_known(dtype).name, dims) for name, dtype, dims in rows}
+        except (ValueError, TypeError) as error:
+            raise SchemaMismatch(f"these are no records that can be read here: {error}") from None
+        return cls(notations)
+
+    def __getitem__(self, name: str) -> RaggedLeaf:
+        return self._leaves[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._leaves)
+
+    def __len__(self) -> int:
+        return len(self._leaves)
+
+    def __repr__(self) -> str:
+        return f"RecordSchema({ {name: str(leaf) for name, leaf in self._leaves.items()} })"
+
+    @functools.cached_property
+    def text(self) -> bytes:
+        """The schema as it stands in a segment."""
+        rows = [[leaf.name, dtype_text(leaf.dtype), list(leaf.dims)] for leaf in self.values()]
+        return json.dumps(rows, separators=(",", ":")).encode()
+
+    def plan(self) -> RecordPlan:
+        """The schema, compiled for native code."""
+        leaves = [(leaf.name, leaf.dtype, list(leaf.shape), leaf.row_bytes, leaf.ragged) for leaf in self.values()]
+        return RecordPlan(self, self.text, leaves)
+
+    def conform(self, data: Any) -> list[np.ndarray[Any, Any]]:
+        """The leaves of ``data`` as exact, contiguous arrays. Raises `SchemaMismatch` that names what does not fit."""
+        if not isinstance(data, Mapping):
+            raise SchemaMismatch(f"a record is a dict of {', '.join(self)}; this is a {type(data).__name__}")
+        if data.keys() != self._leaves.keys():
+            raise leaves_differ("record", self.keys(), {str(name) for name in data})
+        return [_fit(leaf, data[leaf.name]) for leaf in self.values()]
+
+    def explain(self, foreign: ForeignSchema) -> SchemaMismatch:
+        """Says how a schema elsewhere differs from this one."""
+        return explain(self.text, foreign)
+
+
+def _known(name: str) -> np.dtype[Any]:
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes  # bfloat16 and its kin
+
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype
+
+
+def _leaf(name: str, notation: str) -> RaggedLeaf:
+    match = _NOTATION.fullmatch(notation.replace(" ", "")) if isinstance(notation, str) else None
+    if match is None:
+        raise SchemaMismatch(f"leaf '{name}' is {notation!r}; write it like 'int32[*]', 'float32[3]' or 'float32[]'")
+    try:
+        dtype = _known(match[1])
+    except (TypeError, AttributeError, ImportError):
+        raise SchemaMismatch(f"leaf '{name}' has the unknown dtype '{match[1]}'") from None
+    if dtype.hasobject or dtype.itemsize == 0:
+        raise SchemaMismatch(f"leaf '{name}' has dtype {dtype}, which has no fixed size in memory")
+    dims = match[2].split(",") if match[2] else []
+    ragged = dims[:1] == ["*"]
+    fixed = dims[ragged:]
+    if not all(dim.isdecimal() for dim in fixed):
+        raise SchemaMismatch(f"leaf '{name}' is {notation!r}; '*' may stand in front only, the rest are whole numbers")
+    return RaggedLeaf(name, dtype, tuple(map(int, fixed)), ragged)
+
+
+def _fit(leaf: RaggedLeaf, value: Any) -> np.ndarray[Any, Any]:
+    array = _listed(leaf, value) if isinstance(value, list | tuple) else as_array(value, leaf.name, leaf.dtype)
+    shape = array.shape[1:] if leaf.ragged and array.ndim else array.shape
+    if array.dtype != leaf.dtype or shape != leaf.shape or (leaf.ragged and array.ndim == 0):
+        raise SchemaMismatch(
+            f"leaf '{leaf.name}' is {describe(array.dtype, array.shape)} here but {leaf} in the schema. "
+            "Cast or reshape it before sending, or change the schema on both sides"
+        )
+    return np.ascontiguousarray(array).reshape(array.shape)  # ascontiguousarray makes 0-d arrays 1-d
+
+
+def _listed(leaf: RaggedLeaf, value: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any]:
+    """Plain lists take the dtype of their leaf, if that can hold them: [1, 2] fits float32, but [1.5] not int32."""
+    if not value:
+        return np.empty((0, *leaf.shape), leaf.dtype)
+    try:
+        natural = np.asarray(value)
+        if np.can_cast(natural.dtype, leaf.dtype, "same_kind") or (natural.dtype.kind, leaf.dtype.kind) == ("i", "u"):
+            exact = natural.astype(leaf.dtype)
+            if leaf.dtype.kind not in "iu" or np.array_equal(exact, natural):
+                return exact
+    except (OverflowError, ValueError, TypeError) as error:
+        raise SchemaMismatch(f"leaf '{leaf.name}' is a list that makes no {leaf} array: {error}") from None
+    raise SchemaMismatch(f"leaf '{leaf.name}' is a list of {natural.dtype}, with values that do not fit {leaf}")

@@ -1,0 +1,282 @@
+"""RecordServer: the learner's end of records, which may have any length. Waiting, reading and recovery are native."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from rollway._core import HistSnapshot, Record, RecordConsumer, RecordProducer
+from rollway.async_bell import AsyncBell
+from rollway.errors import ConnectionClosedError, ForeignSchema, InvalidArgument, WaitTimeout
+from rollway.record_key import RecordKey
+from rollway.record_schema import RecordSchema
+from rollway.server import OnFull, run_all, sort_out
+from rollway.shm_transport import ShmTransport
+from rollway.transport import Endpoint, RecordIntake, RecordTransport
+
+_RECORD_BYTES = 4096  # what a record has at least, when nobody says how many there may be
+
+
+class RecordServer:
+    """Collects records from workers into lanes, one per worker, and hands them out one by one, without a copy.
+
+    A record is a set of named arrays, some of which have a length of their own (`RecordSchema`), with a key and free
+    metadata. Memory is taken as the data needs it, up to ``lane_bytes`` per worker. Records of one worker come in the
+    order in which it committed them; workers take turns. A record that you hold costs its own bytes and holds nobody
+    up. Calls block with the GIL released, and Ctrl-C ends them. Threads may share a server; several learners may attach
+    to one name, and each record goes to one of them.
+
+    Args:
+        schema: ``{"tokens": "int32[*]", "score": "float32[]"}``.
+        transport: `ShmTransport` for workers on this machine, `TcpTransport` for others, or both. Without any, only
+            `submit` feeds it.
+        lane_bytes: Room for each worker's records; none may be larger.
+        lanes: How many workers may be attached at once. One that closes or dies makes room for the next.
+        max_records: How many records a lane can hold, rounded up to a power of two; one for every 4 KiB of it when left
+            out. Each costs 64 bytes.
+        on_full: What a worker does when its lane is full: ``"block"``, drop its own ``"drop_oldest"`` record or the
+            ``"drop_newest"``, or ``"error"``. Drops are counted in `stats`.
+        preallocate: Take all the memory of a lane when its worker attaches, not when the data needs it.
+        peer_timeout_s: How long `read` waits when every worker is gone and at least one of them died, before it raises
+            `PeerDied`. ``None``: for ever.
+
+    >>> import numpy as np
+    >>> with RecordServer({"tokens": "int32[*]", "score": "float32[]"}) as server:
+    ...     _ = server.submit({"tokens": np.arange(3, dtype=np.int32), "score": 1.0}, metadata={"stop": "length"})
+    ...     record = server.read()
+    ...     record["tokens"].tolist(), float(record["score"]), record.metadata
+    ([0, 1, 2], 1.0, {'stop': 'length'})
+    """
+
+    def __init__(
+        self,
+        schema: RecordSchema | Mapping[str, str],
+        transport: ShmTransport | RecordTransport | Sequence[ShmTransport | RecordTransport] | None = None,
+        *,
+        lane_bytes: int = 64 << 20,
+        lanes: int = 64,
+        max_records: int | None = None,
+        on_full: OnFull = "block",
+        preallocate: bool = False,
+        peer_timeout_s: float | None = 60.0,
+    ) -> None:
+        self.schema = RecordSchema.of(schema)
+        self._plan = self.schema.plan()
+        for what, value in {"lanes": lanes, "lane_bytes": lane_bytes, "max_records": max_records}.items():
+            if value is not None and value < 1:
+                raise InvalidArgument(f"{what} = {value} is out of range: at least 1")
+        self._producer: RecordProducer | None = None
+        self._transports: list[RecordTransport]
+        shm, self._transports = sort_out(transport)
+        self._endpoints: list[Endpoint] = []
+        options = shm or ShmTransport("in-process")
+        try:
+            self._consumer = RecordConsumer(
+                self._plan,
+                shm.name if shm else None,
+                lanes=lanes,
+                lane_bytes=lane_bytes,
+                max_records=max_records or max(lane_bytes // _RECORD_BYTES, 64),
+                auto_named=options.auto_named,
+                if_exists=options.if_exists,
+                max_peers=options.max_peers,
+                on_full=on_full,
+                preallocate=preallocate,
+                peer_timeout_s=peer_timeout_s,
+            )
+        except ForeignSchema as foreign:
+            raise self.schema.explain(foreign) from None
+        self._bell = AsyncBell(self._consumer.wait_readable)
+        self._endings: list[Callable[[], None]] = [self._bell.close, self._consumer.close]
+        # Also at interpreter exit, so that a learner that forgets to close leaves no segment behind.
+        self._close = weakref.finalize(self, run_all, self._endings)
+
+    def start(self) -> None:
+        """Lets remote workers in: starts the transports, or raises what keeps one from starting. Safe to call twice.
+
+        Workers in shared memory can attach from the moment the server exists.
+        """
+        if self.closed:
+            raise ConnectionClosedError("this server is closed")
+        intake = RecordIntake(self._consumer, self.schema, self._plan)
+        while self._transports:
+            endpoint = self._transports[0].start(intake)
+            self._endings.insert(0, endpoint.stop)
+            self._endpoints.append(endpoint)
+            del self._transports[0]
+
+    @property
+    def name(self) -> str | None:
+        """What workers attach to; ``None`` without a `ShmTransport`."""
+        return self._consumer.name
+
+    @property
+    def port(self) -> int | None:
+        """The TCP port that remote workers connect to; ``None`` before `start`, or without a `TcpTransport`."""
+        ports = (getattr(endpoint, "port", None) for endpoint in self._endpoints)
+        return next((port for port in ports if port is not None), None)
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """The transports at work."""
+        return list(self._endpoints)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the records were shut down, or this server closed."""
+        return self._consumer.closed
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the records were there already, with what had been committed."""
+        return self._consumer.resumed
+
+    def read(self, timeout: float | None = None) -> Record | None:
+        """Waits for a record. ``None`` once the records are shut down and all read.
+
+        Args:
+            timeout: Seconds to wait; ``None`` for ever. `WaitTimeout` says who was there when they were over.
+        """
+        try:
+            record = self._consumer.take(timeout)
+        except ConnectionClosedError:
+            return None
+        except WaitTimeout:
+            raise self._timed_out(timeout) from None
+        if record is None:
+            raise self._timed_out(timeout)
+        return record
+
+    def try_read(self) -> Record | None:
+        """A record if there is one; never waits."""
+        try:
+            return self._consumer.take(0.0)
+        except ConnectionClosedError:
+            return None
+
+    def read_many(self, most: int, timeout: float | None = None) -> list[Record]:
+        """Waits for a record, then takes what is there, at most ``most``. Empty once the records are shut down."""
+        try:
+            records = self._consumer.take_many(_at_least_one(most), timeout)
+        except ConnectionClosedError:
+            return []
+        except WaitTimeout:
+            raise self._timed_out(timeout) from None
+        if not records:
+            raise self._timed_out(timeout)
+        return records
+
+    def try_read_many(self, most: int) -> list[Record]:
+        """What is there, at most ``most``; never waits."""
+        try:
+            return self._consumer.take_many(_at_least_one(most), 0.0)
+        except ConnectionClosedError:
+            return []
+
+    async def read_async(self, timeout: float | None = None) -> Record | None:
+        """As `read`, for asyncio. A cancelled wait takes nothing."""
+        records = await self.read_many_async(1, timeout)
+        return records[0] if records else None
+
+    async def read_many_async(self, most: int, timeout: float | None = None) -> list[Record]:
+        """As `read_many`, for asyncio. A cancelled wait takes nothing."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not (records := self.try_read_many(most)):
+            if self.closed:
+                return []
+            left = None if deadline is None else deadline - time.monotonic()
+            try:
+                if left is not None and left <= 0:
+                    raise TimeoutError
+                await asyncio.wait_for(self._bell.rung(), left)
+            except TimeoutError:
+                raise self._timed_out(timeout) from None
+        return records
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yields records until the records are shut down."""
+        while (record := self.read()) is not None:
+            yield record
+            del record
+
+    def submit(
+        self,
+        data: Any,
+        *,
+        key: RecordKey | None = None,
+        metadata: Any = None,
+        version: int = 0,
+        timeout: float | None = None,
+    ) -> bool:
+        """Copies one record into a lane of this process. False when the policy dropped it."""
+        if self._producer is None:
+            self._producer = RecordProducer.beside(self._consumer, self._plan)
+        return self._producer.send(data, key=key, metadata=metadata, version=version, timeout=timeout)
+
+    def publish(self, version: int) -> None:
+        """Tells the workers which weights are the newest: they see it as ``client.published_version``."""
+        self._consumer.publish(version)
+
+    @property
+    def published_version(self) -> int:
+        """What was published last, by this learner or the one before it; 0 before the first."""
+        return self._consumer.published_version
+
+    def stats(self) -> dict[str, int]:
+        """Plain numbers about the records, about the workers (how many live, how many died without closing), and about
+        the transports, each name with its prefix (``tcp_``).
+        """
+        alive, died = self._consumer.producers()
+        stats = {**self._consumer.stats(), "producers_alive": alive, "producers_died": len(died)}
+        for endpoint in self._endpoints:
+            for name, value in endpoint.stats().items():
+                stats[name] = stats.get(name, 0) + value
+        return stats
+
+    def histograms(self) -> dict[str, HistSnapshot]:
+        """How long things take: ``queue_dwell`` (a record in its lane) and ``wait`` (the learner for a record)."""
+        return self._consumer.histograms()
+
+    def close(self) -> None:
+        """Shuts the records down and removes their name. Workers get `ConnectionClosedError`.
+
+        Views that you kept stay readable. If other learners are attached, only this one leaves.
+        """
+        if self._producer is not None:
+            self._producer.close()
+        self._close()
+
+    def __enter__(self) -> RecordServer:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "open"
+        return f"<rollway.RecordServer {self.name or '(in process)'} {', '.join(self.schema)} {state}>"
+
+    def _timed_out(self, timeout: float | None) -> WaitTimeout:
+        stats = self._consumer.stats()
+        alive, died = self._consumer.producers()
+        refusals = [getattr(endpoint, "last_refusal", None) for endpoint in self._endpoints]
+        refused = "".join(f" Not let in, last: {refusal.rstrip('.')}." for refusal in refusals if refusal)
+        return WaitTimeout(
+            f"no record within {timeout} s: {stats['reserved_records']} are being written, "
+            f"{stats['taken_records']} are held by learners; {alive} producers attached, {len(died)} died.{refused}"
+        )
+
+
+def _at_least_one(most: int) -> int:
+    if most < 1:
+        raise InvalidArgument(f"most = {most} is out of range: at least 1")
+    return most

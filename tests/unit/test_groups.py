@@ -1,0 +1,206 @@
+"""Groups from records in any order: complete, duplicate, dead, late, stale; and what becomes of the incomplete."""
+
+import random
+
+import pytest
+
+import rollway
+from rollway import GroupAssembler, RecordKey
+
+SCHEMA = {"tokens": "int32[*]"}
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def server():
+    with rollway.RecordServer(SCHEMA) as server:
+        yield server
+
+
+@pytest.fixture
+def send(server):
+    """Sends one record through shared memory and gives it back as read."""
+
+    def send(instance, repetition, *, step=0, phase="train", version=0, tombstone=False):
+        key = RecordKey("run", phase, step, instance, repetition)
+        if tombstone:
+            server.submit({"tokens": []}, version=version)  # makes the producer
+            server.read().release()
+            server._producer.tombstone(key, "dropped", version=version)
+        else:
+            server.submit({"tokens": [repetition]}, key=key, version=version)
+        return server.read()
+
+    return send
+
+
+def held(server):
+    return server.stats()["taken_records"]
+
+
+def test_groups_come_out_whole_whatever_the_order(server, send):
+    assembler = GroupAssembler(4)
+    order = [(str(instance), repetition) for instance in range(8) for repetition in range(4)]
+    random.Random(1).shuffle(order)
+    for instance, repetition in order:
+        assembler.add(send(instance, repetition))
+    groups = list(assembler)
+    assert sorted(group.key.instance_id for group in groups) == [str(i) for i in range(8)]
+    for group in groups:
+        assert group.is_complete and [record["tokens"].tolist() for record in group.records] == [[0], [1], [2], [3]]
+        group.release()
+    assert held(server) == 0 and assembler.pending == 0 and assembler.counts.complete == 8
+
+
+def test_epochs_and_phases_do_not_mix(send):
+    assembler = GroupAssembler(2)
+    for step, phase in ((0, "train"), (1, "train"), (0, "eval")):
+        assembler.add(send("task", 0, step=step, phase=phase))
+    assert assembler.pop() is None and assembler.pending == 3
+    assembler.add(send("task", 1, step=1))
+    assert assembler.pop().key == ("run", "train", 1, "task")
+
+
+def test_a_duplicate_is_released_and_counted(server, send):
+    assembler = GroupAssembler(2)
+    assembler.add(send("a", 0))
+    assembler.add(send("a", 0))
+    assert assembler.counts.duplicates == 1 and held(server) == 1
+    assembler.close()
+    assert held(server) == 0
+
+
+def test_a_straggler_does_not_begin_a_finished_group_anew(server, send):
+    assembler = GroupAssembler(2)
+    assembler.add(send("a", 0))
+    assembler.add(send("a", 1))
+    assembler.pop().release()
+    assembler.add(send("a", 1))
+    assert assembler.counts.late == 1 and assembler.pending == 0 and held(server) == 0
+
+
+@pytest.mark.parametrize(("policy", "handed_over"), [("wait", False), ("drop", False), ("partial", True)])
+def test_a_group_with_a_tombstone_is_settled_when_the_rest_is_there(server, send, policy, handed_over):
+    assembler = GroupAssembler(3, on_incomplete=policy)
+    assembler.add(send("a", 0))
+    assembler.add(send("a", 1, tombstone=True))
+    assert assembler.pop() is None
+    assembler.add(send("a", 2))
+    group = assembler.pop()
+    assert (group is not None) == handed_over
+    if group is not None:
+        assert group.missing == [1] and group.tombstones == {1: "dropped"} and not group.is_complete
+        group.release()
+    assert held(server) == 0 and assembler.pending == 0
+
+
+def test_a_group_of_tombstones_is_told_of(server, send):
+    for policy in ("partial", "wait"):
+        assembler = GroupAssembler(2, on_incomplete=policy)
+        for repetition in range(2):
+            assembler.add(send("a", repetition, tombstone=True))
+        group = assembler.pop()
+        assert assembler.counts.dead == 1 and held(server) == 0
+        if policy == "partial":
+            assert group.records == [] and group.missing == [0, 1] and group.tombstones == {0: "dropped", 1: "dropped"}
+        else:
+            assert group is None
+
+
+def test_one_tombstone_may_speak_for_the_whole_group(server, send):
+    assembler = GroupAssembler(3, on_incomplete="partial")
+    assembler.add(send("a", 1))
+    assert assembler.held == 1
+    assembler.add(send("a", rollway.record_key.WHOLE_GROUP, tombstone=True))
+    group = assembler.pop()
+    assert [record.key.repetition_id for record in group.records] == [1] and group.missing == [0, 2]
+    assert group.key.whole == RecordKey("run", "train", 0, "a", -1)
+    assembler.add(send("b", -1, tombstone=True))
+    assert assembler.pop().records == []
+
+
+@pytest.mark.parametrize("policy", ["drop", "partial"])
+def test_a_deadline_settles_what_is_incomplete(server, send, policy):
+    clock = Clock()
+    assembler = GroupAssembler(2, on_incomplete=policy, deadline_s=5, clock=clock)
+    assembler.add(send("a", 1))
+    assert assembler.next_deadline_s == 5 and assembler.missing() == {("run", "train", 0, "a"): [0]}
+    clock.now += 5.1
+    group = assembler.pop()
+    if policy == "partial":
+        assert group.missing == [0] and [record.key.repetition_id for record in group.records] == [1]
+        group.release()
+    else:
+        assert group is None and assembler.counts.dropped == 1
+    assert held(server) == 0 and assembler.next_deadline_s is None
+
+
+def test_memory_is_bounded(server, send):
+    assembler = GroupAssembler(2, max_groups=3)
+    for instance in range(10):
+        assembler.add(send(str(instance), 0))
+    assert assembler.pending == 3 and assembler.counts.evicted == 7 and held(server) == 3
+    assembler.close()
+
+
+def test_finished_groups_are_forgotten_in_the_end(send):
+    assembler = GroupAssembler(1, memory=2)
+    for instance in ("a", "b", "c", "a"):
+        assembler.add(send(instance, 0))
+    assert assembler.counts.late == 0 and len(list(assembler)) == 4
+
+
+def test_stale_records_are_dropped(server, send):
+    assembler = GroupAssembler(2, max_staleness=1, on_incomplete="partial")
+    assembler.set_version(5)
+    assembler.add(send("a", 0, version=3))
+    assembler.add(send("a", 1, version=4))
+    group = assembler.pop()
+    assert group.missing == [0] and "2 versions behind" in group.tombstones[0] and group.staleness == 1
+    assert assembler.counts.stale == 1 and held(server) == 1
+
+
+def test_stale_groups_are_withheld_or_reported(send):
+    for policy in ("withhold", "report"):
+        assembler = GroupAssembler(1, max_staleness=1, on_stale=policy)
+        assembler.set_version(5)
+        assembler.add(send("a", 0, version=1))
+        withheld, reported = assembler.pop_withheld(), assembler.pop()
+        assert (withheld is None, reported is None) == (policy == "report", policy == "withhold")
+        assert (withheld or reported).staleness == 4
+
+
+def test_giving_up_settles_a_group(server, send):
+    assembler = GroupAssembler(3, on_incomplete="partial")
+    record = send("a", 0)
+    key = record.key
+    assembler.add(record)
+    del record
+    assembler.give_up(key, "its worker is gone")
+    group = assembler.pop()
+    assert group.tombstones == {1: "its worker is gone", 2: "its worker is gone"}
+    assembler.give_up(key)
+    assert assembler.pop() is None
+
+
+def test_what_is_no_group_record_is_refused(server, send):
+    assembler = GroupAssembler(2)
+    server.submit({"tokens": []})
+    with pytest.raises(rollway.InvalidArgument, match="needs a key"):
+        assembler.add(server.read())
+    with pytest.raises(rollway.InvalidArgument, match="outside a group of 2"):
+        assembler.add(send("a", 2))
+
+
+@pytest.mark.parametrize(
+    "bad", [{"size": 0}, {"size": 1, "on_incomplete": "x"}, {"size": 1, "on_stale": "x"}, {"size": 1, "deadline_s": 1}]
+)
+def test_settings_that_mean_nothing_are_refused(bad):
+    with pytest.raises(rollway.InvalidArgument):
+        GroupAssembler(**bad)

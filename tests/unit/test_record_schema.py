@@ -1,0 +1,103 @@
+"""What a record may look like, and what is said about one that does not."""
+
+import numpy as np
+import pytest
+
+import rollway
+from rollway import RecordKey, RecordSchema, SchemaMismatch
+
+SCHEMA = RecordSchema({"tokens": "int32[*]", "hidden": "float16[*,4]", "score": "float32[]", "box": "int64[2]"})
+
+
+def test_leaves_are_what_the_notation_says():
+    assert [str(leaf) for leaf in SCHEMA.values()] == ["int32[*]", "float16[*,4]", "float32[]", "int64[2]"]
+    assert [leaf.row_bytes for leaf in SCHEMA.values()] == [4, 8, 4, 16]
+
+
+def test_the_text_of_a_schema_gives_it_back():
+    assert RecordSchema.from_text(SCHEMA.text).text == SCHEMA.text
+
+
+def test_bfloat16_is_a_dtype():
+    schema = RecordSchema({"x": "bfloat16[*]"})
+    assert schema["x"].dtype.itemsize == 2
+    assert RecordSchema.from_text(schema.text).text == schema.text
+
+
+@pytest.mark.parametrize(
+    "notation", ["int32", "int32[*", "int32[3,*]", "int32[-1]", "nonsense[*]", "object[*]", 7, "U[2]"]
+)
+def test_a_bad_notation_names_its_leaf(notation):
+    with pytest.raises(SchemaMismatch, match="'tokens'"):
+        RecordSchema({"tokens": notation})
+
+
+def test_a_schema_needs_a_leaf():
+    with pytest.raises(SchemaMismatch, match="no leaves"):
+        RecordSchema({})
+
+
+@pytest.fixture
+def server():
+    with rollway.RecordServer({"tokens": "int32[*]", "score": "float32[]"}) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"tokens": np.zeros(3, np.int64), "score": 1.0}, r"'tokens' is int64\[3\] here but int32\[\*\]"),
+        ({"tokens": np.zeros((3, 1), np.int32), "score": 1.0}, r"'tokens' is int32\[3,1\]"),
+        ({"tokens": np.int32(3), "score": 1.0}, r"'tokens' is int32\[\]"),
+        ({"tokens": [1.5], "score": 1.0}, "'tokens' is a list of float64"),
+        ({"tokens": [2**31], "score": 1.0}, "'tokens'"),
+        ({"tokens": [[1], [2, 3]], "score": 1.0}, "'tokens'"),
+        ({"tokens": ["a"], "score": 1.0}, "'tokens'"),
+        ({"tokens": [1], "score": np.zeros(1, np.float32)}, r"'score' is float32\[1\]"),
+        ({"tokens": [1], "score": "high"}, "'score'"),
+        ({"tokens": [1]}, "missing 'score'"),
+        ({"tokens": [1], "score": 1.0, "extra": 1}, "unexpected 'extra'"),
+        ([1, 2], "a record is a dict"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name_and_nothing_is_written(server, record, said):
+    with pytest.raises(SchemaMismatch, match=said):
+        server.submit(record)
+    assert server.try_read() is None
+    assert server.stats()["reserved_records"] == 0
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        np.array([1, 2, 3], np.int32),
+        np.array([1, 0, 2, 0, 3], np.int32)[::2],
+        [1, 2, 3],
+        (1, 2, 3),
+        np.array([1, 2, 3], ">i4").astype("<i4"),
+    ],
+)
+def test_what_fits_is_taken_in_any_form(server, tokens):
+    server.submit({"score": np.float32(2), "tokens": tokens})
+    record = server.read()
+    assert record["tokens"].tolist() == [1, 2, 3] and record["score"] == 2
+
+
+def test_a_key_survives_its_packing():
+    key = RecordKey("run", "eval", -1, "Straße 🛣", 2**40)
+    assert RecordKey.unpack(key.pack()) == key
+    assert key.group == ("run", "eval", -1, "Straße 🛣")
+
+
+@pytest.mark.parametrize(
+    "key", [RecordKey(1, "a", 0, "b", 0), RecordKey("r", "p", 2**63, "i", 0), RecordKey("x" * 70_000, "p", 0, "i", 0)]
+)
+def test_what_is_no_key_is_refused(server, key):
+    with pytest.raises(rollway.InvalidArgument, match="is not a key"):
+        server.submit({"tokens": [1], "score": 1.0}, key=key)
+
+
+@pytest.mark.parametrize("packed", [b"", b"short", RecordKey("run", "p", 0, "", 0).pack()[:-2]])
+def test_bytes_that_are_no_key_are_an_error(packed):
+    with pytest.raises(rollway.InvalidArgument, match="no key"):
+        RecordKey.unpack(packed)

@@ -1,0 +1,378 @@
+"""Records within one process: reading, releasing, waiting, policies, lifetimes."""
+
+import asyncio
+import gc
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rollway
+from conftest import until
+from rollway import RecordKey, ShmRecordClient
+
+SCHEMA = {"tokens": "int32[*]", "logprobs": "float32[*]", "score": "float32[]"}
+KEY = RecordKey("run", "train", 0, "task", 0)
+
+
+def trajectory(n, seed=0):
+    return {
+        "tokens": np.arange(n, dtype=np.int32) + seed,
+        "logprobs": np.linspace(0, 1, n, dtype=np.float32),
+        "score": np.float32(seed),
+    }
+
+
+def equal(record, data):
+    return all(np.array_equal(record[name], data[name]) for name in data)
+
+
+@pytest.fixture
+def server():
+    with rollway.RecordServer(SCHEMA, lane_bytes=1 << 20, lanes=4) as server:
+        yield server
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 1000, 100_000])
+def test_a_record_comes_out_as_it_went_in(server, n):
+    server.submit(trajectory(n, 3), key=KEY, metadata={"n": n, "nested": [1, None, "ü"]}, version=9)
+    record = server.read()
+    assert equal(record, trajectory(n, 3))
+    assert record.key == KEY and record.metadata == {"n": n, "nested": [1, None, "ü"]} and record.version == 9
+    assert record.sequence == 0 and not record.is_tombstone and len(record) == 3
+    assert set(record.fields) == set(SCHEMA) and record.nbytes >= 8 * n
+
+
+def test_views_are_read_only_and_not_copies(server):
+    server.submit(trajectory(5))
+    record = server.read()
+    assert not record["tokens"].flags.writeable and not record["tokens"].flags.owndata
+    assert record["tokens"].ctypes.data == record["tokens"].ctypes.data
+    copies = record.copy()
+    copies["tokens"][:] = 0
+    assert record["tokens"][1] == 1
+
+
+def test_metadata_may_be_bytes_json_or_nothing(server):
+    for metadata in (b"\x00raw", {"a": float("inf")}, None, "text", 0, []):
+        server.submit(trajectory(1), metadata=metadata)
+    got = [record.metadata for record in server.read_many(6)]
+    assert got == [b"\x00raw", {"a": float("inf")}, None, "text", 0, []]
+
+
+def test_metadata_that_json_cannot_say_is_refused(server):
+    with pytest.raises(rollway.InvalidArgument, match="JSON"):
+        server.submit(trajectory(1), metadata={"x": object()})
+    assert server.try_read() is None
+
+
+def test_large_metadata_is_kept_whole(server):
+    text = "x" * 300_000
+    server.submit(trajectory(1), metadata={"text": text})
+    assert server.read().metadata["text"] == text
+
+
+def test_a_record_keeps_its_room_until_its_last_view_is_gone(server):
+    server.submit(trajectory(10))
+    view = server.read()["tokens"]
+    assert server.stats()["taken_records"] == 1
+    assert view.tolist() == list(range(10))
+    del view
+    gc.collect()
+    assert server.stats()["taken_records"] == 0
+
+
+def test_release_gives_the_room_back_at_once_and_twice_is_once(server):
+    server.submit(trajectory(10))
+    record = server.read()
+    record.release()
+    record.release()
+    assert record.released and server.stats()["taken_records"] == 0
+    with pytest.raises(ValueError, match="released"):
+        _ = record.metadata
+    assert "released" in repr(record)
+
+
+def test_views_outlive_the_server():
+    with rollway.RecordServer(SCHEMA) as server:
+        server.submit(trajectory(10))
+        view = server.read()["tokens"]
+    assert view.tolist() == list(range(10))
+
+
+def test_a_record_held_holds_up_nobody(server):
+    """In a byte ring the oldest record would be in the way of all others."""
+    server.submit(trajectory(1000, 1))
+    held = server.read()
+    for seed in range(500):  # several times the lane
+        server.submit(trajectory(1000, seed), timeout=10)
+        with server.read(timeout=10) as record:
+            assert record["tokens"][0] == seed
+    assert equal(held, trajectory(1000, 1))
+
+
+def test_records_of_one_worker_keep_their_order(server):
+    for seed in range(50):
+        server.submit(trajectory(seed % 7, seed))
+    got = [float(record["score"]) for record in server.read_many(50)]
+    assert got == list(range(50))
+
+
+def test_a_record_larger_than_the_lane_says_so(server):
+    with pytest.raises(rollway.RecordTooLarge, match="lane_bytes"):
+        server.submit(trajectory(200_000))
+    server.submit(trajectory(3))
+    assert server.read()["tokens"].size == 3
+
+
+def test_a_full_lane_blocks_and_the_timeout_says_why(server):
+    while True:
+        try:
+            server.submit(trajectory(10_000), timeout=0.05)
+        except rollway.WaitTimeout as late:
+            assert "no room" in str(late)
+            break
+    server.read().release()
+    assert server.submit(trajectory(10_000), timeout=10)
+
+
+@pytest.mark.parametrize("policy", ["drop_oldest", "drop_newest", "error"])
+def test_a_full_lane_does_as_the_policy_says(policy):
+    with rollway.RecordServer(SCHEMA, lane_bytes=1 << 20, lanes=1, on_full=policy) as server:
+        sent = 0
+        while sent < 40:
+            try:
+                server.submit(trajectory(10_000, sent))
+            except rollway.RingFull:
+                assert policy == "error"
+                break
+            sent += 1
+        got = [int(record["score"]) for record in server.read_many(100)]
+        stats = server.stats()
+    if policy == "drop_oldest":
+        assert got == list(range(40 - len(got), 40)) and stats["dropped_oldest"] == 40 - len(got) > 0
+    elif policy == "drop_newest":
+        assert got == list(range(len(got))) and stats["dropped_newest"] == 40 - len(got) > 0
+    else:
+        assert got == list(range(sent))
+
+
+def test_reading_waits_and_says_who_was_there(server):
+    assert server.try_read() is None and server.try_read_many(4) == []
+    with pytest.raises(rollway.WaitTimeout, match="no record within"):
+        server.read(timeout=0.01)
+    with pytest.raises(rollway.WaitTimeout):
+        server.read_many(3, timeout=0)
+
+
+def test_a_reader_is_woken_by_the_record(server):
+    got = []
+    thread = threading.Thread(target=lambda: got.append(server.read(timeout=30)))
+    thread.start()
+    server.submit(trajectory(4, 1))
+    thread.join()
+    assert equal(got[0], trajectory(4, 1))
+
+
+def test_a_writer_is_woken_by_the_release(server):
+    while True:
+        try:
+            server.submit(trajectory(10_000), timeout=0)
+        except rollway.WaitTimeout:
+            break
+        except rollway.RingFull:
+            break
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: (server.submit(trajectory(10_000), timeout=30), done.set()))
+    thread.start()
+    server.read().release()
+    assert done.wait(30)
+    thread.join()
+
+
+def test_reserve_writes_in_place_and_commits_what_was_used(name):
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name)) as server, ShmRecordClient(name, SCHEMA) as client:
+        with client.reserve({"tokens": 4096, "logprobs": 4096}, key=KEY, metadata={"a": 1}) as slot:
+            slot["tokens"][:3] = 1, 2, 3
+            slot["logprobs"][:2] = 0.5, 0.25
+            slot["score"][...] = 4
+            slot.version = 5
+            slot.commit({"tokens": 3, "logprobs": 2})
+        record = server.read()
+        assert record["tokens"].tolist() == [1, 2, 3] and record["logprobs"].tolist() == [0.5, 0.25]
+        assert record["score"] == 4 and record.key == KEY and record.metadata == {"a": 1} and record.version == 5
+        assert record.nbytes < 200
+
+
+def test_a_reservation_that_fails_is_never_seen(name):
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name)) as server, ShmRecordClient(name, SCHEMA) as client:
+        with pytest.raises(ZeroDivisionError), client.reserve({"tokens": 5, "logprobs": 5}):
+            _ = 1 / 0
+        client.send(trajectory(2, 7))
+        assert server.read()["tokens"].tolist() == [7, 8]
+        assert server.stats()["reserved_records"] == 0
+
+
+def test_open_reservations_commit_in_any_order(name):
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name)) as server, ShmRecordClient(name, SCHEMA) as client:
+        first, second = (client.reserve({"tokens": 1, "logprobs": 0}) for _ in range(2))
+        first["tokens"][:], second["tokens"][:] = 1, 2
+        second.commit()
+        assert server.read(timeout=10)["tokens"].tolist() == [2]
+        first.commit()
+        assert server.read(timeout=10)["tokens"].tolist() == [1]
+        with pytest.raises(ValueError, match="already"):
+            first.commit()
+        assert not first["tokens"].flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ({"tokens": 1}, "'logprobs' is missing"),
+        ({"tokens": 1, "logprobs": 1, "score": 1}, "fixed shape"),
+        ({"tokens": 1, "logprobs": 1, "x": 1}, "not in the schema"),
+    ],
+)
+def test_reserve_says_what_is_wrong_with_the_lengths(name, lengths, said):
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name)), ShmRecordClient(name, SCHEMA) as client:
+        with pytest.raises(rollway.SchemaMismatch, match=said):
+            client.reserve(lengths)
+
+
+def test_more_rows_than_reserved_are_refused(name):
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name)), ShmRecordClient(name, SCHEMA) as client:
+        slot = client.reserve({"tokens": 2, "logprobs": 2})
+        with pytest.raises(ValueError, match="room for 2 rows, not for 3"):
+            slot.commit({"tokens": 3, "logprobs": 2})
+        slot.abort()
+
+
+def test_a_tombstone_has_a_key_and_a_reason(name):
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name)) as server, ShmRecordClient(name, SCHEMA) as client:
+        client.tombstone(KEY, "all scores equal", version=3)
+        record = server.read()
+        assert record.is_tombstone and record.key == KEY and record.metadata == {"reason": "all scores equal"}
+        assert record["tokens"].size == 0 and record.version == 3
+
+
+def test_the_published_version_reaches_the_workers(name):
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name)) as server, ShmRecordClient(name, SCHEMA) as client:
+        assert client.published_version == 0
+        server.publish(17)
+        assert client.published_version == 17
+
+
+def test_another_schema_is_named_on_attach(name):
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name)):
+        with pytest.raises(rollway.SchemaMismatch, match=r"'tokens' is int64\[\*\] here but int32\[\*\] in segment"):
+            ShmRecordClient(name, {**SCHEMA, "tokens": "int64[*]"})
+
+
+def test_a_ring_is_no_place_for_records(name):
+    with rollway.Server({"x": np.zeros(1)}, 1, rollway.ShmTransport(name)):
+        with pytest.raises(rollway.SegmentDamaged, match="another structure"):
+            ShmRecordClient(name, SCHEMA)
+
+
+def test_more_workers_than_lanes_are_refused_until_one_leaves(name):
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name), lanes=2):
+        first, second = ShmRecordClient(name, SCHEMA), ShmRecordClient(name, SCHEMA)
+        with pytest.raises(rollway.NoLaneLeft, match="2 lanes"):
+            ShmRecordClient(name, SCHEMA)
+        first.close()
+        ShmRecordClient(name, SCHEMA).close()
+        second.close()
+
+
+def test_what_a_worker_left_behind_is_read_after_it_is_gone(name):
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name), lanes=1) as server:
+        for seed in range(3):
+            with ShmRecordClient(name, SCHEMA) as client:
+                client.send(trajectory(100, seed))
+        assert [int(record["score"]) for record in server.read_many(3)] == [0, 1, 2]
+
+
+def test_closing_ends_everybodys_waits(name):
+    server = rollway.RecordServer(SCHEMA, rollway.ShmTransport(name))
+    client = ShmRecordClient(name, SCHEMA)
+    got = []
+    thread = threading.Thread(target=lambda: got.append(server.read()))
+    thread.start()
+    until(lambda: server.stats() is not None)
+    server.close()
+    thread.join(30)
+    assert got == [None]
+    with pytest.raises(rollway.ConnectionClosedError):
+        client.send(trajectory(1))
+    assert server.try_read() is None and server.read_many(2) == [] and client.closed
+    client.close()
+
+
+def test_two_learners_share_the_records(name):
+    with (
+        rollway.RecordServer(SCHEMA, rollway.ShmTransport(name)) as one,
+        rollway.RecordServer(SCHEMA, rollway.ShmTransport(name)) as two,
+    ):
+        assert two.resumed
+        with ShmRecordClient(name, SCHEMA) as client:
+            for seed in range(10):
+                client.send(trajectory(5, seed))
+        got = [int(record["score"]) for record in one.read_many(4) + two.read_many(100)]
+        assert sorted(got) == list(range(10))
+
+
+def test_asyncio_reads_and_sends_wait_without_a_thread_each(name):
+    async def main():
+        with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name), lane_bytes=1 << 18) as server:
+            with ShmRecordClient(name, SCHEMA) as client:
+                reader = asyncio.create_task(server.read_many_async(100))
+                await asyncio.sleep(0)
+                for seed in range(50):
+                    await client.send_async(trajectory(10, seed))
+                first = await reader
+                rest = []
+                while len(first) + len(rest) < 50:
+                    rest += await server.read_many_async(100, timeout=30)
+                assert [int(record["score"]) for record in first + rest] == list(range(50))
+                del first, rest
+                with pytest.raises(rollway.WaitTimeout):
+                    await server.read_async(timeout=0.01)
+                # A lane full of large records: senders wait for the reader.
+                senders = [asyncio.create_task(client.send_async(trajectory(10_000, seed))) for seed in range(20)]
+                got = []
+                while len(got) < 20:
+                    with await server.read_async(timeout=30) as record:
+                        got.append(int(record["score"]))
+                await asyncio.gather(*senders)
+                assert sorted(got) == list(range(20))
+
+    asyncio.run(main())
+
+
+def test_memory_is_taken_as_it_is_used(name):
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name), lane_bytes=1 << 30, lanes=64) as server:
+        path = Path(rollway._core.shm_directory()) / f"rollway.{name}"
+        before = os.stat(path).st_blocks * 512
+        with ShmRecordClient(name, SCHEMA, producer_id=1) as client:
+            for seed in range(100):
+                client.send(trajectory(10_000, seed))
+            bytes_in_flight = 100 * 80_000
+            used = os.stat(path).st_blocks * 512 - before
+            assert bytes_in_flight <= used < bytes_in_flight * 1.2 + (1 << 20)
+        assert len(server.read_many(100)) == 100
+
+
+def test_segments_lists_records(name):
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name)):
+        assert name in [segment.name for segment in rollway.segments()]
+
+
+@pytest.mark.parametrize(
+    "bad", [{"lanes": 0}, {"lane_bytes": 0}, {"max_records": 0}, {"lanes": 10**9}, {"lane_bytes": 1 << 62}]
+)
+def test_numbers_out_of_range_are_refused(bad):
+    with pytest.raises((rollway.InvalidArgument, rollway.NotEnoughMemory)):
+        rollway.RecordServer(SCHEMA, **bad)
