@@ -624,6 +624,8 @@ fn a_record_larger_than_the_lane_is_refused_when_it_is_sent_and_the_client_goes_
         let error = offer(&client, 0, 64 * KIB + 1, soon()).unwrap_err();
         assert!(matches!(error, Error::RecordTooLarge { .. }), "{error}");
         assert!(error.to_string().contains("65537") && error.to_string().contains("lane_bytes"), "{error}");
+        let waited = client.wait_writable(64 * KIB + 1, soon());
+        assert!(matches!(waited, Err(Error::RecordTooLarge { .. })), "{waited:?}");
         put(&client, 0, 100);
         client.close(soon()).unwrap();
         learner.receive_each_once(1, 1);

@@ -325,11 +325,13 @@ impl Client {
         }
     }
 
-    /// Waits until there is room for a sample, or for a record of so many bytes.
+    /// Waits until there is room for a sample (of 0 bytes, here), or for a record of so many.
     pub(super) fn wait_room(&self, bytes: u64, patience: Patience) -> Result<bool> {
         self.check_process()?;
-        let room =
-            self.wait_until(patience, |state| Ok(state.ended.is_some() || state.outbound.has_room(bytes)));
+        let room = self.wait_until(patience, |state| {
+            state.outbound.check_record(bytes)?;
+            Ok(state.ended.is_some() || state.outbound.has_room(bytes))
+        });
         match room {
             Err(Error::Timeout) => Ok(false),
             other => other.map(|()| true),

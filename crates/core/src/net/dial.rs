@@ -52,7 +52,8 @@ pub fn dial(client: &Shared, hello: &Hello, deadline: Instant) -> Result<(Link, 
     dialler.prove(&mut link, &server)?;
     dialler.write(&mut link, &hello.frame())?;
     let (header, payload) = dialler.frame(&mut link, Kind::Welcome)?;
-    let welcome = Welcome::parse(header.version, &payload).map_err(|damage| Failure::Protocol(damage.to_string()))?;
+    let welcome =
+        Welcome::parse(header.version, &payload).map_err(|damage| Failure::Protocol(damage.to_string()))?;
     Ok((link, welcome))
 }
 

@@ -188,16 +188,21 @@ impl Outbound {
     /// Has `write` write a record, if there is room for it; says how many it took: 0 or 1.
     pub fn append_record(&mut self, entry: Entry, write: impl FnOnce(&mut [u8])) -> Result<usize> {
         let layout = self.layout.clone();
-        if self.frame_rows > 0 && entry.bytes > self.record_bytes {
-            let (bytes, lane_bytes) = (entry.bytes, self.record_bytes);
-            return Err(Error::RecordTooLarge { bytes, lane_bytes });
-        }
+        self.check_record(entry.bytes)?;
         if !self.make_room(|open| layout.fits_record(open, entry.bytes), 0, entry.bytes as usize) {
             return Ok(0);
         }
         let Some(open) = &mut self.open else { return Ok(0) };
         layout.put_record(open, entry, write);
         Ok(self.added(1))
+    }
+
+    /// Whether the learner takes records of so many bytes. Before it has said so, all is well.
+    pub fn check_record(&self, bytes: u64) -> Result<()> {
+        if self.frame_rows > 0 && bytes > self.record_bytes {
+            return Err(Error::RecordTooLarge { bytes, lane_bytes: self.record_bytes });
+        }
+        Ok(())
     }
 
     /// Sees to it that the open frame has room for a row at least, and `fits`.

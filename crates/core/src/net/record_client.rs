@@ -56,7 +56,7 @@ impl TcpRecordClient {
     }
 
     /// Waits until there is room for a record of so many bytes, and takes none: for event loops, which then try. False when
-    /// the time was over first.
+    /// the time was over first. One that no lane has room for is an error, as with `send`.
     pub fn wait_writable(&self, bytes: usize, patience: Patience) -> Result<bool> {
         self.client.wait_room(bytes as u64, patience)
     }
