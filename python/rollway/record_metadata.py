@@ -8,10 +8,13 @@ from typing import Any
 from rollway.errors import InvalidArgument
 
 
+_as_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # once: making it costs more than using it
+
+
 def encode(metadata: Any) -> bytes:
     """The metadata as JSON. NaN and infinities go through; what JSON cannot say is an error, not a guess."""
     try:
-        return json.dumps(metadata, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+        return _as_json(metadata).encode("utf-8", "surrogatepass")
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"metadata must be what JSON can say, or bytes: {error}") from None
 

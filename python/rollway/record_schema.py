@@ -139,6 +139,8 @@ def _leaf(name: str, notation: str) -> RaggedLeaf:
 
 
 def _fit(leaf: RaggedLeaf, value: Any) -> np.ndarray[Any, Any]:
+    if isinstance(value, np.ndarray) and _is_exact(leaf, value):
+        return value
     array = _listed(leaf, value) if isinstance(value, list | tuple) else as_array(value, leaf.name, leaf.dtype)
     shape = array.shape[1:] if leaf.ragged and array.ndim else array.shape
     if array.dtype != leaf.dtype or shape != leaf.shape or (leaf.ragged and array.ndim == 0):
@@ -147,6 +149,11 @@ def _fit(leaf: RaggedLeaf, value: Any) -> np.ndarray[Any, Any]:
             "Cast or reshape it before sending, or change the schema on both sides"
         )
     return np.ascontiguousarray(array).reshape(array.shape)  # ascontiguousarray makes 0-d arrays 1-d
+
+
+def _is_exact(leaf: RaggedLeaf, array: np.ndarray[Any, Any]) -> bool:
+    fits = array.ndim == len(leaf.dims) and array.shape[leaf.ragged :] == leaf.shape
+    return fits and array.dtype == leaf.dtype and array.flags.c_contiguous
 
 
 def _listed(leaf: RaggedLeaf, value: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any]:

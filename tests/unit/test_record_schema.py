@@ -101,3 +101,31 @@ def test_what_is_no_key_is_refused(server, key):
 def test_bytes_that_are_no_key_are_an_error(packed):
     with pytest.raises(rollway.InvalidArgument, match="no key"):
         RecordKey.unpack(packed)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint64", "float16", "bool"]
+)
+def test_python_numbers_fit_leaves_that_can_hold_them(dtype):
+    good = {"float": [0, -3, 1.5, 1e30], "int": [0, -3, 100], "uint": [0, 100], "bool": [True, False]}
+    bad = {"float": ["x", None, 1j], "int": [1.5, 2**63, "x"], "uint": [-1, 2**64, 1.0], "bool": [2, 0.0]}
+    kind = dtype.rstrip("0123456789")
+    with rollway.RecordServer({"a": f"{dtype}[]", "tokens": "int32[*]", "b": f"{dtype}[]"}) as server:
+        for value in good[kind]:
+            if dtype == "float16" and value == 1e30:
+                continue
+            for form in (value, np.asarray(value, dtype), np.dtype(dtype).type(value)):
+                server.submit({"a": form, "tokens": [1], "b": value})
+                record = server.read()
+                assert record["a"] == record["b"] == np.dtype(dtype).type(value) and record["a"].dtype == dtype
+        for value in bad[kind]:
+            with pytest.raises(SchemaMismatch, match="'b'"):
+                server.submit({"a": good[kind][0], "tokens": [1], "b": value})
+        if kind in ("int", "uint"):
+            limits = np.iinfo(dtype)
+            for value in (limits.min, limits.max):
+                server.submit({"a": int(value), "tokens": [], "b": int(value)})
+                assert int(server.read()["b"]) == value
+            for value in (int(limits.min) - 1, int(limits.max) + 1):
+                with pytest.raises(SchemaMismatch, match="'a'"):
+                    server.submit({"a": value, "tokens": [], "b": 0})

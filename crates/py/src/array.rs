@@ -57,3 +57,19 @@ pub fn make_read_only(array: &Bound<'_, PyAny>) {
     // SAFETY: the array is an ndarray that `over` made; the GIL is held.
     unsafe { (*array).fields.flags &= !npyffi::NPY_ARRAY_WRITEABLE };
 }
+
+/// A numpy scalar as an array without dimensions; `None` when it is no scalar.
+///
+/// # Safety
+/// The GIL is held and `object` is alive.
+pub unsafe fn of_scalar<'py>(py: Python<'py>, object: *mut ffi::PyObject) -> Option<Bound<'py, PyAny>> {
+    // SAFETY: as the caller promises; the type is checked first, and we own the array that is made.
+    unsafe {
+        let scalars = npyffi::get_type_object(py, NpyTypes::PyGenericArrType_Type);
+        if ffi::PyObject_TypeCheck(object, scalars) == 0 {
+            return None;
+        }
+        let array = PY_ARRAY_API.PyArray_FromScalar(py, object, std::ptr::null_mut());
+        Bound::from_owned_ptr_or_err(py, array).ok()
+    }
+}

@@ -20,6 +20,7 @@ mod record_slot;
 mod rows;
 mod sample;
 mod sample_info;
+mod scalar;
 mod slot;
 mod tcp_client;
 mod tcp_connection;

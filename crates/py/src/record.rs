@@ -7,11 +7,15 @@ use crate::record_label::{JSON, TOMBSTONE};
 use crate::record_plan::{KEY, METADATA, RecordPlan};
 use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use rollway_core::Error;
 use rollway_core::records::format::Placement;
 use rollway_core::records::{Consumer as Core, Record as CoreRecord, Records, Stamp};
 use std::sync::Arc;
+
+static RECORD_KEY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static DECODE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// One record in so many is timed for the `queue_dwell` histogram.
 const TIMED: u64 = 16;
@@ -136,7 +140,7 @@ impl Record {
         if self.placement.counts[KEY] == 0 {
             return Ok(None);
         }
-        let class = py.import("rollway.record_key")?.getattr("RecordKey")?;
+        let class = RECORD_KEY.import(py, "rollway.record_key", "RecordKey")?;
         class.call_method1("unpack", (self.bytes_of(py, KEY)?,)).map(Some)
     }
 
@@ -145,7 +149,7 @@ impl Record {
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let bytes = self.bytes_of(py, METADATA)?;
         if self.stamp.kind & JSON != 0 {
-            return py.import("rollway.record_metadata")?.getattr("decode")?.call1((bytes,)).map(Some);
+            return DECODE.import(py, "rollway.record_metadata", "decode")?.call1((bytes,)).map(Some);
         }
         Ok((!bytes.as_bytes().is_empty()).then(|| bytes.into_any()))
     }

@@ -1,11 +1,14 @@
 //! What a record carries besides its arrays: whose it is, free metadata, and the weights that made it.
 
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::PyBytes;
 
 /// Bits of a record's kind: it holds no data, and its key will never come; its metadata is JSON.
 pub const TOMBSTONE: u32 = 1;
 pub const JSON: u32 = 2;
+
+static ENCODE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// The label of a record that is about to be sent.
 pub struct Label<'py> {
@@ -32,8 +35,8 @@ impl<'py> Label<'py> {
             Some(metadata) => match metadata.cast::<PyBytes>() {
                 Ok(bytes) => (Some(bytes.clone()), 0),
                 Err(_) => {
-                    let module = py.import("rollway.record_metadata")?;
-                    (Some(module.getattr("encode")?.call1((metadata,))?.cast_into::<PyBytes>()?), JSON)
+                    let encode = ENCODE.import(py, "rollway.record_metadata", "encode")?;
+                    (Some(encode.call1((metadata,))?.cast_into::<PyBytes>()?), JSON)
                 }
             },
         };

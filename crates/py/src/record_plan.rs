@@ -2,6 +2,7 @@
 
 use crate::array;
 use crate::plan::Leaf;
+use crate::scalar::Number;
 use numpy::npyffi::{self, npy_intp};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
@@ -21,6 +22,8 @@ pub struct RecordLeaf {
     /// Of a row, if it is ragged; otherwise of the whole.
     pub array: Leaf,
     pub ragged: bool,
+    /// Without dimensions: the kind of its number.
+    number: Option<Number>,
 }
 
 /// `RecordPlan(schema, text, leaves)`: built by `rollway.record_schema.RecordSchema`, used by every handle.
@@ -46,21 +49,19 @@ impl RecordPlan {
         schema: Py<PyAny>,
         text: Vec<u8>,
         leaves: Vec<(Py<PyString>, Py<PyAny>, Vec<npy_intp>, usize, bool)>,
-    ) -> Self {
-        let leaves: Vec<RecordLeaf> = leaves
-            .into_iter()
-            .map(|(name, descr, shape, bytes, ragged)| RecordLeaf {
-                name,
-                array: Leaf { descr, shape, bytes },
-                ragged,
-            })
-            .collect();
+    ) -> PyResult<Self> {
+        let leaf = |(name, descr, shape, bytes, ragged): (_, Py<PyAny>, Vec<npy_intp>, _, bool)| {
+            let scalar = !ragged && shape.is_empty();
+            let number = if scalar { Number::of(descr.bind(py))? } else { None };
+            Ok(RecordLeaf { name, array: Leaf { descr, shape, bytes }, ragged, number })
+        };
+        let leaves: Vec<RecordLeaf> = leaves.into_iter().map(leaf).collect::<PyResult<_>>()?;
         let bytes = LeafShape { row_bytes: 1, rows: None };
         let user = leaves
             .iter()
             .map(|leaf| LeafShape { row_bytes: leaf.array.bytes, rows: (!leaf.ragged).then_some(1) });
         let shape = Shape::new([bytes; HIDDEN].into_iter().chain(user).collect());
-        RecordPlan { schema, text, leaves, shape, ndarray: array::ndarray_type(py) as usize }
+        Ok(RecordPlan { schema, text, leaves, shape, ndarray: array::ndarray_type(py) as usize })
     }
 
     /// The schema that it was compiled from.
@@ -100,8 +101,10 @@ pub struct Parts {
     /// The rows of each ragged leaf.
     pub ragged: Vec<usize>,
     pub placement: Placement,
+    /// Numbers that have no array: where some sources point to. Never grows beyond its first capacity.
+    _numbers: Vec<[u8; 8]>,
     /// Arrays that Python made for us.
-    _converted: Option<Py<PyList>>,
+    _converted: Vec<Py<PyAny>>,
 }
 
 // SAFETY: the pointers are to bytes of arrays and bytes objects; they are read while those are alive (see `Parts::of`).
@@ -118,22 +121,22 @@ impl Parts {
         key: &[u8],
         metadata: &[u8],
     ) -> PyResult<Parts> {
+        let (mut numbers, mut converted) = (Vec::new(), Vec::new());
         let mut sources = Parts::hidden(plan, key, metadata);
         // SAFETY: the GIL is held, `data` is alive, and no Python code runs in between.
-        let converted = if unsafe { find(plan, data.as_ptr(), &mut sources) } {
-            None
-        } else {
+        if !unsafe { find(py, plan, data.as_ptr(), &mut sources, &mut numbers, &mut converted) } {
             sources.truncate(HIDDEN);
-            Some(convert(plan, data, &mut sources)?)
-        };
-        Parts::placed(py, plan, sources, converted)
+            convert(plan, data, &mut sources, &mut converted)?;
+        }
+        let placed = Parts::placed(py, plan, sources)?;
+        Ok(Parts { _numbers: numbers, _converted: converted, ..placed })
     }
 
     /// A record with no data: every ragged leaf is empty, every fixed one zero.
     pub fn empty(py: Python<'_>, plan: &RecordPlan, key: &[u8], metadata: &[u8]) -> PyResult<Parts> {
         let mut sources = Parts::hidden(plan, key, metadata);
         sources.resize(plan.shape.leaves.len(), Source { data: null(), rows: 0 });
-        Parts::placed(py, plan, sources, None)
+        Parts::placed(py, plan, sources)
     }
 
     /// Room for ragged leaves of so many rows, to be written in place.
@@ -146,7 +149,7 @@ impl Parts {
     ) -> PyResult<Parts> {
         let mut sources = Parts::hidden(plan, key, metadata);
         sources.extend(rows.iter().map(|&rows| Source { data: null(), rows }));
-        Parts::placed(py, plan, sources, None)
+        Parts::placed(py, plan, sources)
     }
 
     fn hidden(plan: &RecordPlan, key: &[u8], metadata: &[u8]) -> Vec<Source> {
@@ -155,12 +158,7 @@ impl Parts {
         sources
     }
 
-    fn placed(
-        py: Python<'_>,
-        plan: &RecordPlan,
-        sources: Vec<Source>,
-        converted: Option<Py<PyList>>,
-    ) -> PyResult<Parts> {
+    fn placed(py: Python<'_>, plan: &RecordPlan, sources: Vec<Source>) -> PyResult<Parts> {
         let ragged: Vec<usize> = plan
             .shape
             .leaves
@@ -170,7 +168,7 @@ impl Parts {
             .map(|(_, source)| source.rows)
             .collect();
         let placement = plan.shape.place(&ragged).map_err(|error| crate::errors::to_py(py, error))?;
-        Ok(Parts { sources, ragged, placement, _converted: converted })
+        Ok(Parts { sources, ragged, placement, _numbers: Vec::new(), _converted: Vec::new() })
     }
 
     pub fn bytes(&self) -> usize {
@@ -200,11 +198,18 @@ impl Parts {
     }
 }
 
-/// Finds the arrays of a plain dict of exact arrays. False when anything is not plain.
+/// Finds the arrays and numbers of a plain dict, if they are exact. False when anything is not plain.
 ///
 /// # Safety
 /// The GIL is held and `object` is alive.
-unsafe fn find(plan: &RecordPlan, object: *mut ffi::PyObject, sources: &mut Vec<Source>) -> bool {
+unsafe fn find(
+    py: Python<'_>,
+    plan: &RecordPlan,
+    object: *mut ffi::PyObject,
+    sources: &mut Vec<Source>,
+    numbers: &mut Vec<[u8; 8]>,
+    converted: &mut Vec<Py<PyAny>>,
+) -> bool {
     // SAFETY: as the caller promises; items are alive while their dict is, and exact string keys run no Python code.
     unsafe {
         if ffi::PyDict_CheckExact(object) == 0 || ffi::PyDict_Size(object) as usize != plan.leaves.len() {
@@ -216,13 +221,22 @@ unsafe fn find(plan: &RecordPlan, object: *mut ffi::PyObject, sources: &mut Vec<
                 ffi::PyErr_Clear();
                 return false;
             }
-            match array_of(plan, leaf, item) {
-                Some(source) => {
-                    sources.push(source);
-                    true
+            let source = array_of(plan, leaf, item).or_else(|| {
+                let number = leaf.number?;
+                if let Some(array) = array::of_scalar(py, item) {
+                    let source = array_of(plan, leaf, array.as_ptr());
+                    converted.push(array.unbind());
+                    return source;
                 }
-                None => false,
-            }
+                let bytes = number.bytes(item)?;
+                if numbers.is_empty() {
+                    numbers.reserve_exact(plan.leaves.len()); // Once: the sources point into it.
+                }
+                numbers.push(bytes);
+                Some(Source { data: numbers.last()?.as_ptr(), rows: 1 })
+            });
+            sources.extend(source);
+            source.is_some()
         })
     }
 }
@@ -258,19 +272,23 @@ unsafe fn array_of(plan: &RecordPlan, leaf: &RecordLeaf, object: *mut ffi::PyObj
 
 /// Asks `RecordSchema.conform` for a list of exact arrays; it raises with the name of the leaf that does not fit.
 #[cold]
-fn convert(plan: &RecordPlan, data: &Bound<'_, PyAny>, sources: &mut Vec<Source>) -> PyResult<Py<PyList>> {
-    let py = data.py();
-    let list = plan.schema.bind(py).call_method1("conform", (data,))?.cast_into::<PyList>()?;
-    let arrays: Vec<Bound<'_, PyAny>> = list.iter().collect();
-    for (leaf, array) in plan.leaves.iter().zip(&arrays) {
+fn convert(
+    plan: &RecordPlan,
+    data: &Bound<'_, PyAny>,
+    sources: &mut Vec<Source>,
+    converted: &mut Vec<Py<PyAny>>,
+) -> PyResult<()> {
+    let list = plan.schema.bind(data.py()).call_method1("conform", (data,))?.cast_into::<PyList>()?;
+    if list.len() != plan.leaves.len() {
+        return Err(PyRuntimeError::new_err("conform gave the wrong number of leaves"));
+    }
+    for (leaf, array) in plan.leaves.iter().zip(list.iter()) {
         let data: usize = array.getattr("ctypes")?.getattr("data")?.extract()?;
         let rows = if leaf.ragged { array.len()? } else { 1 };
         sources.push(Source { data: data as *const u8, rows });
+        converted.push(array.unbind());
     }
-    if arrays.len() != plan.leaves.len() {
-        return Err(PyRuntimeError::new_err("conform gave the wrong number of leaves"));
-    }
-    Ok(list.unbind())
+    Ok(())
 }
 
 /// `{"tokens": 4096}` as a number of rows for every leaf; fixed leaves have one.
