@@ -48,6 +48,7 @@ from rollway.shm_client import ShmClient
 from rollway.shm_record_client import ShmRecordClient
 from rollway.shm_transport import ShmTransport
 from rollway.tcp_client import TcpClient
+from rollway.tcp_record_client import TcpRecordClient
 from rollway.tcp_transport import TcpTransport, Tls
 from rollway.trajectory_accumulator import TrajectoryAccumulator
 from rollway.transport import Endpoint, Intake, RecordIntake, RecordTransport, Transport
@@ -105,6 +106,7 @@ __all__ = [
     "Slot",
     "SystemCallFailed",
     "TcpClient",
+    "TcpRecordClient",
     "TcpTransport",
     "Tls",
     "TlsFailed",

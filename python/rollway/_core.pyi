@@ -19,6 +19,7 @@ __all__ = [
     "Sample",
     "SampleInfo",
     "Slot",
+    "TcpRecordSender",
     "TcpSender",
     "TcpServer",
     "collect",
@@ -189,11 +190,66 @@ class TcpSender:
     @property
     def unacknowledged(self) -> int: ...
 
+@disjoint_base
+class TcpRecordSender:
+    def __new__(
+        cls,
+        host: str,
+        port: int,
+        plan: RecordPlan,
+        *,
+        max_inflight_msgs: int,
+        token: bytes | None,
+        tls: tuple[str, str | None] | None,
+        producer_id: int | None,
+        connect_timeout_s: float,
+        reconnect_timeout_s: float,
+        keepalive_s: float,
+    ) -> Self: ...
+    def send(
+        self,
+        data: Any,
+        *,
+        key: Any = None,
+        metadata: Any = None,
+        version: int = 0,
+        timeout: float | None = None,
+    ) -> bool: ...
+    def try_send(self, data: Any, *, key: Any = None, metadata: Any = None, version: int = 0) -> bool: ...
+    def tombstone(self, key: Any, reason: str = "", *, version: int = 0, timeout: float | None = None) -> bool: ...
+    def reserve(
+        self,
+        lengths: dict[str, int],
+        *,
+        key: Any = None,
+        metadata: Any = None,
+        version: int = 0,
+        timeout: float | None = None,
+    ) -> RecordSlot: ...
+    def wait(self, timeout: float | None = None) -> None: ...
+    def wait_writable(self, timeout: float) -> bool: ...
+    def close(self, timeout: float | None) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def connected(self) -> bool: ...
+    @property
+    def over(self) -> bool: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def producer_id(self) -> int | None: ...
+    @property
+    def published_version(self) -> int: ...
+    @property
+    def unacknowledged(self) -> int: ...
+
 @final
 class TcpServer:
     def __new__(
         cls,
-        consumer: Consumer,
+        consumer: Consumer | RecordConsumer,
         host: str,
         port: int,
         *,

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import atexit
-import logging
-import math
 import os
-import time
-import weakref
-from types import TracebackType
 from typing import Any
 
 from rollway._core import TcpSender
 from rollway.async_bell import AsyncBell
-from rollway.async_sends import AsyncSends, deadline_of
-from rollway.errors import ForeignSchema, RollwayError, WaitTimeout
+from rollway.async_sends import AsyncSends
+from rollway.errors import ForeignSchema
 from rollway.schema import Schema
+from rollway.tcp_lifetime import TcpLifetime
 from rollway.tcp_transport import secret
 
-_log = logging.getLogger(__name__)
-_open_clients: weakref.WeakSet[TcpClient] = weakref.WeakSet()
-_FORGOTTEN_S = 2.0  # how long what a client has on its way is waited for when nobody closed it
-_SLICE_S = 1.0  # a cancelled wait leaves its thread within this time
 
-
-class TcpClient(TcpSender, AsyncSends):
+class TcpClient(TcpLifetime, TcpSender, AsyncSends):
     """Moves samples from this process into a learner's ring over TCP.
 
     `send` copies a sample and returns; it leaves at once when the line is idle, and small ones travel together when
@@ -60,10 +49,7 @@ class TcpClient(TcpSender, AsyncSends):
     [[1.0, 1.0], [2.0, 2.0]]
     """
 
-    _bell: AsyncBell
-
-    blocks = True
-    """Whether `send` waits when there is no room: always, for what to drop is the learner's choice."""
+    _cargo = "samples"
 
     def __new__(
         cls,
@@ -98,72 +84,8 @@ class TcpClient(TcpSender, AsyncSends):
             )
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
-        self._bell = AsyncBell(super(TcpClient, self).wait_writable)
-        _open_clients.add(self)
+        self._begin(AsyncBell(super(TcpClient, self).wait_writable))
         return self
 
-    async def wait_async(self, timeout: float | None = None) -> None:
-        """As `wait`, for asyncio."""
-        deadline = deadline_of(timeout)
-        while True:
-            left = math.inf if deadline is None else max(deadline - time.monotonic(), 0.0)
-            try:
-                return await asyncio.to_thread(self.wait, min(left, _SLICE_S))
-            except WaitTimeout:
-                if left <= _SLICE_S:
-                    raise WaitTimeout(self._no_room(timeout)) from None
-
-    def close(self, timeout: float | None = 10.0) -> None:
-        """Waits until everything is acknowledged, at most ``timeout`` seconds, and disconnects. Safe to call twice.
-
-        `ConnectionClosedError` says how many samples were not acknowledged; the client is closed all the same.
-        """
-        try:
-            super().close(timeout)
-        finally:
-            self._bell.close()
-            _open_clients.discard(self)
-
-    def __enter__(self) -> TcpClient:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        try:
-            self.close()
-        except RollwayError as failure:
-            if error is None:
-                raise
-            error.add_note(f"and while closing: {failure}")  # what went wrong first is what is raised
-
-    def __del__(self) -> None:
-        if hasattr(self, "_bell"):
-            _close_quietly(self)
-
-    def __repr__(self) -> str:
-        state = "connected" if self.connected else "connecting"
-        return f"<rollway.TcpClient {self.address} {'closed' if self.closed else 'lost' if self.over else state}>"
-
-    def _no_room(self, timeout: float | None) -> str:
-        return (
-            f"{self.address} did not take everything within {timeout} s: {self.unacknowledged} samples are not "
-            "acknowledged. Wait longer, or see whether the learner still takes batches"
-        )
-
-
-def _close_quietly(client: TcpClient) -> None:
-    """Delivers what a forgotten client still has, or says what is lost."""
-    if client.closed or client.unacknowledged == 0:
-        return
-    try:
-        client.close(_FORGOTTEN_S)
-    except RollwayError as error:
-        _log.error("a TcpClient was not closed, and %s", error)
-
-
-def _close_all() -> None:
-    for client in list(_open_clients):
-        _close_quietly(client)
-
-
-# At the end of the interpreter; after Ctrl-C, too, so not for long.
-atexit.register(_close_all)
+    def _disconnect(self, timeout: float | None) -> None:
+        TcpSender.close(self, timeout)

@@ -1,4 +1,4 @@
-"""TcpTransport: lets workers on other hosts feed a learner's ring over TCP. Says how; native code does it."""
+"""TcpTransport: lets workers on other hosts feed a learner over TCP. Says how; native code does it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rollway._core import TcpServer
 from rollway.errors import ForeignSchema
-from rollway.transport import Intake
+from rollway.transport import Intake, RecordIntake
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ class _Options:
 
 @dataclass(frozen=True)
 class TcpTransport(_Options):
-    """A port on which remote workers (`TcpClient`) connect. Their bytes go from the socket straight into the ring.
+    """A port on which remote workers connect: `TcpClient` to a `Server`, `TcpRecordClient` to a `RecordServer`.
+
+    Their bytes go from the socket straight into the ring, or into a lane that all records of this transport share.
 
     Args:
         port: 0 takes any that is free; `Server.port` tells which.
@@ -53,8 +55,8 @@ session_ttl_s=600.0, port=50051, host='127.0.0.1')
     port: int = 0
     host: str = "127.0.0.1"
 
-    def start(self, intake: Intake) -> TcpEndpoint:
-        """Binds and listens. `Server.start` calls it."""
+    def start(self, intake: Intake | RecordIntake) -> TcpEndpoint:
+        """Binds and listens. `Server.start` and `RecordServer.start` call it."""
         native = TcpServer(
             intake.consumer,
             self.host,
@@ -73,7 +75,7 @@ session_ttl_s=600.0, port=50051, host='127.0.0.1')
 class TcpEndpoint:
     """A `TcpTransport` at work."""
 
-    def __init__(self, native: TcpServer, intake: Intake) -> None:
+    def __init__(self, native: TcpServer, intake: Intake | RecordIntake) -> None:
         self._native = native
         self._schema = intake.schema
 

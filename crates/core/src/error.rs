@@ -137,6 +137,10 @@ pub enum Error {
     )]
     ForeignSchema { address: String, ours: Vec<u8>, theirs: Vec<u8> },
 
+    /// A client of samples at a server of records, or the other way round.
+    #[error("the learner at {address} does not take what this client sends: {why}")]
+    WrongCargo { address: String, why: String },
+
     #[error("{address} does not speak our protocol: {what}. Is it a Rollway server of the same version?")]
     Protocol { address: String, what: String },
 

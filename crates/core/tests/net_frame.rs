@@ -5,8 +5,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use rollway_core::net::frame::{
-    self, Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_SEQUENCE, MAX_TEXT_BYTES, PREAMBLE_BYTES,
-    Preamble, Refusal, Welcome, probe,
+    self, Cargo, ENTRY_BYTES, Entry, Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_SEQUENCE,
+    MAX_TEXT_BYTES, PREAMBLE_BYTES, Preamble, RecordLimits, Refusal, Welcome, probe,
 };
 
 fn kinds() -> impl Strategy<Value = Kind> {
@@ -16,6 +16,7 @@ fn kinds() -> impl Strategy<Value = Kind> {
         Just(Kind::Welcome),
         Just(Kind::Refuse),
         Just(Kind::Data),
+        Just(Kind::Records),
         Just(Kind::Ack),
         Just(Kind::Full),
         Just(Kind::Ping),
@@ -32,7 +33,7 @@ fn length_of(kind: Kind, dice: u64) -> u64 {
         Kind::Hello => 40 + dice % 1000,
         Kind::Welcome => 24,
         Kind::Refuse => 4 + dice % 1000,
-        Kind::Data => dice,
+        Kind::Data | Kind::Records => dice,
         Kind::Goodbye => dice % (MAX_TEXT_BYTES as u64 + 1),
         Kind::Extension(_) => dice % (frame::MAX_EXTENSION_BYTES + 1),
         _ => 0,
@@ -49,6 +50,7 @@ prop_compose! {
 
 prop_compose! {
     fn hellos()(
+        cargo in prop_oneof![Just(Cargo::Samples), Just(Cargo::Records)],
         session: [u8; 16],
         producer_id in proptest::option::of(0u32..u32::MAX),
         attempt: u32,
@@ -56,7 +58,15 @@ prop_compose! {
         retained: u64,
         schema in vec(any::<u8>(), 0..200),
     ) -> Hello {
-        Hello { session, producer_id, attempt, next, oldest: next - retained % (next + 1), schema }
+        Hello { cargo, session, producer_id, attempt, next, oldest: next - retained % (next + 1), schema }
+    }
+}
+
+const LIMITS: RecordLimits = RecordLimits { rows: 20, frame_bytes: 20_000, record_bytes: 1000 };
+
+prop_compose! {
+    fn entries()(bytes in 0u64..=1000, version: u32, kind: u32) -> Entry {
+        Entry { bytes, version, kind }
     }
 }
 
@@ -79,7 +89,7 @@ proptest! {
     #[test]
     fn a_length_that_does_not_fit_its_kind_is_damage(header in headers(), length: u64) {
         let fits = match header.kind {
-            Kind::Data => true,
+            Kind::Data | Kind::Records => true,
             Kind::Proof => length == 32,
             Kind::Welcome => length == 24,
             Kind::Hello => (40..=40 + (1 << 20)).contains(&length),
@@ -109,14 +119,17 @@ proptest! {
         let bytes = hello.frame();
         let header = Header::parse(&bytes).unwrap().unwrap();
         prop_assert_eq!((header.kind, header.length as usize), (Kind::Hello, bytes.len() - HEADER_BYTES));
-        prop_assert!(Hello::parse(&bytes[HEADER_BYTES..HEADER_BYTES + cut]).is_err());
-        prop_assert_eq!(Hello::parse(&bytes[HEADER_BYTES..]), Ok(hello));
+        prop_assert!(Hello::parse(header.code, &bytes[HEADER_BYTES..HEADER_BYTES + cut]).is_err());
+        prop_assert!(Hello::parse(7, &bytes[HEADER_BYTES..]).is_err());
+        prop_assert_eq!(Hello::parse(header.code, &bytes[HEADER_BYTES..]), Ok(hello));
     }
 
     #[test]
-    fn a_welcome_is_read_as_it_was_written(producer_id: u32, max_rows in 1u32.., credit in 1u32.., next: u64) {
-        let welcome = Welcome { producer_id, max_rows, credit, next };
-        prop_assert_eq!(Welcome::parse(&welcome.frame()[HEADER_BYTES..]), Ok(welcome));
+    fn a_welcome_is_read_as_it_was_written(
+        producer_id: u32, max_rows in 1u32.., max_bytes: u32, credit in 1u32.., next: u64, version: u32,
+    ) {
+        let welcome = Welcome { producer_id, max_rows, max_bytes, credit, next, version };
+        prop_assert_eq!(Welcome::parse(version, &welcome.frame()[HEADER_BYTES..]), Ok(welcome));
     }
 
     #[test]
@@ -136,6 +149,45 @@ proptest! {
         for &code in Farewell::ALL {
             let header = Header::parse(&frame::goodbye(code, &text)).unwrap().unwrap();
             prop_assert_eq!(Farewell::from_code(header.code), Some(code));
+        }
+    }
+
+    #[test]
+    fn an_index_is_read_as_it_was_written_and_every_other_length_is_damage(
+        entries in vec(entries(), 1..20),
+        other: u64,
+    ) {
+        let index: Vec<u8> = entries.iter().flat_map(Entry::encoded).collect();
+        let records: u64 = entries.iter().map(|entry| entry.bytes).sum();
+        let length = index.len() as u64 + records;
+        let header = Header { rows: entries.len() as u32, length, ..Header::new(Kind::Records) };
+        prop_assert_eq!(LIMITS.parts(&header), Ok((index.len(), records as usize)));
+        prop_assert_eq!(LIMITS.check(&index, records as usize), Ok(()));
+        prop_assert_eq!(Entry::all(&index).collect::<Vec<_>>(), entries);
+        // Any other length is found, by its header or by its index.
+        for wrong in [other, length + 1, length.wrapping_sub(1), index.len() as u64 - 1] {
+            let parts = LIMITS.parts(&Header { length: wrong, ..header });
+            prop_assert!(wrong == length || parts.and_then(|(_, records)| LIMITS.check(&index, records)).is_err());
+        }
+    }
+
+    #[test]
+    fn a_frame_of_too_many_or_too_large_records_is_damage(rows: u32, length: u64, bytes: u64) {
+        let header = Header { rows, length, ..Header::new(Kind::Records) };
+        if let Ok((index, records)) = LIMITS.parts(&header) {
+            prop_assert!((1..=LIMITS.rows as u32).contains(&rows) && index == rows as usize * ENTRY_BYTES);
+            let most = if rows == 1 { LIMITS.record_bytes } else { LIMITS.frame_bytes };
+            prop_assert!(records <= most && (index + records) as u64 == length);
+        }
+        let one = Entry { bytes, version: 0, kind: 0 }.encoded();
+        let fits = LIMITS.check(&one, bytes as usize).is_ok();
+        prop_assert_eq!(fits, bytes <= LIMITS.record_bytes as u64);
+    }
+
+    #[test]
+    fn any_index_is_read_without_harm(index in vec(any::<u8>(), 0..200), records: usize) {
+        if LIMITS.check(&index, records).is_ok() {
+            prop_assert_eq!(Entry::all(&index).map(|entry| entry.bytes).sum::<u64>(), records as u64);
         }
     }
 

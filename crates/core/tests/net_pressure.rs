@@ -9,7 +9,7 @@ mod harness;
 use fixture::*;
 use harness::*;
 use rollway_core::Error;
-use rollway_core::net::frame::{Farewell, Header, Hello, Kind, Refusal};
+use rollway_core::net::frame::{Cargo, Farewell, Header, Hello, Kind, Refusal};
 use rollway_core::net::{TcpClientSpec, TcpServer, TcpServerSpec};
 use rollway_core::ring::{Consumer, OnFull, Patience};
 use std::io::Write;
@@ -109,8 +109,16 @@ fn five_hundred_clients_of_a_learner_that_stands_still_cost_little() {
         let mut session = [0; 16];
         session[..8].copy_from_slice(&(number as u64).to_le_bytes());
         raw.write(
-            &Hello { session, producer_id: None, attempt: 1, next: 0, oldest: 0, schema: SCHEMA.to_vec() }
-                .frame(),
+            &Hello {
+                cargo: Cargo::Samples,
+                session,
+                producer_id: None,
+                attempt: 1,
+                next: 0,
+                oldest: 0,
+                schema: SCHEMA.to_vec(),
+            }
+            .frame(),
         );
         assert_eq!(raw.frame().0.kind, Kind::Welcome);
         raws.push(raw);
@@ -130,12 +138,6 @@ fn five_hundred_clients_of_a_learner_that_stands_still_cost_little() {
     let grown = resident().saturating_sub(before);
     assert!(grown < CLIENTS * 32 * 1024, "{grown} bytes for {CLIENTS} clients");
     assert_eq!(learner.claimed(), 0);
-}
-
-/// Bytes of this process that are in memory.
-fn resident() -> usize {
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    statm.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
 
 #[test]

@@ -9,11 +9,10 @@ mod harness;
 use fixture::*;
 use harness::*;
 use rollway_core::Error;
-use rollway_core::net::frame::{Farewell, Header, Hello, Kind, PREAMBLE_BYTES, Preamble, Refusal};
-use rollway_core::net::{ClientTls, ServerTls, TcpClient, TcpClientSpec, TcpServer, TcpServerSpec};
+use rollway_core::net::frame::{Cargo, Farewell, Header, Hello, Kind, PREAMBLE_BYTES, Preamble, Refusal};
+use rollway_core::net::{ServerTls, TcpClient, TcpClientSpec, TcpServer, TcpServerSpec};
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::path::PathBuf;
 use std::time::Duration;
 
 fn guarded() -> Learner {
@@ -161,6 +160,7 @@ fn strangers_learn_nothing_but_the_protocol() {
     raw.write(&Preamble { protocol: 1, token: true, nonce: [0; 32] }.bytes());
     raw.write(&Header::new(Kind::Proof).with(&[0; 32]));
     let hello = Hello {
+        cargo: Cargo::Samples,
         session: [0; 16],
         producer_id: None,
         attempt: 1,
@@ -285,34 +285,6 @@ fn a_handshake_that_takes_too_long_is_cut() {
 }
 
 // ── TLS ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-/// A self-signed certificate and its key in a directory of their own, which goes with it.
-struct Certificate(PathBuf);
-
-impl Certificate {
-    fn new(name: &str) -> Certificate {
-        let dir = std::env::temp_dir().join(format!("rollway-test-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let made = rcgen::generate_simple_self_signed(vec!["learner.test".to_owned()]).unwrap();
-        std::fs::write(dir.join("cert.pem"), made.cert.pem()).unwrap();
-        std::fs::write(dir.join("key.pem"), made.signing_key.serialize_pem()).unwrap();
-        Certificate(dir)
-    }
-
-    fn server(&self) -> Option<ServerTls> {
-        Some(ServerTls { certificate: self.0.join("cert.pem"), key: self.0.join("key.pem") })
-    }
-
-    fn client(&self, name: &str) -> Option<ClientTls> {
-        Some(ClientTls { authority: self.0.join("cert.pem"), server_name: Some(name.to_owned()) })
-    }
-}
-
-impl Drop for Certificate {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 fn encrypted(certificate: &Certificate) -> Learner {
     let spec =

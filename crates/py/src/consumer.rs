@@ -6,12 +6,12 @@ use crate::histogram::HistSnapshot;
 use crate::plan::Plan;
 use crate::producer::{on_full, patience, seconds};
 use crate::sample::Sample;
+use crate::tcp_server::Endpoints;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::Error;
-use rollway_core::net::TcpServer;
 use rollway_core::ring::{Batch as CoreBatch, Consumer as Core, IfExists, Patience, Ring, RingSpec};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// One consumer of a ring.
 #[pyclass(frozen, module = "rollway._core")]
@@ -22,7 +22,7 @@ pub struct Consumer {
     name: Option<String>,
     writable: bool,
     /// The transports that feed the ring from elsewhere.
-    endpoints: GilCell<Vec<Weak<TcpServer>>>,
+    endpoints: Endpoints,
 }
 
 #[pymethods]
@@ -61,7 +61,7 @@ impl Consumer {
         let peer_timeout = peer_timeout_s.map(seconds).transpose()?;
         let core = blocking(py, || Core::open(&spec, if_exists, peer_timeout))?.map_err(|e| to_py(py, e))?;
         let ring = core.ring().clone();
-        let (core, endpoints) = (GilCell::new(Some(Arc::new(core))), GilCell::new(Vec::new()));
+        let (core, endpoints) = (GilCell::new(Some(Arc::new(core))), Endpoints::default());
         Ok(Consumer { core, ring, plan, name, writable, endpoints })
     }
 
@@ -184,18 +184,14 @@ impl Consumer {
         &self.ring
     }
 
-    pub fn add_endpoint(&self, py: Python<'_>, endpoint: &Arc<TcpServer>) {
-        let mut endpoints = self.endpoints.replace(py, Vec::new());
-        endpoints.push(Arc::downgrade(endpoint));
-        self.endpoints.replace(py, endpoints);
+    /// The transports that feed the ring.
+    pub fn endpoints(&self) -> &Endpoints {
+        &self.endpoints
     }
 
-    /// How many workers there are, of `seated` producers: a transport sits on one seat for all its connections.
+    /// How many workers there are, of `seated` producers.
     pub fn workers(&self, py: Python<'_>, seated: usize) -> usize {
-        let endpoints: Vec<_> =
-            self.endpoints.with(py, |endpoints| endpoints.iter().filter_map(Weak::upgrade).collect());
-        let connections: usize = endpoints.iter().map(|endpoint| endpoint.stats().connections as usize).sum();
-        seated.saturating_sub(endpoints.len()) + connections
+        self.endpoints.workers(py, seated)
     }
 
     pub fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {

@@ -34,7 +34,7 @@ pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
         Error::Unreachable { .. } => "LearnerUnreachable",
         Error::Token { .. } => "NotAuthorized",
         Error::TokenRequired { .. } => "TokenRequired",
-        Error::Protocol { .. } => "ProtocolMismatch",
+        Error::Protocol { .. } | Error::WrongCargo { .. } => "ProtocolMismatch",
         Error::Tls { .. } => "TlsFailed",
         Error::Bind { .. } => "AddressUnavailable",
         Error::Forked { .. } => "NotInThisProcess",

@@ -23,6 +23,8 @@ mod sample_info;
 mod scalar;
 mod slot;
 mod tcp_client;
+mod tcp_connection;
+mod tcp_record_client;
 mod tcp_server;
 
 use pyo3::prelude::*;
@@ -60,6 +62,8 @@ mod _core {
     use super::slot::Slot;
     #[pymodule_export]
     use super::tcp_client::TcpSender;
+    #[pymodule_export]
+    use super::tcp_record_client::TcpRecordSender;
     #[pymodule_export]
     use super::tcp_server::TcpServer;
 }

@@ -289,7 +289,10 @@ impl Plan {
             {
                 return None;
             }
-            let dims = std::slice::from_raw_parts(array.dimensions, array.nd as usize);
+            let dims = match array.nd {
+                0 => &[][..], // NumPy gives no pointer then.
+                nd => std::slice::from_raw_parts(array.dimensions, nd as usize),
+            };
             let shape = match expect {
                 Expect::Sample => dims,
                 Expect::Stack => {

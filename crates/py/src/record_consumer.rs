@@ -7,6 +7,7 @@ use crate::histogram::HistSnapshot;
 use crate::producer::{on_full, patience, seconds};
 use crate::record::Record;
 use crate::record_plan::RecordPlan;
+use crate::tcp_server::Endpoints;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use rollway_core::Error;
@@ -20,6 +21,7 @@ pub struct RecordConsumer {
     records: Arc<Records>,
     plan: Py<RecordPlan>,
     name: Option<String>,
+    endpoints: Endpoints,
 }
 
 #[pymethods]
@@ -56,8 +58,7 @@ impl RecordConsumer {
         let if_exists = self::if_exists(if_exists)?;
         let peer_timeout = peer_timeout_s.map(seconds).transpose()?;
         let core = blocking(py, || Core::open(&spec, if_exists, peer_timeout))?.map_err(|e| to_py(py, e))?;
-        let records = core.records().clone();
-        Ok(RecordConsumer { core: GilCell::new(Some(Arc::new(core))), records, plan, name })
+        Ok(RecordConsumer::of(core, plan, name))
     }
 
     /// A consumer of records that are there.
@@ -70,8 +71,7 @@ impl RecordConsumer {
     ) -> PyResult<Self> {
         let peer_timeout = peer_timeout_s.map(seconds).transpose()?;
         let core = Core::attach(&name, Some(&plan.get().text), peer_timeout).map_err(|e| to_py(py, e))?;
-        let records = core.records().clone();
-        Ok(RecordConsumer { core: GilCell::new(Some(Arc::new(core))), records, plan, name: Some(name) })
+        Ok(RecordConsumer::of(core, plan, Some(name)))
     }
 
     /// Raises what keeps records of that name from being attached to.
@@ -169,10 +169,10 @@ impl RecordConsumer {
         Ok(self.core(py)?.resumed())
     }
 
-    /// How many producers live, and the pids of those who died without closing.
+    /// Living producers, here and at the other end of connections, and the pids of those who died without closing.
     fn producers(&self, py: Python<'_>) -> PyResult<(usize, Vec<u32>)> {
         let census = self.core(py)?.producers();
-        Ok((census.alive, census.died))
+        Ok((self.endpoints.workers(py, census.alive), census.died))
     }
 
     /// Plain numbers about the records.
@@ -192,6 +192,17 @@ impl RecordConsumer {
 }
 
 impl RecordConsumer {
+    fn of(core: Core, plan: Py<RecordPlan>, name: Option<String>) -> RecordConsumer {
+        let records = core.records().clone();
+        let (core, endpoints) = (GilCell::new(Some(Arc::new(core))), Endpoints::default());
+        RecordConsumer { core, records, plan, name, endpoints }
+    }
+
+    /// The transports that feed lanes.
+    pub fn endpoints(&self) -> &Endpoints {
+        &self.endpoints
+    }
+
     fn wrap(&self, py: Python<'_>, record: CoreRecord<Arc<Core>>) -> PyResult<Record> {
         Record::of(py, &self.plan, record)
     }

@@ -6,7 +6,7 @@ use crate::producer::{check_timeout, on_full, patience, seconds};
 use crate::record_consumer::{RecordConsumer, record_stats};
 use crate::record_label::{Label, TOMBSTONE};
 use crate::record_plan::{Parts, RecordPlan, rows_of};
-use crate::record_slot::{RecordMapping, RecordSlot};
+use crate::record_slot::{Place, RecordMapping, RecordSlot};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::Error;
@@ -145,9 +145,8 @@ impl RecordProducer {
         // Dropped, says the policy; but the caller needs something to write into.
         let room = self.reserve_room(py, parts.bytes(), timeout)?.and_then(|room| room.ok_or(Error::Full));
         let room = room.map_err(|e| self.explain(py, e, timeout))?;
-        let mapping = self.mapping.bind(py);
-        let stamp = (label.kind, label.version);
-        RecordSlot::new(mapping, &self.plan, &parts, room, rows, label.key(), label.metadata(), stamp)
+        let (mapping, place) = (self.mapping.bind(py).as_any(), Place::Lane(room));
+        RecordSlot::new(mapping, &self.plan, &parts, place, rows, &label)
     }
 
     /// Sleeps until what found no room lately may find some, at most `timeout` seconds; false when not.

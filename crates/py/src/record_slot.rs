@@ -1,17 +1,20 @@
-//! `RecordSlot`: room for one record, to be written in place.
+//! `RecordSlot`: room for one record, to be written in place: in the lane, or before it is sent.
 
 use crate::array;
 use crate::errors::to_py;
 use crate::gil::GilCell;
+use crate::record_label::Label as RecordLabel;
 use crate::record_plan::{Parts, RecordPlan, rows_of};
+use crate::tcp_record_client::TcpRecordSender;
 use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyType};
 use rollway_core::Error;
 use rollway_core::records::{Label, Producer as Core, Records, Reservation};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Room in the lane: `with client.reserve({"tokens": 4096}) as slot: slot["tokens"][:] = …`. Leaving the block commits;
+/// Room for a record: `with client.reserve({"tokens": 4096}) as slot: slot["tokens"][:] = …`. Leaving the block commits;
 /// an exception in it gives the room back; so does dropping the slot.
 #[pyclass(frozen, module = "rollway")]
 pub struct RecordSlot {
@@ -23,42 +26,83 @@ pub struct RecordSlot {
 }
 
 struct Room {
-    reservation: Reservation<Arc<Core>>,
+    place: Place,
     rows: Vec<usize>,
     key: Vec<u8>,
     metadata: Vec<u8>,
 }
 
-/// What the arrays of a slot hold on to: the mapping, not the claim.
+/// Where the record is written.
+pub enum Place {
+    /// Where it will be read.
+    Lane(Reservation<Arc<Core>>),
+    /// In memory of this process; it is sent when it is committed.
+    Draft(Py<RecordDraft>, Py<TcpRecordSender>),
+}
+
+impl Place {
+    fn start(&self) -> *mut u8 {
+        match self {
+            Place::Lane(reservation) => reservation.as_mut_ptr(),
+            Place::Draft(draft, _) => draft.get().start(),
+        }
+    }
+}
+
+/// What the arrays of a slot in a lane hold on to: the mapping, not the claim.
 #[pyclass(frozen, module = "rollway._core")]
 pub struct RecordMapping(#[allow(dead_code)] pub Arc<Records>);
 
+/// What the arrays of a slot hold on to that is not in a lane: its memory.
+#[pyclass(frozen, module = "rollway._core")]
+pub struct RecordDraft(NonNull<[u64]>);
+
+// SAFETY: it is memory that only the arrays over it write, under the GIL.
+unsafe impl Send for RecordDraft {}
+// SAFETY: as above.
+unsafe impl Sync for RecordDraft {}
+
+impl RecordDraft {
+    pub fn new(bytes: usize) -> RecordDraft {
+        RecordDraft(NonNull::from(Box::leak(vec![0; bytes.div_ceil(8)].into_boxed_slice())))
+    }
+
+    fn start(&self) -> *mut u8 {
+        self.0.cast().as_ptr()
+    }
+}
+
+impl Drop for RecordDraft {
+    fn drop(&mut self) {
+        // SAFETY: it was a box, and no array holds on to it any more.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
 impl RecordSlot {
-    #[allow(clippy::too_many_arguments)] // What a reservation is made of, one by one.
-    pub fn new<'py>(
-        mapping: &Bound<'py, RecordMapping>,
+    /// `owner`: what keeps the place mapped, or the memory.
+    pub fn new(
+        owner: &Bound<'_, PyAny>,
         plan: &Py<RecordPlan>,
         parts: &Parts,
-        reservation: Reservation<Arc<Core>>,
+        place: Place,
         rows: Vec<usize>,
-        key: &[u8],
-        metadata: &[u8],
-        (kind, version): (u32, u32),
+        label: &RecordLabel<'_>,
     ) -> PyResult<RecordSlot> {
-        let py = mapping.py();
-        let base = reservation.as_mut_ptr();
-        // SAFETY: the reservation has room for all parts, and is ours until it is committed or aborted.
+        let py = owner.py();
+        let base = place.start();
+        // SAFETY: the place has room for all parts, and is ours until it is committed or aborted.
         unsafe { parts.write(plan.get(), base) };
         let views = plan.get().leaves.iter().enumerate().map(|(index, leaf)| {
             let data = base.wrapping_add(parts.placement.offsets[RecordPlan::part(index)]);
             let rows = leaf.ragged.then_some(rows[index]);
-            // SAFETY: the leaf lies within the reservation, and the mapping lives as long as the array.
-            unsafe { array::over(py, &leaf.array, rows, data, mapping.as_any(), true).map(Bound::unbind) }
+            // SAFETY: the leaf lies within the place, and the owner lives as long as the array.
+            unsafe { array::over(py, &leaf.array, rows, data, owner, true).map(Bound::unbind) }
         });
         let views = views.collect::<PyResult<Vec<_>>>()?;
-        let room = Room { reservation, rows, key: key.to_vec(), metadata: metadata.to_vec() };
-        let (room, version) = (GilCell::new(Some(room)), GilCell::new(version));
-        Ok(RecordSlot { room, plan: plan.clone_ref(py), views, kind, version })
+        let room = Room { place, rows, key: label.key().to_vec(), metadata: label.metadata().to_vec() };
+        let (room, version) = (GilCell::new(Some(room)), GilCell::new(label.version));
+        Ok(RecordSlot { room, plan: plan.clone_ref(py), views, kind: label.kind, version })
     }
 
     fn end(&self, py: Python<'_>) -> Option<Room> {
@@ -116,28 +160,40 @@ impl RecordSlot {
             )));
         }
         let room = self.open(py)?;
-        if room.reservation.producer().records().is_closed() {
+        if let Place::Lane(reservation) = &room.place
+            && reservation.producer().records().is_closed()
+        {
             return Err(to_py(py, Error::Closed));
         }
         let from = Parts::room(py, plan, &reserved, &room.key, &room.metadata)?;
         let to = Parts::room(py, plan, &used, &room.key, &room.metadata)?;
-        let base = room.reservation.as_mut_ptr();
+        let base = room.place.start();
         if used != reserved {
             for (part, leaf) in plan.shape.leaves.iter().enumerate() {
                 let bytes = leaf.row_bytes * to.placement.counts[part];
-                // SAFETY: both places lie within the reservation. Each leaf moves towards the front, in order, so none
+                // SAFETY: both places lie within the room. Each leaf moves towards the front, in order, so none
                 // is overwritten before it was moved.
                 unsafe {
                     let source = base.add(from.placement.offsets[part]);
                     source.copy_to(base.add(to.placement.offsets[part]), bytes);
                 }
             }
-            // SAFETY: the reservation is larger than what is left of it, and ours.
+            // SAFETY: the room is larger than what is left of it, and ours.
             let bytes = unsafe { std::slice::from_raw_parts_mut(base, to.bytes()) };
             plan.shape.write_counts(&to.ragged, bytes);
         }
-        let label = Label { version: self.version(py), kind: self.kind, origin: None };
-        room.reservation.commit(to.bytes(), label).map_err(|e| to_py(py, e))
+        let (version, kind) = (self.version(py), self.kind);
+        match room.place {
+            Place::Lane(reservation) => {
+                let label = Label { version, kind, origin: None };
+                reservation.commit(to.bytes(), label).map_err(|e| to_py(py, e))
+            }
+            Place::Draft(draft, sender) => {
+                // SAFETY: the draft has at least these bytes, and its arrays are read-only by now.
+                let bytes = unsafe { std::slice::from_raw_parts(draft.get().start(), to.bytes()) };
+                sender.get().send_bytes(py, bytes, version, kind)
+            }
+        }
     }
 
     /// Gives the room back; nobody sees what was written.

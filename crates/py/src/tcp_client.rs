@@ -1,20 +1,17 @@
 //! `TcpSender`: a remote worker's handle. `rollway.TcpClient` is its subclass, so that `send` costs no Python frame.
 
-use crate::errors::{blocking, named, to_py};
-use crate::numbers::{PORTS, number};
+use crate::errors::{blocking, to_py};
 use crate::plan::{Expect, Plan};
-use crate::producer::{check_timeout, patience, seconds};
+use crate::producer::{check_timeout, patience};
 use crate::rows::Rows;
+use crate::tcp_connection::{Connection, DETACH_BYTES, Options};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::Error;
-use rollway_core::net::{ClientTls, TcpClient as Core, TcpClientSpec};
+use rollway_core::net::TcpClient as Core;
 use rollway_core::ring::Patience;
 use std::path::PathBuf;
 use std::sync::Arc;
-
-/// Copies larger than this let other threads of the interpreter run meanwhile.
-const DETACH_BYTES: usize = 16 * 1024;
 
 /// One worker's connection. Subclassed in Python.
 #[pyclass(frozen, subclass, module = "rollway._core")]
@@ -44,22 +41,17 @@ impl TcpSender {
         reconnect_timeout_s: f64,
         keepalive_s: f64,
     ) -> PyResult<Self> {
-        let port = number(py, "port", port, PORTS)?;
-        let max_inflight_msgs = number(py, "max_inflight_msgs", max_inflight_msgs, "at least 1")?;
-        let producer_id =
-            producer_id.map(|id| number(py, "producer_id", id, "0 to 4,294,967,294")).transpose()?;
         let address = format!("{host}:{port}");
-        let spec = TcpClientSpec {
-            host,
-            port,
-            token,
-            tls: tls.map(|(authority, server_name)| ClientTls { authority, server_name }),
-            producer_id,
+        let options = Options {
             max_inflight_msgs,
-            connect_timeout: seconds(connect_timeout_s)?,
-            reconnect_timeout: seconds(reconnect_timeout_s)?,
-            keepalive: seconds(keepalive_s)?,
+            token,
+            tls,
+            producer_id,
+            connect_timeout_s,
+            reconnect_timeout_s,
+            keepalive_s,
         };
+        let spec = options.spec(py, host, port)?;
         let (text, leaf_bytes) = (&plan.get().text, plan.get().leaf_bytes());
         let core = Core::start(spec, text, &leaf_bytes).map_err(|e| to_py(py, e))?;
         blocking(py, || core.ready(Patience::Forever))?.map_err(|e| to_py(py, e))?;
@@ -141,8 +133,7 @@ impl TcpSender {
     /// Returns when the learner's ring has everything that was sent.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let patience = patience(timeout)?;
-        blocking(py, || self.core.wait(patience))?.map_err(|e| self.explain(py, e, timeout))
+        self.connection().wait(py, timeout)
     }
 
     /// Sleeps until there is room, at most `timeout` seconds; false when there is none.
@@ -154,11 +145,7 @@ impl TcpSender {
     /// Waits for what is on its way, at most `timeout` seconds, and disconnects.
     #[pyo3(signature = (timeout))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let patience = patience(timeout)?;
-        match blocking(py, || self.core.close(patience))? {
-            Err(Error::Forked { .. }) | Ok(()) => Ok(()),
-            Err(error) => Err(self.explain(py, error, timeout)),
-        }
+        self.connection().close(py, timeout)
     }
 
     #[getter]
@@ -196,13 +183,7 @@ impl TcpSender {
 
     /// Plain numbers: what this client sent, and over how many connections.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = PyDict::new(py);
-        stats.set_item("sent", self.core.sent())?;
-        stats.set_item("acknowledged", self.core.acknowledged())?;
-        for (name, value) in self.core.stats().entries() {
-            stats.set_item(name, value)?;
-        }
-        Ok(stats)
+        self.connection().stats(py)
     }
 }
 
@@ -247,37 +228,12 @@ impl TcpSender {
         Ok((sent, Ok(())))
     }
 
-    /// The exception for an error of this handle: what was awaited, and what is on its way.
     #[cold]
     fn explain(&self, py: Python<'_>, error: Error, timeout: Option<f64>) -> PyErr {
-        let (address, waiting) = (&self.address, self.core.unacknowledged());
-        let state = if self.core.is_connected() { "connected" } else { "no connection now" };
-        match error {
-            Error::Timeout => {
-                let seconds = timeout.unwrap_or_default();
-                let message = format!(
-                    "{address} did not take everything within {seconds} s: {waiting} samples are not acknowledged, {state}. \
-                     Wait longer, or see whether the learner still takes batches"
-                );
-                named(py, "WaitTimeout", message)
-            }
-            Error::Full => {
-                let message = format!(
-                    "no room on the way to {address}: {waiting} samples are not acknowledged, {state}"
-                );
-                named(py, "RingFull", message)
-            }
-            Error::Closed => {
-                named(py, "ConnectionClosedError", format!("this client of {address} is closed"))
-            }
-            Error::ConnectionClosed { unacknowledged, .. } => {
-                let raised = to_py(py, error);
-                match raised.value(py).setattr("unacknowledged", unacknowledged) {
-                    Ok(()) => raised,
-                    Err(failed) => failed,
-                }
-            }
-            other => to_py(py, other),
-        }
+        self.connection().explain(py, error, timeout)
+    }
+
+    fn connection(&self) -> Connection<'_> {
+        Connection { client: &self.core, address: &self.address, cargo: "samples" }
     }
 }

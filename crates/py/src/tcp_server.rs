@@ -2,17 +2,52 @@
 
 use crate::consumer::Consumer;
 use crate::errors::{blocking, to_py};
+use crate::gil::GilCell;
 use crate::numbers::{PORTS, number};
 use crate::producer::seconds;
+use crate::record_consumer::RecordConsumer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use rollway_core::net::{Intake, ServerTls, TcpServer as Core, TcpServerSpec};
+use rollway_core::net::{Intake, RecordIntake, ServerTls, TcpServer as Core, TcpServerSpec};
+use rollway_core::records::Producer as RecordProducer;
 use rollway_core::ring::Producer;
 use rollway_core::ring::producer::ProducerSpec;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-/// Listens, and lets remote workers write into the ring. Never enters the interpreter.
+/// Where the samples or records go.
+#[derive(FromPyObject)]
+enum Learner<'py> {
+    Ring(PyRef<'py, Consumer>),
+    Records(PyRef<'py, RecordConsumer>),
+}
+
+/// The transports of one learner, as far as they are at work.
+pub struct Endpoints(GilCell<Vec<Weak<Core>>>);
+
+impl Default for Endpoints {
+    fn default() -> Endpoints {
+        Endpoints(GilCell::new(Vec::new()))
+    }
+}
+
+impl Endpoints {
+    fn add(&self, py: Python<'_>, endpoint: &Arc<Core>) {
+        let mut endpoints = self.0.replace(py, Vec::new());
+        endpoints.push(Arc::downgrade(endpoint));
+        self.0.replace(py, endpoints);
+    }
+
+    /// How many workers there are, of `seated` producers: a transport sits on one seat for all its connections.
+    pub fn workers(&self, py: Python<'_>, seated: usize) -> usize {
+        let endpoints: Vec<_> =
+            self.0.with(py, |endpoints| endpoints.iter().filter_map(Weak::upgrade).collect());
+        let connections: usize = endpoints.iter().map(|endpoint| endpoint.stats().connections as usize).sum();
+        seated.saturating_sub(endpoints.len()) + connections
+    }
+}
+
+/// Listens, and lets remote workers write into the ring, or a lane. Never enters the interpreter.
 #[pyclass(frozen, module = "rollway._core")]
 pub struct TcpServer {
     core: Arc<Core>,
@@ -26,7 +61,7 @@ impl TcpServer {
     #[allow(clippy::too_many_arguments)] // Keywords, all of them, from a dataclass.
     fn start(
         py: Python<'_>,
-        consumer: &Consumer,
+        consumer: Learner<'_>,
         host: String,
         port: i64,
         token: Option<Vec<u8>>,
@@ -49,14 +84,21 @@ impl TcpServer {
             session_ttl: seconds(session_ttl_s)?,
             ..TcpServerSpec::default()
         };
-        let ring = consumer.core(py)?.ring().clone();
-        let core = blocking(py, || {
-            let seat = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };
-            let intake = Intake::new(Producer::on(ring.clone(), seat)?)?;
-            Core::start(intake, spec.clone()).map(Arc::new)
-        })?
-        .map_err(|e| to_py(py, e))?;
-        consumer.add_endpoint(py, &core);
+        let seat = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };
+        let (core, endpoints) = match &consumer {
+            Learner::Ring(consumer) => {
+                let ring = consumer.core(py)?.ring().clone();
+                let intake = || Intake::new(Producer::on(ring.clone(), seat)?);
+                (blocking(py, || Core::start(intake()?, spec.clone()))?, consumer.endpoints())
+            }
+            Learner::Records(consumer) => {
+                let records = consumer.core(py)?.records().clone();
+                let intake = || RecordIntake::new(RecordProducer::on(records.clone(), seat)?);
+                (blocking(py, || Core::start(intake()?, spec.clone()))?, consumer.endpoints())
+            }
+        };
+        let core = Arc::new(core.map_err(|e| to_py(py, e))?);
+        endpoints.add(py, &core);
         Ok(TcpServer { core })
     }
 

@@ -1,6 +1,6 @@
-//! The worker's end: takes samples, sends them, keeps them until the learner has them.
+//! The worker's end, whatever it sends: takes it, keeps it until the learner has it, connects and connects again.
 //!
-//! `send` copies into a frame. With nothing under way the frame leaves at once, on the calling thread; otherwise
+//! [`TcpClient`](super::TcpClient) and [`TcpRecordClient`](super::TcpRecordClient) say what goes into a frame. With nothing under way the frame leaves at once, on the calling thread; otherwise
 //! samples gather until an acknowledgement comes, the frame is full, or 100 µs are over. One thread per client
 //! connects, reads acknowledgements, writes what the socket did not take at once, and connects again when a
 //! connection breaks.
@@ -17,10 +17,11 @@
 use super::courier::Courier;
 use super::link::{Link, write_to};
 use super::outbound::Outbound;
+use super::packing::Layout;
 use super::stats::{ClientCounters, ClientStats};
 use super::tls::ClientTls;
 use super::token::{Token, random};
-use super::{FRAME_BYTES, MAX_FRAME_ROWS, check_sample_bytes, within_reason};
+use super::within_reason;
 use crate::error::{Error, Result};
 use crate::ring::Patience;
 use crate::sync::{Bell, Woken};
@@ -40,9 +41,9 @@ pub struct TcpClientSpec {
     pub port: u16,
     pub token: Option<Vec<u8>>,
     pub tls: Option<ClientTls>,
-    /// The name on the samples; chosen by the learner when `None`.
+    /// The name on what it sends; chosen by the learner when `None`.
     pub producer_id: Option<u32>,
-    /// Frames without acknowledgement, at most. Each is a buffer of about 256 KiB, or one sample.
+    /// Frames without acknowledgement, at most. Each is a buffer of about 256 KiB, or one sample or record that is larger.
     pub max_inflight_msgs: usize,
     /// For the first connection; the learner may start later than we.
     pub connect_timeout: Duration,
@@ -77,6 +78,7 @@ pub enum Ended {
     Unreachable(String),
     Token(String),
     Schema(Vec<u8>),
+    Cargo(String),
     Protocol(String),
     Tls(String),
 }
@@ -90,7 +92,6 @@ pub struct Shared {
     /// Rung by callers, to wake the thread.
     pub bell: OwnedFd,
     pub schema: Vec<u8>,
-    leaves: usize,
     pub session: [u8; 16],
     state: Mutex<State>,
     /// Rung by the thread, to wake callers.
@@ -104,6 +105,8 @@ pub struct State {
     pub outbound: Outbound,
     pub link: Option<Link>,
     pub producer_id: Option<u32>,
+    /// The newest weights that the learner told of.
+    pub published: u32,
     pub ended: Option<Ended>,
     /// Refused by the ring's policy, and not yet told: first, and how many.
     pub refused: Option<(u64, u64)>,
@@ -150,6 +153,7 @@ impl Shared {
             Ended::Unreachable(why) => Error::Unreachable { address, why },
             Ended::Token(why) => Error::Token { address, why },
             Ended::Schema(theirs) => Error::ForeignSchema { address, ours: self.schema.clone(), theirs },
+            Ended::Cargo(why) => Error::WrongCargo { address, why },
             Ended::Protocol(what) => Error::Protocol { address, what },
             Ended::Tls(what) => Error::Tls { what: format!("{address}: {what}") },
         }
@@ -211,22 +215,20 @@ impl Shared {
     }
 }
 
-/// One worker's connection to a learner. Threads may share it.
+/// What clients of samples and of records have in common. Threads may share it.
 #[derive(Debug)]
-pub struct TcpClient {
+pub struct Client {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
     pid: u32,
 }
 
-impl TcpClient {
+impl Client {
     /// Begins to connect, and returns at once; [`ready`](Self::ready) says how it went.
-    pub fn start(mut spec: TcpClientSpec, schema: &[u8], leaf_bytes: &[usize]) -> Result<TcpClient> {
+    pub(super) fn start(mut spec: TcpClientSpec, schema: &[u8], layout: Layout) -> Result<Client> {
         for time in [&mut spec.connect_timeout, &mut spec.reconnect_timeout, &mut spec.keepalive] {
             *time = within_reason(*time);
         }
-        let sample_bytes = leaf_bytes.iter().sum::<usize>();
-        check_sample_bytes(sample_bytes)?;
         if schema.len() > super::frame::MAX_SCHEMA_BYTES {
             let range = format!("at most {}", super::frame::MAX_SCHEMA_BYTES);
             return Err(Error::OutOfRange { what: "schema bytes", value: schema.len() as u64, range });
@@ -239,7 +241,6 @@ impl TcpClient {
             let range = "at most 4294967294".to_owned();
             return Err(Error::OutOfRange { what: "producer_id", value: u32::MAX as u64, range });
         }
-        let capacity = (FRAME_BYTES / sample_bytes.max(1)).clamp(1, MAX_FRAME_ROWS);
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let shared = Arc::new(Shared {
             token: spec.token.as_deref().map(Token::new).transpose()?,
@@ -249,12 +250,12 @@ impl TcpClient {
             },
             bell: bell.map_err(|errno| Error::io("cannot make an eventfd", errno))?,
             schema: schema.to_vec(),
-            leaves: leaf_bytes.len(),
             session: random()?,
             state: Mutex::new(State {
-                outbound: Outbound::new(leaf_bytes, capacity, spec.max_inflight_msgs),
+                outbound: Outbound::new(layout, spec.max_inflight_msgs),
                 link: None,
                 producer_id: spec.producer_id,
+                published: 0,
                 ended: None,
                 refused: None,
                 refused_until: 0,
@@ -272,14 +273,7 @@ impl TcpClient {
             let shared = shared.clone();
             move || Courier::new(&shared).run()
         })?;
-        Ok(TcpClient { shared, thread: Mutex::new(Some(thread)), pid: std::process::id() })
-    }
-
-    /// Connects, and returns when samples may be sent. A signal ends it; `start` and `ready` can go on after one.
-    pub fn connect(spec: TcpClientSpec, schema: &[u8], leaf_bytes: &[usize]) -> Result<TcpClient> {
-        let client = TcpClient::start(spec, schema, leaf_bytes)?;
-        client.ready(Patience::Forever)?;
-        Ok(client)
+        Ok(Client { shared, thread: Mutex::new(Some(thread)), pid: std::process::id() })
     }
 
     /// Waits until the learner has let us in, for the first time. Ends by itself after `connect_timeout`.
@@ -290,24 +284,16 @@ impl TcpClient {
         })
     }
 
-    /// Takes samples: `rows` of them, each leaf's one after the other. Says how many were taken: fewer than `rows`
-    /// when the time was over, or a signal came, in between; call again for the rest.
-    ///
-    /// # Safety
-    ///
-    /// There is one pointer per leaf, to `rows` times the bytes of the leaf.
-    pub unsafe fn send(
+    /// Has `append` put up to `want` samples or records into the outbound: it is told how many went before, and says how
+    /// many it put, 0 when there is no room. Fewer than `want` are taken when the time was over, or a signal came, in
+    /// between.
+    pub(super) fn take(
         &self,
-        leaves: &[*const u8],
-        rows: usize,
-        version: u32,
+        want: usize,
         patience: Patience,
+        mut append: impl FnMut(&mut Outbound, usize) -> Result<usize>,
     ) -> Result<usize> {
         self.check_process()?;
-        if leaves.len() != self.shared.leaves {
-            let range = format!("{}, as in the schema", self.shared.leaves);
-            return Err(Error::OutOfRange { what: "leaves", value: leaves.len() as u64, range });
-        }
         let mut taken = 0;
         let mut take = |mut state: MutexGuard<'_, State>| {
             if taken == 0 {
@@ -315,20 +301,19 @@ impl TcpClient {
             } else if state.ended.is_some() {
                 return Ok(true);
             }
-            while taken < rows {
-                // SAFETY: the caller vouches for the leaves.
-                let part = unsafe { state.outbound.append(leaves, taken, rows - taken, version) };
+            while taken < want {
+                let part = append(&mut state.outbound, taken)?;
                 if part == 0 {
                     break;
                 }
                 taken += part;
             }
             self.shared.push(state, false);
-            Ok(taken == rows)
+            Ok(taken == want)
         };
         let at_once = take(self.shared.lock());
         let ended = match at_once {
-            Ok(true) => return Ok(rows),
+            Ok(true) => return Ok(want),
             Ok(false) if patience == Patience::Never => Err(Error::Full),
             Ok(false) => self.wait_until(patience, take),
             Err(error) => Err(error),
@@ -340,18 +325,20 @@ impl TcpClient {
         }
     }
 
-    /// Waits until there is room for a sample, and takes none: for event loops, which then try. False when the time was
-    /// over first.
-    pub fn wait_writable(&self, patience: Patience) -> Result<bool> {
+    /// Waits until there is room for a sample (of 0 bytes, here), or for a record of so many.
+    pub(super) fn wait_room(&self, bytes: u64, patience: Patience) -> Result<bool> {
         self.check_process()?;
-        let room = self.wait_until(patience, |state| Ok(state.ended.is_some() || state.outbound.has_room()));
+        let room = self.wait_until(patience, |state| {
+            state.outbound.check_record(bytes)?;
+            Ok(state.ended.is_some() || state.outbound.has_room(bytes))
+        });
         match room {
             Err(Error::Timeout) => Ok(false),
             other => other.map(|()| true),
         }
     }
 
-    /// Waits until everything that was sent is acknowledged: committed to the ring.
+    /// Waits until everything that was sent is acknowledged: committed by the learner.
     pub fn wait(&self, patience: Patience) -> Result<()> {
         self.check_process()?;
         self.wait_until(patience, |mut state| {
@@ -397,12 +384,12 @@ impl TcpClient {
         self.shared.progress.ring();
     }
 
-    /// Samples that were taken.
+    /// Samples, or records, that were taken.
     pub fn sent(&self) -> u64 {
         self.read(|state| state.outbound.next)
     }
 
-    /// Samples that the learner has settled.
+    /// Those that the learner has settled.
     pub fn acknowledged(&self) -> u64 {
         self.read(|state| state.outbound.acked)
     }
@@ -411,7 +398,7 @@ impl TcpClient {
         self.read(|state| state.outbound.unacknowledged())
     }
 
-    /// The name on our samples, once the learner has said it.
+    /// The name on what we send, once the learner has said it.
     pub fn producer_id(&self) -> Option<u32> {
         self.read(|state| state.producer_id)
     }
@@ -436,7 +423,7 @@ impl TcpClient {
     }
 
     /// In a forked child the lock may be held by a thread that is not there.
-    fn read<T: Default>(&self, look: impl FnOnce(&State) -> T) -> T {
+    pub(super) fn read<T: Default>(&self, look: impl FnOnce(&State) -> T) -> T {
         if self.check_process().is_err() { T::default() } else { look(&self.shared.lock()) }
     }
 
@@ -466,7 +453,7 @@ impl TcpClient {
     }
 }
 
-impl Drop for TcpClient {
+impl Drop for Client {
     fn drop(&mut self) {
         if self.check_process().is_ok() {
             self.end();

@@ -1,29 +1,27 @@
 //! One client's connection, from its first byte to its last: a task that reads as a story.
 //!
 //! Handshake, then frames. For a data frame: wait for its first payload byte, claim its slots, read it into them,
-//! commit, acknowledge. What a connection keeps is a constant: its header, its outbox, and the list of its claims.
-//! What it holds in the ring it holds for at most the time that its frame may take.
+//! commit, acknowledge: [`super::sample_frames`] and [`super::record_frames`] tell that part. What a connection keeps is a constant: its header, its outbox, and the list of its claims.
+//! What it holds in shared memory it holds for at most the time that its frame may take.
 //!
-//! C1  Slots are claimed when the payload has begun to arrive, and given back when the task ends, however it ends:
+//! C1  Slots, or room, are claimed when the payload has begun to arrive, and given back when the task ends, however it ends:
 //!     they are in the [`Landing`], which is cleared before the session is left (E1).
-//! C2  The commits of a frame and the step of the session's `next` have no await in between.
-//! C3  Nothing is read while the frame before it is not settled: a client that ignores its credit is slowed by TCP.
+//! C2  Commits and the step of the session's `next` have no await in between.
+//! C3  Nothing is read while what came before it is not settled: a client that ignores its credit is slowed by TCP.
 
+use super::doorman::Doorman;
 use super::frame::{Damage, Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_SCHEMA_BYTES, Refusal, Welcome};
 use super::handshake::greet;
-use super::intake::{Intake, Place};
-use super::landing::{Landing, Span};
+use super::inlet::Inlet;
+use super::landing::Landing;
 use super::server::{Lobby, Shared};
 use super::session::Progress;
 use super::stats::add;
 use super::wire::{Stream, Wire};
 use super::{frame, server};
 use crate::error::Error;
-use crate::ring::OnFull;
-use crate::ring::producer::Origin;
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -32,10 +30,8 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 /// Rooms of one read: enough for most schemas, and more reads for the others.
 const ROOMS: usize = 32;
-/// Those who wait for their turn look this often whether there is room for all of their frame.
-const LOOK: Duration = Duration::from_millis(100);
-/// One frame in so many is timed for the ring's `memcpy` histogram: the system call that copies it into its slots.
-const TIMED: u64 = 16;
+/// Those who wait for their turn look this often whether there is room all the same.
+pub const LOOK: Duration = Duration::from_millis(100);
 /// How long a parting word may take.
 const PARTING: Duration = Duration::from_millis(500);
 /// Frames that a client may have under way before the first acknowledgement, and while others wait for room.
@@ -98,7 +94,7 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, lobby: 
             let greeting = async {
                 let stream = accept(stream, &server).await?;
                 let wire = wire.insert(Wire::new(stream));
-                greet(wire, server.token.as_ref(), server.intake.schema()).await
+                greet(wire, server.token.as_ref(), server.inlet.cargo(), server.inlet.schema()).await
             };
             let hello = unless(unless(greeting, late), evicted).await?;
             lobby.leave();
@@ -136,7 +132,7 @@ async fn part(mut wire: Wire, end: &End, server: &Shared) {
         End::Stranger | End::Broken => return,
         End::Damaged(what) => wire.say(&frame::goodbye(Farewell::Protocol, what)),
         End::Refused(code, text, _) => {
-            let schema: &[u8] = if *code == Refusal::Schema { server.intake.schema() } else { &[] };
+            let schema: &[u8] = if *code == Refusal::Schema { server.inlet.schema() } else { &[] };
             wire.say(&frame::refuse(*code, text, &schema[..schema.len().min(MAX_SCHEMA_BYTES)]));
         }
         End::Parted(code, text) => wire.say(&frame::goodbye(*code, text)),
@@ -157,17 +153,17 @@ type Never = std::convert::Infallible;
 
 /// From the hello on: finds the session, waits until it is ours, and serves it.
 async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>) -> Result<Never, End> {
-    let intake = &server.intake;
-    if intake.is_closed() {
+    let inlet = &server.inlet;
+    if inlet.is_closed() {
         return Err(End::Refused(Refusal::Closed, "the learner has closed the ring".to_owned(), None));
     }
     let tenancy = server
         .sessions
-        .enter(hello, || intake.next_producer_id())
+        .enter(hello, || inlet.next_producer_id())
         .map_err(|(code, text)| End::Refused(code, text, None))?;
     let succeeded = tenancy.succeeded();
     let resumed = tenancy.resumed;
-    let mut landing = Landing::new(intake.leaf_bytes());
+    let mut landing = Landing::new(inlet.leaf_bytes());
     let mut progress = None;
     let served = async {
         let progress = progress.insert(tenancy.progress().await);
@@ -183,8 +179,10 @@ async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>) -> Result<Ne
         let welcome = Welcome {
             producer_id: tenancy.producer_id,
             max_rows: server.max_rows as u32,
+            max_bytes: inlet.max_record_bytes() as u32,
             credit: FIRST_CREDIT.min(server.window),
             next: progress.next,
+            version: inlet.published(),
         };
         wire.say(&welcome.frame());
         for (sequence, rows) in progress.refused_from(hello.oldest) {
@@ -210,11 +208,11 @@ async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>) -> Result<Ne
 }
 
 /// A client that was let in.
-struct Connection<'a> {
-    wire: &'a mut Wire,
-    server: &'a Arc<Shared>,
-    landing: &'a mut Landing,
-    producer_id: u32,
+pub struct Connection<'a> {
+    pub wire: &'a mut Wire,
+    pub server: &'a Arc<Shared>,
+    pub landing: &'a mut Landing,
+    pub producer_id: u32,
     /// The next header, as far as it is here.
     head: [u8; HEADER_BYTES],
     have: usize,
@@ -226,7 +224,15 @@ impl Connection<'_> {
             let header = self.header().await?;
             let budget = self.budget(&header);
             match header.kind {
-                Kind::Data => self.receive(&header, progress).await?,
+                Kind::Data | Kind::Records => match (&self.server.inlet, header.kind) {
+                    (Inlet::Samples(intake), Kind::Data) => {
+                        self.receive_samples(intake, &header, progress).await?;
+                    }
+                    (Inlet::Records(intake), Kind::Records) => {
+                        self.receive_records(intake, &header, progress).await?;
+                    }
+                    _ => return Err(End::Damaged("a frame is of the wrong kind".to_owned())),
+                },
                 Kind::Ping => {
                     self.wire.say(&Header { kind: Kind::Pong, ..header }.bytes());
                 }
@@ -255,7 +261,7 @@ impl Connection<'_> {
     }
 
     /// How long a frame may take from its first payload byte on.
-    fn budget(&self, header: &Header) -> Duration {
+    pub fn budget(&self, header: &Header) -> Duration {
         self.server.spec.frame_timeout
             + Duration::from_millis(header.length.saturating_mul(1000) / SLOWEST_BYTES_PER_S)
     }
@@ -280,7 +286,7 @@ impl Connection<'_> {
                         let text = "nothing was heard of the client".to_owned();
                         return Err(End::Parted(Farewell::Silent, text));
                     }
-                    self.wire.say(&Header::new(Kind::Ping).bytes());
+                    self.ping();
                 }
             }
         }
@@ -302,102 +308,57 @@ impl Connection<'_> {
         Ok(timeout(budget, skipping).await.map_err(|_| too_slow())??)
     }
 
-    /// A data frame: from its header to its acknowledgement.
-    async fn receive(&mut self, header: &Header, progress: &mut Progress) -> Result<(), End> {
-        let (server, rows) = (self.server, header.rows as usize);
-        if rows == 0 || rows > server.max_rows {
-            return Err(End::Damaged(format!(
-                "a frame has {rows} rows; 1 to {} are allowed",
-                server.max_rows
-            )));
-        }
-        let expected = rows as u64 * server.intake.sample_bytes() as u64;
-        if header.length != expected {
-            let length = header.length;
-            return Err(End::Damaged(format!("a frame of {rows} rows has {length} bytes, not {expected}")));
-        }
+    /// How many rows of a frame are here already. A gap is damage.
+    pub fn known(&self, header: &Header, progress: &Progress) -> Result<usize, End> {
         if header.sequence > progress.next {
             let (sequence, next) = (header.sequence, progress.next);
-            return Err(End::Damaged(format!("a frame begins with sample {sequence}, but {next} is next")));
+            return Err(End::Damaged(format!("a frame begins with number {sequence}, but {next} is next")));
         }
-        self.landing.clear();
-        // What is here already is not wanted again.
-        let known = (progress.next - header.sequence).min(rows as u64) as usize;
-        if known > 0 {
-            self.landing.push(Span::Discard(known));
-            add(&server.counters.duplicates, known as u64);
-        }
-        if header.length > 0 {
-            let first = timeout(server.spec.frame_timeout, self.wire.readable()).await;
-            first.map_err(|_| too_slow())??;
-        }
-        let placed = self.place(rows - known).await?;
-        if server.counters.frames.load(Ordering::Relaxed).is_multiple_of(TIMED) {
-            self.wire.start_clock();
-        }
-        let read = timeout(self.budget(header), self.read()).await;
-        read.map_err(|_| too_slow())??;
-        if let Some(ns) = self.wire.stop_clock() {
-            server.intake.record_copy(ns / rows as u64);
-        }
-        self.settle(header, placed, progress).await?;
+        let known = (progress.next - header.sequence).min(header.rows as u64);
+        add(&self.server.counters.duplicates, known);
+        Ok(known as usize)
+    }
+
+    /// Counts a frame that is settled, and acknowledges it.
+    pub async fn settled(&mut self, header: &Header, progress: &Progress) -> Result<(), End> {
+        let server = self.server;
         add(&server.counters.frames, 1);
         add(&server.counters.bytes, header.length + HEADER_BYTES as u64);
-        self.wire.acknowledge(progress.next, server.credit(), header.length);
+        self.acknowledge(progress.next, server.credit(), header.length);
         if self.wire.owes_much() {
             self.wire.nudge().await?;
         }
         Ok(())
     }
 
-    /// Finds a place for `rows` rows. Holds slots, or waits; never both (N1).
-    async fn place(&mut self, rows: usize) -> Result<Placed, End> {
-        let (intake, mut left) = (&self.server.intake, rows);
-        if rows == 0 {
-            return Ok(Placed::default());
-        }
-        if !intake.is_crowded() || intake.on_full() != OnFull::Block {
-            match claim(intake, self.landing, &mut left)? {
-                Claimed::All => return Ok(Placed::default()),
-                Claimed::Dropped => {
-                    self.landing.push(Span::Discard(left));
-                    add(&self.server.counters.dropped, left as u64);
-                    return Ok(Placed::default());
-                }
-                Claimed::Refused => {
-                    self.landing.push(Span::Discard(left));
-                    add(&self.server.counters.refused_full, left as u64);
-                    return Ok(Placed { refused: left, ..Placed::default() });
-                }
-                Claimed::Part => {}
-            }
-        }
-        add(&self.server.counters.waited, 1);
-        let mut turn = intake.enqueue();
-        let mut futile = 0;
-        while left > 0 && (left == rows || !turn.try_reach()) {
-            self.landing.give_back();
-            left = rows;
-            if turn.is_reached() {
-                self.room(&mut futile).await?;
-            } else {
-                // Those before us may be slow, and there may be room for all of this frame.
-                let _ = self.patiently(timeout(LOOK, turn.reached())).await?;
-            }
-            claim(intake, self.landing, &mut left)?;
-        }
-        if left > 0 {
-            self.landing.push(Span::Spill(left));
-            add(&self.server.counters.spilled, 1);
-        }
-        turn.serve();
-        Ok(Placed { refused: 0, turn: Some(turn) })
+    /// Everything below `next` is settled.
+    pub fn acknowledge(&mut self, next: u64, credit: u32, bytes: u64) {
+        self.wire.tell(self.server.inlet.published());
+        self.wire.acknowledge(next, credit, bytes);
     }
 
-    /// Waits for room; a little longer when that was futile, because others were faster or the ring's hints are
+    fn ping(&mut self) {
+        self.wire.tell(self.server.inlet.published());
+        self.wire.ping();
+    }
+
+    /// Notes what the policy has refused, and says so.
+    pub fn refuse(&mut self, first: u64, rows: usize, progress: &mut Progress) {
+        let rows = rows as u32;
+        progress.refuse(first, rows, self.server.window as usize);
+        self.wire.say(&Header { sequence: first, rows, ..Header::new(Kind::Full) }.bytes());
+    }
+
+    /// Waits until something can be read of a frame.
+    pub async fn readable(&mut self) -> Result<(), End> {
+        let first = timeout(self.server.spec.frame_timeout, self.wire.readable()).await;
+        Ok(first.map_err(|_| too_slow())??)
+    }
+
+    /// Waits for room; a little longer when that was futile, because others were faster or the hints in shared memory are
     /// wrong.
-    async fn room(&mut self, futile: &mut u32) -> Result<(), End> {
-        self.patiently(self.server.intake.room()).await?;
+    pub async fn room(&mut self, doorman: &Doorman, want: usize, futile: &mut u32) -> Result<(), End> {
+        self.patiently(doorman.room(want)).await?;
         *futile += 1;
         if *futile > 2 {
             self.patiently(sleep(Duration::from_millis(1))).await?;
@@ -405,80 +366,26 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Publishes what has landed (C2), then what was spilled, as room comes.
-    async fn settle(
-        &mut self,
-        header: &Header,
-        mut placed: Placed,
-        progress: &mut Progress,
-    ) -> Result<(), End> {
-        let (server, producer_id) = (self.server, self.producer_id);
-        let origin = |sequence| Origin { producer_id, sequence, version: header.version };
-        let (mut sequence, mut spilled) = (header.sequence, 0);
-        for span in self.landing.take_spans() {
-            let rows = span.rows();
-            match span {
-                Span::Slots(run) => {
-                    run.commit(origin(sequence));
-                    add(&server.counters.samples, rows as u64);
-                }
-                Span::Spill(rows) => {
-                    spilled = rows;
-                    break;
-                }
-                Span::Discard(_) => {}
-            }
-            sequence += rows as u64;
-        }
-        progress.next = progress.next.max(sequence);
-        if placed.refused > 0 {
-            let (first, rows) = (sequence - placed.refused as u64, placed.refused as u32);
-            progress.refuse(first, rows, server.window as usize);
-            self.wire.say(&Header { sequence: first, rows, ..Header::new(Kind::Full) }.bytes());
-        }
-        let (mut done, mut futile) = (0, 0);
-        while done < spilled {
-            match server.intake.claim(spilled - done) {
-                Ok(Some(run)) => {
-                    let rows = run.len();
-                    self.landing.copy_spilled(&run, done, spilled);
-                    run.commit(origin(progress.next));
-                    progress.next += rows as u64;
-                    (done, futile) = (done + rows, 0);
-                    add(&server.counters.samples, rows as u64);
-                }
-                Ok(None) => break, // Not with the policy that spills.
-                Err(Error::Full) => {
-                    self.wire.acknowledge(progress.next, FIRST_CREDIT, 0);
-                    placed.turn.iter_mut().for_each(Place::wait_again);
-                    self.room(&mut futile).await?;
-                }
-                Err(error) => return Err(closed(error)),
-            }
-        }
-        drop(placed.turn);
-        Ok(())
-    }
-
     /// Waits, and lets the client know from time to time that we are alive: what it says is behind what we do not
     /// read.
-    async fn patiently<T>(&mut self, other: impl Future<Output = T>) -> Result<T, End> {
+    pub async fn patiently<T>(&mut self, other: impl Future<Output = T>) -> Result<T, End> {
         let mut other = std::pin::pin!(other);
         loop {
             match timeout(self.server.spec.keepalive, self.wire.meanwhile(other.as_mut())).await {
                 Ok(done) => return Ok(done?),
-                Err(_) if self.wire.unsaid() < 1024 => self.wire.say(&Header::new(Kind::Ping).bytes()),
+                Err(_) if self.wire.unsaid() < 1024 => self.ping(),
                 Err(_) => {}
             }
         }
     }
 
-    /// Reads the payload to where it belongs, and what comes of the next header with it.
-    async fn read(&mut self) -> io::Result<()> {
+    /// Reads what the landing has places for; if that is the rest of the frame, also what comes of the next header.
+    pub async fn read(&mut self, rest: bool) -> io::Result<()> {
         self.landing.advance(0); // Samples may have no bytes.
         while !self.landing.has_landed() {
             let mut rooms: [IoSliceMut<'_>; ROOMS] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
-            let count = self.landing.rooms(&mut rooms, &mut self.head);
+            let after: &mut [u8] = if rest { &mut self.head } else { &mut [] };
+            let count = self.landing.rooms(&mut rooms, after);
             let read = self.wire.fill(&mut rooms[..count]).await?;
             self.have = self.landing.advance(read);
         }
@@ -486,42 +393,8 @@ impl Connection<'_> {
     }
 }
 
-/// What became of the rows of a frame.
-#[derive(Debug, Default)]
-struct Placed {
-    /// So many, the last ones, are refused.
-    refused: usize,
-    /// The right to the spill buffer.
-    turn: Option<Place>,
-}
-
-enum Claimed {
-    All,
-    /// The ring is full, and to be waited for.
-    Part,
-    /// The rest is dropped, or refused, as the policy says.
-    Dropped,
-    Refused,
-}
-
-/// Claims as many of the rows that are `left` as there is room for, now.
-fn claim(intake: &Intake, landing: &mut Landing, left: &mut usize) -> Result<Claimed, End> {
-    while *left > 0 {
-        match intake.claim(*left) {
-            Ok(Some(run)) => {
-                *left -= run.len();
-                landing.push(Span::Slots(run));
-            }
-            Ok(None) => return Ok(Claimed::Dropped),
-            Err(Error::Full) if intake.on_full() == OnFull::Error => return Ok(Claimed::Refused),
-            Err(Error::Full) => return Ok(Claimed::Part),
-            Err(error) => return Err(closed(error)),
-        }
-    }
-    Ok(Claimed::All)
-}
-
-fn closed(error: Error) -> End {
+/// The end of a connection whose ring or lane is closed, or damaged.
+pub fn closed(error: Error) -> End {
     let text = match error {
         Error::Closed => "the learner has closed the ring".to_owned(),
         other => other.to_string(),
@@ -529,6 +402,6 @@ fn closed(error: Error) -> End {
     End::Parted(Farewell::RingClosed, text)
 }
 
-fn too_slow() -> End {
+pub fn too_slow() -> End {
     End::Parted(Farewell::TooSlow, "a frame was not finished in time".to_owned())
 }

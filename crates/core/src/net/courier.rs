@@ -111,6 +111,7 @@ impl<'a> Courier<'a> {
             (_, Failure::Cancelled) => Ended::Closed,
             (false, Failure::Token(why)) => Ended::Token(why),
             (false, Failure::Schema(theirs)) => Ended::Schema(theirs),
+            (false, Failure::Cargo(why)) => Ended::Cargo(why),
             (false, Failure::Protocol(what)) => Ended::Protocol(what),
             (false, Failure::Tls(what)) => Ended::Tls(what),
             (true, Failure::Schema(_)) => Ended::Lost("the learner came back with another schema".to_owned()),
@@ -118,6 +119,7 @@ impl<'a> Courier<'a> {
                 _,
                 Failure::Passing(why)
                 | Failure::Token(why)
+                | Failure::Cargo(why)
                 | Failure::Protocol(why)
                 | Failure::Tls(why)
                 | Failure::Final(why),
@@ -140,6 +142,7 @@ impl<'a> Courier<'a> {
         let hello = {
             let state = shared.lock();
             Hello {
+                cargo: state.outbound.layout().cargo(),
                 session: shared.session,
                 producer_id: state.producer_id,
                 attempt: self.attempt,
@@ -152,7 +155,7 @@ impl<'a> Courier<'a> {
         let (link, welcome) = dial(shared, &hello, deadline)?;
         let mut state = shared.lock();
         state.outbound.resume(&welcome, &shared.counters).map_err(Failure::Final)?;
-        state.producer_id = Some(welcome.producer_id);
+        (state.producer_id, state.published) = (Some(welcome.producer_id), welcome.version);
         state.link = Some(link);
         state.broken = false;
         add(&shared.counters.connects, 1);
@@ -263,6 +266,7 @@ impl<'a> Courier<'a> {
                 Kind::Ack => {
                     let acknowledged = state.outbound.acknowledge(header.sequence, header.credit);
                     acknowledged.map_err(damaged)?;
+                    state.published = header.version;
                     add(&self.shared.counters.acks, 1);
                 }
                 Kind::Full => {
@@ -274,6 +278,7 @@ impl<'a> Courier<'a> {
                     }
                 }
                 Kind::Ping => {
+                    state.published = header.version;
                     state.outbound.say(&Header { kind: Kind::Pong, ..header }.bytes());
                     state.outbound.blocked = false;
                 }

@@ -29,6 +29,8 @@ pub enum Failure {
     Token(String),
     /// The learner's schema.
     Schema(Vec<u8>),
+    /// The learner takes records, and we have samples; or the other way round.
+    Cargo(String),
     Protocol(String),
     Tls(String),
     /// The learner does not want us any more.
@@ -49,8 +51,9 @@ pub fn dial(client: &Shared, hello: &Hello, deadline: Instant) -> Result<(Link, 
     let server = dialler.exchange_preambles(&mut link)?;
     dialler.prove(&mut link, &server)?;
     dialler.write(&mut link, &hello.frame())?;
-    let payload = dialler.payload(&mut link, Kind::Welcome)?;
-    let welcome = Welcome::parse(&payload).map_err(|damage| Failure::Protocol(damage.to_string()))?;
+    let (header, payload) = dialler.frame(&mut link, Kind::Welcome)?;
+    let welcome =
+        Welcome::parse(header.version, &payload).map_err(|damage| Failure::Protocol(damage.to_string()))?;
     Ok((link, welcome))
 }
 
@@ -206,7 +209,7 @@ impl Dialler<'_> {
         let token = self.client.token.as_ref();
         let ours = token.map_or([0; PROOF_BYTES], |token| token.prove(Side::Client, client, server));
         self.write(link, &Header::new(Kind::Proof).with(&ours))?;
-        let theirs = self.payload(link, Kind::Proof)?;
+        let (_, theirs) = self.frame(link, Kind::Proof)?;
         match token {
             Some(token) if !token.verify(Side::Server, client, server, &theirs) => Err(Failure::Token(
                 "the learner does not know this client's token: it is not the one you mean".to_owned(),
@@ -215,8 +218,8 @@ impl Dialler<'_> {
         }
     }
 
-    /// The payload of the next frame, which should be of that kind, and may be a refusal.
-    fn payload(&self, link: &mut Link, kind: Kind) -> Result<Vec<u8>, Failure> {
+    /// The next frame, which should be of that kind, and may be a refusal.
+    fn frame(&self, link: &mut Link, kind: Kind) -> Result<(Header, Vec<u8>), Failure> {
         let damaged = |what: &str| Failure::Protocol(what.to_owned());
         let mut header = [0; HEADER_BYTES];
         self.read_exact(link, &mut header)?;
@@ -234,7 +237,7 @@ impl Dialler<'_> {
                 Err(refused(header.code, text, schema))
             }
             Kind::Goodbye => Err(Failure::Final(String::from_utf8_lossy(&payload).into_owned())),
-            _ => Ok(payload),
+            _ => Ok((header, payload)),
         }
     }
 }
@@ -242,6 +245,7 @@ impl Dialler<'_> {
 fn refused(code: u16, text: String, schema: Vec<u8>) -> Failure {
     match Refusal::from_code(code) {
         Some(Refusal::TokenNeeded | Refusal::TokenWrong | Refusal::TokenUnexpected) => Failure::Token(text),
+        Some(Refusal::Cargo) => Failure::Cargo(text),
         Some(Refusal::Schema) => Failure::Schema(schema),
         Some(Refusal::Busy) => Failure::Passing(text),
         Some(Refusal::Protocol) => Failure::Protocol(text),

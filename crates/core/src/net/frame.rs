@@ -4,6 +4,7 @@
 //! preamble  ┌ "RLWY" │ protocol u16 │ flags u16 │ nonce 32 ┐                                      40 bytes, once each way
 //! header    ┌ kind u8 │ flags u8 │ code u16 │ rows u32 │ version u32 │ credit u32 │ sequence u64 │ length u64 ┐  32 bytes
 //! payload   `length` bytes, as the kind says
+//! entry     ┌ bytes u64 │ version u32 │ kind u32 ┐       16 bytes, one for each record of a frame, in front of the records
 //! ```
 //!
 //! Little-endian throughout. Every function here is pure, takes what it is given and checks it: unknown kinds,
@@ -20,6 +21,8 @@ pub const PREAMBLE_BYTES: usize = 40;
 pub const HEADER_BYTES: usize = 32;
 pub const NONCE_BYTES: usize = 32;
 pub const PROOF_BYTES: usize = 32;
+/// One record in the index of a frame.
+pub const ENTRY_BYTES: usize = 16;
 /// The longest schema text.
 pub const MAX_SCHEMA_BYTES: usize = 1 << 20;
 /// The longest text of a refusal or a goodbye.
@@ -90,6 +93,8 @@ pub enum Kind {
     Refuse,
     /// Client: a run of samples, leaf by leaf.
     Data,
+    /// Client: an index, and the records that it describes, one after the other.
+    Records,
     /// Server: everything below `sequence` is settled; `credit` frames may be under way.
     Ack,
     /// Server: `rows` samples from `sequence` on found the ring full, and its policy is to say so.
@@ -112,6 +117,7 @@ impl Kind {
             0x10 => Kind::Data,
             0x11 => Kind::Ack,
             0x12 => Kind::Full,
+            0x13 => Kind::Records,
             0x20 => Kind::Ping,
             0x21 => Kind::Pong,
             0x22 => Kind::Goodbye,
@@ -129,6 +135,7 @@ impl Kind {
             Kind::Data => 0x10,
             Kind::Ack => 0x11,
             Kind::Full => 0x12,
+            Kind::Records => 0x13,
             Kind::Ping => 0x20,
             Kind::Pong => 0x21,
             Kind::Goodbye => 0x22,
@@ -136,14 +143,14 @@ impl Kind {
         }
     }
 
-    /// How long its payload may be. What a data frame may hold depends on the schema, and is checked by the server.
+    /// How long its payload may be. What a frame of samples or records may hold, the server checks.
     fn lengths(self) -> std::ops::RangeInclusive<u64> {
         match self {
             Kind::Proof => PROOF_BYTES as u64..=PROOF_BYTES as u64,
             Kind::Hello => HELLO_BYTES as u64..=(HELLO_BYTES + MAX_SCHEMA_BYTES) as u64,
             Kind::Welcome => WELCOME_BYTES as u64..=WELCOME_BYTES as u64,
             Kind::Refuse => 4..=(4 + MAX_TEXT_BYTES + MAX_SCHEMA_BYTES) as u64,
-            Kind::Data => 0..=u64::MAX,
+            Kind::Data | Kind::Records => 0..=u64::MAX,
             Kind::Ack | Kind::Full | Kind::Ping | Kind::Pong => 0..=0,
             Kind::Goodbye => 0..=MAX_TEXT_BYTES as u64,
             Kind::Extension(_) => 0..=MAX_EXTENSION_BYTES,
@@ -214,6 +221,8 @@ impl Header {
 /// Who a client is, and where its stream of samples stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
+    /// In the header's `code`.
+    pub cargo: Cargo,
     /// Chosen at random by the client, for its lifetime.
     pub session: [u8; 16],
     pub producer_id: Option<u32>,
@@ -227,9 +236,11 @@ pub struct Hello {
 }
 
 impl Hello {
-    pub fn parse(payload: &[u8]) -> Result<Hello, Damage> {
+    /// `code`: of its header.
+    pub fn parse(code: u16, payload: &[u8]) -> Result<Hello, Damage> {
         let short = Damage("a hello is too short");
         let hello = Hello {
+            cargo: Cargo::from_code(code).ok_or(Damage("a client brings what we do not know"))?,
             session: array(payload, 0).ok_or(short)?,
             producer_id: Some(u32::from_le_bytes(array(payload, 16).ok_or(short)?))
                 .filter(|&id| id != NO_PRODUCER_ID),
@@ -255,7 +266,76 @@ impl Hello {
         payload.extend_from_slice(&self.next.to_le_bytes());
         payload.extend_from_slice(&self.oldest.to_le_bytes());
         payload.extend_from_slice(&self.schema);
-        Header::new(Kind::Hello).with(&payload)
+        Header { code: self.cargo as u16, ..Header::new(Kind::Hello) }.with(&payload)
+    }
+}
+
+/// One record of a frame, as the frame's index describes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    pub bytes: u64,
+    pub version: u32,
+    pub kind: u32,
+}
+
+impl Entry {
+    /// The entries of an index, which is a whole number of them.
+    pub fn all(index: &[u8]) -> impl Iterator<Item = Entry> {
+        index.chunks_exact(ENTRY_BYTES).filter_map(|entry| {
+            Some(Entry {
+                bytes: u64::from_le_bytes(array(entry, 0)?),
+                version: u32::from_le_bytes(array(entry, 8)?),
+                kind: u32::from_le_bytes(array(entry, 12)?),
+            })
+        })
+    }
+
+    pub fn encoded(&self) -> [u8; ENTRY_BYTES] {
+        let mut bytes = [0; ENTRY_BYTES];
+        bytes[..8].copy_from_slice(&self.bytes.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.kind.to_le_bytes());
+        bytes
+    }
+}
+
+/// What a server allows a frame of records to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecordLimits {
+    /// Records of a frame.
+    pub rows: usize,
+    /// Bytes of all of them, if there are several.
+    pub frame_bytes: usize,
+    /// Bytes of one.
+    pub record_bytes: usize,
+}
+
+impl RecordLimits {
+    /// The bytes of the index and those of the records, as the header of a frame has them.
+    pub fn parts(&self, header: &Header) -> Result<(usize, usize), Damage> {
+        let rows = header.rows as usize;
+        if rows == 0 || rows > self.rows {
+            return Err(Damage("a frame has no records, or too many"));
+        }
+        let index = rows * ENTRY_BYTES;
+        let most = if rows == 1 { self.record_bytes } else { self.frame_bytes };
+        let records = header.length.checked_sub(index as u64).ok_or(Damage("an index is not whole"))?;
+        if records > most as u64 {
+            return Err(Damage("a frame of records is too long, or a record larger than the lane"));
+        }
+        Ok((index, records as usize))
+    }
+
+    /// Checks the index of a frame whose records have so many bytes.
+    pub fn check(&self, index: &[u8], records: usize) -> Result<(), Damage> {
+        let mut left = records as u64;
+        for entry in Entry::all(index) {
+            left = left.checked_sub(entry.bytes).ok_or(Damage("records are longer than their frame"))?;
+            if entry.bytes > self.record_bytes as u64 {
+                return Err(Damage("a record is larger than the lane"));
+            }
+        }
+        if left > 0 { Err(Damage("records are shorter than their frame")) } else { Ok(()) }
     }
 }
 
@@ -265,21 +345,28 @@ pub struct Welcome {
     pub producer_id: u32,
     /// Rows of one data frame, at most.
     pub max_rows: u32,
+    /// Bytes of one record, at most. 0 where samples are expected, which are all of one size.
+    pub max_bytes: u32,
     /// Data frames without acknowledgement, at most.
     pub credit: u32,
     /// The sequence number of the first sample that is not settled.
     pub next: u64,
+    /// In the header's `version`: of the newest weights that the learner told of.
+    pub version: u32,
 }
 
 impl Welcome {
-    pub fn parse(payload: &[u8]) -> Result<Welcome, Damage> {
+    /// `version`: of its header.
+    pub fn parse(version: u32, payload: &[u8]) -> Result<Welcome, Damage> {
         let short = Damage("a welcome is too short");
         let word = |at| array(payload, at).map(u32::from_le_bytes).ok_or(short);
         let welcome = Welcome {
             producer_id: word(0)?,
             max_rows: word(4)?,
             credit: word(8)?,
+            max_bytes: word(12)?,
             next: u64::from_le_bytes(array(payload, 16).ok_or(short)?),
+            version,
         };
         if welcome.max_rows == 0 || welcome.credit == 0 {
             return Err(Damage("a welcome allows nothing"));
@@ -292,8 +379,9 @@ impl Welcome {
         payload[..4].copy_from_slice(&self.producer_id.to_le_bytes());
         payload[4..8].copy_from_slice(&self.max_rows.to_le_bytes());
         payload[8..12].copy_from_slice(&self.credit.to_le_bytes());
+        payload[12..16].copy_from_slice(&self.max_bytes.to_le_bytes());
         payload[16..].copy_from_slice(&self.next.to_le_bytes());
-        Header::new(Kind::Welcome).with(&payload)
+        Header { version: self.version, ..Header::new(Kind::Welcome) }.with(&payload)
     }
 }
 
@@ -315,6 +403,16 @@ macro_rules! codes {
 }
 
 codes! {
+    /// What a client sends, and a server takes.
+    Cargo {
+        /// All of one size, leaf by leaf, for a ring.
+        Samples = 0,
+        /// Each of its own size, for the lane of the transport.
+        Records = 1,
+    }
+}
+
+codes! {
     /// Why a client may not come in.
     Refusal {
         /// The server asks for a token, and the client has none.
@@ -330,6 +428,8 @@ codes! {
         Protocol = 7,
         /// The ring is closed, or the server stops.
         Closed = 8,
+        /// The client sends samples, and the server takes records; or the other way round.
+        Cargo = 9,
     }
 }
 
@@ -406,18 +506,37 @@ pub fn probe(bytes: &[u8]) {
     for kind in [Kind::Hello, Kind::Welcome, Kind::Refuse] {
         probe_payload(&Header::new(kind), bytes);
     }
+    // As a frame of as many records as the first byte says.
+    let rows = bytes.first().map_or(0, |&rows| rows as u32);
+    probe_payload(&Header { rows, length: bytes.len() as u64, ..Header::new(Kind::Records) }, bytes);
 }
 
 fn probe_payload(header: &Header, payload: &[u8]) {
     match header.kind {
         Kind::Hello => {
-            if let Ok(hello) = Hello::parse(payload) {
-                assert_eq!(Hello::parse(&hello.frame()[HEADER_BYTES..]), Ok(hello));
+            if let Ok(hello) = Hello::parse(header.code, payload) {
+                let code = hello.cargo as u16;
+                assert_eq!(Hello::parse(code, &hello.frame()[HEADER_BYTES..]), Ok(hello));
             }
         }
         Kind::Welcome => {
-            if let Ok(welcome) = Welcome::parse(payload) {
-                assert_eq!(Welcome::parse(&welcome.frame()[HEADER_BYTES..]), Ok(welcome));
+            if let Ok(welcome) = Welcome::parse(header.version, payload) {
+                assert_eq!(Welcome::parse(header.version, &welcome.frame()[HEADER_BYTES..]), Ok(welcome));
+            }
+        }
+        Kind::Records => {
+            let limits = RecordLimits { rows: 64, frame_bytes: 1 << 16, record_bytes: 1 << 12 };
+            let Ok((index, records)) = limits.parts(header) else { return };
+            assert_eq!(index + records, payload.len());
+            if limits.check(&payload[..index], records).is_ok() {
+                assert_eq!(Entry::all(&payload[..index]).count(), header.rows as usize);
+                assert_eq!(
+                    Entry::all(&payload[..index]).map(|entry| entry.bytes).sum::<u64>(),
+                    records as u64
+                );
+                let again: Vec<u8> =
+                    Entry::all(&payload[..index]).flat_map(|entry| entry.encoded()).collect();
+                assert_eq!(again, payload[..index]);
             }
         }
         Kind::Refuse => {

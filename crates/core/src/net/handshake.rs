@@ -5,7 +5,7 @@
 //!         ◀───────────── preamble  server  another protocol: closed; the preamble says which we speak
 //!         proof ────────────────▶          wrong: refused
 //!         ◀──────────────── proof
-//!         hello ────────────────▶          another schema: refused, with both texts
+//!         hello ────────────────▶          samples where records are taken, or another schema: refused
 //!         ◀────────────── welcome          (`connection` goes on from here)
 //! ```
 //!
@@ -13,13 +13,18 @@
 
 use super::connection::End;
 use super::frame::{
-    HEADER_BYTES, Header, Hello, Kind, PREAMBLE_BYTES, PROOF_BYTES, PROTOCOL, Preamble, Refusal,
+    Cargo, HEADER_BYTES, Header, Hello, Kind, PREAMBLE_BYTES, PROOF_BYTES, PROTOCOL, Preamble, Refusal,
 };
 use super::token::{Side, Token, nonce};
 use super::wire::Wire;
 
 /// Listens until the client has proved itself and said who it is. The schema is compared, and not kept.
-pub async fn greet(wire: &mut Wire, token: Option<&Token>, schema: &[u8]) -> Result<Hello, End> {
+pub async fn greet(
+    wire: &mut Wire,
+    token: Option<&Token>,
+    cargo: Cargo,
+    schema: &[u8],
+) -> Result<Hello, End> {
     let mut client_bytes = [0; PREAMBLE_BYTES];
     wire.read_exact(&mut client_bytes).await?;
     let client = Preamble::parse(&client_bytes).map_err(|_| End::Stranger)?;
@@ -43,7 +48,12 @@ pub async fn greet(wire: &mut Wire, token: Option<&Token>, schema: &[u8]) -> Res
         _ => {}
     }
     prove(wire, token, &client_bytes, &server_bytes).await?;
-    let mut hello = Hello::parse(&payload(wire, Kind::Hello).await?)?;
+    let (header, payload) = frame(wire, Kind::Hello).await?;
+    let mut hello = Hello::parse(header.code, &payload)?;
+    drop(payload);
+    if hello.cargo != cargo {
+        return Err(End::Refused(Refusal::Cargo, wrong_cargo(cargo).to_owned(), None));
+    }
     let theirs = std::mem::take(&mut hello.schema); // It may be long, and the connection too.
     if theirs != schema {
         let text = "the learner expects another schema".to_owned();
@@ -59,7 +69,7 @@ async fn prove(
     client: &[u8; PREAMBLE_BYTES],
     server: &[u8; PREAMBLE_BYTES],
 ) -> Result<(), End> {
-    let proof = payload(wire, Kind::Proof).await?;
+    let (_, proof) = frame(wire, Kind::Proof).await?;
     if let Some(token) = token
         && !token.verify(Side::Client, client, server, &proof)
     {
@@ -71,15 +81,29 @@ async fn prove(
     Ok(())
 }
 
-/// The payload of the next frame, which must be of that kind. Its length was checked against the kind.
-async fn payload(wire: &mut Wire, kind: Kind) -> Result<Vec<u8>, End> {
+/// What a client is told that brings the other.
+fn wrong_cargo(cargo: Cargo) -> &'static str {
+    match cargo {
+        Cargo::Records => {
+            "it takes records, each of its own size, and this client sends samples of one size. Use a client of records, or \
+             the port of a server of samples"
+        }
+        Cargo::Samples => {
+            "it takes samples of one size, and this client sends records. Use a client of samples, or the port of a server \
+             of records"
+        }
+    }
+}
+
+/// The next frame, which must be of that kind. Its length was checked against the kind.
+async fn frame(wire: &mut Wire, kind: Kind) -> Result<(Header, Vec<u8>), End> {
     let mut header = [0; HEADER_BYTES];
     wire.read_exact(&mut header).await?;
     match Header::parse(&header)? {
         Some(header) if header.kind == kind => {
             let mut payload = vec![0; header.length as usize];
             wire.read_exact(&mut payload).await?;
-            Ok(payload)
+            Ok((header, payload))
         }
         _ => Err(End::Damaged("a frame of the handshake is out of turn".to_owned())),
     }

@@ -1,11 +1,12 @@
-//! Where the bytes of one data frame go: leaf by leaf, into slots, a spill buffer, or nowhere.
+//! Where the bytes of one data frame go: leaf by leaf, into slots, a spill buffer, or nowhere; or into the room of records.
 //!
 //! The rows of a frame fall into *spans*: claimed runs of slots, rows for which there was no slot (spilled), rows
 //! that nobody wants (dropped, refused, or here already). The payload is leaf-major, so each leaf visits every span
-//! once. A [`Landing`] hands out the next rooms to read into and is told how much was read. Cleared, it gives back
+//! once. Of records, each is a span, and its rows are bytes of the only leaf. A [`Landing`] hands out the next rooms to read into and is told how much was read. Cleared, it gives back
 //! what it has claimed.
 
 use super::intake::Run;
+use super::record_intake::Room;
 use std::io::IoSliceMut;
 
 /// Bytes that nobody wants are read through a buffer of this size.
@@ -18,6 +19,8 @@ pub enum Span {
     /// Rows that wait in the spill buffer; at most one per frame, and the last.
     Spill(usize),
     Discard(usize),
+    /// The room of one record.
+    Record(Room),
 }
 
 impl Span {
@@ -25,6 +28,7 @@ impl Span {
         match self {
             Span::Slots(run) => run.len(),
             Span::Spill(rows) | Span::Discard(rows) => *rows,
+            Span::Record(room) => room.len(),
         }
     }
 }
@@ -74,9 +78,7 @@ impl Landing {
             Span::Discard(_) if self.scratch.is_empty() => self.scratch = vec![0; SCRATCH_BYTES],
             _ => {}
         }
-        if span.rows() > 0 {
-            self.spans.push(span);
-        }
+        self.spans.push(span);
     }
 
     /// Gives back the slots that were claimed so far.
@@ -124,10 +126,11 @@ impl Landing {
                     (spill.wrapping_add(rows * before + at.offset), left)
                 }
                 Span::Discard(_) => (scratch, left.min(SCRATCH_BYTES)),
+                Span::Record(room) => (room.start().wrapping_add(at.offset), left),
             };
             if len > 0 {
                 // SAFETY: slots are claimed by the run, which we hold (I1), and a claim's rows of a leaf lie side by
-                // side; the spill buffer has room for all leaves of its rows; the scratch buffer has SCRATCH_BYTES
+                // side; so is a record's room, all of it; the spill buffer has room for all leaves of its rows; the scratch buffer has SCRATCH_BYTES
                 // and is lent once, because the loop ends with it. No two rooms overlap, and all live as long as
                 // `self` is borrowed.
                 rooms[count] = IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(place, len) });

@@ -1,13 +1,15 @@
-//! The network: samples from other hosts, straight from the socket into the slots of the ring.
+//! The network: samples and records from other hosts, straight from the socket into shared memory.
 //!
 //! | module | what it is |
 //! |---|---|
 //! | [`frame`] | the bytes on the wire; no I/O |
 //! | [`token`], [`tls`] | who may come in; who can listen |
-//! | [`intake`] | the way into the ring that every transport uses |
+//! | [`intake`], [`record_intake`], [`doorman`] | the way into the ring, or a lane, that every transport uses; waiting for room |
 //! | `session` | what each client has delivered, across connections |
 //! | `server`, `connection`, `handshake`, `landing`, `wire` | [`TcpServer`]: one task per connection |
-//! | `client`, `courier`, `outbound`, `dial`, `link` | [`TcpClient`]: sends, keeps until acknowledged, reconnects, sends again |
+//! | `inlet`, `sample_frames`, `record_frames` | what a server leads to, and how its frames get there |
+//! | `client`, `courier`, `outbound`, `dial`, `link` | [`Client`]: sends, keeps until acknowledged, reconnects, sends again |
+//! | `sample_client`, `record_client`, `packing` | [`TcpClient`], [`TcpRecordClient`]: what goes into its frames |
 //! | `alone` | sockets that forked children do not keep |
 //! | [`stats`] | what both count |
 //!
@@ -20,12 +22,20 @@ mod client;
 mod connection;
 mod courier;
 mod dial;
+pub mod doorman;
 pub mod frame;
 mod handshake;
+mod inlet;
 pub mod intake;
 mod landing;
 mod link;
 mod outbound;
+mod packing;
+mod record_client;
+mod record_frames;
+pub mod record_intake;
+mod sample_client;
+mod sample_frames;
 mod server;
 mod session;
 pub mod stats;
@@ -34,8 +44,12 @@ pub mod token;
 mod wire;
 
 use crate::error::{Error, Result};
-pub use client::{TcpClient, TcpClientSpec};
+pub use client::{Client, TcpClientSpec};
+pub use inlet::Inlet;
 pub use intake::Intake;
+pub use record_client::TcpRecordClient;
+pub use record_intake::RecordIntake;
+pub use sample_client::TcpClient;
 pub use server::{Refused, TcpServer, TcpServerSpec};
 pub use stats::{ClientStats, ServerStats};
 use std::thread::JoinHandle;
@@ -46,13 +60,18 @@ pub use tls::{ClientTls, ServerTls};
 pub const MAX_SAMPLE_BYTES: usize = 1 << 30;
 /// Frames are made about this large; a sample that is larger gets a frame of its own.
 pub const FRAME_BYTES: usize = 256 * 1024;
+/// The payload of a frame with several rows, at most.
+pub const MAX_FRAME_BYTES: usize = 4 * FRAME_BYTES;
 /// Rows of a frame, at most.
 pub const MAX_FRAME_ROWS: usize = 4096;
+/// Records of a frame, at most: a server keeps the index of a frame until the frame is settled.
+pub const MAX_FRAME_RECORDS: usize = 512;
 
-/// A way for samples to come from elsewhere into a ring: TCP here; others may write their own over an [`Intake`].
-pub trait Transport {
+/// A way for samples to come from elsewhere into a ring, or for records into a lane: TCP here; others may write their
+/// own over an [`Intake`], or a [`RecordIntake`].
+pub trait Transport<I = Intake> {
     /// Begins to serve. Whatever is wrong with the address or the settings is an error here and not later.
-    fn start(&self, intake: Intake) -> Result<Box<dyn Endpoint>>;
+    fn start(&self, intake: I) -> Result<Box<dyn Endpoint>>;
 }
 
 /// A transport at work.

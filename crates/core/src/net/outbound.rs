@@ -5,8 +5,8 @@
 //!                                       acknowledged ◀┘        ▢ not written on this connection
 //! ```
 //!
-//! A frame is one buffer, leaf by leaf, so that it leaves with one vectored write. Buffers are used again; there are
-//! at most as many as frames may be under way, and one. Nothing here sleeps or locks; the client does.
+//! What lies in a frame is a matter of its [`Layout`]; here samples and records are numbers in a row. Buffers are used
+//! again; there are at most as many as frames may be under way, and one. Nothing here sleeps or locks; the client does.
 //!
 //! O1  `acked ≤ every queued sample < next`, without gaps: what is not acknowledged is here.
 //! O2  `touched` is one past the last sample that was ever given to a socket. What lies behind it cannot have
@@ -15,8 +15,10 @@
 //! O4  One at a time writes: he who has the [`Piece`]. He needs no lock for that; samples are added, and acknowledged,
 //!     meanwhile. When he is done he looks for the next piece, so what the others left to him is not forgotten.
 
-use super::frame::{HEADER_BYTES, Header, Kind, Welcome};
+use super::frame::{Cargo, Entry, HEADER_BYTES, Header, Welcome};
+use super::packing::{Frame, Layout};
 use super::stats::{ClientCounters, add};
+use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice};
 use std::sync::Arc;
@@ -27,65 +29,21 @@ pub const GATHER: Duration = Duration::from_micros(100);
 /// Parts of one write.
 const PARTS: usize = 32;
 
-/// Adjacent samples of one version.
-#[derive(Debug)]
-pub struct Frame {
-    first: u64,
-    rows: usize,
-    version: u32,
-    /// `capacity` rows of each leaf.
-    columns: Box<[u8]>,
-}
-
-impl Frame {
-    fn end(&self) -> u64 {
-        self.first + self.rows as u64
-    }
-}
-
-/// Where the leaves lie in a frame's buffer.
-#[derive(Debug)]
-pub struct Layout {
-    leaf_bytes: Vec<usize>,
-    leaf_offsets: Vec<usize>,
-    /// Rows that a buffer has room for.
-    capacity: usize,
-}
-
-impl Layout {
-    fn new(leaf_bytes: &[usize], capacity: usize) -> Layout {
-        let mut end = 0;
-        let place = |bytes: &usize| {
-            end += bytes * capacity;
-            end - bytes * capacity
-        };
-        let leaf_offsets = leaf_bytes.iter().map(place).collect();
-        Layout { leaf_bytes: leaf_bytes.to_vec(), leaf_offsets, capacity }
-    }
-
-    fn sample_bytes(&self) -> usize {
-        self.leaf_bytes.iter().sum()
-    }
-
-    /// The start of each leaf, and the bytes of one row of it.
-    fn leaves(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.leaf_offsets.iter().copied().zip(self.leaf_bytes.iter().copied())
-    }
-}
-
-/// The samples of one client.
+/// The samples, or records, of one client.
 #[derive(Debug)]
 pub struct Outbound {
     layout: Arc<Layout>,
     /// Rows that a frame may have on this connection.
     frame_rows: usize,
+    /// Bytes of the largest record that the learner takes.
+    record_bytes: u64,
     /// Frames that may be queued, and frames that the learner allows under way.
     limit: usize,
     credit: usize,
     open: Option<Frame>,
     opened: Instant,
     queue: VecDeque<Arc<Frame>>,
-    spare: Vec<Box<[u8]>>,
+    spare: Vec<Frame>,
     written: usize,
     /// Bytes of the frame after those.
     offset: usize,
@@ -119,10 +77,11 @@ enum Words {
 }
 
 impl Outbound {
-    pub fn new(leaf_bytes: &[usize], capacity: usize, limit: usize) -> Outbound {
+    pub fn new(layout: Layout, limit: usize) -> Outbound {
         Outbound {
-            layout: Arc::new(Layout::new(leaf_bytes, capacity)),
+            layout: Arc::new(layout),
             frame_rows: 0,
+            record_bytes: 0,
             limit,
             credit: 0,
             open: None,
@@ -149,19 +108,28 @@ impl Outbound {
 
     /// Begins on a new connection, with what the learner wants next. An error is what it cannot want.
     pub fn resume(&mut self, welcome: &Welcome, counters: &ClientCounters) -> Result<(), String> {
-        let queued = self.queue.iter().map(|frame| frame.rows);
-        let largest = queued.chain(self.open.iter().map(|frame| frame.rows)).max().unwrap_or(0);
+        let frames = || self.queue.iter().map(|frame| &**frame).chain(&self.open);
+        let largest = frames().map(|frame| frame.rows).max().unwrap_or(0);
         if largest > welcome.max_rows as usize {
             let most = welcome.max_rows;
             return Err(format!(
                 "the learner now takes {most} samples at a time, and {largest} are packed already"
             ));
         }
+        let largest = frames().map(|frame| self.layout.largest_record(frame)).max().unwrap_or(0);
+        if largest > welcome.max_bytes as u64 {
+            let most = welcome.max_bytes;
+            return Err(format!(
+                "the learner now takes records of at most {most} bytes, and one of {largest} is packed already. Give its \
+                 server a larger lane_bytes"
+            ));
+        }
         if !(self.acked..=self.touched).contains(&welcome.next) {
             let (acked, touched, next) = (self.acked, self.touched, welcome.next);
             return Err(format!("the learner wants sample {next}; it can only want {acked} to {touched}"));
         }
-        self.frame_rows = self.layout.capacity.min(welcome.max_rows as usize);
+        self.frame_rows = self.layout.capacity().min(welcome.max_rows as usize);
+        self.record_bytes = welcome.max_bytes as u64;
         self.credit = welcome.credit as usize;
         (self.written, self.offset, self.resumed_at) = (0, 0, welcome.next);
         (self.control_sent, self.blocked) = (0, false);
@@ -180,15 +148,16 @@ impl Outbound {
             && let Some(frame) = self.queue.pop_front()
         {
             // Not if somebody still writes it to a connection that was lost.
-            self.spare.extend(Arc::into_inner(frame).map(|frame| frame.columns));
+            self.spare.extend(Arc::into_inner(frame).filter(|frame| self.layout.is_reusable(frame)));
             self.written = self.written.saturating_sub(1);
         }
     }
 
     /// The learner has settled everything below `next`. An error is what it cannot have.
     pub fn acknowledge(&mut self, next: u64, credit: u32) -> Result<(), &'static str> {
-        // The one that is being written may be there before its writer has told.
-        let given = self.written + self.writing as usize;
+        // The one that is being written may be there before its writer has told; of records, the first ones are committed
+        // while the others are on their way.
+        let given = self.written + (self.writing || self.offset > 0) as usize;
         let written = given.min(self.queue.len()).checked_sub(1).and_then(|last| self.queue.get(last));
         let through = written.map_or(self.acked, |frame| frame.end()).max(self.resumed_at);
         if next > through {
@@ -205,40 +174,71 @@ impl Outbound {
     ///
     /// Each leaf has `rows` rows of its size, one after the other.
     pub unsafe fn append(&mut self, leaves: &[*const u8], from: usize, rows: usize, version: u32) -> usize {
-        if self.open.as_ref().is_some_and(|open| open.rows >= self.frame_rows || open.version != version) {
-            self.seal();
-        }
-        if self.open.is_none() {
-            if self.frame_rows == 0 || self.queue.len() >= self.limit {
-                return 0;
-            }
-            let bytes = self.layout.capacity * self.layout.sample_bytes();
-            let columns = self.spare.pop().unwrap_or_else(|| vec![0; bytes].into_boxed_slice());
-            self.open = Some(Frame { first: self.next, rows: 0, version, columns });
-            self.opened = Instant::now();
+        let fits = |open: &Frame| open.version == version;
+        if !self.make_room(fits, version, 0) {
+            return 0;
         }
         let Some(open) = &mut self.open else { return 0 };
-        if open.version != version || open.rows >= self.frame_rows {
-            return 0; // It could not be sealed.
-        }
         let part = rows.min(self.frame_rows - open.rows);
-        for ((start, bytes), leaf) in self.layout.leaves().zip(leaves) {
-            let start = start + open.rows * bytes;
-            let room = &mut open.columns[start..start + part * bytes];
-            // SAFETY: the caller vouches for the source; the room was just checked.
-            unsafe { room.as_mut_ptr().copy_from_nonoverlapping(leaf.add(from * bytes), room.len()) };
-        }
-        open.rows += part;
-        self.next += part as u64;
-        if open.rows == self.frame_rows {
-            self.seal();
-        }
-        part
+        // SAFETY: the caller vouches for the leaves.
+        unsafe { self.layout.put_samples(open, leaves, from, part) };
+        self.added(part)
     }
 
-    /// Whether a sample would find room.
-    pub fn has_room(&self) -> bool {
-        let open = self.open.as_ref().is_some_and(|open| open.rows < self.frame_rows);
+    /// Has `write` write a record, if there is room for it; says how many it took: 0 or 1.
+    pub fn append_record(&mut self, entry: Entry, write: impl FnOnce(&mut [u8])) -> Result<usize> {
+        let layout = self.layout.clone();
+        self.check_record(entry.bytes)?;
+        if !self.make_room(|open| layout.fits_record(open, entry.bytes), 0, entry.bytes as usize) {
+            return Ok(0);
+        }
+        let Some(open) = &mut self.open else { return Ok(0) };
+        layout.put_record(open, entry, write);
+        Ok(self.added(1))
+    }
+
+    /// Whether the learner takes records of so many bytes. Before it has said so, all is well.
+    pub fn check_record(&self, bytes: u64) -> Result<()> {
+        if self.frame_rows > 0 && bytes > self.record_bytes {
+            return Err(Error::RecordTooLarge { bytes, lane_bytes: self.record_bytes });
+        }
+        Ok(())
+    }
+
+    /// Sees to it that the open frame has room for a row at least, and `fits`.
+    fn make_room(&mut self, fits: impl Fn(&Frame) -> bool, version: u32, bytes: usize) -> bool {
+        let (layout, rows) = (&self.layout, self.frame_rows);
+        let takes = |open: &Frame| !layout.is_full(open, rows) && fits(open);
+        let Some(open) = &self.open else { return self.open(version, bytes) };
+        takes(open) || self.seal() && self.open(version, bytes)
+    }
+
+    /// Opens a frame, if there may be one more.
+    fn open(&mut self, version: u32, bytes: usize) -> bool {
+        if self.frame_rows == 0 || self.queue.len() >= self.limit {
+            return false;
+        }
+        self.open = Some(self.layout.open(&mut self.spare, self.next, version, bytes));
+        self.opened = Instant::now();
+        true
+    }
+
+    /// Counts rows that were put into the open frame, and closes it when it is full.
+    fn added(&mut self, rows: usize) -> usize {
+        self.next += rows as u64;
+        if self.open.as_ref().is_some_and(|open| self.layout.is_full(open, self.frame_rows)) {
+            self.seal();
+        }
+        rows
+    }
+
+    /// Whether a sample would find room, or a record of so many bytes.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        let room = |open: &Frame| match self.layout.cargo() {
+            Cargo::Samples => true,
+            Cargo::Records => self.layout.fits_record(open, bytes),
+        };
+        let open = self.open.as_ref().is_some_and(|open| open.rows < self.frame_rows && room(open));
         self.frame_rows > 0 && (open || self.queue.len() < self.limit)
     }
 
@@ -249,7 +249,9 @@ impl Outbound {
         }
         match self.open.take() {
             Some(open) => {
-                self.queue.push_back(Arc::new(open));
+                if open.rows > 0 {
+                    self.queue.push_back(Arc::new(open));
+                }
                 true
             }
             None => false,
@@ -321,8 +323,8 @@ impl Outbound {
             return None;
         }
         if self.written == self.queue.len() {
-            let rows = self.open.as_ref().map(|open| open.rows).filter(|&rows| rows > 0)?;
-            let full = rows >= self.frame_rows;
+            let open = self.open.as_ref().filter(|open| open.rows > 0)?;
+            let full = self.layout.is_full(open, self.frame_rows);
             let leaves = eager || full || self.written == 0 || self.opened.elapsed() >= GATHER;
             if !(leaves && self.seal()) {
                 return None;
@@ -332,13 +334,12 @@ impl Outbound {
         // The first rows may have arrived over another connection.
         let skip = self.resumed_at.saturating_sub(frame.first).min(frame.rows as u64) as usize;
         let rows = frame.rows - skip;
-        let length = rows * self.layout.sample_bytes();
         let header = Header {
             rows: rows as u32,
             version: frame.version,
             sequence: frame.first + skip as u64,
-            length: length as u64,
-            ..Header::new(Kind::Data)
+            length: self.layout.length(&frame, skip) as u64,
+            ..Header::new(self.layout.kind())
         };
         self.touched = self.touched.max(frame.end());
         Some(Words::Data { frame, header: header.bytes(), skip, offset: self.offset })
@@ -372,7 +373,7 @@ impl Outbound {
                 add(&counters.bytes, written as u64);
                 self.offset += written;
                 let waits = self.queue.get(self.written).is_some_and(|next| Arc::ptr_eq(next, &frame));
-                if self.offset == HEADER_BYTES + (frame.rows - skip) * self.layout.sample_bytes() {
+                if self.offset == HEADER_BYTES + self.layout.length(&frame, skip) {
                     self.offset = 0;
                     self.written += waits as usize; // Unless it is acknowledged already, and gone.
                     add(&counters.frames, 1);
@@ -396,12 +397,9 @@ impl Piece {
             Words::Control(bytes) => return write(&[IoSlice::new(bytes)]),
             Words::Data { frame, header, skip, offset } => (frame, header, *skip, *offset),
         };
-        let columns = layout
-            .leaves()
-            .map(|(start, bytes)| &frame.columns[start + skip * bytes..start + frame.rows * bytes]);
         let mut parts: [IoSlice<'_>; PARTS] = std::array::from_fn(|_| IoSlice::new(&[]));
         let (mut count, mut before) = (0, offset);
-        for part in std::iter::once(&header[..]).chain(columns) {
+        for part in std::iter::once(&header[..]).chain(layout.parts(frame, skip)) {
             let gone = before.min(part.len());
             before -= gone;
             if gone < part.len() && count < PARTS {
@@ -410,5 +408,89 @@ impl Piece {
             }
         }
         write(&parts[..count])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WELCOME: Welcome =
+        Welcome { producer_id: 0, max_rows: 512, max_bytes: 1000, credit: 4, next: 0, version: 0 };
+
+    /// Three records of 3, 0 and 5 bytes, not written yet.
+    fn three_records() -> (Outbound, ClientCounters) {
+        let (mut outbound, counters) = (Outbound::new(Layout::Records, 4), ClientCounters::default());
+        outbound.resume(&WELCOME, &counters).unwrap();
+        for (kind, bytes) in [(1, 3), (2, 0), (3, 5)] {
+            let entry = Entry { bytes, version: 9, kind };
+            assert_eq!(outbound.append_record(entry, |room| room.fill(kind as u8)).unwrap(), 1);
+        }
+        (outbound, counters)
+    }
+
+    /// Writes up to `most` bytes of the next piece; gives what was written.
+    fn write(outbound: &mut Outbound, counters: &ClientCounters, most: usize) -> Vec<u8> {
+        let piece = outbound.begin(true).unwrap();
+        let mut bytes = Vec::new();
+        let written = piece.write(&outbound.layout(), |parts| {
+            bytes = parts.iter().flat_map(|part| part.to_vec()).take(most).collect();
+            Ok(bytes.len())
+        });
+        outbound.finish(piece, written, counters).unwrap();
+        bytes
+    }
+
+    fn parsed(bytes: &[u8]) -> (Header, Vec<Entry>, Vec<u8>) {
+        let header = Header::parse(bytes).unwrap().unwrap();
+        let (index, records) = bytes[HEADER_BYTES..].split_at(header.rows as usize * 16);
+        assert_eq!(header.length as usize, index.len() + records.len());
+        (header, Entry::all(index).collect(), records.to_vec())
+    }
+
+    #[test]
+    fn a_frame_is_resumed_in_its_middle_with_the_rest_of_its_index_and_records() {
+        let (mut outbound, counters) = three_records();
+        let (header, entries, records) = parsed(&write(&mut outbound, &counters, 1000));
+        assert_eq!((header.rows, header.sequence, entries.len()), (3, 0, 3));
+        assert_eq!(records, [1, 1, 1, 3, 3, 3, 3, 3]);
+        outbound.resume(&Welcome { next: 1, ..WELCOME }, &counters).unwrap();
+        let (header, entries, records) = parsed(&write(&mut outbound, &counters, 1000));
+        assert_eq!((header.rows, header.sequence), (2, 1));
+        assert_eq!(
+            entries.iter().map(|entry| (entry.kind, entry.bytes)).collect::<Vec<_>>(),
+            [(2, 0), (3, 5)]
+        );
+        assert_eq!(records, [3; 5]);
+    }
+
+    #[test]
+    fn an_acknowledgement_in_the_middle_of_a_frame_that_is_half_written_is_believed() {
+        let (mut outbound, counters) = three_records();
+        assert!(outbound.acknowledge(1, 4).is_err(), "nothing was sent");
+        write(&mut outbound, &counters, HEADER_BYTES + 3 * 16 + 3);
+        outbound.acknowledge(1, 4).unwrap();
+        assert_eq!((outbound.acked, outbound.unacknowledged()), (1, 2));
+        assert_eq!(write(&mut outbound, &counters, 1000), [3; 5]);
+        outbound.acknowledge(3, 4).unwrap();
+        assert!(outbound.queue.is_empty() && outbound.spare.len() == 1);
+    }
+
+    #[test]
+    fn a_record_larger_than_a_frame_has_one_of_its_own_whose_buffer_is_not_kept() {
+        let (mut outbound, counters) = (Outbound::new(Layout::Records, 4), ClientCounters::default());
+        let large = 3 * super::super::FRAME_BYTES;
+        outbound.resume(&Welcome { max_bytes: large as u32, ..WELCOME }, &counters).unwrap();
+        for bytes in [10, large as u64, 10] {
+            assert_eq!(outbound.append_record(Entry { bytes, version: 0, kind: 0 }, |_| {}).unwrap(), 1);
+        }
+        for rows in [(0, 1), (1, 1), (2, 1)] {
+            let header = Header::parse(&write(&mut outbound, &counters, usize::MAX)).unwrap().unwrap();
+            assert_eq!((header.sequence, header.rows), rows);
+        }
+        outbound.acknowledge(3, 4).unwrap();
+        assert_eq!(outbound.spare.len(), 2);
+        let error = outbound.append_record(Entry { bytes: large as u64 + 1, version: 0, kind: 0 }, |_| {});
+        assert!(matches!(error, Err(Error::RecordTooLarge { .. })));
     }
 }

@@ -1,7 +1,7 @@
 //! The learner's end: listens, and runs a task for each client.
 //!
 //! One thread (or as many as asked for) runs a single-threaded event loop; a connection stays on the thread that it
-//! was given to. Nothing here blocks a loop: waiting for room is the doorman's business ([`super::intake`]).
+//! was given to. Nothing here blocks a loop: waiting for room is the doorman's business ([`super::doorman`]).
 //!
 //! Those who have not proved themselves yet wait in the *lobby*. When there are as many connections as allowed, a
 //! newcomer takes the place of the oldest in the lobby; so strangers who only connect keep nobody out.
@@ -9,12 +9,12 @@
 use super::alone::Alone;
 use super::connection::{self, End, FIRST_CREDIT};
 use super::frame::{Farewell, Refusal};
-use super::intake::Intake;
+use super::inlet::Inlet;
 use super::session::Sessions;
 use super::stats::{ServerCounters, ServerStats, add};
 use super::tls::ServerTls;
 use super::token::Token;
-use super::{Endpoint, FRAME_BYTES, MAX_FRAME_ROWS, Transport, check_sample_bytes, within_reason};
+use super::{Endpoint, Transport, check_sample_bytes, within_reason};
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -27,9 +27,9 @@ use tokio::task::LocalSet;
 
 /// So many keepalive intervals of silence end a connection.
 pub const SILENCES: u32 = 3;
-/// After a failed `accept` (too many open files), the next try.
 /// Shorter ones can be guessed.
 const SHORTEST_TOKEN: usize = 16;
+/// After a failed `accept` (too many open files), the next try.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long `stop` lets connections say goodbye.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
@@ -77,8 +77,8 @@ impl Default for TcpServerSpec {
     }
 }
 
-impl Transport for TcpServerSpec {
-    fn start(&self, intake: Intake) -> Result<Box<dyn Endpoint>> {
+impl<I: Into<Inlet>> Transport<I> for TcpServerSpec {
+    fn start(&self, intake: I) -> Result<Box<dyn Endpoint>> {
         Ok(Box::new(TcpServer::start(intake, self.clone())?))
     }
 }
@@ -86,7 +86,7 @@ impl Transport for TcpServerSpec {
 /// What the tasks share.
 #[derive(Debug)]
 pub struct Shared {
-    pub intake: Intake,
+    pub inlet: Inlet,
     pub spec: TcpServerSpec,
     pub token: Option<Token>,
     pub tls: Option<Arc<rustls::ServerConfig>>,
@@ -113,7 +113,7 @@ pub struct Refused {
 impl Shared {
     /// How many frames a client may have under way now: few while others wait for room.
     pub fn credit(&self) -> u32 {
-        if self.intake.is_crowded() { FIRST_CREDIT.min(self.window) } else { self.window }
+        if self.inlet.doorman().is_crowded() { FIRST_CREDIT.min(self.window) } else { self.window }
     }
 
     /// Counts how a connection ended.
@@ -128,7 +128,7 @@ impl Shared {
                     Refusal::TokenNeeded | Refusal::TokenWrong | Refusal::TokenUnexpected => {
                         &counters.refused_token
                     }
-                    Refusal::Schema => &counters.refused_schema,
+                    Refusal::Schema | Refusal::Cargo => &counters.refused_schema,
                     Refusal::Protocol => &counters.refused_protocol,
                     Refusal::Busy => &counters.refused_busy,
                     Refusal::SessionUnknown | Refusal::Closed => &counters.refused_other,
@@ -212,13 +212,16 @@ pub struct TcpServer {
 
 impl TcpServer {
     /// Binds and begins to listen; returns when clients can connect.
-    pub fn start(intake: Intake, mut spec: TcpServerSpec) -> Result<TcpServer> {
+    pub fn start(intake: impl Into<Inlet>, mut spec: TcpServerSpec) -> Result<TcpServer> {
+        let inlet = intake.into();
         for time in
             [&mut spec.handshake_timeout, &mut spec.frame_timeout, &mut spec.keepalive, &mut spec.session_ttl]
         {
             *time = within_reason(*time);
         }
-        check_sample_bytes(intake.sample_bytes())?;
+        if let Inlet::Samples(intake) = &inlet {
+            check_sample_bytes(intake.sample_bytes())?;
+        }
         let at_least_one = |what, value: u64| match value {
             0 => Err(Error::OutOfRange { what, value, range: "at least 1".to_owned() }),
             _ => Ok(()),
@@ -232,12 +235,11 @@ impl TcpServer {
         let listener = bind(&spec)?;
         let address =
             listener.local_addr().map_err(|e| Error::io("cannot read the address of a listener", e))?;
-        let sample_bytes = intake.sample_bytes().max(1);
         let shared = Arc::new(Shared {
-            max_rows: intake.batch_size().min((4 * FRAME_BYTES / sample_bytes).clamp(1, MAX_FRAME_ROWS)),
+            max_rows: inlet.max_rows(),
             window: spec.max_inflight_frames,
             sessions: Arc::new(Sessions::new(spec.max_sessions, spec.session_ttl)),
-            intake,
+            inlet,
             spec,
             token,
             tls,
@@ -349,7 +351,7 @@ impl TcpServer {
         for thread in threads {
             let _ = thread.join();
         }
-        self.shared.intake.close();
+        self.shared.inlet.close();
     }
 }
 

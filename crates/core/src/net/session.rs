@@ -194,13 +194,22 @@ impl Drop for Tenancy {
 
 #[cfg(test)]
 mod tests {
+    use super::super::frame::Cargo;
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     fn hello(name: u8, oldest: u64, next: u64) -> Hello {
         static ATTEMPT: AtomicU32 = AtomicU32::new(1);
         let attempt = ATTEMPT.fetch_add(1, Ordering::Relaxed);
-        Hello { session: [name; 16], producer_id: None, attempt, next, oldest, schema: Vec::new() }
+        Hello {
+            cargo: Cargo::Samples,
+            session: [name; 16],
+            producer_id: None,
+            attempt,
+            next,
+            oldest,
+            schema: Vec::new(),
+        }
     }
 
     #[test]

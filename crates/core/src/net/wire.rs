@@ -100,6 +100,8 @@ pub struct Wire {
     ack: Option<(u64, u32)>,
     ack_bytes: u64,
     ack_frames: u32,
+    /// Of the newest weights, as acknowledgements and pings tell.
+    version: u32,
     /// The last read brought less than there was room for: nothing more is likely to be there.
     drained: bool,
     spoken: bool,
@@ -121,6 +123,7 @@ impl Wire {
             ack: None,
             ack_bytes: 0,
             ack_frames: 0,
+            version: 0,
             drained: true,
             spoken: false,
             clock: None,
@@ -194,6 +197,16 @@ impl Wire {
         self.outbox.extend_from_slice(frame);
     }
 
+    /// Which weights are the newest: told with the next acknowledgement.
+    pub fn tell(&mut self, version: u32) {
+        self.version = version;
+    }
+
+    /// Asks whether the other side is there, and tells which weights are the newest.
+    pub fn ping(&mut self) {
+        self.say(&Header { version: self.version, ..Header::new(Kind::Ping) }.bytes());
+    }
+
     /// Whether the other side was ever told anything. It expects our preamble first, and would not understand a
     /// goodbye.
     pub fn has_spoken(&self) -> bool {
@@ -225,7 +238,8 @@ impl Wire {
                 && let Some((sequence, credit)) = self.ack.take()
             {
                 (self.ack_bytes, self.ack_frames) = (0, 0);
-                self.say(&Header { sequence, credit, ..Header::new(Kind::Ack) }.bytes());
+                let version = self.version;
+                self.say(&Header { sequence, credit, version, ..Header::new(Kind::Ack) }.bytes());
             }
             if self.unsaid() == 0 {
                 return self.stream.poll_flush(cx);

@@ -3,14 +3,15 @@
 #![allow(dead_code)] // No test uses all of it.
 
 use crate::fixture::*;
-use rollway_core::net::frame::{Header, Hello, Kind, PREAMBLE_BYTES, Preamble, Welcome};
+use rollway_core::net::frame::{Cargo, Header, Hello, Kind, PREAMBLE_BYTES, Preamble, Welcome};
 use rollway_core::net::token::{Side, Token};
-use rollway_core::net::{Intake, TcpClient, TcpClientSpec, TcpServer, TcpServerSpec};
+use rollway_core::net::{ClientTls, Intake, ServerTls, TcpClient, TcpClientSpec, TcpServer, TcpServerSpec};
 use rollway_core::ring::{Consumer, OnFull, Patience, RingSpec};
 use rollway_core::{Error, Result};
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -250,11 +251,17 @@ impl Raw {
 
     /// Comes in as a client whose samples up to `next` may have been sent, and up to `oldest` are settled.
     pub fn enter(port: u16, session: u8, oldest: u64, next: u64) -> (Raw, Welcome) {
+        Raw::enter_with(port, Cargo::Samples, session, oldest, next)
+    }
+
+    /// As [`enter`](Self::enter), with samples or records.
+    pub fn enter_with(port: u16, cargo: Cargo, session: u8, oldest: u64, next: u64) -> (Raw, Welcome) {
         let mut raw = Raw::open(port);
         assert_eq!(raw.prove(None).kind, Kind::Proof);
         static ATTEMPT: AtomicU32 = AtomicU32::new(1);
         let attempt = ATTEMPT.fetch_add(1, Ordering::Relaxed);
         let hello = Hello {
+            cargo,
             session: [session; 16],
             producer_id: None,
             attempt,
@@ -265,7 +272,7 @@ impl Raw {
         raw.write(&hello.frame());
         let (header, payload) = raw.frame();
         assert_eq!(header.kind, Kind::Welcome);
-        (raw, Welcome::parse(&payload).unwrap())
+        (raw, Welcome::parse(header.version, &payload).unwrap())
     }
 
     /// The next frame of that kind.
@@ -321,4 +328,38 @@ pub fn data(values: std::ops::Range<u64>) -> Vec<u8> {
     let counters = values.clone().flat_map(u64::to_ne_bytes);
     let payload: Vec<u8> = counters.chain(values.flat_map(check_of)).collect();
     header.with(&payload)
+}
+
+/// Bytes of this process that are in memory.
+pub fn resident() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+/// A self-signed certificate and its key in a directory of their own, which goes with it.
+pub struct Certificate(PathBuf);
+
+impl Certificate {
+    pub fn new(name: &str) -> Certificate {
+        let dir = std::env::temp_dir().join(format!("rollway-test-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let made = rcgen::generate_simple_self_signed(vec!["learner.test".to_owned()]).unwrap();
+        std::fs::write(dir.join("cert.pem"), made.cert.pem()).unwrap();
+        std::fs::write(dir.join("key.pem"), made.signing_key.serialize_pem()).unwrap();
+        Certificate(dir)
+    }
+
+    pub fn server(&self) -> Option<ServerTls> {
+        Some(ServerTls { certificate: self.0.join("cert.pem"), key: self.0.join("key.pem") })
+    }
+
+    pub fn client(&self, name: &str) -> Option<ClientTls> {
+        Some(ClientTls { authority: self.0.join("cert.pem"), server_name: Some(name.to_owned()) })
+    }
+}
+
+impl Drop for Certificate {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }

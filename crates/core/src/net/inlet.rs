@@ -1,0 +1,102 @@
+//! What a TCP server leads to: a ring, or a lane of records.
+
+use super::doorman::Doorman;
+use super::frame::Cargo;
+use super::intake::Intake;
+use super::record_intake::RecordIntake;
+
+/// The way in, of either kind.
+#[derive(Debug, Clone)]
+pub enum Inlet {
+    Samples(Intake),
+    Records(RecordIntake),
+}
+
+impl From<Intake> for Inlet {
+    fn from(intake: Intake) -> Inlet {
+        Inlet::Samples(intake)
+    }
+}
+
+impl From<RecordIntake> for Inlet {
+    fn from(intake: RecordIntake) -> Inlet {
+        Inlet::Records(intake)
+    }
+}
+
+impl Inlet {
+    pub fn cargo(&self) -> Cargo {
+        match self {
+            Inlet::Samples(_) => Cargo::Samples,
+            Inlet::Records(_) => Cargo::Records,
+        }
+    }
+
+    pub fn schema(&self) -> &[u8] {
+        match self {
+            Inlet::Samples(intake) => intake.schema(),
+            Inlet::Records(intake) => intake.schema(),
+        }
+    }
+
+    pub fn is_closed(&self) -> bool {
+        match self {
+            Inlet::Samples(intake) => intake.is_closed(),
+            Inlet::Records(intake) => intake.is_closed(),
+        }
+    }
+
+    pub fn next_producer_id(&self) -> u32 {
+        match self {
+            Inlet::Samples(intake) => intake.next_producer_id(),
+            Inlet::Records(intake) => intake.next_producer_id(),
+        }
+    }
+
+    /// The version of the newest weights that the learner told of; 0 when there is none.
+    pub fn published(&self) -> u32 {
+        match self {
+            Inlet::Samples(_) => 0,
+            Inlet::Records(intake) => intake.published(),
+        }
+    }
+
+    pub fn doorman(&self) -> &Doorman {
+        match self {
+            Inlet::Samples(intake) => intake.doorman(),
+            Inlet::Records(intake) => intake.doorman(),
+        }
+    }
+
+    /// Nothing more comes in: ends the doorman, and lets go of the lane. Idempotent.
+    pub fn close(&self) {
+        match self {
+            Inlet::Samples(intake) => intake.doorman().dismiss(),
+            Inlet::Records(intake) => intake.close(),
+        }
+    }
+
+    /// Bytes of the leaves of one row of a landing. Of records each byte is a row.
+    pub fn leaf_bytes(&self) -> &[usize] {
+        match self {
+            Inlet::Samples(intake) => intake.leaf_bytes(),
+            Inlet::Records(_) => &[1],
+        }
+    }
+
+    /// Rows of a frame, at most.
+    pub fn max_rows(&self) -> usize {
+        match self {
+            Inlet::Samples(intake) => intake.max_frame_rows(),
+            Inlet::Records(intake) => intake.limits().rows,
+        }
+    }
+
+    /// Bytes of a record, at most; 0 for samples.
+    pub fn max_record_bytes(&self) -> usize {
+        match self {
+            Inlet::Samples(_) => 0,
+            Inlet::Records(intake) => intake.limits().record_bytes,
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! A frame of samples on the server: its rows claim slots of the ring, land in them, and are committed.
+
+use super::connection::{Connection, End, FIRST_CREDIT, LOOK, closed, too_slow};
+use super::doorman::Place;
+use super::frame::Header;
+use super::intake::Intake;
+use super::landing::{Landing, Span};
+use super::session::Progress;
+use super::stats::add;
+use crate::error::Error;
+use crate::ring::OnFull;
+use crate::ring::producer::Origin;
+use std::sync::atomic::Ordering;
+use tokio::time::timeout;
+
+/// One frame in so many is timed for the ring's `memcpy` histogram: the system call that copies it into its slots.
+const TIMED: u64 = 16;
+
+impl Connection<'_> {
+    /// A data frame: from its header to its acknowledgement.
+    pub async fn receive_samples(
+        &mut self,
+        intake: &Intake,
+        header: &Header,
+        progress: &mut Progress,
+    ) -> Result<(), End> {
+        let (server, rows) = (self.server, header.rows as usize);
+        if rows == 0 || rows > server.max_rows {
+            return Err(End::Damaged(format!(
+                "a frame has {rows} rows; 1 to {} are allowed",
+                server.max_rows
+            )));
+        }
+        let expected = rows as u64 * intake.sample_bytes() as u64;
+        if header.length != expected {
+            let length = header.length;
+            return Err(End::Damaged(format!("a frame of {rows} rows has {length} bytes, not {expected}")));
+        }
+        self.landing.clear();
+        // What is here already is not wanted again.
+        let known = self.known(header, progress)?;
+        if known > 0 {
+            self.landing.push(Span::Discard(known));
+        }
+        if header.length > 0 {
+            self.readable().await?;
+        }
+        let placed = self.place(intake, rows - known).await?;
+        if server.counters.frames.load(Ordering::Relaxed).is_multiple_of(TIMED) {
+            self.wire.start_clock();
+        }
+        let read = timeout(self.budget(header), self.read(true)).await;
+        read.map_err(|_| too_slow())??;
+        if let Some(ns) = self.wire.stop_clock() {
+            intake.record_copy(ns / rows as u64);
+        }
+        self.settle(intake, header, placed, progress).await?;
+        self.settled(header, progress).await
+    }
+
+    /// Finds a place for `rows` rows. Holds slots, or waits; never both (N1).
+    async fn place(&mut self, intake: &Intake, rows: usize) -> Result<Placed, End> {
+        let mut left = rows;
+        if rows == 0 {
+            return Ok(Placed::default());
+        }
+        if !intake.doorman().is_crowded() || intake.on_full() != OnFull::Block {
+            match claim(intake, self.landing, &mut left)? {
+                Claimed::All => return Ok(Placed::default()),
+                Claimed::Dropped => {
+                    self.landing.push(Span::Discard(left));
+                    add(&self.server.counters.dropped, left as u64);
+                    return Ok(Placed::default());
+                }
+                Claimed::Refused => {
+                    self.landing.push(Span::Discard(left));
+                    add(&self.server.counters.refused_full, left as u64);
+                    return Ok(Placed { refused: left, ..Placed::default() });
+                }
+                Claimed::Part => {}
+            }
+        }
+        add(&self.server.counters.waited, 1);
+        let mut turn = intake.doorman().enqueue();
+        let mut futile = 0;
+        while left > 0 && (left == rows || !turn.try_reach()) {
+            self.landing.give_back();
+            left = rows;
+            if turn.is_reached() {
+                self.room(intake.doorman(), 1, &mut futile).await?;
+            } else {
+                // Those before us may be slow, and there may be room for all of this frame.
+                let _ = self.patiently(timeout(LOOK, turn.reached())).await?;
+            }
+            claim(intake, self.landing, &mut left)?;
+        }
+        if left > 0 {
+            self.landing.push(Span::Spill(left));
+            add(&self.server.counters.spilled, 1);
+        }
+        turn.serve();
+        Ok(Placed { refused: 0, turn: Some(turn) })
+    }
+
+    /// Publishes what has landed (C2), then what was spilled, as room comes.
+    async fn settle(
+        &mut self,
+        intake: &Intake,
+        header: &Header,
+        mut placed: Placed,
+        progress: &mut Progress,
+    ) -> Result<(), End> {
+        let (server, producer_id) = (self.server, self.producer_id);
+        let origin = |sequence| Origin { producer_id, sequence, version: header.version };
+        let (mut sequence, mut spilled) = (header.sequence, 0);
+        for span in self.landing.take_spans() {
+            let rows = span.rows();
+            match span {
+                Span::Slots(run) => {
+                    run.commit(origin(sequence));
+                    add(&server.counters.samples, rows as u64);
+                }
+                Span::Spill(rows) => {
+                    spilled = rows;
+                    break;
+                }
+                Span::Discard(_) | Span::Record(_) => {}
+            }
+            sequence += rows as u64;
+        }
+        progress.next = progress.next.max(sequence);
+        if placed.refused > 0 {
+            self.refuse(sequence - placed.refused as u64, placed.refused, progress);
+        }
+        let (mut done, mut futile) = (0, 0);
+        while done < spilled {
+            match intake.claim(spilled - done) {
+                Ok(Some(run)) => {
+                    let rows = run.len();
+                    self.landing.copy_spilled(&run, done, spilled);
+                    run.commit(origin(progress.next));
+                    progress.next += rows as u64;
+                    (done, futile) = (done + rows, 0);
+                    add(&server.counters.samples, rows as u64);
+                }
+                Ok(None) => break, // Not with the policy that spills.
+                Err(Error::Full) => {
+                    self.acknowledge(progress.next, FIRST_CREDIT, 0);
+                    placed.turn.iter_mut().for_each(Place::wait_again);
+                    self.room(intake.doorman(), 1, &mut futile).await?;
+                }
+                Err(error) => return Err(closed(error)),
+            }
+        }
+        drop(placed.turn);
+        Ok(())
+    }
+}
+
+/// What became of the rows of a frame.
+#[derive(Debug, Default)]
+struct Placed {
+    /// So many, the last ones, are refused.
+    refused: usize,
+    /// The right to the spill buffer.
+    turn: Option<Place>,
+}
+
+enum Claimed {
+    All,
+    /// The ring is full, and to be waited for.
+    Part,
+    /// The rest is dropped, or refused, as the policy says.
+    Dropped,
+    Refused,
+}
+
+/// Claims as many of the rows that are `left` as there is room for, now.
+fn claim(intake: &Intake, landing: &mut Landing, left: &mut usize) -> Result<Claimed, End> {
+    while *left > 0 {
+        match intake.claim(*left) {
+            Ok(Some(run)) => {
+                *left -= run.len();
+                landing.push(Span::Slots(run));
+            }
+            Ok(None) => return Ok(Claimed::Dropped),
+            Err(Error::Full) if intake.on_full() == OnFull::Error => return Ok(Claimed::Refused),
+            Err(Error::Full) => return Ok(Claimed::Part),
+            Err(error) => return Err(closed(error)),
+        }
+    }
+    Ok(Claimed::All)
+}

@@ -1,0 +1,266 @@
+//! `TcpRecordSender`: a remote worker's handle for records. `rollway.TcpRecordClient` is its subclass.
+
+use crate::errors::{blocking, to_py};
+use crate::producer::{check_timeout, patience};
+use crate::record_label::{Label, TOMBSTONE};
+use crate::record_plan::{Parts, RecordPlan, rows_of};
+use crate::record_slot::{Place, RecordDraft, RecordSlot};
+use crate::tcp_connection::{Connection, DETACH_BYTES, Options};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use rollway_core::Error;
+use rollway_core::net::TcpRecordClient as Core;
+use rollway_core::ring::Patience;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// One worker's connection to a learner of records. Subclassed in Python.
+#[pyclass(frozen, subclass, module = "rollway._core")]
+pub struct TcpRecordSender {
+    core: Arc<Core>,
+    plan: Py<RecordPlan>,
+    address: String,
+    /// The smallest record that found no room lately: what `wait_writable` waits for.
+    wanted: AtomicUsize,
+}
+
+#[pymethods]
+impl TcpRecordSender {
+    #[new]
+    #[pyo3(signature = (host, port, plan, *, max_inflight_msgs, token, tls, producer_id, connect_timeout_s,
+                        reconnect_timeout_s, keepalive_s))]
+    #[allow(clippy::too_many_arguments)] // Keywords, all of them, from one Python signature.
+    fn connect(
+        py: Python<'_>,
+        host: String,
+        port: i64,
+        plan: Py<RecordPlan>,
+        max_inflight_msgs: i64,
+        token: Option<Vec<u8>>,
+        tls: Option<(PathBuf, Option<String>)>,
+        producer_id: Option<i64>,
+        connect_timeout_s: f64,
+        reconnect_timeout_s: f64,
+        keepalive_s: f64,
+    ) -> PyResult<Self> {
+        let address = format!("{host}:{port}");
+        let options = Options {
+            max_inflight_msgs,
+            token,
+            tls,
+            producer_id,
+            connect_timeout_s,
+            reconnect_timeout_s,
+            keepalive_s,
+        };
+        let spec = options.spec(py, host, port)?;
+        let core = Core::start(spec, &plan.get().text).map_err(|e| to_py(py, e))?;
+        blocking(py, || core.ready(Patience::Forever))?.map_err(|e| to_py(py, e))?;
+        let wanted = AtomicUsize::new(usize::MAX);
+        Ok(TcpRecordSender { core: Arc::new(core), plan, address, wanted })
+    }
+
+    /// Takes one record. It is on its way; `wait` tells when the learner has it.
+    #[pyo3(signature = (data, *, key=None, metadata=None, version=0, timeout=None))]
+    fn send<'py>(
+        &self,
+        py: Python<'py>,
+        data: &Bound<'py, PyAny>,
+        key: Option<&Bound<'py, PyAny>>,
+        metadata: Option<&Bound<'py, PyAny>>,
+        version: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<bool> {
+        check_timeout(timeout)?;
+        let label = Label::of(py, key, metadata, version)?;
+        let parts = Parts::of(py, self.plan.get(), data, label.key(), label.metadata())?;
+        self.put(py, &parts, &label, timeout)
+    }
+
+    /// Like `send`, but never waits: false when there is no room.
+    #[pyo3(signature = (data, *, key=None, metadata=None, version=0))]
+    fn try_send<'py>(
+        &self,
+        py: Python<'py>,
+        data: &Bound<'py, PyAny>,
+        key: Option<&Bound<'py, PyAny>>,
+        metadata: Option<&Bound<'py, PyAny>>,
+        version: u32,
+    ) -> PyResult<bool> {
+        let label = Label::of(py, key, metadata, version)?;
+        let parts = Parts::of(py, self.plan.get(), data, label.key(), label.metadata())?;
+        match self.take(py, &parts, &label) {
+            Ok(()) => Ok(true),
+            Err(Error::Full) => {
+                self.wanted.fetch_min(parts.bytes(), Ordering::Relaxed);
+                Ok(false)
+            }
+            Err(error) => Err(self.connection().explain(py, error, None)),
+        }
+    }
+
+    /// Says that this key will never come: a record with no data, and the reason as its metadata.
+    #[pyo3(signature = (key, reason="", *, version=0, timeout=None))]
+    fn tombstone<'py>(
+        &self,
+        py: Python<'py>,
+        key: &Bound<'py, PyAny>,
+        reason: &str,
+        version: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<bool> {
+        check_timeout(timeout)?;
+        let said = PyDict::new(py);
+        said.set_item("reason", reason)?;
+        let mut label = Label::of(py, Some(key), Some(said.as_any()), version)?;
+        label.kind |= TOMBSTONE;
+        let parts = Parts::empty(py, self.plan.get(), label.key(), label.metadata())?;
+        self.put(py, &parts, &label, timeout)
+    }
+
+    /// Memory to write into, which is sent when it is committed: `lengths` says how many rows each ragged leaf may have.
+    #[pyo3(signature = (lengths, *, key=None, metadata=None, version=0, timeout=None))]
+    fn reserve<'py>(
+        slf: &Bound<'py, Self>,
+        lengths: &Bound<'py, PyDict>,
+        key: Option<&Bound<'py, PyAny>>,
+        metadata: Option<&Bound<'py, PyAny>>,
+        version: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<RecordSlot> {
+        let (py, this) = (slf.py(), slf.get());
+        let patience = patience(timeout)?;
+        let plan = this.plan.get();
+        let (rows, label) = (rows_of(plan, lengths)?, Label::of(py, key, metadata, version)?);
+        let parts = Parts::room(py, plan, &rows, label.key(), label.metadata())?;
+        // Waiting is done here, as with a lane, and not when it is committed.
+        let room = blocking(py, || match this.core.wait_writable(parts.bytes(), patience)? {
+            true => Ok(()),
+            false if patience == Patience::Never => Err(Error::Full),
+            false => Err(Error::Timeout),
+        });
+        room?.map_err(|e| this.connection().explain(py, e, timeout))?;
+        let draft = Bound::new(py, RecordDraft::new(parts.bytes()))?;
+        let place = Place::Draft(draft.clone().unbind(), slf.clone().unbind());
+        RecordSlot::new(draft.as_any(), &this.plan, &parts, place, rows, &label)
+    }
+
+    /// Returns when the learner has everything that was sent.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        self.connection().wait(py, timeout)
+    }
+
+    /// Sleeps until what found no room lately may find some, at most `timeout` seconds; false when not.
+    fn wait_writable(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let patience = patience(Some(timeout))?;
+        let wanted = match self.wanted.load(Ordering::Relaxed) {
+            usize::MAX => 1,
+            bytes => bytes,
+        };
+        let room = blocking(py, || self.core.wait_writable(wanted, patience))?
+            .map_err(|e| self.connection().explain(py, e, None))?;
+        if room {
+            self.wanted.store(usize::MAX, Ordering::Relaxed); // Whoever fails again says so again.
+        }
+        Ok(room)
+    }
+
+    /// Waits for what is on its way, at most `timeout` seconds, and disconnects.
+    #[pyo3(signature = (timeout))]
+    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        self.connection().close(py, timeout)
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.core.is_closed()
+    }
+
+    #[getter]
+    fn connected(&self) -> bool {
+        self.core.is_connected()
+    }
+
+    /// Whether it is of no more use: closed, or its learner gone for good.
+    #[getter]
+    fn over(&self) -> bool {
+        self.core.is_over()
+    }
+
+    /// `host:port`.
+    #[getter]
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    #[getter]
+    fn producer_id(&self) -> Option<u32> {
+        self.core.producer_id()
+    }
+
+    /// The newest weights that the learner told of, as of its last word; 0 until it did.
+    #[getter]
+    fn published_version(&self) -> u32 {
+        self.core.published()
+    }
+
+    /// Records that were sent and are not known to be with the learner.
+    #[getter]
+    fn unacknowledged(&self) -> u64 {
+        self.core.unacknowledged()
+    }
+
+    /// Plain numbers: what this client sent, and over how many connections.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.connection().stats(py)
+    }
+}
+
+impl TcpRecordSender {
+    fn connection(&self) -> Connection<'_> {
+        Connection { client: &self.core, address: &self.address, cargo: "records" }
+    }
+
+    /// Takes a record, if there is room.
+    fn take(&self, py: Python<'_>, parts: &Parts, label: &Label<'_>) -> rollway_core::Result<()> {
+        let (plan, version, kind) = (self.plan.get(), label.version, label.kind);
+        let send = || send(&self.core, plan, parts, (version, kind), Patience::Never);
+        if parts.bytes() >= DETACH_BYTES { py.detach(send) } else { send() }
+    }
+
+    fn put(&self, py: Python<'_>, parts: &Parts, label: &Label<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let taken = match self.take(py, parts, label) {
+            Err(Error::Full) if timeout != Some(0.0) => {
+                let (patience, plan) = (patience(timeout)?, self.plan.get());
+                let (version, kind) = (label.version, label.kind);
+                blocking(py, || send(&self.core, plan, parts, (version, kind), patience))?
+            }
+            at_once => at_once,
+        };
+        taken.map(|()| true).map_err(|e| self.connection().explain(py, e, timeout))
+    }
+
+    /// Takes a record that lies in one piece.
+    pub fn send_bytes(&self, py: Python<'_>, bytes: &[u8], version: u32, kind: u32) -> PyResult<()> {
+        let send = || {
+            let write = |room: &mut [u8]| room.copy_from_slice(bytes);
+            self.core.send(bytes.len(), version, kind, Patience::Forever, write)
+        };
+        blocking(py, send)?.map_err(|e| self.connection().explain(py, e, None))
+    }
+}
+
+fn send(
+    core: &Core,
+    plan: &RecordPlan,
+    parts: &Parts,
+    (version, kind): (u32, u32),
+    patience: Patience,
+) -> rollway_core::Result<()> {
+    core.send(parts.bytes(), version, kind, patience, |room| {
+        // SAFETY: the room has the bytes of all parts, and is ours; the caller's arguments keep the sources alive.
+        unsafe { parts.write(plan, room.as_mut_ptr()) };
+    })
+}

@@ -1,0 +1,125 @@
+"""TcpLifetime: how a client over TCP waits, is closed and is forgotten; the same for samples and records."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import math
+import time
+import weakref
+from types import TracebackType
+from typing import Protocol, Self
+
+from rollway.async_bell import AsyncBell
+from rollway.async_sends import deadline_of
+from rollway.errors import RollwayError, WaitTimeout
+
+_log = logging.getLogger(__name__)
+_open_clients: weakref.WeakSet[TcpLifetime] = weakref.WeakSet()
+_FORGOTTEN_S = 2.0  # how long what a client has on its way is waited for when nobody closed it
+_SLICE_S = 1.0  # a cancelled wait leaves its thread within this time
+
+
+class _Client(Protocol):
+    """What a client brings."""
+
+    _bell: AsyncBell
+    _cargo: str
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def connected(self) -> bool: ...
+    @property
+    def over(self) -> bool: ...
+    @property
+    def unacknowledged(self) -> int: ...
+    def wait(self, timeout: float | None = None) -> None: ...
+    def close(self, timeout: float | None = 10.0) -> None: ...
+    def _disconnect(self, timeout: float | None) -> None: ...
+    def _no_room(self, timeout: float | None) -> str: ...
+
+
+class TcpLifetime:
+    """Delivers what is on its way before a client goes, also one that nobody closed, or says what is lost."""
+
+    _bell: AsyncBell
+
+    blocks = True
+    """Whether `send` waits when there is no room: always, for what to drop is the learner's choice."""
+
+    def _begin(self, bell: AsyncBell) -> None:
+        self._bell = bell
+        _open_clients.add(self)
+
+    async def wait_async(self: _Client, timeout: float | None = None) -> None:
+        """As `wait`, for asyncio."""
+        deadline = deadline_of(timeout)
+        while True:
+            left = math.inf if deadline is None else max(deadline - time.monotonic(), 0.0)
+            try:
+                return await asyncio.to_thread(self.wait, min(left, _SLICE_S))
+            except WaitTimeout:
+                if left <= _SLICE_S:
+                    raise WaitTimeout(self._no_room(timeout)) from None
+
+    def close(self: _Client, timeout: float | None = 10.0) -> None:
+        """Waits until everything is acknowledged, at most ``timeout`` seconds, and disconnects. Safe to call twice.
+
+        `ConnectionClosedError` says how much was not acknowledged; the client is closed all the same.
+        """
+        try:
+            self._disconnect(timeout)
+        finally:
+            self._bell.close()
+            _open_clients.discard(self)  # type: ignore[arg-type]  # the protocol says what it brings, not what it is
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self: _Client, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except RollwayError as failure:
+            if error is None:
+                raise
+            error.add_note(f"and while closing: {failure}")  # what went wrong first is what is raised
+
+    def __del__(self: _Client) -> None:
+        if hasattr(self, "_bell"):
+            _close_quietly(self)
+
+    def __repr__(self: _Client) -> str:
+        state = "connected" if self.connected else "connecting"
+        state = "closed" if self.closed else "lost" if self.over else state
+        return f"<rollway.{type(self).__name__} {self.address} {state}>"
+
+    def _no_room(self: _Client, timeout: float | None) -> str:
+        return (
+            f"{self.address} did not take everything within {timeout} s: {self.unacknowledged} {self._cargo} are not "
+            "acknowledged. Wait longer, or see whether the learner still takes them"
+        )
+
+
+def _close_quietly(client: _Client) -> None:
+    """Delivers what a forgotten client still has, or says what is lost."""
+    if client.closed or client.unacknowledged == 0:
+        return
+    try:
+        client.close(_FORGOTTEN_S)
+    except RollwayError as error:
+        _log.error("a %s was not closed, and %s", type(client).__name__, error)
+
+
+def _close_all() -> None:
+    for client in list(_open_clients):
+        _close_quietly(client)  # type: ignore[arg-type]  # every client is one of both kinds
+
+
+# At the end of the interpreter; after Ctrl-C, too, so not for long.
+atexit.register(_close_all)
