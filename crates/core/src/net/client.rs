@@ -1,9 +1,9 @@
 //! The worker's end, whatever it sends: takes it, keeps it until the learner has it, connects and connects again.
 //!
-//! [`TcpClient`](super::TcpClient) and [`TcpRecordClient`](super::TcpRecordClient) say what goes into a frame. With nothing under way the frame leaves at once, on the calling thread; otherwise
-//! samples gather until an acknowledgement comes, the frame is full, or 100 µs are over. One thread per client
-//! connects, reads acknowledgements, writes what the socket did not take at once, and connects again when a
-//! connection breaks.
+//! [`TcpClient`](super::TcpClient) and [`TcpRecordClient`](super::TcpRecordClient) say what goes into a frame. With nothing
+//! under way the frame leaves at once, on the calling thread; otherwise samples gather until an acknowledgement comes, the
+//! frame is full, or 100 µs are over. One thread per client connects, reads acknowledgements, writes what the socket did
+//! not take at once, and connects again when a connection breaks.
 //!
 //! ```text
 //! start ──▶ dialling ──welcome──▶ connected ──broken──▶ dialling (backoff, until `reconnect_timeout`)

@@ -1,8 +1,9 @@
 //! One client's connection, from its first byte to its last: a task that reads as a story.
 //!
 //! Handshake, then frames. For a data frame: wait for its first payload byte, claim its slots, read it into them,
-//! commit, acknowledge: [`super::sample_frames`] and [`super::record_frames`] tell that part. What a connection keeps is a constant: its header, its outbox, and the list of its claims.
-//! What it holds in shared memory it holds for at most the time that its frame may take.
+//! commit, acknowledge: [`super::sample_frames`] and [`super::record_frames`] tell that part. What a connection keeps is a
+//! constant: its header, its outbox, and the list of its claims. What it holds in shared memory it holds for at most the
+//! time that its frame may take.
 //!
 //! C1  Slots, or room, are claimed when the payload has begun to arrive, and given back when the task ends, however it ends:
 //!     they are in the [`Landing`], which is cleared before the session is left (E1).
