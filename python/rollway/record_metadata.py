@@ -7,8 +7,7 @@ from typing import Any
 
 from rollway.errors import InvalidArgument
 
-
-_as_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # once: making it costs more than using it
+_as_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # making it costs more than using it
 
 
 def encode(metadata: Any) -> bytes:
