@@ -614,7 +614,7 @@ fn a_killed_producer_leaves_what_it_had_committed_and_its_lane_to_the_next() {
 
 #[test]
 fn a_dead_lane_is_taken_while_a_consumer_reads_in_it() {
-    explore(2, || {
+    explore(1, || {
         let heap = Heap::new(1, 2, 2);
         let mut dead = heap.producer(VICTIM);
         heap.send(&mut dead, 1);
@@ -633,11 +633,13 @@ fn a_dead_lane_is_taken_while_a_consumer_reads_in_it() {
 #[test]
 fn a_dead_lane_is_taken_while_somebody_recovers_it() {
     explore(2, || {
-        let heap = Heap::new(1, 2, 2);
+        let heap = Heap::new(1, 4, 2);
         let mut dead = heap.producer(VICTIM);
         heap.send(&mut dead, 1);
         heap.reserve(&mut dead);
-        let recoverer = spawn(&heap, |heap| drop(recover(&heap.records(), |who| who == owner(VICTIM))));
+        let recoverer = spawn(&heap, |heap| {
+            recover(&heap.records(), |who| who == owner(VICTIM));
+        });
         let mut next = heap.join(owner(2), |who| who == owner(VICTIM)).expect("the lane of the dead");
         heap.send(&mut next, 2);
         recoverer.join().unwrap();
