@@ -23,10 +23,10 @@ test-rust: ## Unit and property tests of the core
 	cargo test -q -p rollway-core
 
 test-loom: ## The shipped protocol under loom: every interleaving of two or three threads
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --release --test loom_ring
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --release --test loom_ring --test loom_records
 
 test-fault: ## The kill matrix: SIGKILL and SIGSTOP at every named crash point
-	CARGO_TARGET_DIR=target/fault cargo test -q -p rollway-core --features fault --test fault_ring
+	CARGO_TARGET_DIR=target/fault cargo test -q -p rollway-core --features fault --test fault_ring --test fault_records
 
 test-python: $(VENV)/.test ## Python tests: unit, process, fault, peers, docs
 	$(PY) -m pytest -q

@@ -173,7 +173,7 @@ pub struct WriteLine {
 pub struct ReadLine {
     /// Nothing is to be found below this number, but for what was returned. A hint that anybody helps forward.
     pub cursor: AtomicU64,
-    /// How many records were given back so far: they are Ready again, and may be below the cursor.
+    /// Moves whenever a record was given back, or may have been: it is Ready again, and may be below the cursor.
     pub returned: AtomicU64,
     /// Up to which of those a consumer has looked and found none.
     pub looked: AtomicU64,
@@ -206,6 +206,8 @@ pub struct Lane {
 pub struct Counters {
     /// Reservations taken back from dead producers.
     pub recovered: AtomicU64,
+    /// Records taken back from consumers, the dead and those who gave them back.
+    pub returned: AtomicU64,
 }
 
 /// The head of the body.

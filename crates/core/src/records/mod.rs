@@ -270,7 +270,7 @@ impl Records {
             dropped_oldest: sum(|lane| &lane.write.dropped_oldest),
             dropped_newest: sum(|lane| &lane.write.dropped_newest),
             aborted: sum(|lane| &lane.write.aborted),
-            returned: sum(|lane| &lane.read.returned),
+            returned: read(&protocol.control.counters.returned),
             recovered: read(&protocol.control.counters.recovered),
         }
     }

@@ -499,6 +499,7 @@ impl<'a> LaneWords<'a> {
         if won {
             crash_point(Point::RecordReturned);
             self.count_returned();
+            self.control.counters.returned.fetch_add(1, Ordering::Relaxed);
         }
         won
     }

@@ -10,7 +10,7 @@
 //! | `RecordDropped` | one drop not counted | nobody needs to | – |
 //! | `RecordTaken` | a record Taken by the dead, the cursor perhaps before it | a patrol; the next consumer | Ready again, counted in `returned`; the cursor helped forward by any look |
 //! | `RecordFreed` | room that nobody was told of, and the producer asleep | the producer's patrol, its sweep | reclaimed |
-//! | `RecordReturned` | a record Ready again, perhaps below the cursor, and not counted | a patrol, which finds that its returner is dead | counted |
+//! | `RecordReturned` | a record Ready again, perhaps below the cursor, and not counted | whoever recovers after or beside the dead | counted |
 //! | `BellCleared`, `BellMoved` | sleepers with no one to wake them | their patrol | awake |
 //!
 //! Nothing here waits for a timer to decide that somebody is dead: the kernel says so ([`crate::segment::lease`]). The
@@ -38,7 +38,7 @@ pub struct Repairs {
 /// Takes back everything that belongs to owners of whom `is_dead` says so.
 pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repairs {
     let mut memo = Memo::of(is_dead);
-    let mut repairs = Repairs::default();
+    let (mut repairs, mut has_returned) = (Repairs::default(), false);
     for index in 0..records.lanes_used() {
         let lane = records.lane(index);
         let (mut freed, mut given_back) = (0, false);
@@ -47,7 +47,9 @@ pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repai
             let was = Word::unpack(word);
             match was.state {
                 State::Taken if memo.is_dead(was.owner) => {
-                    repairs.records += lane.make_ready_again(descriptor, word) as usize;
+                    let won = lane.make_ready_again(descriptor, word);
+                    repairs.records += won as usize;
+                    given_back |= !won; // Whoever was faster may have stopped before he counted it.
                 }
                 State::Reserved if memo.is_dead(was.owner) => {
                     let free = Word::free(was.number).pack();
@@ -58,10 +60,9 @@ pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repai
                 _ => given_back |= was.was_given_back(),
             }
         }
-        let read = &lane.line.read;
-        if given_back && read.returned.load(Ordering::Relaxed) == read.looked.load(Ordering::Relaxed) {
-            lane.count_returned(); // Whoever gave it back died before he could. One too many costs a look (I7).
-            repairs.records += 1;
+        if given_back {
+            lane.count_returned(); // Whoever gave it back may not have come to it. One too many costs a look (I7).
+            has_returned = true;
         }
         repairs.reservations += freed;
         // After its reservations: the next owner may come at once, and its seat may be used again.
@@ -77,13 +78,13 @@ pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repai
     if repairs.reservations > 0 {
         counters.recovered.fetch_add(repairs.reservations as u64, Ordering::Relaxed);
     }
-    if repairs.records > 0 {
+    if repairs.records > 0 || has_returned {
         records.control.readable.ring_if_waiting();
     }
     repairs
 }
 
-/// For whom the tables were looked through already: by seat, the number of its holder, and one.
+/// For whom the tables were looked through already: by seat, how many of its holders.
 #[derive(Debug, Default)]
 pub struct Wake(Vec<u64>);
 
@@ -94,12 +95,16 @@ impl Wake {
         self.0.resize(seats.len(), 0);
         let mut news = false;
         for (index, (record, known)) in seats.iter().zip(&mut self.0).enumerate() {
+            // Holders are counted from one. All before the last are gone, whatever the last one is doing: he sweeps what the
+            // one before him left, but he may have been stopped before he could.
             let life = record.life.load(Ordering::Acquire);
-            if life as u64 == *known || seat.is_alive(Owner::new(index, life)) {
-                continue; // `life` counts from one: nobody has sat there at 0.
-            }
-            *known = life as u64;
-            news = true;
+            let gone = if life == 0 || life as u64 == *known || !seat.is_alive(Owner::new(index, life)) {
+                life as u64
+            } else {
+                life as u64 - 1
+            };
+            news |= gone > *known;
+            *known = gone;
         }
         if news { recover(records, |owner| !seat.is_alive(owner)) } else { Repairs::default() }
     }

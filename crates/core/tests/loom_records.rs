@@ -1,0 +1,747 @@
+//! Every interleaving of two or three threads over the shipped protocol of records, up to a number of preemptions.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom_records`
+//!
+//! The words lie on loom's heap, the data in loom's cells: a read that does not happen after its write, or a write under a
+//! reader, is an error; a wake-up that is lost is a deadlock, and loom reports both. The producers keep the shipped
+//! [`Ledger`], so what is allocated twice shows as two writers of one cell. A death is a panic at a crash point, caught in
+//! its thread; the survivors act beside it, and look once more when it is over, for loom has no clock for a patrol.
+#![cfg(loom)]
+
+use loom::cell::UnsafeCell;
+use loom::thread;
+use rollway_core::records::layout::{Control, Descriptor, Lane};
+use rollway_core::records::ledger::{Attempt, Ledger, Room};
+use rollway_core::records::protocol::{Entry, LaneWords, Protocol, Stamp, Taken};
+use rollway_core::records::recovery::recover;
+use rollway_core::segment::Owner;
+use rollway_core::sync::{AtomicU32, Ordering, Point, crash_point, fault};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Explores `model` with at most `preemptions` switches that no thread asked for.
+fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
+    builder.max_branches = 20_000;
+    let count = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let counter = count.clone();
+    builder.check(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+        model()
+    });
+    println!("{} executions", count.load(Ordering::Relaxed));
+}
+
+/// The data of one record in two halves, so that a half-written one can be told from a whole one.
+struct Cell([UnsafeCell<u64>; 2]);
+
+/// Every record here has the length of one cell.
+const CELL: usize = 64;
+
+/// Records on loom's heap.
+struct Heap {
+    control: Box<Control>,
+    lanes: Vec<Lane>,
+    descriptors: Vec<Descriptor>,
+    cells: Vec<Cell>,
+    cells_of_lane: usize,
+}
+
+// SAFETY: whether the cells are shared properly is what loom checks.
+unsafe impl Sync for Heap {}
+// SAFETY: as above.
+unsafe impl Send for Heap {}
+
+impl Heap {
+    /// `lanes` lanes of `depth` descriptors and `cells` cells each.
+    fn new(lanes: usize, depth: usize, cells: usize) -> Arc<Heap> {
+        Arc::new(Heap {
+            control: Box::default(),
+            lanes: (0..lanes).map(|_| Lane::default()).collect(),
+            descriptors: (0..lanes * depth).map(|_| Descriptor::default()).collect(),
+            cells: (0..lanes * cells).map(|_| Cell([UnsafeCell::new(0), UnsafeCell::new(0)])).collect(),
+            cells_of_lane: cells,
+        })
+    }
+
+    fn records(&self) -> Protocol<'_> {
+        let Heap { control, lanes, descriptors, cells_of_lane, .. } = self;
+        Protocol { control, lanes, descriptors, lane_bytes: cells_of_lane * CELL }
+    }
+
+    fn lane(&self, index: usize) -> LaneWords<'_> {
+        self.records().lane(index)
+    }
+
+    fn cell(&self, lane: usize, start: usize) -> &Cell {
+        &self.cells[lane * self.cells_of_lane + start / CELL]
+    }
+
+    /// Takes a lane, if one is to be had.
+    fn join(&self, me: Owner, is_dead: impl Fn(Owner) -> bool) -> Option<Ledger> {
+        let lane = self.records().take_lane(me, is_dead)?;
+        Some(Ledger::draw_up(&self.lane(lane), me).unwrap())
+    }
+
+    fn producer(&self, seat: usize) -> Ledger {
+        self.join(owner(seat), |_| false).expect("there is a lane")
+    }
+
+    fn try_reserve(&self, ledger: &mut Ledger) -> Option<Room> {
+        let lane = self.lane(ledger.lane());
+        match ledger.try_reserve(&lane, CELL, |_, to| Ok(to)).unwrap() {
+            Attempt::Room(room) => Some(room),
+            Attempt::Unread | Attempt::Full => None,
+        }
+    }
+
+    /// As a blocked producer does it, without its patrol.
+    fn reserve(&self, ledger: &mut Ledger) -> Room {
+        loop {
+            let ticket = self.lanes[ledger.lane()].room.announce();
+            if let Some(room) = self.try_reserve(ledger) {
+                return room;
+            }
+            self.lanes[ledger.lane()].room.wait(ticket, Duration::ZERO);
+        }
+    }
+
+    fn write(&self, room: &Room, value: u64) {
+        let cell = self.cell(room.claim.lane, room.start);
+        // SAFETY: the room is ours; loom checks.
+        cell.0[0].with_mut(|half| unsafe { *half = value });
+        crash_point(Point::RecordHalfWritten);
+        // SAFETY: as above.
+        cell.0[1].with_mut(|half| unsafe { *half = value });
+    }
+
+    fn commit(&self, room: &Room, value: u64) {
+        let stamp = Stamp { sequence: value, ..Stamp::default() };
+        let entry = Entry { start: room.start as u64, bytes: CELL as u64, stamp, committed_ns: 0 };
+        self.lane(room.claim.lane).commit(&room.claim, &entry);
+    }
+
+    fn send(&self, ledger: &mut Ledger, value: u64) {
+        let room = self.reserve(ledger);
+        self.write(&room, value);
+        self.commit(&room, value);
+    }
+
+    fn try_take(&self, who: Owner) -> Option<Taken> {
+        self.records().try_take(who, 0).unwrap()
+    }
+
+    /// As a waiting consumer does it, without its patrol.
+    fn take(&self, who: Owner) -> Taken {
+        loop {
+            let ticket = self.control.readable.announce();
+            if let Some(taken) = self.try_take(who) {
+                return taken;
+            }
+            self.control.readable.wait(ticket, Duration::ZERO);
+        }
+    }
+
+    fn read(&self, taken: &Taken) -> u64 {
+        assert_eq!(taken.bytes, CELL);
+        let cell = self.cell(taken.lane, taken.start);
+        // SAFETY: the record is ours; loom checks.
+        let [one, two] = [0, 1].map(|half| cell.0[half].with(|half| unsafe { *half }));
+        assert_eq!(one, two, "a half-written record was shown");
+        assert_eq!(
+            one,
+            self.lane(taken.lane).entry(taken.number).stamp.sequence,
+            "the stamp of another record"
+        );
+        one
+    }
+
+    fn release(&self, taken: &Taken) {
+        self.lane(taken.lane).release(taken);
+    }
+
+    fn receive(&self, who: Owner) -> u64 {
+        let taken = self.take(who);
+        let value = self.read(&taken);
+        self.release(&taken);
+        value
+    }
+
+    /// Takes, reads and releases whatever is there.
+    fn drain(&self, who: Owner, into: &mut Vec<u64>) {
+        while let Some(taken) = self.try_take(who) {
+            into.push(self.read(&taken));
+            self.release(&taken);
+        }
+    }
+}
+
+fn owner(seat: usize) -> Owner {
+    Owner::new(seat, 1)
+}
+
+const CONSUMER: usize = 9;
+const OTHER: usize = 8;
+const VICTIM: usize = 7;
+
+fn spawn<T: 'static>(heap: &Arc<Heap>, run: impl FnOnce(&Heap) -> T + 'static) -> thread::JoinHandle<T> {
+    let heap = heap.clone();
+    thread::spawn(move || run(&heap))
+}
+
+fn sorted(mut values: Vec<u64>) -> Vec<u64> {
+    values.sort_unstable();
+    values
+}
+
+// ── everybody lives ────────────────────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn a_waiting_consumer_gets_every_record_once_and_in_order() {
+    explore(2, || {
+        let heap = Heap::new(1, 2, 2);
+        let mut ledger = heap.producer(1);
+        let producer = spawn(&heap, move |heap| (1..=2).for_each(|value| heap.send(&mut ledger, value)));
+        assert_eq!([heap.receive(owner(CONSUMER)), heap.receive(owner(CONSUMER))], [1, 2]);
+        producer.join().unwrap();
+        assert_eq!(heap.try_take(owner(CONSUMER)), None);
+    });
+}
+
+#[test]
+fn a_producer_that_comes_while_the_consumer_sleeps_is_heard() {
+    explore(1, || {
+        let heap = Heap::new(2, 2, 1);
+        let producers = [1, 2].map(|seat| {
+            spawn(&heap, move |heap| {
+                let mut ledger = heap.producer(seat);
+                heap.send(&mut ledger, seat as u64);
+            })
+        });
+        let received = vec![heap.receive(owner(CONSUMER)), heap.receive(owner(CONSUMER))];
+        assert_eq!(sorted(received), [1, 2]);
+        producers.into_iter().for_each(|producer| producer.join().unwrap());
+    });
+}
+
+#[test]
+fn two_consumers_that_race_for_one_record_do_not_both_get_it() {
+    explore(2, || {
+        let heap = Heap::new(1, 2, 2);
+        let mut ledger = heap.producer(1);
+        heap.send(&mut ledger, 1);
+        let other = spawn(&heap, |heap| heap.try_take(owner(OTHER)).map(|taken| heap.read(&taken)));
+        let mine = heap.try_take(owner(CONSUMER)).map(|taken| heap.read(&taken));
+        let theirs = other.join().unwrap();
+        assert_eq!(mine.into_iter().chain(theirs).collect::<Vec<_>>(), [1]);
+    });
+}
+
+#[test]
+fn two_sleeping_consumers_are_both_served() {
+    explore(1, || {
+        let heap = Heap::new(1, 2, 2);
+        let mut ledger = heap.producer(1);
+        let others = [CONSUMER, OTHER].map(|seat| spawn(&heap, move |heap| heap.receive(owner(seat))));
+        heap.send(&mut ledger, 1);
+        heap.send(&mut ledger, 2);
+        assert_eq!(sorted(others.into_iter().map(|other| other.join().unwrap()).collect()), [1, 2]);
+    });
+}
+
+#[test]
+fn room_is_used_again_only_after_its_reader_is_done() {
+    explore(1, || {
+        let heap = Heap::new(1, 2, 1); // One cell: every record lies where the one before it lay.
+        let mut ledger = heap.producer(1);
+        let producer = spawn(&heap, move |heap| (1..=3).for_each(|value| heap.send(&mut ledger, value)));
+        let received: Vec<u64> = (0..3).map(|_| heap.receive(owner(CONSUMER))).collect();
+        assert_eq!(received, [1, 2, 3]);
+        producer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_descriptor_that_is_held_is_skipped() {
+    explore(1, || {
+        let heap = Heap::new(1, 2, 3);
+        let mut ledger = heap.producer(1);
+        heap.send(&mut ledger, 1);
+        let producer = spawn(&heap, move |heap| (2..=4).for_each(|value| heap.send(&mut ledger, value)));
+        let held = heap.take(owner(CONSUMER));
+        let received: Vec<u64> = (0..3).map(|_| heap.receive(owner(CONSUMER))).collect();
+        assert_eq!((heap.read(&held), received), (1, vec![2, 3, 4]));
+        heap.release(&held);
+        producer.join().unwrap();
+        assert_eq!(heap.try_take(owner(CONSUMER)), None);
+    });
+}
+
+#[test]
+fn a_record_is_dropped_or_taken_and_never_both() {
+    explore(2, || {
+        let heap = Heap::new(1, 2, 2);
+        let mut ledger = heap.producer(1);
+        heap.send(&mut ledger, 1);
+        heap.send(&mut ledger, 2);
+        let consumer = spawn(&heap, |heap| {
+            let taken = heap.try_take(owner(CONSUMER));
+            taken.map(|taken| {
+                let value = heap.read(&taken);
+                heap.release(&taken);
+                value
+            })
+        });
+        // As a producer does it whose policy is to drop the oldest.
+        let lane = heap.lane(0);
+        let (mut dropped, mut room) = (0, heap.try_reserve(&mut ledger));
+        while room.is_none() && ledger.drop_oldest(&lane).unwrap() {
+            dropped += 1;
+            room = heap.try_reserve(&mut ledger);
+        }
+        let sent = room.map(|room| {
+            heap.write(&room, 3);
+            heap.commit(&room, 3);
+        });
+        let mut received: Vec<u64> = consumer.join().unwrap().into_iter().collect();
+        heap.drain(owner(OTHER), &mut received);
+        assert!(sent.is_some(), "a reader holds one of two at most");
+        assert!(received.contains(&3) && received.len() + dropped == 3, "{received:?}, {dropped} dropped");
+        let all = received.len();
+        received.sort_unstable();
+        received.dedup();
+        assert_eq!(received.len(), all, "{received:?}");
+    });
+}
+
+#[test]
+fn records_are_committed_in_any_order() {
+    explore(2, || {
+        let heap = Heap::new(1, 2, 2);
+        let mut ledger = heap.producer(1);
+        let rooms = [1, 2].map(|_| heap.reserve(&mut ledger));
+        let producer = spawn(&heap, move |heap| {
+            for (room, value) in rooms.iter().zip([1, 2]).rev() {
+                heap.write(room, value);
+                heap.commit(room, value);
+            }
+        });
+        let received = vec![heap.receive(owner(CONSUMER)), heap.receive(owner(CONSUMER))];
+        assert_eq!(sorted(received), [1, 2]);
+        producer.join().unwrap();
+    });
+}
+
+#[test]
+fn of_two_reservations_the_one_that_was_committed_first_comes_first() {
+    explore(2, || {
+        let heap = Heap::new(1, 2, 2);
+        let mut ledger = heap.producer(1);
+        let rooms = [1, 2].map(|_| heap.reserve(&mut ledger));
+        let producer = spawn(&heap, move |heap| {
+            for (room, value) in rooms.iter().zip([1, 2]) {
+                heap.write(room, value);
+                heap.commit(room, value);
+            }
+        });
+        assert_eq!([heap.receive(owner(CONSUMER)), heap.receive(owner(CONSUMER))], [1, 2]);
+        producer.join().unwrap();
+    });
+}
+
+#[test]
+fn one_who_only_looks_hides_nothing() {
+    explore(2, || {
+        let heap = Heap::new(1, 2, 2);
+        let mut ledger = heap.producer(1);
+        heap.send(&mut ledger, 1);
+        let looker = spawn(&heap, |heap| heap.records().has_ready().unwrap());
+        heap.send(&mut ledger, 2);
+        assert!(looker.join().unwrap());
+        let mut received = Vec::new();
+        heap.drain(owner(CONSUMER), &mut received);
+        assert_eq!(received, [1, 2]);
+    });
+}
+
+#[test]
+fn what_is_given_back_is_taken_by_whoever_comes_next_wherever_the_cursor_is() {
+    explore(2, || {
+        let heap = Heap::new(1, 2, 2);
+        let mut ledger = heap.producer(1);
+        heap.send(&mut ledger, 1);
+        heap.send(&mut ledger, 2);
+        let fickle = spawn(&heap, |heap| {
+            if let Some(taken) = heap.try_take(owner(OTHER)) {
+                heap.lane(0).give_back(&taken);
+            }
+        });
+        let mut received = Vec::new();
+        heap.drain(owner(CONSUMER), &mut received);
+        fickle.join().unwrap();
+        heap.drain(owner(CONSUMER), &mut received);
+        assert_eq!(sorted(received), [1, 2]);
+    });
+}
+
+#[test]
+fn a_sleeping_consumer_hears_of_what_is_given_back() {
+    explore(2, || {
+        let heap = Heap::new(1, 2, 2);
+        let mut ledger = heap.producer(1);
+        heap.send(&mut ledger, 1);
+        let taken = heap.try_take(owner(OTHER)).unwrap();
+        let fickle = spawn(&heap, move |heap| heap.lane(0).give_back(&taken));
+        assert_eq!(heap.receive(owner(CONSUMER)), 1);
+        fickle.join().unwrap();
+    });
+}
+
+#[test]
+fn one_lane_goes_to_one_newcomer() {
+    explore(2, || {
+        let heap = Heap::new(1, 2, 1);
+        let other = spawn(&heap, |heap| heap.join(owner(1), |_| false).is_some());
+        let mine = heap.join(owner(2), |_| false).is_some();
+        assert!(mine != other.join().unwrap());
+    });
+}
+
+#[test]
+fn a_lane_that_was_left_is_taken_over_whole() {
+    explore(2, || {
+        let heap = Heap::new(1, 2, 2);
+        let leaver = spawn(&heap, |heap| {
+            let mut ledger = heap.producer(1);
+            heap.send(&mut ledger, 1);
+            heap.lane(0).leave_lane(owner(1));
+        });
+        let early = heap.try_take(owner(CONSUMER));
+        leaver.join().unwrap();
+        let mut ledger = heap.producer(2);
+        heap.send(&mut ledger, 2);
+        let mut received: Vec<u64> = early.iter().map(|taken| heap.read(taken)).collect();
+        heap.drain(owner(CONSUMER), &mut received);
+        assert_eq!(received, [1, 2]);
+    });
+}
+
+#[test]
+fn a_sleeping_consumer_hears_of_the_shutdown() {
+    explore(2, || {
+        let heap = Heap::new(1, 2, 1);
+        let consumer = spawn(&heap, |heap| {
+            loop {
+                let ticket = heap.control.readable.announce();
+                assert!(!heap.records().has_ready().unwrap(), "nothing was sent");
+                if heap.control.closed.load(Ordering::Acquire) == 1 {
+                    break;
+                }
+                heap.control.readable.wait(ticket, Duration::ZERO);
+            }
+        });
+        // As `Records::shut_down` does it.
+        heap.control.closed.store(1, Ordering::Release);
+        heap.control.readable.ring();
+        consumer.join().unwrap();
+    });
+}
+
+// ── somebody dies ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// What a dying thread leaves for the judge. Loom's threads share one OS thread, so plain locks cost no branches.
+#[derive(Default)]
+struct Testament {
+    /// Records that the dead had committed: they must arrive.
+    committed: Vec<u64>,
+    /// What it is about to commit.
+    writing: u64,
+    /// Records that the dead had taken and released.
+    consumed: Vec<u64>,
+    in_hand: Option<u64>,
+    died: bool,
+    reached: Vec<Point>,
+}
+
+/// At which point to die, and at which reach of it.
+type Fate = Option<(Point, usize)>;
+
+/// One who may die.
+struct Mortal {
+    dead: AtomicU32,
+    testament: Mutex<Testament>,
+}
+
+/// The unwinding that stands for a death.
+struct Death;
+
+impl Mortal {
+    fn new() -> Arc<Mortal> {
+        fault::on_point(|_| {}); // The last execution's hook goes.
+        Arc::new(Mortal { dead: AtomicU32::new(0), testament: Mutex::default() })
+    }
+
+    /// Starts a thread that lives up to the chosen point.
+    fn live(
+        self: &Arc<Self>,
+        heap: &Arc<Heap>,
+        fate: Fate,
+        life: impl FnOnce(&Heap, &Mortal) + 'static,
+    ) -> thread::JoinHandle<()> {
+        let this = self.clone();
+        spawn(heap, move |heap| {
+            let (witness, me) = (this.clone(), thread::current().id());
+            fault::on_point(move |at| {
+                if thread::current().id() != me {
+                    return;
+                }
+                let mut testament = witness.testament.lock().unwrap();
+                match at {
+                    Point::RecordReady => {
+                        let value = testament.writing;
+                        testament.committed.push(value);
+                    }
+                    Point::RecordFreed => {
+                        let read = testament.in_hand.take();
+                        testament.consumed.extend(read);
+                    }
+                    _ => {}
+                }
+                testament.reached.push(at);
+                let nth = testament.reached.iter().filter(|before| **before == at).count();
+                if fate == Some((at, nth)) {
+                    testament.died = true;
+                    drop(testament);
+                    resume_unwind(Box::new(Death));
+                }
+            });
+            if let Err(cause) = catch_unwind(AssertUnwindSafe(|| life(heap, &this))) {
+                if !cause.is::<Death>() {
+                    resume_unwind(cause);
+                }
+                this.dead.store(1, Ordering::Release);
+            }
+        })
+    }
+
+    fn send(&self, heap: &Heap, ledger: &mut Ledger, value: u64) {
+        self.testament.lock().unwrap().writing = value;
+        heap.send(ledger, value);
+    }
+
+    /// Asks the kernel, so to speak.
+    fn is_dead(&self, who: Owner) -> bool {
+        who == owner(VICTIM) && self.dead.load(Ordering::Acquire) == 1
+    }
+
+    fn recover(&self, heap: &Heap) {
+        recover(&heap.records(), |who| self.is_dead(who));
+    }
+}
+
+/// Explores `model` once without a death, to see how often each of `points` is reached, and then with a death at every
+/// one of these reaches. The model says how the victim ended.
+fn kill_everywhere(
+    preemptions: usize,
+    points: &'static [Point],
+    model: impl Fn(Fate) -> Arc<Mortal> + Clone + Send + Sync + 'static,
+) {
+    let reaches = Arc::new(Mutex::new(vec![0; points.len()]));
+    let (most, live) = (reaches.clone(), model.clone());
+    explore(preemptions, move || {
+        let survivor = live(None);
+        let testament = survivor.testament.lock().unwrap();
+        for (most, point) in most.lock().unwrap().iter_mut().zip(points) {
+            *most = testament.reached.iter().filter(|at| *at == point).count().max(*most);
+        }
+    });
+    for (&point, &most) in points.iter().zip(&*reaches.lock().unwrap()) {
+        assert!(most > 0, "nobody reaches {point:?}");
+        for nth in 1..=most {
+            let deaths = Arc::new(Mutex::new(0));
+            let (counter, die) = (deaths.clone(), model.clone());
+            explore(preemptions, move || {
+                let victim = die(Some((point, nth)));
+                *counter.lock().unwrap() += victim.testament.lock().unwrap().died as usize;
+            });
+            let deaths = *deaths.lock().unwrap();
+            println!("{deaths} deaths at {point:?}, reach {nth} of {most}");
+            assert!(deaths > 0);
+        }
+    }
+}
+
+#[test]
+fn a_killed_producer_leaves_what_it_had_committed_and_its_lane_to_the_next() {
+    const POINTS: &[Point] = &[
+        Point::LaneTaken,
+        Point::LaneGrown,
+        Point::RecordReserved,
+        Point::RecordNumbered,
+        Point::RecordHalfWritten,
+        Point::RecordWritten,
+        Point::RecordReady,
+        Point::BellCleared,
+        Point::BellMoved,
+    ];
+    kill_everywhere(2, POINTS, |fate| {
+        let heap = Heap::new(1, 2, 2);
+        let victim = Mortal::new();
+        let dying = victim.live(&heap, fate, |heap, victim| {
+            let mut ledger = heap.producer(VICTIM);
+            victim.send(heap, &mut ledger, 1);
+        });
+        let mut received = Vec::new();
+        heap.control.readable.announce();
+        heap.drain(owner(CONSUMER), &mut received);
+        victim.recover(&heap);
+        dying.join().unwrap();
+        if victim.testament.lock().unwrap().died {
+            let mut next = heap.join(owner(2), |who| victim.is_dead(who)).expect("the lane of the dead");
+            heap.send(&mut next, 2);
+        }
+        heap.drain(owner(CONSUMER), &mut received);
+        let testament = victim.testament.lock().unwrap();
+        let mut expected = testament.committed.clone();
+        expected.extend(testament.died.then_some(2));
+        assert_eq!(received, expected);
+        drop(testament);
+        victim
+    });
+}
+
+#[test]
+fn a_dead_lane_is_taken_while_a_consumer_reads_in_it() {
+    explore(1, || {
+        let heap = Heap::new(1, 2, 2);
+        let mut dead = heap.producer(VICTIM);
+        heap.send(&mut dead, 1);
+        let begun = heap.reserve(&mut dead);
+        heap.write(&begun, 99); // Never committed.
+        let newcomer = spawn(&heap, |heap| {
+            let mut next = heap.join(owner(2), |who| who == owner(VICTIM)).expect("the lane of the dead");
+            heap.send(&mut next, 2);
+        });
+        assert_eq!([heap.receive(owner(CONSUMER)), heap.receive(owner(CONSUMER))], [1, 2]);
+        newcomer.join().unwrap();
+        assert_eq!(heap.try_take(owner(CONSUMER)), None);
+    });
+}
+
+#[test]
+fn a_dead_lane_is_taken_while_somebody_recovers_it() {
+    explore(2, || {
+        let heap = Heap::new(1, 4, 2);
+        let mut dead = heap.producer(VICTIM);
+        heap.send(&mut dead, 1);
+        heap.reserve(&mut dead);
+        let recoverer = spawn(&heap, |heap| {
+            recover(&heap.records(), |who| who == owner(VICTIM));
+        });
+        let mut next = heap.join(owner(2), |who| who == owner(VICTIM)).expect("the lane of the dead");
+        heap.send(&mut next, 2);
+        recoverer.join().unwrap();
+        assert!(heap.join(owner(3), |_| false).is_none(), "the recoverer has freed the lane of the living");
+        let mut received = Vec::new();
+        heap.drain(owner(CONSUMER), &mut received);
+        assert_eq!(received, [1, 2]);
+    });
+}
+
+#[test]
+fn a_killed_consumer_has_taken_nothing_that_it_had_not_released() {
+    const POINTS: &[Point] = &[Point::RecordTaken, Point::RecordFreed];
+    kill_everywhere(1, POINTS, |fate| {
+        let heap = Heap::new(1, 2, 2);
+        let mut ledger = heap.producer(1);
+        heap.send(&mut ledger, 1);
+        heap.send(&mut ledger, 2);
+        let victim = Mortal::new();
+        let dying = victim.live(&heap, fate, |heap, victim| {
+            while let Some(taken) = heap.try_take(owner(VICTIM)) {
+                victim.testament.lock().unwrap().in_hand = Some(heap.read(&taken));
+                heap.release(&taken);
+            }
+        });
+        let mut received = Vec::new();
+        heap.drain(owner(CONSUMER), &mut received);
+        victim.recover(&heap);
+        dying.join().unwrap();
+        victim.recover(&heap);
+        heap.drain(owner(CONSUMER), &mut received);
+        received.extend(&victim.testament.lock().unwrap().consumed);
+        assert_eq!(sorted(received), [1, 2]);
+        victim
+    });
+}
+
+#[test]
+fn two_who_recover_one_dead_consumer_return_its_record_once() {
+    explore(1, || {
+        let heap = Heap::new(1, 2, 2);
+        let mut ledger = heap.producer(1);
+        heap.send(&mut ledger, 1);
+        heap.send(&mut ledger, 2);
+        heap.try_take(owner(VICTIM)).unwrap();
+        let is_dead = |who| who == owner(VICTIM);
+        let other = spawn(&heap, move |heap| {
+            recover(&heap.records(), is_dead);
+            let mut received = Vec::new();
+            heap.drain(owner(OTHER), &mut received);
+            received
+        });
+        recover(&heap.records(), is_dead);
+        let mut received = Vec::new();
+        heap.drain(owner(CONSUMER), &mut received);
+        received.extend(other.join().unwrap());
+        assert_eq!(sorted(received), [1, 2]);
+    });
+}
+
+#[test]
+fn one_who_recovers_may_die_himself() {
+    kill_everywhere(2, &[Point::RecordReturned], |fate| {
+        let heap = Heap::new(1, 2, 2);
+        let mut ledger = heap.producer(1);
+        heap.send(&mut ledger, 1);
+        heap.send(&mut ledger, 2);
+        heap.try_take(owner(6)).unwrap();
+        let is_dead = |who| who == owner(6);
+        let victim = Mortal::new();
+        let dying = victim.live(&heap, fate, move |heap, _| {
+            recover(&heap.records(), is_dead);
+        });
+        // One look beside him is enough: who loses a race against him does not rely on him.
+        let mut received = Vec::new();
+        recover(&heap.records(), is_dead);
+        heap.drain(owner(CONSUMER), &mut received);
+        dying.join().unwrap();
+        heap.drain(owner(CONSUMER), &mut received);
+        assert_eq!(sorted(received), [1, 2]);
+        victim
+    });
+}
+
+#[test]
+fn a_producer_killed_while_it_drops_has_dropped_what_it_freed() {
+    kill_everywhere(2, &[Point::RecordDropped], |fate| {
+        let heap = Heap::new(1, 2, 2);
+        let mut ledger = heap.producer(VICTIM);
+        heap.send(&mut ledger, 1);
+        heap.send(&mut ledger, 2);
+        let victim = Mortal::new();
+        let dying = victim.live(&heap, fate, move |heap, _| {
+            ledger.drop_oldest(&heap.lane(0)).unwrap();
+        });
+        let mut received = Vec::new();
+        heap.drain(owner(CONSUMER), &mut received);
+        dying.join().unwrap();
+        heap.drain(owner(CONSUMER), &mut received);
+        assert!(received == [1, 2] || received == [1] || received == [2], "{received:?}");
+        let reached = victim.testament.lock().unwrap().reached.contains(&Point::RecordDropped);
+        assert_eq!(received.len(), 2 - reached as usize);
+        victim
+    });
+}
