@@ -17,16 +17,16 @@ help: ## Show this list
 demo: $(VENV)/.built ## Set up everything, then stream trajectories from four workers to a learner
 	$(VENV)/bin/rollway demo
 
-test: test-rust test-loom test-fault test-python ## Set up everything, then run every test
+test: test-rust test-loom test-python ## Set up everything, then run every test
 
-test-rust: ## Unit and property tests of the core
-	cargo test -q -p rollway-core
+test-rust: ## Unit and property tests of the core, and the kill matrix
+	cargo test -q -p rollway-core --features fault
 
 test-loom: ## The shipped protocol under loom: every interleaving of two or three threads
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --release --test loom_ring --test loom_records
 
-test-fault: ## The kill matrix: SIGKILL and SIGSTOP at every named crash point
-	CARGO_TARGET_DIR=target/fault cargo test -q -p rollway-core --features fault --test fault_ring --test fault_records
+test-fault: ## The kill matrix alone: SIGKILL and SIGSTOP at every named crash point
+	cargo test -q -p rollway-core --features fault --test fault_ring --test fault_records
 
 test-python: $(VENV)/.test ## Python tests: unit, process, fault, peers, docs
 	$(PY) -m pytest -q

@@ -103,7 +103,7 @@ class ZeroCopySHMBuffer:
             self._check_open()
             self._writer = ShmRecordClient(self.name, _SCHEMA, connect_timeout_s=0.0)
         try:
-            entry = {"tokens": tokens, "score": np.float64(score)}
+            entry = {"tokens": tokens, "score": float(score)}
             return self._writer.send(entry, key=key, metadata=metadata, timeout=self._write_timeout_s)
         except (RingFull, WaitTimeout):
             return False
@@ -126,7 +126,7 @@ class ZeroCopySHMBuffer:
         return {
             "instance_id": key.instance_id,
             "repetition_id": key.repetition_id,
-            "score": float(record["score"]),
+            "score": record["score"].item(),
             "tokens": record["tokens"],
             "metadata": record.metadata or {},
         }

@@ -2,12 +2,15 @@
 
 import asyncio
 import gc
+import json
 import os
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import rollway
 from conftest import until
@@ -32,6 +35,12 @@ def equal(record, data):
 @pytest.fixture
 def server():
     with rollway.RecordServer(SCHEMA, lane_bytes=1 << 20, lanes=4) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def shared_server():
+    with rollway.RecordServer(SCHEMA) as server:
         yield server
 
 
@@ -376,3 +385,39 @@ def test_segments_lists_records(name):
 def test_numbers_out_of_range_are_refused(bad):
     with pytest.raises((rollway.InvalidArgument, rollway.NotEnoughMemory)):
         rollway.RecordServer(SCHEMA, **bad)
+
+
+NATIVE = [
+    {},
+    {"a": 1, "b": [1.5, None, True, 'x\n"\\\u0001'], "c": {"d": -(2**63), "e": 1e300, "f": -0.0}},
+    "Straße 🛣",
+    [[[[1]]]],
+    5e-324,
+    0.1,
+    2**62,
+]
+PYTHON = [float("nan"), float("-inf"), 2**70, {1: "a"}, {"a": (1, 2)}, "\ud800", [True, np.float64(1.5)]]
+
+
+@pytest.mark.parametrize("metadata", [*NATIVE, *PYTHON], ids=repr)
+def test_metadata_is_what_pythons_json_makes_of_it(server, metadata):
+    server.submit(trajectory(1), metadata=metadata)
+    record = server.read()
+    expected = json.loads(json.dumps(metadata))
+    assert repr(record.metadata) == repr(expected), "the same, also where == is not"
+    assert record.metadata is record.metadata, "decoded once"
+
+
+def test_metadata_that_contains_itself_is_refused(server):
+    circle = []
+    circle.append(circle)
+    with pytest.raises(rollway.InvalidArgument, match="JSON"):
+        server.submit(trajectory(1), metadata=circle)
+
+
+@settings(deadline=None)
+@given(st.builds(RecordKey, st.text(), st.text(), st.integers(-(2**63), 2**63 - 1), st.text(), st.integers(-1, 2**62)))
+def test_a_key_comes_out_as_it_went_in(shared_server, key):
+    shared_server.submit(trajectory(0), key=key)
+    record = shared_server.read()
+    assert record.key == key and type(record.key) is RecordKey and type(record.key.step) is int

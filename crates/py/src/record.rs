@@ -3,6 +3,8 @@
 use crate::array;
 use crate::errors::to_py;
 use crate::gil::GilCell;
+use crate::json;
+use crate::record_key;
 use crate::record_label::{JSON, TOMBSTONE};
 use crate::record_plan::{KEY, METADATA, RecordPlan};
 use pyo3::exceptions::{PyKeyError, PyValueError};
@@ -14,7 +16,6 @@ use rollway_core::records::format::Placement;
 use rollway_core::records::{Consumer as Core, Record as CoreRecord, Records, Stamp};
 use std::sync::Arc;
 
-static RECORD_KEY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static DECODE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// One record in so many is timed for the `queue_dwell` histogram.
@@ -34,6 +35,7 @@ pub struct Record {
     placement: Placement,
     base: usize,
     stamp: Stamp,
+    metadata: GilCell<Option<Py<PyAny>>>,
 }
 
 impl Record {
@@ -50,8 +52,16 @@ impl Record {
             to_py(py, Error::Corrupt { name, what: damage.0 })
         })?;
         let base = bytes.as_ptr() as usize;
-        let record = GilCell::new(Some(record));
-        Ok(Record { record, _records: records, plan: plan.clone_ref(py), placement, base, stamp: info.stamp })
+        let (record, metadata) = (GilCell::new(Some(record)), GilCell::new(None));
+        Ok(Record {
+            record,
+            _records: records,
+            plan: plan.clone_ref(py),
+            placement,
+            base,
+            stamp: info.stamp,
+            metadata,
+        })
     }
 
     pub fn plan_ref(&self) -> &Py<RecordPlan> {
@@ -74,7 +84,8 @@ impl Record {
         ((self.base + self.placement.offsets[part]) as *const u8, rows, bytes)
     }
 
-    fn bytes_of<'py>(&self, py: Python<'py>, part: usize) -> PyResult<Bound<'py, PyBytes>> {
+    /// The bytes of a hidden part. `'_`: they stay while nobody releases the record, which takes the GIL.
+    fn part_bytes(&self, py: Python<'_>, part: usize) -> PyResult<&[u8]> {
         if self.is_released(py) {
             return Err(PyValueError::new_err(
                 "this record was released: read its key and metadata before that",
@@ -82,7 +93,7 @@ impl Record {
         }
         let (data, _, bytes) = self.part(part);
         // SAFETY: `parse` checked that the part lies within the record, which is ours until it is released.
-        Ok(PyBytes::new(py, unsafe { std::slice::from_raw_parts(data, bytes) }))
+        Ok(unsafe { std::slice::from_raw_parts(data, bytes) })
     }
 
     fn view<'py>(slf: &Bound<'py, Self>, leaf: usize) -> PyResult<Bound<'py, PyAny>> {
@@ -140,24 +151,38 @@ impl Record {
         if self.placement.counts[KEY] == 0 {
             return Ok(None);
         }
-        let class = RECORD_KEY.import(py, "rollway.record_key", "RecordKey")?;
-        class.call_method1("unpack", (self.bytes_of(py, KEY)?,)).map(Some)
+        record_key::unpack(py, self.part_bytes(py, KEY)?).map(Some)
     }
 
-    /// What the worker said besides: the object that it gave, bytes if it gave bytes, `None` if nothing.
+    /// What the worker said besides: the object that it gave, bytes if it gave bytes, `None` if nothing. Decoded once.
     #[getter]
-    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let bytes = self.bytes_of(py, METADATA)?;
-        if self.stamp.kind & JSON != 0 {
-            return DECODE.import(py, "rollway.record_metadata", "decode")?.call1((bytes,)).map(Some);
+    fn metadata(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let known = self.metadata.with(py, |known| known.as_ref().map(|known| known.clone_ref(py)));
+        let bytes = self.part_bytes(py, METADATA)?;
+        if let Some(known) = known {
+            return Ok(known);
         }
-        Ok((!bytes.as_bytes().is_empty()).then(|| bytes.into_any()))
+        let decoded = if self.stamp.kind & JSON != 0 {
+            match json::decode(py, bytes) {
+                Some(object) => object.unbind(),
+                None => {
+                    let decode = DECODE.import(py, "rollway.record_metadata", "decode")?;
+                    decode.call1((PyBytes::new(py, bytes),))?.unbind()
+                }
+            }
+        } else if bytes.is_empty() {
+            py.None()
+        } else {
+            PyBytes::new(py, bytes).into_any().unbind()
+        };
+        drop(self.metadata.replace(py, Some(decoded.clone_ref(py))));
+        Ok(decoded)
     }
 
     /// The metadata as it was sent: JSON, or the bytes that the worker gave.
     #[getter]
     fn metadata_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        self.bytes_of(py, METADATA)
+        Ok(PyBytes::new(py, self.part_bytes(py, METADATA)?))
     }
 
     /// Whether it only says that its key will never come.

@@ -1,5 +1,6 @@
 //! What a record carries besides its arrays: whose it is, free metadata, and the weights that made it.
 
+use crate::{json, record_key};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyBytes;
@@ -12,10 +13,16 @@ static ENCODE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// The label of a record that is about to be sent.
 pub struct Label<'py> {
-    key: Option<Bound<'py, PyBytes>>,
-    metadata: Option<Bound<'py, PyBytes>>,
+    key: Vec<u8>,
+    metadata: Metadata<'py>,
     pub kind: u32,
     pub version: u32,
+}
+
+enum Metadata<'py> {
+    None,
+    Given(Bound<'py, PyBytes>),
+    Encoded(Vec<u8>),
 }
 
 impl<'py> Label<'py> {
@@ -26,28 +33,34 @@ impl<'py> Label<'py> {
         metadata: Option<&Bound<'py, PyAny>>,
         version: u32,
     ) -> PyResult<Label<'py>> {
-        let key = match key {
-            None => None,
-            Some(key) => Some(key.call_method0("pack")?.cast_into::<PyBytes>()?),
-        };
+        let key = key.map_or(Ok(Vec::new()), record_key::pack)?;
         let (metadata, kind) = match metadata {
-            None => (None, 0),
+            None => (Metadata::None, 0),
             Some(metadata) => match metadata.cast::<PyBytes>() {
-                Ok(bytes) => (Some(bytes.clone()), 0),
-                Err(_) => {
-                    let encode = ENCODE.import(py, "rollway.record_metadata", "encode")?;
-                    (Some(encode.call1((metadata,))?.cast_into::<PyBytes>()?), JSON)
-                }
+                Ok(bytes) => (Metadata::Given(bytes.clone()), 0),
+                Err(_) => (Self::encode(py, metadata)?, JSON),
             },
         };
         Ok(Label { key, metadata, kind, version })
     }
 
+    fn encode(py: Python<'py>, metadata: &Bound<'py, PyAny>) -> PyResult<Metadata<'py>> {
+        if let Some(encoded) = json::encode(metadata) {
+            return Ok(Metadata::Encoded(encoded));
+        }
+        let encode = ENCODE.import(py, "rollway.record_metadata", "encode")?;
+        Ok(Metadata::Given(encode.call1((metadata,))?.cast_into::<PyBytes>()?))
+    }
+
     pub fn key(&self) -> &[u8] {
-        self.key.as_ref().map_or(&[], |key| key.as_bytes())
+        &self.key
     }
 
     pub fn metadata(&self) -> &[u8] {
-        self.metadata.as_ref().map_or(&[], |metadata| metadata.as_bytes())
+        match &self.metadata {
+            Metadata::None => &[],
+            Metadata::Given(bytes) => bytes.as_bytes(),
+            Metadata::Encoded(bytes) => bytes,
+        }
     }
 }
