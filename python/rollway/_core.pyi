@@ -16,6 +16,7 @@ __all__ = [
     "RecordPlan",
     "RecordProducer",
     "RecordSlot",
+    "RecordTable",
     "Sample",
     "SampleInfo",
     "Slot",
@@ -24,11 +25,8 @@ __all__ = [
     "TcpServer",
     "collect",
     "collect_all",
-    "leaf_lengths",
     "list_segments",
     "mask_rows",
-    "pack_leaf",
-    "pad_leaf",
     "plan_budget",
     "shm_directory",
 ]
@@ -447,15 +445,14 @@ class RecordConsumer:
     @property
     def published_version(self) -> int: ...
 
-def leaf_lengths(plan: RecordPlan, records: list[Record], leaf: int) -> list[int]: ...
-def pad_leaf(
-    plan: RecordPlan,
-    records: list[Record],
-    leaf: int,
-    out: np.ndarray[Any, Any],
-    fill: bytes,
-    left: bool,
-) -> None: ...
-def pack_leaf(plan: RecordPlan, records: list[Record], leaf: int, out: np.ndarray[Any, Any]) -> None: ...
+@final
+class RecordTable:
+    def __new__(cls, records: list[Record]) -> Self: ...
+    @property
+    def plan(self) -> RecordPlan: ...
+    def lengths(self, leaf: int) -> list[int]: ...
+    def pad(self, leaf: int, out: np.ndarray[Any, Any], fill: bytes, left: bool) -> None: ...
+    def pack(self, leaf: int, out: np.ndarray[Any, Any]) -> None: ...
+
 def mask_rows(lengths: list[int], out: np.ndarray[Any, Any], length: int, left: bool) -> None: ...
 def plan_budget(lengths: list[int], budget: int, packed: bool) -> list[tuple[int, int]]: ...

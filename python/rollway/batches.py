@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rollway._core import Record, leaf_lengths, mask_rows, pack_leaf, pad_leaf, plan_budget
+from rollway._core import Record, RecordTable, mask_rows, plan_budget
 from rollway.errors import InvalidArgument
 from rollway.record_schema import RaggedLeaf, RecordSchema
 from rollway.schema import as_array, describe
@@ -103,7 +103,7 @@ def pad(
             raise InvalidArgument(f"record {row} has {longest} rows of '{leaf.name}', more than length = {rows}")
         kept, array = made.take(leaf.name, leaf.dtype, (len(records), rows, *leaf.shape))
         value = np.asarray((fill or {}).get(leaf.name, 0), leaf.dtype).tobytes()
-        pad_leaf(table.plan, table.records, table.index(leaf), array, value, side == "left")
+        table.native.pad(table.index(leaf), array, value, side == "left")
         fields[leaf.name] = kept
     width = max(lengths, default=0) if length is None else length
     kept, array = made.take("mask", np.dtype(np.int8), (len(records), width))
@@ -145,7 +145,7 @@ def pack(
             continue
         rows = total if leaf is measure else sum(table.lengths(leaf))
         kept, array = made.take(leaf.name, leaf.dtype, (rows, *leaf.shape), longer=True)
-        pack_leaf(table.plan, table.records, table.index(leaf), array)
+        table.native.pack(table.index(leaf), array)
         fields[leaf.name] = kept
     made.check_all_used()
     cu_seqlens = np.zeros(len(records) + 1, np.int32)
@@ -175,11 +175,9 @@ class _Table:
     schema: RecordSchema
 
     def __init__(self, records: Sequence[Record], leaves: Sequence[str] | None) -> None:
-        if not records:
-            raise InvalidArgument("a batch needs at least one record")
         self.records = list(records)
-        self.plan = self.records[0].plan
-        self.schema = self.plan.schema
+        self.native = RecordTable(self.records)
+        self.schema = self.native.plan.schema
         self._names = list(self.schema)
         unknown = [name for name in leaves or () if name not in self.schema]
         if unknown:
@@ -199,11 +197,11 @@ class _Table:
         return candidates[0]
 
     def lengths(self, leaf: RaggedLeaf) -> list[int]:
-        return leaf_lengths(self.plan, self.records, self.index(leaf))
+        return self.native.lengths(self.index(leaf))
 
     def stack(self, leaf: RaggedLeaf, made: _Outputs) -> Any:
         kept, array = made.take(leaf.name, leaf.dtype, (len(self.records), *leaf.shape))
-        pack_leaf(self.plan, self.records, self.index(leaf), array)
+        self.native.pack(self.index(leaf), array)
         return kept
 
 

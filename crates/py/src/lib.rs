@@ -1,7 +1,6 @@
 //! `rollway._core`: the core for Python. Each file is one class: convert, release the GIL, call; no logic.
 
 mod array;
-mod assemble;
 mod batch;
 mod catalog;
 mod consumer;
@@ -19,6 +18,7 @@ mod record_label;
 mod record_plan;
 mod record_producer;
 mod record_slot;
+mod record_table;
 mod rows;
 mod sample;
 mod sample_info;
@@ -34,8 +34,6 @@ use pyo3::prelude::*;
 /// The native part of Rollway. Import from `rollway`, not from here.
 #[pymodule]
 mod _core {
-    #[pymodule_export]
-    use super::assemble::{leaf_lengths, mask_rows, pack_leaf, pad_leaf, plan_budget};
     #[pymodule_export]
     use super::catalog::{collect, collect_all, list_segments, shm_directory};
     #[pymodule_export]
@@ -56,6 +54,8 @@ mod _core {
     use super::record_producer::RecordProducer;
     #[pymodule_export]
     use super::record_slot::RecordSlot;
+    #[pymodule_export]
+    use super::record_table::{RecordTable, mask_rows, plan_budget};
     #[pymodule_export]
     use super::sample::Sample;
     #[pymodule_export]

@@ -1,0 +1,142 @@
+//! `RecordTable`: many records, to be copied into one array each leaf: padded or packed, straight from shared memory to
+//! where the trainer wants them.
+
+use crate::errors::{named, to_py};
+use crate::record::Record;
+use crate::record_plan::RecordPlan;
+use numpy::npyffi;
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+use rollway_core::records::assemble::{self, Side};
+
+/// The records of a batch: of one schema, and not released while it is made.
+#[pyclass(frozen, module = "rollway._core")]
+pub struct RecordTable {
+    plan: Py<RecordPlan>,
+    records: Vec<Py<Record>>,
+}
+
+#[pymethods]
+impl RecordTable {
+    #[new]
+    fn new(py: Python<'_>, records: &Bound<'_, PyList>) -> PyResult<RecordTable> {
+        let mut table: Vec<Py<Record>> = Vec::with_capacity(records.len());
+        for record in records {
+            table.push(record.cast_into::<Record>()?.unbind());
+        }
+        let Some(first) = table.first() else {
+            return Err(named(py, "InvalidArgument", "a batch needs at least one record".to_owned()));
+        };
+        let plan = first.get().plan_ref().clone_ref(py);
+        let same = |other: &Py<RecordPlan>| other.is(&plan) || other.get().text == plan.get().text;
+        if !table.iter().all(|record| same(record.get().plan_ref())) {
+            let message = "the records of a batch must all have one schema".to_owned();
+            return Err(named(py, "SchemaMismatch", message));
+        }
+        Ok(RecordTable { plan, records: table })
+    }
+
+    /// The compiled schema of all of them.
+    #[getter]
+    fn plan(&self, py: Python<'_>) -> Py<RecordPlan> {
+        self.plan.clone_ref(py)
+    }
+
+    /// How many rows a leaf has in each record.
+    fn lengths(&self, leaf: usize) -> PyResult<Vec<usize>> {
+        self.check(leaf)?;
+        Ok(self.records.iter().map(|record| record.get().leaf(leaf).1).collect())
+    }
+
+    /// Copies one leaf of every record into `out`, a `[B, T, …]` array, with `fill` (one item) where there is nothing.
+    fn pad(
+        &self,
+        py: Python<'_>,
+        leaf: usize,
+        out: &Bound<'_, PyAny>,
+        fill: &[u8],
+        left: bool,
+    ) -> PyResult<()> {
+        let rows = self.rows(py, leaf)?;
+        write_to(out, |bytes| assemble::pad(bytes, &rows, bytes.len() / rows.len(), fill, side(left)))
+    }
+
+    /// Copies one leaf of every record into `out`, one after the other.
+    fn pack(&self, py: Python<'_>, leaf: usize, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        let rows = self.rows(py, leaf)?;
+        write_to(out, |bytes| assemble::pack(bytes, &rows))
+    }
+}
+
+impl RecordTable {
+    fn check(&self, leaf: usize) -> PyResult<()> {
+        let leaves = self.plan.get().leaves.len();
+        if leaf < leaves { Ok(()) } else { Err(PyIndexError::new_err(format!("leaf {leaf} of {leaves}"))) }
+    }
+
+    fn rows(&self, py: Python<'_>, leaf: usize) -> PyResult<Vec<&[u8]>> {
+        self.check(leaf)?;
+        let mut rows = Vec::with_capacity(self.records.len());
+        for (index, record) in self.records.iter().enumerate() {
+            let record = record.get();
+            if record.is_released(py) {
+                let message = format!("record {index} of the batch was released before it was copied");
+                return Err(named(py, "InvalidArgument", message));
+            }
+            let (data, _, bytes) = record.leaf(leaf);
+            // SAFETY: the leaf lies in the record, which we keep alive. Another thread that releases it while we copy
+            // gets old bytes into its own batch, never unmapped ones.
+            rows.push(unsafe { std::slice::from_raw_parts(data, bytes) });
+        }
+        Ok(rows)
+    }
+}
+
+fn side(left: bool) -> Side {
+    if left { Side::Left } else { Side::Right }
+}
+
+/// Gives `fill` the bytes of a numpy array that may be written to and has no gaps, with the GIL released.
+fn write_to(
+    array: &Bound<'_, PyAny>,
+    fill: impl FnOnce(&mut [u8]) -> rollway_core::Result<()> + Send,
+) -> PyResult<()> {
+    let py = array.py();
+    // SAFETY: the type is checked before the fields are read. The array is alive while it is borrowed; if another thread
+    // writes to it meanwhile, it spoils its own batch, as with any numpy array.
+    let bytes = unsafe {
+        if pyo3::ffi::Py_TYPE(array.as_ptr()) != crate::array::ndarray_type(py) {
+            return Err(named(py, "InvalidArgument", "out must be a numpy array".to_owned()));
+        }
+        let fields = &(*array.as_ptr().cast::<npyffi::PyArrayObject>()).fields;
+        let wanted = npyffi::NPY_ARRAY_C_CONTIGUOUS | npyffi::NPY_ARRAY_WRITEABLE;
+        if fields.flags & wanted != wanted {
+            let message = "out must be contiguous, and writable".to_owned();
+            return Err(named(py, "InvalidArgument", message));
+        }
+        let bytes: usize = array.getattr("nbytes")?.extract()?;
+        let data = if bytes == 0 { std::ptr::NonNull::dangling().as_ptr() } else { fields.data.cast() };
+        std::slice::from_raw_parts_mut(data, bytes)
+    };
+    py.detach(|| fill(bytes)).map_err(|e| to_py(py, e))
+}
+
+/// Writes 1 where there is data and 0 where there is padding into `out`, a `[B, length]` array of bytes.
+#[pyfunction]
+pub fn mask_rows(lengths: Vec<usize>, out: &Bound<'_, PyAny>, length: usize, left: bool) -> PyResult<()> {
+    write_to(out, |bytes| assemble::mask(bytes, &lengths, length, side(left)))
+}
+
+/// Splits records of these lengths, in order, into batches that fit a budget of tokens: `(first, behind the last)`.
+#[pyfunction]
+pub fn plan_budget(
+    py: Python<'_>,
+    lengths: Vec<usize>,
+    budget: usize,
+    packed: bool,
+) -> PyResult<Vec<(usize, usize)>> {
+    let how = if packed { assemble::Cost::Packed } else { assemble::Cost::Padded };
+    let batches = assemble::plan_budget(&lengths, budget, how).map_err(|e| to_py(py, e))?;
+    Ok(batches.into_iter().map(|batch| (batch.start, batch.end)).collect())
+}
