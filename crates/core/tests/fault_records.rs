@@ -76,7 +76,7 @@ impl Role {
         match self {
             Role::Sends => &[
                 (Point::LaneTaken, &[1]),
-                (Point::LaneGrown, &[1, 2]),
+                (Point::LaneGrown, &[1, 2, 3]),
                 (Point::RecordReserved, &[1, 5]),
                 (Point::RecordNumbered, &[1, 5]),
                 (Point::RecordHalfWritten, &[1, 5]),
