@@ -76,7 +76,7 @@ impl Role {
         match self {
             Role::Sends => &[
                 (Point::LaneTaken, &[1]),
-                (Point::LaneGrown, &[1, 2]),
+                (Point::LaneGrown, &[1, 2, 3]),
                 (Point::RecordReserved, &[1, 5]),
                 (Point::RecordNumbered, &[1, 5]),
                 (Point::RecordHalfWritten, &[1, 5]),
@@ -431,11 +431,11 @@ fn write(room: &mut [u8], whose: u64, which: u64) {
     room[..8].copy_from_slice(&whose.to_ne_bytes());
     room[8..16].copy_from_slice(&which.to_ne_bytes());
     let middle = room.len() / 2;
-    for index in 16..room.len() {
+    for (index, byte) in room.iter_mut().enumerate().skip(16) {
         if index == middle {
             crash_point(Point::RecordHalfWritten);
         }
-        room[index] = byte_at(whose, which, index);
+        *byte = byte_at(whose, which, index);
     }
 }
 

@@ -82,6 +82,7 @@ impl Heap {
     /// Takes a lane, if one is to be had.
     fn join(&self, me: Owner, is_dead: impl Fn(Owner) -> bool) -> Option<Ledger> {
         let lane = self.records().take_lane(me, is_dead)?;
+        self.records().open_lane(lane);
         Some(Ledger::draw_up(&self.lane(lane), me).unwrap())
     }
 

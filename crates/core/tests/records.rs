@@ -386,11 +386,17 @@ fn drop_oldest_takes_nothing_from_those_who_read_or_write() {
 
 #[test]
 fn memory_is_what_the_data_needs() {
-    let consumer = open(&RecordsSpec { lanes: 8, lane_bytes: 32 << 20, descriptors: 1024, ..spec(None) });
+    let consumer = open(&RecordsSpec { lanes: 64, lane_bytes: 32 << 20, descriptors: 16384, ..spec(None) });
     let segment = consumer.records().segment().clone();
-    let empty = segment.used_bytes();
-    assert!(empty < 2 << 20, "{empty}");
+    let none = segment.used_bytes();
+    assert!(none < 64 << 10, "{none}");
+    // Whoever looks at lanes that nobody has taken makes nothing of them exist.
+    assert!(!consumer.wait_readable(briefly()).unwrap());
+    assert_eq!((consumer.records().census(), consumer.records().holders()), (Contents::default(), vec![]));
+    assert_eq!(segment.used_bytes(), none);
     let producer = producer(&consumer);
+    let empty = segment.used_bytes();
+    assert_eq!(empty - none, 16384 * 64, "the table of one lane");
     for value in 0..2000 {
         send(&producer, value, 50_000);
         assert_eq!(receive(&consumer), value);

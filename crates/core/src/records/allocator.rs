@@ -2,8 +2,8 @@
 //!
 //! First fit, lowest address first: a fast stream stays in a few hot pages, and a lane grows only as far as what is in
 //! flight needs. Free extents are kept in order and joined with their neighbours, so that what is held costs its own bytes
-//! only and nothing is lost between. They lie in two plain vectors: a stream has two or three of them, and looking through
-//! the lengths of a thousand takes less than a walk through a tree.
+//! only and nothing is lost between. They lie in two plain vectors: a stream has two or three of them, and
+//! taking from the front of one moves nothing.
 //!
 //! Not done here: whether the bytes exist (the producer grows the lane), and who holds them (the table).
 

@@ -1,7 +1,7 @@
 //! Many records into one batch: the rows of one ragged leaf of each, padded to one length or packed end to end.
 //!
 //! All of it is pure: slices in, slices out, and every byte of the destination is written once. A source that does not fit
-//! is an error; nothing is ever cut off. One thread copies: several were no faster (16 MiB, two cores).
+//! is an error; nothing is ever cut off. One thread copies: that several pay was not shown.
 
 use crate::error::{Error, Result};
 use std::ops::Range;

@@ -7,11 +7,14 @@
 //!      │ Lane × lanes (256 B)   the producer's line │ the readers' │ room bell   │
 //!      ├──────────────────────────────────────────────────────────────────────┤
 //!      │ Descriptor × lanes × descriptors (64 B)   word, place, stamp            │
-//! page ├──────────────────────────────────────────────────────────────────────┤  reserved at creation up to here
-//!      │ lane 0: lane_bytes of records, each at a multiple of 64                 │  sparse: exists up to `grown`
+//! page ├──────────────────────────────────────────────────────────────────────┤
+//!      │ lane 0: lane_bytes of records, each at a multiple of 64                 │
 //! page │ lane 1: …                                                              │
 //!      └──────────────────────────────────────────────────────────────────────┘
 //! ```
+//!
+//! Control and lanes exist from the start. The rest is sparse: the table of a lane exists once `tabled` says so, its data
+//! up to `grown`.
 //!
 //! A record of a lane has a *number* that grows for ever, and lives in descriptor number mod descriptors. The words, from
 //! the high bits down:
@@ -160,11 +163,12 @@ pub struct WriteLine {
     pub grown: AtomicU64,
     /// Committed so far.
     pub sent: AtomicU64,
+    /// 1 once the lane's table exists. Nobody touches the table before.
+    pub tabled: AtomicU64,
     pub dropped_oldest: AtomicU64,
     pub dropped_newest: AtomicU64,
     /// How often the producer had to wait for room.
     pub blocked: AtomicU64,
-    pub aborted: AtomicU64,
 }
 
 /// What consumers write when they take.
@@ -181,12 +185,14 @@ pub struct ReadLine {
     pub taken: AtomicU64,
 }
 
-/// What consumers write when they release.
+/// What is written when room comes back.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct FreeLine {
     /// Released so far. A hint for the producer that there is something to reclaim.
     pub released: AtomicU64,
+    /// Reservations given back.
+    pub aborted: AtomicU64,
 }
 
 /// One lane's words.
@@ -266,7 +272,7 @@ pub struct Geometry {
     pub lane_bytes: usize,
     pub lanes_offset: usize,
     pub descriptors_offset: usize,
-    /// Where the data starts. What lies before it is reserved at creation.
+    /// Where the data starts.
     pub data_offset: usize,
     pub body_bytes: usize,
 }
@@ -317,6 +323,12 @@ impl Geometry {
         words[1] = self.descriptors as u64;
         words[2] = self.lane_bytes as u64;
         words
+    }
+
+    /// Where the table of a lane lies in the body, and how many bytes it has.
+    pub fn table(&self, lane: usize) -> (usize, usize) {
+        let bytes = self.descriptors * size_of::<Descriptor>();
+        (self.descriptors_offset + lane * bytes, bytes)
     }
 
     /// Where the data of a lane starts in the body.

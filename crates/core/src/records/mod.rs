@@ -79,7 +79,7 @@ impl Records {
             schema: spec.schema,
             geometry: words,
             body_bytes: geometry.body_bytes,
-            reserved_bytes: if spec.preallocate { geometry.body_bytes } else { geometry.data_offset },
+            reserved_bytes: if spec.preallocate { geometry.body_bytes } else { geometry.descriptors_offset },
             seats: spec.max_peers,
             huge_pages: Some(false), // They would make all of a sparse file exist.
             auto_named: spec.auto_named,
@@ -88,6 +88,7 @@ impl Records {
         if spec.preallocate {
             for lane in records.protocol().lanes {
                 lane.write.grown.store(geometry.lane_bytes as u64, Ordering::Relaxed);
+                lane.write.tabled.store(1, Ordering::Relaxed);
             }
         }
         Ok(records)
@@ -147,7 +148,8 @@ impl Records {
         let (body, _) = self.segment.body();
         let geometry = &self.geometry;
         // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned
-        // and mapped as long as `self.segment`. What lies there is atomics; all of it exists from the start.
+        // and mapped as long as `self.segment`. What lies there is atomics. Tables that do not exist yet are mapped, too, and
+        // nobody looks into them (`Protocol::existing_lane`).
         unsafe {
             Protocol {
                 control: body.cast::<Control>().as_ref(),
@@ -233,8 +235,7 @@ impl Records {
     pub fn census(&self) -> Contents {
         let protocol = self.protocol();
         let mut contents = Contents::default();
-        for index in 0..protocol.lanes_used() {
-            let lane = protocol.lane(index);
+        for lane in protocol.existing_lanes() {
             let tenancy = Tenancy::unpack(lane.line.write.owner.load(Ordering::Relaxed));
             contents.lanes += tenancy.owner.is_some() as usize;
             contents.grown_bytes += lane.grown().unwrap_or(0);
@@ -269,7 +270,7 @@ impl Records {
             blocked: sum(|lane| &lane.write.blocked),
             dropped_oldest: sum(|lane| &lane.write.dropped_oldest),
             dropped_newest: sum(|lane| &lane.write.dropped_newest),
-            aborted: sum(|lane| &lane.write.aborted),
+            aborted: sum(|lane| &lane.free.aborted),
             returned: read(&protocol.control.counters.returned),
             recovered: read(&protocol.control.counters.recovered),
         }
@@ -287,9 +288,8 @@ impl Records {
 
     fn claims(&self, state: State) -> Vec<(u32, usize)> {
         let (seats, protocol) = (self.segment.seats(), self.protocol());
-        let used = protocol.lanes_used() * self.geometry.descriptors;
         let mut claims: Vec<(u32, usize)> = Vec::new();
-        for descriptor in &protocol.descriptors[..used] {
+        for descriptor in protocol.existing_lanes().flat_map(|lane| lane.table) {
             let word = Word::unpack(descriptor.word.load(Ordering::Relaxed));
             if word.state != state {
                 continue;

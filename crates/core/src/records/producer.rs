@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::metrics::monotonic_ns;
 use crate::segment::header::PAGE;
 use crate::segment::{Owner, Role, Seat, lease};
-use crate::sync::Woken;
+use crate::sync::{Point, Woken, crash_point};
 use crate::wait::{Patrol, Solitude};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -64,7 +64,7 @@ struct Tenure {
 const CLOSING: u64 = 1 << 63;
 
 impl Tenure {
-    /// Takes a lane and draws up its books.
+    /// Takes a lane and opens it.
     fn begin(records: &Records, seat: &Seat, owner: Owner, chosen_id: Option<u32>) -> Result<Tenure> {
         let protocol = records.protocol();
         let Some(index) = protocol.take_lane(owner, |other| !seat.is_alive(other)) else {
@@ -72,10 +72,7 @@ impl Tenure {
             return Err(Error::NoLane { name, lanes: protocol.lanes.len() });
         };
         let lane = protocol.lane(index);
-        let ledger = Ledger::draw_up(&lane, owner).map_err(|damage| {
-            lane.leave_lane(owner);
-            records.damaged(damage)
-        })?;
+        let ledger = Self::open_lane(records, &lane, owner).inspect_err(|_| lane.leave_lane(owner))?;
         Ok(Tenure {
             generation: lease::generation(),
             owner,
@@ -86,6 +83,18 @@ impl Tenure {
             sequence: AtomicU64::new(0),
             child: OnceLock::new(),
         })
+    }
+
+    /// Makes the table of a lane exist, if nobody had the lane before, and draws up its books.
+    fn open_lane(records: &Records, lane: &LaneWords<'_>, owner: Owner) -> Result<Ledger> {
+        let protocol = records.protocol();
+        if protocol.existing_lane(lane.index).is_none() {
+            let (offset, bytes) = records.geometry.table(lane.index);
+            records.segment().grow(offset, bytes)?;
+            crash_point(Point::LaneGrown);
+        }
+        protocol.open_lane(lane.index);
+        Ledger::draw_up(lane, owner).map_err(|damage| records.damaged(damage))
     }
 
     /// This process's own, or the last one before it.

@@ -109,7 +109,20 @@ pub struct LaneWords<'a> {
 }
 
 impl<'a> Protocol<'a> {
-    /// One lane. The index comes from a handle, which has it from here.
+    /// One lane, if its table exists.
+    #[inline]
+    pub fn existing_lane(&self, index: usize) -> Option<LaneWords<'a>> {
+        // SYNC records.tabled: Acquire here, Release in `open_lane`. The table may be touched.
+        (self.lanes[index].write.tabled.load(Ordering::Acquire) != 0).then(|| self.lane(index))
+    }
+
+    /// The lanes in which there may be something.
+    pub fn existing_lanes(&self) -> impl Iterator<Item = LaneWords<'a>> {
+        let this = *self;
+        (0..self.lanes_used()).filter_map(move |index| this.existing_lane(index))
+    }
+
+    /// One lane, for those who have something in it, or open it. The index comes from a handle, which has it from here.
     #[inline]
     pub fn lane(&self, index: usize) -> LaneWords<'a> {
         let depth = self.descriptors.len() / self.lanes.len();
@@ -125,8 +138,16 @@ impl<'a> Protocol<'a> {
     /// How many lanes are worth a look.
     #[inline]
     pub fn lanes_used(&self) -> usize {
-        // SYNC records.used: Acquire here, Release in `take_lane`. A lane is counted before anything is committed in it.
+        // SYNC records.used: Acquire here, Release in `open_lane`. A lane is counted before anything is committed in it.
         (self.control.lanes_used.load(Ordering::Acquire) as usize).min(self.lanes.len())
+    }
+
+    /// Lets consumers look into a lane that we have taken. Its table exists.
+    pub fn open_lane(&self, index: usize) {
+        // SYNC records.tabled: Release here, Acquire in `existing_lane`.
+        self.lanes[index].write.tabled.store(1, Ordering::Release);
+        // SYNC records.used: Release here, Acquire in `lanes_used`.
+        self.control.lanes_used.fetch_max(index as u64 + 1, Ordering::AcqRel);
     }
 
     /// Takes a lane that nobody owns, or whose owner `is_dead`: the lowest of those that have the least to be read, so that
@@ -143,8 +164,6 @@ impl<'a> Protocol<'a> {
             // SYNC records.lane: Acquire here, Release in `leave_lane`. `head`, `grown` and the table are ours (I1).
             if owner.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 crash_point(Point::LaneTaken);
-                // SYNC records.used: Release here, Acquire in `lanes_used`.
-                self.control.lanes_used.fetch_max(index as u64 + 1, Ordering::AcqRel);
                 return Some(index);
             }
         }
@@ -156,7 +175,8 @@ impl<'a> Protocol<'a> {
         let used = self.lanes_used();
         for step in 0..used {
             let index = (first + step) % used;
-            if let Some(taken) = self.lane(index).try_take(me)? {
+            let Some(lane) = self.existing_lane(index) else { continue };
+            if let Some(taken) = lane.try_take(me)? {
                 return Ok(Some(taken));
             }
         }
@@ -165,8 +185,8 @@ impl<'a> Protocol<'a> {
 
     /// Whether a consumer would find a record now.
     pub fn has_ready(&self) -> Result<bool> {
-        for index in 0..self.lanes_used() {
-            if self.lane(index).has_ready()? {
+        for lane in self.existing_lanes() {
+            if lane.has_ready()? {
                 return Ok(true);
             }
         }
@@ -270,7 +290,7 @@ impl<'a> LaneWords<'a> {
     /// Gives a reservation back, unwritten or half-written.
     pub fn abort(&self, claim: &Claim) {
         self.at(claim.number).word.store(Word::free(claim.number).pack(), Ordering::Release);
-        self.line.write.aborted.fetch_add(1, Ordering::Relaxed);
+        self.line.free.aborted.fetch_add(1, Ordering::Relaxed);
         self.line.room.ring_if_waiting(); // Another thread may wait with the same handle (I9).
     }
 

@@ -2,8 +2,8 @@
 //!
 //! | died after ([`Point`](crate::sync::Point)) | state left | who notices | repaired to |
 //! |---|---|---|---|
-//! | `LaneTaken` | a lane owned by the dead, its last owner's reservations in it | the next producer that comes; a patrol | owned by that one, reservations Free |
-//! | `LaneGrown` | pages that exist beyond `grown` | nobody needs to | reserved again when the lane grows |
+//! | `LaneTaken` | a lane owned by the dead, its last owner's reservations in it, or no table yet | the next producer that comes; a patrol | owned by that one, reservations Free |
+//! | `LaneGrown` | pages that exist beyond `grown`, or a table that is not `tabled` | nobody needs to | reserved again, by whoever needs them |
 //! | `RecordReserved` | the descriptor at `head` Reserved by the dead | the next owner of the lane; a patrol | Free; `head` offers the number again |
 //! | `RecordNumbered`, `RecordHalfWritten`, `RecordWritten` | a descriptor Reserved by the dead; readers look behind it, the cursor waits | the next owner; a patrol | Free |
 //! | `RecordReady` | a record to be read, and consumers asleep | the consumers' patrol | taken |
@@ -39,8 +39,7 @@ pub struct Repairs {
 pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repairs {
     let mut memo = Memo::of(is_dead);
     let (mut repairs, mut has_returned) = (Repairs::default(), false);
-    for index in 0..records.lanes_used() {
-        let lane = records.lane(index);
+    for lane in records.existing_lanes() {
         let (mut freed, mut given_back) = (0, false);
         for descriptor in lane.table {
             let word = descriptor.word.load(Ordering::Acquire);
@@ -65,8 +64,11 @@ pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repai
             has_returned = true;
         }
         repairs.reservations += freed;
-        // After its reservations: the next owner may come at once, and its seat may be used again.
-        let owner = &lane.line.write.owner;
+    }
+    // After the reservations: the next owner may come at once. All lanes, also those that nobody has opened yet: the name of
+    // the dead must not stay until a seat has had so many holders that it means somebody else.
+    for lane in records.lanes {
+        let owner = &lane.write.owner;
         let word = owner.load(Ordering::Relaxed);
         let Tenancy { epoch, owner: tenant } = Tenancy::unpack(word);
         if tenant.is_some_and(|tenant| memo.is_dead(tenant)) {
