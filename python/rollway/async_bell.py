@@ -37,7 +37,12 @@ class AsyncBell:
                 self._thread = threading.Thread(target=self._run, name="rollway-async", daemon=True)
                 self._thread.start()
             self._changed.notify()
-        await waiter
+        try:
+            await waiter
+        finally:
+            if waiter.cancelled():
+                with self._changed:
+                    self._waiters = [one for one in self._waiters if one[1] is not waiter]
 
     def close(self) -> None:
         """Wakes everybody and ends the thread."""

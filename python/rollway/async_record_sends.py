@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any, Protocol
 
 from rollway.async_bell import AsyncBell
-from rollway.async_sends import deadline_of
+from rollway.async_sends import Vigil, deadline_of, rung
 from rollway.errors import WaitTimeout
 from rollway.record_key import RecordKey
 
@@ -16,6 +14,7 @@ class _Client(Protocol):
     """What a client brings."""
 
     _bell: AsyncBell
+    _vigil: Vigil | None
 
     @property
     def blocks(self) -> bool: ...
@@ -41,9 +40,6 @@ class AsyncRecordSends:
             return self.send(data, key=key, metadata=metadata, version=version)
         deadline = deadline_of(timeout)
         while not self.try_send(data, key=key, metadata=metadata, version=version):
-            left = None if deadline is None else deadline - time.monotonic()
-            try:
-                await asyncio.wait_for(self._bell.rung(), left)
-            except TimeoutError:
-                raise WaitTimeout(self._no_room(timeout)) from None
+            if not await rung(self._bell, deadline, self._vigil):
+                raise WaitTimeout(self._no_room(timeout))
         return True

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import optree
 
 from rollway.async_bell import AsyncBell
-from rollway.errors import WaitTimeout
+from rollway.errors import PeerDied, WaitTimeout
+
+_LOOK_S = 1.0  # how often somebody who waits looks whether anybody is left
 
 
 class _Client(Protocol):
     """What a client brings."""
 
     _bell: AsyncBell
+    _vigil: Vigil | None
 
     @property
     def blocks(self) -> bool: ...
@@ -30,6 +35,43 @@ class _Client(Protocol):
 def deadline_of(timeout: float | None) -> float | None:
     """When a timeout that begins now is over."""
     return None if timeout is None else time.monotonic() + timeout
+
+
+class Vigil:
+    """Notices that every learner is dead, and that none has come back for too long: then nobody will ring."""
+
+    def __init__(self, learners: Callable[[], tuple[int, list[int]]], limit_s: float | None) -> None:
+        self._learners = learners
+        self._limit_s = limit_s
+
+    def look(self, alone_since: float | None) -> float | None:
+        """Since when we have been alone, if we are. Raises `PeerDied` when that is too long ago."""
+        alive, died = self._learners()
+        if alive or not died or self._limit_s is None:
+            return None
+        now = time.monotonic()
+        if alone_since is not None and now - alone_since >= self._limit_s:
+            pids = ", ".join(map(str, died))
+            raise PeerDied(
+                f"the learner died (pid {pids}) and nobody took its place in {self._limit_s} s: there is no room. "
+                "Start a learner with the same name to go on, or raise peer_timeout_s"
+            )
+        return alone_since or now
+
+
+async def rung(bell: AsyncBell, deadline: float | None, vigil: Vigil | None) -> bool:
+    """Waits for the bell; looks around now and then, for the dead cannot ring. False when the time was over."""
+    alone_since: float | None = None
+    while True:
+        left = math.inf if deadline is None else deadline - time.monotonic()
+        try:
+            await asyncio.wait_for(bell.rung(), min(left, _LOOK_S))
+        except TimeoutError:
+            if left <= _LOOK_S:
+                return False
+            alone_since = None if vigil is None else vigil.look(alone_since)
+        else:
+            return True
 
 
 class AsyncSends:
@@ -61,8 +103,5 @@ class AsyncSends:
                 raise
 
     async def _room(self: _Client, deadline: float | None, timeout: float | None) -> None:
-        left = None if deadline is None else deadline - time.monotonic()
-        try:
-            await asyncio.wait_for(self._bell.rung(), left)
-        except TimeoutError:
-            raise WaitTimeout(self._no_room(timeout)) from None
+        if not await rung(self._bell, deadline, self._vigil):
+            raise WaitTimeout(self._no_room(timeout))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rollway._core import Record, RecordTable, mask_rows, plan_budget
+from rollway._core import Record, RecordTable, plan_budget
 from rollway.errors import InvalidArgument
 from rollway.record_schema import RaggedLeaf, RecordSchema
 from rollway.schema import as_array, describe
@@ -95,21 +95,15 @@ def pad(
         if not leaf.ragged:
             fields[leaf.name] = table.stack(leaf, made)
             continue
-        own = lengths if leaf is measure else table.lengths(leaf)
-        longest = max(own, default=0)
-        rows = longest if length is None else length
-        if longest > rows:
-            row = own.index(longest)
-            raise InvalidArgument(f"record {row} has {longest} rows of '{leaf.name}', more than length = {rows}")
-        kept, array = made.take(leaf.name, leaf.dtype, (len(records), rows, *leaf.shape))
-        value = np.asarray((fill or {}).get(leaf.name, 0), leaf.dtype).tobytes()
+        rows = table.width(leaf, length)
+        kept, array = made.take(leaf.name, leaf.dtype, (len(table), rows, *leaf.shape))
+        value = np.asarray(fill[leaf.name], leaf.dtype).tobytes() if fill and leaf.name in fill else b"\0"
         table.native.pad(table.index(leaf), array, value, side == "left")
         fields[leaf.name] = kept
-    width = max(lengths, default=0) if length is None else length
-    kept, array = made.take("mask", np.dtype(np.int8), (len(records), width))
-    mask_rows(lengths, array, width, side == "left")
+    kept, array = made.take("mask", np.dtype(np.int8), (len(table), table.width(measure, length)))
+    table.native.mask(table.index(measure), array, side == "left")
     made.check_all_used()
-    return PaddedBatch(fields, kept, np.asarray(lengths, np.int64))
+    return PaddedBatch(fields, kept, lengths)
 
 
 def pack(
@@ -133,8 +127,7 @@ def pack(
     """
     table = _Table(records, leaves)
     measure = table.ragged(by)
-    lengths = table.lengths(measure)
-    total = sum(lengths)
+    longest, total = table.native.extent(table.index(measure))
     if total > np.iinfo(np.int32).max:
         raise InvalidArgument(f"{total} tokens are more than cu_seqlens (int32) can count: pack fewer records")
     made = _Outputs(out)
@@ -143,14 +136,14 @@ def pack(
         if not leaf.ragged:
             fields[leaf.name] = table.stack(leaf, made)
             continue
-        rows = total if leaf is measure else sum(table.lengths(leaf))
+        rows = total if leaf is measure else table.native.extent(table.index(leaf))[1]
         kept, array = made.take(leaf.name, leaf.dtype, (rows, *leaf.shape), longer=True)
         table.native.pack(table.index(leaf), array)
         fields[leaf.name] = kept
     made.check_all_used()
-    cu_seqlens = np.zeros(len(records) + 1, np.int32)
-    np.cumsum(lengths, out=cu_seqlens[1:])
-    return PackedBatch(fields, cu_seqlens, max(lengths, default=0))
+    cu_seqlens = np.zeros(len(table) + 1, np.int32)
+    table.lengths(measure).cumsum(out=cu_seqlens[1:])
+    return PackedBatch(fields, cu_seqlens, longest)
 
 
 def token_batches(
@@ -165,7 +158,7 @@ def token_batches(
     if not records:
         return []
     table = _Table(records, None)
-    spans = plan_budget(table.lengths(table.ragged(by)), budget, layout == "packed")
+    spans = plan_budget(table.lengths(table.ragged(by)).tolist(), budget, layout == "packed")
     return [table.records[first:end] for first, end in spans]
 
 
@@ -196,8 +189,21 @@ class _Table:
             raise InvalidArgument(f"{by!r} is no ragged leaf of the batch" if by else "the batch has no ragged leaf")
         return candidates[0]
 
-    def lengths(self, leaf: RaggedLeaf) -> list[int]:
-        return self.native.lengths(self.index(leaf))
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def lengths(self, leaf: RaggedLeaf) -> Array:
+        lengths = np.empty(len(self.records), np.int64)
+        self.native.lengths(self.index(leaf), lengths)
+        return lengths
+
+    def width(self, leaf: RaggedLeaf, length: int | None) -> int:
+        """T of a padded leaf. Longer records are an error."""
+        longest, _ = self.native.extent(self.index(leaf))
+        if length is not None and longest > length:
+            row = int(self.lengths(leaf).argmax())
+            raise InvalidArgument(f"record {row} has {longest} rows of '{leaf.name}', more than length = {length}")
+        return longest if length is None else length
 
     def stack(self, leaf: RaggedLeaf, made: _Outputs) -> Any:
         kept, array = made.take(leaf.name, leaf.dtype, (len(self.records), *leaf.shape))

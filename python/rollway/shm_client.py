@@ -7,7 +7,7 @@ from typing import Any
 
 from rollway._core import Producer, Slot
 from rollway.async_bell import AsyncBell
-from rollway.async_sends import AsyncSends, deadline_of
+from rollway.async_sends import AsyncSends, Vigil, deadline_of
 from rollway.errors import ForeignSchema
 from rollway.schema import Schema
 from rollway.server import OnFull
@@ -41,6 +41,7 @@ class ShmClient(Producer, AsyncSends):
     """
 
     _bell: AsyncBell
+    _vigil: Vigil | None
 
     def __new__(
         cls,
@@ -59,6 +60,7 @@ class ShmClient(Producer, AsyncSends):
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
         self._bell = AsyncBell(super(ShmClient, self).wait_writable)
+        self._vigil = Vigil(super(ShmClient, self).learners, peer_timeout_s)
         return self
 
     def wait(self, timeout: float | None = None) -> None:

@@ -8,6 +8,7 @@ from types import TracebackType
 from rollway._core import RecordProducer
 from rollway.async_bell import AsyncBell
 from rollway.async_record_sends import AsyncRecordSends
+from rollway.async_sends import Vigil
 from rollway.errors import ForeignSchema
 from rollway.record_schema import RecordSchema
 from rollway.server import OnFull
@@ -42,6 +43,7 @@ class ShmRecordClient(RecordProducer, AsyncRecordSends):
     """
 
     _bell: AsyncBell
+    _vigil: Vigil | None
 
     def __new__(
         cls,
@@ -60,6 +62,7 @@ class ShmRecordClient(RecordProducer, AsyncRecordSends):
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
         self._bell = AsyncBell(super(ShmRecordClient, self).wait_writable)
+        self._vigil = Vigil(super(ShmRecordClient, self).learners, peer_timeout_s)
         return self
 
     def wait(self, timeout: float | None = None) -> None:

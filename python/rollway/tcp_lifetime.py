@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from rollway.async_bell import AsyncBell
-from rollway.async_sends import deadline_of
+from rollway.async_sends import Vigil, deadline_of
 from rollway.errors import RollwayError, WaitTimeout
 
 _log = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ class TcpLifetime:
     """Delivers what is on its way before a client goes, also one that nobody closed, or says what is lost."""
 
     _bell: AsyncBell
+    _vigil: Vigil | None = None  # the connection itself tells
 
     blocks = True
     """Whether `send` waits when there is no room: always, for what to drop is the learner's choice."""

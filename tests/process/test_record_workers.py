@@ -1,5 +1,6 @@
 """Records between real processes: spawn, fork and forkserver; learners that come back; workers that fork."""
 
+import asyncio
 import hashlib
 import multiprocessing
 import os
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import rollway
+from conftest import until
 from rollway import RecordKey, ShmRecordClient
 
 SCHEMA = {"tokens": "int32[*]", "blob": "uint8[*]", "who": "int64[2]"}
@@ -164,3 +166,40 @@ def test_the_death_of_every_worker_ends_the_wait(name, child):
         worker.kill()
         with pytest.raises(rollway.PeerDied):
             server.read(timeout=30)
+
+
+LEARNER = """
+    import sys, numpy as np, rollway
+    schema = {"tokens": "int32[*]", "blob": "uint8[*]", "who": "int64[2]"}
+    if sys.argv[2] == "records":
+        server = rollway.RecordServer(schema, rollway.ShmTransport(sys.argv[1]), lane_bytes=1 << 16)
+    else:
+        server = rollway.Server({"x": np.zeros(100)}, 2, rollway.ShmTransport(sys.argv[1]))
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("kind", ["records", "ring"])
+def test_a_coroutine_that_waits_for_room_hears_of_the_learners_death(name, child, kind):
+    learner = child(LEARNER, name, kind)
+    learner.says("ready")
+    if kind == "records":
+        client, data = ShmRecordClient(name, SCHEMA, peer_timeout_s=0.05), content(1, 1)
+    else:
+        client, data = rollway.ShmClient(name, {"x": np.zeros(100)}, peer_timeout_s=0.05), {"x": np.zeros(100)}
+
+    async def fill():
+        while True:
+            await client.send_async(data)
+
+    async def main():
+        filling = asyncio.create_task(fill())
+        await asyncio.sleep(0)
+        learner.kill()
+        with pytest.raises(rollway.PeerDied, match=str(learner.pid)):
+            await asyncio.wait_for(filling, 60)
+
+    asyncio.run(main())
+    client.close()
+    until(lambda: any(segment.name == name for segment in rollway.gc()))  # once the waiting thread has let go of it

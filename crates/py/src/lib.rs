@@ -55,7 +55,7 @@ mod _core {
     #[pymodule_export]
     use super::record_slot::RecordSlot;
     #[pymodule_export]
-    use super::record_table::{RecordTable, mask_rows, plan_budget};
+    use super::record_table::{RecordTable, plan_budget};
     #[pymodule_export]
     use super::sample::Sample;
     #[pymodule_export]

@@ -231,6 +231,12 @@ impl Producer {
         Ok(self.core(py)?.producer_id())
     }
 
+    /// How many learners live, and the pids of those who died without closing.
+    fn learners(&self, py: Python<'_>) -> PyResult<(usize, Vec<u32>)> {
+        let census = self.core(py)?.consumers();
+        Ok((census.alive, census.died))
+    }
+
     /// Plain numbers: what this producer sent, and what the ring holds.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let core = self.core(py)?;

@@ -195,11 +195,20 @@ impl RecordProducer {
         Ok(self.core(py)?.records().published())
     }
 
+    /// How many learners live, and the pids of those who died without closing.
+    fn learners(&self, py: Python<'_>) -> PyResult<(usize, Vec<u32>)> {
+        let census = self.core(py)?.consumers();
+        Ok((census.alive, census.died))
+    }
+
     /// Plain numbers: what this producer sent, and what the records are doing.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let core = self.core(py)?;
         let stats = record_stats(py, core.records())?;
         stats.set_item("sent", core.sent())?;
+        let learners = core.consumers();
+        stats.set_item("learners_alive", learners.alive)?;
+        stats.set_item("learners_died", learners.died.len())?;
         Ok(stats)
     }
 }

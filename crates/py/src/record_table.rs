@@ -43,10 +43,27 @@ impl RecordTable {
         self.plan.clone_ref(py)
     }
 
-    /// How many rows a leaf has in each record.
-    fn lengths(&self, leaf: usize) -> PyResult<Vec<usize>> {
-        self.check(leaf)?;
-        Ok(self.records.iter().map(|record| record.get().leaf(leaf).1).collect())
+    /// Writes how many rows a leaf has in each record into `out`, an array of int64.
+    fn lengths(&self, leaf: usize, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        let rows = self.counts(leaf)?;
+        write_to(out, |bytes| {
+            for (place, count) in bytes.chunks_exact_mut(8).zip(&rows) {
+                place.copy_from_slice(&(*count as i64).to_ne_bytes());
+            }
+            Ok(())
+        })
+    }
+
+    /// The most rows that a leaf has in any record, and how many it has in all of them.
+    fn extent(&self, leaf: usize) -> PyResult<(usize, usize)> {
+        let rows = self.counts(leaf)?;
+        Ok((rows.iter().copied().max().unwrap_or(0), rows.iter().sum()))
+    }
+
+    /// Writes 1 where a leaf has data and 0 where there is padding into `out`, a `[B, T]` array of bytes.
+    fn mask(&self, leaf: usize, out: &Bound<'_, PyAny>, left: bool) -> PyResult<()> {
+        let rows = self.counts(leaf)?;
+        write_to(out, |bytes| assemble::mask(bytes, &rows, bytes.len() / rows.len(), side(left)))
     }
 
     /// Copies one leaf of every record into `out`, a `[B, T, …]` array, with `fill` (one item) where there is nothing.
@@ -73,6 +90,11 @@ impl RecordTable {
     fn check(&self, leaf: usize) -> PyResult<()> {
         let leaves = self.plan.get().leaves.len();
         if leaf < leaves { Ok(()) } else { Err(PyIndexError::new_err(format!("leaf {leaf} of {leaves}"))) }
+    }
+
+    fn counts(&self, leaf: usize) -> PyResult<Vec<usize>> {
+        self.check(leaf)?;
+        Ok(self.records.iter().map(|record| record.get().leaf(leaf).1).collect())
     }
 
     fn rows(&self, py: Python<'_>, leaf: usize) -> PyResult<Vec<&[u8]>> {
@@ -120,12 +142,6 @@ fn write_to(
         std::slice::from_raw_parts_mut(data, bytes)
     };
     py.detach(|| fill(bytes)).map_err(|e| to_py(py, e))
-}
-
-/// Writes 1 where there is data and 0 where there is padding into `out`, a `[B, length]` array of bytes.
-#[pyfunction]
-pub fn mask_rows(lengths: Vec<usize>, out: &Bound<'_, PyAny>, length: usize, left: bool) -> PyResult<()> {
-    write_to(out, |bytes| assemble::mask(bytes, &lengths, length, side(left)))
 }
 
 /// Splits records of these lengths, in order, into batches that fit a budget of tokens: `(first, behind the last)`.

@@ -8,7 +8,7 @@ use super::{OnFull, Patience, ProducerSpec, Records};
 use crate::error::{Error, Result};
 use crate::metrics::monotonic_ns;
 use crate::segment::header::PAGE;
-use crate::segment::{Owner, Role, Seat, lease};
+use crate::segment::{Census, Owner, Role, Seat, lease};
 use crate::sync::{Point, Woken, crash_point};
 use crate::wait::{Patrol, Solitude};
 use std::ops::Deref;
@@ -16,8 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// A lane grows by this much at a time.
-const STEP: usize = 1 << 20;
+/// A lane grows by a sixteenth of what there is of it, and by this much at least and at most: the last step costs a large
+/// lane little memory, and a small one few system calls.
+const STEPS: std::ops::RangeInclusive<usize> = 64 << 10..=1 << 20;
 
 /// What the caller says about a record.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -145,6 +146,11 @@ impl Producer {
     }
 
     /// The name on its records. A forked child gets another with its first record, unless the caller brought one.
+    /// Living consumers, and the pids of those who died without closing.
+    pub fn consumers(&self) -> Census {
+        self.seat.census(Role::Consumer)
+    }
+
     pub fn producer_id(&self) -> u32 {
         self.tenure.latest().producer_id
     }
@@ -267,7 +273,8 @@ impl Producer {
     fn grow(&self, lane: usize, from: usize, to: usize) -> Result<usize> {
         let geometry = &self.records.geometry;
         let needed = to.next_multiple_of(PAGE).min(geometry.lane_bytes);
-        let step = needed.max(from.saturating_add(STEP).min(geometry.lane_bytes));
+        let step = (from / 16).next_multiple_of(PAGE).clamp(*STEPS.start(), *STEPS.end());
+        let step = needed.max(from.saturating_add(step).min(geometry.lane_bytes));
         let offset = geometry.lane_offset(lane) + from;
         let segment = self.records.segment();
         match segment.grow(offset, step - from) {

@@ -4,7 +4,7 @@ use super::layout::{SlotWord, Stamp};
 use super::protocol::{Claim, Claimant};
 use super::{Ring, monotonic_ns};
 use crate::error::{Error, Result};
-use crate::segment::{Owner, Role, Seat};
+use crate::segment::{Census, Owner, Role, Seat};
 use crate::sync::{Ordering, Point, Woken, crash_point};
 pub use crate::terms::{OnFull, ProducerSpec};
 use crate::wait::{Patience, Patrol, Solitude};
@@ -61,6 +61,11 @@ impl Producer {
 
     pub fn ring(&self) -> &Arc<Ring> {
         &self.ring
+    }
+
+    /// Living consumers, and the pids of those who died without closing.
+    pub fn consumers(&self) -> Census {
+        self.seat.census(Role::Consumer)
     }
 
     pub fn producer_id(&self) -> u32 {
