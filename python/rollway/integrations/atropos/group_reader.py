@@ -1,0 +1,145 @@
+"""GroupReader: whole groups of trajectories from a `RecordServer` of `ATROPOS_SCHEMA`. For a trainer, and for the hub.
+
+Groups may differ in size, as Atropos lets them: every record says how many belong to its group. A group that an
+environment gave up is skipped as soon as its tombstone is read; one whose environment was killed in the middle, after a
+deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from rollway.errors import WaitTimeout
+from rollway.groups import Group, GroupAssembler
+
+if TYPE_CHECKING:
+    from rollway._core import Record
+    from rollway.record_server import RecordServer
+
+_AT_ONCE = 64
+
+
+class GroupReader:
+    """Reads groups that are complete. Not for several threads.
+
+    Args:
+        server: Reads records; stays yours to close. Publish the step on it, or the environments stand still.
+        deadline_s: How long the rest of a group may take from its first record. An environment sends a group at once,
+            so only a dead one, or a full lane, takes longer than a moment.
+        max_groups: Unfinished groups that are held at most.
+        max_staleness: Groups that began more steps than this before the published one are dropped when they are read;
+            ``None``: none is too old.
+
+    >>> import rollway
+    >>> from rollway.integrations.atropos import ATROPOS_SCHEMA, decode_group, encode_group
+    >>> group = {"tokens": [[1, 2], [1, 3]], "masks": [[-100, 2], [-100, 3]], "scores": [1.0, 0.0]}
+    >>> with rollway.RecordServer(ATROPOS_SCHEMA) as server:
+    ...     for repetition, (data, metadata) in enumerate(encode_group(group)):
+    ...         key = rollway.RecordKey("run1", "train", 0, "task-7", repetition)
+    ...         _ = server.submit(data, key=key, metadata=metadata)
+    ...     decode_group(GroupReader(server).read().records) == group
+    True
+    """
+
+    def __init__(
+        self,
+        server: RecordServer,
+        *,
+        deadline_s: float = 60.0,
+        max_groups: int = 4096,
+        max_staleness: int | None = None,
+    ) -> None:
+        self._server = server
+        self._max_staleness = max_staleness
+        self._deadline_s = deadline_s
+        self._max_groups = max_groups
+        self._by_size: dict[int, GroupAssembler] = {}
+        self._ready: deque[Group] = deque()
+        self.tombstones = 0
+        """Groups of which an environment said that they will not come, or not in full."""
+
+    def read(self, timeout: float | None = None) -> Group | None:
+        """Waits for a group. ``None`` once the server is shut down; `WaitTimeout` when the time is over.
+
+        Its records hold their room until ``group.release()``, or until they are forgotten.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (group := self._pop()) is None:
+            try:
+                records = self._server.read_many(_AT_ONCE, self._patience(deadline))
+            except WaitTimeout:
+                self._raise_if_over(deadline)
+                continue
+            if not records:
+                return None
+            self._add(records)
+        return group
+
+    async def read_async(self, timeout: float | None = None) -> Group | None:
+        """As `read`, for asyncio. A cancelled wait takes nothing."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (group := self._pop()) is None:
+            try:
+                records = await self._server.read_many_async(_AT_ONCE, self._patience(deadline))
+            except WaitTimeout:
+                self._raise_if_over(deadline)
+                continue
+            if not records:
+                return None
+            self._add(records)
+        return group
+
+    @property
+    def pending(self) -> int:
+        """Groups of which some records are there, but not all."""
+        return sum(assembler.pending for assembler in self._by_size.values())
+
+    def close(self) -> None:
+        """Gives back what is held."""
+        for assembler in self._by_size.values():
+            assembler.close()
+        while self._ready:
+            self._ready.popleft().release()
+
+    def _add(self, records: list[Record]) -> None:
+        for record in records:
+            if record.is_tombstone:
+                # It comes after those records of its group that did go out: a lane keeps its order.
+                self.tombstones += 1
+                for assembler in self._by_size.values():
+                    assembler.give_up(record.key)
+                record.release()
+                continue
+            size = record.metadata["group_size"]
+            if size not in self._by_size:
+                self._by_size[size] = GroupAssembler(
+                    size,
+                    on_incomplete="drop",
+                    deadline_s=self._deadline_s,
+                    max_groups=self._max_groups,
+                    max_staleness=self._max_staleness,
+                )
+            self._by_size[size].set_version(self._server.published_version)
+            self._by_size[size].add(record)
+            self._ready.extend(self._by_size[size])
+
+    def _pop(self) -> Group | None:
+        for assembler in self._by_size.values():
+            self._ready.extend(assembler)  # looks at the deadlines, too
+        return self._ready.popleft() if self._ready else None
+
+    def _patience(self, deadline: float | None) -> float | None:
+        """Until the caller's time is over, or some group's."""
+        ends = [assembler.next_deadline_s for assembler in self._by_size.values()]
+        if deadline is not None:
+            ends.append(max(deadline - time.monotonic(), 0.0))
+        return min((end for end in ends if end is not None), default=None)
+
+    def _raise_if_over(self, deadline: float | None) -> None:
+        if deadline is not None and time.monotonic() >= deadline:
+            raise WaitTimeout(
+                f"no complete group in time: {self.pending} are incomplete; {self.tombstones} were given up by their "
+                "environments so far"
+            )

@@ -1,0 +1,172 @@
+"""GroupSender: an environment's end of the line. It names groups, and sends each of them whole or says what is missing.
+
+Keys. The run of a key is ``name:incarnation``: the second half is random, made anew by each sender. The instance is
+what the item says, and the step counts how often this sender has named it before: in an environment that goes through
+its dataset, the epoch. So no two groups ever have the same key: not in the next epoch, not from two processes with the
+same dataset, and not after a restart, when the half group that a killed environment left must stay half.
+
+A group leaves whole unless the process dies: once its first record is out, cancelling the sender's task waits for the
+last; and where that fails, a tombstone says that the group will not be whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollway.async_sends import Vigil
+from rollway.errors import ConnectionClosedError, PeerDied, RingFull, RollwayError, WaitTimeout
+from rollway.integrations.atropos.encoding import EncodedRecord, encode_group
+from rollway.record_key import GroupKey, RecordKey
+
+PHASE = "train"  # evaluation stays inside the environment: Atropos sends none of it
+_ALONE_S = 60.0  # how long an environment waits for a learner that died
+_REMEMBERED = 1 << 20  # instances of which the visits are counted
+
+
+class GroupSender:
+    """Sends groups through one `ShmRecordClient` of `ATROPOS_SCHEMA`. For one event loop; `close` leaves the learner.
+
+    Args:
+        client: Its records go to the learner.
+        name: First half of the run in the keys.
+    """
+
+    def __init__(self, client: Any, name: str) -> None:
+        self._client = client
+        self.run = f"{name}:{secrets.token_hex(4)}"
+        self.groups_sent = 0
+        self.records_sent = 0
+        self._turn = asyncio.Lock()
+        self._visits: dict[str, int] = {}  # by instance, the one that was named longest ago first
+        self._alone_since: float | None = None
+        self._forgotten = 0  # more visits than any instance has that was forgotten
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be sent any more: closed here, or by the learner."""
+        return bool(self._client.closed)
+
+    @property
+    def published_version(self) -> int:
+        """The learner's step, as last published by it."""
+        return int(self._client.published_version)
+
+    def records_waiting(self) -> int:
+        """Records that the learner has not given back, from all environments. `ConnectionClosedError` at the end.
+
+        `PeerDied` when the learner is dead, and nobody has come back to the records for a minute.
+        """
+        self._check_open()
+        self._alone_since = Vigil(self._client.learners, _ALONE_S).look(self._alone_since)
+        stats = self._client.stats()
+        return int(stats["ready_records"] + stats["taken_records"])
+
+    async def send(self, group: Mapping[str, Any], instance_id: str, version: int) -> GroupKey:
+        """Sends a group; returns when its last record is out. A task cancelled before the first record sends nothing.
+
+        A group that cannot be sent, or not in full, raises, and a tombstone tells the learner.
+        """
+        key = self._next_key(instance_id)
+        try:
+            records = encode_group(group)
+            async with self._turn:
+                await self._send_one(key, 0, records[0], version)
+                await _to_the_end(asyncio.ensure_future(self._send_rest(key, records, version)))
+        except PeerDied:
+            raise  # there is no learner to be told
+        except RollwayError as error:
+            await self._bury(key, version, str(error))
+            raise
+        self.groups_sent += 1
+        return key
+
+    async def bury(self, instance_id: str, version: int, reason: str) -> GroupKey:
+        """Tells the learner that a group of this instance was made, and will not come."""
+        key = self._next_key(instance_id)
+        await self._bury(key, version, reason)
+        return key
+
+    def close(self) -> None:
+        """Leaves. What was sent stays to be read."""
+        self._client.close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ConnectionClosedError("the learner has closed the records; there is nobody to generate for")
+
+    def _next_key(self, instance_id: str) -> GroupKey:
+        step = self._visits.pop(instance_id, self._forgotten)
+        self._visits[instance_id] = step + 1
+        if len(self._visits) > _REMEMBERED:  # an environment that invents its items never repeats one
+            oldest = next(iter(self._visits))
+            self._forgotten = max(self._forgotten, self._visits.pop(oldest))
+        return GroupKey(self.run, PHASE, step, instance_id)
+
+    async def _send_rest(self, key: GroupKey, records: Sequence[EncodedRecord], version: int) -> None:
+        for repetition in range(1, len(records)):
+            await self._send_one(key, repetition, records[repetition], version)
+
+    async def _send_one(self, key: GroupKey, repetition: int, record: EncodedRecord, version: int) -> None:
+        name = RecordKey(*key, repetition)
+        if not await self._client.send_async(record.data, key=name, metadata=record.metadata, version=version):
+            raise RingFull(f"the learner's policy dropped {name}: records of groups need on_full='block'")
+        self.records_sent += 1
+
+    async def _bury(self, key: GroupKey, version: int, reason: str) -> None:
+        try:
+            try:
+                self._client.tombstone(key.whole, reason, version=version, timeout=0.0)
+            except (RingFull, WaitTimeout):
+                await asyncio.to_thread(self._client.tombstone, key.whole, reason, version=version)
+        except ConnectionClosedError:
+            return  # nobody is left to be told
+
+
+class TcpGroupSender(GroupSender):
+    """Sends groups through one `TcpRecordClient`. What waits at the learner cannot be seen from here: it is reckoned.
+
+    Args:
+        client: Its records go to the learner.
+        name: First half of the run in the keys.
+        batch_size: How many records the learner uses in a step. ``None`` where somebody else counts what has arrived:
+            then only what is on its way is waiting.
+    """
+
+    def __init__(self, client: Any, name: str, batch_size: int | None) -> None:
+        super().__init__(client, name)
+        self._batch_size = batch_size
+        self._waiting = 0  # at the time of …
+        self._counted = 0  # … so many records sent
+        self._step = self.published_version
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be sent any more: closed here, or lost for good."""
+        return bool(self._client.closed or self._client.over)
+
+    def records_waiting(self) -> int:
+        """What was sent, less a batch for each step that the learner has published since."""
+        self._check_open()
+        if self._batch_size is None:
+            return int(self._client.unacknowledged)
+        step = self.published_version
+        used = max(step - self._step, 0) * self._batch_size
+        self._waiting = max(self._waiting - used, 0) + self.records_sent - self._counted
+        self._step, self._counted = step, self.records_sent
+        return self._waiting
+
+
+async def _to_the_end(task: asyncio.Task[None]) -> None:
+    """Waits for a task even if this one is cancelled meanwhile; then hands the cancellation on."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,53 @@
+"""The hub: Atropos' own API server, with a second door. Groups come in as records and wait in its queue as any others.
+
+Registration, ``/batch``, the mixing of environments, status: all as it was; a trainer notices nothing. The hub lives in
+the process of the API server and hands over objects, so a group costs no request and no JSON. Needs atroposlib.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rollway.integrations.atropos.encoding import decode_group
+from rollway.integrations.atropos.group_reader import GroupReader
+from rollway.record_server import RecordServer
+
+_log = logging.getLogger(__name__)
+
+
+async def feed(server: RecordServer, reader: GroupReader | None = None) -> None:
+    """Moves groups from a record server of `ATROPOS_SCHEMA` into the API server of this process, until it is closed.
+
+    What Atropos would refuse over HTTP is refused here: logged, and gone. So is what comes while no trainer is
+    registered, after ``/reset_data``: it belongs to the run that was reset.
+    """
+    from atroposlib.api import server as api
+    from pydantic import ValidationError
+
+    reader = reader or GroupReader(server)
+    while (group := await reader.read_async()) is not None:
+        scored = decode_group(group.records)
+        if not hasattr(api.app.state, "queue"):
+            _log.warning("no trainer is registered: group %s is dropped", group.key)
+        else:
+            try:
+                await api.scored_data(api.ScoredData(**scored))
+            except ValidationError as error:
+                _log.error("Atropos refuses group %s: %s", group.key, error)
+        group.release()  # only now: until it is in the queue, it counts as waiting
+
+
+async def serve(server: RecordServer, host: str, port: int) -> None:
+    """Runs the API server and feeds it, until SIGINT or SIGTERM, or until one of the two fails."""
+    import uvicorn
+    from atroposlib.api.server import app
+
+    web = uvicorn.Server(uvicorn.Config(app, host=host, port=port))
+    serving, feeding = asyncio.create_task(web.serve()), asyncio.create_task(feed(server))
+    await asyncio.wait({serving, feeding}, return_when=asyncio.FIRST_COMPLETED)
+    web.should_exit = True  # the feed has ended: so does the server, after the requests that it is at
+    await serving
+    if feeding.done():
+        feeding.result()
+    feeding.cancel()

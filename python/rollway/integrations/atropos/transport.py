@@ -1,0 +1,373 @@
+"""RollwayTransportMixin and `with_transport`: an Atropos environment that sends records in place of HTTP requests.
+
+The mixin stands before the environment in the MRO and steps in where Atropos' own loop talks to its API server: when it
+registers, asks for the status, and sends a group. Everything else, the environment's code included, stays as it is; and
+with ``transport="http"`` all of it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import types
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rollway.errors import ConnectionClosedError, PeerDied, RollwayError
+from rollway.integrations.atropos import identity
+from rollway.integrations.atropos.encoding import ATROPOS_SCHEMA
+from rollway.integrations.atropos.group_sender import GroupSender, TcpGroupSender
+
+if TYPE_CHECKING:
+    from rollway.record_key import GroupKey
+
+_log = logging.getLogger(__name__)
+_LEAVING_S = 10.0  # how long cancelled workers have for what they had begun to send
+_FORGOTTEN = ("inference_logprobs", "distill_token_ids", "distill_logprobs")
+
+
+@dataclass
+class _Outing:
+    """One item on its way through the environment: what it is, and which weights it began with."""
+
+    instance_id: str
+    version: int
+    settled: int = 0  # groups that were sent or buried
+    sent: list[int] = field(default_factory=list)  # identities of the groups that were sent
+
+
+_outing: ContextVar[_Outing | None] = ContextVar("rollway_outing", default=None)
+_results: ContextVar[list[Any] | None] = ContextVar("rollway_results", default=None)
+
+
+def with_transport(environment: type[Any], *, instance_id: Callable[[Any], str] | None = None) -> type[Any]:
+    """The environment class, with ``transport``, ``shm_name`` and the like among its settings. Also a decorator.
+
+    Args:
+        environment: A subclass of Atropos' `BaseEnv`. It is not changed.
+        instance_id: Names an item; must give the same text for the same item. By default the item's own id, or a hash
+            of its content; a method ``instance_id`` of the environment comes first.
+    """
+    if issubclass(environment, RollwayTransportMixin):
+        return environment
+    body: dict[str, Any] = {"__module__": environment.__module__, "__doc__": environment.__doc__}
+    if instance_id is not None:
+        body["instance_id"] = lambda self, item: instance_id(item)
+    bases = (RollwayTransportMixin, environment)
+    return types.new_class(environment.__name__, bases, exec_body=lambda names: names.update(body))
+
+
+class RollwayTransportMixin:
+    """Put before an environment: ``class Fast(RollwayTransportMixin, MyEnv)``. `with_transport` does just that."""
+
+    if TYPE_CHECKING:  # what the environment brings
+        config: Any
+        server: Any
+        workers: set[asyncio.Task[Any]]
+        backlog: list[Any]
+        running_items: dict[str, dict[str, Any]]
+        curr_step: int
+        max_token_len: int
+        env_id: int
+        load_checkpoint: Callable[[], None]
+
+    _rollway_sender: GroupSender | None = None
+    _rollway_failure: Exception | None = None  # of a worker, for the loop
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        from rollway.integrations.atropos.config import extend
+
+        super().__init__(extend(config), *args, **kwargs)  # type: ignore[call-arg]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Adds the settings to the environment's config class."""
+        from rollway.integrations.atropos.config import with_transport_fields
+
+        super().__init_subclass__(**kwargs)
+        cls.env_config_cls = with_transport_fields(cls.env_config_cls)  # type: ignore[attr-defined]
+
+    @classmethod
+    def config_init(cls) -> tuple[Any, Any]:
+        """The environment's own defaults; the command line is made from them."""
+        from rollway.integrations.atropos.config import extend
+
+        config, servers = super().config_init()  # type: ignore[misc]
+        return extend(config), servers
+
+    # ── hooks ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def instance_id(self, item: Any) -> str:
+        """Names an item in the keys of its records."""
+        own: Callable[[Any], str] = getattr(super(), "instance_id", identity.instance_id)
+        return own(item)
+
+    def weight_version(self) -> int:
+        """The version that the records of an item carry, asked when its collection begins: the trainer's step."""
+        own: Callable[[], int] | None = getattr(super(), "weight_version", None)
+        if own is not None:
+            return own()
+        if self._rollway_sender is not None and self._is_direct:
+            return self._rollway_sender.published_version
+        return self.curr_step
+
+    # ── where Atropos asks its API server ─────────────────────────────────────────────────────────────────────────
+
+    async def env_manager(self) -> None:
+        """Atropos' loop. The learner's end is the environment's: the loop returns when the learner closes."""
+        if self.config.transport == "http":
+            return await super().env_manager()  # type: ignore[misc]
+        from rollway.integrations.atropos.config import check
+
+        check(self.config)
+        try:
+            await super().env_manager()  # type: ignore[misc]
+        except ConnectionClosedError as closed:
+            _log.info("the environment ends: %s", closed)
+        finally:
+            await self._leave()
+
+    async def setup_wandb(self) -> None:
+        """Without an API server, the project comes from the config."""
+        if not self._is_direct:
+            await super().setup_wandb()  # type: ignore[misc]
+        elif self.config.use_wandb:
+            import wandb
+
+            self.wandb_project, self.wandb_group = self.config.wandb_project, self._name
+            wandb.init(
+                name=self.config.wandb_name,
+                project=self.config.wandb_project,
+                group=self._name,
+                config=self.config.model_dump(),
+            )
+
+    async def register_env(self) -> None:
+        """Joins the learner; with a hub, registers with the API server first."""
+        if not self._is_direct:
+            await super().register_env()  # type: ignore[misc]
+        if self.config.transport == "http":
+            return
+        self._rollway_sender = await asyncio.to_thread(connect, self.config, self._name)
+        if self._is_direct:
+            self.wandb_prepend = self._name
+            self.curr_step = self._rollway_sender.published_version
+            self.checkpoint_dir = self.config.checkpoint_dir
+            self.checkpoint_interval = self.config.checkpoint_interval
+            if self.curr_step > 0:
+                self.load_checkpoint()
+
+    async def get_server_info(self) -> None:
+        """Without an API server, the config says how large a batch is and how long a sequence may be."""
+        if not self._is_direct:
+            await super().get_server_info()  # type: ignore[misc]
+        else:
+            self.max_token_len = self.config.trainer_max_token_len
+
+    async def get_status(self) -> None:
+        """The step and the queue, by which Atropos' loop decides whether to generate, evaluate or stop.
+
+        What lies in shared memory is in the queue as well: records that the learner has not given back yet.
+        """
+        if self._rollway_failure is not None:
+            raise self._rollway_failure
+        sender = self._rollway_sender
+        if sender is None:
+            return await super().get_status()  # type: ignore[misc]
+        waiting = -(-sender.records_waiting() // self.config.group_size)
+        if self._is_direct:
+            self.status_dict = {
+                "current_step": sender.published_version,
+                "queue_size": waiting,
+                "self_queue_size": waiting,
+                "max_group_size": self.config.group_size,
+                "unallocated_fraction": 1.0 - (self.config.min_batch_allocation or 0.0),
+                "env_weight": 1.0,
+            }
+            per_node = self.config.max_num_workers_per_node * len(self.server.servers)
+            self.max_num_workers = per_node if self.config.max_num_workers == -1 else self.config.max_num_workers
+            await self.server.update_weight(1.0)
+        else:
+            # While the API server answers, groups move into its queue and new ones are sent. None is left out of the
+            # sum; some may be in it twice, until the next time.
+            before = sender.groups_sent
+            await super().get_status()  # type: ignore[misc]
+            waiting += sender.groups_sent - before
+            self.status_dict["queue_size"] += waiting
+            self.status_dict["self_queue_size"] += waiting
+
+    # ── where groups leave ────────────────────────────────────────────────────────────────────────────────────────
+
+    async def handle_env(self, item_uuid: str) -> Any:
+        """One item, from collection to sending. An item of which nothing came gets a tombstone."""
+        if self._rollway_sender is None:
+            return await super().handle_env(item_uuid)  # type: ignore[misc]
+        item = self.running_items[item_uuid]["item"]
+        with self._out(item) as outing:
+            try:
+                collected = await super().handle_env(item_uuid)  # type: ignore[misc]
+            except asyncio.CancelledError:
+                if not outing.settled and not self._is_tried_again(item, item_uuid):
+                    await self._bury(outing, "its worker was cancelled, or took too long")
+                raise
+            if not outing.settled:
+                await self._bury(outing, "the environment collected nothing")
+            return collected
+
+    async def handle_send_to_api(
+        self,
+        scored_data: Any,
+        item: Any = None,
+        do_send_to_api: bool = True,
+        abort_on_any_max_length_exceeded: bool = True,
+    ) -> None:
+        """Atropos filters and sends; each group that it dropped gets a tombstone, with the reason."""
+        arguments = (scored_data, item, do_send_to_api, abort_on_any_max_length_exceeded)
+        if self._rollway_sender is None or not do_send_to_api:
+            return await super().handle_send_to_api(*arguments)  # type: ignore[misc]
+        groups = scored_data if isinstance(scored_data, list) else [scored_data]
+        with self._out(item) as outing:
+            before = len(outing.sent)
+            await super().handle_send_to_api(*arguments)  # type: ignore[misc]
+            sent = outing.sent[before:]
+            dropped = [group for group in groups if id(group) not in sent]
+            rewritten = len(sent) - (len(groups) - len(dropped))  # the environment sent other objects for these
+            for group in dropped[rewritten:]:
+                await self._bury(outing, self._why_dropped(group, abort_on_any_max_length_exceeded))
+
+    async def _send_scored_data_to_api(self, scored_data: Any) -> None:
+        if self._rollway_sender is None:
+            return await super()._send_scored_data_to_api(scored_data)  # type: ignore[misc]
+        failures: list[RollwayError] = []
+        with self._out(None) as outing:
+            for group in scored_data if isinstance(scored_data, list) else [scored_data]:
+                if not self._is_direct:
+                    group["env_id"] = self.env_id
+                outing.sent.append(id(group))
+                outing.settled += 1
+                try:
+                    await self._rollway_sender.send(group, outing.instance_id, outing.version)
+                except PeerDied as error:
+                    self._rollway_failure = error
+                    raise
+                except RollwayError as error:  # the sender has told the learner; the caller logs it
+                    failures.append(error)
+        if failures:
+            raise failures[0]
+
+    async def collect_trajectories(self, item: Any) -> Any:
+        """Atropos' own way of gathering trajectories forgets their logprobs; they are put back."""
+        if self._rollway_sender is None or not self._gathers_by_default():
+            return await super().collect_trajectories(item)  # type: ignore[misc]
+        results: list[Any] = []
+        before = _results.set(results)
+        try:
+            group, backlog = await super().collect_trajectories(item)  # type: ignore[misc]
+        finally:
+            _results.reset(before)
+        by_tokens = {id(result["tokens"]): result for result in results}
+        rows = [by_tokens[id(tokens)] for tokens in group["tokens"]]
+        for name in _FORGOTTEN:
+            if name not in group and rows and all(row.get(name) is not None for row in rows):
+                group[name] = [row[name] for row in rows]
+        return group, backlog
+
+    async def collect_trajectory(self, item: Any) -> Any:
+        """As the environment does it."""
+        result = await super().collect_trajectory(item)  # type: ignore[misc]
+        gathered = _results.get()
+        if gathered is not None:
+            gathered.append(result[0])
+        return result
+
+    # ── within ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _is_direct(self) -> bool:
+        return bool(self.config.transport != "http" and self.config.delivery == "direct")
+
+    @property
+    def _name(self) -> str:
+        return str(self.config.run_name or self.config.wandb_name or getattr(self, "name", None) or type(self).__name__)
+
+    def _gathers_by_default(self) -> bool:
+        from atroposlib.envs.base import BaseEnv
+
+        return getattr(super().collect_trajectories, "__func__", None) is BaseEnv.collect_trajectories  # type: ignore[misc]
+
+    def _is_tried_again(self, item: Any, item_uuid: str) -> bool:
+        """Whether Atropos has put a cancelled item back, and perhaps begun with it anew."""
+        others = (entry["item"] for uuid, entry in self.running_items.items() if uuid != item_uuid)
+        return any(kept is item for kept in (*self.backlog, *others))
+
+    @contextlib.contextmanager
+    def _out(self, item: Any) -> Iterator[_Outing]:
+        """The item that this task is about: known already, or from here on."""
+        outing = _outing.get()
+        if outing is not None:
+            yield outing
+            return
+        try:
+            outing = _Outing(self.instance_id(item), self.weight_version())
+        except TypeError as error:  # no item will have a name: the loop has to end, and not only this worker
+            self._rollway_failure = error
+            raise
+        before = _outing.set(outing)
+        try:
+            yield outing
+        finally:
+            _outing.reset(before)
+
+    async def _bury(self, outing: _Outing, reason: str) -> None:
+        outing.settled += 1
+        if self._rollway_sender is None or self._rollway_sender.closed:
+            return
+        key: GroupKey = await self._rollway_sender.bury(outing.instance_id, outing.version, reason)
+        _log.debug("no group %s: %s", key, reason)
+
+    def _why_dropped(self, group: Any, no_overlong: bool) -> str:
+        """The first of Atropos' own tests that the group does not pass."""
+        if group is None:
+            return "the environment gave no group"
+        lengths = [len(tokens) for tokens in group.get("tokens") or ()]
+        wanted = (group.get("group_overrides") or {}).get("group_size", self.config.group_size)
+        if len(lengths) != wanted:
+            return f"{len(lengths)} trajectories in a group of {wanted}"
+        if self.config.ensure_scores_are_not_same and len(set(group.get("scores") or ())) == 1:
+            return "all scores are equal"
+        if no_overlong and 0 < self.max_token_len <= max(lengths, default=0):
+            return f"a sequence of {max(lengths)} tokens, where fewer than {self.max_token_len} are allowed"
+        return "the environment did not send it"
+
+    async def _leave(self) -> None:
+        """Lets the workers finish what they had begun to send, and closes the client: at the end, and only there."""
+        for worker in self.workers:
+            worker.cancel()
+        if self.workers:
+            await asyncio.wait(self.workers, timeout=_LEAVING_S)
+        if self._rollway_sender is not None:
+            try:
+                await asyncio.to_thread(self._rollway_sender.close)
+            except ConnectionClosedError as lost:  # over TCP: it says how much nobody has acknowledged
+                _log.warning("the environment has left: %s", lost)
+
+
+def connect(config: Any, name: str) -> GroupSender:
+    """The sender that a config asks for. Waits for the learner, so not for the event loop's thread."""
+    import rollway
+    from rollway.integrations.atropos.config import host_and_port, token
+
+    patience = config.connect_timeout_s
+    if config.transport == "shm":
+        client = rollway.ShmRecordClient(config.shm_name, ATROPOS_SCHEMA, on_full="block", connect_timeout_s=patience)
+        return GroupSender(client, name)
+    remote = rollway.TcpRecordClient(
+        *host_and_port(config.address),
+        ATROPOS_SCHEMA,
+        token=token(config),
+        ca=config.tls_ca,
+        connect_timeout_s=patience,
+    )
+    return TcpGroupSender(remote, name, config.batch_size if config.delivery == "direct" else None)

@@ -1,0 +1,260 @@
+"""An environment's end of the line: groups leave whole, or the learner is told; keys never come twice."""
+
+import asyncio
+import signal
+
+import numpy as np
+import pytest
+
+import rollway
+from conftest import until
+from rollway.integrations.atropos import ATROPOS_SCHEMA, GroupReader, decode_group
+from rollway.integrations.atropos import group_sender as module
+from rollway.integrations.atropos.group_sender import GroupSender
+
+SECONDS = 20.0
+
+
+def group(size=3, length=8):
+    tokens = [[repetition] * length for repetition in range(size)]
+    return {"tokens": tokens, "masks": tokens, "scores": [float(repetition) for repetition in range(size)]}
+
+
+@pytest.fixture
+def learner(name):
+    with rollway.RecordServer(ATROPOS_SCHEMA, rollway.ShmTransport(name), lane_bytes=64 << 10) as server:
+        yield server
+
+
+@pytest.fixture
+def sender(learner):
+    sender = GroupSender(rollway.ShmRecordClient(learner.name, ATROPOS_SCHEMA, on_full="block"), "run")
+    yield sender
+    sender.close()
+
+
+def test_keys_name_the_instance_and_how_often_it_came(learner, sender):
+    async def run():
+        return [await sender.send(group(), instance, 0) for instance in ("a", "b", "a")]
+
+    keys = asyncio.run(run())
+    assert [(key.instance_id, key.step) for key in keys] == [("a", 0), ("b", 0), ("a", 1)]
+    reader = GroupReader(learner)
+    assert [reader.read(SECONDS).key for _ in range(3)] == keys
+
+
+def test_another_start_is_another_run(learner, sender):
+    again = GroupSender(rollway.ShmRecordClient(learner.name, ATROPOS_SCHEMA), "run")
+    assert again.run != sender.run
+    again.close()
+
+
+def test_keys_stay_new_when_old_instances_are_forgotten(learner, sender, monkeypatch):
+    monkeypatch.setattr(module, "_REMEMBERED", 2)
+    keys = [sender._next_key(instance) for instance in "aabcabcdabcda"]
+    assert len(set(keys)) == len(keys)
+    assert len(sender._visits) == 2
+
+
+def room_for_one_record_less(learner, sender):
+    """Fills the lane until a group finds room for a part of it only; gives back what fills it."""
+    client, held = sender._client, []
+    record = {leaf: np.zeros(0, ATROPOS_SCHEMA[leaf].partition("[")[0]) for leaf in ATROPOS_SCHEMA}
+    record |= {"score": np.array(0.0), "tokens": np.zeros(3000, np.int32)}
+    while client.try_send(record):
+        held += learner.try_read_many(1)
+    return held
+
+
+def test_a_send_that_is_cancelled_before_its_first_record_sends_nothing(learner, sender):
+    async def run():
+        held = room_for_one_record_less(learner, sender)
+        sending = asyncio.create_task(sender.send(group(length=3000), "a", 0))
+        await asyncio.sleep(0)  # it has begun, and waits for room
+        assert not sending.done()
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        for record in held:
+            record.release()
+        await sender.send(group(), "b", 0)
+
+    asyncio.run(run())
+    assert [record.key.instance_id for record in learner.read_many(10, SECONDS)] == ["b"] * 3
+
+
+def test_a_send_that_is_cancelled_in_the_middle_sends_the_rest(learner, sender):
+    async def run():
+        held = room_for_one_record_less(learner, sender)
+        for record in held[:2]:
+            record.release()
+        sending = asyncio.create_task(sender.send(group(size=8, length=600), "a", 0))
+        while not learner.stats()["ready_records"]:
+            await asyncio.sleep(0)
+        assert not sending.done(), "there was room for some of it only"
+        sending.cancel()
+        sending.cancel()
+        for record in held:
+            record.release()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(sending, SECONDS)
+
+    asyncio.run(run())
+    whole = GroupReader(learner).read(SECONDS)
+    assert decode_group(whole.records) == group(size=8, length=600)
+
+
+def test_a_group_of_which_one_record_is_too_large_is_buried(learner, sender):
+    mixed = group()
+    mixed["tokens"][1] = mixed["masks"][1] = [1] * 20_000
+
+    async def run():
+        with pytest.raises(rollway.RollwayError):
+            await sender.send(mixed, "a", 0)
+        await sender.send(group(), "b", 0)
+
+    asyncio.run(run())
+    records = learner.read_many(10, SECONDS)
+    assert [(record.key.instance_id, record.is_tombstone) for record in records] == [
+        ("a", False),
+        ("a", True),
+        *[("b", False)] * 3,
+    ]
+    assert "lane" in records[1].metadata["reason"]
+
+
+def test_what_cannot_be_encoded_is_buried(learner, sender):
+    with pytest.raises(rollway.SchemaMismatch):
+        asyncio.run(sender.send({**group(), "masks": [["x"]] * 3}, "a", 0))
+    records = learner.read_many(10, SECONDS)
+    assert [record.is_tombstone for record in records] == [True]
+    assert "'masks' of trajectory 0" in records[0].metadata["reason"]
+
+
+def test_the_reader_skips_what_was_given_up_half_way(learner, sender):
+    mixed = group()
+    mixed["tokens"][2] = mixed["masks"][2] = [1] * 20_000
+
+    async def run():
+        with pytest.raises(rollway.RollwayError):
+            await sender.send(mixed, "a", 0)
+        await sender.bury("b", 0, "all scores are equal")
+        await sender.send(group(size=2), "c", 0)
+
+    asyncio.run(run())
+    reader = GroupReader(learner)
+    assert reader.read(SECONDS).key.instance_id == "c"
+    assert (reader.pending, reader.tombstones) == (0, 2)
+    with pytest.raises(rollway.WaitTimeout, match="0 are incomplete; 2 were given up"):
+        reader.read(0.01)
+
+
+def test_a_group_that_is_too_old_is_not_handed_over(learner, sender):
+    async def run():
+        await sender.send(group(), "old", 1)
+        await sender.send(group(), "new", 3)
+
+    asyncio.run(run())
+    learner.publish(4)
+    assert GroupReader(learner, max_staleness=2).read(SECONDS).key.instance_id == "new"
+
+
+def test_after_the_learner_has_closed_there_is_nobody_to_generate_for(learner, sender):
+    learner.close()
+    assert sender.closed
+    with pytest.raises(rollway.ConnectionClosedError, match="nobody to generate for"):
+        sender.records_waiting()
+    with pytest.raises(rollway.ConnectionClosedError):
+        asyncio.run(sender.send(group(), "a", 0))
+
+
+def test_the_half_group_of_a_killed_environment_stays_half(learner, child):
+    environment = """
+        import asyncio, os, signal, sys
+        import rollway
+        from rollway.integrations.atropos import ATROPOS_SCHEMA
+        from rollway.integrations.atropos.group_sender import GroupSender
+
+        class Doomed(rollway.ShmRecordClient):
+            left = int(sys.argv[2])
+
+            async def send_async(self, *args, **kwargs):
+                if self.left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                self.left -= 1
+                return await super().send_async(*args, **kwargs)
+
+        async def run():
+            sender = GroupSender(Doomed(sys.argv[1], ATROPOS_SCHEMA), "run")
+            tokens = [[1], [2], [3]]
+            for instance in "ab":
+                await sender.send({"tokens": tokens, "masks": tokens, "scores": [1.0, 2.0, 3.0]}, instance, 0)
+
+        asyncio.run(run())
+    """
+    first, second = child(environment, learner.name, 4), child(environment, learner.name, 99)
+    first.ends(-signal.SIGKILL)
+    second.ends()
+    reader = GroupReader(learner, deadline_s=0.2)
+    whole = [reader.read(SECONDS).key for _ in range(3)]
+    assert sorted(key.instance_id for key in whole) == ["a", "a", "b"]
+    assert len({key.run for key in whole}) == 2
+    with pytest.raises(rollway.WaitTimeout, match="0 are incomplete"):
+        reader.read(1.0)
+    stats = learner.stats()
+    assert (stats["records_committed"], stats["ready_records"], stats["taken_records"]) == (10, 0, 0)
+
+
+def test_a_learner_that_died_and_does_not_come_back_is_told_to_the_caller(name, child):
+    dead = child(
+        """
+        import sys, rollway
+        from rollway.integrations.atropos import ATROPOS_SCHEMA
+        server = rollway.RecordServer(ATROPOS_SCHEMA, rollway.ShmTransport(sys.argv[1]), lane_bytes=64 << 10)
+        print("there", flush=True)
+        sys.stdin.readline()
+        """,
+        name,
+    )
+    dead.says("there")
+    client = rollway.ShmRecordClient(name, ATROPOS_SCHEMA, on_full="block", peer_timeout_s=0.2)
+    dead.kill()
+
+    async def run():
+        sender = GroupSender(client, "run")
+        while True:
+            await sender.send(group(length=1000), "a", 0)
+
+    with pytest.raises(rollway.PeerDied):
+        asyncio.run(asyncio.wait_for(run(), SECONDS))
+    client.close()
+    until(lambda: any(segment.name == name for segment in rollway.gc()))
+
+
+def test_an_environment_that_only_waits_hears_of_its_learners_death(name, child, monkeypatch):
+    monkeypatch.setattr(module, "_ALONE_S", 0.05)
+    learner = child(
+        """
+        import sys, rollway
+        from rollway.integrations.atropos import ATROPOS_SCHEMA
+        server = rollway.RecordServer(ATROPOS_SCHEMA, rollway.ShmTransport(sys.argv[1]))
+        print("there", flush=True)
+        sys.stdin.readline()
+        """,
+        name,
+    )
+    learner.says("there")
+    sender = GroupSender(rollway.ShmRecordClient(name, ATROPOS_SCHEMA), "run")
+    assert sender.records_waiting() == 0
+    learner.kill()
+
+    def has_heard():
+        try:
+            sender.records_waiting()
+        except rollway.PeerDied:
+            return True
+        return False
+
+    until(has_heard)
+    sender.close()
+    rollway.gc()
