@@ -1,11 +1,13 @@
-"""The ratios that the project's bars ask for, between medians of one run: of the ring, and of TCP.
+"""The ratios that the project's bars ask for, between medians of one run: of the ring, of TCP and of records.
 
 Works on the dict that is written as JSON, as `summary` does. A ratio that lacks one of its figures has no value.
 """
 
 from __future__ import annotations
 
-from summary import Ratio, Record, idle_percent, latency_us, producer_cpu_ns, throughput
+import assembly
+import memory
+from summary import Ratio, Record, extra, idle_percent, latency_us, losses, producer_cpu_ns, throughput
 
 
 def ring(record: Record) -> list[Ratio]:
@@ -87,6 +89,88 @@ def net(record: Record) -> list[Ratio]:
         Ratio("latency, rollway p50 / raw loopback p50", _over(p(send, 50), p(raw, 50)), "x"),
         Ratio("idle, CPU of the waiting learner, 4 silent clients", idle_percent(record).median, "% of a core"),
     ]
+
+
+def records(record: Record) -> list[Ratio]:
+    """Medians against medians of the same run, 1 and 4 producers; a name says what its bar is, where there is one."""
+    send, *others = (f"rollway records send{how}" for how in ("", ", metadata as bytes", ", arrays only"))
+    limit, atropos, queue = "memcpy (limit)", "Atropos HTTP/JSON, stock", "TransferQueue, simple storage"
+    rays = ("ray.put, one object each", "ray.put, 32 per object")
+    found = []
+
+    def rate(contender: str, workload: str, producers: int) -> float | None:
+        return throughput(record, contender, workload, producers).median
+
+    def best(contenders: tuple[str, ...], workload: str, producers: int) -> float | None:
+        return max((r for c in contenders if (r := rate(c, workload, producers)) is not None), default=None)
+
+    def add(name: str, value: float | None, unit: str) -> None:
+        found.append(Ratio(name, value, unit))
+
+    for workload in ("2048-token", "512-token", "16384-token"):
+        asked = workload == "2048-token"
+        for producers in (1, 4):
+            where = f"{workload}, {producers} producer{'s' * (producers > 1)}"
+            ours = rate(send, workload, producers)
+            for way in (send, *others):
+                share = _per_cent(rate(way, workload, producers), rate(limit, workload, producers))
+                bar = " (bar: 70 %)" if asked else ""
+                add(f"{where}, {way.removeprefix('rollway records ')}, of memcpy{bar}", share, "%")
+            cpu = [producer_cpu_ns(record, c, workload, producers).median for c in (limit, send)]
+            add(f"{where}, send, of memcpy, by producer CPU", _per_cent(*cpu), "%")
+            theirs = (
+                ("Atropos HTTP/JSON", rate(atropos, workload, producers), 2000),
+                ("ray.put, the better", best(rays, workload, producers), 5),
+                ("TransferQueue", rate(queue, workload, producers), 5),
+                ("faster-fifo", rate("faster-fifo", workload, producers), None),
+            )
+            for short, their, bar_x in theirs:
+                bar = f" (bar: {bar_x:,})" if asked and bar_x else ""
+                add(f"{where}, send / {short}{bar}", _over(ours, their), "x")
+    for form in ("arrays", "lists"):
+        mine, proposed = f"rollway ZeroCopySHMBuffer, {form}", f"the proposal's buffer, {form}"
+        for producers in (1, 4):
+            value = _over(rate(mine, "512-buffer", producers), rate(proposed, "512-buffer", producers))
+            writers = f"{producers} writer{'s' * (producers > 1)}"
+            add(f"512 tokens, {form}, {writers}, ZeroCopySHMBuffer / the proposal's (bar: 5)", value, "x")
+        fate = losses(record, mine, "512-buffer", 4)
+        wrong = fate and _per_cent(sum(fate[what] for what in ("lost", "repeated", "torn")), fate["sent"])
+        add(
+            f"512 tokens, {form}, 4 writers, ZeroCopySHMBuffer: lost, repeated or torn (bar: 0)",
+            wrong,
+            "% of what was sent",
+        )
+    add(
+        "latency, committed to coroutine resumed, p50 (bar: 200 µs)", _p(record, "rollway records read_async", 50), "µs"
+    )
+    add("latency, committed to coroutine resumed, p99", _p(record, "rollway records read_async", 99), "µs")
+    for moment, bar in (("resumed", " (bar: 200 µs)"), ("returned", "")):
+        ours = f"rollway generate() {moment}, at 200/s"
+        add(f"latency, committed to generate() {moment}, p50{bar}", _p(record, ours, 50), "µs")
+        add(f"latency, committed to generate() {moment}, p99", _p(record, ours, 99), "µs")
+    for contender in memory.CONTENDERS:
+        value = extra(record, "memory", contender.label, memory.ratio).median
+        bar = " (bar: 1.15)" if contender.key == "rollway" else ""
+        add(f"memory for 1,000 in flight, {contender.label}{bar}", value, "x the arrays")
+    for batch in assembly.CONTENDERS:
+        for form in ("padded", "packed"):
+            times = [
+                extra(record, "assembly", batch.label, assembly.median_us(form, way)).median
+                for way in ("memcpy (limit)", "rollway", "torch")
+            ]
+            add(f"{batch.label}, {form}, of memcpy (bar: 80 %)", _per_cent(times[0], times[1]), "%")
+            add(f"{batch.label}, {form}, rollway / torch", _over(times[2], times[1]), "x")
+    add("idle, CPU of the waiting consumer, 4 silent producers", idle_percent(record).median, "% of a core")
+    return sorted(found, key=lambda each: "(bar: " not in each.name)  # those with a bar first
+
+
+def _p(record: Record, contender: str, percentile: float) -> float | None:
+    return latency_us(record, contender, percentile).median
+
+
+def _per_cent(a: float | None, b: float | None) -> float | None:
+    share = _over(a, b)
+    return None if share is None else 100 * share
 
 
 def _over(a: float | None, b: float | None) -> float | None:

@@ -25,14 +25,12 @@ from contenders.base import Contender
 from workloads import Workload
 
 SPAWN = multiprocessing.get_context("spawn")
-STALL_S = 5.0  # no word of the board moved for this long
-START_S = 60.0  # importing and connecting, on a busy machine
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass
 class Outcome:
-    """What one cell gave. `status`: ok, stalled, miscounted, not installed or failed; `note` says why."""
+    """What one cell gave. `status`: ok, lossy, stalled, miscounted, not installed or failed; `note` says why."""
 
     status: str
     values: dict[str, Any]
@@ -46,6 +44,7 @@ def measure_throughput(
     contender: Contender, workload: Workload, producers: int, seconds: float, warmup_s: float
 ) -> Outcome:
     """Samples per second at the consumer, between the first and the last sample after the warm-up."""
+    seconds = max(seconds, contender.least_s)
     return run_cell(contender, workload, producers, (consume, seconds, warmup_s), (produce,))
 
 
@@ -58,9 +57,12 @@ def run_cell(
     producers: int,
     consumer: Role,
     producer: Role,
-    stall_s: float = STALL_S,
+    quiet_s: float = 0.0,
 ) -> Outcome:
-    """Spawn one consumer and the producers, watch over them, and collect what each reports."""
+    """Spawn one consumer and the producers, watch over them, and collect what each reports.
+
+    `quiet_s` is how long nothing moves though all is well.
+    """
     reason = contender.missing()
     if reason is not None:
         return Outcome("not installed", {}, reason)
@@ -72,11 +74,25 @@ def run_cell(
         crew.spawn("consumer", consumer, (contender, link, workload, board))
         for index in range(producers):
             crew.spawn("producer", producer, (contender, link, workload, board, index))
-        stalled = crew.watch(board, stall_s)
+        stalled = crew.watch(board, contender.start_s, contender.stall_s + quiet_s)
     finally:
         crew.kill()
         if link is not None:
             contender.discard(link)
+    return _judge(crew, stalled)
+
+
+def run_alone(contender: Contender, role: Role) -> Outcome:
+    """A measurement that one process makes by itself. It is called with a function to report by and its settings."""
+    reason = contender.missing()
+    if reason is not None:
+        return Outcome("not installed", {}, reason)
+    crew = Crew()
+    try:
+        crew.spawn("alone", role, ())
+        stalled = crew.watch(Board(0), contender.start_s, contender.stall_s)
+    finally:
+        crew.kill()
     return _judge(crew, stalled)
 
 
@@ -101,11 +117,11 @@ class Crew:
     def alive(self) -> bool:
         return any(process.is_alive() for process in self.processes)
 
-    def watch(self, board: Board, stall_s: float) -> bool:
+    def watch(self, board: Board, start_s: float, stall_s: float) -> bool:
         """Wait for everybody to end. True if the cell got nowhere, False if all ended or one failed."""
         seen = board.progress()
         moved_at = time.monotonic()
-        patience = START_S
+        patience = start_s
         while True:
             alive = self.alive()
             self.read()
@@ -156,22 +172,29 @@ def _judge(crew: Crew, stalled: bool) -> Outcome:
         return Outcome("stalled", values, "nothing moved any more; its processes were killed")
     if crew.exit_codes:
         return Outcome("failed", values, f"a process ended with exit code {crew.exit_codes[0]}")
-    wrong = values.get("miscounted")
-    return Outcome("miscounted" if wrong else "ok", values, wrong or "")
+    for status in ("miscounted", "lossy"):
+        if status in values:
+            return Outcome(status, values, values[status])
+    return Outcome("ok", values, values.pop("note", ""))
 
 
 def _enter(parent: int, pipe: Connection, role: Role, args: tuple[Any, ...]) -> None:
     """First call in a spawned process: die with the parent, leave Ctrl-C to it, report what went wrong."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the call above
-        return
+    die_with(parent)
     work, *settings = role
     try:
         work(pipe.send, *args, *settings)
     except Exception as error:  # reported to the parent, which ends the cell
         pipe.send({"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
         raise SystemExit(1) from error
+
+
+def die_with(parent: int) -> None:
+    """Ends this process when its parent ends, however that happens."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call above
+        os._exit(1)
 
 
 Report = Callable[[dict[str, Any]], None]
@@ -218,12 +241,14 @@ def consume(
         board.receive(received)
 
     first, cpu = received, time.process_time()
+    consumer.careful = False
     now = began = clock()
     while now < began + seconds:
         received += consumer.receive()
         now = clock()
         board.receive(received)
     cpu = time.process_time() - cpu
+    consumer.careful = True
     report(
         {
             "items_per_s": (received - first) / (now - began),
@@ -236,17 +261,16 @@ def consume(
     board.stop()
     while True:
         finished = board.all_finished()
-        if received < board.announced():
-            received += consumer.receive()
+        if received < board.announced() or consumer.lossy:
+            got = consumer.receive()
+            received += got
             board.receive(received)
+            if finished and not got:  # it says itself that no more will come
+                break
         elif finished:
             break
         else:
             time.sleep(0.0002)
     board.drained()
-    announced, expected = board.announced(), received * len(workload.leaves)
-    if received != announced:
-        report({"miscounted": f"received {received} of {announced} samples"})
-    elif consumer.touched != expected:
-        report({"miscounted": f"the first elements add up to {consumer.touched:g}, not to {expected}"})
+    report(consumer.verdict(received, board.announced(), workload))
     consumer.close()

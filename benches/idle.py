@@ -10,18 +10,19 @@ import time
 from typing import Any
 
 from board import Board
-from cell import STALL_S, Outcome, Report, run_cell
+from cell import Outcome, Report, run_cell
 from contenders.rollway import Rollway
+from contenders.rollway_records import RollwayRecords
 from contenders.rollway_tcp import RollwayTcp
-from workloads import TRAJECTORY, Workload
+from workloads import Workload
 
 PRODUCERS = 4
-Ours = Rollway | RollwayTcp
+Ours = Rollway | RollwayTcp | RollwayRecords
 
 
-def measure_idle(contender: Ours, seconds: float) -> Outcome:
+def measure_idle(contender: Ours, workload: Workload, seconds: float) -> Outcome:
     """Per cent of one core, in `values["cpu_percent"]`."""
-    return run_cell(contender, TRAJECTORY, PRODUCERS, (wait, seconds), (attach,), STALL_S + seconds)
+    return run_cell(contender, workload, PRODUCERS, (wait, seconds), (attach,), quiet_s=seconds)
 
 
 def attach(report: Report, contender: Ours, link: Any, workload: Workload, board: Board, index: int) -> None:

@@ -10,19 +10,19 @@ from __future__ import annotations
 from typing import Any
 
 from board import Board
-from cell import STALL_S, Outcome, Report, run_cell
+from cell import Outcome, Report, run_cell
 from contenders.base import Contender
-from workloads import TRAJECTORY, Workload
+from workloads import Workload
 
-RATE_HZ = 1000
-WARMUP = 200  # sends that are not counted
+WARMUP_S = 0.2  # of sends that are not counted
 
 
-def measure_latency(contender: Contender, seconds: float) -> Outcome:
+def measure_latency(contender: Contender, workload: Workload, seconds: float) -> Outcome:
     """Waits in nanoseconds, every one of them, in `values["waits_ns"]`."""
-    count = WARMUP + max(1, round(seconds * RATE_HZ))
-    stall_s = STALL_S + count / RATE_HZ
-    return run_cell(contender, TRAJECTORY.one_by_one(), 1, (receive, count), (send, count), stall_s)
+    seconds = max(seconds, contender.least_s)
+    warmup, count = (max(1, round(part * contender.rate_hz)) for part in (WARMUP_S, seconds))
+    roles = (receive, warmup, count), (send, warmup + count)
+    return run_cell(contender, workload.one_by_one(), 1, *roles, quiet_s=WARMUP_S + seconds)
 
 
 def send(
@@ -31,16 +31,18 @@ def send(
     board.wait_for_consumer()
     producer = contender.producer(link, workload, index)
     board.announce(index, count)
-    producer.send_paced(count, 1_000_000_000 // RATE_HZ)
+    producer.send_paced(count, 1_000_000_000 // contender.rate_hz)
     board.finish(index)
     board.wait_until_drained()
     producer.close()
 
 
-def receive(report: Report, contender: Contender, link: Any, workload: Workload, board: Board, count: int) -> None:
+def receive(
+    report: Report, contender: Contender, link: Any, workload: Workload, board: Board, warmup: int, count: int
+) -> None:
     consumer = contender.consumer(link, workload, board.producers)
     board.consumer_ready()
-    waits = consumer.receive_stamps(count)
+    waits = consumer.receive_stamps(warmup + count)
     board.drained()
-    report({"waits_ns": waits[WARMUP:]})
+    report({"waits_ns": waits[warmup:]})
     consumer.close()

@@ -1,4 +1,4 @@
-"""A programme: who meets whom, what the run is called, which ratios it is read by. One for the ring, one for TCP.
+"""A programme: who meets whom, what the run is called, which ratios it is read by. For the ring, for TCP, for records.
 
 The contenders are in the order of the tables: the limit first, then ours, then the peers. Plain values; how cells
 are run is in `suite`.
@@ -6,25 +6,51 @@ are run is in `suite`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import assembly
 import bars
+import memory
+from cell import Outcome
+from contenders.atropos_http import AtroposHttp
 from contenders.base import Contender
 from contenders.echo import Echo
 from contenders.fasterfifo import FasterFifo
+from contenders.fasterfifo_records import FasterFifoRecords
 from contenders.futex import Futex
 from contenders.iceoryx import Iceoryx
 from contenders.loopback import Loopback
 from contenders.memcpy import Memcpy
+from contenders.memcpy_records import MemcpyRecords
 from contenders.mpqueue import MpQueue
 from contenders.naive import Naive
 from contenders.pipe import Pipe
+from contenders.proposal import Proposal
+from contenders.ray_refs import RayRefs
 from contenders.rollway import Rollway
+from contenders.rollway_records import RollwayRecords
 from contenders.rollway_tcp import RollwayTcp
+from contenders.skyrl_generate import SkyrlGenerate
+from contenders.transfer_queue import TransferQueue
+from contenders.zero_copy import ZeroCopy
 from contenders.zmq import Zmq
 from idle import Ours
+from report import TableText
 from summary import Ratio, Record
+from trajectories import PACED, TRAJECTORIES
+from workloads import TRAJECTORY, WORKLOADS, Workload
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A measurement that only one programme makes."""
+
+    table: str  #: the list that it is recorded in
+    contenders: tuple[Contender, ...]
+    measure: Callable[[Any, float], Outcome]
+    tabulate: Callable[[Record], TableText]
 
 
 @dataclass(frozen=True)
@@ -38,11 +64,19 @@ class Programme:
     latency: tuple[Contender, ...]
     idle: Ours  #: whose waiting consumer is watched
     ratios: Callable[[Record], list[Ratio]]
+    workloads: Mapping[str, Workload]
+    paced: Workload  #: what latency and idle are measured with
+    extras: tuple[Extra, ...] = ()
 
     @property
     def keys(self) -> tuple[str, ...]:
         """What --only takes."""
         return tuple(dict.fromkeys(contender.key for contender in self._all))
+
+    @property
+    def slow(self) -> str:
+        """What --slow-repeats is about."""
+        return ", ".join(dict.fromkeys(contender.key for contender in self._all if contender.slow))
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -51,7 +85,7 @@ class Programme:
 
     @property
     def _all(self) -> tuple[Contender, ...]:
-        return (*self.throughput, *self.latency)
+        return (*self.throughput, *self.latency, *(c for extra in self.extras for c in extra.contenders))
 
 
 RING = Programme(
@@ -85,6 +119,8 @@ RING = Programme(
     ),
     idle=Rollway("send"),
     ratios=bars.ring,
+    workloads=WORKLOADS,
+    paced=TRAJECTORY,
 )
 NET = Programme(
     stem="net",
@@ -101,4 +137,44 @@ NET = Programme(
     latency=(Loopback("message"), RollwayTcp("send"), Zmq("tcp"), Echo()),
     idle=RollwayTcp("send"),
     ratios=bars.net,
+    workloads=WORKLOADS,
+    paced=TRAJECTORY,
+)
+RECORDS = Programme(
+    stem="records",
+    title="Records benchmark",
+    purpose="Benchmark records beside the limit and beside what LLM trajectories travel by today.",
+    throughput=(
+        MemcpyRecords(),
+        RollwayRecords("send"),
+        RollwayRecords("send, metadata as bytes"),
+        RollwayRecords("send, arrays only"),
+        ZeroCopy("arrays"),
+        ZeroCopy("lists"),
+        Proposal("arrays"),
+        Proposal("lists"),
+        FasterFifoRecords(),
+        RayRefs("each"),
+        RayRefs("batch"),
+        TransferQueue(),
+        AtroposHttp(),
+    ),
+    latency=(
+        RollwayRecords("send"),
+        RollwayRecords("read_async"),
+        SkyrlGenerate("resumed"),
+        SkyrlGenerate("returned"),
+        FasterFifoRecords(),
+        RayRefs("each"),
+        TransferQueue(),
+        AtroposHttp(),
+    ),
+    idle=RollwayRecords("send"),
+    ratios=bars.records,
+    workloads=TRAJECTORIES,
+    paced=PACED,
+    extras=(
+        Extra("memory", memory.CONTENDERS, memory.measure, memory.tabulate),
+        Extra("assembly", assembly.CONTENDERS, assembly.measure, assembly.tabulate),
+    ),
 )

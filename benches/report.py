@@ -9,14 +9,19 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 import machine
 import summary
-from programme import Programme
 from summary import Figure, Ratio, Record
+
+if TYPE_CHECKING:
+    from programme import Programme
+
+TableText = tuple[str, list[str], list[list[str]]]  # title, header, rows
 
 _DASH = "–"
 
@@ -25,7 +30,7 @@ def write_json(record: Record, path: Path) -> None:
     """One line per cell, so that a diff of two runs can be read."""
     head = {key: value for key, value in record.items() if not isinstance(value, list)}
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
-    for key in ("throughput", "latency", "idle"):
+    for key in (key for key, value in record.items() if isinstance(value, list)):
         rows = ",\n".join(json.dumps(row) for row in record[key])
         lines.append(f"{json.dumps(key)}: [\n{rows}\n]")
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
@@ -74,16 +79,16 @@ def write_runs(rows: list[Record], path: Path) -> None:
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 
-TableText = tuple[str, list[str], list[list[str]]]
-
-
 def _tables(programme: Programme, record: Record) -> list[TableText]:
     found = []
     if record["throughput"]:
         found.append(_throughput_table(record))
         found.append(_cpu_table(record))
+        if any("lost" in row["values"] for row in record["throughput"]):
+            found.append(_fate_table(record))
     if record["latency"]:
         found.append(_latency_table(record))
+    found.extend(extra.tabulate(record) for extra in programme.extras if record[extra.table])
     found.append(("Ratios", ["what", "value"], [[r.name, _ratio_text(r)] for r in programme.ratios(record)]))
     return found
 
@@ -91,9 +96,9 @@ def _tables(programme: Programme, record: Record) -> list[TableText]:
 def _throughput_table(record: Record) -> TableText:
     cells = _columns(record)
     rows = []
-    for label in _labels(record["throughput"]):
+    for label in labels(record["throughput"]):
         figures = [summary.throughput(record, label, workload, producers) for workload, producers in cells]
-        rows.append([label, *(_figure_text(figure, _short) for figure in figures)])
+        rows.append([label, *(figure_text(figure, short) for figure in figures)])
     return "Throughput, items/s: median (min–max)", ["", *(f"{w} × {p}" for w, p in cells)], rows
 
 
@@ -101,7 +106,7 @@ def _cpu_table(record: Record) -> TableText:
     """Microseconds of CPU per item at the consumer and at a producer."""
     cells = _columns(record)
     rows = []
-    for label in _labels(record["throughput"]):
+    for label in labels(record["throughput"]):
         row = [label]
         for workload, producers in cells:
             items = summary.throughput(record, label, workload, producers, "items").median
@@ -115,15 +120,33 @@ def _cpu_table(record: Record) -> TableText:
     return "CPU per item, µs: consumer / producer", ["", *(f"{w} × {p}" for w, p in cells)], rows
 
 
+def _fate_table(record: Record) -> TableText:
+    """Per cent of what was sent; only of contenders whose records are numbered."""
+    cells = _columns(record)
+    rows = []
+    for label in labels(record["throughput"]):
+        fates = [summary.losses(record, label, workload, producers) for workload, producers in cells]
+        rows.append([label, *(_fate_text(fate) for fate in fates)])
+    return "Lost / repeated / torn, % of what was sent, all repeats", ["", *(f"{w} × {p}" for w, p in cells)], rows
+
+
+def _fate_text(fate: dict[str, int] | None) -> str:
+    if fate is None:
+        return _DASH
+    if not any(fate[what] for what in ("lost", "repeated", "torn")):
+        return "0"
+    return " / ".join(f"{100 * fate[what] / fate['sent']:.2g}" for what in ("lost", "repeated", "torn"))
+
+
 def _latency_table(record: Record) -> TableText:
     rows = []
-    for label in _labels(record["latency"]):
+    for label in labels(record["latency"]):
         figures = [summary.latency_us(record, label, percentile) for percentile in (50, 99)]
-        rows.append([label, *(_figure_text(figure, lambda us: f"{us:.0f}") for figure in figures)])
+        rows.append([label, *(figure_text(figure, lambda us: f"{us:.0f}") for figure in figures)])
     return "One-way latency of a trajectory at 1,000/s, µs: median (min–max)", ["", "p50", "p99"], rows
 
 
-def _labels(rows: list[Record]) -> list[str]:
+def labels(rows: list[Record]) -> list[str]:
     """Row labels in the order of the run's list of contenders."""
     order = {row["contender"]: row["place"] for row in rows}
     return sorted(order, key=order.__getitem__)
@@ -134,7 +157,7 @@ def _columns(record: Record) -> list[tuple[str, int]]:
     return [(workload, producers) for workload in settings["workloads"] for producers in settings["producers"]]
 
 
-def _figure_text(figure: Figure, text: Callable[[float], str]) -> str:
+def figure_text(figure: Figure, text: Callable[[float], str]) -> str:
     """Median and spread, then what went wrong and in how many repeats if not in all."""
     parts = []
     if figure.median is not None:
@@ -145,12 +168,12 @@ def _figure_text(figure: Figure, text: Callable[[float], str]) -> str:
     return ", ".join(parts) or _DASH
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     for limit, unit in ((1e6, "M"), (1e3, "k")):
         if value >= limit:
             scaled = value / limit
             return f"{scaled:.0f}{unit}" if scaled >= 100 else f"{scaled:.1f}{unit}"
-    return f"{value:.0f}"
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _ratio_text(ratio: Ratio) -> str:

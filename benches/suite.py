@@ -1,6 +1,7 @@
 """The whole run of a programme: decide which cells run and in which order, show progress, write down what came of it.
 
-How a cell is measured is in `cell`, `latency` and `idle`. Called by ring.py and net.py.
+How a cell is measured is in `cell`, `latency`, `idle` and the extras of a programme. Called by ring.py, net.py and
+records.py.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from idle import measure_idle
 from latency import measure_latency
 from options import parse
 from programme import Programme
-from workloads import WORKLOADS
 
 _QUIET = 0.3  # load per core
 _PAPER = 150  # columns, where the output is not a terminal
@@ -39,6 +39,7 @@ class Step(NamedTuple):
     table: str
     row: dict[str, Any]
     title: str
+    contender: Contender
     measure: Callable[[], Outcome]
 
 
@@ -57,6 +58,7 @@ def main(programme: Programme) -> int:
         "throughput": [],
         "latency": [],
         "idle": [],
+        **{extra.table: [] for extra in programme.extras},
     }
     load = os.getloadavg()[0]
     if load > _QUIET * (os.cpu_count() or 1):
@@ -87,17 +89,21 @@ def steps(programme: Programme, options: argparse.Namespace) -> Iterator[Step]:
     rows = [(place, c) for place, c in enumerate(programme.throughput) if _chosen(c, options)]
     waits = [(place, c) for place, c in enumerate(programme.latency) if _chosen(c, options)]
     for repeat in range(options.repeats):
+        rows, waits = (_still(contenders, repeat, options) for contenders in (rows, waits))
         for name in options.workloads:
             for producers in options.producers:
                 for place, contender in _rotated(rows, repeat):
+                    if not contender.suits(programme.workloads[name]):
+                        continue
                     yield Step(
                         "throughput",
                         _row(place, contender, repeat, workload=name, producers=producers),
                         f"{contender.label}, {name}, {producers} producer{'s' * (producers > 1)}",
+                        contender,
                         partial(
                             measure_throughput,
                             contender,
-                            WORKLOADS[name],
+                            programme.workloads[name],
                             producers,
                             options.seconds,
                             options.warmup,
@@ -105,11 +111,21 @@ def steps(programme: Programme, options: argparse.Namespace) -> Iterator[Step]:
                     )
         if options.latency:
             for place, contender in _rotated(waits, repeat):
-                measure = partial(measure_latency, contender, options.seconds)
-                yield Step("latency", _row(place, contender, repeat), f"{contender.label}, latency", measure)
+                measure = partial(measure_latency, contender, programme.paced, options.seconds)
+                row = _row(place, contender, repeat)
+                if contender.rate_hz != 1000:
+                    row["contender"] += f", at {contender.rate_hz}/s"
+                yield Step("latency", row, f"{contender.label}, latency", contender, measure)
         if options.idle and _chosen(programme.idle, options):
-            row = {"contender": programme.idle.label, "repeat": repeat}
-            yield Step("idle", row, "rollway, idle", partial(measure_idle, programme.idle, options.idle))
+            ours = programme.idle
+            measure = partial(measure_idle, ours, programme.paced, options.idle)
+            yield Step("idle", {"contender": ours.label, "repeat": repeat}, "rollway, idle", ours, measure)
+        for extra in programme.extras:
+            for place, contender in enumerate(extra.contenders):
+                if _chosen(contender, options):
+                    measure = partial(extra.measure, contender, options.seconds)
+                    row = _row(place, contender, repeat)
+                    yield Step(extra.table, row, f"{contender.label}, {extra.table}", contender, measure)
 
 
 def measure(plan: list[Step], record: dict[str, Any], console: Console) -> None:
@@ -117,13 +133,21 @@ def measure(plan: list[Step], record: dict[str, Any], console: Console) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, auto_refresh=False) as progress:
         task = progress.add_task("", total=len(plan))
-        for step in plan:
-            progress.update(task, description=step.title)
-            progress.refresh()
-            outcome = step.measure()
-            record[step.table].append({**step.row, **outcome.as_json()})
-            progress.console.print(f"  {step.title}: {brief(outcome)}", highlight=False)
-            progress.advance(task)
+        before: Contender | None = None
+        try:
+            for step in plan:
+                progress.update(task, description=step.title)
+                progress.refresh()
+                if before is not None and before.household != step.contender.household:
+                    before.leave()
+                before = step.contender
+                outcome = step.measure()
+                record[step.table].append({**step.row, **outcome.as_json()})
+                progress.console.print(f"  {step.title}: {brief(outcome)}", highlight=False)
+                progress.advance(task)
+        finally:
+            if before is not None:
+                before.leave()
         progress.update(task, description="done")
         progress.refresh()
 
@@ -135,12 +159,15 @@ def brief(outcome: Outcome) -> str:
     if outcome.status != "ok":
         parts.append(outcome.status if outcome.note == outcome.status else f"{outcome.status} ({outcome.note})")
     if "items_per_s" in values:
-        parts.append(f"{values['items_per_s']:,.0f}/s")
+        rate = values["items_per_s"]
+        parts.append(f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s")
     if values.get("waits_ns"):
         p50, p99 = np.percentile(values["waits_ns"], [50, 99]) / 1e3
         parts.append(f"p50 {p50:.0f} µs, p99 {p99:.0f} µs")
     if "cpu_percent" in values:
         parts.append(f"{values['cpu_percent']:.3f} % of a core")
+    if outcome.status == "ok" and outcome.note:
+        parts.append(outcome.note)
     return ", ".join(parts)
 
 
@@ -152,6 +179,11 @@ def _rotated(rows: list[tuple[int, Contender]], repeat: int) -> list[tuple[int, 
     """Each repeat starts elsewhere, so nobody always runs right after the same neighbour's heat."""
     start = repeat * 3 % max(1, len(rows))
     return rows[start:] + rows[:start]
+
+
+def _still(rows: list[tuple[int, Contender]], repeat: int, options: argparse.Namespace) -> list[tuple[int, Contender]]:
+    """Who takes part in this repeat."""
+    return [(place, c) for place, c in rows if not c.slow or repeat < options.slow_repeats]
 
 
 def _chosen(contender: Contender, options: argparse.Namespace) -> bool:

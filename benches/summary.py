@@ -7,13 +7,14 @@ nothing.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-Record = dict[str, Any]  # one run: command, commit, machine, settings, throughput[], latency[], idle[]
-MEASURED = ("ok", "stalled")  # a cell that stalls after its window has still measured
+Record = dict[str, Any]  # one run: command, commit, machine, settings, throughput[], latency[], idle[], extras
+MEASURED = ("ok", "stalled", "lossy")  # a cell that stalls after its window has still measured; so has one that loses
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,24 @@ def latency_us(record: Record, contender: str, percentile: float) -> Figure:
 
 def idle_percent(record: Record) -> Figure:
     return _figure(record["idle"], lambda values: values.get("cpu_percent"))
+
+
+def losses(record: Record, contender: str, workload: str, producers: int) -> dict[str, int] | None:
+    """What became of what was sent, all repeats added up: sent, lost, repeated, torn. None where nobody looked."""
+    rows = [
+        row["values"]
+        for row in record["throughput"]
+        if (row["contender"], row["workload"], row["producers"]) == (contender, workload, producers)
+        and "lost" in row["values"]
+    ]
+    if not rows:
+        return None
+    return {name: sum(values.get(name, 0) for values in rows) for name in ("sent", "lost", "repeated", "torn")}
+
+
+def extra(record: Record, table: str, contender: str, pick: Callable[[dict[str, Any]], float | None]) -> Figure:
+    """A figure of one of the programme's extras."""
+    return _figure([row for row in record.get(table, ()) if row["contender"] == contender], pick)
 
 
 def _figure(rows: list[Record], pick: Any) -> Figure:

@@ -53,6 +53,8 @@ class Consumer:
     """The learner's end. `touched` is the sum of the first element of every leaf of every sample received."""
 
     touched: float = 0
+    lossy = False  #: loses and repeats by its nature: it is read until nothing comes any more, and that is reported
+    careful = True  #: there is time to look at more than that; False inside the measured time
 
     def receive(self) -> int:
         """Block until there is something, touch all that is taken, return how many samples that was."""
@@ -71,6 +73,15 @@ class Consumer:
             waits.append(now - int(tokens[:2].view(np.int64)[0]))
         return waits
 
+    def verdict(self, received: int, announced: int, workload: Workload) -> dict[str, Any]:
+        """After draining, what there is to report; under `miscounted` what went wrong."""
+        expected = received * len(workload.leaves)
+        if received != announced:
+            return {"miscounted": f"received {received} of {announced} samples"}
+        if self.touched != expected:
+            return {"miscounted": f"the first elements add up to {self.touched:g}, not to {expected}"}
+        return {}
+
     def close(self) -> None:
         """Let go of what the constructor took."""
 
@@ -82,12 +93,22 @@ class Contender:
     label: str  #: what the table shows
     package: str | None = None  #: the distribution it needs, None if it needs none
     module: str | None = None  #: the import name of that distribution
+    least_s: float = 0.0  #: measured for at least so long, where few samples pass
+    slow: bool = False  #: takes long to start, so it is repeated less often
+    start_s: float = 60.0  #: importing and connecting, on a busy machine
+    stall_s: float = 5.0  #: after so long in which nothing moved a cell is given up
+    rate_hz: int = 1000  #: of the latency measurement; less where it would only show a queue
+    household: str | None = None  #: of contenders that share what is kept running between their cells
 
     def missing(self) -> str | None:
         """Why this contender cannot run here, or None."""
         if self.module is not None and find_spec(self.module) is None:
             return "not installed"
         return None
+
+    def suits(self, workload: Workload) -> bool:
+        """Whether this contender can carry that workload."""
+        return True
 
     def link(self, workload: Workload, producers: int) -> Any:
         """In the parent: what both ends need to find each other, handed to the processes as they spawn."""
@@ -101,6 +122,9 @@ class Contender:
 
     def discard(self, link: Any) -> None:
         """In the parent, after all processes have ended, by themselves or killed: leave no file behind."""
+
+    def leave(self) -> None:
+        """In the parent, before a cell of another household: stop what was kept running."""
 
 
 def free_port() -> int:

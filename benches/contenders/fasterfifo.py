@@ -16,23 +16,23 @@ import numpy as np
 from contenders.base import Consumer, Contender, Producer, touch
 from workloads import Item, Workload
 
-_RUN = 32  # samples in one put_many
-_PICKLE_BYTES = 512  # what pickle adds to a sample, rounded up
-_WAIT_S = 3600.0  # faster-fifo has no endless wait; the watchdog comes first
+RUN = 32  # samples in one put_many
+_PICKLE_BYTES = 512  # what pickle and small values add to a sample, rounded up
+WAIT_S = 3600.0  # faster-fifo has no endless wait; the watchdog comes first
 
 
 class _Producer(Producer):
     def __init__(self, queue: Any, workload: Workload, index: int) -> None:
         super().__init__(workload, index)
         self._queue = queue
-        self._runs = [self.items[at : at + _RUN] for at in range(0, len(self.items), _RUN)]
+        self._runs = [self.items[at : at + RUN] for at in range(0, len(self.items), RUN)]
 
     def burst(self) -> None:
         for run in self._runs:
-            self._queue.put_many(run, timeout=_WAIT_S)
+            self._queue.put_many(run, timeout=WAIT_S)
 
     def send_one(self, item: Item) -> None:
-        self._queue.put(item, timeout=_WAIT_S)
+        self._queue.put(item, timeout=WAIT_S)
 
 
 class _Consumer(Consumer):
@@ -40,7 +40,7 @@ class _Consumer(Consumer):
         self._queue = queue
 
     def receive(self) -> int:
-        items = self._queue.get_many(timeout=_WAIT_S)
+        items = self._queue.get_many(timeout=WAIT_S)
         touched = 0.0
         for item in items:
             touched += touch(item)
@@ -48,7 +48,7 @@ class _Consumer(Consumer):
         return len(items)
 
     def receive_one(self) -> np.ndarray:
-        item: Item = self._queue.get(timeout=_WAIT_S)
+        item: Item = self._queue.get(timeout=WAIT_S)
         return item["tokens"]
 
 

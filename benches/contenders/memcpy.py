@@ -24,19 +24,22 @@ _LINE_WORDS = 8  # the counters of two producers are not on one cache line
 _TICK_S = 0.005
 
 
-class _Link(NamedTuple):
+class Link(NamedTuple):
     library: str
     ring: Any
+    slots: int
     copied: Any
     producers: int
 
 
-class _Producer(Producer):
-    def __init__(self, link: _Link, workload: Workload, index: int) -> None:
+class CopyingProducer(Producer):
+    """Copies sample after sample, in batches in which each leaf is contiguous."""
+
+    def __init__(self, link: Link, workload: Workload, index: int, batch: int) -> None:
         super().__init__(workload, index)
         sources = [leaf.ctypes.data for item in self.items for leaf in item.values()]
         leaf_bytes = [leaf.nbytes for leaf in workload.leaves]
-        start = index * (workload.capacity // link.producers)
+        start = index * (link.slots // link.producers)
         rounds = min(_CALL_BYTES // workload.item_bytes, _CALL_SAMPLES) // len(self.items)
         self.burst_items = rounds * len(self.items)
         self._position = ctypes.c_uint64(start)
@@ -47,8 +50,8 @@ class _Producer(Producer):
             ctypes.c_uint64(len(self.items)),
             (ctypes.c_uint64 * len(leaf_bytes))(*leaf_bytes),
             ctypes.c_uint64(len(leaf_bytes)),
-            ctypes.c_uint64(workload.batch),
-            ctypes.c_uint64(workload.capacity),
+            ctypes.c_uint64(batch),
+            ctypes.c_uint64(link.slots),
             ctypes.c_uint64(rounds),
             ctypes.byref(self._position),
             ctypes.byref(link.copied, 8 * _LINE_WORDS * index),
@@ -59,7 +62,7 @@ class _Producer(Producer):
 
 
 class _Consumer(Consumer):
-    def __init__(self, link: _Link, workload: Workload) -> None:
+    def __init__(self, link: Link, workload: Workload) -> None:
         self._link = link
         self._copied = np.frombuffer(link.copied, np.uint64)
         self._seen = 0
@@ -80,13 +83,17 @@ class Memcpy(Contender):
     def missing(self) -> str | None:
         return None if cc.available() else cc.NO_COMPILER
 
-    def link(self, workload: Workload, producers: int) -> _Link:
-        ring = RawArray(ctypes.c_uint8, workload.capacity * workload.item_bytes)  # zeroed: every page exists
+    def link(self, workload: Workload, producers: int) -> Link:
+        return self.region(workload, producers, workload.capacity)
+
+    def region(self, workload: Workload, producers: int, slots: int) -> Link:
+        """Memory for so many samples, shared by all producers."""
+        ring = RawArray(ctypes.c_uint8, slots * workload.item_bytes)  # zeroed: every page exists
         copied = RawArray(ctypes.c_uint64, _LINE_WORDS * producers)
-        return _Link(cc.shared_object("memcpy"), ring, copied, producers)
+        return Link(cc.shared_object("memcpy"), ring, slots, copied, producers)
 
-    def producer(self, link: _Link, workload: Workload, index: int) -> Producer:
-        return _Producer(link, workload, index)
+    def producer(self, link: Link, workload: Workload, index: int) -> Producer:
+        return CopyingProducer(link, workload, index, workload.batch)
 
-    def consumer(self, link: _Link, workload: Workload, producers: int) -> Consumer:
+    def consumer(self, link: Link, workload: Workload, producers: int) -> Consumer:
         return _Consumer(link, workload)

@@ -21,28 +21,36 @@ class AsyncBell:
     def __init__(self, wait: Callable[[float], bool]) -> None:
         self._wait = wait
         self._changed = threading.Condition()
-        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[bool]]] = []
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    async def rung(self) -> None:
-        """Waits for the next time that it is worth looking."""
+    async def rung(self, timeout: float | None = None) -> bool:
+        """Waits for the next time that it is worth looking. False when ``timeout`` seconds were over first.
+
+        Not by `asyncio.wait_for`, which would make a task of each wait and need two more turns of the loop to end it.
+        """
         loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
+        waiter: asyncio.Future[bool] = loop.create_future()
         with self._changed:
             if self._closed:
-                return
+                return True
             self._waiters.append((loop, waiter))
             if self._thread is None or not self._thread.is_alive():  # not alive: this is a forked child
                 self._thread = threading.Thread(target=self._run, name="rollway-async", daemon=True)
                 self._thread.start()
             self._changed.notify()
+        timer = None if timeout is None else loop.call_later(timeout, _settle, waiter, False)
+        rung = False
         try:
-            await waiter
+            rung = await waiter
         finally:
-            if waiter.cancelled():
+            if timer is not None:
+                timer.cancel()
+            if not rung:
                 with self._changed:
                     self._waiters = [one for one in self._waiters if one[1] is not waiter]
+        return rung
 
     def close(self) -> None:
         """Wakes everybody and ends the thread."""
@@ -69,9 +77,9 @@ class AsyncBell:
             waiters, self._waiters = self._waiters, []
         for loop, waiter in waiters:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(_settle, waiter)
+                loop.call_soon_threadsafe(_settle, waiter, True)
 
 
-def _settle(waiter: asyncio.Future[None]) -> None:
+def _settle(waiter: asyncio.Future[bool], rung: bool) -> None:
     if not waiter.done():
-        waiter.set_result(None)
+        waiter.set_result(rung)

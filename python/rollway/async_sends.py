@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Callable
@@ -64,14 +63,11 @@ async def rung(bell: AsyncBell, deadline: float | None, vigil: Vigil | None) -> 
     alone_since: float | None = None
     while True:
         left = math.inf if deadline is None else deadline - time.monotonic()
-        try:
-            await asyncio.wait_for(bell.rung(), min(left, _LOOK_S))
-        except TimeoutError:
-            if left <= _LOOK_S:
-                return False
-            alone_since = None if vigil is None else vigil.look(alone_since)
-        else:
+        if await bell.rung(max(min(left, _LOOK_S), 0.0)):
             return True
+        if left <= _LOOK_S:
+            return False
+        alone_since = None if vigil is None else vigil.look(alone_since)
 
 
 class AsyncSends:

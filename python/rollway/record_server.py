@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -189,12 +188,8 @@ class RecordServer:
             if self.closed:
                 return []
             left = None if deadline is None else deadline - time.monotonic()
-            try:
-                if left is not None and left <= 0:
-                    raise TimeoutError
-                await asyncio.wait_for(self._bell.rung(), left)
-            except TimeoutError:
-                raise self._timed_out(timeout) from None
+            if (left is not None and left <= 0) or not await self._bell.rung(left):
+                raise self._timed_out(timeout)
         return records
 
     def __iter__(self) -> Iterator[Record]:

@@ -5,7 +5,6 @@ The training loop calls it. Workers use `ShmClient`; code in the learner's own p
 
 from __future__ import annotations
 
-import asyncio
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -189,9 +188,7 @@ class Server:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 break
-            try:
-                await asyncio.wait_for(self._bell.rung(), left)
-            except TimeoutError:
+            if not await self._bell.rung(left):
                 break
         return self.try_sample() if self.closed else self.sample(0.0, at_least)
 

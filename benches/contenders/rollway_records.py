@@ -1,0 +1,167 @@
+"""rollway's records: a `RecordServer` in the consumer, a `ShmRecordClient` with a lane of its own in each producer.
+
+`send` is one record per call, with its key and its metadata as an object; `send, metadata as bytes` is handed JSON that
+was written before; `send, arrays only` leaves key and metadata out. The consumer takes what is there, at most `_GULP`
+at a time, looks at every array through its view, and releases. For latency it waits in `read`, or as a coroutine in
+`read_async`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from contenders.base import Contender
+from contenders.records import RecordConsumer, RecordProducer
+from trajectories import Trajectories
+from workloads import Item
+
+_SHM = Path("/dev/shm")
+_GULP = 64
+Way = Literal["send", "send, metadata as bytes", "send, arrays only", "read_async"]
+
+
+def schema(workload: Trajectories) -> dict[str, str]:
+    """Arrays are ragged, the score is not."""
+    return {leaf.name: f"{leaf.dtype}[{'*' if leaf.shape else ''}]" for leaf in workload.leaves}
+
+
+def lane_bytes(workload: Trajectories, records: int) -> int:
+    """Room for so many records, with their keys and metadata."""
+    return -(-(workload.item_bytes + 512) * records // 4096) * 4096
+
+
+class _Sender(RecordProducer):
+    def __init__(self, link: str, workload: Trajectories, index: int, way: Way) -> None:
+        import rollway
+
+        super().__init__(workload, index)
+        self._client: Any = rollway.ShmRecordClient(link, schema(workload))
+        keys = [rollway.RecordKey("bench", "train", 0, note.instance_id, note.repetition_id) for note in self.notes]
+        metadata: list[Any] = [note.metadata for note in self.notes]
+        if way == "send, metadata as bytes":
+            metadata = [json.dumps(each).encode() for each in metadata]
+        self._whole = list(zip(self.items, keys, metadata, strict=True))
+        self._bare = way == "send, arrays only"
+
+    def burst(self) -> None:
+        self.renumber()
+        send = self._client.send
+        if self._bare:
+            for item in self.items:
+                send(item)
+        else:
+            for item, key, metadata in self._whole:
+                send(item, key=key, metadata=metadata)
+
+    def send_one(self, item: Item) -> None:
+        self._client.send(item)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _note(record: Any) -> tuple[str, Any] | None:
+    return None if record.key is None else (record.key.instance_id, json.loads(record.metadata_bytes))
+
+
+class RecordLearner(RecordConsumer):
+    """Reads from a `RecordServer`, whatever its transport."""
+
+    def __init__(self, transport: Any, workload: Trajectories, producers: int) -> None:
+        from rollway import RecordServer
+
+        super().__init__(workload)
+        self._server: Any = RecordServer(
+            schema(workload), transport=transport, lane_bytes=lane_bytes(workload, workload.capacity), lanes=producers
+        )
+        self._server.start()
+        self._held: Any = None
+
+    def receive(self) -> int:
+        records = self._server.read_many(_GULP)
+        if self.careful:
+            for record in records:
+                with record:
+                    self.see(record.fields, partial(_note, record))
+            return len(records)
+        number, first, last, touched = self._number, self._first, self._last, 0.0
+        for record in records:  # `see`, without a call per record
+            tokens, logprobs, masks, score = record.fields.values()
+            number(score.item())
+            first(tokens.item(0))
+            last(tokens.item(-1))
+            touched += logprobs.item(0) + masks.item(0)
+            record.release()
+        self.touched += touched
+        return len(records)
+
+    def receive_one(self) -> np.ndarray:
+        self._held = self._server.read()  # the caller reads the view, so it is let go one call later
+        tokens: np.ndarray = self._held["tokens"]
+        return tokens
+
+    def wait_idle(self, seconds: float) -> None:
+        """Wait in `read` for data that does not come."""
+        from rollway.errors import WaitTimeout
+
+        try:
+            self._server.read(timeout=seconds)
+        except WaitTimeout:
+            return
+        raise RuntimeError("a record arrived though nobody sends")
+
+    def close(self) -> None:
+        self._held = None
+        self._server.close()
+
+
+class _AsyncLearner(RecordLearner):
+    def receive_stamps(self, count: int) -> list[int]:
+        return asyncio.run(self._stamps(count))
+
+    async def _stamps(self, count: int) -> list[int]:
+        waits = []
+        for _ in range(count):
+            record = await self._server.read_async()
+            now = time.monotonic_ns()
+            waits.append(now - int(record["tokens"][:2].view(np.int64)[0]))
+            record.release()
+        return waits
+
+
+class RollwayRecords(Contender):
+    key = "rollway"
+    package = "rollway"
+    module = "rollway"
+
+    def __init__(self, way: Way = "send") -> None:
+        self.way = way
+        self.label = f"rollway records {way}"
+
+    def suits(self, workload: Trajectories) -> bool:
+        return "masks" in workload.example()
+
+    def link(self, workload: Trajectories, producers: int) -> str:
+        return f"bench-{os.getpid()}-{secrets.token_hex(4)}"
+
+    def producer(self, link: str, workload: Trajectories, index: int) -> RecordProducer:
+        return _Sender(link, workload, index, self.way)
+
+    def consumer(self, link: str, workload: Trajectories, producers: int) -> RecordLearner:
+        from rollway import ShmTransport
+
+        kind = _AsyncLearner if self.way == "read_async" else RecordLearner
+        return kind(ShmTransport(link), workload, producers)
+
+    def discard(self, link: str) -> None:
+        for left in _SHM.glob(f"rollway.{link}*"):  # only a killed cell leaves one
+            left.unlink()

@@ -1,0 +1,15 @@
+"""Compare rollway's records with memcpy and with what LLM trajectories travel by today, in one run on one machine.
+
+    python benches/records.py [--quick] [--only rollway,memcpy,ray] [--workloads …] [--producers …] [--out DIR]
+
+Every spawned process imports this file again, so it imports nothing before it is known to be the parent; the
+run is in `suite`, who takes part is in `programme`, and benches/README.md says what is measured and how.
+"""
+
+if __name__ == "__main__":
+    import sys
+
+    from programme import RECORDS
+    from suite import main
+
+    sys.exit(main(RECORDS))

@@ -1,0 +1,150 @@
+"""The configuration of external generation: ``generator.external.*`` in SkyRL's own, strict dataclasses.
+
+`prepare` turns command-line overrides into a config that SkyRL's validation accepts: ``backend=none`` becomes the name
+that the code behind it knows, and what only an engine of SkyRL's own could use is switched off.
+"""
+
+# No `from __future__ import annotations` here: SkyRL reads the types of these fields, and wants them as types.
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from skyrl.train.config import BaseConfig, GeneratorConfig, SkyRLTrainConfig
+from skyrl.train.utils import validate_cfg
+
+from rollway import InvalidArgument, RecordServer, ShmTransport, TcpTransport, Tls
+from rollway.integrations.atropos import ATROPOS_SCHEMA
+
+_BACKEND = "generator.inference_engine.backend="
+_OVERRIDE = "trainer.override_entrypoint="
+
+
+@dataclass
+class ExternalConfig(BaseConfig):
+    """Where the trajectories come from, and what to do when one does not come."""
+
+    enabled: bool = True
+    """False: SkyRL runs its own inference engines, as if this package were not there."""
+    transport: str = "shm"
+    """``shm``: environments on this machine. ``tcp``: on any. ``both``."""
+    shm_name: str = "skyrl"
+    """The segment that environments attach to (``--env.shm_name``)."""
+    if_exists: str = "resume"
+    """When there is one already: ``resume`` goes on with what is in it, ``replace`` begins anew, ``error`` refuses."""
+    address: str = "127.0.0.1:50061"
+    """``host:port`` to listen on, with ``tcp``."""
+    token_file: str | None = None
+    """A file that holds the token for TCP. Not the token itself: SkyRL logs its configuration."""
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    """Certificate and private key (PEM files) for TCP; both, or neither."""
+    match: str = "stream"
+    """``stream``: the next whole group fills the next place. ``id``: the next group of the same instance does."""
+    on_missing: str | None = None
+    """When a group was dropped, is too old, or has nothing to train on: ``substitute`` takes the next one in its place
+    (the default with ``stream``), ``raise`` ends training (always so with ``id``: no other group has that instance)."""
+    timeout_s: float | None = 600.0
+    """How long one call of ``generate`` waits."""
+    max_staleness: int | None = None
+    """Versions that a trajectory may be behind the trainer. None: any."""
+    max_stash: int = 4096
+    """Trajectories held back that nobody has asked for yet."""
+    group_deadline_s: float | None = 300.0
+    """A group still incomplete after this long counts as missing (its environment may have died)."""
+    lanes: int = 64
+    """How many environment workers at once."""
+    lane_bytes: int = 64 << 20
+    """Room for each of them; the memory is taken only when used."""
+    peer_timeout_s: float | None = 60.0
+    """How long to wait for a new environment when all have died."""
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without SkyRL's part of the configuration."""
+        _one_of("transport", self.transport, ("shm", "tcp", "both"))
+        _one_of("match", self.match, ("stream", "id"))
+        _one_of("if_exists", self.if_exists, ("resume", "replace", "error"))
+        _one_of("on_missing", self.on_missing, (None, "substitute", "raise"))
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidArgument("TLS needs generator.external.tls_cert and tls_key, both")
+        if self.match == "id" and self.on_missing == "substitute":
+            raise InvalidArgument(
+                "generator.external.on_missing=substitute cannot be had with match=id: no other group has the "
+                "instance. Use match=stream, or on_missing=raise and an environment that drops no groups "
+                "(Atropos: ensure_scores_are_not_same=false)"
+            )
+
+    @property
+    def substitutes(self) -> bool:
+        """Whether the next group takes the place of one that is missing."""
+        return self.match == "stream" and self.on_missing != "raise"
+
+    def open(self) -> RecordServer:
+        """Makes the records that environments attach to, or finds them again after a restart."""
+        transports: list[ShmTransport | TcpTransport] = []
+        if self.transport in ("shm", "both"):
+            transports.append(ShmTransport(self.shm_name, if_exists=self.if_exists))  # type: ignore[arg-type]
+        if self.transport in ("tcp", "both"):
+            host, _, port = self.address.rpartition(":")
+            if not host or not port.isdecimal():
+                raise InvalidArgument(f"generator.external.address is {self.address!r}; write it like 127.0.0.1:50061")
+            token = None if self.token_file is None else Path(self.token_file).read_text(encoding="utf-8").strip()
+            tls = None if self.tls_cert is None or self.tls_key is None else Tls(self.tls_cert, self.tls_key)
+            transports.append(TcpTransport(int(port), host.strip("[]"), token=token, tls=tls))
+        server = RecordServer(
+            ATROPOS_SCHEMA,
+            transport=transports,
+            lanes=self.lanes,
+            lane_bytes=self.lane_bytes,
+        )
+        server.start()
+        return server
+
+
+@dataclass
+class ExternalGeneratorConfig(GeneratorConfig):
+    """SkyRL's generator configuration, with ``external``."""
+
+    external: ExternalConfig = field(default_factory=ExternalConfig)
+
+
+@dataclass
+class ExternalTrainConfig(SkyRLTrainConfig):
+    """SkyRL's whole configuration, with ``generator.external``.
+
+    If you have configuration classes of your own too, give `ExternalGeneratorConfig` to SkyRL's ``make_config``.
+    """
+
+    generator: ExternalGeneratorConfig = field(default_factory=ExternalGeneratorConfig)
+
+
+def prepare(arguments: Sequence[str]) -> ExternalTrainConfig:
+    """The configuration that ``key.path=value`` arguments describe, validated by SkyRL, fit for external generation."""
+    engineless = f"{_BACKEND}none" in arguments
+    kept = [argument for argument in arguments if not argument.startswith(_OVERRIDE) and argument != f"{_BACKEND}none"]
+    cfg = ExternalTrainConfig.from_cli_overrides(kept)
+    external: ExternalConfig = cfg.generator.external
+    if not external.enabled:
+        if engineless:
+            raise InvalidArgument(
+                "generator.inference_engine.backend=none needs generator.external.enabled=true: somebody must generate"
+            )
+        validate_cfg(cfg)
+        return cfg
+    for wanted, what in (
+        (cfg.generator.step_wise_trajectories, "generator.step_wise_trajectories"),
+        (cfg.generator.vision_language_generator, "generator.vision_language_generator"),
+    ):
+        if wanted:
+            raise InvalidArgument(f"{what}=true is not supported with generator.external.enabled=true: set it to false")
+    # Nothing shares GPUs with an engine, nothing is put to sleep, and there is no engine to ask for statistics.
+    cfg.trainer.placement.colocate_all = False
+    cfg.generator.inference_engine.enable_ray_prometheus_stats = False
+    validate_cfg(cfg)
+    return cfg
+
+
+def _one_of(name: str, value: str | None, allowed: Sequence[str | None]) -> None:
+    if value not in allowed:
+        choice = ", ".join(str(one) for one in allowed)
+        raise InvalidArgument(f"generator.external.{name} is {value!r}; it must be one of {choice}")

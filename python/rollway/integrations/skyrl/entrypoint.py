@@ -1,0 +1,96 @@
+"""The entrypoint of external generation, for SkyRL's ``trainer.override_entrypoint``.
+
+```text
+python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=rollway.integrations.skyrl.entrypoint \\
+    generator.inference_engine.backend=none generator.external.shm_name=run1 …
+```
+
+or ``python -m rollway.integrations.skyrl …``, which is the same, and the only way on Python 3.11 (see `typed_dict`).
+The training loop runs in a Ray task, as SkyRL's own does; a simulated one needs no Ray and runs here.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import ray
+from skyrl.train.entrypoints.main_base import BasePPOExp, skyrl_entrypoint
+from skyrl.train.utils.utils import initialize_ray
+
+from rollway.integrations.skyrl.config import prepare
+from rollway.integrations.skyrl.generator import AtroposSHMGenerator
+from rollway.integrations.skyrl.inference_client import NoOpInferenceClient
+from rollway.integrations.skyrl.trainers import (
+    ExternalFullyAsyncRayPPOTrainer,
+    ExternalFullyAsyncTrainerSim,
+    ExternalRayPPOTrainer,
+)
+
+
+class ExternalExp(BasePPOExp):
+    """SkyRL's experiment, with records where the inference engine was."""
+
+    generator: AtroposSHMGenerator | None = None
+
+    def get_inference_client(self) -> NoOpInferenceClient:
+        """No engine is started."""
+        return NoOpInferenceClient(self.cfg.trainer.policy.model.path)
+
+    def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> AtroposSHMGenerator:
+        """Makes the records, so that environments can attach from here on."""
+        self.generator = AtroposSHMGenerator.from_config(cfg.generator)
+        return self.generator
+
+    def get_trainer(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+        """The trainer that the configuration asks for, in its external form."""
+        return trainer_class(cfg)(cfg, *args, **kwargs)
+
+    def _setup_trainer(self) -> Any:
+        if not self.cfg.trainer.fully_async.simulate_training:
+            return super()._setup_trainer()
+        # SkyRL imports its workers here even when it builds none; they need CUDA libraries.
+        client = self.get_inference_client()
+        self.trainer = self.get_trainer(
+            cfg=self.cfg,
+            tracker=self.get_tracker(),
+            tokenizer=self.tokenizer,
+            train_dataset=self.train_dataset,
+            eval_dataset=self.eval_dataset,
+            inference_engine_client=client,
+            generator=self.get_generator(self.cfg, self.tokenizer, client),
+            colocate_pg=self.colocate_pg,
+        )
+        self.trainer.trajectory_logger = self.get_trajectory_logger()
+        return self.trainer
+
+    def run(self) -> None:
+        """Trains; then closes the records, which tells the environments to stop."""
+        try:
+            super().run()
+        finally:
+            if self.generator is not None:
+                self.generator.close()
+
+
+def trainer_class(cfg: Any) -> type[Any]:
+    """The trainer for a configuration."""
+    if cfg.trainer.fully_async.simulate_training:
+        return ExternalFullyAsyncTrainerSim
+    return ExternalFullyAsyncRayPPOTrainer if cfg.trainer.fully_async.enabled else ExternalRayPPOTrainer
+
+
+@ray.remote(num_cpus=1)
+def external_entrypoint(cfg: Any) -> None:
+    """The training loop, in a task of its own."""
+    ExternalExp(cfg).run()
+
+
+def main() -> None:
+    """Reads the command line and trains."""
+    cfg: Any = prepare(sys.argv[1:])
+    if cfg.generator.external.enabled and cfg.trainer.fully_async.simulate_training:
+        ExternalExp(cfg).run()
+        return
+    initialize_ray(cfg)
+    ray.get((external_entrypoint if cfg.generator.external.enabled else skyrl_entrypoint).remote(cfg))

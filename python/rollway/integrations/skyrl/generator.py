@@ -1,0 +1,170 @@
+"""AtroposSHMGenerator: SkyRL's generator, where an Atropos environment generates.
+
+`generate` waits for trajectories and hands them over in SkyRL's terms. Any number of calls may wait at once; who gets
+what is the `Dispatcher`'s business. It does not run environments, and does not touch weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, GeneratorOutput
+from skyrl.train.generators.utils import apply_overlong_filtering, get_rollout_metrics
+
+from rollway import RecordServer
+from rollway.integrations.skyrl.ask import ask_of
+from rollway.integrations.skyrl.config import ExternalConfig
+from rollway.integrations.skyrl.dispatcher import Dispatcher
+from rollway.integrations.skyrl.errors import TrajectoryUnusable
+from rollway.integrations.skyrl.stash import Match, Stash
+from rollway.integrations.skyrl.trajectory import Trajectory, trajectory_of
+
+
+class AtroposSHMGenerator(GeneratorInterface):
+    """Moves trajectories from Atropos environments into SkyRL's trainer, in place of its inference engine.
+
+    Args:
+        server: Where the records come from, with `ATROPOS_SCHEMA`. It is closed by `close`.
+        match: ``"stream"``: the next whole group fills the next place, whatever its instance. ``"id"``: the next group
+            of the same phase and instance does; the environment must produce what the dataset asks for.
+        on_missing: When a group was dropped by the environment, is too old, or has nothing to train on:
+            ``"substitute"`` takes the next one in its place (only ``"stream"`` can), ``"raise"`` raises
+            `TrajectoryMissing`. No response is ever made up.
+        group_size: Trajectories per group in training: ``generator.n_samples_per_prompt``, which the environment's
+            group_size must be too.
+        eval_group_size: The same in evaluation.
+        timeout_s: How long a call waits before `TrajectoryTimeout` says what is missing; ``None``: for ever.
+        max_staleness: How many versions behind the last `publish` a trajectory may be; ``None``: any.
+        max_stash: How many records to hold that nobody waits for, before `StashFull`.
+        group_deadline_s: After how long a group that is not whole counts as missing; ``None``: never.
+        peer_timeout_s: How long a call waits for a new environment when every one is gone and at least one died, before
+            it raises `PeerDied`; ``None``: until the timeout.
+        zero_reward_on_non_stop: As in SkyRL's own generator.
+        overlong_filtering: As in SkyRL's own generator (``apply_overlong_filtering``).
+    """
+
+    def __init__(
+        self,
+        server: RecordServer,
+        *,
+        match: Match = "stream",
+        on_missing: str | None = None,
+        group_size: int,
+        eval_group_size: int = 1,
+        timeout_s: float | None = 600.0,
+        max_staleness: int | None = None,
+        max_stash: int = 4096,
+        group_deadline_s: float | None = 300.0,
+        peer_timeout_s: float | None = 60.0,
+        zero_reward_on_non_stop: bool = False,
+        overlong_filtering: bool = False,
+    ) -> None:
+        rules = ExternalConfig(match=match, on_missing=on_missing)
+        sizes = {"train": group_size, "eval": eval_group_size}
+        self._server = server
+        self._stash = Stash(match, sizes, substitutes=rules.substitutes, deadline_s=group_deadline_s)
+        self._dispatcher = Dispatcher(
+            server,
+            self._stash,
+            timeout_s=timeout_s,
+            max_staleness=max_staleness,
+            max_stash=max_stash,
+            peer_timeout_s=peer_timeout_s,
+        )
+        self._group_size = group_size
+        self._zero_reward_on_non_stop = zero_reward_on_non_stop
+        self._overlong_filtering = overlong_filtering
+
+    @classmethod
+    def from_config(cls, generator_cfg: Any) -> AtroposSHMGenerator:
+        """As SkyRL's ``cfg.generator`` says, with ``external`` in it. Makes the records too."""
+        external: ExternalConfig = generator_cfg.external
+        return cls(
+            external.open(),
+            match=external.match,  # type: ignore[arg-type]
+            on_missing=external.on_missing,
+            group_size=generator_cfg.n_samples_per_prompt,
+            eval_group_size=generator_cfg.eval_n_samples_per_prompt,
+            timeout_s=external.timeout_s,
+            max_staleness=external.max_staleness,
+            max_stash=external.max_stash,
+            group_deadline_s=external.group_deadline_s,
+            peer_timeout_s=external.peer_timeout_s,
+            zero_reward_on_non_stop=generator_cfg.zero_reward_on_non_stop,
+            overlong_filtering=generator_cfg.apply_overlong_filtering,
+        )
+
+    @property
+    def server(self) -> RecordServer:
+        """Where the records come from."""
+        return self._server
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that was published last."""
+        return self._dispatcher.version
+
+    def publish(self, version: int) -> None:
+        """Tells the environments which weights are the newest, and counts staleness from there."""
+        self._server.publish(version)
+        self._dispatcher.version = version
+
+    def stats(self) -> dict[str, int]:
+        """The server's numbers, with how many records are stashed and how many groups were not used, by why."""
+        return {**self._server.stats(), "stashed_records": len(self._stash), **self._stash.counts()}
+
+    async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
+        """Waits for as many trajectories as there are prompts, and gives them in the same order.
+
+        A call that is cancelled takes nothing: what it would have got goes to the next.
+        """
+        groups = await self._dispatcher.get(ask_of(input_batch, self._group_size))
+        trajectories = [trajectory_of(record) for settled in groups for record in settled.records]
+        for settled in groups:
+            for record in settled.records:
+                record.release()
+        return self._output(input_batch, trajectories)
+
+    def close(self) -> None:
+        """Closes the records: environments are told. Safe to call twice."""
+        self._server.close()
+
+    def _output(self, batch: Mapping[str, Any], rows: list[Trajectory]) -> GeneratorOutput:
+        responses, masks = [row.response_ids for row in rows], [row.loss_mask for row in rows]
+        stops = [row.stop_reason for row in rows]
+        rewards = [row.reward for row in rows]
+        if self._zero_reward_on_non_stop:
+            rewards = [reward if stop == "stop" else 0.0 for reward, stop in zip(rewards, stops, strict=True)]
+        if self._overlong_filtering:
+            masks = apply_overlong_filtering(masks, stops)
+        behind = [self.version - row.version for row in rows]
+        metrics = get_rollout_metrics(responses, rewards, loss_masks=masks)
+        metrics["rollway/staleness_mean"] = sum(behind) / len(behind)
+        metrics["rollway/staleness_max"] = max(behind)
+        return GeneratorOutput(
+            prompt_token_ids=[row.prompt_ids for row in rows],
+            response_ids=responses,
+            rewards=rewards,
+            loss_masks=masks,
+            stop_reasons=stops,
+            rollout_metrics=metrics,
+            rollout_logprobs=_logprobs(batch, rows),
+            trajectory_ids=batch.get("trajectory_ids"),
+        )
+
+
+def _logprobs(batch: Mapping[str, Any], rows: list[Trajectory]) -> list[list[float]] | None:
+    """All or none: SkyRL mixes no rows with and without. Asked for by its sampling parameters."""
+    sampling = batch.get("sampling_params")
+    if sampling is not None and sampling.get("logprobs") is None:
+        return None
+    logprobs = [row.logprobs for row in rows if row.logprobs is not None]
+    if len(logprobs) == len(rows):
+        return logprobs
+    if sampling is None and not logprobs:
+        return None
+    raise TrajectoryUnusable(
+        f"{len(rows) - len(logprobs)} of {len(rows)} trajectories came without inference_logprobs, and SkyRL asks for "
+        "them. Let the environment send them, or set generator.sampling_params.logprobs=null"
+    )

@@ -1,0 +1,282 @@
+"""Launcher: starts the trainer, then the environments, and stops everything that it started.
+
+```text
+python -m rollway.integrations.skyrl.launch --shm-name run1 \\
+    --trainer "python -m rollway.integrations.skyrl generator.external.shm_name=run1 …" \\
+    --env "python -m rollway.integrations.atropos my_env.py serve --env.transport shm --env.shm_name run1 …"
+```
+
+The trainer makes the segment. The environments are started when its header can be read: the launcher watches the
+directory of segments, and sleeps until the kernel tells it of a file, a death or a signal. A segment that an earlier
+run left behind counts as well: environments attach to it, and the trainer goes on with what is in it (with
+``if_exists=replace`` it could not: run ``rollway gc`` before).
+
+Each side is a process group of its own; what a group leaves behind is killed with it. If the launcher itself is killed,
+the kernel kills the commands that it started (not what they started). It knows nothing of SkyRL or Atropos.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from rollway import _core
+from rollway.integrations.skyrl.errors import LaunchFailed
+from rollway.segments import segments
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+_IN_CREATE_OR_MOVED_TO = 0x100 | 0x80
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(eq=False)
+class Side:
+    """One command, running in a process group of its own."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    asked: bool = False
+    """Whether it was sent a signal, which it may need time to obey."""
+
+    @classmethod
+    def start(cls, name: str, command: Sequence[str]) -> Side:
+        """Starts it; `LaunchFailed` if there is no such command."""
+        parent = os.getpid()
+
+        def die_with_the_launcher() -> None:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # it died before we could ask
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            process = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_the_launcher)
+        except OSError as error:
+            raise LaunchFailed(f"the {name} cannot be started: {shlex.join(command)}: {error}") from None
+        return cls(name, process, os.pidfd_open(process.pid))
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        code = self.process.returncode
+        if code is None:
+            return f"the {self.name} (pid {self.process.pid}) is running"
+        if code >= 0:
+            return f"the {self.name} (pid {self.process.pid}) ended with exit code {code}"
+        killer = signal.Signals(-code).name
+        hint = " (out of memory? see dmesg)" if killer == "SIGKILL" else ""
+        return f"the {self.name} (pid {self.process.pid}) was killed by {killer}{hint}"
+
+    def send(self, number: int) -> None:
+        """Sends a signal to the whole group, if any of it is left."""
+        self.asked = True
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+
+class Watch:
+    """What the launcher waits for: the end of a side, a new file among the segments, a signal."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._inotify = _LIBC.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        directory = os.fsencode(_core.shm_directory())
+        if self._inotify < 0 or _LIBC.inotify_add_watch(self._inotify, directory, _IN_CREATE_OR_MOVED_TO) < 0:
+            error = ctypes.get_errno()
+            raise LaunchFailed(f"{os.fsdecode(directory)} cannot be watched: {os.strerror(error)}")
+        self._selector.register(self._inotify, selectors.EVENT_READ)
+        self._signals: list[int] = []
+        self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector.register(self._pipe[0], selectors.EVENT_READ)
+
+    def add(self, side: Side) -> None:
+        """Watches for its end too."""
+        self._selector.register(side.pidfd, selectors.EVENT_READ, side)
+
+    def wait(self, timeout_s: float | None = None) -> list[Side]:
+        """Sleeps until something happens, or the time is over. Gives the sides that have ended."""
+        ended = []
+        for ready, _ in self._selector.select(timeout_s):
+            if isinstance(ready.data, Side):
+                ready.data.process.wait()
+                self._selector.unregister(ready.fd)
+                ended.append(ready.data)
+            else:
+                with contextlib.suppress(BlockingIOError):
+                    while os.read(ready.fd, 4096):
+                        pass
+        return ended
+
+    def take_signals(self) -> list[int]:
+        """The signals that came since the last time."""
+        taken, self._signals = self._signals, []
+        return taken
+
+    @contextlib.contextmanager
+    def passing_on(self) -> Iterator[None]:
+        """Within it, SIGINT, SIGTERM and SIGHUP are noted instead of ending the launcher."""
+
+        def note(number: int, _frame: FrameType | None) -> None:
+            self._signals.append(number)
+            with contextlib.suppress(BlockingIOError):  # full: it will wake up anyway
+                os.write(self._pipe[1], b"!")
+
+        before: dict[signal.Signals, Any] = {number: signal.signal(number, note) for number in _PASSED_ON}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def close(self) -> None:
+        """Stops watching."""
+        self._selector.close()
+        for descriptor in (self._inotify, *self._pipe):
+            os.close(descriptor)
+
+
+def launch(
+    trainer_command: Sequence[str],
+    env_commands: Sequence[Sequence[str]],
+    shm_name: str,
+    *,
+    ready_timeout_s: float = 600.0,
+    grace_s: float = 10.0,
+) -> int:
+    """Runs a trainer and its environments until the trainer ends, or one of them fails. Gives the exit code.
+
+    An environment that ends well is left to it: it may have had enough. One that fails ends the launch. Call it from
+    the main thread: SIGINT, SIGTERM and SIGHUP are passed on to both sides while it runs.
+
+    Args:
+        trainer_command: Makes the segment. Its exit code is the result; 128 + n if signal n ended it, as in a shell.
+        env_commands: Started once the segment is there, each in a process group of its own.
+        shm_name: The segment's name.
+        ready_timeout_s: How long the trainer may take to make it, before `LaunchFailed`.
+        grace_s: How long a side may take to end after SIGTERM, before it is killed.
+    """
+    watch = Watch()
+    sides: list[Side] = []
+
+    def start(name: str, command: Sequence[str]) -> Side:
+        side = Side.start(name, command)
+        sides.append(side)
+        watch.add(side)
+        return side
+
+    with watch.passing_on():
+        try:
+            trainer = start("trainer", trainer_command)
+            if number := _ready(watch, trainer, shm_name, ready_timeout_s):
+                return 128 + number
+            for index, command in enumerate(env_commands):
+                start(f"environment {index}" if len(env_commands) > 1 else "environment", command)
+            return _supervise(watch, trainer, sides)
+        finally:
+            _stop(watch, sides, grace_s)
+            watch.close()
+
+
+def _ready(watch: Watch, trainer: Side, shm_name: str, timeout_s: float) -> int:
+    """Waits for the segment. Gives the number of the signal that ended the launch before, or 0."""
+    deadline = time.monotonic() + timeout_s
+    while not any(one.name == shm_name and one.problem is None for one in segments()):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise LaunchFailed(f"the trainer has not made the segment '{shm_name}' within {timeout_s} s")
+        ended = watch.wait(left)
+        if number := _pass_on(watch, [trainer]):
+            return number
+        if ended:
+            raise LaunchFailed(f"{trainer.ending} before it had made the segment '{shm_name}'")
+    return 0
+
+
+def _supervise(watch: Watch, trainer: Side, sides: list[Side]) -> int:
+    while True:
+        ended = watch.wait()
+        if number := _pass_on(watch, sides):
+            return 128 + number
+        if trainer in ended:
+            if trainer.process.returncode:
+                _say(trainer.ending)
+            return _code(trainer)
+        for side in ended:
+            _say(side.ending)
+            if side.process.returncode:
+                return _code(side)
+
+
+def _pass_on(watch: Watch, sides: list[Side]) -> int:
+    """Gives the signals that came to all sides. The first of them, or 0."""
+    taken = watch.take_signals()
+    for number in taken:
+        for side in sides:
+            side.send(number)
+    return taken[0] if taken else 0
+
+
+def _stop(watch: Watch, sides: list[Side], grace_s: float) -> None:
+    """Ends every group: asks, unless a signal that was passed on has asked already; waits; kills."""
+    running = [side for side in sides if side.process.returncode is None]
+    for side in running:
+        if not side.asked:
+            side.send(signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while running and (left := deadline - time.monotonic()) > 0:
+        ended = watch.wait(left)
+        running = [side for side in running if side not in ended]
+    for side in sides:
+        side.send(signal.SIGKILL)  # also what the command left behind in its group
+        side.process.wait()
+        os.close(side.pidfd)
+
+
+def _code(side: Side) -> int:
+    code = side.process.returncode
+    return code if code >= 0 else 128 - code
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"rollway launch: {text}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m rollway.integrations.skyrl.launch", description=launch.__doc__)
+    parser.add_argument("--shm-name", required=True, help="the segment that the trainer makes")
+    parser.add_argument("--trainer", required=True, help="the trainer's command, quoted")
+    parser.add_argument(
+        "--env", action="append", required=True, help="an environment's command, quoted; may be repeated"
+    )
+    parser.add_argument("--ready-timeout-s", type=float, default=600.0, help="how long the trainer may take to start")
+    parser.add_argument("--grace-s", type=float, default=10.0, help="how long a side may take to end")
+    given = parser.parse_args(arguments)
+    try:
+        return launch(
+            shlex.split(given.trainer),
+            [shlex.split(one) for one in given.env],
+            given.shm_name,
+            ready_timeout_s=given.ready_timeout_s,
+            grace_s=given.grace_s,
+        )
+    except LaunchFailed as error:
+        _say(str(error))
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

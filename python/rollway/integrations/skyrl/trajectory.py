@@ -1,0 +1,72 @@
+"""Trajectory: one Atropos record in SkyRL's terms.
+
+Atropos knows one sequence with a mask (−100 where nothing is trained); SkyRL knows a prompt and a response. The
+response begins at the first trained token, so that a tool's answer in the middle stays in it, masked. Everything is
+copied out: a trajectory does not keep its record's room.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rollway import Record
+from rollway.integrations.skyrl.errors import TrajectoryUnusable
+
+UNTRAINED = -100
+"""The mask of a token that is not trained."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One row of SkyRL's ``GeneratorOutput``."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float] | None
+    reward: float
+    stop_reason: str
+    version: int
+
+
+def trainable(masks: np.ndarray[Any, Any]) -> bool:
+    """Whether any token is trained."""
+    return bool((masks != UNTRAINED).any())
+
+
+def trajectory_of(record: Record) -> Trajectory:
+    """Converts a record that an Atropos environment sent. `TrajectoryUnusable` says what SkyRL has no place for."""
+    tokens, masks, logprobs = record["tokens"], record["masks"], record["inference_logprobs"]
+    if len(masks) != len(tokens):
+        raise TrajectoryUnusable(f"{_name(record)} has {len(tokens)} tokens but {len(masks)} masks")
+    trained = masks != UNTRAINED
+    if not trained.any():
+        raise TrajectoryUnusable(f"{_name(record)} has nothing to train on: all its masks are {UNTRAINED}")
+    if len(logprobs) not in (0, len(tokens)):
+        raise TrajectoryUnusable(f"{_name(record)} has {len(tokens)} tokens but {len(logprobs)} inference_logprobs")
+    own, whole = record.metadata["own"], record.metadata["whole"]
+    if own.get("images") is not None or whole.get("images") is not None:
+        raise TrajectoryUnusable(f"{_name(record)} has images, and SkyRL wants pixel values: train it on text only")
+    reward = float(record["score"])
+    if math.isnan(reward):
+        raise TrajectoryUnusable(f"{_name(record)} has no score that is one number: {own.get('scores')!r}")
+    begin = int(trained.argmax())
+    trained = trained[begin:]
+    overrides = own.get("overrides") or {}
+    return Trajectory(
+        prompt_ids=tokens[:begin].tolist(),
+        response_ids=tokens[begin:].tolist(),
+        loss_mask=trained.astype(np.int8).tolist(),
+        logprobs=np.where(trained, logprobs[begin:], 0.0).tolist() if len(logprobs) else None,
+        reward=reward,
+        stop_reason=str(overrides.get("stop_reason") or overrides.get("finish_reason") or "stop"),
+        version=record.version,
+    )
+
+
+def _name(record: Record) -> str:
+    return f"the trajectory {tuple(record.key)}" if record.key is not None else "a trajectory without a key"

@@ -1,0 +1,112 @@
+"""The entrypoint: what it accepts, what it sets, which trainer it takes; and SkyRL's own command line leads to it."""
+
+import json
+import pickle
+
+import pytest
+import skyrl_stage
+from skyrl_run import run_fixture, stage_fixture  # noqa: F401
+
+import rollway
+from rollway.integrations.skyrl import trainers
+from rollway.integrations.skyrl.config import prepare
+from rollway.integrations.skyrl.entrypoint import trainer_class
+
+PLAIN = [f"{name}={value}" for name, value in skyrl_stage.SETTINGS.items()]
+FULLY_ASYNC = [f"{name}={value}" for name, value in skyrl_stage.FULLY_ASYNC.items()]
+
+
+def test_backend_none_is_accepted_and_what_only_an_engine_could_use_is_off():
+    cfg = prepare([*PLAIN, "trainer.placement.colocate_all=true", "trainer.override_entrypoint=any.module"])
+    assert cfg.generator.inference_engine.backend == "vllm"  # the name that SkyRL's code behind it knows
+    assert cfg.trainer.placement.colocate_all is False
+    assert cfg.generator.inference_engine.enable_ray_prometheus_stats is False
+
+
+def test_the_external_settings_are_read_and_the_config_can_be_sent_to_another_process():
+    cfg = prepare([*PLAIN, "generator.external.shm_name=run1", "generator.external.max_staleness=3"])
+    again = pickle.loads(pickle.dumps(cfg)).generator.external
+    assert (again.shm_name, again.max_staleness, again.match) == ("run1", 3, "stream")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("generator.external.match=best", "match is 'best'; it must be one of stream, id"),
+        ("generator.external.transport=pigeon", "transport is 'pigeon'; it must be one of shm, tcp, both"),
+        ("generator.external.on_missing=wait", "on_missing is 'wait'; it must be one of None, substitute, raise"),
+        ("generator.external.if_exists=maybe", "if_exists is 'maybe'"),
+        ("generator.external.tls_cert=cert.pem", "tls_cert and tls_key, both"),
+        ("generator.external.enabled=false", "backend=none needs generator.external.enabled=true"),
+        ("generator.step_wise_trajectories=true", "step_wise_trajectories=true is not supported"),
+        ("generator.vision_language_generator=true", "vision_language_generator=true is not supported"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_by_name(setting, message):
+    with pytest.raises(rollway.InvalidArgument, match=message):
+        prepare([*PLAIN, setting])
+
+
+def test_an_unknown_setting_is_refused_by_skyrl_itself():
+    with pytest.raises(ValueError, match=r"Invalid fields \{'shmname'\} for ExternalConfig"):
+        prepare([*PLAIN, "generator.external.shmname=run1"])
+
+
+def test_without_external_generation_skyrls_own_settings_stay():
+    own = [one for one in PLAIN if not one.endswith("backend=none")]
+    cfg = prepare([*own, "generator.external.enabled=false", "generator.inference_engine.num_engines=1"])
+    assert cfg.trainer.placement.colocate_all is True
+
+
+def test_an_address_that_is_none_is_refused():
+    external = prepare(
+        [*PLAIN, "generator.external.transport=tcp", "generator.external.address=here"]
+    ).generator.external
+    with pytest.raises(rollway.InvalidArgument, match="address is 'here'; write it like"):
+        external.open()
+
+
+def test_each_configuration_has_its_trainer():
+    not_simulated = [one for one in FULLY_ASYNC if "simulate" not in one]
+    assert trainer_class(prepare(PLAIN)) is trainers.ExternalRayPPOTrainer
+    assert trainer_class(prepare([*PLAIN, *not_simulated])) is trainers.ExternalFullyAsyncRayPPOTrainer
+    assert trainer_class(prepare([*PLAIN, *FULLY_ASYNC])) is trainers.ExternalFullyAsyncTrainerSim
+
+
+def test_a_trainer_of_ours_refuses_another_generator():
+    with pytest.raises(rollway.InvalidArgument, match=r"needs an AtroposSHMGenerator.*its generator is a object"):
+        trainers.ExternalRayPPOTrainer(
+            cfg=prepare(PLAIN),
+            tracker=None,
+            tokenizer=None,
+            train_dataset=skyrl_stage.Prompts(8),
+            inference_engine_client=None,
+            generator=object(),
+        )
+
+
+@pytest.mark.timeout(300)  # the first of its kind imports both packages in another process
+def test_skyrls_own_command_line_trains_on_external_trajectories(run, name, tmp_path):
+    data = tmp_path / "prompts.jsonl"
+    data.write_text(json.dumps({"prompt": [{"role": "user", "content": "hello"}]}) + "\n")
+    run.main(
+        "trainer.override_entrypoint=rollway.integrations.skyrl.entrypoint",
+        *PLAIN,
+        *FULLY_ASYNC,
+        f"generator.external.shm_name={name}",
+        f"trainer.policy.model.path={run.tokenizer}",
+        f"data.train_data=['{data}']",
+        f"trainer.export_path={tmp_path}",
+        f"trainer.ckpt_path={tmp_path}",
+        "trainer.train_batch_size=1",
+        "trainer.policy_mini_batch_size=1",
+        "trainer.fully_async.num_parallel_generation_workers=1",
+        "trainer.epochs=5",
+    )
+    environment = run.environment(transport="shm", shm_name=name)
+    run.ends()
+    log = run.logs()
+    assert "'trainer/global_step': 5" in log and "Training done!" in log
+    assert "rollway/staleness_mean" in log
+    environment.join(30)
+    assert environment.exitcode == 0, log

@@ -1,0 +1,179 @@
+"""The launcher: both sides come up in order, whoever dies is named, and nothing is left running."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import rollway
+from conftest import until
+
+LAUNCH = [sys.executable, "-m", "rollway.integrations.skyrl.launch"]
+
+# A trainer that makes the segment and waits for a sample; an environment that sends it.
+TRAINER = """
+import sys, numpy as np, rollway
+with rollway.Server({"x": np.zeros(1)}, 1, rollway.ShmTransport(sys.argv[1])) as server:
+    print("trainer ready", flush=True)
+    print("trained on", server.sample(timeout=30).batch["x"].tolist(), flush=True)
+"""
+ENVIRONMENT = """
+import sys, time, numpy as np, rollway
+with rollway.ShmClient(sys.argv[1], {"x": np.zeros(1)}, connect_timeout_s=0) as client:
+    print("environment attached", flush=True)
+    client.send({"x": np.ones(1)})
+    time.sleep(1000)
+"""
+SLEEPER = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+print("sleeping", child.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes a script; gives the command that runs it, quoted."""
+
+    def write(name, code, *arguments):
+        path = tmp_path / f"{name}.py"
+        path.write_text(textwrap.dedent(code))
+        return " ".join([sys.executable, str(path), *map(str, arguments)])
+
+    return write
+
+
+@pytest.fixture
+def launch():
+    """Starts launchers; at the end none may be left."""
+    started = []
+
+    def start(*arguments):
+        process = subprocess.Popen(
+            [*LAUNCH, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def gone(pid):
+    """Dead, or a zombie that its new parent has not buried yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def collect(name):
+    """A trainer that was killed leaves its segment to the next, or to `gc`."""
+    until(lambda: name in [one.name for one in rollway.gc()])
+
+
+def test_the_environment_starts_when_the_segment_is_there_and_ends_with_the_trainer(launch, script, name):
+    process = launch(
+        "--shm-name", name, "--trainer", script("trainer", TRAINER, name), "--env", script("env", ENVIRONMENT, name)
+    )
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert output.splitlines() == ["trainer ready", "environment attached", "trained on [[1.0]]"]
+
+
+def test_a_trainer_that_dies_before_it_is_ready_is_named(launch, script, name):
+    trainer = script("trainer", "import sys; sys.exit(3)")
+    process = launch("--shm-name", name, "--trainer", trainer, "--env", "true")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "the trainer (pid" in errors and f"ended with exit code 3 before it had made the segment '{name}'" in errors
+
+
+def test_a_trainer_that_is_never_ready_is_stopped(launch, script, name):
+    process = launch("--shm-name", name, "--trainer", script("t", SLEEPER), "--env", "true", "--ready-timeout-s", "0.5")
+    grandchild = int(process.stdout.readline().split()[1])
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"the trainer has not made the segment '{name}' within 0.5 s" in errors
+    until(lambda: gone(grandchild))
+
+
+def test_a_command_that_does_not_exist_is_named(launch, name):
+    process = launch("--shm-name", name, "--trainer", "no-such-command", "--env", "true")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "the trainer cannot be started: no-such-command" in errors
+
+
+def test_an_environment_that_is_killed_is_named_with_its_signal_and_ends_the_launch(launch, script, name):
+    trainer = TRAINER.replace("server.sample(timeout=30)", "server.sample()")
+    killer = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    process = launch("--shm-name", name, "--trainer", script("trainer", trainer, name), "--env", script("env", killer))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGSEGV
+    assert "the environment (pid" in errors and "was killed by SIGSEGV" in errors
+    collect(name)
+
+
+def test_an_environment_that_has_had_enough_does_not_end_the_launch(launch, script, name):
+    process = launch(
+        "--shm-name",
+        name,
+        "--trainer",
+        script("trainer", TRAINER, name),
+        "--env",
+        "true",
+        "--env",
+        script("env", ENVIRONMENT, name),
+    )
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "trained on [[1.0]]" in output
+    assert "the environment 0" in errors and "ended with exit code 0" in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_both_sides_and_nothing_is_left(launch, script, name, number):
+    trainer = TRAINER.replace("server.sample(timeout=30)", "server.sample()")
+    stuck = "import signal; [signal.signal(number, signal.SIG_IGN) for number in (2, 15)]\n" + SLEEPER
+    process = launch(
+        *("--shm-name", name, "--trainer", script("trainer", trainer, name), "--env", script("env", stuck)),
+        *("--grace-s", "0.5"),
+    )
+    assert process.stdout.readline() == "trainer ready\n"
+    grandchild = int(process.stdout.readline().split()[1])
+    sides = children_of(process.pid)
+    assert len(sides) == 2
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    until(lambda: all(gone(pid) for pid in [*sides, grandchild]))
+    if number == signal.SIGTERM:
+        collect(name)  # after SIGINT, Python cleaned up
+
+
+def test_the_sides_die_with_a_launcher_that_is_killed(launch, script, name):
+    trainer = TRAINER.replace("server.sample(timeout=30)", "server.sample()")
+    environment = ENVIRONMENT.replace("client.send", "0 and client.send")
+    process = launch(
+        "--shm-name", name, "--trainer", script("trainer", trainer, name), "--env", script("env", environment, name)
+    )
+    assert process.stdout.readline() == "trainer ready\n"
+    assert process.stdout.readline() == "environment attached\n"
+    sides = children_of(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    until(lambda: all(gone(pid) for pid in sides))
+
+    collect(name)
