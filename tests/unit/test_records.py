@@ -362,7 +362,9 @@ def test_asyncio_reads_and_sends_wait_without_a_thread_each(name):
 
 
 def test_memory_is_taken_as_it_is_used(name):
-    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name), lane_bytes=1 << 30, lanes=64, max_records=4096) as server:
+    with rollway.RecordServer(
+        SCHEMA, rollway.ShmTransport(name), lane_bytes=1 << 30, lanes=64, max_records=4096
+    ) as server:
         path = Path(rollway._core.shm_directory()) / f"rollway.{name}"
         before = os.stat(path).st_blocks * 512
         with ShmRecordClient(name, SCHEMA, producer_id=1) as client:
