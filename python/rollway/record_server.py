@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rollway._core import HistSnapshot, Record, RecordConsumer, RecordProducer
-from rollway.async_bell import AsyncBell
+from rollway._core import Record, RecordConsumer, RecordProducer
 from rollway.errors import ConnectionClosedError, ForeignSchema, InvalidArgument, WaitTimeout
+from rollway.hosting import Hosting, sort_out
 from rollway.record_key import RecordKey
 from rollway.record_schema import RecordSchema
-from rollway.server import OnFull, run_all, sort_out
+from rollway.server import OnFull
 from rollway.shm_transport import ShmTransport
-from rollway.transport import Endpoint, RecordIntake, RecordTransport
+from rollway.transport import RecordIntake, RecordTransport
 
 _RECORD_BYTES = 4096  # what a record has at least, when nobody says how many there may be
 
 
-class RecordServer:
+class RecordServer(Hosting):
     """Collects records from workers into lanes, one per worker, and hands them out one by one, without a copy.
 
     A record is a set of named arrays, some of which have a length of their own (`RecordSchema`), with a key and free
@@ -69,9 +67,7 @@ class RecordServer:
             if value is not None and value < 1:
                 raise InvalidArgument(f"{what} = {value} is out of range: at least 1")
         self._producer: RecordProducer | None = None
-        self._transports: list[RecordTransport]
-        shm, self._transports = sort_out(transport)
-        self._endpoints: list[Endpoint] = []
+        shm, transports = sort_out(transport)
         options = shm or ShmTransport("in-process")
         try:
             self._consumer = RecordConsumer(
@@ -89,50 +85,7 @@ class RecordServer:
             )
         except ForeignSchema as foreign:
             raise self.schema.explain(foreign) from None
-        self._bell = AsyncBell(self._consumer.wait_readable)
-        self._endings: list[Callable[[], None]] = [self._bell.close, self._consumer.close]
-        # Also at interpreter exit, so that a learner that forgets to close leaves no segment behind.
-        self._close = weakref.finalize(self, run_all, self._endings)
-
-    def start(self) -> None:
-        """Lets remote workers in: starts the transports, or raises what keeps one from starting. Safe to call twice.
-
-        Workers in shared memory can attach from the moment the server exists.
-        """
-        if self.closed:
-            raise ConnectionClosedError("this server is closed")
-        intake = RecordIntake(self._consumer, self.schema, self._plan)
-        while self._transports:
-            endpoint = self._transports[0].start(intake)
-            self._endings.insert(0, endpoint.stop)
-            self._endpoints.append(endpoint)
-            del self._transports[0]
-
-    @property
-    def name(self) -> str | None:
-        """What workers attach to; ``None`` without a `ShmTransport`."""
-        return self._consumer.name
-
-    @property
-    def port(self) -> int | None:
-        """The TCP port that remote workers connect to; ``None`` before `start`, or without a `TcpTransport`."""
-        ports = (getattr(endpoint, "port", None) for endpoint in self._endpoints)
-        return next((port for port in ports if port is not None), None)
-
-    @property
-    def endpoints(self) -> list[Endpoint]:
-        """The transports at work."""
-        return list(self._endpoints)
-
-    @property
-    def closed(self) -> bool:
-        """Whether the records were shut down, or this server closed."""
-        return self._consumer.closed
-
-    @property
-    def resumed(self) -> bool:
-        """Whether the records were there already, with what had been committed."""
-        return self._consumer.resumed
+        super().__init__(self._consumer, transports, RecordIntake(self._consumer, self.schema, self._plan))
 
     def read(self, timeout: float | None = None) -> Record | None:
         """Waits for a record. ``None`` once the records are shut down and all read.
@@ -221,21 +174,6 @@ class RecordServer:
         """What was published last, by this learner or the one before it; 0 before the first."""
         return self._consumer.published_version
 
-    def stats(self) -> dict[str, int]:
-        """Plain numbers about the records, about the workers (how many live, how many died without closing), and about
-        the transports, each name with its prefix (``tcp_``).
-        """
-        alive, died = self._consumer.producers()
-        stats = {**self._consumer.stats(), "producers_alive": alive, "producers_died": len(died)}
-        for endpoint in self._endpoints:
-            for name, value in endpoint.stats().items():
-                stats[name] = stats.get(name, 0) + value
-        return stats
-
-    def histograms(self) -> dict[str, HistSnapshot]:
-        """How long things take: ``queue_dwell`` (a record in its lane) and ``wait`` (the learner for a record)."""
-        return self._consumer.histograms()
-
     def close(self) -> None:
         """Shuts the records down and removes their name. Workers get `ConnectionClosedError`.
 
@@ -243,18 +181,7 @@ class RecordServer:
         """
         if self._producer is not None:
             self._producer.close()
-        self._close()
-
-    def __enter__(self) -> RecordServer:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        super().close()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
@@ -263,11 +190,10 @@ class RecordServer:
     def _timed_out(self, timeout: float | None) -> WaitTimeout:
         stats = self._consumer.stats()
         alive, died = self._consumer.producers()
-        refusals = [getattr(endpoint, "last_refusal", None) for endpoint in self._endpoints]
-        refused = "".join(f" Not let in, last: {refusal.rstrip('.')}." for refusal in refusals if refusal)
         return WaitTimeout(
             f"no record within {timeout} s: {stats['reserved_records']} are being written, "
-            f"{stats['taken_records']} are held by learners; {alive} producers attached, {len(died)} died.{refused}"
+            f"{stats['taken_records']} are held by learners; {alive} producers attached, {len(died)} died."
+            f"{self._refused()}"
         )
 
 

@@ -6,26 +6,24 @@ The training loop calls it. Workers use `ShmClient`; code in the learner's own p
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import optree
 
-from rollway._core import Consumer, HistSnapshot, Producer, Sample
-from rollway.async_bell import AsyncBell
-from rollway.errors import BatchesHeld, ConnectionClosedError, ForeignSchema, InvalidArgument, WaitTimeout
+from rollway._core import Consumer, Producer, Sample
+from rollway.errors import BatchesHeld, ConnectionClosedError, ForeignSchema, WaitTimeout
+from rollway.hosting import Hosting, sort_out
 from rollway.pinning import pin
 from rollway.schema import Schema
 from rollway.shm_transport import ShmTransport
-from rollway.transport import Endpoint, Intake, Transport
+from rollway.transport import Intake, Transport
 
 OnFull = Literal["block", "drop_oldest", "drop_newest", "error"]
 
 
-class Server:
+class Server(Hosting):
     """Moves samples from any number of workers to this learner, as whole batches that are views into shared memory.
 
     Workers on this machine come in through a `ShmTransport`, workers on others through a `TcpTransport`, or both at
@@ -72,9 +70,7 @@ class Server:
         self._plan = self._schema.plan()
         self._batch_size = batch_size
         self._producer: Producer | None = None
-        self._transports: list[Transport]
-        shm, self._transports = sort_out(transport)
-        self._endpoints: list[Endpoint] = []
+        shm, transports = sort_out(transport)
         options = shm or ShmTransport("in-process")
         try:
             self._consumer = Consumer(
@@ -92,61 +88,18 @@ class Server:
             )
         except ForeignSchema as foreign:
             raise self._schema.explain(foreign) from None
-        self._bell = AsyncBell(self._consumer.wait_readable)
-        self._endings: list[Callable[[], None]] = [self._bell.close, self._consumer.close]
-        # Also at interpreter exit, so that a learner that forgets to close leaves no segment behind.
-        self._close = weakref.finalize(self, run_all, self._endings)
+        super().__init__(self._consumer, transports, Intake(self._consumer, self._schema, self._plan))
         if pin_host_memory:
             try:
                 self._endings.append(pin(*self._consumer.memory()))
             except RuntimeError:
-                self._close()
+                self.close()
                 raise
-
-    def start(self) -> None:
-        """Lets remote workers in: starts the transports, or raises what keeps one from starting. Safe to call twice.
-
-        Workers in shared memory can attach from the moment the server exists.
-        """
-        if self.closed:
-            raise ConnectionClosedError("this server is closed")
-        intake = Intake(self._consumer, self._schema, self._plan)
-        while self._transports:
-            endpoint = self._transports[0].start(intake)
-            self._endings.insert(0, endpoint.stop)
-            self._endpoints.append(endpoint)
-            del self._transports[0]
-
-    @property
-    def name(self) -> str | None:
-        """What workers attach to; ``None`` without a transport."""
-        return self._consumer.name
-
-    @property
-    def port(self) -> int | None:
-        """The TCP port that remote workers connect to; ``None`` before `start`, or without a `TcpTransport`."""
-        ports = (getattr(endpoint, "port", None) for endpoint in self._endpoints)
-        return next((port for port in ports if port is not None), None)
-
-    @property
-    def endpoints(self) -> list[Endpoint]:
-        """The transports at work."""
-        return list(self._endpoints)
 
     @property
     def batch_size(self) -> int:
         """Samples per batch."""
         return self._batch_size
-
-    @property
-    def closed(self) -> bool:
-        """Whether the ring was shut down, or this server closed."""
-        return self._consumer.closed
-
-    @property
-    def resumed(self) -> bool:
-        """Whether the ring was there already, with what had been committed to it."""
-        return self._consumer.resumed
 
     def sample(self, timeout: float | None = None, at_least: int | None = None) -> Sample | None:
         """Waits for a whole batch. ``None`` once the ring is shut down.
@@ -220,23 +173,6 @@ class Server:
         """Closes the unfinished batch early: `sample` hands it over short, as soon as its writers are done."""
         self._consumer.flush()
 
-    def stats(self) -> dict[str, int]:
-        """Plain numbers about the ring, about the workers (how many live, how many died without closing), and about the
-        transports, each name with its prefix (``tcp_``).
-        """
-        alive, died = self._consumer.producers()
-        stats = {**self._consumer.stats(), "producers_alive": alive, "producers_died": len(died)}
-        for endpoint in self._endpoints:
-            for name, value in endpoint.stats().items():
-                stats[name] = stats.get(name, 0) + value
-        return stats
-
-    def histograms(self) -> dict[str, HistSnapshot]:
-        """How long things take: ``memcpy`` (copying a sample into its slot), ``queue_dwell`` (a batch in the ring) and
-        ``wait`` (the learner for a batch).
-        """
-        return self._consumer.histograms()
-
     def reset_histograms(self) -> None:
         """Starts the histograms anew. Counters stay."""
         self._consumer.reset_histograms()
@@ -248,18 +184,7 @@ class Server:
         """
         if self._producer is not None:
             self._producer.close()
-        self._close()
-
-    def __enter__(self) -> Server:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        super().close()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
@@ -274,28 +199,8 @@ class Server:
         stats = self._consumer.stats()
         alive, died = self._consumer.producers()
         writers = ", ".join(f"pid {pid} ({slots})" for pid, slots in self._consumer.writers()) or "nobody"
-        refusals = [getattr(endpoint, "last_refusal", None) for endpoint in self._endpoints]
-        refused = "".join(f" Not let in, last: {refusal.rstrip('.')}." for refusal in refusals if refusal)
         return WaitTimeout(
             f"no whole batch of {self._batch_size} within {timeout} s: {stats['ready_samples']} samples are committed, "
-            f"slots are being written by {writers}; {alive} producers attached, {len(died)} died.{refused} "
+            f"slots are being written by {writers}; {alive} producers attached, {len(died)} died.{self._refused()} "
             "Wait longer, or take what is there with sample(timeout, at_least=1)"
         )
-
-
-def sort_out(transport: Any) -> tuple[ShmTransport | None, list[Any]]:
-    """Where the memory lies, and who else feeds it: one transport, several, or none."""
-    given = list(transport) if isinstance(transport, Sequence) else [transport] if transport is not None else []
-    for one in given:
-        if isinstance(one, type) or not isinstance(one, ShmTransport | Transport):
-            raise InvalidArgument(f"transport must be ShmTransport, TcpTransport or have start(intake), not {one!r}")
-    named = [one for one in given if isinstance(one, ShmTransport)]
-    if len(named) > 1:
-        raise InvalidArgument(f"a ring lies in one place: give one ShmTransport, not {len(named)}")
-    return (named[0] if named else None), [one for one in given if not isinstance(one, ShmTransport)]
-
-
-def run_all(endings: list[Callable[[], None]]) -> None:
-    """What has to be done at the end, in order."""
-    for end in endings:
-        end()

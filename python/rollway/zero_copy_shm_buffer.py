@@ -21,6 +21,7 @@ from rollway.shm_record_client import ShmRecordClient
 _SCHEMA = RecordSchema({"tokens": "int32[*]", "score": "float64[]"})
 _OVERHEAD = 128  # of one entry, besides its tokens, id and metadata
 _WRITERS = 64
+_SMALLEST, _LARGEST = -(2**31), 2**31 - 1
 
 
 class ZeroCopySHMBuffer:
@@ -171,7 +172,6 @@ def _as_tokens(tokens: Any) -> np.ndarray[Any, Any]:
         return np.empty(0, np.int32)
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise InvalidArgument(f"tokens must be a sequence of whole numbers, not {array.dtype}{list(array.shape)}")
-    exact = array.astype(np.int32)
-    if not np.array_equal(exact, array):
+    if array.min() < _SMALLEST or array.max() > _LARGEST:
         raise InvalidArgument("a token id does not fit into 32 bits")
-    return exact
+    return array.astype(np.int32)

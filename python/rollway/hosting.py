@@ -1,0 +1,144 @@
+"""Hosting: what a learner's end has to do for its workers, whatever they send: transports, a life cycle, numbers.
+
+`Server` and `RecordServer` stand on it. It knows where the memory lies and who feeds it, and nothing of samples and
+records.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rollway._core import HistSnapshot
+from rollway.async_bell import AsyncBell
+from rollway.errors import ConnectionClosedError, InvalidArgument
+from rollway.shm_transport import ShmTransport
+from rollway.transport import Endpoint, Transport
+
+
+class _Consumer(Protocol):
+    """The native handle."""
+
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def resumed(self) -> bool: ...
+    def wait_readable(self, timeout: float) -> bool: ...
+    def producers(self) -> tuple[int, list[int]]: ...
+    def stats(self) -> dict[str, int]: ...
+    def histograms(self) -> dict[str, HistSnapshot]: ...
+    def close(self) -> None: ...
+
+
+class Hosting:
+    """A consumer, the transports that feed it, and their end."""
+
+    def __init__(self, consumer: _Consumer, transports: list[Any], intake: object) -> None:
+        self._host = consumer
+        self._transports = transports
+        self._intake = intake
+        self._endpoints: list[Endpoint] = []
+        self._bell = AsyncBell(consumer.wait_readable)
+        self._endings: list[Callable[[], None]] = [self._bell.close, consumer.close]
+        # Also at interpreter exit, so that a learner that forgets to close leaves no segment behind.
+        self._end = weakref.finalize(self, _run_all, self._endings)
+
+    def start(self) -> None:
+        """Lets remote workers in: starts the transports, or raises what keeps one from starting. Safe to call twice.
+
+        Workers in shared memory can attach from the moment the server exists.
+        """
+        if self.closed:
+            raise ConnectionClosedError("this server is closed")
+        while self._transports:
+            endpoint = self._transports[0].start(self._intake)
+            self._endings.insert(0, endpoint.stop)
+            self._endpoints.append(endpoint)
+            del self._transports[0]
+
+    @property
+    def name(self) -> str | None:
+        """What workers attach to; ``None`` without a `ShmTransport`."""
+        return self._host.name
+
+    @property
+    def port(self) -> int | None:
+        """The TCP port that remote workers connect to; ``None`` before `start`, or without a `TcpTransport`."""
+        ports = (getattr(endpoint, "port", None) for endpoint in self._endpoints)
+        return next((port for port in ports if port is not None), None)
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """The transports at work."""
+        return list(self._endpoints)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was shut down, or this server closed."""
+        return self._host.closed
+
+    @property
+    def resumed(self) -> bool:
+        """Whether it was there already, with what had been committed to it."""
+        return self._host.resumed
+
+    def stats(self) -> dict[str, int]:
+        """Plain numbers about what is there, about the workers (how many live, how many died without closing), and
+        about the transports, each name with its prefix (``tcp_``).
+        """
+        alive, died = self._host.producers()
+        stats = {**self._host.stats(), "producers_alive": alive, "producers_died": len(died)}
+        for endpoint in self._endpoints:
+            for name, value in endpoint.stats().items():
+                stats[name] = stats.get(name, 0) + value
+        return stats
+
+    def histograms(self) -> dict[str, HistSnapshot]:
+        """How long things take: ``queue_dwell`` (between commit and being taken), ``wait`` (the learner for data), and
+        in a ring ``memcpy`` (copying a sample into its slot).
+        """
+        return self._host.histograms()
+
+    def close(self) -> None:
+        """Shuts down and removes the name. Workers get `ConnectionClosedError`.
+
+        Views that you kept stay readable. If other learners are attached, only this one leaves.
+        """
+        self._end()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _refused(self) -> str:
+        """Who was not let in, for the message of a timeout; empty when nobody was refused."""
+        refusals = [getattr(endpoint, "last_refusal", None) for endpoint in self._endpoints]
+        return "".join(f" Not let in, last: {refusal.rstrip('.')}." for refusal in refusals if refusal)
+
+
+def sort_out(transport: Any) -> tuple[ShmTransport | None, list[Any]]:
+    """Where the memory lies, and who else feeds it: one transport, several, or none."""
+    given = list(transport) if isinstance(transport, Sequence) else [transport] if transport is not None else []
+    for one in given:
+        if isinstance(one, type) or not isinstance(one, ShmTransport | Transport):
+            raise InvalidArgument(f"transport must be ShmTransport, TcpTransport or have start(intake), not {one!r}")
+    named = [one for one in given if isinstance(one, ShmTransport)]
+    if len(named) > 1:
+        raise InvalidArgument(f"a ring lies in one place: give one ShmTransport, not {len(named)}")
+    return (named[0] if named else None), [one for one in given if not isinstance(one, ShmTransport)]
+
+
+def _run_all(endings: list[Callable[[], None]]) -> None:
+    for end in endings:
+        end()
