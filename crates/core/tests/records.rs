@@ -403,12 +403,13 @@ fn memory_is_what_the_data_needs() {
     }
     assert_eq!(
         segment.used_bytes() - empty,
-        1 << 20,
+        64 << 10,
         "a stream that is read at once stays in its first pages"
     );
     (0..100).for_each(|value| send(&producer, value, 50_000));
-    assert_eq!(segment.used_bytes() - empty, 5 << 20);
-    assert_eq!(consumer.records().census().grown_bytes, 5 << 20);
+    let (grown, needed) = (segment.used_bytes() - empty, 100 * 50_048);
+    assert!((needed..needed + needed / 16 + (64 << 10)).contains(&grown), "{grown} for {needed}");
+    assert_eq!(consumer.records().census().grown_bytes as u64, grown);
     assert_eq!(drain(&consumer).len(), 100);
     let whole = open(&RecordsSpec { preallocate: true, ..spec(None) });
     assert!(whole.records().segment().used_bytes() >= 4 * LANE as u64);
