@@ -70,7 +70,7 @@ def test_the_real_trainer_trains_on_what_an_unmodified_environment_sends(run, na
     environment.join(30)
     assert environment.exitcode == 0, run.logs()  # the learner closed: it is told, and ends
     assert (journal["version"], journal["engine_version"]) == (8, 9)  # before the first step, and after each
-    assert journal["stats"]["stashed_records"] == 0
+    assert journal["stats"]["stashed_records"] < 4  # at most the beginning of the next group
 
 
 def test_by_id_each_prompt_is_trained_on_with_its_own_trajectories(run, name):

@@ -453,6 +453,6 @@ def test_ctrl_c_while_a_server_is_made_leaves_nothing(name, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rollway.server.AsyncBell", interrupted)
+    monkeypatch.setattr("rollway.hosting.AsyncBell", interrupted)
     with pytest.raises(KeyboardInterrupt):
         rollway.Server(EXAMPLE, 1, rollway.ShmTransport(name))

@@ -229,13 +229,3 @@ def test_a_transport_gives_its_lane_back():
         server.endpoints[0].stop()
         assert server.submit(record(1))
         server.read(timeout=10)
-
-
-def test_an_idle_worker_hears_of_new_weights_at_once():
-    transport = rollway.TcpTransport(keepalive_s=600.0)  # no ping would come in time
-    with rollway.RecordServer(SCHEMA, transport) as server:
-        with rollway.TcpRecordClient("127.0.0.1", server.port, SCHEMA, keepalive_s=600.0) as client:
-            assert client.published_version == 0
-            for version in (3, 4):
-                server.publish(version)
-                until(lambda version=version: client.published_version == version)

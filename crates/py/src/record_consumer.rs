@@ -124,9 +124,8 @@ impl RecordConsumer {
     }
 
     /// Tells the workers which weights are the newest.
-    fn publish(&self, py: Python<'_>, version: u64) {
+    fn publish(&self, version: u64) {
         self.records.publish(version);
-        self.endpoints.announce(py);
     }
 
     #[getter]

@@ -38,18 +38,10 @@ impl Endpoints {
         self.0.replace(py, endpoints);
     }
 
-    fn living(&self, py: Python<'_>) -> Vec<Arc<Core>> {
-        self.0.with(py, |endpoints| endpoints.iter().filter_map(Weak::upgrade).collect())
-    }
-
-    /// Lets remote workers know that there are new weights.
-    pub fn announce(&self, py: Python<'_>) {
-        self.living(py).iter().for_each(|endpoint| endpoint.announce());
-    }
-
     /// How many workers there are, of `seated` producers: a transport sits on one seat for all its connections.
     pub fn workers(&self, py: Python<'_>, seated: usize) -> usize {
-        let endpoints = self.living(py);
+        let endpoints: Vec<_> =
+            self.0.with(py, |endpoints| endpoints.iter().filter_map(Weak::upgrade).collect());
         let connections: usize = endpoints.iter().map(|endpoint| endpoint.stats().connections as usize).sum();
         seated.saturating_sub(endpoints.len()) + connections
     }

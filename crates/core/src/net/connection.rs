@@ -23,10 +23,8 @@ use super::{frame, server};
 use crate::error::Error;
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// A frame may take this much longer for each byte: 1 MiB/s is slower than any network worth having.
@@ -192,18 +190,9 @@ async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>) -> Result<Ne
             wire.say(&Header { sequence, rows, ..Header::new(Kind::Full) }.bytes());
         }
         let producer_id = tenancy.producer_id;
-        let news = server.news.subscribe();
-        Connection {
-            wire,
-            server,
-            landing: &mut landing,
-            producer_id,
-            news,
-            head: [0; HEADER_BYTES],
-            have: 0,
-        }
-        .converse(progress)
-        .await
+        Connection { wire, server, landing: &mut landing, producer_id, head: [0; HEADER_BYTES], have: 0 }
+            .converse(progress)
+            .await
     };
     let taken_over = async {
         succeeded.await;
@@ -225,7 +214,6 @@ pub struct Connection<'a> {
     pub server: &'a Arc<Shared>,
     pub landing: &'a mut Landing,
     pub producer_id: u32,
-    news: watch::Receiver<()>,
     /// The next header, as far as it is here.
     head: [u8; HEADER_BYTES],
     have: usize,
@@ -289,9 +277,9 @@ impl Connection<'_> {
                 (_, Some(deadline)) => deadline,
                 (_, None) => *deadline.insert(Instant::now() + self.server.spec.frame_timeout),
             };
-            match timeout_at(due, self.hear()).await {
-                Ok(Some(read)) => self.have += read?,
-                Ok(None) => self.ping(), // It tells of the new weights.
+            let room = &mut self.head[self.have..];
+            match timeout_at(due, self.wire.fill(&mut [IoSliceMut::new(room)])).await {
+                Ok(read) => self.have += read?,
                 Err(_) if self.have > 0 => return Err(too_slow()),
                 Err(_) => {
                     silent += 1;
@@ -305,19 +293,6 @@ impl Connection<'_> {
         }
         self.have = 0;
         Ok(Header::parse(&self.head)?.ok_or(Damage("a header is not whole"))?)
-    }
-
-    /// Reads on in the header. `None`: there is news for a client that is silent.
-    async fn hear(&mut self) -> Option<io::Result<usize>> {
-        let (mut rooms, idle) = ([IoSliceMut::new(&mut self.head[self.have..])], self.have == 0);
-        let mut reading = std::pin::pin!(self.wire.fill(&mut rooms));
-        let mut news = std::pin::pin!(self.news.changed());
-        std::future::poll_fn(|cx| match reading.as_mut().poll(cx) {
-            Poll::Ready(read) => Poll::Ready(Some(read)),
-            Poll::Pending if idle => news.as_mut().poll(cx).map(|_| None),
-            Poll::Pending => Poll::Pending,
-        })
-        .await
     }
 
     /// Reads a frame that we do not know, to its end.

@@ -93,8 +93,6 @@ pub struct Shared {
     pub sessions: Arc<Sessions>,
     pub counters: ServerCounters,
     pub stop: watch::Sender<bool>,
-    /// Sent when the learner has told of new weights.
-    pub news: watch::Sender<()>,
     pub max_rows: usize,
     pub window: u32,
     lobby: Mutex<VecDeque<(u64, oneshot::Sender<()>)>>,
@@ -247,7 +245,6 @@ impl TcpServer {
             tls,
             counters: ServerCounters::default(),
             stop: watch::Sender::new(false),
-            news: watch::Sender::new(()),
             lobby: Mutex::default(),
             next_guest: AtomicU64::new(0),
             last_refusal: Mutex::default(),
@@ -342,11 +339,6 @@ impl TcpServer {
     /// The last client that was not let in, and why.
     pub fn last_refusal(&self) -> Option<Refused> {
         lock(&self.shared.last_refusal).clone()
-    }
-
-    /// The learner has told of new weights: clients that wait for nothing else are told now, not with the next word.
-    pub fn announce(&self) {
-        self.shared.news.send_replace(());
     }
 
     /// Says goodbye to the clients, gives back their slots and ends the threads. Idempotent.
