@@ -37,7 +37,7 @@ class RecordServer(Hosting):
             out. Each costs 64 bytes.
         on_full: What a worker does when its lane is full: ``"block"``, drop its own ``"drop_oldest"`` record or the
             ``"drop_newest"``, or ``"error"``. Drops are counted in `stats`.
-        preallocate: Take all the memory of a lane when its worker attaches, not when the data needs it.
+        preallocate: Take the memory of all lanes now, not as the data needs it.
         peer_timeout_s: How long `read` waits when every worker is gone and at least one of them died, before it raises
             `PeerDied`. ``None``: for ever.
 

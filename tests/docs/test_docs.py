@@ -1,11 +1,16 @@
-"""What the documents say is executed: docstrings, the README, the examples; and their links lead somewhere."""
+"""What the documents say is executed: docstrings, the README, the guides, the examples; and their links lead somewhere."""
 
+import asyncio
+import contextlib
 import doctest
 import importlib
+import os
 import pkgutil
 import re
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -35,25 +40,95 @@ def test_there_are_examples_in_docstrings():
 
 
 def run(path):
-    return subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=100)
+    """As a user runs it; what it started and did not end, ends with it."""
+    process = subprocess.Popen(
+        [sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        out, err = process.communicate(timeout=100)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert process.returncode == 0, err
+    return out
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_every_example_runs(example):
-    result = run(example)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.strip()
+    assert run(example).strip()
+
+
+def blocks(document):
+    return re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
 
 
 def test_the_readme_runs(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert blocks
-    for number, block in enumerate(blocks):
-        script = tmp_path / f"readme{number}.py"
-        script.write_text(block)
-        result = run(script)
-        assert result.returncode == 0, result.stderr
-        assert result.stdout.splitlines() == ["(32, 4) 32.0"] * 4
+    (block,) = blocks(ROOT / "README.md")
+    script = tmp_path / "readme.py"
+    script.write_text(block)
+    assert run(script).splitlines() == ["(32, 4) 32.0"] * 4
+
+
+def execute(document, number, changes=None, **names):
+    """Runs a block of a document in this process, and gives what it defined. Changes: text that is different here."""
+    block = blocks(ROOT / document)[number]
+    for old, new in (changes or {}).items():
+        assert old in block, f"{document} no longer says {old}"
+        block = block.replace(old, new)
+    exec(compile(block, f"{document}, block {number}", "exec"), names)
+    return names
+
+
+def test_the_guide_runs(capsys):
+    execute("docs/guide.md", 0)
+    assert capsys.readouterr().out == "32\n"
+
+
+def test_the_page_on_records_runs(capsys, name):
+    execute("docs/records.md", 0, {"docs-records": name})
+    assert capsys.readouterr().out == "(4, 6) 18 task-17\n"
+
+
+def test_an_environment_is_wrapped_as_the_page_on_atropos_says():
+    from atroposlib.envs.base import BaseEnv
+
+    class MyEnv(BaseEnv):
+        pass
+
+    wrapped = execute("docs/atropos.md", 0, MyEnv=MyEnv)["FastEnv"]
+    assert issubclass(wrapped, MyEnv) and "shm_name" in wrapped.env_config_cls.model_fields
+
+
+def test_a_trainer_reads_as_the_page_on_atropos_says(name):
+    from rollway.integrations.atropos import ATROPOS_SCHEMA
+    from rollway.integrations.atropos.group_sender import GroupSender
+
+    async def generate():
+        client = rollway.ShmRecordClient(name, ATROPOS_SCHEMA, connect_timeout_s=30)
+        sender = GroupSender(client, "run")
+        for item in range(2 * 16):
+            scored = {
+                "tokens": [[1, item], [1, item, 3]],
+                "masks": [[-100, item], [-100, item, 3]],
+                "scores": [0.0, 1.0],
+            }
+            await sender.send(scored, str(item), 0)
+        sender.close()
+
+    with ThreadPoolExecutor() as pool:
+        generated = pool.submit(asyncio.run, generate())
+        names = execute("docs/atropos.md", 1, {"run1": name, "1001": "3"})
+        generated.result(timeout=30)
+    assert names["step"] == 2 and names["batch"].fields["tokens"].shape == (32, 3)
+    assert names["scored"]["tokens"] == [[1, 16], [1, 16, 3]]
+    assert names["server"].closed
+
+
+def test_every_block_is_run():
+    found = {str(document.relative_to(ROOT)): len(blocks(document)) for document in DOCUMENTS}
+    run_above = {"README.md": 1, "docs/guide.md": 1, "docs/records.md": 1, "docs/atropos.md": 2}
+    assert {document: count for document, count in found.items() if count} == run_above
 
 
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benches").glob("*.md")]
