@@ -1,4 +1,4 @@
-"""A shared-memory directory of one megabyte: an error at creation, never a SIGBUS."""
+"""A shared-memory directory of one megabyte: an error at creation or where a lane has to grow, never a SIGBUS."""
 
 import os
 import subprocess
@@ -31,13 +31,16 @@ def tiny(tmp_path):
     subprocess.run(["umount", tmp_path], check=True)
 
 
+def run(code, directory):
+    environment = {**os.environ, "ROLLWAY_SHM_DIR": str(directory)}
+    command = [sys.executable, "-c", code, str(directory)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip().splitlines()
+
+
 def test_too_little_shared_memory_is_an_error_at_creation_that_says_what_to_do(tiny):
-    environment = {**os.environ, "ROLLWAY_SHM_DIR": str(tiny)}
-    run = subprocess.run(
-        [sys.executable, "-c", CODE, tiny], env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert run.returncode == 0, run.stderr
-    message, left = run.stdout.strip().splitlines()
+    message, left = run(CODE, tiny)
     assert "cannot reserve 96" in message and f"{tiny} has" in message and "of 1048576 bytes free" in message
     assert "rollway gc" in message and "--shm-size" in message
     assert left == "[]"
@@ -55,3 +58,53 @@ except rollway.NotEnoughMemory as error:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     assert "bytes of memory left" in run.stdout and "fewer buffers" in run.stdout
+
+
+LANE = """
+import os, sys, numpy as np, rollway
+from pathlib import Path
+schema = {"tokens": "int32[*]"}
+ballast = Path(sys.argv[1], "ballast")
+ballast.write_bytes(bytes(300_000))
+
+def record(value, length=5_000):
+    return {"tokens": np.full(length, value, np.int32)}
+
+def values(records):
+    return [int(record["tokens"][0]) for record in records if len(set(record["tokens"].tolist())) == 1]
+
+with (
+    rollway.RecordServer(schema, rollway.ShmTransport("lane"), lanes=1, lane_bytes=4 << 20, max_records=64) as server,
+    rollway.ShmRecordClient("lane", schema, on_full=POLICY) as client,
+):
+    try:
+        client.send(record(0, 500_000))  # nothing is there to be read: nobody would ever give room back
+    except rollway.NotEnoughMemory as error:
+        print(error)
+    sent = 0
+    try:
+        while True:
+            client.send(record(sent), timeout=0.05)
+            sent += 1
+    except rollway.NotEnoughMemory as error:
+        print(error)
+    assert 5 < sent < 60
+    read = server.read_many(sent // 2)
+    assert values(read) == list(range(sent // 2))
+    for one in read:
+        one.release()
+    client.send(record(sent), timeout=30)  # into the room of those
+    ballast.unlink()
+    client.send(record(sent + 1, 60_000), timeout=30)  # and the lane grows again
+    assert values(server.read_many(100)) == list(range(sent // 2, sent + 2))
+    assert server.stats()["reserved_records"] == 0
+print(os.listdir(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("policy", ["block", "error"])
+def test_a_lane_that_cannot_grow_is_an_error_that_costs_nothing_committed_and_goes_on_when_there_is_room(tiny, policy):
+    at_once, in_time, left = run(LANE.replace("POLICY", repr(policy)), tiny)
+    for message in (at_once, in_time):
+        assert "cannot reserve" in message and f"{tiny} has" in message and "rollway gc" in message
+    assert left == "[]"

@@ -90,7 +90,9 @@ impl Connection<'_> {
                         add(&server.counters.dropped, 1);
                         Span::Discard(bytes)
                     }
-                    Err(Error::Full) if intake.on_full() == OnFull::Error => {
+                    Err(Error::Full | Error::NoMemory { .. } | Error::NoRam { .. })
+                        if intake.on_full() == OnFull::Error =>
+                    {
                         part.refused = 1;
                         Span::Discard(bytes)
                     }

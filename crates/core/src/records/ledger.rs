@@ -62,6 +62,8 @@ pub struct Ledger {
     out: Vec<u32>,
     /// `released` at the last sweep.
     swept_at: u64,
+    /// Why the lane could not grow, if that was what the last attempt failed for.
+    refusal: Option<Error>,
 }
 
 impl Ledger {
@@ -78,6 +80,7 @@ impl Ledger {
             listed: vec![false; depth].into(),
             out: Vec::new(),
             swept_at: lane.line.free.released.load(Ordering::Relaxed),
+            refusal: None,
         };
         lane.grown()?;
         for (index, descriptor) in lane.table.iter().enumerate() {
@@ -137,6 +140,7 @@ impl Ledger {
             self.sweep(lane);
             found = self.find_room(lane, bytes);
         }
+        self.refusal = None;
         let Some((number, extent)) = found else {
             // Only what nobody has taken can be dropped, and that helps only where it is in the way.
             let hopeless = lane.vacancy() == Vacancy::None;
@@ -146,13 +150,21 @@ impl Ledger {
             self.allocator.release(extent);
             return match trouble {
                 // Somebody will give room back, and the lane goes on at its present size.
-                Trouble::Growth(_) if !self.out.is_empty() => Ok(Attempt::Unread),
+                Trouble::Growth(refusal) if !self.out.is_empty() => {
+                    self.refusal = Some(refusal);
+                    Ok(Attempt::Unread)
+                }
                 trouble => Err(trouble),
             };
         }
         self.list(lane.index_of(number), extent);
         let claim = lane.reserve(number, self.owner);
         Ok(Attempt::Room(Room { claim, start: extent.start, bytes }))
+    }
+
+    /// Why there was no room, if it was not that the lane is full, but that there is no memory for the rest of it.
+    pub fn take_refusal(&mut self) -> Option<Error> {
+        self.refusal.take()
     }
 
     /// Whether [`try_reserve`](Self::try_reserve) would find room now. It makes it exist, and takes nothing.

@@ -202,7 +202,8 @@ impl Producer {
     }
 
     /// Reserves room for a record of up to `bytes`. `None`: dropped, as the policy says. [`Error::Full`] when there is no
-    /// room, and the policy is to say so, or to wait, with no patience.
+    /// room, and the policy is to say so, or to wait, with no patience. [`Error::NoMemory`] or [`Error::NoRam`] when the lane
+    /// could not grow, and nobody gave room back in time.
     #[inline]
     pub fn reserve<P: Deref<Target = Producer>>(
         this: P,
@@ -296,7 +297,7 @@ impl Producer {
     ) -> Result<Option<Room>> {
         match self.on_full {
             OnFull::Block => self.wait_for_room(tenure, bytes, patience).map(Some),
-            OnFull::Error => Err(Error::Full),
+            OnFull::Error => Err(self.refusal_or(tenure, Error::Full)),
             OnFull::DropNewest => Ok(self.drop_newest(tenure)),
             OnFull::DropOldest => {
                 let mut attempt = full;
@@ -338,7 +339,7 @@ impl Producer {
             if let Attempt::Room(room) = self.try_reserve(tenure, bytes)? {
                 return Ok(room);
             }
-            let Some(left) = patience.left() else { return Err(Error::Timeout) };
+            let Some(left) = patience.left() else { return Err(self.refusal_or(tenure, Error::Timeout)) };
             match lane.line.room.wait(ticket, patrol.pause().min(left)) {
                 Woken::Rung => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
@@ -350,6 +351,11 @@ impl Producer {
                 }
             }
         }
+    }
+
+    /// What ends a search for room: that there is no memory for more of it, or what the caller takes it for.
+    fn refusal_or(&self, tenure: &Tenure, otherwise: Error) -> Error {
+        tenure.ledger().take_refusal().unwrap_or(otherwise)
     }
 
     fn patrol(&self) {
