@@ -153,12 +153,12 @@ pub enum Error {
     )]
     ConnectionClosed { address: String, why: String, unacknowledged: u64, first: u64 },
 
-    /// The learner's ring was full, and its policy is to say so.
+    /// The learner had no room, and its policy is to say so. `cargo` is "samples", or "records".
     #[error(
-        "the ring was full: the learner refused {count} samples, from number {first} on. Send them again later, or give \
-         the server another on_full"
+        "there was no room: the learner refused {count} {cargo}, from number {first} on. Send them again later, or give the \
+         server another on_full"
     )]
-    SamplesRefused { first: u64, count: u64 },
+    Refused { cargo: &'static str, first: u64, count: u64 },
 
     #[error("this {what} belongs to process {owner}: a forked child has to make its own")]
     Forked { what: &'static str, owner: u32 },

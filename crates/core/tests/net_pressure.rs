@@ -166,7 +166,7 @@ fn the_policy_error_names_what_was_refused() {
     let client = learner.client();
     put_many(&client, 0..10);
     let refused = client.wait(soon()).unwrap_err();
-    assert!(matches!(refused, Error::SamplesRefused { first: 8, count: 2 }), "{refused}");
+    assert!(matches!(refused, Error::Refused { cargo: "samples", first: 8, count: 2 }), "{refused}");
     client.wait(soon()).unwrap();
     assert_eq!((client.acknowledged(), learner.receive(8).len()), (10, 8));
     put_many(&client, 10..14); // It goes on.

@@ -593,7 +593,7 @@ fn the_policy_error_names_what_was_refused() {
     client.wait(soon()).unwrap();
     put(&client, 6, 10 * KIB);
     let refused = client.wait(soon()).unwrap_err();
-    assert!(matches!(refused, Error::SamplesRefused { first: 6, count: 1 }), "{refused}");
+    assert!(matches!(refused, Error::Refused { cargo: "records", first: 6, count: 1 }), "{refused}");
     client.wait(soon()).unwrap();
     put(&client, 7, 3 * KIB); // A smaller one finds room.
     client.wait(soon()).unwrap();

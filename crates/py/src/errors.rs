@@ -30,7 +30,7 @@ pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
         Error::RecordTooLarge { .. } => "RecordTooLarge",
         Error::HugePages { .. } => "HugePagesUnavailable",
         Error::Closed | Error::ConnectionClosed { .. } => "ConnectionClosedError",
-        Error::Full | Error::SamplesRefused { .. } => "RingFull",
+        Error::Full | Error::Refused { .. } => "RingFull",
         Error::Unreachable { .. } => "LearnerUnreachable",
         Error::Token { .. } => "NotAuthorized",
         Error::TokenRequired { .. } => "TokenRequired",

@@ -162,7 +162,7 @@ impl Shared {
     /// What has to be told to the next caller, before anything is done.
     fn check(&self, state: &mut State) -> Result<()> {
         if let Some((first, count)) = state.refused.take() {
-            return Err(Error::SamplesRefused { first, count });
+            return Err(Error::Refused { cargo: state.outbound.layout().cargo().name(), first, count });
         }
         match state.ended.clone() {
             Some(ended) => Err(self.error(state, &ended)),

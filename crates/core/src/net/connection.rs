@@ -156,7 +156,7 @@ type Never = std::convert::Infallible;
 async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>) -> Result<Never, End> {
     let inlet = &server.inlet;
     if inlet.is_closed() {
-        return Err(End::Refused(Refusal::Closed, "the learner has closed the ring".to_owned(), None));
+        return Err(End::Refused(Refusal::Closed, HAS_CLOSED.to_owned(), None));
     }
     let tenancy = server
         .sessions
@@ -394,10 +394,12 @@ impl Connection<'_> {
     }
 }
 
+const HAS_CLOSED: &str = "the learner has closed, and takes nothing more";
+
 /// The end of a connection whose ring or lane is closed, or damaged.
 pub fn closed(error: Error) -> End {
     let text = match error {
-        Error::Closed => "the learner has closed the ring".to_owned(),
+        Error::Closed => HAS_CLOSED.to_owned(),
         other => other.to_string(),
     };
     End::Parted(Farewell::RingClosed, text)

@@ -97,7 +97,7 @@ pub enum Kind {
     Records,
     /// Server: everything below `sequence` is settled; `credit` frames may be under way.
     Ack,
-    /// Server: `rows` samples from `sequence` on found the ring full, and its policy is to say so.
+    /// Server: `rows` samples or records from `sequence` on found no room, and the policy is to say so.
     Full,
     Ping,
     Pong,
@@ -412,6 +412,16 @@ codes! {
     }
 }
 
+impl Cargo {
+    /// As the texts of errors call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Cargo::Samples => "samples",
+            Cargo::Records => "records",
+        }
+    }
+}
+
 codes! {
     /// Why a client may not come in.
     Refusal {
@@ -438,7 +448,7 @@ codes! {
     Farewell {
         /// The client is done, and everything is acknowledged or given up. Its session may be forgotten.
         Finished = 1,
-        /// The learner has closed the ring.
+        /// The learner has closed its ring, or its records; or one of them is damaged, or cannot grow.
         RingClosed = 2,
         /// The server stops.
         Stopping = 3,

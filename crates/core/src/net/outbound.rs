@@ -111,9 +111,9 @@ impl Outbound {
         let frames = || self.queue.iter().map(|frame| &**frame).chain(&self.open);
         let largest = frames().map(|frame| frame.rows).max().unwrap_or(0);
         if largest > welcome.max_rows as usize {
-            let most = welcome.max_rows;
+            let (most, cargo) = (welcome.max_rows, self.layout.cargo().name());
             return Err(format!(
-                "the learner now takes {most} samples at a time, and {largest} are packed already"
+                "the learner now takes {most} {cargo} at a time, and {largest} are packed already"
             ));
         }
         let largest = frames().map(|frame| self.layout.largest_record(frame)).max().unwrap_or(0);

@@ -145,12 +145,12 @@ impl Producer {
         &self.records
     }
 
-    /// The name on its records. A forked child gets another with its first record, unless the caller brought one.
     /// Living consumers, and the pids of those who died without closing.
     pub fn consumers(&self) -> Census {
         self.seat.census(Role::Consumer)
     }
 
+    /// The name on its records. A forked child gets another with its first record, unless the caller brought one.
     pub fn producer_id(&self) -> u32 {
         self.tenure.latest().producer_id
     }
