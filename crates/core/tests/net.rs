@@ -12,7 +12,7 @@ use rollway_core::Error;
 use rollway_core::net::{Endpoint, Intake, TcpClient, TcpClientSpec, TcpServerSpec, Transport};
 use rollway_core::ring::producer::Origin;
 use rollway_core::ring::{Consumer, Patience, RingSpec};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
@@ -250,23 +250,7 @@ fn six_samples_through(cut: Option<(Way, usize)>) -> [usize; 2] {
 
 #[test]
 fn a_conversation_cut_at_any_byte_loses_and_doubles_nothing() {
-    let whole = six_samples_through(None);
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..6 {
-            scope.spawn(|| {
-                loop {
-                    let cut = next.fetch_add(1, Ordering::Relaxed);
-                    let (way, at) = match cut.checked_sub(whole[0]) {
-                        None => (Way::ToServer, cut),
-                        Some(at) if at < whole[1] => (Way::ToClient, at),
-                        Some(_) => return,
-                    };
-                    six_samples_through(Some((way, at)));
-                }
-            });
-        }
-    });
+    cut_everywhere(six_samples_through);
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod fixture;
 mod harness;
 
 use fixture::*;
-use harness::{Certificate, Proxy, Raw, Way, data, resident, unacknowledged};
+use harness::{Certificate, Proxy, Raw, Way, cut_everywhere, data, resident, unacknowledged};
 use proptest::prelude::*;
 use rollway_core::net::frame::{Cargo, Entry, Farewell, Header, Hello, Kind, Refusal, Welcome};
 use rollway_core::net::{
@@ -20,7 +20,7 @@ use rollway_core::{Error, Result};
 use std::collections::HashMap;
 use std::io::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const KIB: usize = 1024;
@@ -328,23 +328,7 @@ fn six_records_through(cut: Option<(Way, usize)>) -> [usize; 2] {
 
 #[test]
 fn a_conversation_cut_at_any_byte_loses_and_doubles_nothing() {
-    let whole = six_records_through(None);
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..6 {
-            scope.spawn(|| {
-                loop {
-                    let cut = next.fetch_add(1, Ordering::Relaxed);
-                    let (way, at) = match cut.checked_sub(whole[0]) {
-                        None => (Way::ToServer, cut),
-                        Some(at) if at < whole[1] => (Way::ToClient, at),
-                        Some(_) => return,
-                    };
-                    six_records_through(Some((way, at)));
-                }
-            });
-        }
-    });
+    cut_everywhere(six_records_through);
 }
 
 #[test]
