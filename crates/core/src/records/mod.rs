@@ -124,22 +124,17 @@ impl Records {
 
     fn fits(self, spec: &RecordsSpec<'_>) -> Result<Records> {
         let wanted = Geometry::new(spec.lanes, spec.descriptors, spec.lane_bytes)?;
-        let (name, creator) = (self.segment.name().to_owned(), self.segment.header().creator_pid);
-        let sizes =
-            |g: &Geometry| [("lanes", g.lanes), ("descriptors", g.descriptors), ("lane_bytes", g.lane_bytes)];
-        let pairs = sizes(&self.geometry).into_iter().zip(sizes(&wanted));
-        if let Some(((what, theirs), (_, ours))) = pairs.into_iter().find(|(theirs, ours)| theirs != ours) {
-            return Err(Error::Geometry { name, creator, what, theirs: theirs as u64, ours: ours as u64 });
-        }
+        let there = &self.geometry;
+        self.segment.check_sizes(&[
+            ("lanes", there.lanes, wanted.lanes),
+            ("descriptors", there.descriptors, wanted.descriptors),
+            ("lane_bytes", there.lane_bytes, wanted.lane_bytes),
+        ])?;
         self.unless_closed()
     }
 
-    /// The last consumer takes the name away first: then there is none, and the next one may be made.
     fn unless_closed(self) -> Result<Records> {
-        if self.is_closed() {
-            return Err(if self.segment.is_unlinked()? { self.segment.not_found() } else { Error::Closed });
-        }
-        Ok(self)
+        if self.is_closed() { Err(self.segment.shut_down()?) } else { Ok(self) }
     }
 
     /// The words of the records.

@@ -109,20 +109,13 @@ impl Ring {
     }
 
     fn fits(self, spec: &RingSpec<'_>) -> Result<Ring> {
-        let (name, creator) = (self.segment.name().to_owned(), self.segment.header().creator_pid);
-        let differs = |what, theirs: usize, ours: usize| {
-            let (theirs, ours) = (theirs as u64, ours as u64);
-            Err(Error::Geometry { name: name.clone(), creator, what, theirs, ours })
-        };
-        if self.geometry.batch_size != spec.batch_size {
-            return differs("batch_size", self.geometry.batch_size, spec.batch_size);
-        }
-        if self.geometry.num_buffers != spec.num_buffers {
-            return differs("num_buffers", self.geometry.num_buffers, spec.num_buffers);
-        }
+        let (batch_size, num_buffers) = (self.geometry.batch_size, self.geometry.num_buffers);
+        self.segment.check_sizes(&[
+            ("batch_size", batch_size, spec.batch_size),
+            ("num_buffers", num_buffers, spec.num_buffers),
+        ])?;
         if self.is_closed() {
-            // Its last consumer takes the name away first: then there is none, and the next one may be made.
-            return Err(if self.segment.is_unlinked()? { self.segment.not_found() } else { Error::Closed });
+            return Err(self.segment.shut_down()?);
         }
         Ok(self)
     }

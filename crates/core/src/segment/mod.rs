@@ -335,8 +335,24 @@ impl Segment {
         }
     }
 
+    /// The error for a name that nobody has.
     pub(crate) fn not_found(&self) -> Error {
         not_found(&self.name)
+    }
+
+    /// The error for what was shut down. Its last consumer takes the name away first: then there is none, and the next one may
+    /// be made.
+    pub(crate) fn shut_down(&self) -> Result<Error> {
+        Ok(if self.is_unlinked()? { self.not_found() } else { Error::Closed })
+    }
+
+    /// Refuses the first size that differs: what it is, theirs, ours.
+    pub(crate) fn check_sizes(&self, sizes: &[(&'static str, usize, usize)]) -> Result<()> {
+        let Some(&(what, theirs, ours)) = sizes.iter().find(|(_, theirs, ours)| theirs != ours) else {
+            return Ok(());
+        };
+        let (name, creator) = (self.name.clone(), self.header().creator_pid);
+        Err(Error::Geometry { name, creator, what, theirs: theirs as u64, ours: ours as u64 })
     }
 
     /// The error for a name that is taken by the living.
