@@ -186,12 +186,14 @@ impl Records {
     }
 
     pub fn is_closed(&self) -> bool {
+        // SYNC records.closed: Acquire here, Release in `shut_down`. What was committed before that is found by a look after this.
         self.protocol().control.closed.load(Ordering::Acquire) != 0
     }
 
     /// Shuts the records down: producers get an error, consumers what was committed, sleepers wake.
     pub fn shut_down(&self) {
         let protocol = self.protocol();
+        // SYNC records.closed: Release here, Acquire in `is_closed`. The rings below wake those who looked before.
         protocol.control.closed.store(1, Ordering::Release);
         protocol.control.readable.ring();
         protocol.lanes.iter().for_each(|lane| lane.room.ring());
@@ -204,11 +206,13 @@ impl Records {
 
     /// Tells everybody which weights are the newest.
     pub fn publish(&self, version: u64) {
+        // SYNC records.published: Release here, Acquire in `published`. Weights that lie in shared memory are written by then.
         self.protocol().control.published.store(version, Ordering::Release);
     }
 
     /// The newest weights that somebody told of; 0 until then.
     pub fn published(&self) -> u64 {
+        // SYNC records.published: Acquire here, Release in `publish`.
         self.protocol().control.published.load(Ordering::Acquire)
     }
 
@@ -236,7 +240,7 @@ impl Records {
             contents.grown_bytes += lane.grown().unwrap_or(0);
             for descriptor in lane.table {
                 let bytes = descriptor.bytes.load(Ordering::Relaxed) as usize;
-                match Word::unpack(descriptor.word.load(Ordering::Acquire)).state {
+                match Word::unpack(descriptor.word.load(Ordering::Relaxed)).state {
                     State::Free => {}
                     State::Reserved => contents.reserved_records += 1,
                     State::Ready => {

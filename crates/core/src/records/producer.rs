@@ -225,6 +225,7 @@ impl Producer {
     /// A reservation is over.
     #[inline]
     fn done(&self, tenure: &Tenure) {
+        // SYNC records.open: AcqRel here and in `close`. Whoever leaves the lane does so after every commit and abort in it.
         if tenure.open.fetch_sub(1, Ordering::AcqRel) == CLOSING | 1 {
             self.leave(tenure);
         }
@@ -430,6 +431,7 @@ impl Producer {
     /// Gives the lane to whoever comes next. What was committed stays to be read; what is reserved may still be committed.
     pub fn close(&self) {
         let Some(tenure) = self.here() else { return }; // A forked child that sent nothing: the lane is its parent's.
+        // SYNC records.open: as in `done`.
         if tenure.open.fetch_or(CLOSING, Ordering::AcqRel) == 0 {
             self.leave(tenure);
         }

@@ -223,10 +223,11 @@ impl<'a> LaneWords<'a> {
     pub fn clear_reserved(&self, me: Owner) {
         let mut cleared = 0;
         for descriptor in self.table {
-            let word = descriptor.word.load(Ordering::Acquire);
+            let word = descriptor.word.load(Ordering::Relaxed);
             let was = Word::unpack(word);
             if was.state == State::Reserved && was.owner != me {
                 let free = Word::free(was.number).pack();
+                // SYNC records.free: as in `abort`. A patrol may be at it, too: one of us counts it.
                 cleared +=
                     descriptor.word.compare_exchange(word, free, Ordering::AcqRel, Ordering::Relaxed).is_ok()
                         as u64;
@@ -257,7 +258,7 @@ impl<'a> LaneWords<'a> {
         let reserved = Word::new(number, State::Reserved, me).pack();
         self.at(number).word.store(reserved, Ordering::Relaxed);
         crash_point(Point::RecordReserved);
-        // SYNC records.head: Release here, Acquire in `find_ready`. The word above comes first (I4).
+        // SYNC records.head: Release here, Acquire in `span`. The word above comes first (I4).
         self.line.write.head.store(number.wrapping_add(1), Ordering::Release);
         crash_point(Point::RecordNumbered);
         Claim { lane: self.index, number, owner: me }
@@ -280,7 +281,8 @@ impl<'a> LaneWords<'a> {
         descriptor.version.store(entry.stamp.version, Ordering::Relaxed);
         descriptor.kind.store(entry.stamp.kind, Ordering::Relaxed);
         crash_point(Point::RecordWritten);
-        // SYNC records.ready: Release here, Acquire in `find_ready`. Publishes the bytes, the place and the stamp (I2).
+        // SYNC records.ready: Release here, Acquire in `find_ready`, `ready_word`, `oldest_returned` and `Ledger::draw_up`.
+        // Publishes the bytes, the place and the stamp (I2).
         descriptor.word.store(Word::ready(number).pack(), Ordering::Release);
         crash_point(Point::RecordReady);
         self.line.write.sent.fetch_add(1, Ordering::Relaxed);
@@ -289,6 +291,7 @@ impl<'a> LaneWords<'a> {
 
     /// Gives a reservation back, unwritten or half-written.
     pub fn abort(&self, claim: &Claim) {
+        // SYNC records.free: Release here, Acquire in `vacancy` and `Ledger::sweep`. Nobody read it, and we are done writing.
         self.at(claim.number).word.store(Word::free(claim.number).pack(), Ordering::Release);
         self.line.free.aborted.fetch_add(1, Ordering::Relaxed);
         self.line.room.ring_if_waiting(); // Another thread may wait with the same handle (I9).
@@ -484,6 +487,7 @@ impl<'a> LaneWords<'a> {
 
     /// The oldest record that is Ready again, with its word and how far it is below `head`.
     fn oldest_returned(&self, head: u64) -> Option<(&'a Descriptor, u64, u64)> {
+        // SYNC records.ready: Acquire here, AcqRel in `make_ready_again`, behind the Release in `commit` (I2).
         let words = self.table.iter().map(|descriptor| (descriptor, descriptor.word.load(Ordering::Acquire)));
         let returned = words.filter_map(|(descriptor, word)| {
             let was = Word::unpack(word);
@@ -515,6 +519,7 @@ impl<'a> LaneWords<'a> {
     /// Makes a Taken record Ready again, and counts it; false when somebody else was faster.
     pub(super) fn make_ready_again(&self, descriptor: &Descriptor, taken: u64) -> bool {
         let ready = Word::ready_again(Word::unpack(taken).number).pack();
+        // SYNC records.ready: AcqRel here, so that what `commit` published reaches who loads this word with Acquire (I2).
         let won = descriptor.word.compare_exchange(taken, ready, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if won {
             crash_point(Point::RecordReturned);

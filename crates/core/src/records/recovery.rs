@@ -42,7 +42,8 @@ pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repai
     for lane in records.existing_lanes() {
         let (mut freed, mut given_back) = (0, false);
         for descriptor in lane.table {
-            let word = descriptor.word.load(Ordering::Acquire);
+            // Decides nothing alone: every repair below is a CAS from this word.
+            let word = descriptor.word.load(Ordering::Relaxed);
             let was = Word::unpack(word);
             match was.state {
                 State::Taken if memo.is_dead(was.owner) => {
@@ -52,6 +53,7 @@ pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repai
                 }
                 State::Reserved if memo.is_dead(was.owner) => {
                     let free = Word::free(was.number).pack();
+                    // SYNC records.free: Release here, Acquire in `vacancy` and `Ledger::sweep`.
                     let freeing =
                         descriptor.word.compare_exchange(word, free, Ordering::AcqRel, Ordering::Relaxed);
                     freed += freeing.is_ok() as usize;
@@ -73,6 +75,7 @@ pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repai
         let Tenancy { epoch, owner: tenant } = Tenancy::unpack(word);
         if tenant.is_some_and(|tenant| memo.is_dead(tenant)) {
             let nobody = Tenancy { epoch, owner: None }.pack();
+            // SYNC records.lane: Release here, Acquire in `take_lane`. The reservations of the dead are Free before that.
             let _ = owner.compare_exchange(word, nobody, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
@@ -99,6 +102,7 @@ impl Wake {
         for (index, (record, known)) in seats.iter().zip(&mut self.0).enumerate() {
             // Holders are counted from one. All before the last are gone, whatever the last one is doing: he sweeps what the
             // one before him left, but he may have been stopped before he could.
+            // SYNC seat.life: Acquire here, AcqRel in `Seat::take`. Who is counted here has the lock that we ask about.
             let life = record.life.load(Ordering::Acquire);
             let gone = if life == 0 || life as u64 == *known || !seat.is_alive(Owner::new(index, life)) {
                 life as u64
