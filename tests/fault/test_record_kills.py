@@ -156,36 +156,30 @@ def test_a_stopped_worker_is_not_dead_and_stops_nobody(name, child):
 
 
 def test_killed_learners_lose_nothing(name):
-    """Learners die holding records; those come again, and what was released does not."""
-    ledger = Ledger(4)
+    """Learners die with records in their hands: those come again, and what was released does not."""
+    released, holding = Ledger(300), Ledger(1)
 
-    def learn(budget):
+    def learn(life):
         server = rollway.RecordServer(SCHEMA, rollway.ShmTransport(name))
-        for _ in range(budget):
-            record = server.read()
-            ledger.note(1, ledger.read(1) + 1)  # released is certain only after the note; see below
-            ledger.note(2, int(record["id"][2]))
-            record.release()
-            ledger.note(3, ledger.read(1))
+        for _ in range(30):
+            with server.read() as record:
+                counter = int(record["id"][2])
+            released.note(counter, released.read(counter) + 1)
         held = [server.read() for _ in range(3)]
-        ledger.note(0, len(held))
+        holding.note(0, life * len(held))
         signal.pause()
 
-    keeper = rollway.RecordServer(SCHEMA, rollway.ShmTransport(name))
-    producer = forked(produce, name, 0, 0, Ledger(1), 0, 300)
-    seen = 0
-    for _ in range(5):
-        pid = forked(learn, 30)
-        until(lambda: ledger.read(0) == 3, 60)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        ledger.note(0, 0)
-        seen += 30
     tally = Tally()
-    while seen < 300:
-        tally.add(keeper.read(timeout=60))
-        seen += 1
-    assert os.waitstatus_to_exitcode(os.waitpid(producer, 0)[1]) == 0
-    assert ledger.read(1) == ledger.read(3) == 150
-    assert keeper.try_read() is None
-    keeper.close()
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name)) as keeper:
+        producer = forked(produce, name, 0, 0, Ledger(1), 0, 300)
+        for life in range(1, 6):
+            pid = forked(learn, life)
+            until(lambda life=life: holding.read(0) == life * 3, 60)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        for _ in range(300 - 5 * 30):
+            tally.add(keeper.read(timeout=60))
+        assert os.waitstatus_to_exitcode(os.waitpid(producer, 0)[1]) == 0
+        assert keeper.try_read() is None
+    came = [released.read(counter) + (counter in tally.seen[0, 0]) for counter in range(300)]
+    assert came == [1] * 300
