@@ -20,4 +20,4 @@ class Hurried:
 def main(arguments):
     """The launcher, in a process of its own."""
     base.asyncio = Hurried()
-    __main__.main(arguments)
+    __main__.main([*arguments])

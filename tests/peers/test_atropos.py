@@ -545,11 +545,27 @@ def test_the_launcher_runs_a_file_unedited(started):
     assert environment.returncode == 0, said
 
 
-def test_the_api_command_is_the_hub(name, make, port, started):
-    context = multiprocessing.get_context("forkserver")
-    arguments = ["api", "--shm-name", name, "--host", "127.0.0.1", "--port", str(port)]
-    process = context.Process(target=atropos_hurry.main, args=(arguments,), daemon=True)
-    process.start()
+@pytest.fixture
+def launched(started):
+    """Starts the launcher in processes that are forked from one with Atropos in it."""
+    processes = []
+
+    def launch(*arguments):
+        target = atropos_hurry.main
+        processes.append(
+            multiprocessing.get_context("forkserver").Process(target=target, args=(arguments,), daemon=True)
+        )
+        processes[-1].start()
+        return processes[-1]
+
+    yield launch
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+def test_the_api_command_is_the_hub(name, make, port, launched):
+    process = launched("api", "--shm-name", name, "--host", "127.0.0.1", "--port", str(port))
 
     async def run():
         async with trainer(port) as ask:
@@ -558,29 +574,51 @@ def test_the_api_command_is_the_hub(name, make, port, started):
             async with running(make(ToyEnv, items=50, **settings)):
                 equal(await batches(ask, 4))
 
-    try:
-        asyncio.run(run())
-        process.terminate()
-        process.join(SECONDS)
-        assert process.exitcode == 143
-    finally:
-        process.kill()
-        process.join()
+    asyncio.run(run())
+    process.terminate()
+    process.join(SECONDS)
+    assert process.exitcode == 143
 
 
-def test_environments_killed_in_the_middle_and_started_again(learner, tokenizer):
+def test_ctrl_c_ends_an_environment_and_leaves_what_it_had_sent(learner, tokenizer, launched):
+    environment = launched(f"{ENV_FILE}:ToyEnv", *flags(learner.name, tokenizer))
+    reader = GroupReader(learner, deadline_s=1.0)
+    keys = [key for key, _ in asyncio.run(read_groups(reader, 5))]
+    os.kill(environment.pid, signal.SIGINT)
+    environment.join(SECONDS)
+    assert environment.exitcode == 1, "a KeyboardInterrupt that nobody caught"
+    with contextlib.suppress(rollway.WaitTimeout):
+        while (group := reader.read(2.0)) is not None:
+            assert decode_group(group.records) == expected_group(int(group.key.instance_id), SIZE)
+            keys.append(group.key)
+            group.release()
+    assert len(set(keys)) == len(keys)
+    stats = learner.stats()
+    assert stats["producers_alive"] == stats["reserved_records"] == 0
+
+
+def test_ctrl_c_ends_the_hub_and_leaves_nothing(name, port, launched):
+    process = launched("api", "--shm-name", name, "--host", "127.0.0.1", "--port", str(port))
+
+    async def registered():
+        async with trainer(port):
+            pass
+
+    asyncio.run(registered())
+    os.kill(process.pid, signal.SIGINT)
+    process.join(SECONDS)
+    assert process.exitcode == 1, "a KeyboardInterrupt that nobody caught"
+
+
+def test_environments_killed_in_the_middle_and_started_again(learner, tokenizer, launched):
     arguments = [f"{ENV_FILE}:ToyEnv", *flags(learner.name, tokenizer, max_batches_offpolicy=50)]
-    context = multiprocessing.get_context("forkserver")
     reader = GroupReader(learner, deadline_s=1.0)
     seen = []
     for _ in range(3):
-        environment = context.Process(target=atropos_hurry.main, args=(arguments,), daemon=True)
-        environment.start()
-        try:
-            seen += asyncio.run(read_groups(reader, random.randint(20, 60)))
-        finally:
-            os.kill(environment.pid, signal.SIGKILL)
-            environment.join()
+        environment = launched(*arguments)
+        seen += asyncio.run(read_groups(reader, random.randint(20, 60)))
+        environment.kill()
+        environment.join()
         assert environment.exitcode == -signal.SIGKILL
     with contextlib.suppress(rollway.WaitTimeout):  # what the dead had committed; a half group is not among it
         while (group := reader.read(2.0)) is not None:

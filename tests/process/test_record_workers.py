@@ -5,6 +5,8 @@ import hashlib
 import multiprocessing
 import os
 import random
+import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -203,3 +205,46 @@ def test_a_coroutine_that_waits_for_room_hears_of_the_learners_death(name, child
     asyncio.run(main())
     client.close()
     until(lambda: any(segment.name == name for segment in rollway.gc()))  # once the waiting thread has let go of it
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "server.read()",
+        "server.read_many(2)",
+        "fill(client); client.send(record)",
+        "fill(client); client.reserve({'tokens': 900})",
+        "fill(client); client.tombstone(rollway.RecordKey('run', 'train', 0, 'x' * 4000, 0))",
+        "fill(remote); remote.send(record)",
+        "fill(remote); remote.wait()",
+    ],
+)
+def test_ctrl_c_ends_every_wait(child, call):
+    waiting = child(
+        f"""
+        import sys, numpy as np, rollway
+        schema, record = {{"tokens": "int32[*]"}}, {{"tokens": np.zeros(900, np.int32)}}
+        def fill(client):  # a lane has room for one; another is on its way
+            for _ in range(2 if client is remote else 1): client.send(record)
+        shm = rollway.ShmTransport()
+        with rollway.RecordServer(schema, [shm, rollway.TcpTransport()], lanes=2, lane_bytes=4096) as server:
+            client = rollway.ShmRecordClient(server.name, schema)
+            remote = rollway.TcpRecordClient("127.0.0.1", server.port, schema, max_inflight_msgs=1)
+            print("ready", flush=True)
+            try:
+                {call}
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+            server.close()
+            client.close()
+            try:
+                remote.close(timeout=0)
+            except (rollway.WaitTimeout, rollway.ConnectionClosedError):
+                pass  # what nobody had read was never taken
+        """
+    )
+    waiting.says("ready")
+    until(lambda: "futex" in Path(f"/proc/{waiting.pid}/wchan").read_text() or waiting.process.poll() is not None)
+    os.kill(waiting.pid, signal.SIGINT)
+    waiting.says("interrupted")
+    waiting.ends()
