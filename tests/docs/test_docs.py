@@ -45,7 +45,7 @@ def run(path):
         [sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=250)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -54,6 +54,7 @@ def run(path):
     return out
 
 
+@pytest.mark.timeout(300)  # one of them imports Atropos and SkyRL, on a machine that may be busy
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_every_example_runs(example):
     assert run(example).strip()
