@@ -7,6 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 UV := $(shell command -v uv 2>/dev/null || echo $(VENV)/bootstrap/bin/uv)
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+LOOM := RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --release --test loom_ring --test loom_records
 INSTALL := $(UV) pip install -q --python $(PY)
 # A dozen processes of the tests import torch, ray and SkyRL: compiled once, not by each of them anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,7 +26,7 @@ test-rust: ## Unit and property tests of the core, and the kill matrix
 	cargo test -q -p rollway-core --features fault
 
 test-loom: ## The shipped protocol under loom: every interleaving of two or three threads
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --release --test loom_ring --test loom_records
+	$(LOOM)
 
 test-fault: ## The kill matrix alone: SIGKILL and SIGSTOP at every named crash point
 	cargo test -q -p rollway-core --features fault --test fault_ring --test fault_records
@@ -41,8 +42,9 @@ test-peers: $(VENV)/.test ## Python tests with large packages in them: peers, do
 	    ROLLWAY_SHM_DIR="$$directory" $(PY) -m pytest -q tests/peers tests/docs; \
 	    test -z "$$(ls -A "$$directory")"
 
-soak: $(VENV)/.test ## Hours in minutes: 8 producers x 1,000,000 samples, kills under full load
+soak: $(VENV)/.test ## Hours in minutes: 8 producers x 1,000,000 samples, kills under full load; every model with two preemptions
 	$(PY) -m pytest -q tests --soak -m soak
+	LOOM_MAX_PREEMPTIONS=2 $(LOOM)
 
 fuzz: ## Any bytes, read as frames, for a minute (needs nightly and cargo-fuzz)
 	cargo +nightly fuzz run frame -- -max_total_time=60

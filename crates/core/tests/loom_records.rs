@@ -4,35 +4,22 @@
 //!
 //! The words lie on loom's heap, the data in loom's cells: a read that does not happen after its write, or a write under a
 //! reader, is an error; a wake-up that is lost is a deadlock, and loom reports both. The producers keep the shipped
-//! [`Ledger`], so what is allocated twice shows as two writers of one cell. A death is a panic at a crash point, caught in
-//! its thread; the survivors act beside it, and look once more when it is over, for loom has no clock for a patrol.
+//! [`Ledger`], so what is allocated twice shows as two writers of one cell. Who survives a death acts beside it, and looks once more
+//! when it is over, for loom has no clock for a patrol.
 #![cfg(loom)]
 
+mod mortal;
+
 use loom::cell::UnsafeCell;
-use loom::thread;
+use mortal::{Mortal, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn};
 use rollway_core::records::layout::{Control, Descriptor, Lane};
 use rollway_core::records::ledger::{Attempt, Ledger, Room};
 use rollway_core::records::protocol::{Entry, LaneWords, Protocol, Stamp, Taken};
 use rollway_core::records::recovery::recover;
 use rollway_core::segment::Owner;
-use rollway_core::sync::{AtomicU32, Ordering, Point, crash_point, fault};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Mutex};
+use rollway_core::sync::{Ordering, Point, crash_point};
+use std::sync::Arc;
 use std::time::Duration;
-
-/// Explores `model` with at most `preemptions` switches that no thread asked for.
-fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
-    builder.max_branches = 20_000;
-    let count = Arc::new(std::sync::atomic::AtomicU64::new(0));
-    let counter = count.clone();
-    builder.check(move || {
-        counter.fetch_add(1, Ordering::Relaxed);
-        model()
-    });
-    println!("{} executions", count.load(Ordering::Relaxed));
-}
 
 /// The data of one record in two halves, so that a half-written one can be told from a whole one.
 struct Cell([UnsafeCell<u64>; 2]);
@@ -179,23 +166,8 @@ impl Heap {
     }
 }
 
-fn owner(seat: usize) -> Owner {
-    Owner::new(seat, 1)
-}
-
 const CONSUMER: usize = 9;
 const OTHER: usize = 8;
-const VICTIM: usize = 7;
-
-fn spawn<T: 'static>(heap: &Arc<Heap>, run: impl FnOnce(&Heap) -> T + 'static) -> thread::JoinHandle<T> {
-    let heap = heap.clone();
-    thread::spawn(move || run(&heap))
-}
-
-fn sorted(mut values: Vec<u64>) -> Vec<u64> {
-    values.sort_unstable();
-    values
-}
 
 // ── everybody lives ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -452,9 +424,9 @@ fn a_sleeping_consumer_hears_of_the_shutdown() {
 
 // ── somebody dies ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-/// What a dying thread leaves for the judge. Loom's threads share one OS thread, so plain locks cost no branches.
+/// What a dying thread leaves for the judge.
 #[derive(Default)]
-struct Testament {
+struct Deeds {
     /// Records that the dead had committed: they must arrive.
     committed: Vec<u64>,
     /// What it is about to commit.
@@ -462,116 +434,23 @@ struct Testament {
     /// Records that the dead had taken and released.
     consumed: Vec<u64>,
     in_hand: Option<u64>,
-    died: bool,
-    reached: Vec<Point>,
 }
 
-/// At which point to die, and at which reach of it.
-type Fate = Option<(Point, usize)>;
-
-/// One who may die.
-struct Mortal {
-    dead: AtomicU32,
-    testament: Mutex<Testament>,
-}
-
-/// The unwinding that stands for a death.
-struct Death;
-
-impl Mortal {
-    fn new() -> Arc<Mortal> {
-        fault::on_point(|_| {}); // The last execution's hook goes.
-        Arc::new(Mortal { dead: AtomicU32::new(0), testament: Mutex::default() })
-    }
-
-    /// Starts a thread that lives up to the chosen point.
-    fn live(
-        self: &Arc<Self>,
-        heap: &Arc<Heap>,
-        fate: Fate,
-        life: impl FnOnce(&Heap, &Mortal) + 'static,
-    ) -> thread::JoinHandle<()> {
-        let this = self.clone();
-        spawn(heap, move |heap| {
-            let (witness, me) = (this.clone(), thread::current().id());
-            fault::on_point(move |at| {
-                if thread::current().id() != me {
-                    return;
-                }
-                let mut testament = witness.testament.lock().unwrap();
-                match at {
-                    Point::RecordReady => {
-                        let value = testament.writing;
-                        testament.committed.push(value);
-                    }
-                    Point::RecordFreed => {
-                        let read = testament.in_hand.take();
-                        testament.consumed.extend(read);
-                    }
-                    _ => {}
-                }
-                testament.reached.push(at);
-                let nth = testament.reached.iter().filter(|before| **before == at).count();
-                if fate == Some((at, nth)) {
-                    testament.died = true;
-                    drop(testament);
-                    resume_unwind(Box::new(Death));
-                }
-            });
-            if let Err(cause) = catch_unwind(AssertUnwindSafe(|| life(heap, &this))) {
-                if !cause.is::<Death>() {
-                    resume_unwind(cause);
-                }
-                this.dead.store(1, Ordering::Release);
-            }
-        })
-    }
-
-    fn send(&self, heap: &Heap, ledger: &mut Ledger, value: u64) {
-        self.testament.lock().unwrap().writing = value;
-        heap.send(ledger, value);
-    }
-
-    /// Asks the kernel, so to speak.
-    fn is_dead(&self, who: Owner) -> bool {
-        who == owner(VICTIM) && self.dead.load(Ordering::Acquire) == 1
-    }
-
-    fn recover(&self, heap: &Heap) {
-        recover(&heap.records(), |who| self.is_dead(who));
-    }
-}
-
-/// Explores `model` once without a death, to see how often each of `points` is reached, and then with a death at every
-/// one of these reaches. The model says how the victim ended.
-fn kill_everywhere(
-    preemptions: usize,
-    points: &'static [Point],
-    model: impl Fn(Fate) -> Arc<Mortal> + Clone + Send + Sync + 'static,
-) {
-    let reaches = Arc::new(Mutex::new(vec![0; points.len()]));
-    let (most, live) = (reaches.clone(), model.clone());
-    explore(preemptions, move || {
-        let survivor = live(None);
-        let testament = survivor.testament.lock().unwrap();
-        for (most, point) in most.lock().unwrap().iter_mut().zip(points) {
-            *most = testament.reached.iter().filter(|at| *at == point).count().max(*most);
-        }
-    });
-    for (&point, &most) in points.iter().zip(&*reaches.lock().unwrap()) {
-        assert!(most > 0, "nobody reaches {point:?}");
-        for nth in 1..=most {
-            let deaths = Arc::new(Mutex::new(0));
-            let (counter, die) = (deaths.clone(), model.clone());
-            explore(preemptions, move || {
-                let victim = die(Some((point, nth)));
-                *counter.lock().unwrap() += victim.testament.lock().unwrap().died as usize;
-            });
-            let deaths = *deaths.lock().unwrap();
-            println!("{deaths} deaths at {point:?}, reach {nth} of {most}");
-            assert!(deaths > 0);
+impl Testament for Deeds {
+    fn pass(&mut self, at: Point) {
+        match at {
+            Point::RecordReady => self.committed.push(self.writing),
+            Point::RecordFreed => self.consumed.extend(self.in_hand.take()),
+            _ => {}
         }
     }
+}
+
+type Victim = Mortal<Deeds>;
+
+/// As a survivor's patrol does it.
+fn recover_from(victim: &Victim, heap: &Heap) {
+    recover(&heap.records(), |who| victim.is_dead(who));
 }
 
 #[test]
@@ -589,24 +468,25 @@ fn a_killed_producer_leaves_what_it_had_committed_and_its_lane_to_the_next() {
     ];
     kill_everywhere(2, POINTS, |fate| {
         let heap = Heap::new(1, 2, 2);
-        let victim = Mortal::new();
+        let victim = Victim::new();
         let dying = victim.live(&heap, fate, |heap, victim| {
             let mut ledger = heap.producer(VICTIM);
-            victim.send(heap, &mut ledger, 1);
+            victim.testament().writing = 1;
+            heap.send(&mut ledger, 1);
         });
         let mut received = Vec::new();
         heap.control.readable.announce();
         heap.drain(owner(CONSUMER), &mut received);
-        victim.recover(&heap);
+        recover_from(&victim, &heap);
         dying.join().unwrap();
-        if victim.testament.lock().unwrap().died {
+        if victim.died() {
             let mut next = heap.join(owner(2), |who| victim.is_dead(who)).expect("the lane of the dead");
             heap.send(&mut next, 2);
         }
         heap.drain(owner(CONSUMER), &mut received);
-        let testament = victim.testament.lock().unwrap();
+        let testament = victim.testament();
         let mut expected = testament.committed.clone();
-        expected.extend(testament.died.then_some(2));
+        expected.extend(victim.died().then_some(2));
         assert_eq!(received, expected);
         drop(testament);
         victim
@@ -659,20 +539,20 @@ fn a_killed_consumer_has_taken_nothing_that_it_had_not_released() {
         let mut ledger = heap.producer(1);
         heap.send(&mut ledger, 1);
         heap.send(&mut ledger, 2);
-        let victim = Mortal::new();
+        let victim = Victim::new();
         let dying = victim.live(&heap, fate, |heap, victim| {
             while let Some(taken) = heap.try_take(owner(VICTIM)) {
-                victim.testament.lock().unwrap().in_hand = Some(heap.read(&taken));
+                victim.testament().in_hand = Some(heap.read(&taken));
                 heap.release(&taken);
             }
         });
         let mut received = Vec::new();
         heap.drain(owner(CONSUMER), &mut received);
-        victim.recover(&heap);
+        recover_from(&victim, &heap);
         dying.join().unwrap();
-        victim.recover(&heap);
+        recover_from(&victim, &heap);
         heap.drain(owner(CONSUMER), &mut received);
-        received.extend(&victim.testament.lock().unwrap().consumed);
+        received.extend(&victim.testament().consumed);
         assert_eq!(sorted(received), [1, 2]);
         victim
     });
@@ -710,7 +590,7 @@ fn one_who_recovers_may_die_himself() {
         heap.send(&mut ledger, 2);
         heap.try_take(owner(6)).unwrap();
         let is_dead = |who| who == owner(6);
-        let victim = Mortal::new();
+        let victim = Victim::new();
         let dying = victim.live(&heap, fate, move |heap, _| {
             recover(&heap.records(), is_dead);
         });
@@ -732,7 +612,7 @@ fn a_producer_killed_while_it_drops_has_dropped_what_it_freed() {
         let mut ledger = heap.producer(VICTIM);
         heap.send(&mut ledger, 1);
         heap.send(&mut ledger, 2);
-        let victim = Mortal::new();
+        let victim = Victim::new();
         let dying = victim.live(&heap, fate, move |heap, _| {
             ledger.drop_oldest(&heap.lane(0)).unwrap();
         });
@@ -741,8 +621,8 @@ fn a_producer_killed_while_it_drops_has_dropped_what_it_freed() {
         dying.join().unwrap();
         heap.drain(owner(CONSUMER), &mut received);
         assert!(received == [1, 2] || received == [1] || received == [2], "{received:?}");
-        let reached = victim.testament.lock().unwrap().reached.contains(&Point::RecordDropped);
-        assert_eq!(received.len(), 2 - reached as usize);
+        let reached = victim.reached(Point::RecordDropped);
+        assert_eq!(received.len(), 2 - reached);
         victim
     });
 }

@@ -3,35 +3,23 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom_ring`
 //!
 //! The words lie on loom's heap, the payload in loom's cells: a read that does not happen after its write is an error,
-//! a wake-up that is lost is a deadlock, and loom reports both. A death is a panic at a crash point, caught in its
-//! thread. The dead wake nobody, and loom has no clock for a patrol: where somebody dies (or gives a slot back, which
-//! is only a hint to the others), the survivors look again and again instead of sleeping.
+//! a wake-up that is lost is a deadlock, and loom reports both. The dead wake nobody, and loom has no clock for a patrol:
+//! where somebody dies (or gives a slot back, which is only a hint to the others), the survivors look again and again
+//! instead of sleeping.
 #![cfg(loom)]
+
+mod mortal;
 
 use loom::cell::UnsafeCell;
 use loom::thread;
+use mortal::{Mortal, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn};
 use rollway_core::ring::layout::{Buffer, Control, Slot, SlotWord};
 use rollway_core::ring::protocol::{Claim, Claimant, Protocol, Taken};
 use rollway_core::ring::recovery::recover;
 use rollway_core::segment::Owner;
-use rollway_core::sync::{AtomicU32, AtomicU64, Bell, Ordering, Point, crash_point, fault};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use rollway_core::sync::{AtomicU32, AtomicU64, Bell, Ordering, Point, crash_point};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-
-/// Explores `model` with at most `preemptions` switches that no thread asked for.
-fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
-    builder.max_branches = 20_000;
-    let count = Arc::new(std::sync::atomic::AtomicU64::new(0));
-    let counter = count.clone();
-    builder.check(move || {
-        counter.fetch_add(1, Ordering::Relaxed);
-        model()
-    });
-    println!("{} executions", count.load(Ordering::Relaxed));
-}
 
 /// A payload in two halves, so that a half-written one can be told from a whole one.
 struct Row([UnsafeCell<u64>; 2]);
@@ -185,21 +173,7 @@ impl Heap {
     }
 }
 
-fn owner(seat: usize) -> Owner {
-    Owner::new(seat, 1)
-}
-
 const CONSUMER: usize = 9;
-
-fn spawn(heap: &Arc<Heap>, run: impl FnOnce(&Heap) + 'static) -> thread::JoinHandle<()> {
-    let heap = heap.clone();
-    thread::spawn(move || run(&heap))
-}
-
-fn sorted(mut values: Vec<u64>) -> Vec<u64> {
-    values.sort_unstable();
-    values
-}
 
 // ── the bell ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -432,9 +406,11 @@ fn a_producer_blocked_on_a_full_ring_is_woken_by_a_release() {
 
 #[test]
 fn two_blocked_producers_are_both_woken() {
-    explore(2, || {
-        let heap = Heap::new(2, 2);
-        (1..5).for_each(|value| heap.send(owner(1), value)); // Full.
+    // One preemption: two take minutes with three threads. There are models with two of each half: two who sleep on one bell,
+    // and one producer that is blocked. `make soak` does the whole.
+    explore(1, || {
+        let heap = Heap::new(2, 1);
+        (1..3).for_each(|value| heap.send(owner(1), value)); // Full.
         let taken = heap.take(owner(CONSUMER));
         let blocked = [1, 2].map(|seat| {
             spawn(&heap, move |heap| {
@@ -593,18 +569,28 @@ fn a_slot_given_back_in_a_flushed_batch_does_not_keep_the_consumer_asleep() {
     });
 }
 
+// Three threads with a loop each: two preemptions of the whole take minutes. So they are explored with two where the third
+// one does the least that the others may notice, and with one where it does all. `make soak` does the whole with two.
+
 #[test]
 fn a_batch_closed_early_by_one_consumer_wakes_the_other() {
-    explore(2, || {
+    close_early_beside_a_sleeper(2, |_| {});
+}
+
+#[test]
+fn a_batch_closed_early_and_given_back_by_one_consumer_wakes_the_other() {
+    close_early_beside_a_sleeper(1, take_and_give_back);
+}
+
+fn close_early_beside_a_sleeper(preemptions: usize, then: fn(&Heap)) {
+    explore(preemptions, move || {
         let heap = Heap::new(3, 2);
         heap.send(owner(1), 10);
         let claim = heap.written(1, 11);
-        // Wants one sample now, finds a writer in the batch, and does not stay. What it gets, it gives back.
-        let hasty = spawn(&heap, |heap| {
+        // Wants one sample now, finds a writer in the batch, and does not stay.
+        let hasty = spawn(&heap, move |heap| {
             assert!(heap.ring().seal_at_least(1).unwrap());
-            if let Some(taken) = heap.try_take(owner(CONSUMER)) {
-                heap.ring().give_back(&taken);
-            }
+            then(heap);
         });
         let producer = spawn(&heap, move |heap| heap.ring().commit(&claim));
         assert_eq!(heap.receive(owner(CONSUMER + 1)), [10, 11]);
@@ -615,21 +601,38 @@ fn a_batch_closed_early_by_one_consumer_wakes_the_other() {
 
 #[test]
 fn a_consumer_that_aims_and_leaves_does_not_keep_the_other_asleep() {
-    explore(2, || {
+    // Who finds the batch complete takes it. That he gives it back is a ring.
+    aim_beside_a_sleeper(2, |heap| heap.control.readable.ring_if_waiting());
+}
+
+#[test]
+fn a_consumer_that_aims_and_gives_back_does_not_keep_the_other_asleep() {
+    aim_beside_a_sleeper(1, take_and_give_back);
+}
+
+fn aim_beside_a_sleeper(preemptions: usize, then: fn(&Heap)) {
+    explore(preemptions, move || {
         let heap = Heap::new(2, 2);
         let claims = [heap.written(1, 10), heap.written(2, 20)];
         // The last slot first: then the other is the one to be woken for.
         let producer =
             spawn(&heap, move |heap| claims.iter().rev().for_each(|claim| heap.ring().commit(claim)));
-        let sleeper = spawn(&heap, |heap| assert_eq!(heap.receive(owner(CONSUMER)), [10, 20]));
+        let sleeper = spawn(&heap, |heap| {
+            heap.take(owner(CONSUMER));
+        });
         heap.control.readable.announce();
-        let idle = heap.ring().aim().unwrap();
-        if !idle && let Some(taken) = heap.try_take(owner(CONSUMER + 1)) {
-            heap.ring().give_back(&taken);
+        if !heap.ring().aim().unwrap() {
+            then(&heap);
         }
         producer.join().unwrap();
         sleeper.join().unwrap();
     });
+}
+
+fn take_and_give_back(heap: &Heap) {
+    if let Some(taken) = heap.try_take(owner(CONSUMER + 2)) {
+        heap.ring().give_back(&taken);
+    }
 }
 
 #[test]
@@ -653,119 +656,32 @@ fn a_patrol_takes_nothing_from_the_living() {
 
 // ── somebody dies ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-/// What a dying thread leaves for the judge. Loom's threads share one OS thread, so plain locks cost no branches.
+/// What a dying thread leaves for the judge.
 #[derive(Default)]
-struct Testament {
+struct Deeds {
     /// Samples that the dead had committed: they must arrive.
     committed: usize,
     /// Samples that the dead had read in a batch that it still held: they are offered again.
     in_hand: Vec<u64>,
     /// Samples that the dead had read and released.
     consumed: Vec<u64>,
-    died: bool,
-    reached: Vec<Point>,
 }
 
-/// At which point to die, and at which reach of it.
-type Fate = Option<(Point, usize)>;
-
-/// One who may die.
-struct Mortal {
-    dead: AtomicU32,
-    testament: Mutex<Testament>,
-}
-
-/// The unwinding that stands for a death.
-struct Death;
-
-const VICTIM: usize = 7;
-
-impl Mortal {
-    fn new() -> Arc<Mortal> {
-        fault::on_point(|_| {}); // The last execution's hook goes.
-        Arc::new(Mortal { dead: AtomicU32::new(0), testament: Mutex::default() })
-    }
-
-    /// Starts a thread that lives up to the chosen point.
-    fn live(
-        self: &Arc<Self>,
-        heap: &Arc<Heap>,
-        fate: Fate,
-        life: impl Fn(&Heap, &Mortal) + 'static,
-    ) -> thread::JoinHandle<()> {
-        let this = self.clone();
-        spawn(heap, move |heap| {
-            let (witness, me) = (this.clone(), thread::current().id());
-            fault::on_point(move |at| {
-                if thread::current().id() != me {
-                    return;
-                }
-                let mut testament = witness.testament.lock().unwrap();
-                match at {
-                    Point::SlotReady => testament.committed += 1,
-                    Point::BatchFreed => {
-                        let read = std::mem::take(&mut testament.in_hand);
-                        testament.consumed.extend(read);
-                    }
-                    _ => {}
-                }
-                testament.reached.push(at);
-                let nth = testament.reached.iter().filter(|before| **before == at).count();
-                if fate == Some((at, nth)) {
-                    testament.died = true;
-                    drop(testament);
-                    resume_unwind(Box::new(Death));
-                }
-            });
-            if let Err(cause) = catch_unwind(AssertUnwindSafe(|| life(heap, &this))) {
-                if !cause.is::<Death>() {
-                    resume_unwind(cause);
-                }
-                this.dead.store(1, Ordering::Release);
-            }
-        })
-    }
-
-    /// Asks the kernel, so to speak.
-    fn is_dead(&self, who: Owner) -> bool {
-        who == owner(VICTIM) && self.dead.load(Ordering::Acquire) == 1
-    }
-
-    fn recover(&self, heap: &Heap) {
-        recover(&heap.ring(), |who| self.is_dead(who)).unwrap();
-    }
-}
-
-/// Explores `model` once without a death, to see how often each of `points` is reached, and then with a death at every
-/// one of these reaches. The model says how the victim ended.
-fn kill_everywhere(
-    preemptions: usize,
-    points: &'static [Point],
-    model: impl Fn(Fate) -> Arc<Mortal> + Clone + Send + Sync + 'static,
-) {
-    let reaches = Arc::new(Mutex::new(vec![0; points.len()]));
-    let (most, live) = (reaches.clone(), model.clone());
-    explore(preemptions, move || {
-        let survivor = live(None);
-        let testament = survivor.testament.lock().unwrap();
-        for (most, point) in most.lock().unwrap().iter_mut().zip(points) {
-            *most = testament.reached.iter().filter(|at| *at == point).count().max(*most);
-        }
-    });
-    for (&point, &most) in points.iter().zip(&*reaches.lock().unwrap()) {
-        assert!(most > 0, "nobody reaches {point:?}");
-        for nth in 1..=most {
-            let deaths = Arc::new(Mutex::new(0));
-            let (counter, die) = (deaths.clone(), model.clone());
-            explore(preemptions, move || {
-                let victim = die(Some((point, nth)));
-                *counter.lock().unwrap() += victim.testament.lock().unwrap().died as usize;
-            });
-            let deaths = *deaths.lock().unwrap();
-            println!("{deaths} deaths at {point:?}, reach {nth} of {most}");
-            assert!(deaths > 0);
+impl Testament for Deeds {
+    fn pass(&mut self, at: Point) {
+        match at {
+            Point::SlotReady => self.committed += 1,
+            Point::BatchFreed => self.consumed.append(&mut self.in_hand),
+            _ => {}
         }
     }
+}
+
+type Victim = Mortal<Deeds>;
+
+/// As a survivor's patrol does it.
+fn recover_from(victim: &Victim, heap: &Heap) {
+    recover(&heap.ring(), |who| victim.is_dead(who)).unwrap();
 }
 
 #[test]
@@ -782,7 +698,7 @@ fn a_killed_producer_leaves_of_its_run_what_it_had_committed() {
     ];
     kill_everywhere(2, POINTS, |fate| {
         let heap = Heap::new(2, 2);
-        let victim = Mortal::new();
+        let victim = Victim::new();
         let dying = victim.live(&heap, fate, |heap, _| {
             let claim = heap.claim(owner(VICTIM), 2);
             heap.write(&claim, 1);
@@ -793,12 +709,12 @@ fn a_killed_producer_leaves_of_its_run_what_it_had_committed() {
         if !heap.ring().aim().unwrap() {
             heap.drain(owner(CONSUMER), &mut received);
         }
-        victim.recover(&heap);
+        recover_from(&victim, &heap);
         dying.join().unwrap();
-        victim.recover(&heap);
+        recover_from(&victim, &heap);
         heap.ring().flush().unwrap();
         heap.drain(owner(CONSUMER), &mut received);
-        let committed = victim.testament.lock().unwrap().committed as u64;
+        let committed = victim.testament().committed as u64;
         assert_eq!(received, (1..=committed).collect::<Vec<_>>());
         victim
     });
@@ -818,7 +734,7 @@ fn the_block_that_a_killed_producer_was_filling_is_filled_by_others() {
 fn fill_what_was_promised_to_the_dead(points: &'static [Point], block: usize, want: usize) {
     kill_everywhere(2, points, move |fate| {
         let heap = Heap::in_blocks(2, 2, block);
-        let victim = Mortal::new();
+        let victim = Victim::new();
         let dying = victim.live(&heap, fate, move |heap, _| {
             if let Some(claim) = heap.try_claim(owner(VICTIM), want) {
                 heap.write(&claim, 1);
@@ -827,8 +743,8 @@ fn fill_what_was_promised_to_the_dead(points: &'static [Point], block: usize, wa
         });
         heap.send(owner(1), 10); // Into the same batch, or past it into the next.
         dying.join().unwrap();
-        victim.recover(&heap);
-        let committed = victim.testament.lock().unwrap().committed as u64;
+        recover_from(&victim, &heap);
+        let committed = victim.testament().committed as u64;
         let room = 4 - 1 - committed;
         (11..11 + room).for_each(|value| {
             let claim = heap.try_claim(owner(1), 1).expect("no slot is lost");
@@ -854,15 +770,15 @@ fn a_slot_that_a_killed_producer_was_giving_back_is_offered_again() {
             heap.send(owner(1), 1);
             heap.control.readable.announce();
             heap.control.writable.announce();
-            let victim = Mortal::new();
+            let victim = Victim::new();
             let dying = victim.live(&heap, fate, |heap, _| {
                 if let Some(claim) = heap.try_claim(owner(VICTIM), 1) {
                     heap.ring().abort(&claim);
                 }
             });
-            victim.recover(&heap);
+            recover_from(&victim, &heap);
             dying.join().unwrap();
-            victim.recover(&heap);
+            recover_from(&victim, &heap);
             heap.send(owner(1), 2);
             assert_eq!(heap.try_claim(owner(1), 1), None, "the slot was offered twice");
             let mut received = Vec::new();
@@ -873,22 +789,29 @@ fn a_slot_that_a_killed_producer_was_giving_back_is_offered_again() {
     );
 }
 
+// In two halves: there are as many cores, and it is the longest.
+
 #[test]
-fn the_death_of_one_producer_stops_no_other() {
-    const POINTS: &[Point] = &[
+fn the_death_of_one_producer_before_its_sample_is_written_stops_no_other() {
+    die_beside_a_producer(&[
         Point::RingOpened,
         Point::SlotClaimed,
         Point::SlotHalfWritten,
         Point::SlotWritten,
-        Point::SlotReady,
-        Point::BellCleared,
-        Point::BellMoved,
-    ];
-    kill_everywhere(2, POINTS, |fate| {
+    ]);
+}
+
+#[test]
+fn the_death_of_one_producer_after_its_sample_is_written_stops_no_other() {
+    die_beside_a_producer(&[Point::SlotReady, Point::BellCleared, Point::BellMoved]);
+}
+
+fn die_beside_a_producer(points: &'static [Point]) {
+    kill_everywhere(2, points, |fate| {
         let heap = Heap::new(1, 2);
         heap.send(owner(1), 1);
         heap.control.readable.announce();
-        let victim = Mortal::new();
+        let victim = Victim::new();
         let dying = victim.live(&heap, fate, |heap, _| {
             if let Some(claim) = heap.try_claim(owner(VICTIM), 1) {
                 heap.write(&claim, 2);
@@ -901,16 +824,16 @@ fn the_death_of_one_producer_stops_no_other() {
             if let Some(claim) = heap.try_claim(owner(1), 1) {
                 break claim;
             }
-            victim.recover(&heap);
+            recover_from(&victim, &heap);
             heap.drain(owner(CONSUMER), &mut received);
             thread::yield_now();
         };
         heap.write(&claim, 3);
         heap.ring().commit(&claim);
         dying.join().unwrap();
-        victim.recover(&heap);
+        recover_from(&victim, &heap);
         heap.drain(owner(CONSUMER), &mut received);
-        let committed = victim.testament.lock().unwrap().committed;
+        let committed = victim.testament().committed;
         let expected: &[u64] = if committed == 1 { &[1, 2, 3] } else { &[1, 3] };
         assert_eq!(sorted(received), expected);
         victim
@@ -924,20 +847,20 @@ fn a_batch_in_the_hands_of_a_killed_consumer_is_offered_again() {
         let heap = Heap::new(1, 2);
         heap.send(owner(1), 1);
         heap.control.writable.announce();
-        let victim = Mortal::new();
+        let victim = Victim::new();
         let dying = victim.live(&heap, fate, |heap, mortal| {
             if let Some(taken) = heap.try_take(owner(VICTIM)) {
-                mortal.testament.lock().unwrap().in_hand = heap.read(&taken);
+                mortal.testament().in_hand = heap.read(&taken);
                 heap.ring().release(&taken);
             }
         });
         let mut received = Vec::new();
-        victim.recover(&heap);
+        recover_from(&victim, &heap);
         heap.drain(owner(CONSUMER), &mut received);
         dying.join().unwrap();
-        victim.recover(&heap);
+        recover_from(&victim, &heap);
         heap.drain(owner(CONSUMER), &mut received);
-        received.extend(&victim.testament.lock().unwrap().consumed);
+        received.extend(&victim.testament().consumed);
         assert_eq!(received, [1]);
         victim
     });
@@ -949,21 +872,21 @@ fn a_batch_that_a_killed_consumer_was_closing_is_closed_by_the_next() {
     kill_everywhere(2, POINTS, |fate| {
         let heap = Heap::new(3, 2);
         heap.send(owner(1), 1);
-        let victim = Mortal::new();
+        let victim = Victim::new();
         let dying = victim.live(&heap, fate, |heap, mortal| {
             heap.ring().seal_at_least(1).unwrap();
             if let Some(taken) = heap.try_take(owner(VICTIM)) {
-                mortal.testament.lock().unwrap().in_hand = heap.read(&taken);
+                mortal.testament().in_hand = heap.read(&taken);
                 heap.ring().release(&taken);
             }
         });
         heap.send(owner(1), 2); // Into this batch, or into the next.
         dying.join().unwrap();
-        victim.recover(&heap);
+        recover_from(&victim, &heap);
         heap.ring().flush().unwrap();
         let mut received = Vec::new();
         heap.drain(owner(CONSUMER), &mut received);
-        received.extend(&victim.testament.lock().unwrap().consumed);
+        received.extend(&victim.testament().consumed);
         assert_eq!(sorted(received), [1, 2]);
         victim
     });
@@ -980,7 +903,7 @@ fn a_recoverer_that_is_killed_is_itself_recovered_from() {
         heap.claim(ghost, 1);
         heap.control.readable.announce();
         heap.control.writable.announce();
-        let victim = Mortal::new();
+        let victim = Victim::new();
         let dying = victim.live(&heap, fate, move |heap, _| {
             recover(&heap.ring(), |who| who == ghost).unwrap();
         });
@@ -995,7 +918,7 @@ fn a_recoverer_that_is_killed_is_itself_recovered_from() {
         let counters = &heap.control.counters;
         let slots = counters.recovered_slots.load(Ordering::Relaxed);
         let batches = counters.reoffered_batches.load(Ordering::Relaxed);
-        let died = victim.testament.lock().unwrap().died;
+        let died = victim.died();
         assert!(died || (slots, batches) == (1, 1), "each repair is counted once: {slots}, {batches}");
         victim
     });
