@@ -86,6 +86,3 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
             raise schema.explain(foreign) from None
         self._begin(AsyncBell(super(TcpClient, self).wait_writable))
         return self
-
-    def _disconnect(self, timeout: float | None) -> None:
-        TcpSender.close(self, timeout)

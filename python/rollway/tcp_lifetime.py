@@ -9,8 +9,9 @@ import math
 import time
 import weakref
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
+from rollway._core import TcpConnection
 from rollway.async_bell import AsyncBell
 from rollway.async_sends import Vigil, deadline_of
 from rollway.errors import RollwayError, WaitTimeout
@@ -21,32 +22,11 @@ _FORGOTTEN_S = 2.0  # how long what a client has on its way is waited for when n
 _SLICE_S = 1.0  # a cancelled wait leaves its thread within this time
 
 
-class _Client(Protocol):
-    """What a client brings."""
-
-    _bell: AsyncBell
-    _cargo: str
-
-    @property
-    def address(self) -> str: ...
-    @property
-    def closed(self) -> bool: ...
-    @property
-    def connected(self) -> bool: ...
-    @property
-    def over(self) -> bool: ...
-    @property
-    def unacknowledged(self) -> int: ...
-    def wait(self, timeout: float | None = None) -> None: ...
-    def close(self, timeout: float | None = 10.0) -> None: ...
-    def _disconnect(self, timeout: float | None) -> None: ...
-    def _no_room(self, timeout: float | None) -> str: ...
-
-
-class TcpLifetime:
+class TcpLifetime(TcpConnection):
     """Delivers what is on its way before a client goes, also one that nobody closed, or says what is lost."""
 
     _bell: AsyncBell
+    _cargo: str
     _vigil: Vigil | None = None  # the connection itself tells
 
     blocks = True
@@ -56,7 +36,7 @@ class TcpLifetime:
         self._bell = bell
         _open_clients.add(self)
 
-    async def wait_async(self: _Client, timeout: float | None = None) -> None:
+    async def wait_async(self, timeout: float | None = None) -> None:
         """As `wait`, for asyncio."""
         deadline = deadline_of(timeout)
         while True:
@@ -67,22 +47,22 @@ class TcpLifetime:
                 if left <= _SLICE_S:
                     raise WaitTimeout(self._no_room(timeout)) from None
 
-    def close(self: _Client, timeout: float | None = 10.0) -> None:
+    def close(self, timeout: float | None = 10.0) -> None:
         """Waits until everything is acknowledged, at most ``timeout`` seconds, and disconnects. Safe to call twice.
 
         `ConnectionClosedError` says how much was not acknowledged; the client is closed all the same.
         """
         try:
-            self._disconnect(timeout)
+            super().close(timeout)
         finally:
             self._bell.close()
-            _open_clients.discard(self)  # type: ignore[arg-type]  # the protocol says what it brings, not what it is
+            _open_clients.discard(self)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self: _Client, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         try:
             self.close()
@@ -91,23 +71,23 @@ class TcpLifetime:
                 raise
             error.add_note(f"and while closing: {failure}")  # what went wrong first is what is raised
 
-    def __del__(self: _Client) -> None:
+    def __del__(self) -> None:
         if hasattr(self, "_bell"):
             _close_quietly(self)
 
-    def __repr__(self: _Client) -> str:
+    def __repr__(self) -> str:
         state = "connected" if self.connected else "connecting"
         state = "closed" if self.closed else "lost" if self.over else state
         return f"<rollway.{type(self).__name__} {self.address} {state}>"
 
-    def _no_room(self: _Client, timeout: float | None) -> str:
+    def _no_room(self, timeout: float | None) -> str:
         return (
             f"{self.address} did not take everything within {timeout} s: {self.unacknowledged} {self._cargo} are not "
             "acknowledged. Wait longer, or see whether the learner still takes them"
         )
 
 
-def _close_quietly(client: _Client) -> None:
+def _close_quietly(client: TcpLifetime) -> None:
     """Delivers what a forgotten client still has, or says what is lost."""
     if client.closed or client.unacknowledged == 0:
         return
@@ -119,7 +99,7 @@ def _close_quietly(client: _Client) -> None:
 
 def _close_all() -> None:
     for client in list(_open_clients):
-        _close_quietly(client)  # type: ignore[arg-type]  # every client is one of both kinds
+        _close_quietly(client)
 
 
 # At the end of the interpreter; after Ctrl-C, too, so not for long.

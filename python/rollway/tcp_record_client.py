@@ -90,6 +90,3 @@ class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
             raise schema.explain(foreign) from None
         self._begin(AsyncBell(super(TcpRecordClient, self).wait_writable))
         return self
-
-    def _disconnect(self, timeout: float | None) -> None:
-        TcpRecordSender.close(self, timeout)

@@ -429,7 +429,8 @@ def test_a_client_of_a_learner_that_has_closed_shows_that_it_is_of_no_more_use()
     client = connect(server)
     server.close()
     with pytest.raises(rollway.ConnectionClosedError):
-        client.send(value(0))
+        client.send(value(0))  # taken, if word of it is still on its way
+        client.wait()
     assert "connecting" not in repr(client)
 
 
@@ -616,6 +617,7 @@ def test_several_tcp_transports_feed_one_ring_and_their_counters_are_added():
             one.send(value(1))
             one.wait()
             two.send(value(2))
+            two.wait()  # counted, and then acknowledged
             assert drain(server, 2) == [1, 2]
             assert server.stats()["tcp_connections"] == 2 and server.stats()["tcp_samples"] == 2
 

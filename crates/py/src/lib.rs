@@ -65,6 +65,8 @@ mod _core {
     #[pymodule_export]
     use super::tcp_client::TcpSender;
     #[pymodule_export]
+    use super::tcp_connection::TcpConnection;
+    #[pymodule_export]
     use super::tcp_record_client::TcpRecordSender;
     #[pymodule_export]
     use super::tcp_server::TcpServer;

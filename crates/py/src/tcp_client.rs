@@ -4,9 +4,8 @@ use crate::errors::{blocking, to_py};
 use crate::plan::{Expect, Plan};
 use crate::producer::{check_timeout, patience};
 use crate::rows::Rows;
-use crate::tcp_connection::{Connection, DETACH_BYTES, Options};
+use crate::tcp_connection::{Connection, DETACH_BYTES, Options, TcpConnection};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 use rollway_core::Error;
 use rollway_core::net::TcpClient as Core;
 use rollway_core::ring::Patience;
@@ -14,11 +13,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// One worker's connection. Subclassed in Python.
-#[pyclass(frozen, subclass, module = "rollway._core")]
+#[pyclass(frozen, subclass, extends = TcpConnection, module = "rollway._core")]
 pub struct TcpSender {
     core: Arc<Core>,
     plan: Py<Plan>,
-    address: String,
+    connection: Arc<Connection>,
     sample_bytes: usize,
 }
 
@@ -40,7 +39,7 @@ impl TcpSender {
         connect_timeout_s: f64,
         reconnect_timeout_s: f64,
         keepalive_s: f64,
-    ) -> PyResult<Self> {
+    ) -> PyResult<PyClassInitializer<Self>> {
         let address = format!("{host}:{port}");
         let options = Options {
             max_inflight_msgs,
@@ -56,7 +55,10 @@ impl TcpSender {
         let core = Core::start(spec, text, &leaf_bytes).map_err(|e| to_py(py, e))?;
         blocking(py, || core.ready(Patience::Forever))?.map_err(|e| to_py(py, e))?;
         let sample_bytes = leaf_bytes.iter().sum();
-        Ok(TcpSender { core: Arc::new(core), plan, address, sample_bytes })
+        let core = Arc::new(core);
+        let (connection, base) = Connection::of(&core, address, "samples");
+        let handle = TcpSender { core, plan, connection, sample_bytes };
+        Ok(PyClassInitializer::from(base).add_subclass(handle))
     }
 
     /// Takes one sample. It is on its way; `wait` tells when the learner has it.
@@ -130,60 +132,10 @@ impl TcpSender {
         }
     }
 
-    /// Returns when the learner's ring has everything that was sent.
-    #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        self.connection().wait(py, timeout)
-    }
-
     /// Sleeps until there is room, at most `timeout` seconds; false when there is none.
     fn wait_writable(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let patience = patience(Some(timeout))?;
         blocking(py, || self.core.wait_writable(patience))?.map_err(|e| self.explain(py, e, None))
-    }
-
-    /// Waits for what is on its way, at most `timeout` seconds, and disconnects.
-    #[pyo3(signature = (timeout))]
-    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        self.connection().close(py, timeout)
-    }
-
-    #[getter]
-    fn closed(&self) -> bool {
-        self.core.is_closed()
-    }
-
-    #[getter]
-    fn connected(&self) -> bool {
-        self.core.is_connected()
-    }
-
-    /// Whether it is of no more use: closed, or its learner gone for good.
-    #[getter]
-    fn over(&self) -> bool {
-        self.core.is_over()
-    }
-
-    /// `host:port`.
-    #[getter]
-    fn address(&self) -> &str {
-        &self.address
-    }
-
-    #[getter]
-    fn producer_id(&self) -> Option<u32> {
-        self.core.producer_id()
-    }
-
-    /// Samples that were sent and are not known to be in the ring.
-    #[getter]
-    fn unacknowledged(&self) -> u64 {
-        self.core.unacknowledged()
-    }
-
-    /// Plain numbers: what this client sent, and over how many connections.
-    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.connection().stats(py)
     }
 }
 
@@ -230,10 +182,6 @@ impl TcpSender {
 
     #[cold]
     fn explain(&self, py: Python<'_>, error: Error, timeout: Option<f64>) -> PyErr {
-        self.connection().explain(py, error, timeout)
-    }
-
-    fn connection(&self) -> Connection<'_> {
-        Connection { client: &self.core, address: &self.address, cargo: "samples" }
+        self.connection.explain(py, error, timeout)
     }
 }

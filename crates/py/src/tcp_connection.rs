@@ -1,4 +1,4 @@
-//! What handles of samples and of records over TCP have in common: options, waiting, closing, errors.
+//! `TcpConnection`: what handles of samples and of records over TCP have in common: options, waiting, closing, errors.
 
 use crate::errors::{blocking, named, to_py};
 use crate::numbers::{PORTS, number};
@@ -7,7 +7,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::Error;
 use rollway_core::net::{Client, ClientTls, TcpClientSpec};
+use std::ops::Deref;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Copies larger than this let other threads of the interpreter run meanwhile.
 pub const DETACH_BYTES: usize = 16 * 1024;
@@ -42,44 +44,95 @@ impl Options {
 }
 
 /// One connection, and how it is spoken of.
-pub struct Connection<'a> {
-    pub client: &'a Client,
-    pub address: &'a str,
+pub struct Connection {
+    client: Arc<dyn Deref<Target = Client> + Send + Sync>,
+    address: String,
     /// "samples", or "records".
-    pub cargo: &'static str,
+    cargo: &'static str,
 }
 
-impl Connection<'_> {
+/// What a worker can ask of its connection, whatever it sends. `TcpSender` and `TcpRecordSender` extend it.
+#[pyclass(frozen, subclass, module = "rollway._core")]
+pub struct TcpConnection(Arc<Connection>);
+
+#[pymethods]
+impl TcpConnection {
     /// Returns when the learner has everything that was sent.
-    pub fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let patience = patience(timeout)?;
-        blocking(py, || self.client.wait(patience))?.map_err(|e| self.explain(py, e, timeout))
+        blocking(py, || self.0.client.wait(patience))?.map_err(|e| self.0.explain(py, e, timeout))
     }
 
     /// Waits for what is on its way, at most `timeout` seconds, and disconnects.
-    pub fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+    #[pyo3(signature = (timeout))]
+    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let patience = patience(timeout)?;
-        match blocking(py, || self.client.close(patience))? {
+        match blocking(py, || self.0.client.close(patience))? {
             Err(Error::Forked { .. }) | Ok(()) => Ok(()),
-            Err(error) => Err(self.explain(py, error, timeout)),
+            Err(error) => Err(self.0.explain(py, error, timeout)),
         }
     }
 
+    #[getter]
+    fn closed(&self) -> bool {
+        self.0.client.is_closed()
+    }
+
+    #[getter]
+    fn connected(&self) -> bool {
+        self.0.client.is_connected()
+    }
+
+    /// Whether it is of no more use: closed, or its learner gone for good.
+    #[getter]
+    fn over(&self) -> bool {
+        self.0.client.is_over()
+    }
+
+    /// `host:port`.
+    #[getter]
+    fn address(&self) -> &str {
+        &self.0.address
+    }
+
+    #[getter]
+    fn producer_id(&self) -> Option<u32> {
+        self.0.client.producer_id()
+    }
+
+    /// What was sent and is not known to be with the learner.
+    #[getter]
+    fn unacknowledged(&self) -> u64 {
+        self.0.client.unacknowledged()
+    }
+
     /// Plain numbers: what this client sent, and over how many connections.
-    pub fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = PyDict::new(py);
-        stats.set_item("sent", self.client.sent())?;
-        stats.set_item("acknowledged", self.client.acknowledged())?;
-        for (name, value) in self.client.stats().entries() {
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (stats, client) = (PyDict::new(py), &self.0.client);
+        stats.set_item("sent", client.sent())?;
+        stats.set_item("acknowledged", client.acknowledged())?;
+        for (name, value) in client.stats().entries() {
             stats.set_item(name, value)?;
         }
         Ok(stats)
+    }
+}
+
+impl Connection {
+    /// The connection of a client, and the base of its handle.
+    pub fn of<C>(client: &Arc<C>, address: String, cargo: &'static str) -> (Arc<Connection>, TcpConnection)
+    where
+        C: Deref<Target = Client> + Send + Sync + 'static,
+    {
+        let connection = Arc::new(Connection { client: client.clone(), address, cargo });
+        (connection.clone(), TcpConnection(connection))
     }
 
     /// The exception for an error of this handle: what was awaited, and what is on its way.
     #[cold]
     pub fn explain(&self, py: Python<'_>, error: Error, timeout: Option<f64>) -> PyErr {
-        let (address, cargo, waiting) = (self.address, self.cargo, self.client.unacknowledged());
+        let (address, cargo, waiting) = (&self.address, self.cargo, self.client.unacknowledged());
         let state = if self.client.is_connected() { "connected" } else { "no connection now" };
         match error {
             Error::Timeout => {

@@ -5,7 +5,7 @@ use crate::producer::{check_timeout, patience};
 use crate::record_label::{Label, TOMBSTONE};
 use crate::record_plan::{Parts, RecordPlan, rows_of};
 use crate::record_slot::{Place, RecordDraft, RecordSlot};
-use crate::tcp_connection::{Connection, DETACH_BYTES, Options};
+use crate::tcp_connection::{Connection, DETACH_BYTES, Options, TcpConnection};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::Error;
@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// One worker's connection to a learner of records. Subclassed in Python.
-#[pyclass(frozen, subclass, module = "rollway._core")]
+#[pyclass(frozen, subclass, extends = TcpConnection, module = "rollway._core")]
 pub struct TcpRecordSender {
     core: Arc<Core>,
     plan: Py<RecordPlan>,
-    address: String,
+    connection: Arc<Connection>,
     /// The smallest record that found no room lately: what `wait_writable` waits for.
     wanted: AtomicUsize,
 }
@@ -43,7 +43,7 @@ impl TcpRecordSender {
         connect_timeout_s: f64,
         reconnect_timeout_s: f64,
         keepalive_s: f64,
-    ) -> PyResult<Self> {
+    ) -> PyResult<PyClassInitializer<Self>> {
         let address = format!("{host}:{port}");
         let options = Options {
             max_inflight_msgs,
@@ -58,7 +58,10 @@ impl TcpRecordSender {
         let core = Core::start(spec, &plan.get().text).map_err(|e| to_py(py, e))?;
         blocking(py, || core.ready(Patience::Forever))?.map_err(|e| to_py(py, e))?;
         let wanted = AtomicUsize::new(usize::MAX);
-        Ok(TcpRecordSender { core: Arc::new(core), plan, address, wanted })
+        let core = Arc::new(core);
+        let (connection, base) = Connection::of(&core, address, "records");
+        let handle = TcpRecordSender { core, plan, connection, wanted };
+        Ok(PyClassInitializer::from(base).add_subclass(handle))
     }
 
     /// Takes one record. It is on its way; `wait` tells when the learner has it.
@@ -96,7 +99,7 @@ impl TcpRecordSender {
                 self.wanted.fetch_min(parts.bytes(), Ordering::Relaxed);
                 Ok(false)
             }
-            Err(error) => Err(self.connection().explain(py, error, None)),
+            Err(error) => Err(self.connection.explain(py, error, None)),
         }
     }
 
@@ -140,16 +143,10 @@ impl TcpRecordSender {
             false if patience == Patience::Never => Err(Error::Full),
             false => Err(Error::Timeout),
         });
-        room?.map_err(|e| this.connection().explain(py, e, timeout))?;
+        room?.map_err(|e| this.connection.explain(py, e, timeout))?;
         let draft = Bound::new(py, RecordDraft::new(parts.bytes()))?;
         let place = Place::Draft(draft.clone().unbind(), slf.clone().unbind());
         RecordSlot::new(draft.as_any(), &this.plan, &parts, place, rows, &label)
-    }
-
-    /// Returns when the learner has everything that was sent.
-    #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        self.connection().wait(py, timeout)
     }
 
     /// Sleeps until what found no room lately may find some, at most `timeout` seconds; false when not.
@@ -160,44 +157,11 @@ impl TcpRecordSender {
             bytes => bytes,
         };
         let room = blocking(py, || self.core.wait_writable(wanted, patience))?
-            .map_err(|e| self.connection().explain(py, e, None))?;
+            .map_err(|e| self.connection.explain(py, e, None))?;
         if room {
             self.wanted.store(usize::MAX, Ordering::Relaxed); // Whoever fails again says so again.
         }
         Ok(room)
-    }
-
-    /// Waits for what is on its way, at most `timeout` seconds, and disconnects.
-    #[pyo3(signature = (timeout))]
-    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        self.connection().close(py, timeout)
-    }
-
-    #[getter]
-    fn closed(&self) -> bool {
-        self.core.is_closed()
-    }
-
-    #[getter]
-    fn connected(&self) -> bool {
-        self.core.is_connected()
-    }
-
-    /// Whether it is of no more use: closed, or its learner gone for good.
-    #[getter]
-    fn over(&self) -> bool {
-        self.core.is_over()
-    }
-
-    /// `host:port`.
-    #[getter]
-    fn address(&self) -> &str {
-        &self.address
-    }
-
-    #[getter]
-    fn producer_id(&self) -> Option<u32> {
-        self.core.producer_id()
     }
 
     /// The newest weights that the learner told of, as of its last word; 0 until it did.
@@ -205,24 +169,9 @@ impl TcpRecordSender {
     fn published_version(&self) -> u32 {
         self.core.published()
     }
-
-    /// Records that were sent and are not known to be with the learner.
-    #[getter]
-    fn unacknowledged(&self) -> u64 {
-        self.core.unacknowledged()
-    }
-
-    /// Plain numbers: what this client sent, and over how many connections.
-    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.connection().stats(py)
-    }
 }
 
 impl TcpRecordSender {
-    fn connection(&self) -> Connection<'_> {
-        Connection { client: &self.core, address: &self.address, cargo: "records" }
-    }
-
     /// Takes a record, if there is room.
     fn take(&self, py: Python<'_>, parts: &Parts, label: &Label<'_>) -> rollway_core::Result<()> {
         let (plan, version, kind) = (self.plan.get(), label.version, label.kind);
@@ -239,7 +188,7 @@ impl TcpRecordSender {
             }
             at_once => at_once,
         };
-        taken.map(|()| true).map_err(|e| self.connection().explain(py, e, timeout))
+        taken.map(|()| true).map_err(|e| self.connection.explain(py, e, timeout))
     }
 
     /// Takes a record that lies in one piece.
@@ -248,7 +197,7 @@ impl TcpRecordSender {
             let write = |room: &mut [u8]| room.copy_from_slice(bytes);
             self.core.send(bytes.len(), version, kind, Patience::Forever, write)
         };
-        blocking(py, send)?.map_err(|e| self.connection().explain(py, e, None))
+        blocking(py, send)?.map_err(|e| self.connection.explain(py, e, None))
     }
 }
 
