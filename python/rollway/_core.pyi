@@ -20,6 +20,7 @@ __all__ = [
     "Sample",
     "SampleInfo",
     "Slot",
+    "TcpConnection",
     "TcpRecordSender",
     "TcpSender",
     "TcpServer",
