@@ -88,7 +88,7 @@ proptest! {
                     held[number] = None;
                 }
                 Call::NextWriter => {
-                    writer = None;
+                    drop(writer.take());
                     writer = Some(Writer::on(weights.clone(), 1).unwrap());
                 }
             }
