@@ -218,6 +218,7 @@ def disturbed(parameters: int, reads: int) -> dict[str, Any]:
 
 
 def _fill(kind: str, name: str, lock: Any, ready: Any, stop: Any) -> None:
+    torch.set_num_threads(1)
     sync = _small(kind, name, lock, create=False)
     tensors = {f"l{i}": torch.zeros(size) for i, size in enumerate(SMALL)}
     parent = os.getppid()
@@ -247,6 +248,7 @@ def _small(kind: str, name: str | None, lock: Any, create: bool) -> Any:
 
 def torn(kind: str, reads: int) -> dict[str, Any]:
     """Reads of small weights beside a writer that never stops, of which each is looked at."""
+    torch.set_num_threads(1)
     sync = _small(kind, None, None, create=True)
     ready, stop = SPAWN.Event(), SPAWN.Event()
     reader = sync if kind != "rollway" else rollway.SharedWeightSync.attach(sync.name)

@@ -268,27 +268,3 @@ fn a_writer_may_die_before_it_publishes() {
 fn a_writer_may_die_before_it_wakes_anybody() {
     a_writer_dies_at(Point::VersionPublished);
 }
-
-#[test]
-fn the_pin_of_a_dead_reader_is_cleared_and_that_of_the_next_holder_of_its_seat_is_not() {
-    explore(2, || {
-        let heap = Heap::new(2, 1);
-        heap.write(ALL, 1, nobody_is_dead);
-        let dead = Owner::new(0, 1);
-        heap.weights().pin(&heap.pins[0].pins[0], dead).unwrap(); // And dies.
-        let next = Owner::new(0, 2);
-        let newcomer = thread::spawn({
-            let heap = heap.clone();
-            move || {
-                let weights = heap.weights();
-                let pin = &heap.pins[0].pins[0];
-                weights.pin(pin, next).unwrap();
-                // An exchange reads the newest word; loom lets a load go back behind the thread's own store.
-                assert_ne!(pin.fetch_max(0, Ordering::Relaxed), 0, "the pin of a living reader was cleared");
-            }
-        });
-        heap.write(ALL, 2, |owner| owner == dead);
-        heap.write(ALL, 3, |owner| owner == dead);
-        newcomer.join().unwrap();
-    });
-}
