@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 UV := $(shell command -v uv 2>/dev/null || echo $(VENV)/bootstrap/bin/uv)
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
-LOOM := RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --release --test loom_ring --test loom_records
+LOOM := RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --release --test 'loom_*'
 INSTALL := $(UV) pip install -q --python $(PY)
 # A dozen processes of the tests import torch, ray and SkyRL: compiled once, not by each of them anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -29,7 +29,7 @@ test-loom: ## The shipped protocol under loom: every interleaving of two or thre
 	$(LOOM)
 
 test-fault: ## The kill matrix alone: SIGKILL and SIGSTOP at every named crash point
-	cargo test -q -p rollway-core --features fault --test fault_ring --test fault_records
+	cargo test -q -p rollway-core --features fault --test 'fault_*'
 
 test-python: $(VENV)/.test ## Python tests, in two runs side by side: test-core and test-peers
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-core test-peers
@@ -53,6 +53,7 @@ bench: $(VENV)/.bench ## Measure beside the peers, in one run; writes docs/bench
 	$(PY) benches/ring.py
 	$(PY) benches/net.py
 	$(PY) benches/records.py
+	$(PY) benches/weights.py
 	$(PY) benches/kills.py
 	$(PY) benches/groups.py
 	$(PY) benches/cuts.py

@@ -21,6 +21,7 @@ from rollway.errors import (
     NoSeatLeft,
     NotAuthorized,
     NotEnoughMemory,
+    NothingPublished,
     NotInThisProcess,
     PeerDied,
     ProtocolMismatch,
@@ -44,6 +45,7 @@ from rollway.record_schema import RecordSchema
 from rollway.record_server import RecordServer
 from rollway.segments import SegmentInfo, gc, segments
 from rollway.server import Server
+from rollway.shared_weight_sync import SharedWeightSync
 from rollway.shm_client import ShmClient
 from rollway.shm_record_client import ShmRecordClient
 from rollway.shm_transport import ShmTransport
@@ -76,6 +78,7 @@ __all__ = [
     "NotAuthorized",
     "NotEnoughMemory",
     "NotInThisProcess",
+    "NothingPublished",
     "PackedBatch",
     "PaddedBatch",
     "PeerDied",
@@ -100,6 +103,7 @@ __all__ = [
     "SegmentNotFound",
     "SegmentNotOurs",
     "Server",
+    "SharedWeightSync",
     "ShmClient",
     "ShmRecordClient",
     "ShmTransport",

@@ -24,6 +24,7 @@ RollwayError
 ├── SegmentDamaged (ValueError)               what lies there is not, or no longer, a segment
 │   └── LayoutMismatch                        another version of Rollway made it
 ├── RecordTooLarge (ValueError)               a record that no lane has room for, even an empty one
+├── NothingPublished (LookupError)            weights were asked for before any were written
 ├── NoSeatLeft                                more peers than the ring was made for
 ├── NoLaneLeft                                more workers than there are lanes for their records
 ├── NotEnoughMemory (MemoryError)             shared memory cannot hold it; says how much there is
@@ -135,6 +136,10 @@ class RecordTooLarge(RollwayError, ValueError):
 
 class NoLaneLeft(RollwayError):
     """Every lane belongs to a living worker."""
+
+
+class NothingPublished(RollwayError, LookupError):
+    """Nobody has written the weights yet."""
 
 
 class NoSeatLeft(RollwayError):
