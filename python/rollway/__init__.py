@@ -11,6 +11,7 @@ from rollway.batches import PackedBatch, PaddedBatch, pack, pad, token_batches
 from rollway.errors import (
     AddressUnavailable,
     BatchesHeld,
+    BufferEmpty,
     ConnectionClosedError,
     GeometryMismatch,
     HugePagesUnavailable,
@@ -27,6 +28,7 @@ from rollway.errors import (
     RecordTooLarge,
     RingFull,
     RollwayError,
+    RowsOverrun,
     SchemaMismatch,
     SegmentDamaged,
     SegmentExists,
@@ -42,6 +44,7 @@ from rollway.groups import Group, GroupAssembler
 from rollway.record_key import GroupKey, RecordKey
 from rollway.record_schema import RecordSchema
 from rollway.record_server import RecordServer
+from rollway.replay_buffer import ReplayBuffer
 from rollway.segments import SegmentInfo, gc, segments
 from rollway.server import Server
 from rollway.shm_client import ShmClient
@@ -59,6 +62,7 @@ __version__ = _version("rollway")
 __all__ = [
     "AddressUnavailable",
     "BatchesHeld",
+    "BufferEmpty",
     "ConnectionClosedError",
     "Endpoint",
     "GeometryMismatch",
@@ -88,8 +92,10 @@ __all__ = [
     "RecordSlot",
     "RecordTooLarge",
     "RecordTransport",
+    "ReplayBuffer",
     "RingFull",
     "RollwayError",
+    "RowsOverrun",
     "Sample",
     "SampleInfo",
     "SchemaMismatch",

@@ -11,6 +11,7 @@
 //! | [`segment`] | a named file in shared memory: creation, attaching, leases, collecting the stale |
 //! | [`ring`] | many producers, whole batches out, recovery from any death |
 //! | [`records`] | records of any length, one lane for each producer, single records out |
+//! | [`table`] | rows of one size, overwritten when it is full, sampled at random |
 //! | [`terms`] | what a user chooses: what to do when there is no room, or when the name is taken |
 //! | [`wait`] | how long to block, and when to look around |
 //! | [`metrics`] | histograms that live in the segment |
@@ -24,6 +25,7 @@ pub mod records;
 pub mod ring;
 pub mod segment;
 pub mod sync;
+pub mod table;
 pub mod terms;
 pub mod wait;
 
