@@ -45,6 +45,7 @@ from rollway.record_key import GroupKey, RecordKey
 from rollway.record_schema import RecordSchema
 from rollway.record_server import RecordServer
 from rollway.replay_buffer import ReplayBuffer
+from rollway.replay_pipelines import ReplayPipeline
 from rollway.segments import SegmentInfo, gc, segments
 from rollway.server import Server
 from rollway.shm_client import ShmClient
@@ -93,6 +94,7 @@ __all__ = [
     "RecordTooLarge",
     "RecordTransport",
     "ReplayBuffer",
+    "ReplayPipeline",
     "RingFull",
     "RollwayError",
     "RowsOverrun",

@@ -251,6 +251,15 @@ class ReplayBuffer:
         return self._schema
 
     @property
+    def layout(self) -> RowLayout:
+        """Where the fields lie in a packed row."""
+        return self._layout
+
+    def fill(self, rows: int, block: np.ndarray[Any, Any]) -> None:
+        """Draws rows into a block of bytes, packed: what `sample` and the pipelines stand on."""
+        self._table.sample(rows, block)
+
+    @property
     def size(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """``[len(self)]``: an array with one number, as UniLab's learners read it."""
         return np.array([len(self)], np.int64)
