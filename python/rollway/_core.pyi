@@ -478,7 +478,11 @@ class Table:
     ) -> Self: ...
     @staticmethod
     def attach(
-        name: str, text: bytes, fields: list[tuple[np.dtype[Any], list[int], int, int]], row_bytes: int, seed: int | None
+        name: str,
+        text: bytes,
+        fields: list[tuple[np.dtype[Any], list[int], int, int]],
+        row_bytes: int,
+        seed: int | None,
     ) -> Table: ...
     @staticmethod
     def schema_of(name: str) -> bytes: ...

@@ -1,4 +1,4 @@
-"""The memory of a sampled batch: one block of packed rows with a view for each field; and its way to a device by one copy.
+"""The memory of a sampled batch: one block of packed rows, a view for each field; and its way to a device by one copy.
 
 Used by `ReplayBuffer` and its pipelines. It knows sizes and dtypes; it draws nothing. Torch is imported on use.
 """
@@ -21,7 +21,7 @@ Fill = Callable[[int, "np.ndarray[Any, Any]"], None]
 
 
 class RowLayout:
-    """Where each field lies in a row: at a multiple of its item size, so that a block of rows can be viewed as arrays."""
+    """Where each field lies in a row: at a multiple of its item size, so that a block can be viewed as arrays."""
 
     def __init__(self, schema: RecordSchema) -> None:
         self.schema = schema

@@ -1,7 +1,7 @@
 """ReplayBuffer: transitions in shared memory, added by any number of processes and sampled at random by the learner.
 
-It has the constructor and the calls of UniLab's buffer. It names and converts the fields; the core's table stores, draws
-and copies the rows. What keeps the next batch ready is in `rollway.replay_pipelines`.
+It has the constructor and the calls of UniLab's buffer. It names and converts the fields; the core's table stores,
+draws and copies the rows. What keeps the next batch ready is in `rollway.replay_pipelines`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _PATIENCE_S = 30.0
 class ReplayBuffer:
     """Moves transitions from any number of adding processes to those that sample them.
 
-    When it is full, the oldest transitions are overwritten. Only whole ones are ever sampled: a process that is killed in
-    the middle of an add leaves nothing behind but what it had completed, and one that is stopped there holds nobody up.
-    Nothing here blocks but `wait_for`, and an `add` to a buffer of which every row is being written at this moment.
+    When it is full, the oldest transitions are overwritten. Only whole ones are ever sampled: a process that is killed
+    in the middle of an add leaves nothing behind but what it had completed, and one that is stopped there holds nobody
+    up. Nothing here blocks but `wait_for`, and an `add` to a buffer of which every row is being written at this moment.
 
     Pickled, it is a name: a spawned child attaches to the same memory. A forked one just goes on with it.
 
@@ -43,7 +43,7 @@ class ReplayBuffer:
         critic_dim: Numbers in an observation for the critic; 0 for none.
         packed_cpu_storage: Accepted for UniLab's sake; rows are always packed.
         name: What others attach to. Left out, a name is made up, and the memory is gone with its last user.
-        fields: More fields, or another dtype and shape for one of the usual: ``{"obs": "uint8[84,84]", "step": "int64[]"}``.
+        fields: More fields, or another dtype and shape for a usual one: ``{"obs": "uint8[84,84]", "step": "int64[]"}``.
         seed: Draw the same batches from the same content. Left out, each process draws its own.
         if_exists: For a name that is taken: ``"resume"`` goes on with its transitions, ``"replace"`` starts anew unless
             somebody lives in it, ``"error"`` refuses.
@@ -148,7 +148,9 @@ class ReplayBuffer:
             mask = patches = None
         else:
             given = dict(zip(_USUAL, (obs, actions, rewards, next_obs, dones, truncated), strict=True)) | more
-            given |= {key: value for key, value in zip(_CRITIC, (critic, next_critic), strict=True) if value is not None}
+            given |= {
+                key: value for key, value in zip(_CRITIC, (critic, next_critic), strict=True) if value is not None
+            }
             columns = self._columns(given)
             mask, patches = self._patches(terminal_mask, terminal_next_obs, terminal_next_critic)
         rows = self._table.add(columns, mask, patches, _PATIENCE_S)
@@ -168,7 +170,7 @@ class ReplayBuffer:
         return tuple(given[field] for field in self._schema)
 
     def _patches(self, mask: Any, next_obs: Any, next_critic: Any) -> tuple[Any, tuple[Any, ...] | None]:
-        """What replaces which column where the mask is set. UniLab's rule: without a mask or an observation, nothing."""
+        """What replaces which column where the mask is set. As in UniLab: without a mask or an observation, nothing."""
         if mask is None or next_obs is None:
             return None, None
         patch = {"next_obs": next_obs, "next_critic": next_critic if "next_critic" in self._schema else None}
@@ -206,7 +208,7 @@ class ReplayBuffer:
     # ── sampling ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def sample(self, batch_size: int, out: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Draws transitions uniformly, with replacement, and copies them out: an array of ``batch_size`` for each field.
+        """Draws transitions uniformly, with replacement, and copies them out: ``batch_size`` of each field.
 
         The arrays are torch tensors on ``device`` (numpy arrays where torch is not installed): views into one block of
         packed rows, which one copy takes to a GPU. ``out`` takes the result of an earlier call and fills it again,
@@ -226,7 +228,9 @@ class ReplayBuffer:
             self._table.sample(batch_size, batch.block)
             return batch
         if out.keys() != self._schema.keys():
-            raise InvalidArgument(f"out has the fields {', '.join(map(str, out))}; it must have {', '.join(self._schema)}")
+            raise InvalidArgument(
+                f"out has the fields {', '.join(map(str, out))}; it must have {', '.join(self._schema)}"
+            )
         self._table.sample_fields(batch_size, tuple(as_host_array(out[field]) for field in self._schema))
         return out
 
@@ -275,8 +279,8 @@ class ReplayBuffer:
         return self._table.resumed
 
     def stats(self) -> dict[str, int]:
-        """Counts over all processes: rows ``added``, whole ones ``overwritten``, rows ``sampled``; draws ``redrawn`` because
-        the row was just being written, rows ``skipped`` for the same reason by adders, and ``recovered`` from the dead.
+        """Counts over all processes: rows ``added``, whole ones ``overwritten``, rows ``sampled``; draws ``redrawn``
+        because the row was just being written, rows ``skipped`` for the same reason by adders, and ``recovered`` from the dead.
 
         ``rows`` are whole at this moment and ``writing`` are not. It looks at every row: not for each step.
         """
@@ -294,7 +298,7 @@ class ReplayBuffer:
     # ── life ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
-        """Lets go. When the process that made the buffer does, its name is gone, and adding is an error from then on."""
+        """Lets go. When the process that made the buffer does, its name is gone, and adding is an error."""
         self._staged = None
         self._leave()
 
@@ -327,7 +331,9 @@ def _schema(obs_dim: int, action_dim: int, critic_dim: int, more: Mapping[str, s
     if critic_dim != 0:
         notations |= dict.fromkeys(_CRITIC, f"float32[{_natural('critic_dim', critic_dim)}]")
     schema = RecordSchema(notations | dict(more))
-    reserved = {"terminal_mask", "terminal_next_obs", "terminal_next_critic"} | (set(_CRITIC) if critic_dim == 0 else set())
+    reserved = {"terminal_mask", "terminal_next_obs", "terminal_next_critic"} | (
+        set(_CRITIC) if critic_dim == 0 else set()
+    )
     for leaf in schema.values():
         if leaf.ragged:
             raise SchemaMismatch(f"field '{leaf.name}' is {leaf}; the rows of a replay buffer all have one size")
@@ -365,7 +371,9 @@ def _column(leaf: RaggedLeaf, value: Any, name: str) -> np.ndarray[Any, Any]:
         hint = " Add a first dimension: x[None]" if array.shape == leaf.shape else ""
         raise SchemaMismatch(f"'{name}' is {array.dtype}{list(array.shape)}; it must be {leaf.dtype}[{rows}].{hint}")
     if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
-        raise SchemaMismatch(f"'{name}' is {array.dtype}, which does not become {leaf.dtype} without loss. Cast it first")
+        raise SchemaMismatch(
+            f"'{name}' is {array.dtype}, which does not become {leaf.dtype} without loss. Cast it first"
+        )
     return np.ascontiguousarray(array, leaf.dtype)
 
 

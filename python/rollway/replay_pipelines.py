@@ -1,7 +1,7 @@
 """ReplayPipeline: keeps the next batch of a `ReplayBuffer` ready on the learner's device, while it trains on this one.
 
-A thread of its own draws and copies, with the GIL released: on a GPU through pinned memory and a copy stream, elsewhere by
-a plain copy. There are two batches: one is the learner's, the other is being made. It owns no rows and no memory but those.
+A thread of its own draws and copies, with the GIL released: on a GPU through pinned memory and a copy stream, elsewhere
+by a plain copy. There are two batches: one is the learner's, the other is being made. It owns nothing but those.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class ReplayPipeline:
     """Hands out one batch after the other, each made ready while the learner used the one before.
 
     Use it as an iterator, or by `next`: each call gives a batch that stays as it is until the next call. UniLab's calls
-    name each batch by its tick: `start_prepare` begins one, `batch_ready` asks for it, `sample_large_batch` gives it, and
-    `after_tick` gives it back. What goes wrong in the thread is raised by the next call.
+    name each batch by its tick: `start_prepare` begins one, `batch_ready` asks for it, `sample_large_batch` gives it,
+    and `after_tick` gives it back. What goes wrong in the thread is raised by the next call.
 
     One learner thread calls it. `close` ends the thread; so does the end of the object.
 
@@ -123,7 +123,9 @@ class ReplayPipeline:
         self._check(sample_count)
         if self._hot is not None:
             if self._hot[0] != tick_id:
-                raise InvalidArgument(f"the batch of tick {self._hot[0]} is in use: call after_tick() before tick {tick_id}")
+                raise InvalidArgument(
+                    f"the batch of tick {self._hot[0]} is in use: call after_tick() before tick {tick_id}"
+                )
             return self._hot[1].batch
         self.start_prepare(tick_id, sample_count)
         return self._take(tick_id, timeout)
@@ -176,7 +178,7 @@ class ReplayPipeline:
 
 
 class _Kitchen:
-    """The thread that makes batches, one at a time, when it is told to. It does not know the pipeline, which may go away."""
+    """The thread that makes batches, one at a time, when it is told to. It does not know the pipeline."""
 
     def __init__(self, fill: Fill, rows: int, slots: list[_Slot]) -> None:
         self._fill = fill

@@ -64,7 +64,9 @@ def test_killed_adders_leave_no_torn_row():
         stats = buffer.stats()
         assert stats["writing"] == 0 and stats["rows"] == len(buffer), "the dead hold nothing"
         assert stats["rows"] > capacity / 2
-        buffer.add(*(np.full((2 * capacity, *shape), 7, np.float32) for shape in ((WIDTH,), (1,), (), (WIDTH,), (), ())))
+        buffer.add(
+            *(np.full((2 * capacity, *shape), 7, np.float32) for shape in ((WIDTH,), (1,), (), (WIDTH,), (), ()))
+        )
         assert len(buffer) == capacity and set(buffer.sample(4000)["rewards"].tolist()) == {7.0}
 
 

@@ -203,7 +203,7 @@ impl Table {
         }
         for look in 0..LOOKS {
             let whole: Vec<usize> = (0..draws.reach).filter(|&row| protocol.look(row).is_some()).collect();
-            if whole.is_empty() && protocol.count() == 0 {
+            if whole.is_empty() && !protocol.is_being_replaced(draws.reach) {
                 return Err(Error::Empty { name: self.name().to_owned() });
             }
             if !whole.is_empty() {

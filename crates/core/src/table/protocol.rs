@@ -21,8 +21,8 @@
 //! I6  A row that somebody alive is writing, stopped or not, is passed over. One whose writer is dead is claimed like any
 //!     other. The kernel is asked only by one who stands before such a row.
 //! I7  `settled` counts rows that were Ready when they were counted and not given up since: whoever gives a row up lowers it
-//!     first. It never counts a row that was not written, or that is known to be lost; a row in the hands of a writer
-//!     counts as what it will be.
+//!     first. It never counts a row that was not written, or that is known to be lost; a row that was counted once still
+//!     counts while it is replaced.
 
 use super::layout::{Control, Lap, RowKind, RowWord, Settled};
 use crate::segment::Owner;
@@ -195,6 +195,14 @@ impl Protocol<'_> {
         // SYNC table.turn: Acquire fence here, Release fence in `claim`. A byte of a later claim shows its word (I3).
         fence(Ordering::Acquire);
         self.words[row].load(Ordering::Relaxed) == word
+    }
+
+    /// Whether somebody is writing over a row, of the first `reach`, that may have been whole before.
+    pub fn is_being_replaced(&self, reach: usize) -> bool {
+        self.words[..reach].iter().any(|word| {
+            let there = RowWord::unpack(word.load(Ordering::Relaxed));
+            there.kind == RowKind::Writing && there.lap != Lap::new(1)
+        })
     }
 
     /// Counts the rows that are whole, or about to be replaced by a whole one (I7). Cheap where no row is missing: what was
