@@ -54,6 +54,7 @@ bench: $(VENV)/.bench ## Measure beside the peers, in one run; writes docs/bench
 	$(PY) benches/net.py
 	$(PY) benches/records.py
 	$(PY) benches/weights.py
+	$(PY) benches/replay.py
 	$(PY) benches/kills.py
 	$(PY) benches/groups.py
 	$(PY) benches/cuts.py

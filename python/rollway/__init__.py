@@ -11,6 +11,7 @@ from rollway.batches import PackedBatch, PaddedBatch, pack, pad, token_batches
 from rollway.errors import (
     AddressUnavailable,
     BatchesHeld,
+    BufferEmpty,
     ConnectionClosedError,
     GeometryMismatch,
     HugePagesUnavailable,
@@ -28,6 +29,7 @@ from rollway.errors import (
     RecordTooLarge,
     RingFull,
     RollwayError,
+    RowsOverrun,
     SchemaMismatch,
     SegmentDamaged,
     SegmentExists,
@@ -43,6 +45,8 @@ from rollway.groups import Group, GroupAssembler
 from rollway.record_key import GroupKey, RecordKey
 from rollway.record_schema import RecordSchema
 from rollway.record_server import RecordServer
+from rollway.replay_buffer import ReplayBuffer
+from rollway.replay_pipelines import ReplayPipeline
 from rollway.segments import SegmentInfo, gc, segments
 from rollway.server import Server
 from rollway.shared_weight_sync import SharedWeightSync
@@ -61,6 +65,7 @@ __version__ = _version("rollway")
 __all__ = [
     "AddressUnavailable",
     "BatchesHeld",
+    "BufferEmpty",
     "ConnectionClosedError",
     "Endpoint",
     "GeometryMismatch",
@@ -91,8 +96,11 @@ __all__ = [
     "RecordSlot",
     "RecordTooLarge",
     "RecordTransport",
+    "ReplayBuffer",
+    "ReplayPipeline",
     "RingFull",
     "RollwayError",
+    "RowsOverrun",
     "Sample",
     "SampleInfo",
     "SchemaMismatch",
