@@ -49,8 +49,10 @@ from rollway.record_schema import RecordSchema
 from rollway.record_server import RecordServer
 from rollway.restart_policy import RestartPolicy
 from rollway.rollout_ring_buffer import RolloutInfo, RolloutRingBuffer
+from rollway.running_obs_stats import RunningObsStats
 from rollway.segments import SegmentInfo, gc, segments
 from rollway.server import Server
+from rollway.shared_obs_norm_stats import SharedObsNormStats
 from rollway.shared_weight_sync import SharedWeightSync
 from rollway.shm_client import ShmClient
 from rollway.shm_record_client import ShmRecordClient
@@ -106,6 +108,7 @@ __all__ = [
     "RolloutInfo",
     "RolloutRingBuffer",
     "RollwayError",
+    "RunningObsStats",
     "Sample",
     "SampleInfo",
     "SchemaMismatch",
@@ -116,6 +119,7 @@ __all__ = [
     "SegmentNotFound",
     "SegmentNotOurs",
     "Server",
+    "SharedObsNormStats",
     "SharedWeightSync",
     "ShmClient",
     "ShmRecordClient",
