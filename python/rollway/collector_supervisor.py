@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -222,7 +223,9 @@ class _Member:
         collector = Collector(self.index, self.life, self._stop, their_reports)
         lines = Lines(their_errors, self._lifeline.read_end)
         process = _spawn.Process(target=run, args=(collector, lines, self._work), name=f"collector-{self.index}")
-        # Blocked, and so inherited as blocked: a Ctrl-C while the collector imports is not a traceback of its own.
+        # Blocked, and so inherited as blocked: a Ctrl-C while the collector imports is not a traceback of its own. The
+        # tracker is started before, because starting it unblocks the signal.
+        resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()

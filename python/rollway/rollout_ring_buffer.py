@@ -116,7 +116,6 @@ class RolloutRingBuffer:
         self._closed = False
         self._slot: Slot | None = None
         self._sample: Sample | None = None
-        self._views: dict[str, Array] = {}
         self._pid = os.getpid()
         transport = ShmTransport(_one_name(shm_name_prefix)) if shm_name_prefix is not None else ShmTransport()
         self._name, self._auto_named = transport.name, transport.auto_named
@@ -235,8 +234,6 @@ class RolloutRingBuffer:
             self._sample = reader.take(0.0) or (reader.take(timeout) if timeout > 0 else None)
         except WaitTimeout:
             return False
-        if self._sample is not None:
-            self._views = {field: array[0] for field, array in self._sample.batch.items()}
         return self._sample is not None
 
     @property
@@ -257,8 +254,7 @@ class RolloutRingBuffer:
         Borrowed: copy what you want to keep, for a slot is reused only when `advance_read` was called *and* its views
         are garbage. A view kept too long is therefore never torn; it costs its slot.
         """
-        self._held()
-        views = {field: view.view() for field, view in self._views.items()}
+        views = self._writable_views()
         for view in views.values():
             view.flags.writeable = False
         return views
@@ -267,28 +263,26 @@ class RolloutRingBuffer:
         """Copies the rollout into tensors that you have, on any device. Fields that you left out are not copied."""
         import torch
 
-        self._held()
-        if unknown := destination.keys() - self._views.keys():
-            raise InvalidArgument(f"no field {sorted(unknown)} in this ring; it has {sorted(self._views)}")
+        views = self._writable_views()
+        if unknown := destination.keys() - views.keys():
+            raise InvalidArgument(f"no field {sorted(unknown)} in this ring; it has {sorted(views)}")
         for field, tensor in destination.items():
-            if tuple(tensor.shape) != self._views[field].shape:
+            if tuple(tensor.shape) != views[field].shape:
                 raise InvalidArgument(
-                    f"field '{field}' is {list(self._views[field].shape)} in the ring, the tensor {list(tensor.shape)}"
+                    f"field '{field}' is {list(views[field].shape)} in the ring, the tensor {list(tensor.shape)}"
                 )
         with torch.no_grad():
             for field, tensor in destination.items():
-                tensor.copy_(torch.from_numpy(self._views[field]))
+                tensor.copy_(torch.from_numpy(views[field]))
 
     def read_torch(self, device: Any) -> dict[str, Any]:
         """The rollout as tensors of your own on ``device``."""
         import torch
 
-        self._held()
-        return {field: torch.from_numpy(view).to(device, copy=True) for field, view in self._views.items()}
+        return {field: torch.from_numpy(view).to(device, copy=True) for field, view in self._writable_views().items()}
 
     def advance_read(self) -> None:
         """Lets go of the rollout that was read; the next call reads the next one. Without one it does nothing."""
-        self._views = {}
         self._sample = None
 
     # ── life ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -406,15 +400,20 @@ class RolloutRingBuffer:
             writer.wait_writable(min(left, _PATROL_S))
 
     def _held(self) -> Sample:
+        if self._sample is not None and self._pid == os.getpid():
+            return self._sample
         if not self.wait_for_data(0.0) or self._sample is None:
             raise WaitTimeout(f"there is no whole rollout in ring '{self._name}': call wait_for_data first")
         return self._sample
+
+    def _writable_views(self) -> dict[str, Array]:
+        return {field: array[0] for field, array in self._held().batch.items()}
 
     def _forget_parents_slots(self) -> None:
         """In a forked child: what the parent reserved or reads stays the parent's."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._slot, self._sample, self._views = None, None, {}
+            self._slot, self._sample = None, None
 
     def _check_open(self) -> None:
         if self._closed:

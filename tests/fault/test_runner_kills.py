@@ -70,7 +70,10 @@ def test_a_learner_killed_while_its_collectors_still_import_leaves_none(child):
     until(lambda: is_collected(name))
 
 
-@pytest.mark.parametrize(("target", "lines", "patience"), [("collect", 2, 30.0), ("hang_with_the_gil", 4, 0.1)])
+@pytest.mark.parametrize(
+    ("target", "lines", "patience"),
+    [("collect", 2, 30.0), ("hang_with_the_gil", 4, 0.1), ("import_slowly", 2, 30.0)],  # the last: while they import
+)
 def test_ctrl_c_ends_all_cleanly(child, target, lines, patience):
     name = f"test-{os.getpid()}-ctrl-c"
     one = learner(child, name, target, stop_timeout_s=patience)
