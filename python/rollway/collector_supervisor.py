@@ -29,6 +29,7 @@ from rollway.restart_policy import RestartPolicy
 _log = logging.getLogger("rollway.collectors")
 _spawn = multiprocessing.get_context("spawn")
 _MOST_REPORTS = 10_000
+_MOST_AT_ONCE = 5_000  # More than a pipe holds: all of a dead collector's, and a busy one cannot keep us for ever.
 
 
 class CollectorSupervisor:
@@ -245,7 +246,9 @@ class _Member:
     def listen(self, reports: deque[tuple[int, dict[str, float]]]) -> None:
         """Takes what it has reported. A pipe that ends before its process does is mute."""
         try:
-            while not self.mute and self.reports.poll(0):
+            for _ in range(_MOST_AT_ONCE):
+                if self.mute or not self.reports.poll(0):
+                    return
                 data = self.reports.recv_bytes()
                 if data:
                     reports.append((self.index, json.loads(data)))

@@ -1,6 +1,7 @@
 """A runner and its collectors, as real processes."""
 
 import os
+import pickle
 import signal
 from pathlib import Path
 
@@ -112,6 +113,14 @@ def test_a_target_that_cannot_be_unpickled_is_an_error_with_its_traceback():
         runner.start_collectors(count, Unpicklable())
         with pytest.raises(rollway.CollectorError, match="no such module here"):
             until(runner.check, timeout=60)
+
+
+def test_a_target_that_cannot_be_pickled_is_an_error_at_once():
+    with Runner() as runner:
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            runner.start_collectors(lambda collector: None)
+        assert runner.supervisor.alive == 0
+        runner.check()
 
 
 def test_collectors_are_restarted_as_the_policy_says_and_the_others_go_on():
