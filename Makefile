@@ -58,6 +58,8 @@ bench: $(VENV)/.bench ## Measure beside the peers, in one run; writes docs/bench
 	$(PY) benches/kills.py
 	$(PY) benches/groups.py
 	$(PY) benches/cuts.py
+	$(PY) benches/rollouts.py
+	$(PY) benches/orphans.py
 
 lint: $(VENV)/.test ## ruff, mypy, stubs, rustfmt, clippy
 	cargo fmt --all --check

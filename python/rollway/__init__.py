@@ -7,11 +7,15 @@ machines: no serialisation, no lost sample.
 from importlib.metadata import version as _version
 
 from rollway._core import HistSnapshot, Record, RecordSlot, Sample, SampleInfo, Slot
+from rollway.async_runner import AsyncRunner
 from rollway.batches import PackedBatch, PaddedBatch, pack, pad, token_batches
+from rollway.collector import Collector, StopFlag
+from rollway.collector_supervisor import CollectorSupervisor
 from rollway.errors import (
     AddressUnavailable,
     BatchesHeld,
     BufferEmpty,
+    CollectorError,
     ConnectionClosedError,
     GeometryMismatch,
     HugePagesUnavailable,
@@ -47,8 +51,12 @@ from rollway.record_schema import RecordSchema
 from rollway.record_server import RecordServer
 from rollway.replay_buffer import ReplayBuffer
 from rollway.replay_pipelines import ReplayPipeline
+from rollway.restart_policy import RestartPolicy
+from rollway.rollout_ring_buffer import RolloutInfo, RolloutRingBuffer
+from rollway.running_obs_stats import RunningObsStats
 from rollway.segments import SegmentInfo, gc, segments
 from rollway.server import Server
+from rollway.shared_obs_norm_stats import SharedObsNormStats
 from rollway.shared_weight_sync import SharedWeightSync
 from rollway.shm_client import ShmClient
 from rollway.shm_record_client import ShmRecordClient
@@ -64,8 +72,12 @@ __version__ = _version("rollway")
 
 __all__ = [
     "AddressUnavailable",
+    "AsyncRunner",
     "BatchesHeld",
     "BufferEmpty",
+    "Collector",
+    "CollectorError",
+    "CollectorSupervisor",
     "ConnectionClosedError",
     "Endpoint",
     "GeometryMismatch",
@@ -98,9 +110,13 @@ __all__ = [
     "RecordTransport",
     "ReplayBuffer",
     "ReplayPipeline",
+    "RestartPolicy",
     "RingFull",
+    "RolloutInfo",
+    "RolloutRingBuffer",
     "RollwayError",
     "RowsOverrun",
+    "RunningObsStats",
     "Sample",
     "SampleInfo",
     "SchemaMismatch",
@@ -111,11 +127,13 @@ __all__ = [
     "SegmentNotFound",
     "SegmentNotOurs",
     "Server",
+    "SharedObsNormStats",
     "SharedWeightSync",
     "ShmClient",
     "ShmRecordClient",
     "ShmTransport",
     "Slot",
+    "StopFlag",
     "SystemCallFailed",
     "TcpClient",
     "TcpRecordClient",

@@ -20,8 +20,8 @@ __all__ = [
     "Sample",
     "SampleInfo",
     "Slot",
-    "TcpConnection",
     "Table",
+    "TcpConnection",
     "TcpRecordSender",
     "TcpSender",
     "TcpServer",
@@ -57,6 +57,8 @@ class HistSnapshot:
 class SampleInfo:
     @property
     def batch_number(self) -> int: ...
+    @property
+    def buffer(self) -> int: ...
     @property
     def size(self) -> int: ...
     @property
@@ -113,6 +115,8 @@ class Sample:
 @final
 class Slot:
     version: int
+    @property
+    def buffer(self) -> int: ...
     @property
     def tree(self) -> Any: ...
     def __getitem__(self, key: Any, /) -> Any: ...
