@@ -101,7 +101,7 @@ impl Heap {
     /// As a blocked producer does it, without its patrol.
     fn reserve(&self, ledger: &mut Ledger) -> Room {
         loop {
-            let ticket = self.lanes[ledger.lane()].room.announce();
+            let ticket = self.lane(ledger.lane()).announce_sleep();
             if let Some(room) = self.try_reserve(ledger) {
                 return room;
             }

@@ -12,7 +12,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use rollway_core::Error;
-use rollway_core::records::format::Placement;
+use rollway_core::prefetch::prefetch;
+use rollway_core::records::format::{PerLeaf, Placement};
 use rollway_core::records::{Consumer as Core, Record as CoreRecord, Records, Stamp};
 use std::sync::Arc;
 
@@ -52,6 +53,9 @@ impl Record {
             to_py(py, Error::Corrupt { name, what: damage.0 })
         })?;
         let base = bytes.as_ptr() as usize;
+        for &offset in &placement.offsets[RecordPlan::part(0)..] {
+            prefetch(bytes.as_ptr().wrapping_add(offset)); // Another core wrote it; the caller is about to look.
+        }
         let (record, metadata) = (GilCell::new(Some(record)), GilCell::new(None));
         Ok(Record {
             record,
@@ -134,6 +138,12 @@ impl Record {
             fields.set_item(&leaf.name, Self::view(slf, index)?)?;
         }
         Ok(fields)
+    }
+
+    /// All leaves: views, in the order of the schema.
+    fn values<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyTuple>> {
+        let views = (0..slf.get().plan.get().leaves.len()).map(|leaf| Self::view(slf, leaf));
+        PyTuple::new(slf.py(), views.collect::<PyResult<PerLeaf<_>>>()?)
     }
 
     /// All leaves: arrays of your own, by name. The record may be released then.
