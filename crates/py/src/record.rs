@@ -36,6 +36,7 @@ pub struct Record {
     placement: Placement,
     base: usize,
     stamp: Stamp,
+    key: GilCell<Option<Py<PyAny>>>,
     metadata: GilCell<Option<Py<PyAny>>>,
 }
 
@@ -56,7 +57,7 @@ impl Record {
         for &offset in &placement.offsets[RecordPlan::part(0)..] {
             prefetch(bytes.as_ptr().wrapping_add(offset)); // Another core wrote it; the caller is about to look.
         }
-        let (record, metadata) = (GilCell::new(Some(record)), GilCell::new(None));
+        let record = GilCell::new(Some(record));
         Ok(Record {
             record,
             _records: records,
@@ -64,7 +65,8 @@ impl Record {
             placement,
             base,
             stamp: info.stamp,
-            metadata,
+            key: GilCell::new(None),
+            metadata: GilCell::new(None),
         })
     }
 
@@ -155,13 +157,19 @@ impl Record {
         Ok(copies)
     }
 
-    /// Which trajectory of which group it is; `None` when the worker gave no key.
+    /// Which trajectory of which group it is; `None` when the worker gave no key. Decoded once.
     #[getter]
     fn key<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         if self.placement.counts[KEY] == 0 {
             return Ok(None);
         }
-        record_key::unpack(py, self.part_bytes(py, KEY)?).map(Some)
+        let bytes = self.part_bytes(py, KEY)?;
+        if let Some(known) = self.key.with(py, |known| known.as_ref().map(|known| known.clone_ref(py))) {
+            return Ok(Some(known.into_bound(py)));
+        }
+        let key = record_key::unpack(py, bytes)?;
+        drop(self.key.replace(py, Some(key.clone().unbind())));
+        Ok(Some(key))
     }
 
     /// What the worker said besides: the object that it gave, bytes if it gave bytes, `None` if nothing. Decoded once.
