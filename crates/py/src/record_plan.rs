@@ -22,7 +22,7 @@ pub struct RecordLeaf {
     /// Of a row, if it is ragged; otherwise of the whole.
     pub array: Leaf,
     pub ragged: bool,
-    /// Without dimensions: the kind of its number.
+    /// Without dimensions, or with the free one alone: the kind of its numbers.
     number: Option<Number>,
 }
 
@@ -52,8 +52,7 @@ impl RecordPlan {
     ) -> PyResult<Self> {
         let leaf =
             |(name, descr, shape, bytes, ragged): (Py<PyString>, Py<PyAny>, Vec<npy_intp>, _, bool)| {
-                let scalar = !ragged && shape.is_empty();
-                let number = if scalar { Number::of(descr.bind(py))? } else { None };
+                let number = if shape.is_empty() { Number::of(descr.bind(py))? } else { None };
                 // Interned, as the names in a worker's dict are: then looking it up compares two pointers.
                 let name = PyString::intern(py, name.bind(py).to_str()?).unbind();
                 Ok(RecordLeaf { name, array: Leaf { descr, shape, bytes }, ragged, number })
@@ -99,6 +98,8 @@ pub struct Parts {
     pub placement: Placement,
     /// Numbers that have no array: where some sources point to. Never grows beyond its first capacity.
     numbers: Vec<[u8; 8]>,
+    /// Lists of numbers, as bytes: where others point to.
+    lists: Vec<Vec<u8>>,
     /// Arrays that Python made for us.
     converted: Vec<Py<PyAny>>,
 }
@@ -151,7 +152,8 @@ impl Parts {
     #[inline]
     fn hidden(key: &[u8], metadata: &[u8]) -> Parts {
         let (sources, placement) = (PerLeaf::new(), Placement::default());
-        let mut parts = Parts { sources, placement, numbers: Vec::new(), converted: Vec::new() };
+        let mut parts =
+            Parts { sources, placement, numbers: Vec::new(), lists: Vec::new(), converted: Vec::new() };
         for bytes in [key, metadata] {
             parts.push(Source { data: bytes.as_ptr(), rows: bytes.len() });
         }
@@ -226,7 +228,10 @@ impl Parts {
                     ffi::PyErr_Clear();
                     return false;
                 }
-                let source = array_of(plan, leaf, item).or_else(|| self.number_of(py, plan, leaf, item));
+                let source = array_of(plan, leaf, item).or_else(|| match leaf.ragged {
+                    true => self.list_of(leaf, item),
+                    false => self.number_of(py, plan, leaf, item),
+                });
                 source.is_some_and(|source| {
                     self.push(source);
                     true
@@ -263,6 +268,32 @@ impl Parts {
         }
     }
 
+    /// Where the numbers of a plain list are, as bytes, if all of them fit.
+    ///
+    /// # Safety
+    /// The GIL is held and `item` is alive.
+    unsafe fn list_of(&mut self, leaf: &RecordLeaf, item: *mut ffi::PyObject) -> Option<Source> {
+        let number = leaf.number?;
+        // SAFETY: as the caller promises; the type is checked first. Exact numbers run no Python code, so the list stays.
+        let (rows, bytes) = unsafe {
+            if ffi::PyList_CheckExact(item) == 0 {
+                return None;
+            }
+            let rows = ffi::PyList_Size(item);
+            let bytes = match leaf.array.bytes {
+                1 => gather::<1>(number, item, rows),
+                2 => gather::<2>(number, item, rows),
+                4 => gather::<4>(number, item, rows),
+                8 => gather::<8>(number, item, rows),
+                _ => None,
+            };
+            (rows as usize, bytes?)
+        };
+        let data = bytes.as_ptr(); // It stays where it is when the vector moves.
+        self.lists.push(bytes);
+        Some(Source { data, rows })
+    }
+
     /// Asks `RecordSchema.conform` for a list of exact arrays; it raises with the name of the leaf that does not fit.
     #[cold]
     fn convert(&mut self, plan: &RecordPlan, data: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -278,6 +309,24 @@ impl Parts {
         }
         Ok(())
     }
+}
+
+/// The numbers of a list, `BYTES` each.
+///
+/// # Safety
+/// The GIL is held, and `list` is an exact list of that many items.
+unsafe fn gather<const BYTES: usize>(
+    number: Number,
+    list: *mut ffi::PyObject,
+    rows: ffi::Py_ssize_t,
+) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(rows as usize * BYTES);
+    for index in 0..rows {
+        // SAFETY: as the caller promises; the item is borrowed from the list, which nobody changes meanwhile.
+        let item = unsafe { number.bytes(ffi::PyList_GetItem(list, index)) }?;
+        bytes.extend_from_slice(&item[..BYTES]);
+    }
+    Some(bytes)
 }
 
 /// Where one array of a record lies, and how many rows it has.
