@@ -95,7 +95,7 @@ class RecordLearner(RecordConsumer):
             return len(records)
         number, first, last, touched = self._number, self._first, self._last, 0.0
         for record in records:  # `see`, without a call per record
-            tokens, logprobs, masks, score = record.fields.values()
+            tokens, logprobs, masks, score = record.values()
             number(score.item())
             first(tokens.item(0))
             last(tokens.item(-1))

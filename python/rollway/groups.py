@@ -155,14 +155,15 @@ class GroupAssembler:
         for_all = record.is_tombstone and key.repetition_id == WHOLE_GROUP
         if not for_all and not 0 <= key.repetition_id < self.size:
             raise InvalidArgument(f"{key} has a repetition outside a group of {self.size}")
-        if key.group in self._finished:
+        group = key.group
+        if group in self._finished:
             self.counts.late += 1
             record.release()
             return
-        pending = self._pending.get(key.group)
+        pending = self._pending.get(group)
         if pending is None:
             self._make_room()
-            pending = self._pending[key.group] = _Pending(self._clock())
+            pending = self._pending[group] = _Pending(self._clock())
         if for_all:
             self.give_up(key, _reason(record))
             record.release()
@@ -181,7 +182,7 @@ class GroupAssembler:
         else:
             pending.records[key.repetition_id] = record
         if pending.settled() == self.size:
-            self._finish(key.group, keep=not pending.tombstones or self._on_incomplete == "partial")
+            self._finish(group, keep=not pending.tombstones or self._on_incomplete == "partial")
 
     def give_up(self, key: RecordKey | GroupKey, reason: str = "given up") -> None:
         """Treats a group as if the rest of it were tombstones. Does nothing for one that is unknown or finished."""

@@ -15,7 +15,7 @@ from rollway.server import OnFull
 from rollway.shm_transport import ShmTransport
 from rollway.transport import RecordIntake, RecordTransport
 
-_RECORD_BYTES = 4096  # what a record has at least, when nobody says how many there may be
+_RECORD_BYTES = 16_384  # what a record has on average, when nobody says how many there may be
 
 
 class RecordServer(Hosting):
@@ -33,8 +33,8 @@ class RecordServer(Hosting):
             `submit` feeds it.
         lane_bytes: Room for each worker's records; none may be larger.
         lanes: How many workers may be attached at once. One that closes or dies makes room for the next.
-        max_records: How many records a lane can hold, rounded up to a power of two; one for every 4 KiB of it when left
-            out. Each costs 64 bytes.
+        max_records: How many records a lane can hold, rounded up to a power of two; one for every 16 KiB of it when
+            left out, and 64 at least. Each costs 64 bytes. Raise it for many short records.
         on_full: What a worker does when its lane is full: ``"block"``, drop its own ``"drop_oldest"`` record or the
             ``"drop_newest"``, or ``"error"``. Drops are counted in `stats`.
         preallocate: Take the memory of all lanes now, not as the data needs it.

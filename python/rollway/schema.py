@@ -193,8 +193,11 @@ def as_array(value: Any, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[A
         return np.asarray(value)
     if isinstance(value, bool | int | float | complex):
         return _scalar(value, path, dtype)
-    if hasattr(value, "detach"):  # a torch tensor, possibly one that wants gradients
-        return _tensor(value.detach(), path)
+    if hasattr(value, "detach"):  # a torch tensor
+        try:
+            return np.asarray(value.numpy())
+        except (TypeError, RuntimeError):  # it wants gradients, lies on a device, or has a dtype that numpy has not
+            return _tensor(value.detach(), path)
     try:
         if hasattr(value, "__array__"):
             return np.asarray(value)

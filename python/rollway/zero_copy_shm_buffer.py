@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rollway._core import RecordConsumer
-from rollway.errors import ConnectionClosedError, InvalidArgument, RingFull, WaitTimeout
+from rollway.errors import ConnectionClosedError, InvalidArgument, RingFull, SchemaMismatch, WaitTimeout
 from rollway.record_key import RecordKey
 from rollway.record_schema import RecordSchema
 from rollway.shm_record_client import ShmRecordClient
@@ -97,7 +97,7 @@ class ZeroCopySHMBuffer:
         metadata: Mapping[str, Any] | None = None,
     ) -> bool:
         """Copies one entry in. False when there is no room for it: then nothing was written."""
-        if not isinstance(tokens, np.ndarray) or tokens.dtype != np.int32:
+        if type(tokens) is not list and not (isinstance(tokens, np.ndarray) and tokens.dtype == np.int32):
             tokens = _as_tokens(tokens)
         key = RecordKey("", "", 0, instance_id, repetition_id)
         if self._writer is None:
@@ -106,6 +106,10 @@ class ZeroCopySHMBuffer:
         try:
             entry = {"tokens": tokens, "score": float(score)}
             return self._writer.send(entry, key=key, metadata=metadata, timeout=self._write_timeout_s)
+        except SchemaMismatch:
+            if type(tokens) is not list:
+                raise
+            return self.write_trajectory(_as_tokens(tokens), score, instance_id, repetition_id, metadata)
         except (RingFull, WaitTimeout):
             return False
 

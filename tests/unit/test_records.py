@@ -83,6 +83,38 @@ def test_large_metadata_is_kept_whole(server):
     assert server.read().metadata["text"] == text
 
 
+def test_values_are_the_views_in_the_order_of_the_schema(server):
+    server.submit(trajectory(3, seed=5))
+    with server.read() as record:
+        tokens, logprobs, score = record.values()
+        assert equal(record, {"tokens": tokens, "logprobs": logprobs, "score": score})
+        assert not tokens.flags.writeable and tokens.base is record
+
+
+def test_a_dict_may_have_another_order_than_the_schema(server):
+    data = trajectory(3, seed=5)
+    server.submit(dict(reversed(data.items())))
+    with server.read() as record:
+        assert equal(record, data)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "int64", "float32", "float64", "float16"])
+def test_plain_lists_become_what_numpy_makes_of_them(dtype):
+    values = [0.0, -1.5, 3.25] if dtype.startswith("f") else [0, 1, 100]
+    with rollway.RecordServer({"a": f"{dtype}[*]"}) as server:
+        for sent in (values, [], tuple(values)):
+            server.submit({"a": sent})
+            with server.read() as record:
+                assert record["a"].dtype == dtype and record["a"].tolist() == list(sent)
+
+
+@pytest.mark.parametrize("wrong", [[1, 2**31], [1, 2**70], [-(2**31) - 1], [1.5], [1, "2"], [[1], [2]]])
+def test_a_list_that_does_not_fit_its_leaf_is_an_error_and_sends_nothing(server, wrong):
+    with pytest.raises(rollway.SchemaMismatch, match="tokens"):
+        server.submit({"tokens": wrong, "logprobs": [], "score": 0.0})
+    assert server.try_read() is None
+
+
 def test_a_record_keeps_its_room_until_its_last_view_is_gone(server):
     server.submit(trajectory(10))
     view = server.read()["tokens"]

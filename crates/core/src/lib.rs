@@ -16,12 +16,14 @@
 //! | [`terms`] | what a user chooses: what to do when there is no room, or when the name is taken |
 //! | [`wait`] | how long to block, and when to look around |
 //! | [`metrics`] | histograms that live in the segment |
+//! | [`prefetch`](mod@prefetch) | a hint to the processor |
 //! | [`net`] | samples from other hosts, over TCP, straight into the ring |
 
 pub mod error;
 pub mod metrics;
 #[cfg(not(loom))]
 pub mod net;
+pub mod prefetch;
 pub mod records;
 pub mod ring;
 pub mod segment;

@@ -88,7 +88,7 @@ impl Heap {
     /// As a blocked producer does it, without its patrol.
     fn reserve(&self, ledger: &mut Ledger) -> Room {
         loop {
-            let ticket = self.lanes[ledger.lane()].room.announce();
+            let ticket = self.lane(ledger.lane()).announce_sleep();
             if let Some(room) = self.try_reserve(ledger) {
                 return room;
             }
@@ -232,6 +232,21 @@ fn room_is_used_again_only_after_its_reader_is_done() {
         let producer = spawn(&heap, move |heap| (1..=3).for_each(|value| heap.send(&mut ledger, value)));
         let received: Vec<u64> = (0..3).map(|_| heap.receive(owner(CONSUMER))).collect();
         assert_eq!(received, [1, 2, 3]);
+        producer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_producer_that_sleeps_for_several_releases_is_woken_by_a_consumer_that_finds_nothing() {
+    explore(1, || {
+        let heap = Heap::new(1, 4, 4);
+        let mut ledger = heap.producer(1);
+        (1..=4).for_each(|value| heap.send(&mut ledger, value));
+        let producer = spawn(&heap, move |heap| heap.send(&mut ledger, 5));
+        let held: Vec<Taken> = (0..4).filter_map(|_| heap.try_take(owner(CONSUMER))).collect();
+        assert_eq!(heap.read(&held[0]), 1);
+        heap.release(&held[0]); // One; a producer that saw four to be read wants two.
+        assert_eq!(heap.receive(owner(CONSUMER)), 5);
         producer.join().unwrap();
     });
 }

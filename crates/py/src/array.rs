@@ -4,6 +4,7 @@ use crate::plan::Leaf;
 use numpy::npyffi::{self, NpyTypes, PY_ARRAY_API, npy_intp};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use smallvec::SmallVec;
 use std::ffi::c_int;
 
 /// The type object of `numpy.ndarray`.
@@ -34,7 +35,7 @@ pub unsafe fn over<'py>(
     base: &Bound<'py, PyAny>,
     writable: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let mut dims: Vec<npy_intp> = Vec::with_capacity(leaf.shape.len() + 1);
+    let mut dims: SmallVec<[npy_intp; 4]> = SmallVec::new();
     dims.extend(rows.map(|n| n as npy_intp));
     dims.extend_from_slice(&leaf.shape);
     let flags = if writable { npyffi::NPY_ARRAY_WRITEABLE } else { 0 };

@@ -12,7 +12,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use rollway_core::Error;
-use rollway_core::records::format::Placement;
+use rollway_core::prefetch::prefetch;
+use rollway_core::records::format::{PerLeaf, Placement};
 use rollway_core::records::{Consumer as Core, Record as CoreRecord, Records, Stamp};
 use std::sync::Arc;
 
@@ -35,6 +36,7 @@ pub struct Record {
     placement: Placement,
     base: usize,
     stamp: Stamp,
+    key: GilCell<Option<Py<PyAny>>>,
     metadata: GilCell<Option<Py<PyAny>>>,
 }
 
@@ -52,7 +54,10 @@ impl Record {
             to_py(py, Error::Corrupt { name, what: damage.0 })
         })?;
         let base = bytes.as_ptr() as usize;
-        let (record, metadata) = (GilCell::new(Some(record)), GilCell::new(None));
+        for &offset in &placement.offsets[RecordPlan::part(0)..] {
+            prefetch(bytes.as_ptr().wrapping_add(offset)); // Another core wrote it; the caller is about to look.
+        }
+        let record = GilCell::new(Some(record));
         Ok(Record {
             record,
             _records: records,
@@ -60,7 +65,8 @@ impl Record {
             placement,
             base,
             stamp: info.stamp,
-            metadata,
+            key: GilCell::new(None),
+            metadata: GilCell::new(None),
         })
     }
 
@@ -136,6 +142,12 @@ impl Record {
         Ok(fields)
     }
 
+    /// All leaves: views, in the order of the schema.
+    fn values<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyTuple>> {
+        let views = (0..slf.get().plan.get().leaves.len()).map(|leaf| Self::view(slf, leaf));
+        PyTuple::new(slf.py(), views.collect::<PyResult<PerLeaf<_>>>()?)
+    }
+
     /// All leaves: arrays of your own, by name. The record may be released then.
     fn copy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
         let copies = PyDict::new(slf.py());
@@ -145,13 +157,19 @@ impl Record {
         Ok(copies)
     }
 
-    /// Which trajectory of which group it is; `None` when the worker gave no key.
+    /// Which trajectory of which group it is; `None` when the worker gave no key. Decoded once.
     #[getter]
     fn key<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         if self.placement.counts[KEY] == 0 {
             return Ok(None);
         }
-        record_key::unpack(py, self.part_bytes(py, KEY)?).map(Some)
+        let bytes = self.part_bytes(py, KEY)?;
+        if let Some(known) = self.key.with(py, |known| known.as_ref().map(|known| known.clone_ref(py))) {
+            return Ok(Some(known.into_bound(py)));
+        }
+        let key = record_key::unpack(py, bytes)?;
+        drop(self.key.replace(py, Some(key.clone().unbind())));
+        Ok(Some(key))
     }
 
     /// What the worker said besides: the object that it gave, bytes if it gave bytes, `None` if nothing. Decoded once.

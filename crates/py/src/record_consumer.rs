@@ -11,7 +11,7 @@ use crate::tcp_server::Endpoints;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use rollway_core::Error;
-use rollway_core::records::{Consumer as Core, Patience, Record as CoreRecord, Records, RecordsSpec};
+use rollway_core::records::{Consumer as Core, Patience, Records, RecordsSpec};
 use std::sync::Arc;
 
 /// One consumer of records.
@@ -110,11 +110,9 @@ impl RecordConsumer {
             }
             at_once => at_once,
         };
-        let list = PyList::empty(py);
-        for record in taken.map_err(|e| to_py(py, e))? {
-            list.append(self.wrap(py, record)?)?;
-        }
-        Ok(list)
+        let taken = taken.map_err(|e| to_py(py, e))?.into_iter();
+        let records = taken.map(|record| Py::new(py, Record::of(py, &self.plan, record)?));
+        PyList::new(py, records.collect::<PyResult<Vec<_>>>()?)
     }
 
     /// Sleeps until there is a record to take, at most `timeout` seconds; false when there is none.
@@ -201,10 +199,6 @@ impl RecordConsumer {
     /// The transports that feed lanes.
     pub fn endpoints(&self) -> &Endpoints {
         &self.endpoints
-    }
-
-    fn wrap(&self, py: Python<'_>, record: CoreRecord<Arc<Core>>) -> PyResult<Record> {
-        Record::of(py, &self.plan, record)
     }
 
     pub fn records(&self) -> &Arc<Records> {

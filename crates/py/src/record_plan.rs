@@ -8,8 +8,8 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
-use rollway_core::records::format::{LeafShape, Placement, Shape};
-use std::ptr::null;
+use rollway_core::records::format::{LeafShape, PerLeaf, Placement, Shape};
+use std::ptr::{null, null_mut};
 
 /// The leaves that every record has in front of the user's: its packed key, and its metadata.
 pub const KEY: usize = 0;
@@ -22,7 +22,7 @@ pub struct RecordLeaf {
     /// Of a row, if it is ragged; otherwise of the whole.
     pub array: Leaf,
     pub ragged: bool,
-    /// Without dimensions: the kind of its number.
+    /// Without dimensions, or with the free one alone: the kind of its numbers.
     number: Option<Number>,
 }
 
@@ -50,11 +50,13 @@ impl RecordPlan {
         text: Vec<u8>,
         leaves: Vec<(Py<PyString>, Py<PyAny>, Vec<npy_intp>, usize, bool)>,
     ) -> PyResult<Self> {
-        let leaf = |(name, descr, shape, bytes, ragged): (_, Py<PyAny>, Vec<npy_intp>, _, bool)| {
-            let scalar = !ragged && shape.is_empty();
-            let number = if scalar { Number::of(descr.bind(py))? } else { None };
-            Ok(RecordLeaf { name, array: Leaf { descr, shape, bytes }, ragged, number })
-        };
+        let leaf =
+            |(name, descr, shape, bytes, ragged): (Py<PyString>, Py<PyAny>, Vec<npy_intp>, _, bool)| {
+                let number = if shape.is_empty() { Number::of(descr.bind(py))? } else { None };
+                // Interned, as the names in a worker's dict are: then looking it up compares two pointers.
+                let name = PyString::intern(py, name.bind(py).to_str()?).unbind();
+                Ok(RecordLeaf { name, array: Leaf { descr, shape, bytes }, ragged, number })
+            };
         let leaves: Vec<RecordLeaf> = leaves.into_iter().map(leaf).collect::<PyResult<_>>()?;
         let bytes = LeafShape { row_bytes: 1, rows: None };
         let user = leaves
@@ -88,23 +90,18 @@ impl RecordPlan {
     }
 }
 
-/// Where one array of a record lies, and how many rows it has.
-#[derive(Clone, Copy)]
-struct Source {
-    data: *const u8,
-    rows: usize,
-}
-
 /// Everything that goes into one record, checked against the plan.
 pub struct Parts {
-    sources: Vec<Source>,
-    /// The rows of each ragged leaf.
-    pub ragged: Vec<usize>,
+    /// Where each leaf comes from; null: it is zeroed.
+    sources: PerLeaf<*const u8>,
+    /// Where each leaf goes, and how many rows it has.
     pub placement: Placement,
     /// Numbers that have no array: where some sources point to. Never grows beyond its first capacity.
-    _numbers: Vec<[u8; 8]>,
+    numbers: Vec<[u8; 8]>,
+    /// Lists of numbers, as bytes: where others point to.
+    lists: Vec<Vec<u8>>,
     /// Arrays that Python made for us.
-    _converted: Vec<Py<PyAny>>,
+    converted: Vec<Py<PyAny>>,
 }
 
 // SAFETY: the pointers are to bytes of arrays and bytes objects; they are read while those are alive (see `Parts::of`).
@@ -114,6 +111,7 @@ unsafe impl Sync for Parts {}
 
 impl Parts {
     /// The arrays of `data`. The pointers are good while `data`, `key` and `metadata` are alive and unchanged.
+    #[inline]
     pub fn of(
         py: Python<'_>,
         plan: &RecordPlan,
@@ -121,25 +119,23 @@ impl Parts {
         key: &[u8],
         metadata: &[u8],
     ) -> PyResult<Parts> {
-        let (mut numbers, mut converted) = (Vec::new(), Vec::new());
-        let mut sources = Parts::hidden(plan, key, metadata);
+        let mut parts = Parts::hidden(key, metadata);
         // SAFETY: the GIL is held, `data` is alive, and no Python code runs in between.
-        if !unsafe { find(py, plan, data.as_ptr(), &mut sources, &mut numbers, &mut converted) } {
-            sources.truncate(HIDDEN);
-            convert(plan, data, &mut sources, &mut converted)?;
+        if !unsafe { parts.find(py, plan, data.as_ptr()) } {
+            parts.truncate();
+            parts.convert(plan, data)?;
         }
-        let placed = Parts::placed(py, plan, sources)?;
-        Ok(Parts { _numbers: numbers, _converted: converted, ..placed })
+        parts.arrange(py, plan)?;
+        Ok(parts)
     }
 
     /// A record with no data: every ragged leaf is empty, every fixed one zero.
     pub fn empty(py: Python<'_>, plan: &RecordPlan, key: &[u8], metadata: &[u8]) -> PyResult<Parts> {
-        let mut sources = Parts::hidden(plan, key, metadata);
-        sources.resize(plan.shape.leaves.len(), Source { data: null(), rows: 0 });
-        Parts::placed(py, plan, sources)
+        let rows: Vec<usize> = plan.leaves.iter().map(|leaf| !leaf.ragged as usize).collect();
+        Parts::room(py, plan, &rows, key, metadata)
     }
 
-    /// Room for ragged leaves of so many rows, to be written in place.
+    /// Room for leaves of so many rows, to be written in place.
     pub fn room(
         py: Python<'_>,
         plan: &RecordPlan,
@@ -147,28 +143,38 @@ impl Parts {
         key: &[u8],
         metadata: &[u8],
     ) -> PyResult<Parts> {
-        let mut sources = Parts::hidden(plan, key, metadata);
-        sources.extend(rows.iter().map(|&rows| Source { data: null(), rows }));
-        Parts::placed(py, plan, sources)
+        let mut parts = Parts::hidden(key, metadata);
+        rows.iter().for_each(|&rows| parts.push(Source { data: null(), rows }));
+        parts.arrange(py, plan)?;
+        Ok(parts)
     }
 
-    fn hidden(plan: &RecordPlan, key: &[u8], metadata: &[u8]) -> Vec<Source> {
-        let mut sources = Vec::with_capacity(plan.shape.leaves.len());
-        sources.extend([key, metadata].map(|bytes| Source { data: bytes.as_ptr(), rows: bytes.len() }));
-        sources
+    #[inline]
+    fn hidden(key: &[u8], metadata: &[u8]) -> Parts {
+        let (sources, placement) = (PerLeaf::new(), Placement::default());
+        let mut parts =
+            Parts { sources, placement, numbers: Vec::new(), lists: Vec::new(), converted: Vec::new() };
+        for bytes in [key, metadata] {
+            parts.push(Source { data: bytes.as_ptr(), rows: bytes.len() });
+        }
+        parts
     }
 
-    fn placed(py: Python<'_>, plan: &RecordPlan, sources: Vec<Source>) -> PyResult<Parts> {
-        let ragged: Vec<usize> = plan
-            .shape
-            .leaves
-            .iter()
-            .zip(&sources)
-            .filter(|(leaf, _)| leaf.rows.is_none())
-            .map(|(_, source)| source.rows)
-            .collect();
-        let placement = plan.shape.place(&ragged).map_err(|error| crate::errors::to_py(py, error))?;
-        Ok(Parts { sources, ragged, placement, _numbers: Vec::new(), _converted: Vec::new() })
+    #[inline]
+    fn push(&mut self, Source { data, rows }: Source) {
+        self.sources.push(data);
+        self.placement.counts.push(rows);
+    }
+
+    /// Forgets all but the hidden parts.
+    fn truncate(&mut self) {
+        self.sources.truncate(HIDDEN);
+        self.placement.counts.truncate(HIDDEN);
+    }
+
+    #[inline]
+    fn arrange(&mut self, py: Python<'_>, plan: &RecordPlan) -> PyResult<()> {
+        plan.shape.arrange(&mut self.placement).map_err(|error| crate::errors::to_py(py, error))
     }
 
     pub fn bytes(&self) -> usize {
@@ -180,65 +186,153 @@ impl Parts {
     /// # Safety
     /// `to` has room for [`bytes`](Self::bytes), which are the caller's alone, and what `of` was given is still alive.
     pub unsafe fn write(&self, plan: &RecordPlan, to: *mut u8) {
+        let Placement { offsets, counts, bytes } = &self.placement;
+        let places = offsets.iter().zip(counts);
         // SAFETY: as the caller promises; the placement's offsets and lengths lie within its bytes.
         unsafe {
-            let bytes = std::slice::from_raw_parts_mut(to, self.placement.bytes);
-            plan.shape.write_counts(&self.ragged, bytes);
-            for ((leaf, source), &offset) in
-                plan.shape.leaves.iter().zip(&self.sources).zip(&self.placement.offsets)
+            plan.shape.write_counts(counts, std::slice::from_raw_parts_mut(to, *bytes));
+            for ((leaf, &source), (&offset, &rows)) in plan.shape.leaves.iter().zip(&self.sources).zip(places)
             {
-                let bytes = leaf.row_bytes * leaf.rows.unwrap_or(source.rows);
-                if source.data.is_null() {
+                let bytes = leaf.row_bytes * rows;
+                if source.is_null() {
                     to.add(offset).write_bytes(0, bytes);
                 } else {
-                    source.data.copy_to_nonoverlapping(to.add(offset), bytes);
+                    source.copy_to_nonoverlapping(to.add(offset), bytes);
                 }
             }
         }
+    }
+
+    /// Finds the arrays and numbers of a plain dict, if they are exact. False when anything is not plain.
+    ///
+    /// # Safety
+    /// The GIL is held and `object` is alive.
+    #[inline]
+    unsafe fn find(&mut self, py: Python<'_>, plan: &RecordPlan, object: *mut ffi::PyObject) -> bool {
+        // SAFETY: as the caller promises; items are alive while their dict is, and exact string keys run no Python code.
+        unsafe {
+            if ffi::PyDict_CheckExact(object) == 0 || ffi::PyDict_Size(object) as usize != plan.leaves.len() {
+                return false;
+            }
+            let (mut position, mut in_order) = (0, true);
+            plan.leaves.iter().all(|leaf| {
+                // Most dicts have the order of the schema: then the next item is the one, and nothing is hashed.
+                let (mut name, mut item) = (null_mut(), null_mut());
+                in_order = in_order
+                    && ffi::PyDict_Next(object, &mut position, &mut name, &mut item) != 0
+                    && name == leaf.name.as_ptr();
+                if !in_order {
+                    item = ffi::PyDict_GetItemWithError(object, leaf.name.as_ptr());
+                }
+                if item.is_null() {
+                    ffi::PyErr_Clear();
+                    return false;
+                }
+                let source = array_of(plan, leaf, item).or_else(|| match leaf.ragged {
+                    true => self.list_of(leaf, item),
+                    false => self.number_of(py, plan, leaf, item),
+                });
+                source.is_some_and(|source| {
+                    self.push(source);
+                    true
+                })
+            })
+        }
+    }
+
+    /// Where a number is, as an item of a leaf that has no dimensions.
+    ///
+    /// # Safety
+    /// The GIL is held and `item` is alive.
+    unsafe fn number_of(
+        &mut self,
+        py: Python<'_>,
+        plan: &RecordPlan,
+        leaf: &RecordLeaf,
+        item: *mut ffi::PyObject,
+    ) -> Option<Source> {
+        let number = leaf.number?;
+        // SAFETY: as the caller promises; the array that is made is kept.
+        unsafe {
+            if let Some(array) = array::of_scalar(py, item) {
+                let source = array_of(plan, leaf, array.as_ptr());
+                self.converted.push(array.unbind());
+                return source;
+            }
+            let bytes = number.bytes(item)?;
+            if self.numbers.is_empty() {
+                self.numbers.reserve_exact(plan.leaves.len()); // Once: the sources point into it.
+            }
+            self.numbers.push(bytes);
+            Some(Source { data: self.numbers.last()?.as_ptr(), rows: 1 })
+        }
+    }
+
+    /// Where the numbers of a plain list are, as bytes, if all of them fit.
+    ///
+    /// # Safety
+    /// The GIL is held and `item` is alive.
+    unsafe fn list_of(&mut self, leaf: &RecordLeaf, item: *mut ffi::PyObject) -> Option<Source> {
+        let number = leaf.number?;
+        // SAFETY: as the caller promises; the type is checked first. Exact numbers run no Python code, so the list stays.
+        let (rows, bytes) = unsafe {
+            if ffi::PyList_CheckExact(item) == 0 {
+                return None;
+            }
+            let rows = ffi::PyList_Size(item);
+            let bytes = match leaf.array.bytes {
+                1 => gather::<1>(number, item, rows),
+                2 => gather::<2>(number, item, rows),
+                4 => gather::<4>(number, item, rows),
+                8 => gather::<8>(number, item, rows),
+                _ => None,
+            };
+            (rows as usize, bytes?)
+        };
+        let data = bytes.as_ptr(); // It stays where it is when the vector moves.
+        self.lists.push(bytes);
+        Some(Source { data, rows })
+    }
+
+    /// Asks `RecordSchema.conform` for a list of exact arrays; it raises with the name of the leaf that does not fit.
+    #[cold]
+    fn convert(&mut self, plan: &RecordPlan, data: &Bound<'_, PyAny>) -> PyResult<()> {
+        let list = plan.schema.bind(data.py()).call_method1("conform", (data,))?.cast_into::<PyList>()?;
+        if list.len() != plan.leaves.len() {
+            return Err(PyRuntimeError::new_err("conform gave the wrong number of leaves"));
+        }
+        for (leaf, array) in plan.leaves.iter().zip(list.iter()) {
+            let data: usize = array.getattr("ctypes")?.getattr("data")?.extract()?;
+            let rows = if leaf.ragged { array.len()? } else { 1 };
+            self.push(Source { data: data as *const u8, rows });
+            self.converted.push(array.unbind());
+        }
+        Ok(())
     }
 }
 
-/// Finds the arrays and numbers of a plain dict, if they are exact. False when anything is not plain.
+/// The numbers of a list, `BYTES` each.
 ///
 /// # Safety
-/// The GIL is held and `object` is alive.
-unsafe fn find(
-    py: Python<'_>,
-    plan: &RecordPlan,
-    object: *mut ffi::PyObject,
-    sources: &mut Vec<Source>,
-    numbers: &mut Vec<[u8; 8]>,
-    converted: &mut Vec<Py<PyAny>>,
-) -> bool {
-    // SAFETY: as the caller promises; items are alive while their dict is, and exact string keys run no Python code.
-    unsafe {
-        if ffi::PyDict_CheckExact(object) == 0 || ffi::PyDict_Size(object) as usize != plan.leaves.len() {
-            return false;
-        }
-        plan.leaves.iter().all(|leaf| {
-            let item = ffi::PyDict_GetItemWithError(object, leaf.name.as_ptr());
-            if item.is_null() {
-                ffi::PyErr_Clear();
-                return false;
-            }
-            let source = array_of(plan, leaf, item).or_else(|| {
-                let number = leaf.number?;
-                if let Some(array) = array::of_scalar(py, item) {
-                    let source = array_of(plan, leaf, array.as_ptr());
-                    converted.push(array.unbind());
-                    return source;
-                }
-                let bytes = number.bytes(item)?;
-                if numbers.is_empty() {
-                    numbers.reserve_exact(plan.leaves.len()); // Once: the sources point into it.
-                }
-                numbers.push(bytes);
-                Some(Source { data: numbers.last()?.as_ptr(), rows: 1 })
-            });
-            sources.extend(source);
-            source.is_some()
-        })
+/// The GIL is held, and `list` is an exact list of that many items.
+unsafe fn gather<const BYTES: usize>(
+    number: Number,
+    list: *mut ffi::PyObject,
+    rows: ffi::Py_ssize_t,
+) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(rows as usize * BYTES);
+    for index in 0..rows {
+        // SAFETY: as the caller promises; the item is borrowed from the list, which nobody changes meanwhile.
+        let item = unsafe { number.bytes(ffi::PyList_GetItem(list, index)) }?;
+        bytes.extend_from_slice(&item[..BYTES]);
     }
+    Some(bytes)
+}
+
+/// Where one array of a record lies, and how many rows it has.
+struct Source {
+    data: *const u8,
+    rows: usize,
 }
 
 /// Where the bytes of an array are, if it is exactly what the leaf says: type, dtype, shape, contiguous.
@@ -266,29 +360,11 @@ unsafe fn array_of(plan: &RecordPlan, leaf: &RecordLeaf, object: *mut ffi::PyObj
             (true, None) => return None,
             (false, _) => (1, dims),
         };
-        (shape == leaf.array.shape).then_some(Source { data: array.data.cast_const().cast(), rows })
+        // Not by `==`: a call of memcmp, for no bytes at all most of the time.
+        let same =
+            shape.len() == leaf.array.shape.len() && shape.iter().zip(&leaf.array.shape).all(|(a, b)| a == b);
+        same.then_some(Source { data: array.data.cast_const().cast(), rows })
     }
-}
-
-/// Asks `RecordSchema.conform` for a list of exact arrays; it raises with the name of the leaf that does not fit.
-#[cold]
-fn convert(
-    plan: &RecordPlan,
-    data: &Bound<'_, PyAny>,
-    sources: &mut Vec<Source>,
-    converted: &mut Vec<Py<PyAny>>,
-) -> PyResult<()> {
-    let list = plan.schema.bind(data.py()).call_method1("conform", (data,))?.cast_into::<PyList>()?;
-    if list.len() != plan.leaves.len() {
-        return Err(PyRuntimeError::new_err("conform gave the wrong number of leaves"));
-    }
-    for (leaf, array) in plan.leaves.iter().zip(list.iter()) {
-        let data: usize = array.getattr("ctypes")?.getattr("data")?.extract()?;
-        let rows = if leaf.ragged { array.len()? } else { 1 };
-        sources.push(Source { data: data as *const u8, rows });
-        converted.push(array.unbind());
-    }
-    Ok(())
 }
 
 /// `{"tokens": 4096}` as a number of rows for every leaf; fixed leaves have one.

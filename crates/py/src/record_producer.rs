@@ -14,6 +14,7 @@ use rollway_core::records::{
     Label as CoreLabel, OnFull, Patience, Producer as Core, ProducerSpec, Reservation,
 };
 use rollway_core::segment::arrival;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -98,7 +99,8 @@ impl RecordProducer {
     ) -> PyResult<bool> {
         let label = Label::of(py, key, metadata, version)?;
         let parts = Parts::of(py, self.plan.get(), data, label.key(), label.metadata())?;
-        match self.reserve_room(py, parts.bytes(), Some(0.0))? {
+        let core = self.core(py)?;
+        match Core::reserve(&*core, parts.bytes(), Patience::Never) {
             Ok(room) => self.fill(py, room, &parts, &label),
             Err(Error::Full) => {
                 self.wanted.fetch_min(parts.bytes(), Ordering::Relaxed);
@@ -143,7 +145,8 @@ impl RecordProducer {
         let (rows, label) = (rows_of(plan, lengths)?, Label::of(py, key, metadata, version)?);
         let parts = Parts::room(py, plan, &rows, label.key(), label.metadata())?;
         // Dropped, says the policy; but the caller needs something to write into.
-        let room = self.reserve_room(py, parts.bytes(), timeout)?.and_then(|room| room.ok_or(Error::Full));
+        let room = Self::reserve_room(py, self.core(py)?, parts.bytes(), timeout)?;
+        let room = room.and_then(|room| room.ok_or(Error::Full));
         let room = room.map_err(|e| self.explain(py, e, timeout))?;
         let (mapping, place) = (self.mapping.bind(py).as_any(), Place::Lane(room));
         RecordSlot::new(mapping, &self.plan, &parts, place, rows, &label)
@@ -214,7 +217,7 @@ impl RecordProducer {
 }
 
 /// Room in the lane, or none because the policy dropped the record.
-type Room = Option<Reservation<Arc<Core>>>;
+type Room<P> = Option<Reservation<P>>;
 
 impl RecordProducer {
     fn wrap(py: Python<'_>, core: Core, plan: Py<RecordPlan>, name: String) -> PyResult<RecordProducer> {
@@ -228,13 +231,13 @@ impl RecordProducer {
     }
 
     /// Reserves, at once if that is possible; otherwise with the GIL released.
-    fn reserve_room(
-        &self,
+    #[inline]
+    fn reserve_room<P: Deref<Target = Core> + Clone + Send + Sync>(
         py: Python<'_>,
+        core: P,
         bytes: usize,
         timeout: Option<f64>,
-    ) -> PyResult<rollway_core::Result<Room>> {
-        let core = self.core(py)?;
+    ) -> PyResult<rollway_core::Result<Room<P>>> {
         match Core::reserve(core.clone(), bytes, Patience::Never) {
             Err(Error::Full) if timeout != Some(0.0) && core.on_full() == OnFull::Block => {
                 let patience = patience(timeout)?;
@@ -245,14 +248,16 @@ impl RecordProducer {
     }
 
     fn put(&self, py: Python<'_>, parts: &Parts, label: &Label<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        match self.reserve_room(py, parts.bytes(), timeout)? {
+        let core = self.core(py)?;
+        match Self::reserve_room(py, &*core, parts.bytes(), timeout)? {
             Ok(room) => self.fill(py, room, parts, label),
             Err(error) => Err(self.explain(py, error, timeout)),
         }
     }
 
     /// Copies and commits; false when there is nothing to copy into.
-    fn fill(&self, py: Python<'_>, room: Room, parts: &Parts, label: &Label<'_>) -> PyResult<bool> {
+    #[inline]
+    fn fill(&self, py: Python<'_>, room: Room<&Core>, parts: &Parts, label: &Label<'_>) -> PyResult<bool> {
         let Some(room) = room else { return Ok(false) };
         let plan = self.plan.get();
         if parts.bytes() >= DETACH_BYTES {

@@ -180,7 +180,7 @@ impl RecordSlot {
             }
             // SAFETY: the room is larger than what is left of it, and ours.
             let bytes = unsafe { std::slice::from_raw_parts_mut(base, to.bytes()) };
-            plan.shape.write_counts(&to.ragged, bytes);
+            plan.shape.write_counts(&to.placement.counts, bytes);
         }
         let (version, kind) = (self.version(py), self.kind);
         match room.place {

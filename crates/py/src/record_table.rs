@@ -15,6 +15,15 @@ use rollway_core::records::assemble::{self, Side};
 pub struct RecordTable {
     plan: Py<RecordPlan>,
     records: Vec<Py<Record>>,
+    columns: Vec<Column>,
+}
+
+/// One leaf of all records.
+#[derive(Default)]
+struct Column {
+    /// By record: how many rows it has, and where they are, as an address and a number of bytes.
+    rows: Vec<usize>,
+    places: Vec<(usize, usize)>,
 }
 
 #[pymethods]
@@ -34,7 +43,17 @@ impl RecordTable {
             let message = "the records of a batch must all have one schema".to_owned();
             return Err(named(py, "SchemaMismatch", message));
         }
-        Ok(RecordTable { plan, records: table })
+        // One walk over the records, which lie here and there; the leaves of a batch are asked for one by one.
+        let mut columns = Vec::new();
+        columns.resize_with(plan.get().leaves.len(), Column::default);
+        for record in &table {
+            for (leaf, column) in columns.iter_mut().enumerate() {
+                let (data, rows, bytes) = record.get().leaf(leaf);
+                column.rows.push(rows);
+                column.places.push((data as usize, bytes));
+            }
+        }
+        Ok(RecordTable { plan, records: table, columns })
     }
 
     /// The compiled schema of all of them.
@@ -45,10 +64,21 @@ impl RecordTable {
 
     /// Writes how many rows a leaf has in each record into `out`, an array of int64.
     fn lengths(&self, leaf: usize, out: &Bound<'_, PyAny>) -> PyResult<()> {
-        let rows = self.counts(leaf)?;
+        let rows = &self.column(leaf)?.rows;
         write_to(out, |bytes| {
-            for (place, count) in bytes.chunks_exact_mut(8).zip(&rows) {
+            for (place, count) in bytes.chunks_exact_mut(8).zip(rows) {
                 place.copy_from_slice(&(*count as i64).to_ne_bytes());
+            }
+            Ok(())
+        })
+    }
+
+    /// Writes where each record begins in a packed leaf, and where the last one ends, into `out`, an array of int32.
+    fn cu_seqlens(&self, py: Python<'_>, leaf: usize, out: &Bound<'_, PyAny>) -> PyResult<()> {
+        let ends = assemble::cu_seqlens(&self.column(leaf)?.rows).map_err(|e| to_py(py, e))?;
+        write_to(out, |bytes| {
+            for (place, end) in bytes.chunks_exact_mut(4).zip(&ends) {
+                place.copy_from_slice(&end.to_ne_bytes());
             }
             Ok(())
         })
@@ -56,14 +86,14 @@ impl RecordTable {
 
     /// The most rows that a leaf has in any record, and how many it has in all of them.
     fn extent(&self, leaf: usize) -> PyResult<(usize, usize)> {
-        let rows = self.counts(leaf)?;
+        let rows = &self.column(leaf)?.rows;
         Ok((rows.iter().copied().max().unwrap_or(0), rows.iter().sum()))
     }
 
     /// Writes 1 where a leaf has data and 0 where there is padding into `out`, a `[B, T]` array of bytes.
     fn mask(&self, leaf: usize, out: &Bound<'_, PyAny>, left: bool) -> PyResult<()> {
-        let rows = self.counts(leaf)?;
-        write_to(out, |bytes| assemble::mask(bytes, &rows, bytes.len() / rows.len(), side(left)))
+        let rows = &self.column(leaf)?.rows;
+        write_to(out, |bytes| assemble::mask(bytes, rows, bytes.len() / rows.len(), side(left)))
     }
 
     /// Copies one leaf of every record into `out`, a `[B, T, …]` array, with `fill` (one item) where there is nothing.
@@ -87,31 +117,22 @@ impl RecordTable {
 }
 
 impl RecordTable {
-    fn check(&self, leaf: usize) -> PyResult<()> {
-        let leaves = self.plan.get().leaves.len();
-        if leaf < leaves { Ok(()) } else { Err(PyIndexError::new_err(format!("leaf {leaf} of {leaves}"))) }
-    }
-
-    fn counts(&self, leaf: usize) -> PyResult<Vec<usize>> {
-        self.check(leaf)?;
-        Ok(self.records.iter().map(|record| record.get().leaf(leaf).1).collect())
+    fn column(&self, leaf: usize) -> PyResult<&Column> {
+        let leaves = self.columns.len();
+        self.columns.get(leaf).ok_or_else(|| PyIndexError::new_err(format!("leaf {leaf} of {leaves}")))
     }
 
     fn rows(&self, py: Python<'_>, leaf: usize) -> PyResult<Vec<&[u8]>> {
-        self.check(leaf)?;
-        let mut rows = Vec::with_capacity(self.records.len());
-        for (index, record) in self.records.iter().enumerate() {
-            let record = record.get();
-            if record.is_released(py) {
-                let message = format!("record {index} of the batch was released before it was copied");
-                return Err(named(py, "InvalidArgument", message));
-            }
-            let (data, _, bytes) = record.leaf(leaf);
-            // SAFETY: the leaf lies in the record, which we keep alive. Another thread that releases it while we copy
-            // gets old bytes into its own batch, never unmapped ones.
-            rows.push(unsafe { std::slice::from_raw_parts(data, bytes) });
+        let places = &self.column(leaf)?.places;
+        if let Some(index) = self.records.iter().position(|record| record.get().is_released(py)) {
+            let message = format!("record {index} of the batch was released before it was copied");
+            return Err(named(py, "InvalidArgument", message));
         }
-        Ok(rows)
+        // SAFETY: the leaf lies in the record, which we keep alive. Another thread that releases it while we copy gets old
+        // bytes into its own batch, never unmapped ones.
+        let row =
+            |&(data, bytes): &(usize, usize)| unsafe { std::slice::from_raw_parts(data as *const u8, bytes) };
+        Ok(places.iter().map(row).collect())
     }
 }
 

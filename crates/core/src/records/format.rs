@@ -13,9 +13,13 @@
 //! that another process wrote, and gives no place that lies outside them.
 
 use crate::error::{Damage, Error, Result};
+use smallvec::SmallVec;
 
 /// Every leaf starts at a multiple of this.
 pub const LEAF_ALIGN: usize = 8;
+
+/// One of something for each leaf: of the usual number without an allocation.
+pub type PerLeaf<T> = SmallVec<[T; 8]>;
 
 /// One leaf of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,108 +37,106 @@ pub struct LeafShape {
 /// let score = LeafShape { row_bytes: 4, rows: Some(1) };
 /// let shape = Shape::new(vec![tokens, score]);
 /// let placement = shape.place(&[3]).unwrap();
-/// assert_eq!(placement.offsets, [8, 24]); // behind one count; behind three tokens of four bytes
+/// assert_eq!(placement.offsets.as_slice(), [8, 24]); // behind one count; behind three tokens of four bytes
 /// assert_eq!((placement.counts.as_slice(), placement.bytes), ([3, 1].as_slice(), 28));
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Shape {
     pub leaves: Vec<LeafShape>,
+    ragged: usize,
 }
 
-/// Where the leaves of one record lie. Made to be used again: placing anew allocates nothing.
+/// Where the leaves of one record lie.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Placement {
     /// Where each leaf starts.
-    pub offsets: Vec<usize>,
+    pub offsets: PerLeaf<usize>,
     /// How many rows each leaf has.
-    pub counts: Vec<usize>,
+    pub counts: PerLeaf<usize>,
     /// How many bytes the record has.
     pub bytes: usize,
 }
 
 impl Shape {
     pub fn new(leaves: Vec<LeafShape>) -> Shape {
-        Shape { leaves }
+        let ragged = leaves.iter().filter(|leaf| leaf.rows.is_none()).count();
+        Shape { leaves, ragged }
     }
 
     /// How many leaves are ragged.
+    #[inline]
     pub fn ragged(&self) -> usize {
-        self.leaves.iter().filter(|leaf| leaf.rows.is_none()).count()
+        self.ragged
     }
 
     /// How many bytes lie before the first leaf.
+    #[inline]
     fn head_bytes(&self) -> usize {
         (self.ragged() * size_of::<u32>()).next_multiple_of(LEAF_ALIGN)
     }
 
     /// Where the leaves of a record lie whose ragged leaves have so many rows.
     pub fn place(&self, counts: &[usize]) -> Result<Placement> {
-        let mut placement = Placement::default();
-        self.place_into(counts, &mut placement)?;
+        if counts.len() != self.ragged() {
+            let range = format!("{}, one for each ragged leaf", self.ragged());
+            return Err(Error::OutOfRange { what: "counts", value: counts.len() as u64, range });
+        }
+        let mut counts = counts.iter().copied();
+        let rows = self.leaves.iter().map(|leaf| leaf.rows.or_else(|| counts.next()).unwrap_or_default());
+        let mut placement = Placement { counts: rows.collect(), ..Placement::default() };
+        self.arrange(&mut placement)?;
         Ok(placement)
     }
 
-    /// As [`place`](Self::place), into one that was used before.
-    pub fn place_into(&self, counts: &[usize], placement: &mut Placement) -> Result<()> {
-        let out = |what, value: usize, range: String| Error::OutOfRange { what, value: value as u64, range };
-        if counts.len() != self.ragged() {
-            let range = format!("{}, one for each ragged leaf", self.ragged());
-            return Err(out("counts", counts.len(), range));
-        }
-        if let Some(&count) = counts.iter().find(|&&count| u32::try_from(count).is_err()) {
-            return Err(out("rows of a leaf", count, "at most 4,294,967,295".to_owned()));
-        }
-        self.lay_out(counts.iter().copied(), placement)
-            .ok_or_else(|| out("bytes of a record", usize::MAX, "what the address space holds".to_owned()))
-    }
-
-    /// `None` when it overflows. `counts` has one for each ragged leaf.
+    /// Where the leaves of a record lie that has as many rows of each as `placement.counts` says.
     #[inline]
-    fn lay_out(&self, mut counts: impl Iterator<Item = usize>, placement: &mut Placement) -> Option<()> {
-        placement.offsets.clear();
-        placement.counts.clear();
-        let mut end = self.head_bytes();
-        for leaf in &self.leaves {
-            let rows = match leaf.rows {
-                Some(rows) => rows,
-                None => counts.next()?,
-            };
-            let start = end.checked_next_multiple_of(LEAF_ALIGN)?;
-            placement.offsets.push(start);
-            placement.counts.push(rows);
-            end = start.checked_add(rows.checked_mul(leaf.row_bytes)?)?;
+    pub fn arrange(&self, placement: &mut Placement) -> Result<()> {
+        let Placement { offsets, counts, bytes } = placement;
+        offsets.clear();
+        let mut end = Some(self.head_bytes());
+        for (leaf, &rows) in self.leaves.iter().zip(counts.iter()) {
+            if u32::try_from(rows).is_err() {
+                return Err(Self::out_of_range("rows of a leaf", rows, "at most 4,294,967,295"));
+            }
+            let start = end.and_then(|end| end.checked_next_multiple_of(LEAF_ALIGN));
+            offsets.push(start.unwrap_or_default());
+            end = start.and_then(|start| start.checked_add(rows.checked_mul(leaf.row_bytes)?));
         }
-        placement.bytes = end;
-        (end <= isize::MAX as usize).then_some(())
+        *bytes = end.filter(|&end| end <= isize::MAX as usize).ok_or_else(|| {
+            Self::out_of_range("bytes of a record", usize::MAX, "what the address space holds")
+        })?;
+        Ok(())
     }
 
-    /// Writes the counts of a record that [`place`](Self::place) has placed to the start of its bytes.
-    pub fn write_counts(&self, counts: &[usize], bytes: &mut [u8]) {
-        for (count, room) in counts.iter().zip(bytes.chunks_exact_mut(size_of::<u32>())) {
+    #[cold]
+    fn out_of_range(what: &'static str, value: usize, range: &str) -> Error {
+        Error::OutOfRange { what, value: value as u64, range: range.to_owned() }
+    }
+
+    /// Writes the counts of a record that has so many rows of each leaf to the start of its bytes.
+    #[inline]
+    pub fn write_counts(&self, rows: &[usize], bytes: &mut [u8]) {
+        let ragged = self.leaves.iter().zip(rows).filter(|(leaf, _)| leaf.rows.is_none());
+        for ((_, count), room) in ragged.zip(bytes.chunks_exact_mut(size_of::<u32>())) {
             room.copy_from_slice(&(*count as u32).to_le_bytes());
         }
     }
 
     /// Where the leaves of a record lie that somebody wrote. All of it is inside `bytes`, or it is damage.
-    pub fn parse(&self, bytes: &[u8]) -> Result<Placement, Damage> {
-        let mut placement = Placement::default();
-        self.parse_into(bytes, &mut placement)?;
-        Ok(placement)
-    }
-
-    /// As [`parse`](Self::parse), into one that was used before.
     #[inline]
-    pub fn parse_into(&self, bytes: &[u8], placement: &mut Placement) -> Result<(), Damage> {
+    pub fn parse(&self, bytes: &[u8]) -> Result<Placement, Damage> {
         let head = bytes.get(..self.head_bytes()).ok_or(Damage("a record is shorter than its counts"))?;
-        let counts = head.chunks_exact(size_of::<u32>()).map(|count| {
+        let mut counts = head.chunks_exact(size_of::<u32>()).map(|count| {
             let count: [u8; 4] = count.try_into().expect("a chunk of four bytes has four");
             u32::from_le_bytes(count) as usize
         });
-        self.lay_out(counts, placement).ok_or(Damage("the counts of a record overflow"))?;
+        let rows = self.leaves.iter().map(|leaf| leaf.rows.or_else(|| counts.next()).unwrap_or_default());
+        let mut placement = Placement { counts: rows.collect(), ..Placement::default() };
+        self.arrange(&mut placement).map_err(|_| Damage("the counts of a record overflow"))?;
         if placement.bytes != bytes.len() {
             return Err(Damage("the length of a record is not what its counts say"));
         }
-        Ok(())
+        Ok(placement)
     }
 }
 
@@ -155,7 +157,7 @@ mod tests {
             let counts = &counts[..shape.ragged()];
             let placed = shape.place(counts).unwrap();
             let mut bytes = vec![0xaa; placed.bytes];
-            shape.write_counts(counts, &mut bytes);
+            shape.write_counts(&placed.counts, &mut bytes);
             prop_assert_eq!(shape.parse(&bytes), Ok(placed));
         }
 

@@ -193,6 +193,9 @@ pub struct FreeLine {
     pub released: AtomicU64,
     /// Reservations given back.
     pub aborted: AtomicU64,
+    /// `released` when the producer last lay down to sleep, and after how many more it wants to be woken.
+    pub slept_at: AtomicU64,
+    pub wake_after: AtomicU64,
 }
 
 /// One lane's words.

@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// A lane grows by a sixteenth of what there is of it, and by this much at least and at most: the last step costs a large
+/// A lane grows by a thirty-second of what there is of it, and by this much at least and at most: the last step costs a large
 /// lane little memory, and a small one few system calls.
-const STEPS: std::ops::RangeInclusive<usize> = 64 << 10..=1 << 20;
+const STEPS: std::ops::RangeInclusive<usize> = 32 << 10..=1 << 20;
 
 /// What the caller says about a record.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -275,7 +275,7 @@ impl Producer {
     fn grow(&self, lane: usize, from: usize, to: usize) -> Result<usize> {
         let geometry = &self.records.geometry;
         let needed = to.next_multiple_of(PAGE).min(geometry.lane_bytes);
-        let step = (from / 16).next_multiple_of(PAGE).clamp(*STEPS.start(), *STEPS.end());
+        let step = (from / 32).next_multiple_of(PAGE).clamp(*STEPS.start(), *STEPS.end());
         let step = needed.max(from.saturating_add(step).min(geometry.lane_bytes));
         let offset = geometry.lane_offset(lane) + from;
         let segment = self.records.segment();
@@ -333,7 +333,7 @@ impl Producer {
         let mut patrol = Patrol::start();
         let mut solitude = Solitude::bearing(self.peer_timeout);
         loop {
-            let ticket = lane.line.room.announce();
+            let ticket = lane.announce_sleep();
             if self.records.is_closed() || tenure.open.load(Ordering::Relaxed) & CLOSING != 0 {
                 return Err(Error::Closed);
             }
@@ -383,7 +383,7 @@ impl Producer {
         let lane = self.lane_of(tenure);
         let mut patrol = Patrol::start();
         loop {
-            let ticket = lane.line.room.announce();
+            let ticket = lane.announce_sleep();
             if self.records.is_closed() || self.has_room(tenure, bytes)? {
                 return Ok(true);
             }

@@ -27,12 +27,15 @@
 //!     to which count. Both only grow.
 //! I8  `cursor` is a hint: all numbers below it are settled. It only grows; a lower one costs a longer look. `released` is
 //!     a hint, too: the words are the truth about what can be reclaimed.
-//! I9  Wake-ups are the bell's (B1): whoever makes a record Ready rings `readable`, whoever makes one Free rings `room`.
+//! I9  Wake-ups are the bell's (B1): whoever makes a record Ready rings `readable`; whoever makes one Free rings `room`,
+//!     but not for each: a producer that sleeps says after how many releases it wants to be woken, so that it does not
+//!     wake, send one record and sleep again. It never says more than there is to be read in its lane. A consumer that
+//!     finds nothing to take wakes whoever sleeps though something was released.
 
-use super::layout::{Control, Descriptor, Lane, State, Tenancy, Word};
+use super::layout::{Control, Descriptor, FreeLine, Lane, State, Tenancy, Word};
 use crate::error::Damage;
 use crate::segment::Owner;
-use crate::sync::{Ordering, Point, crash_point};
+use crate::sync::{Ordering, Point, crash_point, fence};
 
 type Result<T> = std::result::Result<T, Damage>;
 
@@ -170,17 +173,73 @@ impl<'a> Protocol<'a> {
     }
 
     /// Takes the next record of the lanes from `first` on, each looked at once. `None` when there is none.
-    #[inline]
     pub fn try_take(&self, me: Owner, first: usize) -> Result<Option<Taken>> {
-        let used = self.lanes_used();
-        for step in 0..used {
-            let index = (first + step) % used;
-            let Some(lane) = self.existing_lane(index) else { continue };
-            if let Some(taken) = lane.try_take(me)? {
-                return Ok(Some(taken));
+        let mut next = None;
+        self.try_take_many(me, first, 1, |_, taken| next = Some(taken))?;
+        Ok(next)
+    }
+
+    /// Hands up to `most` records to `keep`, each with its turn: of one turn there is at most one from each lane. They come
+    /// lane by lane, from `first` on, each lane's share at once, and again as long as there are any. Damage is an error only when nothing was taken before it; otherwise the next call meets it.
+    #[inline]
+    pub fn try_take_many(
+        &self,
+        me: Owner,
+        first: usize,
+        most: usize,
+        mut keep: impl FnMut(usize, Taken),
+    ) -> Result<()> {
+        let (used, mut left) = (self.lanes_used(), most);
+        let share = most.div_ceil(used.max(1));
+        for round in 0.. {
+            let before = left;
+            for step in 0..used {
+                let Some(lane) = self.existing_lane((first + step) % used) else { continue };
+                let mut turn = round * share;
+                let taken = lane.try_take_many(me, share.min(left), |taken| {
+                    keep(turn, taken);
+                    turn += 1;
+                });
+                match taken {
+                    Ok(taken) => left -= taken,
+                    Err(damage) if left == most => return Err(damage),
+                    Err(_) => return Ok(()),
+                }
+                if left == 0 {
+                    return Ok(());
+                }
+            }
+            if left == before {
+                break;
             }
         }
-        Ok(None)
+        if left == most {
+            self.wake_producers();
+        }
+        Ok(())
+    }
+
+    /// Wakes producers that sleep though something was released in their lanes (I9).
+    #[cold]
+    fn wake_producers(&self) {
+        // SYNC bell.dekker: this fence pairs with the one in `announce`.
+        fence(Ordering::SeqCst);
+        for lane in self.existing_lanes() {
+            let FreeLine { released, slept_at, .. } = &lane.line.free;
+            if lane.line.room.has_waiter()
+                && released.load(Ordering::Relaxed) != slept_at.load(Ordering::Relaxed)
+            {
+                lane.line.room.ring();
+            }
+        }
+    }
+
+    /// Whether a look may be worth its while. It moves nothing and promises nothing.
+    #[inline]
+    pub fn may_be_readable(&self) -> bool {
+        self.lanes[..self.lanes_used()]
+            .iter()
+            .any(|lane| lane.write.head.load(Ordering::Relaxed) != lane.read.cursor.load(Ordering::Relaxed))
     }
 
     /// Whether a consumer would find a record now.
@@ -327,31 +386,36 @@ impl<'a> LaneWords<'a> {
 
     // ── consumers ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Takes the lane's oldest record that is Ready.
+    /// Hands the lane's oldest records that are Ready to `keep`, at most `most`, and says how many. Damage is an error only
+    /// when nothing was taken before it.
     #[inline]
-    pub fn try_take(&self, me: Owner) -> Result<Option<Taken>> {
-        let taken = self.find_ready(|descriptor, word, number| {
+    pub fn try_take_many(&self, me: Owner, most: usize, mut keep: impl FnMut(Taken)) -> Result<usize> {
+        let (mut count, mut damaged) = (0, None);
+        self.find_ready(|descriptor, word, number| {
             let mine = Word::new(number, State::Taken, me).pack();
             // SYNC records.take: the word was loaded with Acquire; this CAS makes the record ours alone (I5).
-            let won =
-                descriptor.word.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-            won.then(|| {
-                crash_point(Point::RecordTaken);
-                number
-            })
+            descriptor.word.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+            crash_point(Point::RecordTaken);
+            match self.place(descriptor) {
+                Ok((start, bytes)) => {
+                    keep(Taken { lane: self.index, number, owner: me, start, bytes });
+                    count += 1;
+                    (count == most).then_some(())
+                }
+                Err(damage) => {
+                    // It stays where it is, and whoever comes to it is told.
+                    self.make_ready_again(descriptor, mine);
+                    damaged = Some(damage);
+                    Some(())
+                }
+            }
         })?;
-        let Some(number) = taken else { return Ok(None) };
-        let descriptor = self.at(number);
-        match self.place(descriptor) {
-            Ok((start, bytes)) => {
-                self.line.read.taken.fetch_add(1, Ordering::Relaxed);
-                Ok(Some(Taken { lane: self.index, number, owner: me, start, bytes }))
-            }
-            Err(damage) => {
-                // It stays where it is, and whoever comes to it is told.
-                self.make_ready_again(descriptor, Word::new(number, State::Taken, me).pack());
-                Err(damage)
-            }
+        if count > 0 {
+            self.line.read.taken.fetch_add(count as u64, Ordering::Relaxed);
+        }
+        match damaged {
+            Some(damage) if count == 0 => Err(damage),
+            _ => Ok(count),
         }
     }
 
@@ -504,8 +568,23 @@ impl<'a> LaneWords<'a> {
         // SYNC records.free: Release here, Acquire in `vacancy` and `Ledger::sweep`. We are done reading (I6).
         let _ = self.at(taken.number).word.compare_exchange(mine, free, Ordering::AcqRel, Ordering::Relaxed);
         crash_point(Point::RecordFreed);
-        self.line.free.released.fetch_add(1, Ordering::Relaxed);
-        self.line.room.ring_if_waiting(); // I9
+        let FreeLine { released, slept_at, wake_after, .. } = &self.line.free;
+        let released = released.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        // SYNC bell.dekker: this fence pairs with the one in `announce`; what the sleeper says is stored before that.
+        fence(Ordering::SeqCst);
+        if self.line.room.has_waiter()
+            && released.wrapping_sub(slept_at.load(Ordering::Relaxed)) >= wake_after.load(Ordering::Relaxed)
+        {
+            self.line.room.ring(); // I9
+        }
+    }
+
+    /// Says that the lane's producer is about to sleep until there is room. Look once more after this.
+    pub fn announce_sleep(&self) -> u32 {
+        let FreeLine { released, slept_at, wake_after, .. } = &self.line.free;
+        slept_at.store(released.load(Ordering::Relaxed), Ordering::Relaxed);
+        wake_after.store((self.unread() / 2).max(1), Ordering::Relaxed);
+        self.line.room.announce()
     }
 
     /// Puts a record back, unread, for whoever asks next.
