@@ -36,7 +36,13 @@ impl Number {
         // SAFETY: as the caller promises; the types are checked before they are read.
         unsafe {
             match self {
-                Number::Float32 => Some(((float(object)? as f32).to_bits() as u64).to_ne_bytes()),
+                Number::Float32 => {
+                    let value = float(object)?;
+                    let rounded = value as f32;
+                    // One that is too large is infinite here: Python converts it, and warns.
+                    let fits = rounded.is_finite() || !value.is_finite();
+                    fits.then(|| (rounded.to_bits() as u64).to_ne_bytes())
+                }
                 Number::Float64 => Some(float(object)?.to_ne_bytes()),
                 Number::Signed(bytes) => {
                     let (value, unused) = (integer(object)?, 64 - 8 * bytes as u32);

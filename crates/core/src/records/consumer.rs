@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How often a consumer looks again before it sleeps: to be woken costs its producer more than a record does. About a
-/// microsecond at first, twice as often whenever that paid, half as often whenever it did not.
+/// microsecond at first, twice as often whenever that paid, half as often whenever it did not. Never where there is one core:
+/// the producer could not commit meanwhile.
 const LOOKS: std::ops::RangeInclusive<usize> = 16..=256;
 
 /// One consumer's handle. Threads may share it: each record goes to one of them.
@@ -28,7 +29,7 @@ pub struct Consumer {
     peer_timeout: Option<Duration>,
     /// The lane whose turn it is. Each consumer goes round on its own.
     turn: AtomicUsize,
-    /// How often to look again before sleeping.
+    /// How often to look again before sleeping; 0 on one core.
     eagerness: AtomicUsize,
     wake: Mutex<Wake>,
 }
@@ -67,7 +68,7 @@ impl Consumer {
             left: AtomicBool::new(false),
             peer_timeout,
             turn: AtomicUsize::new(0),
-            eagerness: AtomicUsize::new(*LOOKS.start()),
+            eagerness: AtomicUsize::new(if has_several_cores() { *LOOKS.start() } else { 0 }),
             wake: Mutex::default(),
         })
     }
@@ -172,6 +173,9 @@ impl Consumer {
     /// Looks a few times more, for what a busy producer is about to commit.
     fn look_again(&self, owner: Owner) -> Result<Option<Taken>> {
         let looks = self.eagerness.load(Ordering::Relaxed);
+        if looks == 0 {
+            return Ok(None);
+        }
         let protocol = self.records.protocol();
         for _ in 0..looks {
             std::hint::spin_loop();
@@ -365,4 +369,9 @@ impl<C: Deref<Target = Consumer>> Drop for Record<C> {
             self.consumer.records.protocol().lane(taken.lane).release(&taken);
         }
     }
+}
+
+/// What the affinity and the control group leave to this process.
+fn has_several_cores() -> bool {
+    std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1)
 }
