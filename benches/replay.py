@@ -391,13 +391,14 @@ def write_markdown(record: dict[str, Any], path: Path) -> None:
         f"{' with local changes' if record['commit']['dirty'] else ''}, {record['began']}.",
         "",
         f"{host['cpu']}, {host['cores']} cores, {host['memory_gib']} GiB, {host['kernel']}, {host['python']}; "
-        f"load average before the run {host['load_average_before'][0]:.1f}, after it {record['load_average_after'][0]:.1f}. "
+        f"load average before the run {host['load_average_before'][0]:.1f}, "
+        f"after it {record['load_average_after'][0]:.1f}. "
         + ", ".join(f"{name} {version}" for name, version in host["packages"].items())
         + ".",
         "",
         f"{record['settings']['capacity']:,} transitions of {WIDTH} float32; {record['settings']['seconds']:g} s "
-        f"per cell, repeats: {record['settings']['repeats']}, interleaved. Read the ratios within this page: all rows come "
-        "from one run.",
+        f"per cell, repeats: {record['settings']['repeats']}, interleaved. Read the ratios within this page: "
+        "all rows come from one run.",
         "",
         *(["![transitions per second](replay.png)", ""] if record["plot"] else []),
         "## Transitions per second: median (min–max)",

@@ -280,7 +280,8 @@ class ReplayBuffer:
 
     def stats(self) -> dict[str, int]:
         """Counts over all processes: rows ``added``, whole ones ``overwritten``, rows ``sampled``; draws ``redrawn``
-        because the row was just being written, rows ``skipped`` for the same reason by adders, and ``recovered`` from the dead.
+        because the row was just being written, rows ``skipped`` for the same reason by adders, and ``recovered`` from
+        the dead.
 
         ``rows`` are whole at this moment and ``writing`` are not. It looks at every row: not for each step.
         """

@@ -6,6 +6,7 @@ by a plain copy. There are two batches: one is the learner's, the other is being
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import weakref
@@ -303,8 +304,7 @@ def _slot(layout: RowLayout, rows: int, device: str) -> _Slot:
         return _Slot(host, host)
     if not has_torch():
         raise InvalidArgument(f"device is {device!r}, which needs torch: pip install 'rollway[torch]', or use 'cpu'")
-    import torch
-
+    torch: Any = importlib.import_module("torch")  # Its streams and events are untyped.
     place = torch.device(device)
     if place.type != "cuda":
         raise InvalidArgument(f"device is {device!r}; a pipeline makes batches on 'cpu' or on a CUDA device")
