@@ -12,3 +12,9 @@ pub fn prefetch(address: *const u8) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
 }
+
+/// Fetches every cache line of `bytes` bytes.
+#[inline(always)]
+pub fn prefetch_all(address: *const u8, bytes: usize) {
+    (0..bytes).step_by(64).for_each(|line| prefetch(address.wrapping_add(line)));
+}

@@ -8,6 +8,7 @@ use super::add::copy;
 use super::draw::Stream;
 use super::protocol::Protocol;
 use crate::error::{Error, Result};
+use crate::prefetch::{prefetch, prefetch_all};
 use crate::segment::lease::generation;
 use crate::sync::Ordering;
 use std::ops::Range;
@@ -146,8 +147,8 @@ impl Table {
         let soon = |place: usize| {
             if place < part.end {
                 let row = draws.row(place);
-                prefetch(protocol.words[row..].as_ptr().cast(), 1);
-                prefetch(self.row(row), row_bytes);
+                prefetch(protocol.words[row..].as_ptr().cast());
+                prefetch_all(self.row(row), row_bytes);
             }
         };
         part.clone().take(ahead).for_each(soon);
@@ -218,17 +219,4 @@ impl Table {
         }
         Err(Error::Overrun { name: self.name().to_owned(), capacity: self.geometry.capacity as u64 })
     }
-}
-
-/// Asks for the lines of some bytes, without waiting for them.
-#[inline]
-fn prefetch(data: *const u8, bytes: usize) {
-    #[cfg(target_arch = "x86_64")]
-    for line in (0..bytes).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch of any address is allowed, and this one lies in the mapping.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(data.add(line).cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (data, bytes); // There is no stable way to ask.
 }
