@@ -215,8 +215,10 @@ class SharedWeightSync(WeightReading):
         self._core.write(places.leaves, places.addresses)
 
     def serve(self, transport: TcpTransport) -> TcpEndpoint:
-        """Gives these weights to workers on other hosts, on a port of their own, until the endpoint is stopped or this handle
-        closed. A learner that also takes samples offers both on one port: ``TcpTransport(port, weights=sync)``.
+        """Gives these weights to workers on other hosts, on a port of their own: they read them with `TcpWeights`.
+
+        Until the endpoint is stopped, or this handle closed. A learner that also takes samples offers both on one port:
+        ``TcpTransport(port, weights=sync)``.
 
         >>> import numpy as np, rollway
         >>> with SharedWeightSync.from_state_dict({"w": np.ones(2)}) as learner:

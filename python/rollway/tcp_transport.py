@@ -1,4 +1,4 @@
-"""TcpTransport: lets workers on other hosts feed a learner, and get its weights, over TCP. Says how; native code does it."""
+"""TcpTransport: lets workers on other hosts feed a learner over TCP, and get its weights. Native code does it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from rollway._core import TcpServer
-from rollway.errors import ForeignSchema, InvalidArgument
+from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch
 from rollway.shared_weight_sync import SharedWeightSync
 from rollway.transport import Intake, RecordIntake, WeightOutlet
 from rollway.weight_tree import WeightTree
@@ -115,7 +115,10 @@ class TcpEndpoint:
             schema, is_of_weights = foreign
             place = f"at worker {peer}"
             if is_of_weights and self._tree is not None:
-                why = str(self._tree.explain(WeightTree.from_text(schema), place))
+                try:
+                    why = str(self._tree.explain(WeightTree.from_text(schema), place))
+                except SchemaMismatch as unreadable:
+                    why = str(unreadable)
             elif self._schema is not None:
                 why = str(self._schema.explain(ForeignSchema(place, schema)))
         return f"{peer}: {why}"

@@ -7,7 +7,7 @@ import weakref
 from typing import Any
 
 from rollway._core import WeightMirror
-from rollway.errors import InvalidArgument
+from rollway.errors import InvalidArgument, ProtocolMismatch, SchemaMismatch
 from rollway.shared_weight_sync import SharedWeightSync
 from rollway.tcp_transport import secret
 from rollway.weight_reading import WeightReading
@@ -17,19 +17,20 @@ from rollway.weight_tree import WeightTree
 class TcpWeights(WeightReading):
     """Moves a learner's weights to this host over TCP, version by version, and keeps the latest one here.
 
-    A native thread fetches each new version straight into shared memory of this host, and publishes it when it is whole;
-    reading is as with `SharedWeightSync`, from memory, and never waits for the network. Only leaves that changed travel. A
-    version that is overtaken by the next one is skipped. With a ``name``, all workers of this host read one copy:
-    ``SharedWeightSync.attach(name)``.
+    A native thread fetches each new version straight into shared memory of this host, and publishes it when it is
+    whole. Reading is as with `SharedWeightSync`: from memory, and it never waits for the network. Only leaves that
+    changed travel, and versions that are overtaken by a newer one are skipped. With a ``name``, all workers of this
+    host read one copy: ``SharedWeightSync.attach(name)``.
 
     A lost connection is made again; meanwhile readers keep the last whole version, ``connected`` is ``False``, and
     ``last_error`` says why. After ``reconnect_timeout_s`` without success, or when the learner shuts its weights down,
     `wait_for_version` raises `ConnectionClosedError`; what is here stays readable.
 
-    Versions have the learner's numbers. A learner that was restarted and goes on with its weights goes on with its numbers. One
-    that begins anew begins with 1, and this follows: `version` goes back, a `wait_for_version` for a number of before ends
-    with the new learner's first version, and a ``since`` that could be a number of before copies everything. Who had attached by
-    name is told that nothing more will come (`ConnectionClosedError`), and attaches again.
+    Versions have the learner's numbers. A learner that was restarted and goes on with its weights goes on with its
+    numbers. One that begins anew begins with 1, and this follows: `version` goes back, a `wait_for_version` for a
+    number of before ends with the new learner's first version, and a ``since`` that may be a number of before copies
+    everything. Who had attached by name is told that nothing more will come (`ConnectionClosedError`), and attaches
+    again.
 
     Threads may share it. A forked child has to make its own, or attach by name.
 
@@ -40,8 +41,8 @@ class TcpWeights(WeightReading):
         ca: The certificate of the authority that signed the learner's, or the learner's own if it signed itself (a PEM
             file): turns TLS on.
         server_name: The name in the learner's certificate, when it is not ``host``.
-        like: A state dict, or any tree, that the weights are going to be read into: a difference is an error here, and names
-            the leaf.
+        like: A state dict, or any tree, into which the weights will be read: a difference is an error that names the
+            leaf.
         name: What others on this host attach to. Left out, the copy is this process's alone.
         max_buffers: How many copies of the weights there may be at most. Three exist from the start; more are made only
             while slow readers keep those.
@@ -102,7 +103,14 @@ class TcpWeights(WeightReading):
         )
         # Also at interpreter exit, before the thread would be cut off in the middle.
         self._end = weakref.finalize(self, self._core.close)
-        self._tree = WeightTree.from_text(self._core.schema)
+        try:
+            self._tree = WeightTree.from_text(self._core.schema)
+        except SchemaMismatch as error:
+            self.close()
+            raise ProtocolMismatch(f"{self.address}: {error}") from error
+        if [leaf.nbytes for leaf in self._tree.leaves] != self._core.leaf_bytes:
+            self.close()  # Reading would write past the arrays.
+            raise ProtocolMismatch(f"{self.address}: the sizes of the learner's leaves do not fit their shapes")
         if like is not None:
             mine = WeightTree.of(like)
             if mine.leaves != self._tree.leaves:
@@ -142,14 +150,14 @@ class TcpWeights(WeightReading):
         """Sleeps until that version or a later one is here, and gives back which.
 
         Raises `WaitTimeout` after ``timeout`` seconds, and `ConnectionClosedError` when nothing more will come. If the
-        learner was restarted and its versions began anew since this handle last gave out a number, its first version ends the
-        wait, with its own, lower number.
+        learner was restarted and its versions began anew since this handle last gave out a number, its first version
+        ends the wait, with its own, lower number.
         """
         return self._core.wait_for_version(version, timeout)
 
     def stats(self) -> dict[str, int]:
         """Plain numbers: ``connects`` and ``failed_connects``; ``versions`` that came whole, ``voids`` that the learner
-        overwrote on their way, ``bytes`` of both; ``lineages``: how often a learner came back with numbers that began anew.
+        overwrote on their way, ``bytes`` of both; ``lineages``: how often a learner came back with numbers from 1 on.
         """
         return self._core.stats()
 

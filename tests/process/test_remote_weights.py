@@ -126,6 +126,26 @@ def test_a_learner_that_is_stopped_is_taken_for_gone_and_found_again(child, name
     learner.ends()
 
 
+def test_a_copy_whose_keeper_was_killed_is_gone_on_with_under_its_name(child, name):
+    with rollway.SharedWeightSync.from_state_dict(tree(1)) as sync, sync.serve(rollway.TcpTransport()) as endpoint:
+        code = """
+        import sys, rollway
+        weights = rollway.TcpWeights("127.0.0.1", int(sys.argv[1]), name=sys.argv[2])
+        weights.wait_for_version(1, 30)
+        print("here", flush=True)
+        sys.stdin.read()
+        """
+        keeper = child(code, endpoint.port, name)
+        keeper.says("here")
+        with rollway.SharedWeightSync.attach(name) as reader:
+            keeper.kill()
+            assert number(reader) == 1, "the last whole version stays"
+            with rollway.TcpWeights("127.0.0.1", endpoint.port, name=name):
+                sync.write_weights(tree(2))
+                assert reader.wait_for_version(2, SOON) == 2, "in the segment where the reader is"
+                assert number(reader) == 2
+
+
 def test_killed_workers_leave_nothing_that_keeps_the_learner(child):
     with rollway.SharedWeightSync.from_state_dict(tree(1)) as sync, sync.serve(rollway.TcpTransport()) as endpoint:
         code = """

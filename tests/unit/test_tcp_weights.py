@@ -4,8 +4,10 @@ What needs processes of its own is in process/test_remote_weights; cuts at every
 """
 
 import contextlib
+import os
 import pickle
 import re
+import secrets
 import threading
 
 import numpy as np
@@ -13,6 +15,8 @@ import pytest
 
 import rollway
 from conftest import until
+from rollway import _core
+from rollway.weight_tree import WeightTree
 
 SOON = 20
 TOKEN = "sixteen random bytes, or more"
@@ -78,12 +82,14 @@ def test_only_what_changed_travels_and_is_copied(sync, endpoint):
         assert mine["body"]["steps"] == 9 and (mine["body"]["w"] == 5).all()
 
 
-def test_torch_modules_are_read_into(sync):
+def test_torch_modules_are_read_into():
     torch = pytest.importorskip("torch")
     learner, worker = torch.nn.Linear(4, 3, dtype=torch.bfloat16), torch.nn.Linear(4, 3, dtype=torch.bfloat16)
-    with rollway.SharedWeightSync.from_state_dict(learner.state_dict()) as sync, sync.serve(
-        rollway.TcpTransport()
-    ) as endpoint, connect(endpoint, like=worker.state_dict()) as weights:
+    with (
+        rollway.SharedWeightSync.from_state_dict(learner.state_dict()) as sync,
+        sync.serve(rollway.TcpTransport()) as endpoint,
+        connect(endpoint, like=worker.state_dict()) as weights,
+    ):
         weights.wait_for_version(1, SOON)
         weights.read_weights_into(worker.state_dict())
         assert torch.equal(worker.weight, learner.weight) and torch.equal(worker.bias, learner.bias)
@@ -95,7 +101,7 @@ def test_before_the_first_version_there_is_nothing_to_read():
             assert weights.version == 0 and weights.read_weights_into({"w": np.zeros(2, np.float32)}) == 0
             with pytest.raises(rollway.NothingPublished, match=re.escape(weights.address)):
                 weights.read_weights()
-            with pytest.raises(rollway.WaitTimeout, match="version 1 .* 0 is the latest, and the connection stands"):
+            with pytest.raises(rollway.WaitTimeout, match=r"version 1 .* 0 is the latest, and the connection stands"):
                 weights.wait_for_version(1, 0.01)
 
 
@@ -137,21 +143,23 @@ def test_records_and_weights_share_a_port(sync):
 
 def test_a_port_without_weights_and_a_port_of_weights_alone_say_so(endpoint):
     with rollway.Server(np.zeros(1), 1, rollway.TcpTransport()) as server:
-        with pytest.raises(rollway.ProtocolMismatch, match="offers no weights.*weights="):
+        with pytest.raises(rollway.ProtocolMismatch, match=r"offers no weights.*weights="):
             connect(server)
     with pytest.raises(rollway.ProtocolMismatch, match="only gives out weights"):
         rollway.TcpClient("127.0.0.1", endpoint.port, np.zeros(1))
 
 
 def test_nobody_there_is_an_error_in_time():
-    with pytest.raises(rollway.LearnerUnreachable, match="127.0.0.1:9"):
+    with pytest.raises(rollway.LearnerUnreachable, match=re.escape("127.0.0.1:9")):
         rollway.TcpWeights("127.0.0.1", 9, connect_timeout_s=0.05)
 
 
 def test_weights_that_differ_from_mine_are_an_error_that_names_the_leaf(endpoint):
     mine = tree(0)
     mine["body"]["w"] = np.zeros((3, 6), np.float32)
-    with pytest.raises(rollway.SchemaMismatch, match=r"'body/w' is float32\[3,6\] here but float32\[3,5\] at the learner"):
+    with pytest.raises(
+        rollway.SchemaMismatch, match=r"'body/w' is float32\[3,6\] here but float32\[3,5\] at the learner"
+    ):
         connect(endpoint, like=mine)
     with connect(endpoint, like=tree(0)):
         pass
@@ -260,6 +268,19 @@ def test_a_learner_that_closes_its_weights_first_leaves_nothing_behind(name):
 def test_options_out_of_range_are_refused(endpoint, option):
     with pytest.raises(rollway.InvalidArgument, match=next(iter(option))):
         rollway.TcpWeights(**{"host": "127.0.0.1", "port": endpoint.port, **option})
+
+
+def test_a_learner_whose_schema_cannot_be_read_or_does_not_fit_its_leaves_is_refused():
+    odd = b'{"leaves": [["w", "float32", [2]]], "tree": {"dict": [["w", 0]]}}'
+    for schema, leaf_bytes, why in [(b"nonsense", [8], "cannot be read"), (odd, [800], "do not fit their shapes")]:
+        name = f"auto-{os.getpid()}-{secrets.token_hex(4)}"
+        options = {"auto_named": True, "max_buffers": 3, "max_peers": 4, "checksum": False}
+        core = _core.Weights.create(name, schema=schema, leaf_bytes=leaf_bytes, **options)
+        tree = WeightTree.of({"w": np.zeros(2, np.float32)})
+        with rollway.TcpTransport().start(rollway.WeightOutlet(core, tree)) as endpoint:
+            with pytest.raises(rollway.ProtocolMismatch, match=why):
+                connect(endpoint)
+        core.close()
 
 
 def test_serving_offers_one_set_of_weights(sync):

@@ -208,6 +208,7 @@ fn a_mirror_reads_whole_versions_from_a_writer_that_never_stops() {
             assert!(version >= last && first == version && second == version);
         }
     });
+    assert_eq!(mirror.stats().connects, 1);
 }
 
 #[test]
@@ -606,13 +607,14 @@ fn another_schema_is_refused_with_that_of_the_learner() {
 fn a_client_that_speaks_out_of_turn_is_cut() {
     let origin = Origin::new(SMALL);
     let twice = [Header::new(Kind::Fetch).bytes(), Header::new(Kind::Fetch).bytes()].concat();
-    for nonsense in [&twice[..], &Header::new(Kind::Verdict).bytes(), &[0x33; 32]] {
+    let from_the_future = Header { sequence: 1, ..Header::new(Kind::Fetch) }.bytes();
+    for nonsense in [&twice[..], &from_the_future, &Header::new(Kind::Verdict).bytes(), &[0x33; 32]] {
         let (mut raw, _, _) = enter(origin.server.port(), &[]);
         raw.write(nonsense);
         let (header, _) = raw.expect(Kind::Goodbye);
         assert_eq!(header.code, Farewell::Protocol as u16);
     }
-    assert!(eventually(|| origin.server.stats().cut_damaged == 3));
+    assert!(eventually(|| origin.server.stats().cut_damaged == 4));
 }
 
 #[test]
@@ -680,7 +682,9 @@ fn what_no_honest_learner_sends_is_thrown_away() {
         assert!(eventually(|| mirror.stats().connects == 2), "{what}");
         assert_eq!(mirror.version().unwrap(), 0, "{what}");
     }
-    let port = impostor([both, piece(3, 24), verdict(3, whole)].concat());
+    let void = [both.clone(), piece(3, 20), verdict(3, Verdict::Void as u16)].concat();
+    let port = impostor([void, list(&[0, 1]).frame(4), piece(4, 24), verdict(4, whole)].concat());
     let mirror = connect(WeightMirrorSpec { port, ..WeightMirrorSpec::default() }).unwrap();
-    assert_eq!(mirror.wait_for(3, soon()).unwrap(), 3, "and what an honest one sends is not");
+    assert_eq!(mirror.wait_for(3, soon()).unwrap(), 4, "and what an honest one sends is not");
+    assert_eq!((mirror.stats().voids, mirror.stats().versions), (1, 1));
 }

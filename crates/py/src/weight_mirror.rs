@@ -75,6 +75,11 @@ impl WeightMirror {
         Ok(PyBytes::new(py, &self.core.schema().map_err(|e| self.explain(py, e))?))
     }
 
+    #[getter]
+    fn leaf_bytes(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        self.core.leaf_bytes().map_err(|e| self.explain(py, e))
+    }
+
     /// The latest version that is here, whole; 0 before the first.
     #[getter]
     fn version(&self, py: Python<'_>) -> PyResult<u64> {

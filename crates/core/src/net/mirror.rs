@@ -180,6 +180,11 @@ impl WeightMirror {
         Ok(self.local()?.schema.clone())
     }
 
+    /// Bytes of each leaf. They stay the same as long as the mirror.
+    pub fn leaf_bytes(&self) -> Result<Vec<usize>> {
+        Ok(self.local()?.weights().geometry().leaf_bytes.clone())
+    }
+
     /// The latest version that is here, whole; 0 before the first.
     pub fn version(&self) -> Result<u64> {
         self.local()?.version()
@@ -468,16 +473,17 @@ impl<'a> Postman<'a> {
     /// Makes the local segment, or its successor (M1).
     fn prepare(&mut self, inventory: &Inventory) -> Result<()> {
         let spec = &self.shared.spec;
+        let sizes = inventory.leaf_bytes.iter().map(|&bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        let leaf_bytes: Vec<usize> = sizes.collect();
         if let Some(local) = &self.local {
-            if local.schema != inventory.schema {
+            // Who reads has made room for these leaves.
+            if local.schema != inventory.schema || local.weights().geometry().leaf_bytes != leaf_bytes {
                 return Err(self.lost("the learner came back with other weights".to_owned()));
             }
             if local.lineage == inventory.lineage {
                 return Ok(());
             }
         }
-        let sizes = inventory.leaf_bytes.iter().map(|&bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-        let leaf_bytes: Vec<usize> = sizes.collect();
         let segment = WeightsSpec {
             name: spec.name.as_deref(),
             auto_named: false,

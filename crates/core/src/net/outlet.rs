@@ -34,6 +34,7 @@ pub struct Outlet {
     news: watch::Sender<News>,
     stop: Arc<AtomicBool>,
     herald: Mutex<Option<JoinHandle<()>>>,
+    pid: u32,
 }
 
 impl Outlet {
@@ -70,6 +71,7 @@ impl Outlet {
             news,
             stop,
             herald: Mutex::new(Some(herald)),
+            pid: std::process::id(),
         })
     }
 
@@ -87,6 +89,11 @@ impl Outlet {
         self.weights.is_closed()
     }
 
+    /// The latest version, as of now; 0 before the first.
+    pub fn version(&self) -> Result<u64> {
+        self.weights.version()
+    }
+
     /// Holds the latest version, together with those who send it already. `None`: there is none, or the outlet is closed.
     pub fn hold(&self) -> Result<Option<Arc<Hold>>> {
         let mut held = lock(&self.held);
@@ -102,6 +109,9 @@ impl Outlet {
 
     /// Ends the herald, and leaves the seat. The last one to leave takes the name away. Idempotent.
     pub fn close(&self) {
+        if self.pid != std::process::id() {
+            return; // A forked child: the herald is not in it.
+        }
         self.stop.store(true, Ordering::Relaxed);
         self.weights.protocol().control.published.ring();
         if let Some(herald) = lock(&self.herald).take() {

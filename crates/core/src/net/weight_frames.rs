@@ -113,9 +113,11 @@ impl Giving<'_> {
         match header.kind {
             Kind::Fetch if self.wanted.is_some() => Err(End::Damaged("a fetch is out of turn".to_owned())),
             Kind::Fetch => {
-                // A number from the future is none of ours: then everything is new.
-                let latest = self.news.borrow().version;
-                self.wanted = Some(if header.sequence > latest { 0 } else { header.sequence });
+                // What was sent may be newer than the last news; newer than what there is, it cannot be.
+                if header.sequence > self.outlet.version().map_err(closed)? {
+                    return Err(End::Damaged("a client has a version that there is not".to_owned()));
+                }
+                self.wanted = Some(header.sequence);
                 Ok(())
             }
             Kind::Ping => {
