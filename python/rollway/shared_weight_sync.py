@@ -55,6 +55,8 @@ class SharedWeightSync(WeightReading):
     (2, [7.0, 7.0])
     """
 
+    _core: Weights
+
     def __init__(
         self,
         param_shapes: Any,

@@ -173,8 +173,8 @@ def test_ctrl_c_ends_a_wait(child):
             import sys, rollway
             weights = rollway.TcpWeights("127.0.0.1", int(sys.argv[1]))
             weights.wait_for_version(1, 30)
-            print("waiting", flush=True)
             try:
+                print("waiting", flush=True)
                 weights.wait_for_version(2)
             except KeyboardInterrupt:
                 print("interrupted", flush=True)

@@ -27,6 +27,9 @@ enum Learner<'py> {
     Records(PyRef<'py, RecordConsumer>),
 }
 
+/// A client's schema, and whether it is one of weights.
+type ForeignSchema<'py> = (Bound<'py, PyBytes>, bool);
+
 /// The transports of one learner, as far as they are at work.
 pub struct Endpoints(GilCell<Vec<Weak<Core>>>);
 
@@ -143,10 +146,7 @@ impl TcpServer {
 
     /// The last client that was not let in: who and why; where its schema was the reason, also that, and whether it is one of
     /// weights.
-    fn last_refusal<'py>(
-        &self,
-        py: Python<'py>,
-    ) -> Option<(String, String, Option<(Bound<'py, PyBytes>, bool)>)> {
+    fn last_refusal<'py>(&self, py: Python<'py>) -> Option<(String, String, Option<ForeignSchema<'py>>)> {
         let refused = self.core.last_refusal()?;
         let schema =
             refused.schema.map(|(cargo, schema)| (PyBytes::new(py, &schema), cargo == Cargo::Weights));
