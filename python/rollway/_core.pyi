@@ -23,6 +23,7 @@ __all__ = [
     "TcpRecordSender",
     "TcpSender",
     "TcpServer",
+    "WeightMirror",
     "Weights",
     "collect",
     "collect_all",

@@ -104,8 +104,8 @@ fn numbers(words: [usize; 3], read: impl FnOnce(&[Target]) -> u64) -> Got {
 }
 
 fn read(mirror: &WeightMirror, words: [usize; 3], since: u64) -> Got {
-    // SAFETY: each target is as long as its leaf, and ours.
     numbers(words, |targets| {
+        // SAFETY: each target is as long as its leaf, and ours.
         unsafe { mirror.read(targets, since) }.unwrap().map_or(0, |reading| reading.version)
     })
 }
@@ -383,7 +383,7 @@ fn a_version_that_was_overwritten_on_its_way_is_void() {
 #[test]
 fn a_client_that_takes_too_long_is_cut_and_its_version_let_go() {
     let server = TcpServerSpec { frame_timeout: Duration::from_millis(50), ..TcpServerSpec::default() };
-    let words = [1 << 20, 0, 1];
+    let words = [5 << 17, 0, 1]; // 5 MiB: more than the socket buffers take for a client that does not read.
     let origin = Origin::with(&spec(None, &bytes_of(words)), server);
     origin.write_all(1);
     let (_stalled, _) = stall(&origin);
