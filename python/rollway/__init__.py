@@ -64,8 +64,9 @@ from rollway.shm_transport import ShmTransport
 from rollway.tcp_client import TcpClient
 from rollway.tcp_record_client import TcpRecordClient
 from rollway.tcp_transport import TcpTransport, Tls
+from rollway.tcp_weights import TcpWeights
 from rollway.trajectory_accumulator import TrajectoryAccumulator
-from rollway.transport import Endpoint, Intake, RecordIntake, RecordTransport, Transport
+from rollway.transport import Endpoint, Intake, RecordIntake, RecordTransport, Transport, WeightOutlet
 from rollway.zero_copy_shm_buffer import ZeroCopySHMBuffer
 
 __version__ = _version("rollway")
@@ -138,12 +139,14 @@ __all__ = [
     "TcpClient",
     "TcpRecordClient",
     "TcpTransport",
+    "TcpWeights",
     "Tls",
     "TlsFailed",
     "TokenRequired",
     "TrajectoryAccumulator",
     "Transport",
     "WaitTimeout",
+    "WeightOutlet",
     "ZeroCopySHMBuffer",
     "__version__",
     "gc",

@@ -33,7 +33,7 @@ _COUNTERS = frozenset(
         "producers_died",
     }
 )
-_NOW = frozenset({"tcp_connections", "tcp_sessions"})
+_NOW = frozenset({"tcp_connections", "tcp_sessions", "tcp_weight_clients"})
 _QUANTILES = (("0.5", "p50_ns"), ("0.9", "p90_ns"), ("0.99", "p99_ns"))
 _HISTOGRAMS = {
     "memcpy": "Copying a sample into its slot.",

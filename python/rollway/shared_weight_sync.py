@@ -8,15 +8,20 @@ from __future__ import annotations
 import os
 import secrets
 import weakref
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
 
 from rollway._core import Weights
-from rollway.errors import ForeignSchema, InvalidArgument, NothingPublished
+from rollway.errors import ForeignSchema, InvalidArgument
+from rollway.transport import WeightOutlet
+from rollway.weight_reading import WeightReading
 from rollway.weight_tree import Places, WeightTree
 
+if TYPE_CHECKING:
+    from rollway.tcp_transport import TcpEndpoint, TcpTransport
 
-class SharedWeightSync:
+
+class SharedWeightSync(WeightReading):
     """Moves weights from one writer to any number of readers, through shared memory, version by version.
 
     A reader gets a whole version, never a mixture of two. The writer never waits for readers, and no reader for the
@@ -49,6 +54,8 @@ class SharedWeightSync:
     ...     worker.read_weights_into(mine), mine["b"].tolist()
     (2, [7.0, 7.0])
     """
+
+    _core: Weights
 
     def __init__(
         self,
@@ -165,24 +172,14 @@ class SharedWeightSync:
         self._tree = tree
         self._threads = threads
         self._peer_timeout_s = peer_timeout_s
-        self._read_version = 0
         # Also at interpreter exit: the last one to leave takes the name away.
-        self._end = weakref.finalize(self, core.close)
+        self._endings: list[Callable[[], None]] = [core.close]
+        self._end = weakref.finalize(self, _run_all, self._endings)
 
     @property
     def name(self) -> str:
         """What readers attach to."""
         return self._core.name
-
-    @property
-    def version(self) -> int:
-        """The version that was published last; 0 when nothing was written yet."""
-        return self._core.version
-
-    @property
-    def read_version(self) -> int:
-        """The version that this handle read last; 0 before the first read."""
-        return self._read_version
 
     @property
     def closed(self) -> bool:
@@ -212,38 +209,33 @@ class SharedWeightSync:
         """
         self._write(self._tree.some_sources(changed))
 
+    @property
+    def _place(self) -> str:
+        return f"in '{self.name}'"
+
     def _write(self, places: Places) -> None:
         self._core.write(places.leaves, places.addresses)
 
-    def read_weights_into(self, state_dict: Any, *, since: int = 0) -> int:
-        """Copies the latest version into these tensors or arrays, in place, and gives back which it is.
+    def serve(self, transport: TcpTransport) -> TcpEndpoint:
+        """Gives these weights to workers on other hosts, on a port of their own: they read them with `TcpWeights`.
 
-        ``since``: the version that they hold; then only leaves that changed after it are copied. 0 comes back, and
-        nothing is touched, when nothing was written yet. Parameters are written under autograd's nose, as with
-        ``param.data.copy_``.
+        Until the endpoint is stopped, or this handle closed. A learner that also takes samples offers both on one port:
+        ``TcpTransport(port, weights=sync)``.
+
+        >>> import numpy as np, rollway
+        >>> with SharedWeightSync.from_state_dict({"w": np.ones(2)}) as learner:
+        ...     with learner.serve(rollway.TcpTransport()) as endpoint:
+        ...         with rollway.TcpWeights("localhost", endpoint.port) as worker:
+        ...             worker.wait_for_version(1), worker.read_weights()
+        (1, {'w': array([1., 1.])})
         """
-        places = self._tree.targets(state_dict)
-        version, copied = self._core.read(places.leaves, places.addresses, since)
-        if places.finish:
-            for at in copied:
-                if at in places.finish:
-                    places.finish[at]()
-        self._read_version = version
-        return version
+        endpoint = transport.start(self.outlet())
+        self._endings.insert(0, endpoint.stop)
+        return endpoint
 
-    def read_weights(self, like: Any = None) -> Any:
-        """The latest version as a new tree of numpy arrays; `read_version` says which it is.
-
-        The tree is built as it was for the writer: exactly so in the process that made it, and from dicts, lists and
-        tuples elsewhere. ``like``: build it as this one is, whatever its values. Raises `NothingPublished` when nothing
-        was written yet.
-        """
-        arrays, places = self._tree.fresh()
-        version, _ = self._core.read(places.leaves, places.addresses, 0)
-        if version == 0:
-            raise NothingPublished(f"nothing has been published in '{self.name}' yet: wait_for_version(1) waits for it")
-        self._read_version = version
-        return self._tree.build(arrays) if like is None else self._tree.build_like(like, arrays)
+    def outlet(self) -> WeightOutlet:
+        """What a transport needs to give these weights to others."""
+        return WeightOutlet(self._core, self._tree)
 
     def wait_for_version(self, version: int, timeout: float | None = None) -> int:
         """Sleeps until that version or a later one is published, and gives back which.
@@ -268,12 +260,6 @@ class SharedWeightSync:
         self._core.unlink()
         self._end()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Into another process: attaches there, by name."""
         return _attach_again, (type(self), self.name, self._threads, self._peer_timeout_s)
@@ -281,6 +267,11 @@ class SharedWeightSync:
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"version {self.version}"
         return f"<{type(self).__name__} '{self.name}': {len(self._tree.leaves)} leaves, {state}>"
+
+
+def _run_all(endings: list[Callable[[], None]]) -> None:
+    for end in endings:
+        end()
 
 
 def _attach_again(

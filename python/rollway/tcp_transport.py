@@ -1,13 +1,17 @@
-"""TcpTransport: lets workers on other hosts feed a learner over TCP. Says how; native code does it."""
+"""TcpTransport: lets workers on other hosts feed a learner over TCP, and get its weights. Native code does it."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
 
 from rollway._core import TcpServer
-from rollway.errors import ForeignSchema
-from rollway.transport import Intake, RecordIntake
+from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch
+from rollway.shared_weight_sync import SharedWeightSync
+from rollway.transport import Intake, RecordIntake, WeightOutlet
+from rollway.weight_tree import WeightTree
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class _Options:
     frame_timeout_s: float = 5.0
     keepalive_s: float = 5.0
     session_ttl_s: float = 600.0
+    weights: SharedWeightSync | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class TcpTransport(_Options):
             Then its slots are given back and the connection is cut; the worker connects again by itself.
         keepalive_s: A peer that is silent for three times as long is taken for gone.
         session_ttl_s: How long a worker without a connection is remembered, so that it can go on where it was.
+        weights: Give these to the workers that ask for them (`TcpWeights`), on the same port and with the same token.
 
     >>> TcpTransport(50051, token="secret")
     TcpTransport(tls=None, max_connections=1024, io_threads=1, frame_timeout_s=5.0, keepalive_s=5.0, \
@@ -55,12 +61,18 @@ session_ttl_s=600.0, port=50051, host='127.0.0.1')
     port: int = 0
     host: str = "127.0.0.1"
 
-    def start(self, intake: Intake | RecordIntake) -> TcpEndpoint:
-        """Binds and listens. `Server.start` and `RecordServer.start` call it."""
+    def start(self, intake: Intake | RecordIntake | WeightOutlet) -> TcpEndpoint:
+        """Binds and listens. `Server.start`, `RecordServer.start` and `SharedWeightSync.serve` call it."""
+        outlet = None if self.weights is None else self.weights.outlet()
+        if isinstance(intake, WeightOutlet):
+            if outlet is not None:
+                raise InvalidArgument("serve() offers these weights: leave out the transport's own weights=")
+            outlet = intake
         native = TcpServer(
-            intake.consumer,
+            None if isinstance(intake, WeightOutlet) else intake.consumer,
             self.host,
             self.port,
+            weights=None if outlet is None else outlet.weights,
             token=secret(self.token),
             tls=None if self.tls is None else (os.fspath(self.tls.cert), os.fspath(self.tls.key)),
             io_threads=self.io_threads,
@@ -69,15 +81,18 @@ session_ttl_s=600.0, port=50051, host='127.0.0.1')
             keepalive_s=self.keepalive_s,
             session_ttl_s=self.session_ttl_s,
         )
-        return TcpEndpoint(native, intake)
+        return TcpEndpoint(native, intake, outlet)
 
 
 class TcpEndpoint:
     """A `TcpTransport` at work."""
 
-    def __init__(self, native: TcpServer, intake: Intake | RecordIntake) -> None:
+    def __init__(
+        self, native: TcpServer, intake: Intake | RecordIntake | WeightOutlet, outlet: WeightOutlet | None
+    ) -> None:
         self._native = native
-        self._schema = intake.schema
+        self._schema = None if isinstance(intake, WeightOutlet) else intake.schema
+        self._tree = None if outlet is None else outlet.tree
 
     @property
     def address(self) -> str:
@@ -95,18 +110,32 @@ class TcpEndpoint:
         refused = self._native.last_refusal()
         if refused is None:
             return None
-        peer, why, schema = refused
-        if schema is not None:
-            why = str(self._schema.explain(ForeignSchema(f"at worker {peer}", schema)))
+        peer, why, foreign = refused
+        if foreign is not None:
+            schema, is_of_weights = foreign
+            place = f"at worker {peer}"
+            if is_of_weights and self._tree is not None:
+                try:
+                    why = str(self._tree.explain(WeightTree.from_text(schema), place))
+                except SchemaMismatch as unreadable:
+                    why = str(unreadable)
+            elif self._schema is not None:
+                why = str(self._schema.explain(ForeignSchema(place, schema)))
         return f"{peer}: {why}"
 
     def stats(self) -> dict[str, int]:
-        """Connections, frames, samples, bytes; who was refused or cut, and why."""
+        """Connections, frames, samples, bytes; versions of weights sent; who was refused or cut, and why."""
         return {f"tcp_{name}": value for name, value in self._native.stats().items()}
 
     def stop(self) -> None:
-        """Says goodbye to the workers and gives back their slots."""
+        """Says goodbye to the workers and gives back their slots. Safe to call twice."""
         self._native.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
 
 
 def secret(token: str | bytes | None) -> bytes | None:

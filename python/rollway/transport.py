@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from rollway._core import Consumer, Plan, Producer, RecordConsumer, RecordPlan, RecordProducer
+from rollway._core import Consumer, Plan, Producer, RecordConsumer, RecordPlan, RecordProducer, Weights
 from rollway.record_schema import RecordSchema
 from rollway.schema import Schema
+from rollway.weight_tree import WeightTree
 
 
 class Intake:
@@ -54,6 +55,14 @@ class RecordIntake:
     def producer(self) -> RecordProducer:
         """A handle to write with, on a lane of its own. Close it in `Endpoint.stop`."""
         return RecordProducer.beside(self.consumer, self._plan)
+
+
+class WeightOutlet:
+    """The way out of a learner's weights: what a transport needs to give them to remote workers, and no more."""
+
+    def __init__(self, weights: Weights, tree: WeightTree) -> None:
+        self.weights = weights
+        self.tree = tree
 
 
 class Endpoint(Protocol):

@@ -103,10 +103,13 @@ class WeightTree:
 
     @classmethod
     def from_text(cls, text: bytes) -> WeightTree:
-        """From what stands in a segment."""
-        parsed = json.loads(text)
-        leaves = [WeightLeaf(path, dtype, tuple(shape)) for path, dtype, shape in parsed["leaves"]]
-        return cls(leaves, parsed["tree"], None)
+        """From what stands in a segment, or came from another host."""
+        try:
+            parsed = json.loads(text)
+            leaves = [_checked(path, dtype, shape) for path, dtype, shape in parsed["leaves"]]
+            return cls(leaves, parsed["tree"], None)
+        except (ValueError, KeyError, TypeError) as error:
+            raise SchemaMismatch(f"the schema of these weights cannot be read: {error!r}") from error
 
     @classmethod
     def _sorted(cls, leaves: list[WeightLeaf], treedef: optree.PyTreeSpec) -> WeightTree:

@@ -163,7 +163,7 @@ pub enum Error {
     ForeignSchema { address: String, ours: Vec<u8>, theirs: Vec<u8> },
 
     /// A client of samples at a server of records, or the other way round.
-    #[error("the learner at {address} does not take what this client sends: {why}")]
+    #[error("the learner at {address} is not for this client: {why}")]
     WrongCargo { address: String, why: String },
 
     #[error("{address} does not speak our protocol: {what}. Is it a Rollway server of the same version?")]
@@ -177,6 +177,13 @@ pub enum Error {
          acknowledged: they may have arrived or not. Make a new client when the learner is back"
     )]
     ConnectionClosed { address: String, why: String, unacknowledged: u64, first: u64 },
+
+    /// Nothing more comes to a mirror of weights.
+    #[error(
+        "no more weights come from {address}: {why}. The last whole version stays readable; make a new TcpWeights when the \
+         learner is back"
+    )]
+    WeightsLost { address: String, why: String },
 
     /// The learner had no room, and its policy is to say so. `cargo` is "samples", or "records".
     #[error(

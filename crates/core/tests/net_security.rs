@@ -187,7 +187,7 @@ fn another_schema_is_refused_and_both_sides_see_both_texts() {
         other => panic!("{other}"),
     }
     assert_eq!(refusal(&learner), Refusal::Schema);
-    assert_eq!(learner.server.last_refusal().unwrap().schema.unwrap(), b"something else");
+    assert_eq!(learner.server.last_refusal().unwrap().schema.unwrap().1, b"something else");
 }
 
 #[test]

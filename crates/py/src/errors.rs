@@ -30,7 +30,7 @@ pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
         Error::NoLane { .. } => "NoLaneLeft",
         Error::RecordTooLarge { .. } => "RecordTooLarge",
         Error::HugePages { .. } => "HugePagesUnavailable",
-        Error::Closed | Error::ConnectionClosed { .. } => "ConnectionClosedError",
+        Error::Closed | Error::ConnectionClosed { .. } | Error::WeightsLost { .. } => "ConnectionClosedError",
         Error::Full | Error::Refused { .. } => "RingFull",
         Error::Unreachable { .. } => "LearnerUnreachable",
         Error::Token { .. } => "NotAuthorized",

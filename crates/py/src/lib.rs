@@ -30,6 +30,7 @@ mod tcp_client;
 mod tcp_connection;
 mod tcp_record_client;
 mod tcp_server;
+mod weight_mirror;
 mod weights;
 
 use pyo3::prelude::*;
@@ -75,6 +76,8 @@ mod _core {
     use super::tcp_record_client::TcpRecordSender;
     #[pymodule_export]
     use super::tcp_server::TcpServer;
+    #[pymodule_export]
+    use super::weight_mirror::WeightMirror;
     #[pymodule_export]
     use super::weights::Weights;
 }

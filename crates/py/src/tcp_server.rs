@@ -6,9 +6,14 @@ use crate::gil::GilCell;
 use crate::numbers::{PORTS, number};
 use crate::producer::seconds;
 use crate::record_consumer::RecordConsumer;
+use crate::weights::Weights;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use rollway_core::net::{Intake, RecordIntake, ServerTls, TcpServer as Core, TcpServerSpec};
+use rollway_core::Error;
+use rollway_core::net::frame::Cargo;
+use rollway_core::net::{
+    Inlet, Intake, RecordIntake, ServerStats, ServerTls, TcpServer as Core, TcpServerSpec,
+};
 use rollway_core::records::Producer as RecordProducer;
 use rollway_core::ring::Producer;
 use rollway_core::ring::producer::ProducerSpec;
@@ -21,6 +26,9 @@ enum Learner<'py> {
     Ring(PyRef<'py, Consumer>),
     Records(PyRef<'py, RecordConsumer>),
 }
+
+/// A client's schema, and whether it is one of weights.
+type ForeignSchema<'py> = (Bound<'py, PyBytes>, bool);
 
 /// The transports of one learner, as far as they are at work.
 pub struct Endpoints(GilCell<Vec<Weak<Core>>>);
@@ -42,12 +50,13 @@ impl Endpoints {
     pub fn workers(&self, py: Python<'_>, seated: usize) -> usize {
         let endpoints: Vec<_> =
             self.0.with(py, |endpoints| endpoints.iter().filter_map(Weak::upgrade).collect());
-        let connections: usize = endpoints.iter().map(|endpoint| endpoint.stats().connections as usize).sum();
+        let workers = |stats: ServerStats| stats.connections.saturating_sub(stats.weight_clients) as usize;
+        let connections: usize = endpoints.iter().map(|endpoint| workers(endpoint.stats())).sum();
         seated.saturating_sub(endpoints.len()) + connections
     }
 }
 
-/// Listens, and lets remote workers write into the ring, or a lane. Never enters the interpreter.
+/// Listens, lets remote workers write into the ring, or a lane, and gives them weights. Never enters the interpreter.
 #[pyclass(frozen, module = "rollway._core")]
 pub struct TcpServer {
     core: Arc<Core>,
@@ -56,14 +65,15 @@ pub struct TcpServer {
 #[pymethods]
 impl TcpServer {
     #[new]
-    #[pyo3(signature = (consumer, host, port, *, token, tls, io_threads, max_connections, frame_timeout_s, keepalive_s,
+    #[pyo3(signature = (consumer, host, port, *, weights, token, tls, io_threads, max_connections, frame_timeout_s, keepalive_s,
                         session_ttl_s))]
     #[allow(clippy::too_many_arguments)] // Keywords, all of them, from a dataclass.
     fn start(
         py: Python<'_>,
-        consumer: Learner<'_>,
+        consumer: Option<Learner<'_>>,
         host: String,
         port: i64,
+        weights: Option<PyRef<'_, Weights>>,
         token: Option<Vec<u8>>,
         tls: Option<(PathBuf, PathBuf)>,
         io_threads: i64,
@@ -85,20 +95,32 @@ impl TcpServer {
             ..TcpServerSpec::default()
         };
         let seat = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };
-        let (core, endpoints) = match &consumer {
-            Learner::Ring(consumer) => {
-                let ring = consumer.core(py)?.ring().clone();
-                let intake = || Intake::new(Producer::on(ring.clone(), seat)?);
-                (blocking(py, || Core::start(intake()?, spec.clone()))?, consumer.endpoints())
-            }
-            Learner::Records(consumer) => {
-                let records = consumer.core(py)?.records().clone();
-                let intake = || RecordIntake::new(RecordProducer::on(records.clone(), seat)?);
-                (blocking(py, || Core::start(intake()?, spec.clone()))?, consumer.endpoints())
+        let weights = weights.map(|weights| weights.core(py)).transpose()?;
+        let start = |inlet: Option<Inlet>| match (inlet, &weights) {
+            (inlet, Some(weights)) => Core::with_weights(inlet, weights.clone(), spec.clone()),
+            (Some(inlet), None) => Core::start(inlet, spec.clone()),
+            (None, None) => {
+                let range = "a learner, weights, or both".to_owned();
+                Err(Error::OutOfRange { what: "things to serve", value: 0, range })
             }
         };
+        let (core, endpoints) = match &consumer {
+            Some(Learner::Ring(consumer)) => {
+                let ring = consumer.core(py)?.ring().clone();
+                let intake = || Intake::new(Producer::on(ring.clone(), seat)?);
+                (blocking(py, || start(Some(intake()?.into())))?, Some(consumer.endpoints()))
+            }
+            Some(Learner::Records(consumer)) => {
+                let records = consumer.core(py)?.records().clone();
+                let intake = || RecordIntake::new(RecordProducer::on(records.clone(), seat)?);
+                (blocking(py, || start(Some(intake()?.into())))?, Some(consumer.endpoints()))
+            }
+            None => (blocking(py, || start(None))?, None),
+        };
         let core = Arc::new(core.map_err(|e| to_py(py, e))?);
-        endpoints.add(py, &core);
+        if let Some(endpoints) = endpoints {
+            endpoints.add(py, &core);
+        }
         Ok(TcpServer { core })
     }
 
@@ -122,10 +144,13 @@ impl TcpServer {
         Ok(stats)
     }
 
-    /// The last client that was not let in: who, why, and its schema where that was the reason.
-    fn last_refusal<'py>(&self, py: Python<'py>) -> Option<(String, String, Option<Bound<'py, PyBytes>>)> {
+    /// The last client that was not let in: who and why; where its schema was the reason, also that, and whether it is one of
+    /// weights.
+    fn last_refusal<'py>(&self, py: Python<'py>) -> Option<(String, String, Option<ForeignSchema<'py>>)> {
         let refused = self.core.last_refusal()?;
-        Some((refused.peer, refused.text, refused.schema.map(|schema| PyBytes::new(py, &schema))))
+        let schema =
+            refused.schema.map(|(cargo, schema)| (PyBytes::new(py, &schema), cargo == Cargo::Weights));
+        Some((refused.peer, refused.text, schema))
     }
 
     /// Says goodbye to the clients and gives back their slots.

@@ -219,7 +219,7 @@ impl Weights {
 }
 
 impl Weights {
-    fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
+    pub fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
         let core = self.open.with(py, |open| open.as_ref().map(|open| open.core.clone()));
         core.ok_or_else(|| self.is_closed(py))
     }

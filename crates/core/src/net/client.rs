@@ -15,21 +15,19 @@
 //! to the next caller.
 
 use super::courier::Courier;
+use super::dial::Caller;
 use super::link::{Link, write_to};
 use super::outbound::Outbound;
 use super::packing::Layout;
 use super::stats::{ClientCounters, ClientStats};
 use super::tls::ClientTls;
-use super::token::{Token, random};
+use super::token::random;
 use super::within_reason;
 use crate::error::{Error, Result};
 use crate::ring::Patience;
 use crate::sync::{Bell, Woken};
-use rustix::event::{EventfdFlags, eventfd};
-use rustls::pki_types::ServerName;
 use std::io::ErrorKind;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -87,16 +85,12 @@ pub enum Ended {
 #[derive(Debug)]
 pub struct Shared {
     pub spec: TcpClientSpec,
-    pub token: Option<Token>,
-    pub tls: Option<(Arc<rustls::ClientConfig>, ServerName<'static>)>,
-    /// Rung by callers, to wake the thread.
-    pub bell: OwnedFd,
+    pub caller: Caller,
     pub schema: Vec<u8>,
     pub session: [u8; 16],
     state: Mutex<State>,
     /// Rung by the thread, to wake callers.
     pub progress: Bell,
-    closing: AtomicBool,
     pub counters: ClientCounters,
 }
 
@@ -126,22 +120,9 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::Relaxed)
-    }
-
-    fn call_thread(&self) {
-        // Fails only when the counter is about to overflow, and then the bell has been rung.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
-    }
-
-    fn address(&self) -> String {
-        format!("{}:{}", self.spec.host, self.spec.port)
-    }
-
     /// The error for a caller that comes after the end.
     fn error(&self, state: &State, ended: &Ended) -> Error {
-        let address = self.address();
+        let address = self.caller.address();
         match ended.clone() {
             Ended::Closed => Error::Closed,
             Ended::Lost(why) => Error::ConnectionClosed {
@@ -210,7 +191,7 @@ impl Shared {
             (state.watches_out, state.watches_clock) = (true, true); // It will.
             state.called = true;
             drop(state);
-            self.call_thread();
+            self.caller.ring();
         }
     }
 }
@@ -241,14 +222,9 @@ impl Client {
             let range = "at most 4294967294".to_owned();
             return Err(Error::OutOfRange { what: "producer_id", value: u32::MAX as u64, range });
         }
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let (token, tls) = (spec.token.as_deref(), spec.tls.as_ref());
         let shared = Arc::new(Shared {
-            token: spec.token.as_deref().map(Token::new).transpose()?,
-            tls: match &spec.tls {
-                Some(tls) => Some((tls.config()?, tls.server_name(&spec.host)?)),
-                None => None,
-            },
-            bell: bell.map_err(|errno| Error::io("cannot make an eventfd", errno))?,
+            caller: Caller::new((&spec.host, spec.port), token, tls, spec.keepalive)?,
             schema: schema.to_vec(),
             session: random()?,
             state: Mutex::new(State {
@@ -265,7 +241,6 @@ impl Client {
                 called: false,
             }),
             progress: Bell::default(),
-            closing: AtomicBool::new(false),
             counters: ClientCounters::default(),
             spec,
         });
@@ -374,8 +349,7 @@ impl Client {
 
     /// Ends the thread, with a goodbye if there is somebody to say it to.
     fn end(&self) {
-        self.shared.closing.store(true, Ordering::Relaxed);
-        self.shared.call_thread();
+        self.shared.caller.hang_up();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             let _ = thread.join();

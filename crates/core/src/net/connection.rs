@@ -11,13 +11,17 @@
 //! C3  Nothing is read while what came before it is not settled: a client that ignores its credit is slowed by TCP.
 
 use super::doorman::Doorman;
-use super::frame::{Damage, Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_SCHEMA_BYTES, Refusal, Welcome};
+use super::ears::{Ears, budget, goodbye, skip};
+use super::frame::{
+    Cargo, Damage, Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_SCHEMA_BYTES, Refusal, Welcome,
+};
 use super::handshake::greet;
 use super::inlet::Inlet;
 use super::landing::Landing;
 use super::server::{Lobby, Shared};
 use super::session::Progress;
 use super::stats::add;
+use super::weight_frames::{give, over};
 use super::wire::{Stream, Wire};
 use super::{frame, server};
 use crate::error::Error;
@@ -25,10 +29,8 @@ use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout};
 
-/// A frame may take this much longer for each byte: 1 MiB/s is slower than any network worth having.
-const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 /// Rooms of one read: enough for most schemas, and more reads for the others.
 const ROOMS: usize = 32;
 /// Those who wait for their turn look this often whether there is room all the same.
@@ -46,8 +48,8 @@ pub enum End {
     /// The socket failed, or the client hung up: there is nobody to tell.
     Broken,
     Damaged(String),
-    /// With the client's schema, where that is the reason.
-    Refused(Refusal, String, Option<Vec<u8>>),
+    /// With the client's schema, and of what it is one, where that is the reason.
+    Refused(Refusal, String, Option<(Cargo, Vec<u8>)>),
     Parted(Farewell, String),
 }
 
@@ -83,7 +85,7 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, lobby: 
         let _ = stop.wait_for(|stop| *stop).await;
         End::Parted(Farewell::Stopping, "the learner stops serving".to_owned())
     };
-    let mut wire = None;
+    let (mut wire, mut wants_weights) = (None, false);
     let end = unless(
         async {
             let deadline = Instant::now() + server.spec.handshake_timeout;
@@ -95,17 +97,25 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, lobby: 
             let greeting = async {
                 let stream = accept(stream, &server).await?;
                 let wire = wire.insert(Wire::new(stream));
-                greet(wire, server.token.as_ref(), server.inlet.cargo(), server.inlet.schema()).await
+                greet(wire, server.token.as_ref(), |cargo| server.expects(cargo)).await
             };
             let hello = unless(unless(greeting, late), evicted).await?;
             lobby.leave();
+            wants_weights = hello.cargo == Cargo::Weights;
             let wire = wire.as_mut().ok_or(End::Stranger)?;
-            stay(wire, &hello, &server).await
+            match (hello.cargo, &server.inlet, &server.outlet) {
+                (Cargo::Weights, _, Some(outlet)) => give(wire, &server, outlet).await,
+                (Cargo::Samples | Cargo::Records, Some(inlet), _) => stay(wire, &hello, &server, inlet).await,
+                _ => Err(End::Stranger), // Those were refused.
+            }
         },
         stopped,
     )
     .await;
-    let Err(end) = end;
+    let Err(mut end) = end;
+    if matches!(end, End::Parted(Farewell::Stopping, _)) && wants_weights && server.has_no_more_weights() {
+        end = over();
+    }
     server.note(&peer, &end);
     if let Some(wire) = wire {
         part(wire, &end, &server).await;
@@ -126,14 +136,15 @@ async fn accept(stream: TcpStream, server: &Shared) -> Result<Stream, End> {
 }
 
 /// Says the last word, and reads on for a moment: a socket that is closed with bytes unread throws away what was
-/// said.
+/// said. In the middle of a piece there is nothing to say that would be understood.
 async fn part(mut wire: Wire, end: &End, server: &Shared) {
     match end {
-        _ if !wire.has_spoken() => return,
+        _ if !wire.has_spoken() || wire.promised() > 0 => return,
         End::Stranger | End::Broken => return,
         End::Damaged(what) => wire.say(&frame::goodbye(Farewell::Protocol, what)),
-        End::Refused(code, text, _) => {
-            let schema: &[u8] = if *code == Refusal::Schema { server.inlet.schema() } else { &[] };
+        End::Refused(code, text, theirs) => {
+            let ours = theirs.as_ref().and_then(|(cargo, _)| server.expects(*cargo).ok());
+            let schema = ours.unwrap_or_default();
             wire.say(&frame::refuse(*code, text, &schema[..schema.len().min(MAX_SCHEMA_BYTES)]));
         }
         End::Parted(code, text) => wire.say(&frame::goodbye(*code, text)),
@@ -150,11 +161,10 @@ async fn part(mut wire: Wire, end: &End, server: &Shared) {
     .await;
 }
 
-type Never = std::convert::Infallible;
+pub type Never = std::convert::Infallible;
 
 /// From the hello on: finds the session, waits until it is ours, and serves it.
-async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>) -> Result<Never, End> {
-    let inlet = &server.inlet;
+async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>, inlet: &Inlet) -> Result<Never, End> {
     if inlet.is_closed() {
         return Err(End::Refused(Refusal::Closed, HAS_CLOSED.to_owned(), None));
     }
@@ -179,7 +189,7 @@ async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>) -> Result<Ne
         add(&server.counters.resumed, resumed as u64);
         let welcome = Welcome {
             producer_id: tenancy.producer_id,
-            max_rows: server.max_rows as u32,
+            max_rows: inlet.max_rows() as u32,
             max_bytes: inlet.max_record_bytes() as u32,
             credit: FIRST_CREDIT.min(server.window),
             next: progress.next,
@@ -190,7 +200,8 @@ async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>) -> Result<Ne
             wire.say(&Header { sequence, rows, ..Header::new(Kind::Full) }.bytes());
         }
         let producer_id = tenancy.producer_id;
-        Connection { wire, server, landing: &mut landing, producer_id, head: [0; HEADER_BYTES], have: 0 }
+        let landing = &mut landing;
+        Connection { wire, server, inlet, landing, producer_id, ears: Ears::default() }
             .converse(progress)
             .await
     };
@@ -212,11 +223,10 @@ async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>) -> Result<Ne
 pub struct Connection<'a> {
     pub wire: &'a mut Wire,
     pub server: &'a Arc<Shared>,
+    inlet: &'a Inlet,
     pub landing: &'a mut Landing,
     pub producer_id: u32,
-    /// The next header, as far as it is here.
-    head: [u8; HEADER_BYTES],
-    have: usize,
+    ears: Ears,
 }
 
 impl Connection<'_> {
@@ -225,7 +235,7 @@ impl Connection<'_> {
             let header = self.header().await?;
             let budget = self.budget(&header);
             match header.kind {
-                Kind::Data | Kind::Records => match (&self.server.inlet, header.kind) {
+                Kind::Data | Kind::Records => match (self.inlet, header.kind) {
                     (Inlet::Samples(intake), Kind::Data) => {
                         self.receive_samples(intake, &header, progress).await?;
                     }
@@ -238,18 +248,8 @@ impl Connection<'_> {
                     self.wire.say(&Header { kind: Kind::Pong, ..header }.bytes());
                 }
                 Kind::Pong => {}
-                Kind::Goodbye => {
-                    let mut text = vec![0; header.length as usize];
-                    timeout(budget, self.wire.read_exact(&mut text)).await.map_err(|_| too_slow())??;
-                    // Any other reason than that it is done: it may come again.
-                    let done = Farewell::from_code(header.code) == Some(Farewell::Finished);
-                    return Err(if done {
-                        End::Parted(Farewell::Finished, String::new())
-                    } else {
-                        End::Broken
-                    });
-                }
-                Kind::Extension(_) => self.skip(header.length, budget).await?,
+                Kind::Goodbye => return Err(goodbye(self.wire, &header, budget).await?),
+                Kind::Extension(_) => skip(self.wire, header.length, budget).await?,
                 _ => return Err(End::Damaged("a frame is out of turn".to_owned())),
             }
             if self.wire.unsaid() > 4096 {
@@ -263,50 +263,17 @@ impl Connection<'_> {
 
     /// How long a frame may take from its first payload byte on.
     pub fn budget(&self, header: &Header) -> Duration {
-        self.server.spec.frame_timeout
-            + Duration::from_millis(header.length.saturating_mul(1000) / SLOWEST_BYTES_PER_S)
+        budget(&self.server.spec, header.length)
     }
 
     /// The next header. Silence is broken by pings, and borne for three of them.
     async fn header(&mut self) -> Result<Header, End> {
-        let mut silent = 0;
-        let mut deadline = None;
-        while self.have < HEADER_BYTES {
-            let due = match (self.have, deadline) {
-                (0, _) => Instant::now() + self.server.spec.keepalive,
-                (_, Some(deadline)) => deadline,
-                (_, None) => *deadline.insert(Instant::now() + self.server.spec.frame_timeout),
-            };
-            let room = &mut self.head[self.have..];
-            match timeout_at(due, self.wire.fill(&mut [IoSliceMut::new(room)])).await {
-                Ok(read) => self.have += read?,
-                Err(_) if self.have > 0 => return Err(too_slow()),
-                Err(_) => {
-                    silent += 1;
-                    if silent == server::SILENCES {
-                        let text = "nothing was heard of the client".to_owned();
-                        return Err(End::Parted(Farewell::Silent, text));
-                    }
-                    self.ping();
-                }
-            }
-        }
-        self.have = 0;
-        Ok(Header::parse(&self.head)?.ok_or(Damage("a header is not whole"))?)
-    }
-
-    /// Reads a frame that we do not know, to its end.
-    async fn skip(&mut self, length: u64, budget: Duration) -> Result<(), End> {
-        let mut left = length as usize;
-        let mut scratch = [0; 1024];
-        let skipping = async {
-            while left > 0 {
-                let part = left.min(scratch.len());
-                left -= self.wire.fill(&mut [IoSliceMut::new(&mut scratch[..part])]).await?;
-            }
-            io::Result::Ok(())
+        let inlet = self.inlet;
+        let ping = |wire: &mut Wire| {
+            wire.tell(inlet.published());
+            wire.ping();
         };
-        Ok(timeout(budget, skipping).await.map_err(|_| too_slow())??)
+        self.ears.header(self.wire, &self.server.spec, ping).await
     }
 
     /// How many rows of a frame are here already. A gap is damage.
@@ -334,12 +301,12 @@ impl Connection<'_> {
 
     /// Everything below `next` is settled.
     pub fn acknowledge(&mut self, next: u64, credit: u32, bytes: u64) {
-        self.wire.tell(self.server.inlet.published());
+        self.wire.tell(self.inlet.published());
         self.wire.acknowledge(next, credit, bytes);
     }
 
     fn ping(&mut self) {
-        self.wire.tell(self.server.inlet.published());
+        self.wire.tell(self.inlet.published());
         self.wire.ping();
     }
 
@@ -385,10 +352,10 @@ impl Connection<'_> {
         self.landing.advance(0); // Samples may have no bytes.
         while !self.landing.has_landed() {
             let mut rooms: [IoSliceMut<'_>; ROOMS] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
-            let after: &mut [u8] = if rest { &mut self.head } else { &mut [] };
+            let after: &mut [u8] = if rest { &mut self.ears.head } else { &mut [] };
             let count = self.landing.rooms(&mut rooms, after);
             let read = self.wire.fill(&mut rooms[..count]).await?;
-            self.have = self.landing.advance(read);
+            self.ears.have = self.landing.advance(read);
         }
         Ok(())
     }

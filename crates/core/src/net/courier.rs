@@ -4,22 +4,14 @@
 //! state, and wakes those who wait.
 
 use super::client::{Ended, Shared, State};
-use super::dial::{Failure, LATE, dial};
-use super::frame::{Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_TEXT_BYTES, goodbye};
+use super::dial::{ATTEMPT, FIRST_PAUSE, Failure, LATE, LONGEST_PAUSE, PARTING, SHORT_PAUSE, dial};
+use super::frame::{Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_TEXT_BYTES, Welcome, goodbye};
 use super::link::watch;
 use super::server::SILENCES;
 use super::stats::add;
-use super::token::random;
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const SHORT_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// One attempt to connect and shake hands.
-const ATTEMPT: Duration = Duration::from_secs(10);
-/// How long it tries to say goodbye.
-const PARTING: Duration = Duration::from_millis(200);
 const INBOX_BYTES: usize = 2 * (HEADER_BYTES + MAX_TEXT_BYTES);
 
 /// The thread of one client.
@@ -81,8 +73,8 @@ impl<'a> Courier<'a> {
                 Err(failure) => break self.given_up(failure),
             }
             pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-            self.rest(pause);
-            if self.shared.is_closing() {
+            self.shared.caller.rest(pause);
+            if self.shared.caller.is_closing() {
                 break Ended::Closed;
             }
         }
@@ -127,15 +119,6 @@ impl<'a> Courier<'a> {
         }
     }
 
-    /// Sleeps for a part of `pause`, a different one each time, unless the client is closed.
-    fn rest(&self, pause: Duration) {
-        let [dice] = random::<1>().unwrap_or([128]);
-        let until = Instant::now() + pause.mul_f64(0.5 + dice as f64 / 512.0);
-        while Instant::now() < until && !self.shared.is_closing() {
-            let _ = watch(None, &self.shared.bell, false, Some(until));
-        }
-    }
-
     fn connect(&mut self) -> Result<(), Failure> {
         let shared = self.shared;
         self.attempt += 1;
@@ -152,7 +135,9 @@ impl<'a> Courier<'a> {
             }
         };
         let deadline = (Instant::now() + ATTEMPT).min(self.contact + self.limit());
-        let (link, welcome) = dial(shared, &hello, deadline)?;
+        let (link, header, payload) = dial(&shared.caller, &hello, Kind::Welcome, deadline)?;
+        let welcome = Welcome::parse(header.version, &payload)
+            .map_err(|damage| Failure::Protocol(damage.to_string()))?;
         let mut state = shared.lock();
         state.outbound.resume(&welcome, &shared.counters).map_err(Failure::Final)?;
         (state.producer_id, state.published) = (Some(welcome.producer_id), welcome.version);
@@ -184,7 +169,7 @@ impl<'a> Courier<'a> {
                 state.outbound.blocked = false;
                 state = self.shared.pump(state, true);
             }
-            if self.shared.is_closing() {
+            if self.shared.caller.is_closing() {
                 drop(state);
                 self.part(&socket);
                 break Some(Ended::Closed);
@@ -208,7 +193,12 @@ impl<'a> Courier<'a> {
             let writing = state.outbound.blocked;
             drop(state);
             let beat = Instant::now() + keepalive / 2;
-            match watch(Some(&socket), &self.shared.bell, writing, Some(gathers.unwrap_or(beat).min(beat))) {
+            match watch(
+                Some(&socket),
+                &self.shared.caller.bell,
+                writing,
+                Some(gathers.unwrap_or(beat).min(beat)),
+            ) {
                 Ok(seen) => {
                     news = seen.readable;
                     if seen.writable {
@@ -314,7 +304,7 @@ impl<'a> Courier<'a> {
                 return;
             }
             drop(state);
-            let _ = watch(Some(socket), &self.shared.bell, true, Some(until));
+            let _ = watch(Some(socket), &self.shared.caller.bell, true, Some(until));
         }
     }
 }

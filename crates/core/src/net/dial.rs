@@ -1,23 +1,103 @@
-//! The client's half of the handshake: from an address to a connection on which samples may be sent.
+//! The client's half of the handshake: from an address to a connection on which it was welcomed.
 //!
-//! Runs on the client's own thread, with a deadline, and gives up when it is told to.
+//! Runs on the client's own thread, with a deadline, and gives up when it is told to. Clients that send and clients of weights
+//! call the same way; a [`Caller`] is what they have in common.
 
-use super::client::Shared;
 use super::frame::{
-    HEADER_BYTES, Header, Hello, Kind, PREAMBLE_BYTES, PROOF_BYTES, PROTOCOL, Preamble, Refusal, Welcome,
-    parse_refuse,
+    HEADER_BYTES, Header, Hello, Kind, PREAMBLE_BYTES, PROOF_BYTES, PROTOCOL, Preamble, Refusal, parse_refuse,
 };
 use super::link::{Link, watch};
 use super::server::SILENCES;
-use super::token::{Side, nonce};
+use super::tls::ClientTls;
+use super::token::{Side, Token, nonce, random};
+use crate::error::Error;
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
+use rustls::pki_types::ServerName;
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::time::Instant;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Pauses between attempts: the first, the longest after somebody was there, the longest.
+pub const FIRST_PAUSE: Duration = Duration::from_millis(10);
+pub const SHORT_PAUSE: Duration = Duration::from_millis(100);
+pub const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// One attempt to connect and shake hands.
+pub const ATTEMPT: Duration = Duration::from_secs(10);
+/// How long a client tries to say goodbye.
+pub const PARTING: Duration = Duration::from_millis(200);
 
 /// The reason when there is no other.
 pub const LATE: &str = "it did not answer in time";
+
+/// Where to call, as whom, and how its thread is woken and told to end.
+#[derive(Debug)]
+pub struct Caller {
+    host: String,
+    port: u16,
+    keepalive: Duration,
+    token: Option<Token>,
+    tls: Option<(Arc<rustls::ClientConfig>, ServerName<'static>)>,
+    /// Rung by others, to wake the thread.
+    pub bell: OwnedFd,
+    closing: AtomicBool,
+}
+
+impl Caller {
+    pub fn new(
+        (host, port): (&str, u16),
+        token: Option<&[u8]>,
+        tls: Option<&ClientTls>,
+        keepalive: Duration,
+    ) -> crate::error::Result<Caller> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        Ok(Caller {
+            host: host.to_owned(),
+            port,
+            keepalive,
+            token: token.map(Token::new).transpose()?,
+            tls: match tls {
+                Some(tls) => Some((tls.config()?, tls.server_name(host)?)),
+                None => None,
+            },
+            bell: bell.map_err(|errno| Error::io("cannot make an eventfd", errno))?,
+            closing: AtomicBool::new(false),
+        })
+    }
+
+    pub fn address(&self) -> String {
+        format!("{}:{}", self.host, self.port)
+    }
+
+    /// Wakes the thread.
+    pub fn ring(&self) {
+        // Fails only when the counter is about to overflow, and then the bell has been rung.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    /// Tells the thread to end.
+    pub fn hang_up(&self) {
+        self.closing.store(true, Ordering::Relaxed);
+        self.ring();
+    }
+
+    pub fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed)
+    }
+
+    /// Sleeps for a part of `pause`, a different one each time, unless it is to end.
+    pub fn rest(&self, pause: Duration) {
+        let [dice] = random::<1>().unwrap_or([128]);
+        let until = Instant::now() + pause.mul_f64(0.5 + dice as f64 / 512.0);
+        while Instant::now() < until && !self.is_closing() {
+            let _ = watch(None, &self.bell, false, Some(until));
+        }
+    }
+}
 
 /// Why there is no connection.
 #[derive(Debug)]
@@ -29,7 +109,7 @@ pub enum Failure {
     Token(String),
     /// The learner's schema.
     Schema(Vec<u8>),
-    /// The learner takes records, and we have samples; or the other way round.
+    /// The learner takes records, and we have samples; or the like.
     Cargo(String),
     Protocol(String),
     Tls(String),
@@ -43,18 +123,21 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Connects, shakes hands, says hello.
-pub fn dial(client: &Shared, hello: &Hello, deadline: Instant) -> Result<(Link, Welcome), Failure> {
+/// Connects, shakes hands, says hello; gives back the frame with which it was welcomed, which is of that kind.
+pub fn dial(
+    client: &Caller,
+    hello: &Hello,
+    welcome: Kind,
+    deadline: Instant,
+) -> Result<(Link, Header, Vec<u8>), Failure> {
     let mut dialler = Dialler { client, deadline };
     let mut link = dialler.connect()?;
     while !dialler.retry(&mut link, |link| link.shake_hands())? {}
     let server = dialler.exchange_preambles(&mut link)?;
     dialler.prove(&mut link, &server)?;
     dialler.write(&mut link, &hello.frame())?;
-    let (header, payload) = dialler.frame(&mut link, Kind::Welcome)?;
-    let welcome =
-        Welcome::parse(header.version, &payload).map_err(|damage| Failure::Protocol(damage.to_string()))?;
-    Ok((link, welcome))
+    let (header, payload) = dialler.frame(&mut link, welcome)?;
+    Ok((link, header, payload))
 }
 
 struct Preambles {
@@ -63,15 +146,15 @@ struct Preambles {
 }
 
 struct Dialler<'a> {
-    client: &'a Shared,
+    client: &'a Caller,
     deadline: Instant,
 }
 
 impl Dialler<'_> {
     fn connect(&mut self) -> Result<Link, Failure> {
-        let spec = &self.client.spec;
-        let addresses = (spec.host.as_str(), spec.port).to_socket_addrs()?;
-        let mut failure = Failure::Passing(format!("'{}' has no address", spec.host));
+        let client = self.client;
+        let addresses = (client.host.as_str(), client.port).to_socket_addrs()?;
+        let mut failure = Failure::Passing(format!("'{}' has no address", client.host));
         for address in addresses {
             match self.connect_to(address) {
                 Ok(socket) => {
@@ -96,7 +179,7 @@ impl Dialler<'_> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(io::Error::from)?;
         sockopt::set_tcp_nodelay(&socket, true).map_err(io::Error::from)?;
-        super::give_up_after(&socket, self.client.spec.keepalive * SILENCES)?;
+        super::give_up_after(&socket, self.client.keepalive * SILENCES)?;
         match connect(&socket, &address) {
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
             Err(errno) => return Err(io::Error::from(errno).into()),

@@ -5,6 +5,7 @@
 //! header    ┌ kind u8 │ flags u8 │ code u16 │ rows u32 │ version u32 │ credit u32 │ sequence u64 │ length u64 ┐  32 bytes
 //! payload   `length` bytes, as the kind says
 //! entry     ┌ bytes u64 │ version u32 │ kind u32 ┐       16 bytes, one for each record of a frame, in front of the records
+//! leaf      ┌ number u32 │ 0 u32 │ checksum u64 ┐        16 bytes, one for each leaf of a version that was changed
 //! ```
 //!
 //! Little-endian throughout. Every function here is pure, takes what it is given and checks it: unknown kinds,
@@ -23,7 +24,9 @@ pub const NONCE_BYTES: usize = 32;
 pub const PROOF_BYTES: usize = 32;
 /// One record in the index of a frame.
 pub const ENTRY_BYTES: usize = 16;
-/// The longest schema text.
+/// One leaf in the list of a version.
+pub const LEAF_BYTES: usize = 16;
+/// The longest schema text of samples and records.
 pub const MAX_SCHEMA_BYTES: usize = 1 << 20;
 /// The longest text of a refusal or a goodbye.
 pub const MAX_TEXT_BYTES: usize = 4096;
@@ -33,7 +36,15 @@ pub const MAX_EXTENSION_BYTES: u64 = 16 << 20;
 /// Where a client may go on at most: no sum of a sequence number and a count overflows.
 pub const MAX_SEQUENCE: u64 = 1 << 62;
 
+/// Leaves of weights, at most.
+pub const MAX_LEAVES: usize = 1 << 18;
+/// The longest schema text of weights, which have many more leaves than samples.
+pub const MAX_WEIGHTS_SCHEMA_BYTES: usize = 32 << 20;
+/// Bytes of one piece of a version, at most.
+pub const MAX_PIECE_BYTES: usize = 1 << 20;
+
 const HELLO_BYTES: usize = 40;
+const INVENTORY_BYTES: usize = 16;
 const WELCOME_BYTES: usize = 24;
 const NO_PRODUCER_ID: u32 = u32::MAX;
 
@@ -91,6 +102,8 @@ pub enum Kind {
     Welcome,
     /// Server: why not.
     Refuse,
+    /// Server, to a client of weights: whose versions these are, what leaves they have, and their schema.
+    Inventory,
     /// Client: a run of samples, leaf by leaf.
     Data,
     /// Client: an index, and the records that it describes, one after the other.
@@ -99,11 +112,19 @@ pub enum Kind {
     Ack,
     /// Server: `rows` samples or records from `sequence` on found no room, and the policy is to say so.
     Full,
+    /// Client of weights: it has version `sequence`, and wants a newer one as soon as there is one.
+    Fetch,
+    /// Server: version `sequence` follows; which leaves of it.
+    Version,
+    /// Server: the next bytes of these leaves, one after the other.
+    Piece,
+    /// Server: that was all of version `sequence`, or the rest will not come. `code` says which.
+    Verdict,
     Ping,
     Pong,
     /// Either: the last frame, and why.
     Goodbye,
-    /// 0x80 and above: to be skipped by those who do not know it. Weights and control will be such.
+    /// 0x80 and above: to be skipped by those who do not know it.
     Extension(u8),
 }
 
@@ -114,10 +135,15 @@ impl Kind {
             0x02 => Kind::Hello,
             0x03 => Kind::Welcome,
             0x04 => Kind::Refuse,
+            0x05 => Kind::Inventory,
             0x10 => Kind::Data,
             0x11 => Kind::Ack,
             0x12 => Kind::Full,
             0x13 => Kind::Records,
+            0x14 => Kind::Fetch,
+            0x15 => Kind::Version,
+            0x16 => Kind::Piece,
+            0x17 => Kind::Verdict,
             0x20 => Kind::Ping,
             0x21 => Kind::Pong,
             0x22 => Kind::Goodbye,
@@ -132,10 +158,15 @@ impl Kind {
             Kind::Hello => 0x02,
             Kind::Welcome => 0x03,
             Kind::Refuse => 0x04,
+            Kind::Inventory => 0x05,
             Kind::Data => 0x10,
             Kind::Ack => 0x11,
             Kind::Full => 0x12,
             Kind::Records => 0x13,
+            Kind::Fetch => 0x14,
+            Kind::Version => 0x15,
+            Kind::Piece => 0x16,
+            Kind::Verdict => 0x17,
             Kind::Ping => 0x20,
             Kind::Pong => 0x21,
             Kind::Goodbye => 0x22,
@@ -150,8 +181,14 @@ impl Kind {
             Kind::Hello => HELLO_BYTES as u64..=(HELLO_BYTES + MAX_SCHEMA_BYTES) as u64,
             Kind::Welcome => WELCOME_BYTES as u64..=WELCOME_BYTES as u64,
             Kind::Refuse => 4..=(4 + MAX_TEXT_BYTES + MAX_SCHEMA_BYTES) as u64,
+            Kind::Inventory => {
+                let most = INVENTORY_BYTES + 8 * MAX_LEAVES + MAX_WEIGHTS_SCHEMA_BYTES;
+                INVENTORY_BYTES as u64..=most as u64
+            }
+            Kind::Version => 0..=(LEAF_BYTES * MAX_LEAVES) as u64,
+            Kind::Piece => 1..=MAX_PIECE_BYTES as u64,
             Kind::Data | Kind::Records => 0..=u64::MAX,
-            Kind::Ack | Kind::Full | Kind::Ping | Kind::Pong => 0..=0,
+            Kind::Ack | Kind::Full | Kind::Fetch | Kind::Verdict | Kind::Ping | Kind::Pong => 0..=0,
             Kind::Goodbye => 0..=MAX_TEXT_BYTES as u64,
             Kind::Extension(_) => 0..=MAX_EXTENSION_BYTES,
         }
@@ -385,6 +422,90 @@ impl Welcome {
     }
 }
 
+/// What a client of weights is told when it is let in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inventory {
+    /// In which history a version number means the same bytes.
+    pub lineage: u64,
+    /// Whether the lists of leaves have checksums.
+    pub checksums: bool,
+    /// Bytes of each leaf.
+    pub leaf_bytes: Vec<u64>,
+    pub schema: Vec<u8>,
+}
+
+impl Inventory {
+    pub fn parse(payload: &[u8]) -> Result<Inventory, Damage> {
+        let short = Damage("an inventory is too short");
+        let leaves = u32::from_le_bytes(array(payload, 8).ok_or(short)?) as usize;
+        let flags = u32::from_le_bytes(array(payload, 12).ok_or(short)?);
+        if leaves == 0 || leaves > MAX_LEAVES {
+            return Err(Damage("an inventory has no leaves, or too many"));
+        }
+        if flags > 1 {
+            return Err(Damage("an inventory says what we do not know"));
+        }
+        let sizes = payload.get(INVENTORY_BYTES..INVENTORY_BYTES + 8 * leaves).ok_or(short)?;
+        let leaf_bytes =
+            sizes.chunks_exact(8).filter_map(|size| array(size, 0)).map(u64::from_le_bytes).collect();
+        let schema = payload[INVENTORY_BYTES + 8 * leaves..].to_vec();
+        if schema.len() > MAX_WEIGHTS_SCHEMA_BYTES {
+            return Err(Damage("a schema is too long"));
+        }
+        let lineage = u64::from_le_bytes(array(payload, 0).ok_or(short)?);
+        Ok(Inventory { lineage, checksums: flags == 1, leaf_bytes, schema })
+    }
+
+    pub fn frame(&self) -> Vec<u8> {
+        let mut payload = Vec::with_capacity(INVENTORY_BYTES + 8 * self.leaf_bytes.len() + self.schema.len());
+        payload.extend_from_slice(&self.lineage.to_le_bytes());
+        payload.extend_from_slice(&(self.leaf_bytes.len() as u32).to_le_bytes());
+        payload.extend_from_slice(&(self.checksums as u32).to_le_bytes());
+        payload.extend(self.leaf_bytes.iter().flat_map(|bytes| bytes.to_le_bytes()));
+        payload.extend_from_slice(&self.schema);
+        Header::new(Kind::Inventory).with(&payload)
+    }
+}
+
+/// Which leaves of a version come, in ascending order.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LeafList {
+    pub leaves: Vec<usize>,
+    /// Of each of them; 0 without checksums.
+    pub checksums: Vec<u64>,
+}
+
+impl LeafList {
+    /// `of`: how many leaves there are.
+    pub fn parse(rows: u32, of: usize, payload: &[u8]) -> Result<LeafList, Damage> {
+        if payload.len() != rows as usize * LEAF_BYTES {
+            return Err(Damage("a list of leaves is not whole"));
+        }
+        let mut list = LeafList::default();
+        for entry in payload.chunks_exact(LEAF_BYTES) {
+            let words = (array(entry, 0), array(entry, 4), array(entry, 8));
+            let (Some(leaf), Some(zero), Some(checksum)) = words else { continue };
+            let (leaf, zero) = (u32::from_le_bytes(leaf) as usize, u32::from_le_bytes(zero));
+            if leaf >= of || zero != 0 || list.leaves.last().is_some_and(|&last| leaf <= last) {
+                return Err(Damage("a list of leaves is out of order or out of range"));
+            }
+            list.leaves.push(leaf);
+            list.checksums.push(u64::from_le_bytes(checksum));
+        }
+        Ok(list)
+    }
+
+    pub fn frame(&self, version: u64) -> Vec<u8> {
+        let mut payload = Vec::with_capacity(self.leaves.len() * LEAF_BYTES);
+        for (&leaf, checksum) in self.leaves.iter().zip(&self.checksums) {
+            payload.extend_from_slice(&(leaf as u64).to_le_bytes());
+            payload.extend_from_slice(&checksum.to_le_bytes());
+        }
+        let rows = self.leaves.len() as u32;
+        Header { rows, sequence: version, ..Header::new(Kind::Version) }.with(&payload)
+    }
+}
+
 /// Declares an enum of codes with its numbers on the wire.
 macro_rules! codes {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $code:literal,)* }) => {
@@ -403,12 +524,24 @@ macro_rules! codes {
 }
 
 codes! {
-    /// What a client sends, and a server takes.
+    /// What a connection carries.
     Cargo {
         /// All of one size, leaf by leaf, for a ring.
         Samples = 0,
         /// Each of its own size, for the lane of the transport.
         Records = 1,
+        /// The other way: versions of the learner's weights.
+        Weights = 2,
+    }
+}
+
+codes! {
+    /// How the pieces of a version end.
+    Verdict {
+        /// All of it was sent, and all of it is of that version.
+        Whole = 1,
+        /// The learner has overwritten it meanwhile: to be thrown away, and fetched again.
+        Void = 2,
     }
 }
 
@@ -438,7 +571,8 @@ codes! {
         Protocol = 7,
         /// The ring is closed, or the server stops.
         Closed = 8,
-        /// The client sends samples, and the server takes records; or the other way round.
+        /// The client sends samples, and the server takes records; or the other way round; or it wants weights, and there are
+        /// none here.
         Cargo = 9,
     }
 }
@@ -513,12 +647,13 @@ pub fn probe(bytes: &[u8]) {
         probe_payload(&header, payload);
         rest = &rest[HEADER_BYTES + payload.len()..];
     }
-    for kind in [Kind::Hello, Kind::Welcome, Kind::Refuse] {
+    for kind in [Kind::Hello, Kind::Welcome, Kind::Refuse, Kind::Inventory] {
         probe_payload(&Header::new(kind), bytes);
     }
     // As a frame of as many records as the first byte says.
     let rows = bytes.first().map_or(0, |&rows| rows as u32);
     probe_payload(&Header { rows, length: bytes.len() as u64, ..Header::new(Kind::Records) }, bytes);
+    probe_payload(&Header { rows, ..Header::new(Kind::Version) }, bytes);
 }
 
 fn probe_payload(header: &Header, payload: &[u8]) {
@@ -547,6 +682,16 @@ fn probe_payload(header: &Header, payload: &[u8]) {
                 let again: Vec<u8> =
                     Entry::all(&payload[..index]).flat_map(|entry| entry.encoded()).collect();
                 assert_eq!(again, payload[..index]);
+            }
+        }
+        Kind::Inventory => {
+            if let Ok(inventory) = Inventory::parse(payload) {
+                assert_eq!(Inventory::parse(&inventory.frame()[HEADER_BYTES..]), Ok(inventory));
+            }
+        }
+        Kind::Version => {
+            if let Ok(list) = LeafList::parse(header.rows, 64, payload) {
+                assert_eq!(list.frame(header.sequence)[HEADER_BYTES..], *payload);
             }
         }
         Kind::Refuse => {

@@ -5,8 +5,8 @@
 //!         ◀───────────── preamble  server  another protocol: closed; the preamble says which we speak
 //!         proof ────────────────▶          wrong: refused
 //!         ◀──────────────── proof
-//!         hello ────────────────▶          samples where records are taken, or another schema: refused
-//!         ◀────────────── welcome          (`connection` goes on from here)
+//!         hello ────────────────▶          samples where records are taken, no weights here, another schema: refused
+//!         ◀────────────── welcome          (`connection` goes on from here; `weight_frames` with an inventory)
 //! ```
 //!
 //! Before the proof a peer learns the protocol version and whether a token is asked for. All of it has one deadline.
@@ -18,12 +18,12 @@ use super::frame::{
 use super::token::{Side, Token, nonce};
 use super::wire::Wire;
 
-/// Listens until the client has proved itself and said who it is. The schema is compared, and not kept.
-pub async fn greet(
+/// Listens until the client has proved itself and said who it is. `expects`: the schema of what it brings or wants, or why it
+/// is wrong here. The schema is compared, and not kept; a client of weights may bring none, and is told.
+pub async fn greet<'a>(
     wire: &mut Wire,
     token: Option<&Token>,
-    cargo: Cargo,
-    schema: &[u8],
+    expects: impl Fn(Cargo) -> Result<&'a [u8], &'static str>,
 ) -> Result<Hello, End> {
     let mut client_bytes = [0; PREAMBLE_BYTES];
     wire.read_exact(&mut client_bytes).await?;
@@ -51,13 +51,15 @@ pub async fn greet(
     let (header, payload) = frame(wire, Kind::Hello).await?;
     let mut hello = Hello::parse(header.code, &payload)?;
     drop(payload);
-    if hello.cargo != cargo {
-        return Err(End::Refused(Refusal::Cargo, wrong_cargo(cargo).to_owned(), None));
-    }
+    let schema = expects(hello.cargo).map_err(|why| End::Refused(Refusal::Cargo, why.to_owned(), None))?;
     let theirs = std::mem::take(&mut hello.schema); // It may be long, and the connection too.
-    if theirs != schema {
-        let text = "the learner expects another schema".to_owned();
-        return Err(End::Refused(Refusal::Schema, text, Some(theirs)));
+    let asks = hello.cargo == Cargo::Weights && theirs.is_empty();
+    if theirs != schema && !asks {
+        let text = match hello.cargo {
+            Cargo::Weights => "the learner has other weights",
+            Cargo::Samples | Cargo::Records => "the learner expects another schema",
+        };
+        return Err(End::Refused(Refusal::Schema, text.to_owned(), Some((hello.cargo, theirs))));
     }
     Ok(hello)
 }
@@ -79,20 +81,6 @@ async fn prove(
     let ours = token.map_or([0; PROOF_BYTES], |token| token.prove(Side::Server, client, server));
     wire.say(&Header::new(Kind::Proof).with(&ours));
     Ok(())
-}
-
-/// What a client is told that brings the other.
-fn wrong_cargo(cargo: Cargo) -> &'static str {
-    match cargo {
-        Cargo::Records => {
-            "it takes records, each of its own size, and this client sends samples of one size. Use a client of records, or \
-             the port of a server of samples"
-        }
-        Cargo::Samples => {
-            "it takes samples of one size, and this client sends records. Use a client of samples, or the port of a server \
-             of records"
-        }
-    }
 }
 
 /// The next frame, which must be of that kind. Its length was checked against the kind.

@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use rustls::ClientConnection;
-use std::io::{Error, ErrorKind, IoSlice, Read, Result, Write};
+use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Read, Result, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -86,10 +86,15 @@ impl Link {
 
     /// Reads some bytes; the end of the stream is an error.
     pub fn read(&mut self, room: &mut [u8]) -> Result<usize> {
+        self.read_vectored(&mut [IoSliceMut::new(room)])
+    }
+
+    /// Reads some bytes into the first of `rooms` that have room.
+    pub fn read_vectored(&mut self, rooms: &mut [IoSliceMut<'_>]) -> Result<usize> {
         let read = match &mut self.tls {
-            None => (&*self.socket).read(room)?,
+            None => (&*self.socket).read_vectored(rooms)?,
             Some(tls) => loop {
-                match tls.reader().read(room) {
+                match tls.reader().read_vectored(rooms) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                     read => break read?,
                 }

@@ -1,4 +1,4 @@
-//! The network: samples and records from other hosts, straight from the socket into shared memory.
+//! The network: samples and records from other hosts, straight from the socket into shared memory, and weights to them.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -6,10 +6,12 @@
 //! | [`token`], [`tls`] | who may come in; who can listen |
 //! | [`intake`], [`record_intake`], [`doorman`] | the way into the ring, or a lane, that every transport uses; waiting for room |
 //! | `session` | what each client has delivered, across connections |
-//! | `server`, `connection`, `handshake`, `landing`, `wire` | [`TcpServer`]: one task per connection |
+//! | `server`, `connection`, `handshake`, `ears`, `landing`, `wire` | [`TcpServer`]: one task per connection |
 //! | `inlet`, `sample_frames`, `record_frames` | what a server leads to, and how its frames get there |
 //! | `client`, `courier`, `outbound`, `dial`, `link` | [`Client`]: sends, keeps until acknowledged, reconnects, sends again |
 //! | `sample_client`, `record_client`, `packing` | [`TcpClient`], [`TcpRecordClient`]: what goes into its frames |
+//! | `outlet`, `weight_frames` | weights, from where they lie to the socket |
+//! | [`mirror`] | [`WeightMirror`]: a worker's copy of them, kept up to date |
 //! | `alone` | sockets that forked children do not keep |
 //! | [`stats`] | what both count |
 //!
@@ -23,13 +25,16 @@ mod connection;
 mod courier;
 mod dial;
 pub mod doorman;
+mod ears;
 pub mod frame;
 mod handshake;
 mod inlet;
 pub mod intake;
 mod landing;
 mod link;
+pub mod mirror;
 mod outbound;
+mod outlet;
 mod packing;
 mod record_client;
 mod record_frames;
@@ -41,12 +46,14 @@ mod session;
 pub mod stats;
 pub mod tls;
 pub mod token;
+mod weight_frames;
 mod wire;
 
 use crate::error::{Error, Result};
 pub use client::{Client, TcpClientSpec};
 pub use inlet::Inlet;
 pub use intake::Intake;
+pub use mirror::{WeightMirror, WeightMirrorSpec};
 pub use record_client::TcpRecordClient;
 pub use record_intake::RecordIntake;
 pub use sample_client::TcpClient;

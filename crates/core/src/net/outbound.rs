@@ -234,10 +234,8 @@ impl Outbound {
 
     /// Whether a sample would find room, or a record of so many bytes.
     pub fn has_room(&self, bytes: u64) -> bool {
-        let room = |open: &Frame| match self.layout.cargo() {
-            Cargo::Samples => true,
-            Cargo::Records => self.layout.fits_record(open, bytes),
-        };
+        let records = self.layout.cargo() == Cargo::Records;
+        let room = |open: &Frame| !records || self.layout.fits_record(open, bytes);
         let open = self.open.as_ref().is_some_and(|open| open.rows < self.frame_rows && room(open));
         self.frame_rows > 0 && (open || self.queue.len() < self.limit)
     }

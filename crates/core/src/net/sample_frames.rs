@@ -25,11 +25,9 @@ impl Connection<'_> {
         progress: &mut Progress,
     ) -> Result<(), End> {
         let (server, rows) = (self.server, header.rows as usize);
-        if rows == 0 || rows > server.max_rows {
-            return Err(End::Damaged(format!(
-                "a frame has {rows} rows; 1 to {} are allowed",
-                server.max_rows
-            )));
+        let most = intake.max_frame_rows();
+        if rows == 0 || rows > most {
+            return Err(End::Damaged(format!("a frame has {rows} rows; 1 to {most} are allowed")));
         }
         let expected = rows as u64 * intake.sample_bytes() as u64;
         if header.length != expected {

@@ -8,14 +8,16 @@
 
 use super::alone::Alone;
 use super::connection::{self, End, FIRST_CREDIT};
-use super::frame::{Farewell, Refusal};
+use super::frame::{Cargo, Farewell, Refusal};
 use super::inlet::Inlet;
+use super::outlet::Outlet;
 use super::session::Sessions;
 use super::stats::{ServerCounters, ServerStats, add};
 use super::tls::ServerTls;
 use super::token::Token;
 use super::{Endpoint, Transport, check_sample_bytes, within_reason};
 use crate::error::{Error, Result};
+use crate::weights::Weights;
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -86,14 +88,16 @@ impl<I: Into<Inlet>> Transport<I> for TcpServerSpec {
 /// What the tasks share.
 #[derive(Debug)]
 pub struct Shared {
-    pub inlet: Inlet,
+    /// `None`: nobody brings anything here.
+    pub inlet: Option<Inlet>,
+    /// `None`: nobody gets weights here.
+    pub outlet: Option<Outlet>,
     pub spec: TcpServerSpec,
     pub token: Option<Token>,
     pub tls: Option<Arc<rustls::ServerConfig>>,
     pub sessions: Arc<Sessions>,
     pub counters: ServerCounters,
     pub stop: watch::Sender<bool>,
-    pub max_rows: usize,
     pub window: u32,
     lobby: Mutex<VecDeque<(u64, oneshot::Sender<()>)>>,
     next_guest: AtomicU64,
@@ -106,14 +110,45 @@ pub struct Refused {
     pub peer: String,
     pub code: Refusal,
     pub text: String,
-    /// What the client brought, where the schema was the reason.
-    pub schema: Option<Vec<u8>>,
+    /// What the client brought, where the schema was the reason, and of what it is one.
+    pub schema: Option<(Cargo, Vec<u8>)>,
 }
 
 impl Shared {
     /// How many frames a client may have under way now: few while others wait for room.
     pub fn credit(&self) -> u32 {
-        if self.inlet.doorman().is_crowded() { FIRST_CREDIT.min(self.window) } else { self.window }
+        let crowded = self.inlet.as_ref().is_some_and(|inlet| inlet.doorman().is_crowded());
+        if crowded { FIRST_CREDIT.min(self.window) } else { self.window }
+    }
+
+    /// The schema of what a client may bring, or get, here; or what it is told that wants something else.
+    pub fn expects(&self, cargo: Cargo) -> Result<&[u8], &'static str> {
+        match (cargo, &self.inlet, &self.outlet) {
+            (Cargo::Weights, _, Some(outlet)) => Ok(&outlet.inventory().schema),
+            (Cargo::Weights, _, None) => {
+                Err("it offers no weights on this port. Give its TcpTransport weights=…, or \
+                                              serve them on a port of their own")
+            }
+            (_, Some(inlet), _) if inlet.cargo() == cargo => Ok(inlet.schema()),
+            (_, Some(Inlet::Records(_)), _) => {
+                Err("it takes records, each of its own size, and this client sends \
+                                                    samples of one size. Use a client of records, or the port of a \
+                                                    server of samples")
+            }
+            (_, Some(Inlet::Samples(_)), _) => {
+                Err("it takes samples of one size, and this client sends records. Use a \
+                                                    client of samples, or the port of a server of records")
+            }
+            (_, None, _) => {
+                Err("it only gives out weights on this port, and takes nothing. Use the port of a server of \
+                                 samples or records")
+            }
+        }
+    }
+
+    /// Whether a client of weights need not come again.
+    pub fn has_no_more_weights(&self) -> bool {
+        self.outlet.as_ref().is_some_and(Outlet::is_over)
     }
 
     /// Counts how a connection ended.
@@ -212,14 +247,31 @@ pub struct TcpServer {
 
 impl TcpServer {
     /// Binds and begins to listen; returns when clients can connect.
-    pub fn start(intake: impl Into<Inlet>, mut spec: TcpServerSpec) -> Result<TcpServer> {
-        let inlet = intake.into();
+    pub fn start(intake: impl Into<Inlet>, spec: TcpServerSpec) -> Result<TcpServer> {
+        TcpServer::open(Some(intake.into()), None, spec)
+    }
+
+    /// As [`start`](Self::start), and gives these weights to those who ask for them, on the same port. Without an inlet, that is
+    /// all it does.
+    pub fn with_weights(
+        inlet: Option<Inlet>,
+        weights: Arc<Weights>,
+        spec: TcpServerSpec,
+    ) -> Result<TcpServer> {
+        TcpServer::open(inlet, Some(weights), spec)
+    }
+
+    fn open(
+        inlet: Option<Inlet>,
+        weights: Option<Arc<Weights>>,
+        mut spec: TcpServerSpec,
+    ) -> Result<TcpServer> {
         for time in
             [&mut spec.handshake_timeout, &mut spec.frame_timeout, &mut spec.keepalive, &mut spec.session_ttl]
         {
             *time = within_reason(*time);
         }
-        if let Inlet::Samples(intake) = &inlet {
+        if let Some(Inlet::Samples(intake)) = &inlet {
             check_sample_bytes(intake.sample_bytes())?;
         }
         let at_least_one = |what, value: u64| match value {
@@ -236,10 +288,10 @@ impl TcpServer {
         let address =
             listener.local_addr().map_err(|e| Error::io("cannot read the address of a listener", e))?;
         let shared = Arc::new(Shared {
-            max_rows: inlet.max_rows(),
             window: spec.max_inflight_frames,
             sessions: Arc::new(Sessions::new(spec.max_sessions, spec.session_ttl)),
             inlet,
+            outlet: weights.map(Outlet::new).transpose()?,
             spec,
             token,
             tls,
@@ -351,7 +403,8 @@ impl TcpServer {
         for thread in threads {
             let _ = thread.join();
         }
-        self.shared.inlet.close();
+        self.shared.inlet.iter().for_each(Inlet::close);
+        self.shared.outlet.iter().for_each(Outlet::close);
     }
 }
 

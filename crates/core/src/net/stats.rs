@@ -59,6 +59,12 @@ counters! {
         /// Frames that found the ring full, and those of them that were split.
         waited,
         spilled,
+        /// Clients of weights now.
+        weight_clients,
+        /// Versions that were sent whole, those that the learner overwrote meanwhile, and bytes of both.
+        versions,
+        versions_void,
+        weight_bytes,
         /// `accept` failed.
         accept_errors,
     }
@@ -79,6 +85,22 @@ counters! {
         acks,
         /// Samples that the ring's policy refused.
         refused,
+    }
+}
+
+counters! {
+    /// Of one mirror of weights.
+    MirrorCounters -> MirrorStats {
+        connects,
+        /// Attempts that failed.
+        failed_connects,
+        /// Versions that came whole, and those that the learner overwrote on their way.
+        versions,
+        voids,
+        /// Bytes of both.
+        bytes,
+        /// How often a learner came back whose versions began anew.
+        lineages,
     }
 }
 

@@ -8,17 +8,40 @@
 use super::alone::Alone;
 use super::frame::{HEADER_BYTES, Header, Kind};
 use crate::ring::monotonic_ns;
+use crate::weights::copy::{Leg, copy_all};
 use std::future::poll_fn;
 use std::io::{Error, ErrorKind, IoSliceMut, Result};
+use std::os::fd::AsRawFd;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use tokio::io::{AsyncBufRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncBufRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
 /// Acknowledge at the latest after so many bytes or frames, though more are readable.
 const ACK_BYTES: u64 = 64 * 1024;
 const ACK_FRAMES: u32 = 8;
+
+/// Through a buffer of this size what lies in shared memory gets into TLS: one record's worth.
+const TLS_SCRATCH: usize = 16 * 1024;
+/// Parts of one write, and what is in the outbox before them.
+const MAX_PARTS: usize = 65;
+
+/// What an outbox keeps of its memory.
+const LARGEST_OUTBOX: usize = 64 * 1024;
+
+/// Bytes in shared memory, which somebody may be writing to.
+#[derive(Debug, Clone, Copy)]
+pub struct Part {
+    pub start: *const u8,
+    pub bytes: usize,
+}
+
+impl Default for Part {
+    fn default() -> Part {
+        Part { start: std::ptr::null(), bytes: 0 }
+    }
+}
 
 /// A socket, with TLS or without.
 pub enum Stream {
@@ -105,6 +128,8 @@ pub struct Wire {
     /// The last read brought less than there was room for: nothing more is likely to be there.
     drained: bool,
     spoken: bool,
+    /// Bytes of a piece whose header was said.
+    promised: usize,
     /// Time spent in reads since somebody asked for it, in nanoseconds.
     clock: Option<u64>,
 }
@@ -126,6 +151,7 @@ impl Wire {
             version: 0,
             drained: true,
             spoken: false,
+            promised: 0,
             clock: None,
         }
     }
@@ -191,6 +217,7 @@ impl Wire {
     pub fn say(&mut self, frame: &[u8]) {
         if self.sent == self.outbox.len() {
             self.outbox.clear();
+            self.outbox.shrink_to(LARGEST_OUTBOX);
             self.sent = 0;
         }
         self.spoken = true;
@@ -273,6 +300,57 @@ impl Wire {
         .await
     }
 
+    /// Announces a piece, which [`pour`](Self::pour) sends. Until it is sent, nothing else can be said.
+    pub fn promise(&mut self, piece: &Header) {
+        self.say(&piece.bytes());
+        self.promised = piece.length as usize;
+    }
+
+    /// How many bytes of the piece are not sent yet.
+    pub fn promised(&self) -> usize {
+        self.promised
+    }
+
+    /// Writes what is in the outbox, and then some of these parts; says how many bytes of the parts. What is overwritten meanwhile
+    /// arrives as anything.
+    ///
+    /// # Safety
+    /// The parts are mapped for reading until the future is done or dropped, and no more than what was promised.
+    pub async unsafe fn pour(&mut self, parts: &[Part]) -> Result<usize> {
+        // SAFETY: as the caller promises.
+        let sent = poll_fn(|cx| unsafe { self.poll_pour(cx, parts) }).await?;
+        self.promised -= sent;
+        Ok(sent)
+    }
+
+    /// # Safety
+    /// As for [`pour`](Self::pour).
+    unsafe fn poll_pour(&mut self, cx: &mut Context<'_>, parts: &[Part]) -> Poll<Result<usize>> {
+        let unsaid = self.unsaid();
+        match &mut self.stream {
+            Stream::Plain(stream) => loop {
+                ready!(stream.poll_write_ready(cx))?;
+                let outbox = Part { start: self.outbox[self.sent..].as_ptr(), bytes: unsaid };
+                // SAFETY: the outbox is ours; the rest is as the caller promises.
+                match stream.try_io(Interest::WRITABLE, || unsafe { send_parts(stream, outbox, parts) }) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    sent => {
+                        let sent = sent?;
+                        self.sent += sent.min(unsaid);
+                        return Poll::Ready(Ok(sent.saturating_sub(unsaid)));
+                    }
+                }
+            },
+            Stream::Tls(_) => {
+                ready!(self.poll_outbox(cx))?;
+                let mut scratch = [0; TLS_SCRATCH];
+                // SAFETY: as the caller promises.
+                let length = unsafe { gather(parts, &mut scratch) };
+                self.stream.poll_write(cx, &scratch[..length])
+            }
+        }
+    }
+
     /// Tells the other side that nothing more comes.
     pub async fn shut(&mut self) -> Result<()> {
         poll_fn(|cx| match &mut self.stream {
@@ -281,4 +359,42 @@ impl Wire {
         })
         .await
     }
+}
+
+/// Hands the bytes to the kernel without looking at them: to the compiler, nobody here reads what others may be writing.
+///
+/// # Safety
+/// All parts are mapped for reading.
+unsafe fn send_parts(stream: &TcpStream, first: Part, parts: &[Part]) -> Result<usize> {
+    let mut vectors = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; MAX_PARTS];
+    let all = std::iter::once(&first).chain(parts).zip(&mut vectors).map(|(part, vector)| {
+        *vector = libc::iovec { iov_base: part.start.cast_mut().cast(), iov_len: part.bytes };
+    });
+    let count = all.count();
+    // SAFETY: a header of zeroes is an empty one; the vectors live until the call is over, and are as the caller promises.
+    let sent = unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = vectors.as_mut_ptr();
+        message.msg_iovlen = count as _;
+        libc::sendmsg(stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL)
+    };
+    if sent < 0 { Err(Error::last_os_error()) } else { Ok(sent as usize) }
+}
+
+/// Copies as much of the parts as there is room for; says how much.
+///
+/// # Safety
+/// All parts are mapped for reading.
+unsafe fn gather(parts: &[Part], room: &mut [u8]) -> usize {
+    let mut legs = Vec::with_capacity(parts.len());
+    let mut length = 0;
+    for part in parts {
+        let bytes = part.bytes.min(room.len() - length);
+        legs.push(Leg { leaf: 0, from: part.start, to: room[length..].as_mut_ptr(), bytes });
+        length += bytes;
+    }
+    // SAFETY: the sources are as the caller promises, and the targets lie in the room one after the other. If a source changes
+    // meanwhile, what was sent is declared void (C1 of `copy`).
+    unsafe { copy_all(&legs, 1) };
+    length
 }

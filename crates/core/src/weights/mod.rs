@@ -7,12 +7,17 @@
 //! | [`recovery`] | what the dead leave behind |
 //! | [`copy`] | bytes from here to there, by several threads |
 //! | [`writer`], [`reader`] | the two handles |
+//! | [`draft`], [`hold`] | a version written, and one read, where it lies: for the network |
+//! | [`mirror`] | weights whose versions come from elsewhere |
 //!
 //! A version lies in one of several buffers. The writer fills one that nobody reads, then points everybody to it with one
 //! store. A reader pins the buffer it reads. Not done here: what a leaf means, and waking event loops.
 
 pub mod copy;
+pub mod draft;
+pub mod hold;
 pub mod layout;
+pub mod mirror;
 pub mod protocol;
 pub mod reader;
 pub mod recovery;
@@ -24,6 +29,8 @@ use crate::segment::{Owner, Segment, Spec, catalog};
 use crate::sync::Ordering;
 pub use crate::terms::IfExists;
 pub use crate::wait::Patience;
+pub use draft::Draft;
+pub use hold::{ChangedLeaf, Hold};
 use layout::{BufferHead, Control, FIRST_BUFFERS, Geometry, KIND, LeafEntry, PinLine};
 use protocol::Protocol;
 pub use reader::{Reader, Target};
@@ -48,6 +55,8 @@ pub struct WeightsSpec<'a> {
 }
 
 const CHECKSUM_WORD: usize = 3;
+/// Whose versions these are, in weights that mirror others; 0: their own.
+const LINEAGE_WORD: usize = 4;
 
 /// Mapped weights, shared by the handles on them.
 #[derive(Debug)]
@@ -59,10 +68,11 @@ pub struct Weights {
 
 impl Weights {
     /// Makes weights that nobody can find yet: sit down, then publish their segment.
-    fn create(spec: &WeightsSpec<'_>) -> Result<Weights> {
+    fn create(spec: &WeightsSpec<'_>, lineage: u64) -> Result<Weights> {
         let geometry = Geometry::new(spec.max_peers, spec.max_buffers, spec.leaf_bytes.to_vec())?;
         let mut words = geometry.words();
         words[CHECKSUM_WORD] = spec.checksum as u64;
+        words[LINEAGE_WORD] = lineage;
         let existing = geometry.buffer_offset(FIRST_BUFFERS);
         let segment = Segment::create(&Spec {
             name: spec.name,
@@ -123,7 +133,7 @@ impl Weights {
     /// Opens or makes the weights of a writer, as [`IfExists`] says; true when they were there.
     fn open_or_create(spec: &WeightsSpec<'_>, if_exists: IfExists) -> Result<(Weights, bool)> {
         let open = |name: &str| Weights::open(name, Some(spec.schema)).and_then(|weights| weights.fits(spec));
-        if_exists.open_or_create(spec.name, open, || Weights::create(spec))
+        if_exists.open_or_create(spec.name, open, || Weights::create(spec, 0))
     }
 
     fn fits(self, spec: &WeightsSpec<'_>) -> Result<Weights> {
@@ -191,6 +201,24 @@ impl Weights {
 
     pub fn segment(&self) -> &Arc<Segment> {
         &self.segment
+    }
+
+    /// Whose versions these are: a number for the history in which a version number names one set of bytes and no other.
+    /// Weights that are made anew begin another one; mirrors have that of their origin.
+    pub fn lineage(&self) -> u64 {
+        let header = self.segment.header();
+        match header.geometry[LINEAGE_WORD] {
+            0 => {
+                let born = [header.created_unix_ns.to_le_bytes(), (header.creator_pid as u64).to_le_bytes()];
+                xxhash_rust::xxh3::xxh3_64(&born.concat()).max(1)
+            }
+            origin => origin,
+        }
+    }
+
+    /// Whether their versions come from other weights.
+    pub fn is_mirror(&self) -> bool {
+        self.segment.header().geometry[LINEAGE_WORD] != 0
     }
 
     /// Whether readers compare checksums.

@@ -57,7 +57,7 @@ impl Reader {
     }
 
     /// Who we are; a forked child sits down on a seat of its own first.
-    fn owner(&self) -> Result<Owner> {
+    pub(super) fn owner(&self) -> Result<Owner> {
         match self.seat.owner() {
             Some(owner) => Ok(owner),
             None => self.seat.rejoin(|seat| self.weights.sweep(seat)),
@@ -135,7 +135,7 @@ impl Reader {
     }
 
     /// Fills in the page table for a buffer that came into being after we did.
-    fn populate(&self, buffer: usize) {
+    pub(super) fn populate(&self, buffer: usize) {
         if buffer >= self.populated.load(Ordering::Relaxed) as usize {
             let geometry = self.weights.geometry();
             self.weights.segment().populate_body(geometry.buffer_offset(buffer), geometry.buffer_bytes);
@@ -143,7 +143,7 @@ impl Reader {
         }
     }
 
-    fn lend_pin(&self) -> Option<LentPin<'_>> {
+    pub(super) fn lend_pin(&self) -> Option<LentPin<'_>> {
         let now = u64::from(lease::generation()) << 32;
         // The threads of a parent did not come with us through the fork, nor did its seat.
         let used_now = |used: u64| if used >> 32 == now >> 32 { used as u32 } else { 0 };
@@ -153,6 +153,11 @@ impl Reader {
         };
         let before = self.pins_used.fetch_update(Ordering::Acquire, Ordering::Relaxed, lend).ok()?;
         Some(LentPin { used: &self.pins_used, index: used_now(before).trailing_ones() as usize })
+    }
+
+    /// Takes back what [`LentPin::keep`] kept.
+    pub(super) fn return_pin(&self, index: usize) {
+        drop(LentPin { used: &self.pins_used, index });
     }
 
     /// Sleeps until a version of at least `version` is there, and says which is. [`Error::PeersGone`] when there has been no
@@ -203,9 +208,18 @@ impl Reader {
 }
 
 /// One word of our pin line, for one thread.
-struct LentPin<'a> {
+pub(super) struct LentPin<'a> {
     used: &'a StdAtomicU64,
     index: usize,
+}
+
+impl LentPin<'_> {
+    /// Keeps it until [`Reader::return_pin`].
+    pub(super) fn keep(self) -> usize {
+        let index = self.index;
+        std::mem::forget(self);
+        index
+    }
 }
 
 impl Drop for LentPin<'_> {

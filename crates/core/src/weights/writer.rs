@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::segment::{Owner, Role, Seat};
 use crate::sync::Ordering;
 use crate::terms::IfExists;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Where the bytes of a leaf come from.
 #[derive(Debug, Clone, Copy)]
@@ -62,8 +62,32 @@ impl Writer {
     }
 
     /// The writer is the process that became it: a forked child is not.
-    fn owner(&self) -> Result<Owner> {
+    pub(super) fn owner(&self) -> Result<Owner> {
         self.seat.owner().ok_or(Error::Forked { what: "writer of weights", owner: self.pid })
+    }
+
+    pub(super) fn threads(&self) -> usize {
+        self.threads
+    }
+
+    pub(super) fn take_turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn check_writer(&self, me: Owner) -> Result<()> {
+        if self.weights.protocol().writer() == Some(me) {
+            return Ok(());
+        }
+        Err(self.weights.damaged(super::Damage("somebody else became its writer while this one lives")))
+    }
+
+    /// The buffer for the next version.
+    pub(super) fn select(&self) -> Result<usize> {
+        let (weights, geometry) = (&self.weights, self.weights.geometry());
+        let grow =
+            |buffer| weights.segment().grow(geometry.buffer_offset(buffer), geometry.buffer_bytes).is_ok();
+        let selected = weights.protocol().select(|reader| !self.seat.is_alive(reader), grow);
+        selected.map_err(|damage| weights.damaged(damage))
     }
 
     /// Publishes the next version and says which it is. Leaves that are not among the sources stay as they are.
@@ -72,24 +96,16 @@ impl Writer {
     /// Each source has as many bytes as its leaf, mapped for reading, until this returns.
     pub unsafe fn write(&self, sources: &[Source]) -> Result<u64> {
         let me = self.owner()?;
-        let _turn = self.turn.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let _turn = self.take_turn();
         let (weights, protocol) = (&self.weights, self.weights.protocol());
-        if protocol.writer() != Some(me) {
-            return Err(
-                weights.damaged(super::Damage("somebody else became its writer while this one lives"))
-            );
-        }
+        self.check_writer(me)?;
         let geometry = weights.geometry();
         let from = self.sort(sources)?;
         let latest = protocol.latest().map_err(|damage| weights.damaged(damage))?;
         if latest.is_none() && from.contains(&None) {
             return Err(Error::NothingPublished { name: weights.segment().name().to_owned() });
         }
-        let grow =
-            |buffer| weights.segment().grow(geometry.buffer_offset(buffer), geometry.buffer_bytes).is_ok();
-        let buffer = protocol
-            .select(|reader| !self.seat.is_alive(reader), grow)
-            .map_err(|damage| weights.damaged(damage))?;
+        let buffer = self.select()?;
         let next = Latest { version: latest.map_or(0, |latest| latest.version) + 1, buffer };
 
         let reliable = protocol.open(buffer);

@@ -1,0 +1,106 @@
+//! A version in the making, in place: for bytes that come from a socket and not from memory.
+//!
+//! The buffer is open (sequence 0) from the first byte to the last, so a draft that is dropped, or whose process dies,
+//! leaves nothing that anybody would read (I4). Who made the version chose its number: a mirror publishes under the number that
+//! the version has at home.
+
+use super::copy::{self, Leg};
+use super::layout::Latest;
+use super::writer::{Writer, out_of_range};
+use crate::error::{Error, Result};
+use crate::sync::Ordering;
+use std::sync::MutexGuard;
+
+/// Versions have 56 bits.
+const MAX_VERSION: u64 = (1 << 56) - 1;
+
+/// A version that is being written. Dropped, it was never there.
+#[derive(Debug)]
+pub struct Draft<'a> {
+    writer: &'a Writer,
+    next: Latest,
+    /// Those that are to be filled, in the order in which they were given.
+    leaves: Vec<usize>,
+    _turn: MutexGuard<'a, ()>,
+}
+
+impl Writer {
+    /// Begins a version with a number of its own, above the latest. The caller fills the `leaves`; all others are as they were.
+    pub fn draft(&self, version: u64, leaves: &[usize]) -> Result<Draft<'_>> {
+        let me = self.owner()?;
+        let turn = self.take_turn();
+        let (weights, protocol) = (self.weights(), self.weights().protocol());
+        let geometry = weights.geometry();
+        self.check_writer(me)?;
+        let latest = protocol.latest().map_err(|damage| weights.damaged(damage))?;
+        let least = latest.map_or(1, |latest| latest.version + 1);
+        if !(least..=MAX_VERSION).contains(&version) {
+            let range = format!("{least} to {MAX_VERSION}");
+            return Err(Error::OutOfRange { what: "version", value: version, range });
+        }
+        let mut given = vec![false; geometry.leaves()];
+        for &leaf in leaves {
+            *given.get_mut(leaf).ok_or_else(|| out_of_range(leaf, geometry.leaves()))? = true;
+        }
+        if latest.is_none() && given.contains(&false) {
+            return Err(Error::NothingPublished { name: weights.segment().name().to_owned() });
+        }
+        let buffer = self.select()?;
+        let reliable = protocol.open(buffer);
+        let entries = protocol.entries_of(buffer);
+        let mut legs = Vec::new();
+        for (leaf, (given, entry)) in given.iter().zip(entries).enumerate() {
+            let kept =
+                latest.filter(|_| !given).map(|latest| (latest, &protocol.entries_of(latest.buffer)[leaf]));
+            let Some((latest, newest)) = kept else {
+                entry.version.store(version, Ordering::Relaxed);
+                continue;
+            };
+            let changed = newest.version.load(Ordering::Relaxed);
+            if reliable && entry.version.load(Ordering::Relaxed) == changed {
+                continue; // The leaf is here already (I5).
+            }
+            entry.version.store(changed, Ordering::Relaxed);
+            entry.checksum.store(newest.checksum.load(Ordering::Relaxed), Ordering::Relaxed);
+            let (from, to) = (weights.leaf(latest.buffer, leaf), weights.leaf(buffer, leaf));
+            legs.push(Leg { leaf, from, to, bytes: geometry.leaf_bytes[leaf] });
+        }
+        // SAFETY: the latest buffer is whole and nobody writes it (I2), and the selected one is ours (I1).
+        unsafe { copy::copy_all(&legs, self.threads()) };
+        let next = Latest { version, buffer };
+        Ok(Draft { writer: self, next, leaves: leaves.to_vec(), _turn: turn })
+    }
+}
+
+impl Draft<'_> {
+    /// Where the bytes of a leaf go, and how many they are. Only those that were asked for may be written, and only until the
+    /// draft is published or dropped.
+    pub fn place(&self, leaf: usize) -> (*mut u8, usize) {
+        let weights = self.writer.weights();
+        (weights.leaf(self.next.buffer, leaf), weights.geometry().leaf_bytes[leaf])
+    }
+
+    /// Publishes it: every byte is in its place. `checksums`: what those of the leaves must be, in the order in which the
+    /// leaves were given; the first leaf that has another is an error, and nothing is published.
+    pub fn publish(self, checksums: Option<&[u64]>) -> Result<u64> {
+        let (weights, protocol) = (self.writer.weights(), self.writer.weights().protocol());
+        let legs = self.leaves.iter().map(|&leaf| {
+            let (to, bytes) = self.place(leaf);
+            Leg { leaf, from: to, to, bytes }
+        });
+        if weights.has_checksums() {
+            let legs: Vec<Leg> = legs.collect();
+            // SAFETY: the places are inside the buffer, which is ours (I1), and the caller has stopped writing.
+            let sums = unsafe { copy::checksums(&legs, self.writer.threads()) };
+            for (at, (leg, sum)) in legs.iter().zip(sums).enumerate() {
+                if checksums.is_some_and(|expected| expected.get(at) != Some(&sum)) {
+                    let name = weights.segment().name().to_owned();
+                    return Err(Error::Checksum { name, leaf: leg.leaf, version: self.next.version });
+                }
+                protocol.entries_of(self.next.buffer)[leg.leaf].checksum.store(sum, Ordering::Relaxed);
+            }
+        }
+        protocol.publish(self.next);
+        Ok(self.next.version)
+    }
+}

@@ -1,0 +1,85 @@
+//! The latest version, held where it lies: for those who send it on, and need no copy of their own.
+//!
+//! A hold is a pin (I3) with a longer life than a copy's. The writer does not wait for it. If there are more holds than pins,
+//! or the writer has no other buffer left, the bytes may change under it; [`Hold::is_whole`] says whether they did.
+
+use super::layout::Latest;
+use super::reader::Reader;
+use crate::error::Result;
+use crate::sync::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// A version that stays, unless the writer needs its place.
+#[derive(Debug)]
+pub struct Hold {
+    reader: Arc<Reader>,
+    latest: Latest,
+    pin: Option<(usize, usize)>,
+}
+
+/// A leaf of a version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChangedLeaf {
+    pub leaf: usize,
+    /// 0 where nobody asked for checksums.
+    pub checksum: u64,
+}
+
+impl Hold {
+    /// Holds the latest version. `None`: nothing was published yet.
+    pub fn latest(reader: &Arc<Reader>) -> Result<Option<Hold>> {
+        let me = reader.owner()?;
+        let (weights, protocol) = (reader.weights(), reader.weights().protocol());
+        let pin = reader.lend_pin().map(|lent| (me.seat(), lent.keep()));
+        let without = AtomicU64::default();
+        let word = pin.map_or(&without, |(seat, index)| &protocol.pins[seat].pins[index]);
+        let held = protocol.pin(word, me).map_err(|damage| weights.damaged(damage));
+        match held {
+            Ok(Some(latest)) => {
+                reader.populate(latest.buffer);
+                Ok(Some(Hold { reader: reader.clone(), latest, pin }))
+            }
+            other => {
+                if let Some((_, index)) = pin {
+                    reader.return_pin(index);
+                }
+                other.map(|_| None)
+            }
+        }
+    }
+
+    pub fn version(&self) -> u64 {
+        self.latest.version
+    }
+
+    /// The leaves that changed after version `since` (0: all of them), in order.
+    pub fn changed_since(&self, since: u64) -> Vec<ChangedLeaf> {
+        let entries = self.reader.weights().protocol().entries_of(self.latest.buffer);
+        let changed =
+            entries.iter().enumerate().filter(|(_, entry)| entry.version.load(Ordering::Relaxed) > since);
+        changed
+            .map(|(leaf, entry)| ChangedLeaf { leaf, checksum: entry.checksum.load(Ordering::Relaxed) })
+            .collect()
+    }
+
+    /// Where a leaf lies, and how many bytes it has. Whoever reads them must bear that they change meanwhile.
+    pub fn leaf(&self, leaf: usize) -> (*const u8, usize) {
+        let weights = self.reader.weights();
+        (weights.leaf(self.latest.buffer, leaf), weights.geometry().leaf_bytes[leaf])
+    }
+
+    /// Whether everything that was read so far is of this version.
+    pub fn is_whole(&self) -> bool {
+        self.reader.weights().protocol().is_whole(self.latest)
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some((seat, index)) = self.pin {
+            let protocol = self.reader.weights().protocol();
+            protocol.unpin(&protocol.pins[seat].pins[index]);
+            self.reader.return_pin(index);
+        }
+    }
+}
