@@ -42,6 +42,7 @@ from rollway.groups import Group, GroupAssembler
 from rollway.record_key import GroupKey, RecordKey
 from rollway.record_schema import RecordSchema
 from rollway.record_server import RecordServer
+from rollway.rl_pipeline import shared_memory_rl_pipeline
 from rollway.segments import SegmentInfo, gc, segments
 from rollway.server import Server
 from rollway.shm_client import ShmClient
@@ -120,5 +121,6 @@ __all__ = [
     "pack",
     "pad",
     "segments",
+    "shared_memory_rl_pipeline",
     "token_batches",
 ]

@@ -7,6 +7,8 @@ import numpy as np
 from typing_extensions import disjoint_base
 
 __all__ = [
+    "Block",
+    "Bytes",
     "Consumer",
     "HistSnapshot",
     "Plan",
@@ -39,6 +41,25 @@ class Plan:
         leaves: list[tuple[np.dtype[Any], list[int], int]],
         tree: object,
     ) -> Self: ...
+
+@final
+class Block:
+    @staticmethod
+    def create(name: str, size: int) -> Block: ...
+    @staticmethod
+    def attach(name: str) -> Block: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def bytes(self) -> Bytes: ...
+    def unlink(self) -> bool: ...
+    def close(self) -> None: ...
+
+@final
+class Bytes:
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __release_buffer__(self, buffer: memoryview, /) -> None: ...
 
 @final
 class HistSnapshot:

@@ -9,6 +9,7 @@
 //! | [`error`] | the one error type |
 //! | [`sync`] | the only place that imports atomics; crash points; the [`sync::Bell`] on which everybody waits |
 //! | [`segment`] | a named file in shared memory: creation, attaching, leases, collecting the stale |
+//! | [`block`] | named bytes with no protocol |
 //! | [`ring`] | many producers, whole batches out, recovery from any death |
 //! | [`records`] | records of any length, one lane for each producer, single records out |
 //! | [`terms`] | what a user chooses: what to do when there is no room, or when the name is taken |
@@ -16,6 +17,7 @@
 //! | [`metrics`] | histograms that live in the segment |
 //! | [`net`] | samples from other hosts, over TCP, straight into the ring |
 
+pub mod block;
 pub mod error;
 pub mod metrics;
 #[cfg(not(loom))]

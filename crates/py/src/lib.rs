@@ -2,6 +2,7 @@
 
 mod array;
 mod batch;
+mod block;
 mod catalog;
 mod consumer;
 mod errors;
@@ -34,6 +35,8 @@ use pyo3::prelude::*;
 /// The native part of Rollway. Import from `rollway`, not from here.
 #[pymodule]
 mod _core {
+    #[pymodule_export]
+    use super::block::{Block, Bytes};
     #[pymodule_export]
     use super::catalog::{collect, collect_all, list_segments, shm_directory};
     #[pymodule_export]

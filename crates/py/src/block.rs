@@ -1,0 +1,92 @@
+//! `Block`: named bytes in shared memory, as a buffer.
+
+use crate::errors::to_py;
+use crate::gil::GilCell;
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use rollway_core::Error;
+use rollway_core::block::Block as Core;
+use std::ffi::c_int;
+use std::sync::Arc;
+
+/// Zeroed bytes that other processes find by their name. `numpy.frombuffer(block.bytes, …)` is a view of them.
+#[pyclass(frozen, module = "rollway._core")]
+pub struct Block {
+    core: GilCell<Option<Arc<Core>>>,
+    name: String,
+}
+
+#[pymethods]
+impl Block {
+    /// Makes a block.
+    #[staticmethod]
+    fn create(py: Python<'_>, name: String, size: usize) -> PyResult<Block> {
+        let core = Core::create(&name, size).map_err(|e| to_py(py, e))?;
+        Ok(Block { core: GilCell::new(Some(Arc::new(core))), name })
+    }
+
+    /// Opens one.
+    #[staticmethod]
+    fn attach(py: Python<'_>, name: String) -> PyResult<Block> {
+        let core = Core::attach(&name).map_err(|e| to_py(py, e))?;
+        Ok(Block { core: GilCell::new(Some(Arc::new(core))), name })
+    }
+
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The bytes: what is made over them stays mapped, also after `close`.
+    #[getter]
+    fn bytes(&self, py: Python<'_>) -> PyResult<Bytes> {
+        let core = self.core.with(py, |core| core.clone()).ok_or_else(|| to_py(py, Error::Closed))?;
+        let (data, len) = core.data();
+        Ok(Bytes { data: data.as_ptr() as usize, len, _owner: core })
+    }
+
+    /// Takes the name away. False when it was gone.
+    fn unlink(&self, py: Python<'_>) -> PyResult<bool> {
+        match self.core.with(py, |core| core.clone()) {
+            Some(core) => core.unlink().map_err(|e| to_py(py, e)),
+            None => Ok(false),
+        }
+    }
+
+    /// Leaves. Safe to call twice.
+    fn close(&self, py: Python<'_>) {
+        drop(self.core.replace(py, None));
+    }
+}
+
+/// A run of shared memory as a writable buffer. It keeps its mapping alive.
+#[pyclass(frozen, module = "rollway._core")]
+pub struct Bytes {
+    pub data: usize,
+    pub len: usize,
+    pub _owner: Arc<dyn std::any::Any + Send + Sync>,
+}
+
+#[pymethods]
+impl Bytes {
+    fn __len__(&self) -> usize {
+        self.len
+    }
+
+    /// # Safety
+    /// Called by the interpreter, with a `view` to fill in.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let this = slf.get();
+        // SAFETY: the bytes are mapped as long as `_owner` lives, which the view's reference to `slf` sees to; writing
+        // them is what they are for, and who writes when is agreed upon by those who attach.
+        let filled = unsafe {
+            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), this.data as *mut _, this.len as isize, 0, flags)
+        };
+        if filled == 0 {
+            Ok(())
+        } else {
+            Err(PyErr::take(slf.py()).unwrap_or_else(|| PyBufferError::new_err("no buffer")))
+        }
+    }
+}
