@@ -12,6 +12,10 @@ from rollway.errors import (
     AddressUnavailable,
     BatchesHeld,
     ConnectionClosedError,
+    EnvDied,
+    EnvError,
+    EnvHung,
+    EnvRaised,
     GeometryMismatch,
     HugePagesUnavailable,
     InvalidArgument,
@@ -53,6 +57,7 @@ from rollway.tcp_record_client import TcpRecordClient
 from rollway.tcp_transport import TcpTransport, Tls
 from rollway.trajectory_accumulator import TrajectoryAccumulator
 from rollway.transport import Endpoint, Intake, RecordIntake, RecordTransport, Transport
+from rollway.vector_env import RestartPolicy, make_vec
 from rollway.zero_copy_shm_buffer import ZeroCopySHMBuffer
 
 __version__ = _version("rollway")
@@ -62,6 +67,10 @@ __all__ = [
     "BatchesHeld",
     "ConnectionClosedError",
     "Endpoint",
+    "EnvDied",
+    "EnvError",
+    "EnvHung",
+    "EnvRaised",
     "GeometryMismatch",
     "Group",
     "GroupAssembler",
@@ -89,6 +98,7 @@ __all__ = [
     "RecordSlot",
     "RecordTooLarge",
     "RecordTransport",
+    "RestartPolicy",
     "RingFull",
     "RollwayError",
     "Sample",
@@ -118,6 +128,7 @@ __all__ = [
     "ZeroCopySHMBuffer",
     "__version__",
     "gc",
+    "make_vec",
     "pack",
     "pad",
     "segments",

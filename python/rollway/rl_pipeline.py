@@ -23,7 +23,7 @@ from rollway.errors import InvalidArgument
 Step = tuple[int, Sequence[float], float, bool]
 """What one environment did: its number, observation, reward, and whether it is done."""
 
-_DTYPES = (np.dtype(np.float64), np.dtype(np.float64), np.dtype(np.int8))
+_DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float64), np.dtype(np.float64), np.dtype(np.int8))
 
 
 def shared_memory_rl_pipeline(num_envs: int, obs_dim: int, step_data: Iterable[Step]) -> dict[str, Any]:
@@ -35,14 +35,14 @@ def shared_memory_rl_pipeline(num_envs: int, obs_dim: int, step_data: Iterable[S
     Args:
         num_envs: How many environments there is room for; at least 1.
         obs_dim: Numbers in one observation; at least 1.
-        step_data: ``(env_id, observation, reward, done)`` for as many environments as there are news of. Later entries for
-            the same environment overwrite earlier ones; an environment without any stays zero. A NaN is data: it is
-            passed on, and so are the means it makes.
+        step_data: ``(env_id, observation, reward, done)`` for as many environments as there are news of. Later entries
+            for the same environment overwrite earlier ones; an environment without any stays zero. A NaN is data: it
+            is passed on, and so are the means it makes.
 
     Returns:
         ``observations``, ``rewards``, ``dones``, ``mean_obs`` (by dimension), ``mean_reward``, ``num_done``,
-        ``active_mean_reward`` (of those not done; 0.0 when all are) and ``total_shared_bytes``. Floats are rounded to four
-        decimal places.
+        ``active_mean_reward`` (of those not done; 0.0 when all are) and ``total_shared_bytes``. Floats are rounded to
+        four decimal places.
 
     Raises:
         InvalidArgument: A size below 1, an ``env_id`` that is none of ``0 … num_envs - 1``, an observation of another
@@ -96,7 +96,7 @@ def _made(shape: tuple[int, ...], dtype: np.dtype[Any], cleanup: ExitStack) -> B
 
 
 def _array(block: Block, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    return np.frombuffer(block.bytes, dtype, math.prod(shape)).reshape(shape)
+    return np.frombuffer(block.memory, dtype, math.prod(shape)).reshape(shape)
 
 
 def _arrays(blocks: Sequence[Block], shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:

@@ -18,7 +18,7 @@ class SegmentInfo:
     used_bytes: int
     """What it takes up now."""
     kind: str
-    """What it holds: ``ring``, ``records`` or ``block``; ``unknown`` when it cannot be read."""
+    """What it holds: ``ring``, ``records``, ``vector env`` or ``block``; ``unknown`` when it cannot be read."""
     alive: int
     """Handles attached, by the kernel's own record."""
     creator_pid: int

@@ -12,6 +12,7 @@
 //! | [`block`] | named bytes with no protocol |
 //! | [`ring`] | many producers, whole batches out, recovery from any death |
 //! | [`records`] | records of any length, one lane for each producer, single records out |
+//! | [`vector_env`] | environments in worker processes, stepped by one caller |
 //! | [`terms`] | what a user chooses: what to do when there is no room, or when the name is taken |
 //! | [`wait`] | how long to block, and when to look around |
 //! | [`metrics`] | histograms that live in the segment |
@@ -27,6 +28,7 @@ pub mod ring;
 pub mod segment;
 pub mod sync;
 pub mod terms;
+pub mod vector_env;
 pub mod wait;
 
 pub use error::{Error, Result};

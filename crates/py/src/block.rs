@@ -2,15 +2,16 @@
 
 use crate::errors::to_py;
 use crate::gil::GilCell;
-use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyMemoryView;
 use rollway_core::Error;
 use rollway_core::block::Block as Core;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Zeroed bytes that other processes find by their name. `numpy.frombuffer(block.bytes, …)` is a view of them.
+/// Zeroed bytes that other processes find by their name. `numpy.frombuffer(block.memory, …)` is a view of them.
 #[pyclass(frozen, module = "rollway._core")]
 pub struct Block {
     core: GilCell<Option<Arc<Core>>>,
@@ -38,12 +39,11 @@ impl Block {
         &self.name
     }
 
-    /// The bytes: what is made over them stays mapped, also after `close`.
+    /// The bytes, as a writable memoryview: what is made over them stays mapped, also after `close`.
     #[getter]
-    fn bytes(&self, py: Python<'_>) -> PyResult<Bytes> {
+    fn memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let core = self.core.with(py, |core| core.clone()).ok_or_else(|| to_py(py, Error::Closed))?;
-        let (data, len) = core.data();
-        Ok(Bytes { data: data.as_ptr() as usize, len, _owner: core })
+        view(py, core.data(), core)
     }
 
     /// Takes the name away. False when it was gone.
@@ -60,33 +60,34 @@ impl Block {
     }
 }
 
+/// A memoryview of bytes that stay mapped as long as `owner` lives.
+pub fn view<'py>(
+    py: Python<'py>,
+    (data, len): (NonNull<u8>, usize),
+    owner: Arc<dyn std::any::Any + Send + Sync>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let bytes = Bound::new(py, Bytes { data: data.as_ptr() as usize, len, _owner: owner })?;
+    PyMemoryView::from(bytes.as_any()).map(Bound::into_any)
+}
+
 /// A run of shared memory as a writable buffer. It keeps its mapping alive.
 #[pyclass(frozen, module = "rollway._core")]
-pub struct Bytes {
-    pub data: usize,
-    pub len: usize,
-    pub _owner: Arc<dyn std::any::Any + Send + Sync>,
+struct Bytes {
+    data: usize,
+    len: usize,
+    _owner: Arc<dyn std::any::Any + Send + Sync>,
 }
 
 #[pymethods]
 impl Bytes {
-    fn __len__(&self) -> usize {
-        self.len
-    }
-
     /// # Safety
     /// Called by the interpreter, with a `view` to fill in.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
+        let (data, len) = (this.data as *mut c_void, this.len as isize);
         // SAFETY: the bytes are mapped as long as `_owner` lives, which the view's reference to `slf` sees to; writing
         // them is what they are for, and who writes when is agreed upon by those who attach.
-        let filled = unsafe {
-            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), this.data as *mut _, this.len as isize, 0, flags)
-        };
-        if filled == 0 {
-            Ok(())
-        } else {
-            Err(PyErr::take(slf.py()).unwrap_or_else(|| PyBufferError::new_err("no buffer")))
-        }
+        let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), data, len, 0, flags) };
+        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
 }

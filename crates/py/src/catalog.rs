@@ -4,13 +4,14 @@ use crate::errors::to_py;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::segment::catalog::{self, Entry};
-use rollway_core::{block, records, ring};
+use rollway_core::{block, records, ring, vector_env};
 
 /// What a segment holds, for people.
 fn kind(kind: u32) -> &'static str {
     match kind {
         ring::layout::KIND => "ring",
         records::layout::KIND => "records",
+        vector_env::layout::KIND => "vector env",
         block::KIND => "block",
         _ => "unknown",
     }

@@ -5,6 +5,8 @@ mod batch;
 mod block;
 mod catalog;
 mod consumer;
+mod env_caller;
+mod env_worker;
 mod errors;
 mod gil;
 mod histogram;
@@ -36,11 +38,15 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _core {
     #[pymodule_export]
-    use super::block::{Block, Bytes};
+    use super::block::Block;
     #[pymodule_export]
     use super::catalog::{collect, collect_all, list_segments, shm_directory};
     #[pymodule_export]
     use super::consumer::Consumer;
+    #[pymodule_export]
+    use super::env_caller::EnvCaller;
+    #[pymodule_export]
+    use super::env_worker::EnvWorker;
     #[pymodule_export]
     use super::histogram::HistSnapshot;
     #[pymodule_export]
