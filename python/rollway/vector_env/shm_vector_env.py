@@ -81,7 +81,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             range(w * self.num_envs // num_workers, (w + 1) * self.num_envs // num_workers) for w in range(num_workers)
         ]
         self._worker_of = [worker for worker, share in enumerate(self._shares) for _ in share]
-        self._crew = Crew(list(env_fns), self._shares, context, daemon)
+        self._makers = list(env_fns)
+        self._crew = Crew(self._makers, self._shares, context, daemon)
         try:
             self._open(observation_mode)
         except BaseException:
@@ -91,7 +92,13 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
     def _open(self, observation_mode: str | tuple[Space[Any], Space[Any]]) -> None:
         for worker in range(self.num_workers):
             self._crew.start(Orders(worker, self._shares[worker], self.autoreset_mode, None, None))
-        hellos = [self._hear(worker, "hello") for worker in range(self.num_workers)]
+        told = [self._hear(worker, "hello") for worker in range(self.num_workers)]
+        if None in told:  # spaces that cannot be pickled: ask an environment of our own, and believe that all are alike
+            example = self._makers[0]()
+            hellos = [Introduction.of([example] * self.num_envs)]
+            example.close()
+        else:
+            hellos = [pickle.loads(one) for one in told]
         self._agree(hellos, observation_mode)
         self._layout = SpaceLayout(self.single_observation_space)
         action = SpaceLayout(self.single_action_space)
@@ -140,24 +147,19 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         actions = [space for hello in hellos for space in hello.action_spaces]
         self.metadata = {**hellos[0].metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = hellos[0].render_mode
-        self.single_action_space = actions[0]
-        self.action_space = batch_space(actions[0], self.num_envs)
-        self.single_observation_space = observations[0]
+        self.single_action_space, self.single_observation_space = actions[0], observations[0]
         if isinstance(mode, tuple):
             self.observation_space, self.single_observation_space = mode
-        elif mode == "same":
-            self.observation_space = batch_space(observations[0], self.num_envs)
-        elif mode == "different":
-            self.observation_space = batch_differing_spaces(observations)
-        else:
+        elif mode not in ("same", "different"):
             raise InvalidArgument(f"observation_mode is {mode!r}; it must be 'same', 'different' or a pair of spaces")
         for env, (observation, action) in enumerate(zip(observations, actions, strict=True)):
-            if mode == "same" and observation != self.single_observation_space:
-                raise InvalidArgument(
-                    f"environment {env} has the observation space {observation}, environment 0 has "
-                    f"{self.single_observation_space}. If that is meant, use observation_mode='different'"
-                )
-            if not is_space_dtype_shape_equiv(observation, self.single_observation_space):
+            if mode == "same":
+                if observation != self.single_observation_space:
+                    raise InvalidArgument(
+                        f"environment {env} has the observation space {observation}, environment 0 has "
+                        f"{self.single_observation_space}. If that is meant, use observation_mode='different'"
+                    )
+            elif not is_space_dtype_shape_equiv(observation, self.single_observation_space):
                 raise InvalidArgument(
                     f"the observations of environment {env}, {observation}, do not have the shape and dtype of "
                     f"{self.single_observation_space}"
@@ -166,6 +168,11 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
                 raise InvalidArgument(
                     f"environment {env} has the action space {action}, environment 0 has {self.single_action_space}"
                 )
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        if mode == "same":
+            self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        elif mode == "different":
+            self.observation_space = batch_differing_spaces(observations)
 
     # ── all environments at once ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -236,12 +243,21 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             self._core.ask(STEP, self._buffer, None)
         self._waiting = "step"
 
-    def step_wait(self) -> Result:
-        """The results of `step_async`."""
+    def step_wait(self, timeout: float | None = None) -> Result:
+        """The results of `step_async`.
+
+        Raises:
+            WaitTimeout: They are not there within ``timeout`` seconds. Nothing is lost: call again.
+        """
         self._must_be_open()
         if self._waiting is None:
             raise InvalidArgument("there is no step to wait for: call step_async() first")
-        _, infos = self._gather(self.num_envs)
+        try:
+            _, infos = self._gather(self.num_envs, timeout)
+        except EnvRaised:  # the others have done their step; what they said beside their arrays is dropped
+            self._forget()
+            self._waiting = None
+            raise
         self._waiting = None
         now = self._floor.buffers[self._buffer]
         if self.copy:
@@ -431,8 +447,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
                     return self._arrived(ids), {}
                 broken = [env for env, flag in zip(ids, flags, strict=True) if flag & FAULT]
                 done.update((env, flag) for env, flag in zip(ids, flags, strict=True) if not flag & FAULT)
-                for env in broken:
-                    self._mend_raised(env)
+                faults = [(env, pickle.loads(self._listen(self._worker_of[env], env, None))) for env in broken]
+                for env, fault in faults:
+                    self._mend_raised(env, fault)
             elif kind == "died":
                 for worker in ids:
                     self._mend_dead(worker)
@@ -446,6 +463,14 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
                 infos = self._read(env, flag, infos)
         done.clear()
         return self._arrived(envs), infos
+
+    def _forget(self) -> None:
+        """Drops what environments that have answered said beside their arrays."""
+        for env, flag in self._flags.items():
+            if flag & PARCEL:
+                self._listen(self._worker_of[env], env, None)
+        self._arrived(list(self._flags))
+        self._flags.clear()
 
     def _arrived(self, envs: list[int]) -> list[int]:
         if len(envs) == self.num_envs:
@@ -517,8 +542,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
 
     # ── mending ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _mend_raised(self, env: int) -> None:
-        fault: Fault = pickle.loads(self._listen(self._worker_of[env], env, None))
+    def _mend_raised(self, env: int, fault: Fault) -> None:
         if not self._patience.bears(env):
             self._raise_fault([env], fault, "raised")
         self._restore(env, f"{fault.summary}\n{fault.traceback}", remake=True)
@@ -593,8 +617,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         blamed = [hand] if hand in envs else envs
         raise EnvHung(
             f"{_named(blamed)} has not answered for {self.step_timeout_s} s (in {_process(self._crew.pid(worker))}, "
-            f"with {_named(list(self._shares[worker]))}). Wait for it with step_wait() or recv(), close() to end it, or "
-            "use restart=RestartPolicy() to have it begun anew",
+            f"with {_named(list(self._shares[worker]))}). Wait for it with step_wait() or recv(), close() to end "
+            "it, or use restart=RestartPolicy() to have it begun anew",
             blamed,
         )
 

@@ -46,6 +46,20 @@ class Introduction:
     metadata: dict[str, Any]
     render_mode: str | None
 
+    @classmethod
+    def of(cls, envs: Sequence[Env[Any, Any]]) -> Introduction:
+        """Of these environments."""
+        observations, actions = [env.observation_space for env in envs], [env.action_space for env in envs]
+        return cls(observations, actions, dict(envs[0].metadata), envs[0].render_mode)
+
+
+def _pickled(introduction: Introduction) -> bytes | None:
+    """``None`` when a space cannot travel: its class may be local to a function."""
+    try:
+        return pickle.dumps(introduction)
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return None
+
 
 def work(orders: Orders, makers: Sequence[Callable[[], Env[Any, Any]]], pipe: Connection) -> None:
     """The life of a worker."""
@@ -58,10 +72,7 @@ def work(orders: Orders, makers: Sequence[Callable[[], Env[Any, Any]]], pipe: Co
         return
     blueprint, name = orders.blueprint, orders.name
     if blueprint is None or name is None:
-        first = members[0].env
-        observations = [member.env.observation_space for member in members]
-        actions = [member.env.action_space for member in members]
-        pipe.send(("hello", Introduction(observations, actions, dict(first.metadata), first.render_mode)))
+        pipe.send(("hello", _pickled(Introduction.of([member.env for member in members]))))
         try:
             blueprint, name = pipe.recv()
         except EOFError:
