@@ -24,15 +24,14 @@ def actions(count, **special):
     return row
 
 
-def segments_left():
-    return set(Path(_core.shm_directory()).glob("rollway.auto-*"))
+def segments_of(pid):
+    return list(Path(_core.shm_directory()).glob(f"rollway.auto-{pid}-*"))
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    before = segments_left()
     yield
-    until(lambda: segments_left() <= before)
+    assert not segments_of(os.getpid())
 
 
 def is_gone(pid):
@@ -255,8 +254,9 @@ def test_no_worker_outlives_its_caller(child, how):
         snake.kill()
     else:
         snake.ends(3 if how == "raises" else 0)
+        assert not segments_of(snake.pid)
     until(lambda: all(is_gone(pid) for pid in pids), 5)
-    rollway.gc()
+    until(lambda: rollway.gc() is not None and not segments_of(snake.pid))
 
 
 def test_closing_twice_or_in_a_forked_child_is_harmless():
