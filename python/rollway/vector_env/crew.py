@@ -93,6 +93,16 @@ class Crew:
         except (EOFError, ConnectionResetError):
             raise WorkerGone(worker) from None
 
+    def estate(self, worker: int) -> list[Any]:
+        """What a worker had sent before it ended, and nobody has heard yet."""
+        pipe, left = self._pipes[worker], []
+        try:
+            while pipe is not None and pipe.poll(0):
+                left.append(pipe.recv())
+        except (EOFError, OSError):
+            pass  # The last word may be half a word.
+        return left
+
     def bury(self, worker: int) -> str:
         """Makes sure that a worker has ended, and says how it did."""
         process, pipe = self._processes[worker], self._pipes[worker]

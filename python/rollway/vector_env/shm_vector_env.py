@@ -550,6 +550,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
     def _mend_dead(self, worker: int) -> None:
         share = list(self._shares[worker])
         pid, hand = self._crew.pid(worker), int(self._floor.in_hand[worker]) - 1
+        self._parcels.update(content for kind, content in self._crew.estate(worker) if kind == "parcel")
         how = self._crew.bury(worker)
         what = f"{_process(pid)} of {_named(share)} ended: {how}"
         if hand >= 0:
@@ -576,16 +577,16 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         """Another process takes the place of one that has ended. Its environments are made anew."""
         self._core.vacate(worker)
         self._floor.in_hand[worker] = 0
-        for env in self._shares[worker]:
-            self._parcels.pop(env, None)
         orders = Orders(worker, self._shares[worker], self.autoreset_mode, self._blueprint, self._core.name)
         self._core.expect(worker, self._crew.start(orders))
         for env in self._shares[worker]:
             if self._core.is_out(env):
+                self._parcels.pop(env, None)
                 self._restore(env, what, remake=False)
-            else:
+            else:  # idle, or its last answer is taken already: begun anew with its next action
                 self._faults[env] = what
-                self._flags.pop(env, None)
+                if self._flags.get(env, 0) & PARCEL and env not in self._parcels:
+                    self._flags[env] &= ~PARCEL
 
     def _restore(self, env: int, what: str, remake: bool) -> None:
         """Ends a lost episode: the last observation again, and a new seed that follows from the old one."""
