@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 use rollway_core::Error;
 use rollway_core::block::Block as Core;
+use rollway_core::segment::Segment;
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -58,6 +59,13 @@ impl Block {
     fn close(&self, py: Python<'_>) {
         drop(self.core.replace(py, None));
     }
+}
+
+/// The body of any segment of ours, as a writable memoryview. What may be written there, and when, its own handles say.
+#[pyfunction]
+pub fn map_segment<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+    let segment = Arc::new(Segment::open(name, None).map_err(|e| to_py(py, e))?);
+    view(py, segment.body(), segment)
 }
 
 /// A memoryview of bytes that stay mapped as long as `owner` lives.

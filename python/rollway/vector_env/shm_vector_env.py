@@ -12,7 +12,7 @@ import pickle
 import secrets
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -25,8 +25,9 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space, iterate
 from rollway._core import EnvCaller
 from rollway.errors import ConnectionClosedError, EnvDied, EnvHung, EnvRaised, InvalidArgument
 from rollway.vector_env.crew import Crew, Maker, WorkerGone, WorkerSilent
-from rollway.vector_env.layout import Array, Blueprint, SpaceLayout
+from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
 from rollway.vector_env.restart_policy import Patience, RestartPolicy
+from rollway.vector_env.rollout import Memory, Place, Target, check_rollout
 from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESET, RESTORE, RESTORED, SEND, STEP, Fault
 from rollway.vector_env.worker import Introduction, Orders
 
@@ -127,6 +128,10 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         self._received: list[int] = []
         self._flags: dict[int, int] = {}
         self._waiting: str | None = None
+        self._rollout: list[Buffer] | None = None
+        self._targets: dict[Any, Target] = {}
+        self._clients: list[Memory] = []
+        self._first = self._blueprint.BUFFERS
 
     def _hear(self, worker: int, expected: str) -> Any:
         """A worker's word while it is being started."""
@@ -188,6 +193,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         self._must_be_open()
         self._drain()
         seeds, mask, options = self._plan_reset(seed, options)
+        if self._rollout is not None:
+            raise InvalidArgument("reset() in the middle of collect_into(): its rows are steps")
         self._buffer = 1 - self._buffer
         if mask is None:
             envs: list[int] = list(range(self.num_envs))
@@ -235,11 +242,11 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             raise InvalidArgument("a step is under way: take its results with step_wait() or recv() first")
         if self._action.loose:
             whole = list(iterate(self.action_space, actions))
-            self._buffer = 1 - self._buffer
+            self._turn_over()
             self._ask(STEP, range(self.num_envs), dict(enumerate(whole)))
         else:
             self._write_actions(actions, None)
-            self._buffer = 1 - self._buffer
+            self._turn_over()
             self._core.ask(STEP, self._buffer, None)
         self._waiting = "step"
 
@@ -259,8 +266,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             self._waiting = None
             raise
         self._waiting = None
-        now = self._floor.buffers[self._buffer]
-        if self.copy:
+        now = self._view(self._buffer)
+        if self.copy and self._rollout is None:
             return self._observations(), now.rewards.copy(), now.terminations.copy(), now.truncations.copy(), infos
         return self._observations(), now.rewards, now.terminations, now.truncations, infos
 
@@ -293,6 +300,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
                 raise InvalidArgument(f"environment {env} is still busy with its last action: recv() its results first")
         if len(set(envs)) != len(envs):
             raise InvalidArgument(f"env_id names an environment twice: {envs}")
+        if self._rollout is not None:
+            raise InvalidArgument("send() in the middle of collect_into(): its rows are steps of all environments")
         if self._buffer != 0:
             self._settle()
         if self._action.loose:
@@ -325,10 +334,131 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         return self._layout.build(parts), now.rewards[envs], now.terminations[envs], now.truncations[envs], infos
 
     def _settle(self) -> None:
-        """Before partial steps: brings every observation into the first buffer, where they are written."""
+        """Brings every result into the first buffer: before partial steps, and when a slot is done."""
+        if self._at == self._at[:1] * self.num_envs:
+            source, target = self._view(self._at[0]), self._floor.buffers[0]
+            if source is not target:
+                for old, new in zip(source.observations, target.observations, strict=True):
+                    if old is not None and new is not None and old is not new:
+                        np.copyto(new, old, casting="same_kind")
+                np.copyto(target.rewards, source.rewards, casting="unsafe")
+                np.copyto(target.terminations, source.terminations, casting="unsafe")
+                np.copyto(target.truncations, source.truncations, casting="unsafe")
+            self._at = [0] * self.num_envs
         for env in range(self.num_envs):
             self._carry(env, 0)
         self._buffer = 0
+
+    # ── straight into a slot ──────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextlib.contextmanager
+    def collect_into(
+        self, client: Memory, *, observations: Any, rewards: Array, terminations: Array, truncations: Array
+    ) -> Iterator[Any]:
+        """Lets the workers write the results of the next steps straight into a slot of a ring: nothing is copied.
+
+        In the block, every `step` fills the next row and returns views of it: rewards and endings of step ``t`` go to
+        row ``t``, the observations after it to row ``t + 1``. The block starts with the newest observations, which are
+        put into row 0. Where observations have no row for the last ones, those go to the vector environment's own
+        memory. Arrays of another order can be given transposed.
+
+        Args:
+            client: Whose slot it is: a `ShmClient`.
+            observations: The slot's arrays ``[steps or steps + 1, num_envs, …]``, in the structure of the observation
+                space.
+            rewards: ``[steps, num_envs]``, of any number type.
+            terminations: Likewise.
+            truncations: Likewise.
+
+        >>> import numpy as np, rollway
+        >>> shapes = {"observations": (4, 2, 4), "rewards": (3, 2), "terminations": (3, 2), "truncations": (3, 2)}
+        >>> example = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        >>> with (
+        ...     rollway.Server(example, 1, rollway.ShmTransport()) as server,
+        ...     rollway.ShmClient(server.name, example) as client,
+        ...     rollway.make_vec("CartPole-v1", 2) as envs,
+        ... ):
+        ...     _ = envs.reset(seed=0)
+        ...     with client.reserve() as slot, envs.collect_into(client, **slot.tree) as obs:
+        ...         for _ in range(3):
+        ...             obs = envs.step([0, 1])[0]
+        ...     server.sample().batch["rewards"].tolist()
+        [[[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]]
+        """
+        self._must_be_open()
+        if self._rollout is not None or self._waiting is not None or self._core.out():
+            raise InvalidArgument("a step or another collect_into() is under way: finish it first")
+        parts = self._layout.split(observations)
+        others = {"rewards": rewards, "terminations": terminations, "truncations": truncations}
+        steps = check_rollout(self._layout, self.num_envs, parts, others)
+        target = self._target(client, steps, parts, others)
+        spare = self._floor.buffers[0]
+        self._settle()
+        for array, newest in zip(parts, spare.observations, strict=True):
+            array[0] = newest
+        rows = [
+            [array[step + 1] for array in parts] if step + 1 < parts[0].shape[0] else spare.observations
+            for step in range(steps)
+        ]
+        self._rollout = [
+            Buffer(row, rewards[step], terminations[step], truncations[step]) for step, row in enumerate(rows)
+        ]
+        self._first, self._buffer = target.first, target.first - 1
+        try:
+            yield self._layout.build([array[0] for array in parts])
+        finally:
+            self._recall()
+            if self._buffer < target.first:
+                self._buffer = 0  # no step was made
+            else:
+                self._settle()
+            self._rollout = None
+
+    def _recall(self) -> None:
+        """Sees to it that no worker writes into a slot any more. After an error, or Ctrl-C, one may be at it."""
+        try:
+            while self._core.out():
+                with contextlib.suppress(EnvRaised):
+                    self._gather(self._core.out())
+        except BaseException:  # hung, dead, or Ctrl-C again: what has ended does not write
+            for worker in {self._worker_of[env] for env in range(self.num_envs) if self._core.is_out(env)}:
+                self._crew.kill(worker)
+            raise
+        finally:
+            self._flags.clear()
+            self._waiting = None
+
+    def _target(self, client: Memory, steps: int, parts: list[Array], others: dict[str, Array]) -> Target:
+        """The slot as the workers know it. Each slot of a ring is introduced to them once."""
+        memory = client.memory()
+        places = [Place.of(array, memory, "observations") for array in parts]
+        more = [Place.of(array, memory, what) for what, array in others.items()]
+        if client not in self._clients:
+            self._clients.append(client)  # kept, so that no other can have its number
+        number = self._clients.index(client)
+        key = (number, *places, *more)
+        if key not in self._targets:
+            used = [target.first + target.steps for target in self._targets.values()]
+            first = max(used, default=self._blueprint.BUFFERS)
+            target = Target(client.name, number, first, steps, tuple(places), *more)
+            self._consult(lambda worker: ("target", target))
+            self._targets[key] = target
+        return self._targets[key]
+
+    def _turn_over(self) -> None:
+        """The next buffer: the other one, or the next row of a slot."""
+        if self._rollout is None:
+            self._buffer = 1 - self._buffer
+        elif self._buffer + 1 - self._first < len(self._rollout):
+            self._buffer += 1
+        else:
+            raise InvalidArgument(f"the slot has room for {len(self._rollout)} steps, and they are made: commit it")
+
+    def _view(self, buffer: int) -> Buffer:
+        """The arrays of a buffer."""
+        if buffer < self._blueprint.BUFFERS or self._rollout is None:
+            return self._floor.buffers[buffer]
+        return self._rollout[buffer - self._first]
 
     # ── the environments themselves ───────────────────────────────────────────────────────────────────────────────────
 
@@ -521,16 +651,17 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _observations(self) -> Any:
         parts: list[Any] = []
-        for index, array in enumerate(self._floor.buffers[self._buffer].observations):
+        copy = self.copy and self._rollout is None
+        for index, array in enumerate(self._view(self._buffer).observations):
             if array is None:
                 parts.append(tuple(self._loose[index]))
             else:
-                parts.append(array.copy() if self.copy else array)
+                parts.append(array.copy() if copy else array)
         return self._layout.build(parts)
 
     def _carry(self, env: int, buffer: int) -> None:
         """Brings an environment's newest results from one buffer to the other."""
-        source, target = self._floor.buffers[self._at[env]], self._floor.buffers[buffer]
+        source, target = self._view(self._at[env]), self._view(buffer)
         if source is target:
             return
         for old, new in zip(source.observations, target.observations, strict=True):
@@ -577,7 +708,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         """Another process takes the place of one that has ended. Its environments are made anew."""
         self._core.vacate(worker)
         self._floor.in_hand[worker] = 0
-        orders = Orders(worker, self._shares[worker], self.autoreset_mode, self._blueprint, self._core.name)
+        targets = tuple(self._targets.values())
+        orders = Orders(worker, self._shares[worker], self.autoreset_mode, self._blueprint, self._core.name, targets)
         self._core.expect(worker, self._crew.start(orders))
         for env in self._shares[worker]:
             if self._core.is_out(env):
@@ -599,7 +731,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             parts = [
                 self._loose[index][env] if array is None else array[env].copy()
-                for index, array in enumerate(self._floor.buffers[self._buffer].observations)
+                for index, array in enumerate(self._view(self._buffer).observations)
             ]
             self._lost[env] = self._layout.build(parts)
         self._ask(RESTORE, [env], {env: (seed, remake)})

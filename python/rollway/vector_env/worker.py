@@ -7,6 +7,7 @@ of an environment are told to the caller and end nothing.
 from __future__ import annotations
 
 import contextlib
+import gc
 import pickle
 import signal
 from collections.abc import Callable, Sequence
@@ -18,10 +19,11 @@ import numpy as np
 from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
-from rollway._core import EnvWorker
+from rollway._core import EnvWorker, map_segment
 from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
 from rollway.vector_env.member import Member, Notes
-from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESET, RESTORE, RESTORED, SEND, Fault
+from rollway.vector_env.rollout import Target
+from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESET, RESTORED, SEND, STEP, Fault
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Orders:
     """``None``: tell the spaces first; the blueprint comes by the pipe."""
     name: str | None
     """The segment; comes with the blueprint."""
+    targets: tuple[Target, ...] = ()
+    """Other places to write to, known before this worker was."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,11 @@ class Desk:
         self._same_step = orders.mode is AutoresetMode.SAME_STEP
         floor = blueprint.floor(core.memory)
         self._layout = blueprint.observation
-        self._sinks = [Sink(self._layout, buffer) for buffer in floor.buffers]
+        self._buffers = floor.buffers
+        self._maps: dict[int, memoryview] = {}
+        self._sinks = {number: Sink(self._layout, buffer) for number, buffer in enumerate(floor.buffers)}
+        for target in orders.targets:
+            self._aim(target)
         self._source = Source(blueprint.action, floor.actions, orders.envs)
         self._in_hand = floor.in_hand.data[orders.worker : orders.worker + 1]
         self._lengths, self._letters = floor.lengths.data, floor.letters
@@ -111,11 +119,19 @@ class Desk:
 
     def serve(self) -> None:
         """Does what is asked, until the end."""
+        wait, answer, advance, sinks = self._core.wait, self._core.answer, self._advance, self._sinks
+        # All that lives by now lives as long as this process: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
         while True:
-            call, what, buffer, envs = self._core.wait()
-            if call == "closed":
+            call, what, buffer, envs = wait()
+            if what == STEP:
+                answer(advance(envs, sinks[buffer]))
+                if self._parcels:
+                    self._ship()
+            elif call == "closed":
                 return
-            if call == "mail":
+            elif call == "mail":
                 self._pipe.send(("reply", self._reply(*self._pipe.recv())))
             elif what == SEND:
                 for position, env in enumerate(envs):
@@ -123,8 +139,7 @@ class Desk:
                     self._core.answer_one(position, flags[0])
                     self._ship()
             else:
-                handle = {RESET: self._reset, RESTORE: self._restore}.get(what, self._advance)
-                self._core.answer(handle(envs, self._sinks[buffer]))
+                answer((self._reset if what == RESET else self._restore)(envs, sinks[buffer]))
                 self._ship()
 
     # ── tasks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -231,11 +246,24 @@ class Desk:
         for parcel in parcels:
             self._pipe.send(("parcel", parcel))
 
+    def _aim(self, target: Target) -> None:
+        """Learns other places to write to."""
+        if target.client not in self._maps:
+            self._maps[target.client] = map_segment(target.segment)
+        for step, buffer in enumerate(target.buffers(self._maps[target.client], self._buffers[0])):
+            self._sinks[target.first + step] = Sink(self._layout, buffer)
+
     # ── letters from the caller ───────────────────────────────────────────────────────────────────────────────────────
 
     def _reply(self, what: str, *arguments: Any) -> Any:
         """The results, one for each environment; or the number of the one that failed, and its fault."""
-        results = []
+        results: list[Any] = []
+        if what == "target":
+            try:
+                self._aim(*arguments)
+            except BaseException as error:  # noqa: BLE001 - told to the caller
+                return self._first, Fault.of(error)
+            return pickle.dumps(results)
         for env, member in enumerate(self._members, self._first):
             self._in_hand[0] = env + 1
             try:
@@ -262,7 +290,8 @@ class Sink:
         self._layout, self._arrays = layout, buffer.observations
         # Faster than arrays for single numbers.
         self.rewards: Any = buffer.rewards.data
-        self.terminations, self.truncations = buffer.terminations.data, buffer.truncations.data
+        self.terminations: Any = buffer.terminations.data
+        self.truncations: Any = buffer.truncations.data
         array = buffer.observations[0] if layout.single else None
         self.write: Callable[[int, Any], None] = self._write_parts if array is None else _row_writer(array, "")
         self._writers = [
