@@ -23,7 +23,7 @@ test-rust: ## Unit and property tests of the core, and the kill matrix
 	cargo test -q -p rollway-core --features fault
 
 test-loom: ## The shipped protocol under loom: every interleaving of two or three threads
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --release --test loom_ring --test loom_records
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --release --test loom_ring --test loom_records --test loom_vector_env
 
 test-fault: ## The kill matrix alone: SIGKILL and SIGSTOP at every named crash point
 	cargo test -q -p rollway-core --features fault --test fault_ring --test fault_records
@@ -44,6 +44,7 @@ bench: $(VENV)/.bench ## Measure beside the peers, in one run; writes docs/bench
 	$(PY) benches/kills.py
 	$(PY) benches/groups.py
 	$(PY) benches/cuts.py
+	$(PY) benches/vector_env.py
 
 lint: $(VENV)/.test ## ruff, mypy, stubs, rustfmt, clippy
 	cargo fmt --all --check

@@ -74,8 +74,9 @@ class Counter(gym.Env):
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
     action_space = spaces.Discrete(7)
 
-    def __init__(self, number=0, length=1000):
+    def __init__(self, number=0, length=1000, gate=None):
         self.number, self.length, self.count = number, length, 0
+        self.gate = gate  # a path: SLOW waits until it exists
 
     def _observation(self):
         return np.array([self.number, self.count], np.float64)
@@ -99,8 +100,8 @@ class Counter(gym.Env):
             os._exit(7)
         if action == self.BIG:
             info = {"big": np.full(300_000, self.number)}
-        if action == self.SLOW:
-            time.sleep(0.3)
+        while action == self.SLOW and not self.gate.exists():
+            time.sleep(0.001)
         return self._observation(), float(self.count), False, self.count >= self.length, info
 
     def render(self):

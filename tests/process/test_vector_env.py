@@ -21,17 +21,19 @@ def nothing_is_left():
     assert not list(Path(_core.shm_directory()).glob(f"rollway.auto-{os.getpid()}-*"))
 
 
-def test_a_batch_is_whoever_is_done_first():
-    with rollway.make_vec(counters(4), num_workers=4, batch_size=2) as envs:
+def test_a_batch_is_whoever_is_done_first(tmp_path):
+    gate = tmp_path / "gate"
+    with rollway.make_vec(counters(4, gate=gate), num_workers=4, batch_size=2) as envs:
         envs.async_reset(seed=3)
         first, second = envs.recv(), envs.recv()
         assert sorted([*first[4]["env_id"], *second[4]["env_id"]]) == [0, 1, 2, 3]
         envs.send([SLOW, CALM, SLOW, CALM], [0, 1, 2, 3])
         observations, rewards, _, _, infos = envs.recv()
-        assert infos["env_id"].tolist() == [1, 3]
-        assert observations.tolist() == [[1, 1], [3, 1]] and rewards.tolist() == [1, 1]
+        assert sorted(infos["env_id"]) == [1, 3]
+        assert sorted(observations.tolist()) == [[1, 1], [3, 1]] and rewards.tolist() == [1, 1]
         envs.send([CALM, CALM])  # those of the last recv
-        assert envs.recv()[4]["env_id"].tolist() == [1, 3]
+        assert sorted(envs.recv()[4]["env_id"]) == [1, 3]
+        gate.touch()
         assert sorted(envs.recv()[4]["env_id"]) == [0, 2]
 
 
@@ -65,17 +67,21 @@ def test_an_environment_with_an_action_under_way_takes_no_other():
             envs.recv()
 
 
-def test_recv_with_a_timeout_loses_nothing():
-    with rollway.make_vec(counters(2), num_workers=2, batch_size=2) as envs:
+def test_recv_with_a_timeout_loses_nothing(tmp_path):
+    gate = tmp_path / "gate"
+    with rollway.make_vec(counters(2, gate=gate), num_workers=2, batch_size=2) as envs:
         envs.async_reset()
         envs.recv()
         envs.send([SLOW, CALM])
         with pytest.raises(rollway.WaitTimeout):
             envs.recv(timeout=0.01)
+        gate.touch()
         assert envs.recv()[0][:, 1].tolist() == [1, 1]
+        gate.unlink()
         envs.step_async([SLOW, CALM])
         with pytest.raises(TimeoutError):
             envs.step_wait(timeout=0.01)
+        gate.touch()
         assert envs.step_wait()[0][:, 1].tolist() == [2, 2]
 
 
@@ -112,14 +118,28 @@ def test_large_infos_and_loose_observations_arrive_in_any_order():
         assert all(isinstance(said, str) for said in envs.recv()[0]["said"])
 
 
-def test_a_killed_environment_does_not_hold_the_others():
-    with rollway.make_vec(counters(4), num_workers=4, batch_size=3, restart=RestartPolicy()) as envs:
+def test_a_killed_environment_does_not_hold_the_others(tmp_path):
+    made, gate = tmp_path / "made", tmp_path / "gate"
+
+    class Late(Counter):
+        def __init__(self):
+            super().__init__()
+            if made.exists():  # the second time
+                until(gate.exists, 60)
+            made.touch()
+
+    makers = [Late, *counters(4)[1:]]
+    with rollway.make_vec(makers, num_workers=4, batch_size=3, restart=RestartPolicy()) as envs:
         envs.async_reset()
         envs.recv()
         envs.recv()
         envs.send([KILL, CALM, CALM, CALM], [0, 1, 2, 3])
-        observations, _, _, truncations, infos = envs.recv()
-        assert infos["env_id"].tolist() == [1, 2, 3] and not truncations.any()
+        for last in (False, False, True):
+            observations, _, _, truncations, infos = envs.recv()
+            assert sorted(infos["env_id"]) == [1, 2, 3] and not truncations.any()
+            if not last:
+                envs.send([CALM] * 3)
+        gate.touch()
         observations, rewards, _, truncations, infos = envs.recv()
         assert infos["env_id"].tolist() == [0] and truncations.tolist() == [True] and rewards.tolist() == [0]
         assert "SIGKILL" in infos["fault"][0] and observations.tolist() == [[0, 0]]
@@ -157,14 +177,16 @@ def test_workers_outlive_the_thread_that_made_them():
         assert envs.step([0, 0])[1].tolist() == [1, 1]
 
 
-def test_another_thread_that_comes_in_between_is_told():
-    with rollway.make_vec(counters(2), num_workers=2) as envs:
+def test_another_thread_that_comes_in_between_is_told(tmp_path):
+    gate = tmp_path / "gate"
+    with rollway.make_vec(counters(2, gate=gate), num_workers=2) as envs:
         envs.reset()
         thread = threading.Thread(target=lambda: envs.step([SLOW, CALM]))
         thread.start()
         until(lambda: envs._waiting == "step")
         with pytest.raises((RuntimeError, rollway.InvalidArgument)):
             envs.step([0, 0])
+        gate.touch()
         thread.join()
 
 
