@@ -9,6 +9,7 @@ Users call `make_vec`.
 | `layout` | what lies where in shared memory |
 | `task` | the words between caller and workers |
 | `crew` | the processes |
+| `rollout` | places in somebody else's shared memory to write to |
 | `restart_policy` | what happens after a fault |
 
 Gymnasium is imported on use: ``pip install rollway[gymnasium]``.
