@@ -1,6 +1,6 @@
 """PufferLib's vector environments, for `vector_env.py`: a line with seconds comes in, a line with the rate goes out.
 
-`python vector_env_pufferlib.py WORLD NUM_ENVS WORKERS`, in an interpreter that has PufferLib; 0 workers: in this process.
+`python vector_env_pufferlib.py WORLD NUM_ENVS WORKERS`, in an interpreter that has PufferLib; 0 workers: in this one.
 """
 
 from __future__ import annotations

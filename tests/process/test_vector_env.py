@@ -152,8 +152,28 @@ def test_an_exception_in_one_keeps_the_results_of_the_others():
         envs.send([CALM, RAISE, CALM])
         with pytest.raises(rollway.EnvRaised, match="environment 1"):
             envs.recv()
+        with pytest.raises(rollway.InvalidArgument, match="under way"):
+            envs.step([CALM] * 3)
+        with pytest.raises(rollway.InvalidArgument, match="environment 0 is still busy"):
+            envs.send([CALM], [0])
         envs.send([CALM], [1])
         assert envs.recv()[0][:, 1].tolist() == [1, 2, 1]
+
+
+def test_what_was_said_before_an_error_is_not_taken_for_what_is_said_after_it():
+    with rollway.make_vec(counters(4), num_workers=2) as envs:
+        envs.reset()
+        with pytest.raises(rollway.EnvRaised):
+            envs.step([BIG, RAISE, BIG, BIG])
+        with pytest.raises(rollway.EnvRaised):
+            envs.call("no_such_thing")
+        assert envs.get_attr("number") == (0, 1, 2, 3)
+        envs.set_attr("number", [10, 11, 12, 13])
+        assert envs.step([BIG] * 4)[4]["big"][:, 0].tolist() == [10, 11, 12, 13]
+        envs.step_async([BIG] * 4)
+        assert envs.reset()[0][:, 1].tolist() == [0] * 4  # ends the step first
+        envs.set_attr("number", 5)
+        assert envs.step([BIG] * 4)[4]["big"][:, 0].tolist() == [5] * 4
 
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
@@ -183,7 +203,7 @@ def test_another_thread_that_comes_in_between_is_told(tmp_path):
         envs.reset()
         thread = threading.Thread(target=lambda: envs.step([SLOW, CALM]))
         thread.start()
-        until(lambda: envs._waiting == "step")
+        until(lambda: envs._stepping)
         with pytest.raises((RuntimeError, rollway.InvalidArgument)):
             envs.step([0, 0])
         gate.touch()

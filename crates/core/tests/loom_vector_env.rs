@@ -121,7 +121,7 @@ fn with_workers(heap: &Arc<Heap>, workers: usize, caller: impl FnOnce()) {
 
 #[test]
 fn two_steps_of_one_worker_are_handed_over_whole() {
-    explore(3, || {
+    explore(2, || {
         let heap = Heap::new(1, 2);
         with_workers(&heap, 1, || {
             for step in 1..=2 {
@@ -147,7 +147,7 @@ fn of_two_workers_the_last_to_answer_wakes_the_caller() {
 
 #[test]
 fn half_of_the_answers_are_enough_when_the_caller_says_so() {
-    explore(2, || {
+    explore(1, || {
         let heap = Heap::new(2, 2);
         with_workers(&heap, 2, || {
             let requests = [(0, heap.ask(0, 3)), (1, heap.ask(1, 4))];

@@ -4,7 +4,9 @@ Users call `make_vec`.
 
 | module | what it is |
 |---|---|
-| `shm_vector_env` | the caller's side: `ShmVectorEnv` |
+| `shm_vector_env` | the caller's side, as Gymnasium knows it: `ShmVectorEnv` |
+| `troupe` | the environments as the caller sees them: asks, waits, mends |
+| `agreement` | the spaces of the whole, from those of each |
 | `worker`, `member` | a worker process; one environment in it, and its autoreset |
 | `layout` | what lies where in shared memory |
 | `task` | the words between caller and workers |

@@ -45,7 +45,7 @@ class Fault:
         try:
             pickled = pickle.dumps(error)
             pickle.loads(pickled)
-        except Exception:  # noqa: BLE001 - whatever an exception of the user's does when it is pickled: it stays at home
+        except Exception:  # noqa: BLE001 - whatever an exception of the user's does when it is pickled
             pickled = None
         return cls(summary, "".join(traceback.format_exception(error)), pickled)
 

@@ -132,7 +132,8 @@ class Desk:
             elif call == "closed":
                 return
             elif call == "mail":
-                self._pipe.send(("reply", self._reply(*self._pipe.recv())))
+                number, *letter = self._pipe.recv()
+                self._pipe.send(("reply", (number, self._reply(*letter))))
             elif what == SEND:
                 for position, env in enumerate(envs):
                     flags = self._advance([env], self._sinks[buffer])
