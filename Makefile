@@ -60,6 +60,7 @@ bench: $(VENV)/.bench ## Measure beside the peers, in one run; writes docs/bench
 	$(PY) benches/cuts.py
 	$(PY) benches/rollouts.py
 	$(PY) benches/orphans.py
+	$(PY) benches/vector_env.py
 
 lint: $(VENV)/.test ## ruff, mypy, stubs, rustfmt, clippy
 	cargo fmt --all --check

@@ -17,6 +17,10 @@ from rollway.errors import (
     BufferEmpty,
     CollectorError,
     ConnectionClosedError,
+    EnvDied,
+    EnvError,
+    EnvHung,
+    EnvRaised,
     GeometryMismatch,
     HugePagesUnavailable,
     InvalidArgument,
@@ -52,6 +56,7 @@ from rollway.record_server import RecordServer
 from rollway.replay_buffer import ReplayBuffer
 from rollway.replay_pipelines import ReplayPipeline
 from rollway.restart_policy import RestartPolicy
+from rollway.rl_pipeline import shared_memory_rl_pipeline
 from rollway.rollout_ring_buffer import RolloutInfo, RolloutRingBuffer
 from rollway.running_obs_stats import RunningObsStats
 from rollway.segments import SegmentInfo, gc, segments
@@ -67,6 +72,7 @@ from rollway.tcp_transport import TcpTransport, Tls
 from rollway.tcp_weights import TcpWeights
 from rollway.trajectory_accumulator import TrajectoryAccumulator
 from rollway.transport import Endpoint, Intake, RecordIntake, RecordTransport, Transport, WeightOutlet
+from rollway.vector_env import FaultPolicy, make_vec
 from rollway.zero_copy_shm_buffer import ZeroCopySHMBuffer
 
 __version__ = _version("rollway")
@@ -81,6 +87,11 @@ __all__ = [
     "CollectorSupervisor",
     "ConnectionClosedError",
     "Endpoint",
+    "EnvDied",
+    "EnvError",
+    "EnvHung",
+    "EnvRaised",
+    "FaultPolicy",
     "GeometryMismatch",
     "Group",
     "GroupAssembler",
@@ -150,8 +161,10 @@ __all__ = [
     "ZeroCopySHMBuffer",
     "__version__",
     "gc",
+    "make_vec",
     "pack",
     "pad",
     "segments",
+    "shared_memory_rl_pipeline",
     "token_batches",
 ]

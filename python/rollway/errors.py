@@ -31,12 +31,18 @@ RollwayError
 ├── NoSeatLeft                                more peers than the ring was made for
 ├── NoLaneLeft                                more workers than there are lanes for their records
 ├── NotEnoughMemory (MemoryError)             shared memory cannot hold it; says how much there is
+├── EnvError (RuntimeError)                   something is wrong with environments of a vector env; `env_ids` says which
+│   ├── EnvRaised                             one raised; its traceback is in the message, the exception is the cause
+│   ├── EnvDied                               the process of some ended
+│   └── EnvHung (TimeoutError)                some have not answered in time
 ├── HugePagesUnavailable (OSError)            huge pages were asked for, and the kernel gives none
 └── SystemCallFailed (OSError)                the operating system refused something else
 ```
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class RollwayError(Exception):
@@ -175,6 +181,27 @@ class NoSeatLeft(RollwayError):
 
 class NotEnoughMemory(RollwayError, MemoryError):
     """Shared memory is too small."""
+
+
+class EnvError(RollwayError, RuntimeError):
+    """Something is wrong with environments of a vector env."""
+
+    def __init__(self, message: str = "", env_ids: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.env_ids: list[int] = list(env_ids)
+        """Which ones."""
+
+
+class EnvRaised(EnvError):
+    """An environment raised an exception, in its worker. The message shows its traceback."""
+
+
+class EnvDied(EnvError):
+    """The worker process of some environments has ended."""
+
+
+class EnvHung(EnvError, TimeoutError):
+    """Some environments have not answered within the time they are given."""
 
 
 class HugePagesUnavailable(RollwayError, OSError):

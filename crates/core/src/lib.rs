@@ -9,16 +9,19 @@
 //! | [`error`] | the one error type |
 //! | [`sync`] | the only place that imports atomics; crash points; the [`sync::Bell`] on which everybody waits |
 //! | [`segment`] | a named file in shared memory: creation, attaching, leases, collecting the stale |
+//! | [`block`] | named bytes with no protocol |
 //! | [`ring`] | many producers, whole batches out, recovery from any death |
 //! | [`records`] | records of any length, one lane for each producer, single records out |
 //! | [`weights`] | whole versions of many leaves, from one writer to any number of readers |
 //! | [`table`] | rows of one size, overwritten when it is full, sampled at random |
+//! | [`vector_env`] | environments in worker processes, stepped by one caller |
 //! | [`terms`] | what a user chooses: what to do when there is no room, or when the name is taken |
 //! | [`wait`] | how long to block, and when to look around |
 //! | [`metrics`] | histograms that live in the segment |
 //! | [`prefetch`](mod@prefetch) | a hint to the processor |
 //! | [`net`] | samples from other hosts, over TCP, straight into the ring |
 
+pub mod block;
 pub mod error;
 pub mod metrics;
 #[cfg(not(loom))]
@@ -30,6 +33,7 @@ pub mod segment;
 pub mod sync;
 pub mod table;
 pub mod terms;
+pub mod vector_env;
 pub mod wait;
 pub mod weights;
 

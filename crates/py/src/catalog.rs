@@ -4,7 +4,7 @@ use crate::errors::to_py;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::segment::catalog::{self, Entry};
-use rollway_core::{records, ring, table, weights};
+use rollway_core::{block, records, ring, table, vector_env, weights};
 
 /// What a segment holds, for people.
 fn kind(kind: u32) -> &'static str {
@@ -13,6 +13,8 @@ fn kind(kind: u32) -> &'static str {
         records::layout::KIND => "records",
         weights::layout::KIND => "weights",
         table::layout::KIND => "table",
+        vector_env::layout::KIND => "vector env",
+        block::KIND => "block",
         _ => "unknown",
     }
 }

@@ -2,9 +2,12 @@
 
 mod array;
 mod batch;
+mod block;
 mod catalog;
 mod columns;
 mod consumer;
+mod env_caller;
+mod env_worker;
 mod errors;
 mod gil;
 mod histogram;
@@ -39,9 +42,15 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _core {
     #[pymodule_export]
+    use super::block::{Block, map_segment};
+    #[pymodule_export]
     use super::catalog::{collect, collect_all, list_segments, shm_directory};
     #[pymodule_export]
     use super::consumer::Consumer;
+    #[pymodule_export]
+    use super::env_caller::EnvCaller;
+    #[pymodule_export]
+    use super::env_worker::EnvWorker;
     #[pymodule_export]
     use super::histogram::HistSnapshot;
     #[pymodule_export]

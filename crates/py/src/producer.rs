@@ -237,6 +237,13 @@ impl Producer {
         Ok((census.alive, census.died))
     }
 
+    /// Where the ring lies in this process: address and bytes.
+    fn memory(&self, py: Python<'_>) -> PyResult<(usize, usize)> {
+        let core = self.core(py)?;
+        let (body, bytes) = core.ring().segment().body();
+        Ok((body.as_ptr() as usize, bytes))
+    }
+
     /// Plain numbers: what this producer sent, and what the ring holds.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let core = self.core(py)?;

@@ -551,6 +551,7 @@ impl Cargo {
         match self {
             Cargo::Samples => "samples",
             Cargo::Records => "records",
+            Cargo::Weights => "weights",
         }
     }
 }

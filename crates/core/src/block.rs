@@ -1,0 +1,68 @@
+//! A block: one named run of zeroed bytes in shared memory, and nothing else.
+//!
+//! For those who bring a layout of their own and agree on who writes when: there is no protocol in it, and no wait. The
+//! maker's name lasts until it [unlinks](Block::unlink) it; after the death of everybody the next user collects it.
+
+use crate::error::Result;
+use crate::segment::header::GEOMETRY_WORDS;
+use crate::segment::{Role, Seat, Segment, Spec};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// The `kind` of a segment that holds a block.
+pub const KIND: u32 = 6;
+
+/// How many may be attached to a block at once.
+const SEATS: usize = 64;
+
+/// One handle on a block. The mapping lives as long as the handle.
+#[derive(Debug)]
+pub struct Block {
+    seat: Seat,
+    bytes: usize,
+}
+
+impl Block {
+    /// Makes a block under a name that nobody chose.
+    pub fn create(name: &str, bytes: usize) -> Result<Block> {
+        let mut geometry = [0; GEOMETRY_WORDS];
+        geometry[0] = bytes as u64;
+        let segment = Arc::new(Segment::create(&Spec {
+            name: Some(name),
+            kind: KIND,
+            schema: b"",
+            geometry,
+            body_bytes: bytes,
+            reserved_bytes: bytes,
+            seats: SEATS,
+            huge_pages: None,
+            auto_named: true,
+        })?);
+        let seat = Seat::take(segment.clone(), Role::Consumer, |_| {})?;
+        segment.publish()?;
+        Ok(Block { seat, bytes })
+    }
+
+    /// Opens a block by its name.
+    pub fn attach(name: &str) -> Result<Block> {
+        let segment = Arc::new(Segment::open(name, Some(KIND))?);
+        // The header is input: never more than what is mapped.
+        let bytes = (segment.header().geometry[0] as usize).min(segment.body().1);
+        let seat = Seat::take(segment, Role::Producer, |_| {})?;
+        Ok(Block { seat, bytes })
+    }
+
+    pub fn name(&self) -> &str {
+        self.seat.segment().name()
+    }
+
+    /// Where the bytes lie in this process, and how many there are.
+    pub fn data(&self) -> (NonNull<u8>, usize) {
+        (self.seat.segment().body().0, self.bytes)
+    }
+
+    /// Takes the name away; the bytes stay for those who are attached. False when it was gone.
+    pub fn unlink(&self) -> Result<bool> {
+        self.seat.segment().unlink()
+    }
+}

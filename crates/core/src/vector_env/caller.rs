@@ -1,0 +1,263 @@
+//! The caller: asks environments, waits for their answers, and notices who died or hangs.
+
+use super::Stage;
+use super::layout::{Geometry, Incumbent, MAX_ARGUMENT, share};
+#[cfg(not(loom))]
+use super::parent::Watched;
+use crate::error::{Error, Result};
+use crate::segment::{Role, Seat};
+use crate::sync::{Ordering, Woken};
+use crate::wait::{Patience, Patrol};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What the caller knows about one environment.
+#[derive(Debug, Clone, Copy)]
+struct Errand {
+    /// The request under way.
+    number: u32,
+    /// `None`: nothing was asked, or the answer was taken.
+    since: Option<Instant>,
+}
+
+/// Why [`Caller::wait`] came back.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Environments that have answered, with their flags. They are idle now.
+    Answered(Vec<(usize, u8)>),
+    /// Workers that have died with requests unanswered.
+    Died(Vec<usize>),
+    /// Environments that have not answered for longer than they may.
+    Hung(Vec<usize>),
+}
+
+/// The caller's handle. One thread at a time uses it.
+#[derive(Debug)]
+pub struct Caller {
+    stage: Arc<Stage>,
+    seat: Seat,
+    errands: Vec<Errand>,
+    /// Workers that have not sat down yet, by their process.
+    #[cfg(not(loom))]
+    expected: Vec<Option<Watched>>,
+    /// Where the next look for answers starts, so that none is passed over for ever.
+    turn: usize,
+}
+
+impl Caller {
+    /// Makes a vector environment, under a name that nobody chose.
+    pub fn create(name: &str, workers: usize, envs: usize, data_bytes: usize) -> Result<Caller> {
+        let stage = Arc::new(Stage::create(name, Geometry::new(workers, envs, data_bytes)?)?);
+        let seat = Seat::take(stage.segment().clone(), Role::Consumer, |_| {})?;
+        let owner = Incumbent(seat.owner());
+        // SYNC control.caller: Release here, Acquire in `Worker::end_with_caller`.
+        stage.protocol().control.caller.store(owner.pack(), Ordering::Release);
+        stage.segment().publish()?;
+        Ok(Caller {
+            stage,
+            seat,
+            errands: vec![Errand { number: 0, since: None }; envs],
+            #[cfg(not(loom))]
+            expected: (0..workers).map(|_| None).collect(),
+            turn: 0,
+        })
+    }
+
+    /// Nobody is this worker any more. Before another process is started as it.
+    pub fn vacate(&mut self, worker: usize) -> Result<()> {
+        let line = self.stage.protocol().lines.get(worker).ok_or_else(|| self.no_such("worker", worker))?;
+        line.owner.store(Incumbent(None).pack(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A process was started as this worker. Until it sits down, its process is what tells that it lives.
+    #[cfg(not(loom))]
+    pub fn expect(&mut self, worker: usize, pid: u32) -> Result<()> {
+        if worker >= self.expected.len() {
+            return Err(self.no_such("worker", worker));
+        }
+        self.expected[worker] = Some(Watched::process(pid)?);
+        Ok(())
+    }
+
+    fn no_such(&self, what: &'static str, value: usize) -> Error {
+        let geometry = self.stage.geometry();
+        let range = format!("there are {} environments and {} workers", geometry.envs, geometry.workers);
+        Error::OutOfRange { what, value: value as u64, range }
+    }
+
+    /// Asks environments, and wakes their workers. Their rows are their workers' until they have answered.
+    pub fn ask(&mut self, envs: impl Iterator<Item = usize>, what: u8, argument: u32) -> Result<()> {
+        if argument > MAX_ARGUMENT {
+            return Err(Error::OutOfRange {
+                what: "argument",
+                value: argument as u64,
+                range: format!("at most {MAX_ARGUMENT}"),
+            });
+        }
+        let protocol = self.stage.protocol();
+        let now = Instant::now();
+        let mut roused: Vec<usize> = Vec::new();
+        for env in envs {
+            if env >= self.errands.len() {
+                protocol.rouse(roused.into_iter());
+                return Err(self.no_such("environment", env));
+            }
+            self.errands[env] = Errand { number: protocol.ask(env, what, argument), since: Some(now) };
+            let worker = protocol.worker_of(env);
+            if roused.last() != Some(&worker) {
+                roused.push(worker);
+            }
+        }
+        protocol.rouse(roused.into_iter());
+        Ok(())
+    }
+
+    /// There is a letter for a worker.
+    pub fn post(&self, worker: usize) -> Result<()> {
+        if worker >= self.stage.geometry().workers {
+            return Err(self.no_such("worker", worker));
+        }
+        self.stage.protocol().post(worker);
+        Ok(())
+    }
+
+    /// Whether an environment was asked, and its answer not taken.
+    pub fn is_out(&self, env: usize) -> bool {
+        self.errands.get(env).is_some_and(|errand| errand.since.is_some())
+    }
+
+    /// How many were.
+    pub fn out(&self) -> usize {
+        self.errands.iter().filter(|errand| errand.since.is_some()).count()
+    }
+
+    /// Sleeps until `count` environments (or all that were asked, if those are fewer) have answered, and takes their
+    /// answers; or until something is wrong: a worker died, an environment has not answered for `limit`, or `patience` is over.
+    pub fn wait(&mut self, count: usize, limit: Option<Duration>, patience: Patience) -> Result<Outcome> {
+        let stage = self.stage.clone();
+        let bell = &stage.protocol().control.answered;
+        let count = count.min(self.out());
+        let mut patrol = Patrol::start();
+        loop {
+            if let Some(answers) = self.take(count) {
+                return Ok(Outcome::Answered(answers));
+            }
+            let ticket = stage.protocol().announce(self.out() - count);
+            if let Some(answers) = self.take(count) {
+                return Ok(Outcome::Answered(answers));
+            }
+            let Some(left) = patience.left() else { return Err(Error::Timeout) };
+            let pause = self.hurry(limit).map_or(left, |hurry| hurry.min(left)).min(patrol.pause());
+            match bell.wait(ticket, pause) {
+                Woken::Rung => {}
+                Woken::Interrupted => return Err(Error::Interrupted),
+                Woken::Timeout => {
+                    if let Some(answers) = self.take(count) {
+                        return Ok(Outcome::Answered(answers)); // Whoever rang for it may have died before the wake-up.
+                    }
+                    let dead = self.dead();
+                    if !dead.is_empty() {
+                        return Ok(Outcome::Died(dead));
+                    }
+                    let hung = self.overdue(limit);
+                    if !hung.is_empty() {
+                        return Ok(Outcome::Hung(hung));
+                    }
+                }
+            }
+        }
+    }
+
+    /// `count` answers, if there are so many; in turn.
+    fn take(&mut self, count: usize) -> Option<Vec<(usize, u8)>> {
+        let stage = self.stage.clone();
+        let (protocol, envs) = (stage.protocol(), self.errands.len());
+        let order = (self.turn..envs).chain(0..self.turn);
+        let mut answers = Vec::with_capacity(count);
+        for env in order {
+            if answers.len() == count {
+                break;
+            }
+            let errand = self.errands[env];
+            if errand.since.is_some()
+                && let Some(flags) = protocol.answer_of(env, errand.number)
+            {
+                answers.push((env, flags));
+            }
+        }
+        if answers.len() < count {
+            return None;
+        }
+        answers.iter().for_each(|&(env, _)| self.errands[env].since = None);
+        // All of them: no turn to remember, and ascending order the next time.
+        self.turn = match answers.last() {
+            Some(&(last, _)) if count < envs => (last + 1) % envs,
+            _ => 0,
+        };
+        Some(answers)
+    }
+
+    /// Those that were asked and have not answered.
+    pub fn missing(&self) -> Vec<usize> {
+        let protocol = self.stage.protocol();
+        let is_missing = |&env: &usize| {
+            let errand = self.errands[env];
+            errand.since.is_some() && protocol.answer_of(env, errand.number).is_none()
+        };
+        (0..self.errands.len()).filter(is_missing).collect()
+    }
+
+    /// How long until the first of those has had its time.
+    fn hurry(&self, limit: Option<Duration>) -> Option<Duration> {
+        let limit = limit?;
+        let oldest = self.missing().into_iter().filter_map(|env| self.errands[env].since).min()?;
+        Some(limit.saturating_sub(oldest.elapsed()))
+    }
+
+    fn overdue(&self, limit: Option<Duration>) -> Vec<usize> {
+        let Some(limit) = limit else { return Vec::new() };
+        let is_overdue = |&env: &usize| self.errands[env].since.is_some_and(|since| since.elapsed() >= limit);
+        self.missing().into_iter().filter(is_overdue).collect()
+    }
+
+    /// Workers that have died with requests unanswered.
+    fn dead(&self) -> Vec<usize> {
+        let protocol = self.stage.protocol();
+        let mut workers: Vec<usize> = self.missing().into_iter().map(|env| protocol.worker_of(env)).collect();
+        workers.dedup();
+        workers.retain(|&worker| self.is_dead(worker));
+        // One that answered while we looked, and then left, owes us nothing.
+        let missing = self.missing();
+        workers.retain(|&worker| missing.iter().any(|&env| protocol.worker_of(env) == worker));
+        workers
+    }
+
+    fn is_dead(&self, worker: usize) -> bool {
+        // SYNC line.owner: Acquire here, Release in `Worker::attach`. Its lock is held, if it lives.
+        let word = self.stage.protocol().lines[worker].owner.load(Ordering::Acquire);
+        match Incumbent::unpack(word).0 {
+            Some(owner) => !self.seat.is_alive(owner),
+            #[cfg(not(loom))]
+            None => self.expected[worker].as_ref().is_some_and(Watched::has_ended),
+            #[cfg(loom)]
+            None => false,
+        }
+    }
+
+    /// The environments of a worker.
+    pub fn share(&self, worker: usize) -> std::ops::Range<usize> {
+        let geometry = self.stage.geometry();
+        share(worker, geometry.workers, geometry.envs)
+    }
+
+    /// Tells the workers to end, and takes the name away.
+    pub fn close(&self) -> Result<()> {
+        self.stage.protocol().close();
+        self.stage.segment().unlink().map(drop)
+    }
+
+    pub fn stage(&self) -> &Arc<Stage> {
+        &self.stage
+    }
+}

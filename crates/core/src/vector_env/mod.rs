@@ -1,0 +1,102 @@
+//! Environments in worker processes, stepped by one caller through shared memory.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`layout`] | the bytes, and what the words say |
+//! | [`protocol`] | the hand-over, its invariants, and what a dead worker leaves |
+//! | [`caller`], [`worker`] | the two handles |
+//! | [`parent`] | workers end with their caller |
+//!
+//! Only control lives here. What an observation is, and where in the data it lies, is agreed upon above; what does not fit
+//! into shared memory travels by a way that the caller and its workers have of their own ([`Protocol::post`]).
+
+pub mod caller;
+pub mod layout;
+#[cfg(not(loom))]
+pub mod parent;
+pub mod protocol;
+pub mod worker;
+
+use crate::error::{Error, Result};
+use crate::segment::{Segment, Spec};
+use crate::sync::AtomicU64;
+pub use caller::{Caller, Outcome};
+use layout::{Control, Geometry, KIND, Line};
+use protocol::Protocol;
+use std::ptr::NonNull;
+use std::sync::Arc;
+pub use worker::{Call, Worker};
+
+/// A mapped vector environment, shared by the handles on it.
+#[derive(Debug)]
+pub struct Stage {
+    segment: Arc<Segment>,
+    geometry: Geometry,
+}
+
+impl Stage {
+    fn create(name: &str, geometry: Geometry) -> Result<Stage> {
+        let segment = Segment::create(&Spec {
+            name: Some(name),
+            kind: KIND,
+            schema: b"",
+            geometry: geometry.words(),
+            body_bytes: geometry.body_bytes,
+            reserved_bytes: geometry.body_bytes,
+            seats: geometry.workers + 16,
+            huge_pages: None,
+            auto_named: true,
+        })?;
+        segment.populate();
+        Ok(Stage { segment: Arc::new(segment), geometry })
+    }
+
+    fn open(name: &str) -> Result<Stage> {
+        let segment = Segment::open(name, Some(KIND))?;
+        let header = segment.header();
+        let [workers, envs, data_bytes, ..] = header.geometry.map(|word| word as usize);
+        let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
+        let geometry = Geometry::new(workers, envs, data_bytes)
+            .map_err(|_| damaged("the geometry in its header is out of range"))?;
+        if geometry.body_bytes as u64 != header.body_bytes {
+            return Err(damaged("the geometry in its header does not fit its size"));
+        }
+        segment.populate();
+        Ok(Stage { segment: Arc::new(segment), geometry })
+    }
+
+    pub fn protocol(&self) -> Protocol<'_> {
+        let (body, _) = self.segment.body();
+        let geometry = &self.geometry;
+        let (lines, envs) = (geometry.workers, geometry.envs);
+        // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned and
+        // mapped as long as `self.segment`. What lies there is atomics.
+        unsafe {
+            let words =
+                |offset| std::slice::from_raw_parts(body.add(offset).cast::<AtomicU64>().as_ptr(), envs);
+            Protocol {
+                control: body.cast::<Control>().as_ref(),
+                lines: std::slice::from_raw_parts(
+                    body.add(geometry.lines_offset).cast::<Line>().as_ptr(),
+                    lines,
+                ),
+                asked: words(geometry.asked_offset),
+                answered: words(geometry.answered_offset),
+            }
+        }
+    }
+
+    /// Where the data lies in this process, and how many bytes it has.
+    pub fn data(&self) -> (NonNull<u8>, usize) {
+        // SAFETY: the data is inside the body.
+        (unsafe { self.segment.body().0.add(self.geometry.data_offset) }, self.geometry.data_bytes)
+    }
+
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    pub fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+}

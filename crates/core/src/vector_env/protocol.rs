@@ -1,0 +1,145 @@
+//! The hand-over between one caller and its workers: who may touch an environment's data, and who wakes whom.
+//!
+//! ```text
+//!            ask (caller)                      answer (worker)
+//! idle ──────────────────────▶ asked ──────────────────────────────▶ idle (answered.number = asked.number)
+//!                                └── worker dead: ask again, of its successor ──▶ asked (number + 1)
+//! ```
+//!
+//! V1  An environment's rows are written by its worker only between ask and answer, and by the caller only otherwise.
+//! V2  `asked` is stored after the caller's actions (release); its worker loads it before it reads them (acquire).
+//! V3  `answered` is stored after the worker's results (release); the caller loads it before it reads them (acquire).
+//! V4  An answer counts for the request whose number it bears. A request that was asked again is never answered twice.
+//! V5  The caller sleeps with a limit: how many answers may be missing. A worker that answers counts what is missing, and rings
+//!     when that is within the limit. There is no counter that a death could leave wrong: the words are the truth.
+//!
+//! | a worker dies | what is left | who notices | repaired to |
+//! |---|---|---|---|
+//! | idle, or between requests | nothing | the caller, with the next request, by the lease | a successor, asked again |
+//! | between ask and answer | asked, rows half-written | the caller, by the lease, on patrol | the same; the rows belong to a request that is void |
+//! | answered, not rung | a caller asleep | the caller, on patrol: it looks before it asks for leases | awake |
+//!
+//! A caller that dies takes its workers with it: they watch it ([`super::parent`]).
+
+use super::layout::{Answer, Control, Line, Request, share};
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// The words of a vector environment.
+#[derive(Debug, Clone, Copy)]
+pub struct Protocol<'a> {
+    pub control: &'a Control,
+    pub lines: &'a [Line],
+    pub asked: &'a [AtomicU64],
+    pub answered: &'a [AtomicU64],
+}
+
+/// A request to one environment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Task {
+    pub env: usize,
+    pub request: Request,
+}
+
+impl Protocol<'_> {
+    /// Which worker has an environment.
+    pub fn worker_of(&self, env: usize) -> usize {
+        // The last whose share starts at or before it.
+        ((env + 1) * self.lines.len() - 1) / self.asked.len()
+    }
+
+    /// Caller: asks an environment that is idle, or whose worker is dead. [`Self::rouse`] its worker afterwards.
+    pub fn ask(&self, env: usize, what: u8, argument: u32) -> u32 {
+        let number = Request::unpack(self.asked[env].load(Ordering::Relaxed)).number.wrapping_add(1);
+        // SYNC env.asked: Release here, Acquire in `tasks`. Publishes the actions (V2).
+        self.asked[env].store(Request { number, argument, what }.pack(), Ordering::Release);
+        number
+    }
+
+    /// Caller: wakes those of `workers` that sleep, after asking.
+    pub fn rouse(&self, workers: impl Iterator<Item = usize>) {
+        // SYNC bell.dekker: the requests come before the look at who is announced (B1).
+        fence(Ordering::SeqCst);
+        for worker in workers {
+            if self.lines[worker].work.has_waiter() {
+                self.lines[worker].work.ring();
+            }
+        }
+    }
+
+    /// Caller: there is a letter for a worker, on another way.
+    pub fn post(&self, worker: usize) {
+        // SYNC line.mail: Release here, Acquire in `mail`. The letter was sent before.
+        self.lines[worker].mail.fetch_add(1, Ordering::Release);
+        self.lines[worker].work.ring_if_waiting();
+    }
+
+    /// Worker: how many letters it was sent so far.
+    pub fn mail(&self, worker: usize) -> u64 {
+        // SYNC line.mail: Acquire here, Release in `post`.
+        self.lines[worker].mail.load(Ordering::Acquire)
+    }
+
+    /// Worker: its requests that are not answered.
+    pub fn tasks(&self, worker: usize) -> impl Iterator<Item = Task> {
+        share(worker, self.lines.len(), self.asked.len()).filter_map(|env| {
+            // SYNC env.asked: Acquire here, Release in `ask`. The actions are there (V2).
+            let request = Request::unpack(self.asked[env].load(Ordering::Acquire));
+            // Our own word: nobody else writes it.
+            let answer = Answer::unpack(self.answered[env].load(Ordering::Relaxed));
+            (answer.number != request.number).then_some(Task { env, request })
+        })
+    }
+
+    /// Worker: the results of a task are in place. [`Self::report`] afterwards.
+    pub fn answer(&self, task: Task, flags: u8) {
+        let answer = Answer { number: task.request.number, flags };
+        // SYNC env.answered: Release here, Acquire in `answer_of`. Publishes the results (V3).
+        self.answered[task.env].store(answer.pack(), Ordering::Release);
+    }
+
+    /// Worker: wakes the caller if this was what it waits for.
+    pub fn report(&self) {
+        // SYNC bell.dekker: our answers come before the look at the announcement, and before the count: of two workers that
+        // answer last, the one whose fence is later sees both answers (B1, V5).
+        fence(Ordering::SeqCst);
+        let bell = &self.control.answered;
+        if bell.has_waiter() && self.missing() <= self.control.limit.load(Ordering::Relaxed) as usize {
+            bell.ring();
+        }
+    }
+
+    /// How many requests are not answered.
+    fn missing(&self) -> usize {
+        let is_missing = |(asked, answered): &(&AtomicU64, &AtomicU64)| {
+            Request::unpack(asked.load(Ordering::Relaxed)).number
+                != Answer::unpack(answered.load(Ordering::Relaxed)).number
+        };
+        self.asked.iter().zip(self.answered).filter(is_missing).count()
+    }
+
+    /// Caller: the flags of the answer to request `number`, if it is there.
+    pub fn answer_of(&self, env: usize, number: u32) -> Option<u8> {
+        // SYNC env.answered: Acquire here, Release in `answer`. The results are there (V3).
+        let answer = Answer::unpack(self.answered[env].load(Ordering::Acquire));
+        (answer.number == number).then_some(answer.flags)
+    }
+
+    /// Caller: says that it is about to sleep until at most `limit` answers are missing. Look once more, then wait.
+    pub fn announce(&self, limit: usize) -> u32 {
+        // Before the announcement, and with it before the fence: who sees the one after its own fence sees the other (V5).
+        self.control.limit.store(limit as u32, Ordering::Relaxed);
+        self.control.answered.announce()
+    }
+
+    /// Caller: no more requests.
+    pub fn close(&self) {
+        // SYNC control.closed: Release here, Acquire in `is_closed`.
+        self.control.closed.store(1, Ordering::Release);
+        self.lines.iter().for_each(|line| line.work.ring());
+    }
+
+    pub fn is_closed(&self) -> bool {
+        // SYNC control.closed: Acquire here, Release in `close`.
+        self.control.closed.load(Ordering::Acquire) != 0
+    }
+}

@@ -1,0 +1,118 @@
+//! A worker: waits for requests to its environments, and answers them.
+
+use super::Stage;
+use super::layout::{Incumbent, share};
+use super::protocol::Task;
+use crate::error::{Error, Result};
+use crate::segment::{Role, Seat};
+use crate::sync::{Ordering, Woken};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One worker's handle. One thread uses it.
+#[derive(Debug)]
+pub struct Worker {
+    stage: Arc<Stage>,
+    #[allow(dead_code)] // The proof that we live.
+    seat: Seat,
+    index: usize,
+    letters: std::sync::atomic::AtomicU64,
+}
+
+/// What there is to do.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Call {
+    /// Requests to answer.
+    Tasks(Vec<Task>),
+    /// A letter has come, by the other way.
+    Mail,
+    /// The caller is done with us.
+    Closed,
+}
+
+/// A sleep without end, cut into hours. The caller's death ends this process; nothing else needs a look around.
+const LONG: Duration = Duration::from_secs(3600);
+
+impl Worker {
+    /// Attaches, and sits down as worker `index`.
+    pub fn attach(name: &str, index: usize) -> Result<Worker> {
+        let stage = Arc::new(Stage::open(name)?);
+        let workers = stage.geometry().workers;
+        if index >= workers {
+            let range = format!("below {workers}");
+            return Err(Error::OutOfRange { what: "worker", value: index as u64, range });
+        }
+        let seat = Seat::take(stage.segment().clone(), Role::Producer, |_| {})?;
+        let owner = seat.owner().ok_or(Error::Closed)?;
+        let protocol = stage.protocol();
+        // SYNC line.owner: Release here, Acquire in `Caller::is_dead`. Our lock is held.
+        protocol.lines[index].owner.store(Incumbent(Some(owner)).pack(), Ordering::Release);
+        // Letters to our predecessor were lost with it.
+        let letters = protocol.mail(index).into();
+        Ok(Worker { stage, seat, index, letters })
+    }
+
+    /// Ends this process when the caller ends.
+    #[cfg(not(loom))]
+    pub fn end_with_caller(&self) -> Result<()> {
+        use super::parent::Watched;
+        // SYNC control.caller: Acquire here, Release in `Caller::create`.
+        let word = self.stage.protocol().control.caller.load(Ordering::Acquire);
+        let caller = Incumbent::unpack(word).0.ok_or(Error::Closed)?;
+        let watched = Watched::process(self.stage.segment().header().creator_pid)?;
+        // Asked after the handle was opened: it is the caller's, and not that of somebody who got its number later.
+        if !self.seat.is_alive(caller) {
+            return Err(Error::Closed);
+        }
+        watched.end_with_it()
+    }
+
+    /// Sleeps until there is something to do.
+    pub fn wait(&self) -> Result<Call> {
+        let bell = &self.stage.protocol().lines[self.index].work;
+        loop {
+            if let Some(call) = self.look() {
+                return Ok(call);
+            }
+            let ticket = bell.announce();
+            if let Some(call) = self.look() {
+                return Ok(call);
+            }
+            if bell.wait(ticket, LONG) == Woken::Interrupted {
+                return Err(Error::Interrupted);
+            }
+        }
+    }
+
+    fn look(&self) -> Option<Call> {
+        let protocol = self.stage.protocol();
+        let tasks: Vec<Task> = protocol.tasks(self.index).collect();
+        if !tasks.is_empty() {
+            return Some(Call::Tasks(tasks));
+        }
+        let letters = self.letters.load(Ordering::Relaxed);
+        if protocol.mail(self.index) != letters {
+            self.letters.store(letters + 1, Ordering::Relaxed);
+            return Some(Call::Mail);
+        }
+        protocol.is_closed().then_some(Call::Closed)
+    }
+
+    /// The results of these tasks are in place. `flags` go with them, one for each.
+    pub fn answer(&self, tasks: &[Task], flags: &[u8]) {
+        let protocol = self.stage.protocol();
+        tasks.iter().zip(flags).for_each(|(&task, &flags)| protocol.answer(task, flags));
+        protocol.report();
+    }
+
+    /// Which environments are ours.
+    pub fn share(&self) -> Range<usize> {
+        let geometry = self.stage.geometry();
+        share(self.index, geometry.workers, geometry.envs)
+    }
+
+    pub fn stage(&self) -> &Arc<Stage> {
+        &self.stage
+    }
+}

@@ -1,0 +1,50 @@
+"""FaultPolicy: how often an environment that died, hung or raised is begun anew, before the caller is told."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from rollway.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class FaultPolicy:
+    """Begin an environment anew after a fault, while the others go on.
+
+    To the learner it is a truncated episode: the last observation again, reward 0, ``truncated``, and in the infos
+    ``"fault"`` with what happened. Then the environment is reset as its autoreset mode says.
+
+    Args:
+        max_restarts: How many faults one environment may have within ``within_s`` seconds. One more is raised.
+        within_s: Faults longer ago than this are forgiven.
+
+    >>> FaultPolicy(max_restarts=2)
+    FaultPolicy(max_restarts=2, within_s=60.0)
+    """
+
+    max_restarts: int = 3
+    within_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.max_restarts < 1 or not self.within_s > 0:
+            raise InvalidArgument(f"{self} makes no sense: both numbers must be positive")
+
+
+class Patience:
+    """What is left of it: the faults of each environment."""
+
+    def __init__(self, policy: FaultPolicy | None) -> None:
+        self._policy = policy
+        self._faults: dict[int, deque[float]] = {}
+
+    def bears(self, env: int) -> bool:
+        """Notes a fault; false when it was one too many."""
+        if self._policy is None:
+            return False
+        faults, now = self._faults.setdefault(env, deque()), time.monotonic()
+        while faults and now - faults[0] > self._policy.within_s:
+            faults.popleft()
+        faults.append(now)
+        return len(faults) <= self._policy.max_restarts

@@ -1,0 +1,418 @@
+"""ShmVectorEnv: environments in worker processes, as one `gymnasium.vector.VectorEnv`. Made by `rollway.make_vec`.
+
+It has the shape that Gymnasium's users know, checks what they give, and knows which buffer comes next. Asking, waiting
+and mending is `troupe`'s business; how an environment is stepped is `worker`'s and `member`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, iterate
+
+from rollway.errors import ConnectionClosedError, EnvRaised, InvalidArgument
+from rollway.vector_env.agreement import ObservationMode
+from rollway.vector_env.crew import Maker
+from rollway.vector_env.fault_policy import FaultPolicy
+from rollway.vector_env.layout import Array, Buffer
+from rollway.vector_env.rollout import Memory, Place, Target, check_rollout
+from rollway.vector_env.task import RESET, SEND, STEP
+from rollway.vector_env.troupe import Note, Troupe
+
+Result = tuple[Any, Array, Array, Array, dict[str, Any]]
+_RESERVED = ("reset", "step", "close")
+
+
+class ShmVectorEnv(VectorEnv[Any, Any, Array]):
+    """Steps many environments in a few worker processes; observations, rewards and actions lie in shared memory.
+
+    `step` sleeps until all have answered, with the GIL released; Ctrl-C ends it. `send` and `recv` work on part of them
+    at a time. `close` (or the end of a ``with`` block) ends the workers; they also end at once when this process does,
+    however it ends. One thread at a time may use it.
+
+    With ``copy=False`` what `step` returns are views: those of one step stay as they are until the step after the next
+    one, and are overwritten then.
+
+    >>> import gymnasium as gym, rollway
+    >>> with rollway.make_vec("CartPole-v1", num_envs=4, num_workers=2) as envs:
+    ...     observations, infos = envs.reset(seed=1)
+    ...     observations, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())
+    ...     observations.shape, rewards.tolist()
+    ((4, 4), [1.0, 1.0, 1.0, 1.0])
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Maker],
+        *,
+        num_workers: int,
+        batch_size: int | None = None,
+        copy: bool = True,
+        observation_mode: ObservationMode = "same",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        step_timeout_s: float | None = None,
+        restart: FaultPolicy | None = None,
+        context: str | None = None,
+        daemon: bool = True,
+    ) -> None:
+        """See `rollway.make_vec`, which fills in what is left out."""
+        self.num_envs, self.num_workers = len(env_fns), num_workers
+        self.batch_size = self.num_envs if batch_size is None else batch_size
+        _check("num_envs", self.num_envs, 1, None)
+        _check("num_workers", num_workers, 1, self.num_envs)
+        _check("batch_size", self.batch_size, 1, self.num_envs)
+        self.copy, self.autoreset_mode = copy, AutoresetMode(autoreset_mode)
+        self._troupe = Troupe(
+            list(env_fns), num_workers, self.autoreset_mode, observation_mode, restart, context, daemon
+        )
+        self._troupe.timeout_s = step_timeout_s
+        spaces = self._troupe.spaces
+        self.single_observation_space = spaces.single_observation_space
+        self.single_action_space = spaces.single_action_space
+        self.observation_space, self.action_space = spaces.observation_space, spaces.action_space
+        self.metadata = {**spaces.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = spaces.render_mode
+        self._received: list[int] = []
+        self._stepping = False
+        """Whether `step_async` was called, and `step_wait` was not."""
+        self._clients: list[Memory] = []
+        self._targets: dict[Any, Target] = {}
+
+    # ── all environments at once ──────────────────────────────────────────────────────────────────────────────────────
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Resets all environments, or those in ``options["reset_mask"]``.
+
+        Args:
+            seed: One for all (environment ``i`` gets ``seed + i``), or one for each.
+            options: Handed to every environment, without ``reset_mask``.
+        """
+        seeds, mask, options = self._plan_reset(seed, options)
+        troupe = self._troupe
+        troupe.buffer = 1 - troupe.buffer
+        if mask is None:
+            envs: list[int] = list(range(self.num_envs))
+        else:
+            envs = np.flatnonzero(mask).tolist()
+            for env in np.flatnonzero(~mask).tolist():
+                troupe.carry(env)
+        troupe.ask(RESET, envs, {env: (seeds[env], options) for env in envs})
+        try:
+            _, notes = troupe.gather(len(envs))
+        except EnvRaised:
+            troupe.forget()
+            raise
+        return troupe.observations(self.copy), self._infos(notes)
+
+    def _plan_reset(
+        self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
+    ) -> tuple[list[int | None], npt.NDArray[np.bool_] | None, dict[str, Any] | None]:
+        """Checks the arguments of a reset, and ends what was under way."""
+        self._must_be_open()
+        if self._troupe.rollout is not None:
+            raise InvalidArgument("a reset in the middle of collect_into(): its rows are steps")
+        if seed is None:
+            seeds: list[int | None] = [None] * self.num_envs
+        elif isinstance(seed, int | np.integer):
+            seeds = [int(seed) + env for env in range(self.num_envs)]
+        else:
+            seeds = list(seed)
+        if len(seeds) != self.num_envs:
+            raise InvalidArgument(f"there are {len(seeds)} seeds for {self.num_envs} environments")
+        mask = None
+        if options is not None and "reset_mask" in options:
+            options = dict(options)
+            mask = options.pop("reset_mask")
+            if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
+                raise InvalidArgument(f"options['reset_mask'] must be a bool array of {self.num_envs}, not {mask!r}")
+            if not mask.any():
+                raise InvalidArgument("options['reset_mask'] is all False: there is nothing to reset")
+        for env, one in enumerate(seeds):
+            if one is not None and (mask is None or mask[env]):
+                self._troupe.seeds[env] = one
+        self._troupe.drain()
+        self._stepping = False
+        return seeds, mask, options
+
+    def step(self, actions: Any) -> Result:
+        """Steps all environments, and waits for them."""
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Asks all environments for a step. `step_wait` gets the results."""
+        self._must_be_open()
+        troupe = self._troupe
+        if self._stepping or troupe.is_busy():
+            raise InvalidArgument("a step is under way: take its results with step_wait() or recv() first")
+        if troupe.action.loose:
+            whole = list(iterate(self.action_space, actions))
+            self._turn_over()
+            troupe.ask(STEP, range(self.num_envs), dict(enumerate(whole)))
+        else:
+            self._write_actions(actions, None)
+            self._turn_over()
+            troupe.core.ask(STEP, troupe.buffer, None)
+        self._stepping = True
+
+    def step_wait(self, timeout: float | None = None) -> Result:
+        """The results of `step_async`.
+
+        Raises:
+            WaitTimeout: They are not there within ``timeout`` seconds. Nothing is lost: call again.
+        """
+        self._must_be_open()
+        if not self._stepping:
+            raise InvalidArgument("there is no step to wait for: call step_async() first")
+        troupe = self._troupe
+        try:
+            _, notes = troupe.gather(self.num_envs, timeout)
+        except EnvRaised:  # the others have done their step; what they said beside their arrays is dropped
+            troupe.forget()
+            self._stepping = False
+            raise
+        self._stepping = False
+        infos = self._infos(notes) if notes else {}
+        now, copy = troupe.view(troupe.buffer), self.copy and troupe.rollout is None
+        observations = troupe.observations(copy)
+        if copy:
+            return observations, now.rewards.copy(), now.terminations.copy(), now.truncations.copy(), infos
+        return observations, now.rewards, now.terminations, now.truncations, infos
+
+    def _infos(self, notes: list[Note]) -> dict[str, Any]:
+        """What the environments say, as Gymnasium puts it together."""
+        infos: dict[str, Any] = {}
+        for env, note in notes:
+            infos = self._add_info(infos, note, env)
+        return infos
+
+    # ── part of them at a time ────────────────────────────────────────────────────────────────────────────────────────
+
+    def async_reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        """Resets all environments; `recv` gives their first observations, as they come."""
+        seeds, mask, options = self._plan_reset(seed, options)
+        if mask is not None:
+            raise InvalidArgument("async_reset() resets all environments: reset_mask is for reset()")
+        self._troupe.settle()
+        self._troupe.ask(RESET, range(self.num_envs), {env: (seeds[env], options) for env in range(self.num_envs)})
+
+    def send(self, actions: Any, env_id: Sequence[int] | Array | None = None) -> None:
+        """Steps some environments, and does not wait.
+
+        Args:
+            actions: One for each of them, in their order.
+            env_id: Which ones; those of the last `recv` when left out. An environment whose results have not been
+                received cannot be sent another action.
+        """
+        self._must_be_open()
+        envs = self._received if env_id is None else [int(env) for env in env_id]
+        for env in envs:
+            if not 0 <= env < self.num_envs:
+                raise InvalidArgument(f"env_id has {env}; there are {self.num_envs} environments, numbered from 0")
+            if self._troupe.is_busy(env):
+                raise InvalidArgument(f"environment {env} is still busy with its last action: recv() its results first")
+        if len(set(envs)) != len(envs):
+            raise InvalidArgument(f"env_id names an environment twice: {envs}")
+        troupe = self._troupe
+        if troupe.rollout is not None:
+            raise InvalidArgument("send() in the middle of collect_into(): its rows are steps of all environments")
+        if troupe.buffer != 0:
+            troupe.settle()
+        if troupe.action.loose:
+            batched = batch_space(self.single_action_space, len(envs))
+            troupe.ask(SEND, envs, dict(zip(envs, iterate(batched, actions), strict=True)))
+        else:
+            self._write_actions(actions, envs)
+            troupe.core.ask(SEND, 0, envs)
+
+    def recv(self, timeout: float | None = None) -> Result:
+        """Waits for ``batch_size`` environments, and gives their results; which they are is in ``infos["env_id"]``.
+
+        Whoever is done comes, in turn; a slow one does not hold the others. The arrays have a row for each of them, and
+        are copies. ``infos`` has a row for each environment there is, as everywhere.
+
+        Raises:
+            WaitTimeout: They are not there within ``timeout`` seconds. Nothing is lost: call again.
+        """
+        self._must_be_open()
+        troupe = self._troupe
+        if self._stepping or not troupe.is_busy():
+            raise InvalidArgument("nothing was sent: call async_reset() or send() first")
+        envs, notes = troupe.gather(self.batch_size, timeout)
+        self._received = envs
+        infos = self._infos(notes)
+        infos["env_id"] = np.array(envs)
+        now = troupe.view(0)
+        return troupe.observations_of(envs), now.rewards[envs], now.terminations[envs], now.truncations[envs], infos
+
+    # ── straight into a slot ──────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextlib.contextmanager
+    def collect_into(
+        self, client: Memory, *, observations: Any, rewards: Array, terminations: Array, truncations: Array
+    ) -> Iterator[Any]:
+        """Lets the workers write the results of the next steps straight into a slot of a ring: nothing is copied.
+
+        In the block, every `step` fills the next row and returns views of it: rewards and endings of step ``t`` go to
+        row ``t``, the observations after it to row ``t + 1``. The block starts with the newest observations, which are
+        put into row 0. Where observations have no row for the last ones, those go to the vector environment's own
+        memory. Arrays of another order can be given transposed.
+
+        Args:
+            client: Whose slot it is: a `ShmClient`.
+            observations: The slot's arrays ``[steps or steps + 1, num_envs, …]``, in the structure of the observation
+                space.
+            rewards: ``[steps, num_envs]``, of any number type.
+            terminations: Likewise.
+            truncations: Likewise.
+
+        >>> import numpy as np, rollway
+        >>> shapes = {"observations": (4, 2, 4), "rewards": (3, 2), "terminations": (3, 2), "truncations": (3, 2)}
+        >>> example = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        >>> with (
+        ...     rollway.Server(example, 1, rollway.ShmTransport()) as server,
+        ...     rollway.ShmClient(server.name, example) as client,
+        ...     rollway.make_vec("CartPole-v1", 2) as envs,
+        ... ):
+        ...     _ = envs.reset(seed=0)
+        ...     with client.reserve() as slot, envs.collect_into(client, **slot.tree) as obs:
+        ...         for _ in range(3):
+        ...             obs = envs.step([0, 1])[0]
+        ...     server.sample().batch["rewards"].tolist()
+        [[[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]]
+        """
+        self._must_be_open()
+        troupe = self._troupe
+        if troupe.rollout is not None or self._stepping or troupe.is_busy():
+            raise InvalidArgument("a step or another collect_into() is under way: finish it first")
+        parts = troupe.layout.split(observations)
+        others = {"rewards": rewards, "terminations": terminations, "truncations": truncations}
+        steps = check_rollout(troupe.layout, self.num_envs, parts, others)
+        target = self._target(client, steps, parts, others)
+        troupe.settle()
+        spare = troupe.view(0)
+        for array, newest in zip(parts, spare.observations, strict=True):
+            array[0] = newest
+        rows = [
+            [array[step + 1] for array in parts] if step + 1 < parts[0].shape[0] else spare.observations
+            for step in range(steps)
+        ]
+        buffers = [Buffer(row, rewards[step], terminations[step], truncations[step]) for step, row in enumerate(rows)]
+        troupe.enter(buffers, target.first)
+        try:
+            yield troupe.layout.build([array[0] for array in parts])
+        finally:
+            self._stepping = False
+            troupe.leave()
+
+    def _target(self, client: Memory, steps: int, parts: list[Array], others: dict[str, Array]) -> Target:
+        """The slot as the workers know it. Each slot of a ring is introduced to them once."""
+        memory = client.memory()
+        places = [Place.of(array, memory, "observations") for array in parts]
+        more = [Place.of(array, memory, what) for what, array in others.items()]
+        if client not in self._clients:
+            self._clients.append(client)  # kept, so that no other can have its number
+        number = self._clients.index(client)
+        key = (number, *places, *more)
+        if key not in self._targets:
+            used = [target.first + target.steps for target in self._targets.values()]
+            first = max(used, default=self._troupe.blueprint.BUFFERS)
+            target = Target(client.name, number, first, steps, tuple(places), *more)
+            self._troupe.aim(target)
+            self._targets[key] = target
+        return self._targets[key]
+
+    def _turn_over(self) -> None:
+        """The next buffer: the other one, or the next row of a slot."""
+        troupe = self._troupe
+        if troupe.rollout is None:
+            troupe.buffer = 1 - troupe.buffer
+        elif troupe.buffer + 1 - troupe.first < len(troupe.rollout):
+            troupe.buffer += 1
+        else:
+            raise InvalidArgument(f"the slot has room for {len(troupe.rollout)} steps, and they are made: commit it")
+
+    # ── the environments themselves ───────────────────────────────────────────────────────────────────────────────────
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Calls a method of every environment, or reads an attribute: one result for each."""
+        if name in _RESERVED:
+            raise InvalidArgument(f"call({name!r}) would go behind our back: use {name}()")
+        self._must_be_open()
+        return self._troupe.consult(lambda worker: ("call", name, args, kwargs))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """An attribute of every environment."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Sets an attribute of every environment: from a list or tuple one value each, otherwise the same."""
+        each = values if isinstance(values, list | tuple) else [values] * self.num_envs
+        if len(each) != self.num_envs:
+            raise InvalidArgument(f"there are {len(each)} values for {self.num_envs} environments")
+        self._must_be_open()
+        shares = self._troupe.shares
+        self._troupe.consult(lambda worker: ("set_attr", name, each[shares[worker].start : shares[worker].stop]))
+
+    def render(self) -> tuple[Any, ...]:
+        """The frames of all environments."""
+        return self.call("render")
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # as in Gymnasium's own
+        """The seeds of the environments."""
+        return self.get_attr("np_random_seed")
+
+    @property  # type: ignore[misc]  # in Gymnasium's own, too, it cannot be set
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """Copies of the environments' random number generators."""
+        return self.get_attr("np_random")
+
+    def close_extras(self, timeout: float | None = 5.0, terminate: bool = False) -> None:
+        """Ends the workers: those that have not closed their environments within ``timeout`` seconds are killed."""
+        self._troupe.close(0.0 if terminate else 1e9 if timeout is None else timeout)
+
+    @property
+    def step_timeout_s(self) -> float | None:
+        """How long a worker may take for one step or reset of its environments."""
+        return self._troupe.timeout_s
+
+    def __enter__(self) -> ShmVectorEnv:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _must_be_open(self) -> None:
+        if self.closed:
+            raise ConnectionClosedError("this vector environment is closed")
+
+    def _write_actions(self, actions: Any, envs: list[int] | None) -> None:
+        troupe, rows = self._troupe, self.num_envs if envs is None else len(envs)
+        arrays, values = troupe.floor.actions, troupe.action.split(actions)
+        for part, array, value in zip(troupe.action.parts, arrays, values, strict=True):
+            assert array is not None  # no loose parts
+            given = np.asarray(value)
+            if given.shape != (rows, *part.shape):
+                raise InvalidArgument(
+                    f"actions{part.path} have shape {given.shape}; {rows} environments of {self.single_action_space} "
+                    f"need {(rows, *part.shape)}"
+                )
+            if given.dtype != array.dtype and not np.can_cast(given.dtype, array.dtype, "same_kind"):
+                raise InvalidArgument(f"actions{part.path} are {given.dtype}; the action space has {array.dtype}")
+            array[slice(None) if envs is None else envs] = given
+
+
+def _check(what: str, value: int, least: int, most: int | None) -> None:
+    if value < least or (most is not None and value > most):
+        limit = f"{least} to {most}" if most is not None else f"at least {least}"
+        raise InvalidArgument(f"{what} is {value}; it must be {limit}")

@@ -1,0 +1,451 @@
+"""Troupe: the environments as their caller sees them. Asks them, waits for their answers, and mends what broke.
+
+`ShmVectorEnv` is its only user, and gives it the shape that Gymnasium's users know. Here are requests and answers,
+letters, and the successors of those who died. Processes are `crew`'s business, and where the arrays lie is `layout`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import secrets
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from rollway._core import EnvCaller
+from rollway.errors import EnvDied, EnvHung, EnvRaised
+from rollway.vector_env.agreement import Agreement, ObservationMode
+from rollway.vector_env.crew import Crew, Maker, WorkerGone, WorkerSilent
+from rollway.vector_env.fault_policy import FaultPolicy, Patience
+from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
+from rollway.vector_env.rollout import Target
+from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESTORE, RESTORED, Fault
+from rollway.vector_env.worker import Introduction, Orders
+
+Note = tuple[int, dict[str, Any]]
+"""An environment, and something that it says beside its arrays."""
+_LETTER_BYTES = 4096
+_ADVICE = "Use restart=FaultPolicy() to have its environments begun anew while the others go on"
+
+
+class Troupe:
+    """Environments in worker processes, their arrays, and what is known about each of them."""
+
+    def __init__(
+        self,
+        makers: list[Maker],
+        num_workers: int,
+        mode: AutoresetMode,
+        observation_mode: ObservationMode,
+        restart: FaultPolicy | None,
+        context: str | None,
+        daemon: bool,
+    ) -> None:
+        self.num_envs, self._mode = len(makers), mode
+        self.timeout_s: float | None = None
+        """How long one may take before it counts as hung."""
+        self.shares = [
+            range(w * self.num_envs // num_workers, (w + 1) * self.num_envs // num_workers) for w in range(num_workers)
+        ]
+        self._worker_of = [worker for worker, share in enumerate(self.shares) for _ in share]
+        self._policy, self._patience = restart, Patience(restart)
+        self._crew = Crew(makers, self.shares, context, daemon)
+        try:
+            self.spaces = self._introduce(makers[0], observation_mode)
+            self._open()
+        except BaseException:
+            self._crew.dismiss(0.0)
+            raise
+        self.buffer = 0
+        """Where results are written now."""
+        self.rollout: list[Buffer] | None = None
+        """The rows of somebody else's slot, while they are filled; their buffer numbers start at `first`."""
+        self.first = self.blueprint.BUFFERS
+        self.targets: list[Target] = []
+        self._at = [0] * self.num_envs  # the buffer of the newest results of each
+        self._loose: dict[int, list[Any]] = {part: [None] * self.num_envs for part in self.layout.loose}
+        self.seeds: list[int | None] = [None] * self.num_envs
+        self._restarts = [0] * self.num_envs
+        self._faults: dict[int, str] = {}
+        self._lost: dict[int, Any] = {}
+        self._parcels: dict[int, bytes] = {}
+        self._flags: dict[int, int] = {}  # answers that are taken, and not given to the caller yet
+        self._letters = 0
+
+    def _introduce(self, make: Maker, mode: ObservationMode) -> Agreement:
+        for worker, share in enumerate(self.shares):
+            self._crew.start(Orders(worker, share, self._mode, None, None))
+        told = [self._hear(worker, "hello") for worker in range(len(self.shares))]
+        if None not in told:
+            return Agreement.among([pickle.loads(one) for one in told], mode)
+        # Spaces that cannot be pickled: ask an environment of our own, and believe that all are alike.
+        example = make()
+        hello = Introduction.of([example] * self.num_envs)
+        example.close()
+        return Agreement.among([hello], mode)
+
+    def _open(self) -> None:
+        self.layout, self.action = (
+            SpaceLayout(self.spaces.single_observation_space),
+            SpaceLayout(self.spaces.single_action_space),
+        )
+        room = max(_LETTER_BYTES, -(-(self.layout.bytes(1) + 2048) // 4096) * 4096)
+        workers = len(self.shares)
+        self.blueprint = Blueprint(self.layout, self.action, self.num_envs, workers, room)
+        name = f"auto-{os.getpid()}-{secrets.token_hex(4)}"
+        self.core = EnvCaller(name, workers, self.num_envs, self.blueprint.bytes)
+        # Also when nobody closes us: at the end of the interpreter, or when we are forgotten.
+        self._end = weakref.finalize(self, _end, self.core, self._crew, os.getpid())
+        self.floor = self.blueprint.floor(self.core.memory)
+        for worker in range(workers):
+            self.core.expect(worker, self._crew.pid(worker) or 0)
+            self._crew.send(worker, (self.blueprint, name))
+        for worker in range(workers):
+            self._hear(worker, "ready")
+
+    def _hear(self, worker: int, expected: str) -> Any:
+        """A worker's word while it is being started."""
+        envs = list(self.shares[worker])
+        try:
+            kind, content = self._crew.receive(worker)
+        except WorkerGone:
+            how = self._crew.bury(worker)
+            raise EnvDied(f"{_named(envs)} could not be made: the worker process ended, {how}", envs) from None
+        if kind == "fault":
+            _raise_fault(envs, content, "could not be made")
+        assert kind == expected
+        return content
+
+    def close(self, timeout: float) -> None:
+        """Ends the workers; kills those that have not ended in time. In a forked child: nothing."""
+        ended = self._end.detach()
+        if ended is not None:
+            _, _, (core, crew, pid), _ = ended
+            _end(core, crew, pid, timeout)
+
+    # ── asking and waiting ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def ask(self, what: int, envs: Iterable[int], parameters: dict[int, Any]) -> None:
+        """Asks for something that has parameters. They go by the pipe, after the request: then its reader is awake."""
+        envs = list(envs)
+        self.core.ask(what, self.buffer, envs)
+        for worker in dict.fromkeys(self._worker_of[env] for env in envs):
+            share = self.shares[worker]
+            with contextlib.suppress(WorkerGone):  # `gather` will find out, and knows what to do
+                self._crew.send(worker, {env: parameters[env] for env in envs if env in share})
+
+    def is_busy(self, env: int | None = None) -> bool:
+        """Whether an environment (or any) was asked, and its answer not given to the caller."""
+        if env is None:
+            return self.core.out() > 0 or bool(self._flags)
+        return self.core.is_out(env) or env in self._flags
+
+    def gather(self, count: int, timeout: float | None = None) -> tuple[list[int], list[Note]]:
+        """Waits for answers, mends what is broken, and gives the environments that answered and what they say."""
+        done = self._flags
+        count = min(count, self.core.out() + len(done))
+        while len(done) < count:
+            kind, ids, flags = self.core.wait(count - len(done), self.timeout_s, timeout)
+            if kind == "answered":
+                if not done and not any(flags):
+                    return self._arrived(ids), []
+                broken = [env for env, flag in zip(ids, flags, strict=True) if flag & FAULT]
+                done.update((env, flag) for env, flag in zip(ids, flags, strict=True) if not flag & FAULT)
+                for env, data in [(env, self._parcel(env)) for env in broken]:
+                    self._mend_raised(env, _SILENCE if data is None else pickle.loads(data))
+            elif kind == "died":
+                for worker in ids:
+                    self._mend_dead(worker)
+            else:
+                self._mend_hung(ids)
+        envs = sorted(done) if count == self.num_envs else list(done)
+        notes = [(env, note) for env in envs for note in self._notes(env, done[env])]
+        done.clear()
+        return self._arrived(envs), notes
+
+    def forget(self) -> None:
+        """Drops what environments that have answered say beside their arrays."""
+        flags = dict(self._flags)
+        self._flags.clear()
+        for env, flag in flags.items():
+            self._notes(env, flag)
+        self._arrived(list(flags))
+
+    def drain(self) -> None:
+        """Takes all that was asked before, as after Ctrl-C, and drops it."""
+        while self.core.out():
+            self.gather(self.core.out())
+        self.forget()
+
+    def recall(self) -> None:
+        """Sees to it that no worker writes any more what was asked. After an error, or Ctrl-C, one may be at it."""
+        try:
+            while self.core.out():
+                with contextlib.suppress(EnvRaised):
+                    self.gather(self.core.out())
+            self.forget()
+        except BaseException:  # hung, dead, or Ctrl-C again: what has ended does not write
+            for worker in {self._worker_of[env] for env in range(self.num_envs) if self.core.is_out(env)}:
+                self._crew.kill(worker)
+            raise
+
+    def enter(self, rows: list[Buffer], first: int) -> None:
+        """From now on the results of each step go to the next of these rows."""
+        self.rollout, self.first, self.buffer = rows, first, first - 1
+
+    def leave(self) -> None:
+        """The rows are somebody else's again: nobody writes there any more, whatever happened."""
+        try:
+            self.recall()
+            if self.buffer >= self.first:
+                self.settle()
+        finally:
+            self.rollout, self.buffer, self._at = None, 0, [0] * self.num_envs
+
+    def aim(self, target: Target) -> None:
+        """Introduces a place in somebody else's shared memory to the workers."""
+        self.consult(lambda worker: ("target", target))
+        self.targets.append(target)
+
+    def consult(self, message: Callable[[int], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """Sends a letter to every worker; the results of all environments."""
+        self._letters += 1
+        for worker in range(len(self.shares)):
+            try:
+                self._crew.send(worker, (self._letters, *message(worker)))
+            except WorkerGone:
+                self._raise_death(worker)
+            self.core.post(worker)
+        deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
+        replies = [self._reply(worker, deadline) for worker in range(len(self.shares))]
+        for reply in replies:
+            if not isinstance(reply, bytes):
+                env, fault = reply
+                _raise_fault([env], fault, "raised")
+        return tuple(result for reply in replies for result in pickle.loads(reply))
+
+    # ── what does not lie in arrays ───────────────────────────────────────────────────────────────────────────────────
+
+    def _notes(self, env: int, flag: int) -> list[dict[str, Any]]:
+        """What an environment says beside its arrays."""
+        notes: list[dict[str, Any]] = []
+        if flag & RESTORED:
+            fault = {"fault": self._faults.pop(env, "its worker was started anew")}
+            same = self._mode is AutoresetMode.SAME_STEP
+            notes.append({"final_obs": self._lost.pop(env, None), "final_info": fault} if same else fault)
+        data = None
+        if flag & LETTER:
+            start = env * self.blueprint.letter_bytes
+            data = bytes(self.floor.letters[start : start + int(self.floor.lengths[env])])
+        elif flag & PARCEL:
+            data = self._parcel(env)
+        if data is not None:
+            more, loose = pickle.loads(data)
+            notes.extend(more)
+            for part, value in zip(self.layout.loose, loose, strict=True):
+                self._loose[part][env] = value
+        return notes
+
+    def _parcel(self, env: int) -> bytes | None:
+        """What an environment has sent by the pipe; others' parcels are kept for later. ``None``: it died first."""
+        worker = self._worker_of[env]
+        while env not in self._parcels:
+            try:
+                kind, content = self._crew.receive(worker)
+            except WorkerGone:
+                if self._policy is None:
+                    self._raise_death(worker)
+                return None
+            if kind == "parcel":
+                sender, data = content
+                self._parcels[sender] = data
+        return self._parcels.pop(env)
+
+    def _reply(self, worker: int, deadline: float | None) -> Any:
+        """The answer to the last letter."""
+        while True:
+            try:
+                kind, content = self._crew.receive(worker, deadline)
+            except WorkerGone:
+                self._raise_death(worker)
+            except WorkerSilent:
+                self._raise_hung(list(self.shares[worker]))
+            if kind == "parcel":
+                self._parcels.update([content])
+            elif content[0] == self._letters:  # and not to one that nobody waited for
+                return content[1]
+
+    # ── results ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def view(self, buffer: int) -> Buffer:
+        """The arrays of a buffer."""
+        if buffer < self.blueprint.BUFFERS or self.rollout is None:
+            return self.floor.buffers[buffer]
+        return self.rollout[buffer - self.first]
+
+    def observations(self, copy: bool) -> Any:
+        """The newest ones of all environments."""
+        parts: list[Any] = []
+        for index, array in enumerate(self.view(self.buffer).observations):
+            if array is None:
+                parts.append(tuple(self._loose[index]))
+            else:
+                parts.append(array.copy() if copy else array)
+        return self.layout.build(parts)
+
+    def observations_of(self, envs: list[int]) -> Any:
+        """The newest ones of some, copied."""
+        parts = [
+            tuple(self._loose[index][env] for env in envs) if array is None else array[envs]
+            for index, array in enumerate(self.view(self.buffer).observations)
+        ]
+        return self.layout.build(parts)
+
+    def _arrived(self, envs: list[int]) -> list[int]:
+        if len(envs) == self.num_envs:
+            self._at = [self.buffer] * self.num_envs
+        else:
+            for env in envs:
+                self._at[env] = self.buffer
+        return envs
+
+    def carry(self, env: int) -> None:
+        """Brings an environment's newest results into the buffer of now."""
+        source, target = self.view(self._at[env]), self.view(self.buffer)
+        if source is not target:
+            _copy_results(source, target, env)
+            self._at[env] = self.buffer
+
+    def settle(self) -> None:
+        """Brings everything into the first buffer: before partial steps, and when a slot is done."""
+        self.buffer = 0
+        if self._at == self._at[:1] * self.num_envs:
+            source, target = self.view(self._at[0]), self.floor.buffers[0]
+            if source is not target:
+                _copy_results(source, target, slice(None))
+            self._at = [0] * self.num_envs
+        for env in range(self.num_envs):
+            self.carry(env)
+
+    # ── mending ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _mend_raised(self, env: int, fault: Fault) -> None:
+        if not self._patience.bears(env):
+            _raise_fault([env], fault, "raised")
+        self._restore(env, f"{fault.summary}\n{fault.traceback}", remake=True)
+
+    def _mend_dead(self, worker: int) -> None:
+        share = list(self.shares[worker])
+        pid, hand = self._crew.pid(worker), int(self.floor.in_hand[worker]) - 1
+        self._parcels.update(content for kind, content in self._crew.estate(worker) if kind == "parcel")
+        what = f"worker process {pid} of {_named(share)} ended: {self._crew.bury(worker)}"
+        if hand >= 0:
+            what += f", while it was busy with environment {hand}"
+        blamed = [hand] if hand in share else share
+        if not all([self._patience.bears(env) for env in blamed]):
+            raise EnvDied(f"{what}. {_ADVICE}", blamed)
+        self._revive(worker, what)
+
+    def _mend_hung(self, overdue: list[int]) -> None:
+        for worker in dict.fromkeys(self._worker_of[env] for env in overdue):
+            envs = [env for env in overdue if self._worker_of[env] == worker]
+            hand = int(self.floor.in_hand[worker]) - 1
+            blamed = [hand] if hand in envs else envs
+            if not all([self._patience.bears(env) for env in blamed]):
+                self._raise_hung(envs)
+            what = f"{_named(blamed)} did not answer within {self.timeout_s} s; worker process "
+            what += f"{self._crew.pid(worker)} was killed"
+            self._crew.kill(worker)
+            self._crew.bury(worker)
+            self._revive(worker, what)
+
+    def _revive(self, worker: int, what: str) -> None:
+        """Another process takes the place of one that has ended. Its environments are made anew."""
+        self.core.vacate(worker)
+        self.floor.in_hand[worker] = 0
+        share = self.shares[worker]
+        orders = Orders(worker, share, self._mode, self.blueprint, self.core.name, tuple(self.targets))
+        self.core.expect(worker, self._crew.start(orders))
+        for env in share:
+            if self.core.is_out(env):
+                self._parcels.pop(env, None)
+                self._restore(env, what, remake=False)
+            else:  # idle, or its last answer is taken already: begun anew with its next action
+                self._mourn(env, what)
+                if self._flags.get(env, 0) & PARCEL and env not in self._parcels:
+                    self._flags[env] &= ~PARCEL
+
+    def _restore(self, env: int, what: str, remake: bool) -> None:
+        """Ends a lost episode: the last observation again, and a new seed that follows from the old one."""
+        self.carry(env)
+        self._mourn(env, what)
+        seed = self.seeds[env]
+        self._restarts[env] += 1
+        if seed is not None:
+            seed = int(np.random.SeedSequence([seed, self._restarts[env]]).generate_state(1)[0])
+        self.ask(RESTORE, [env], {env: (seed, remake)})
+
+    def _mourn(self, env: int, what: str) -> None:
+        """Notes how an episode ended, and with which observation."""
+        self._faults[env] = what
+        if self._mode is AutoresetMode.SAME_STEP:
+            arrays = self.view(self._at[env]).observations
+            parts = [
+                self._loose[index][env] if array is None else array[env].copy() for index, array in enumerate(arrays)
+            ]
+            self._lost[env] = self.layout.build(parts)
+
+    def _raise_death(self, worker: int) -> NoReturn:
+        share, pid = list(self.shares[worker]), self._crew.pid(worker)
+        raise EnvDied(f"worker process {pid} of {_named(share)} ended: {self._crew.bury(worker)}. {_ADVICE}", share)
+
+    def _raise_hung(self, envs: list[int]) -> NoReturn:
+        worker = self._worker_of[envs[0]]
+        hand = int(self.floor.in_hand[worker]) - 1
+        blamed = [hand] if hand in envs else envs
+        raise EnvHung(
+            f"{_named(blamed)} has not answered for {self.timeout_s} s (in worker process {self._crew.pid(worker)}, "
+            f"with {_named(list(self.shares[worker]))}). Wait for it with step_wait() or recv(), close() to end it, "
+            "or use restart=FaultPolicy() to have it begun anew",
+            blamed,
+        )
+
+
+_SILENCE = Fault("it raised, and its worker ended before it could say what", "", None)
+
+
+def _copy_results(source: Buffer, target: Buffer, rows: Any) -> None:
+    def copy(old: Array | None, new: Array | None) -> None:
+        if old is not None and new is not None and old is not new:
+            new[rows] = old[rows]
+
+    for old, new in zip(source.observations, target.observations, strict=True):
+        copy(old, new)
+    copy(source.rewards, target.rewards)
+    copy(source.terminations, target.terminations)
+    copy(source.truncations, target.truncations)
+
+
+def _raise_fault(envs: list[int], fault: Fault, what: str) -> NoReturn:
+    told = f"{_named(envs)} {what}: {fault.summary}\n\nIn the worker:\n{fault.traceback}"
+    raise EnvRaised(told, envs) from fault.cause()
+
+
+def _named(envs: Sequence[int]) -> str:
+    if len(envs) == 1:
+        return f"environment {envs[0]}"
+    if list(envs) == list(range(envs[0], envs[-1] + 1)):
+        return f"environments {envs[0]} to {envs[-1]}"
+    return f"environments {', '.join(map(str, envs))}"
+
+
+def _end(core: EnvCaller, crew: Crew, pid: int, timeout: float = 5.0) -> None:
+    if os.getpid() == pid:
+        core.close()
+        crew.dismiss(timeout)

@@ -1,0 +1,360 @@
+"""The worker process: makes its environments, steps them when asked, and writes what they say into shared memory.
+
+Started by `Crew`, and by nobody else. It ends when it is told to, or with its caller, whichever comes first. Exceptions
+of an environment are told to the caller and end nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import pickle
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from gymnasium import Env, Space
+from gymnasium.vector import AutoresetMode
+
+from rollway._core import EnvWorker, map_segment
+from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
+from rollway.vector_env.member import Member, Notes
+from rollway.vector_env.rollout import Target
+from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESET, RESTORED, SEND, STEP, Fault
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What a worker is told when it is started."""
+
+    worker: int
+    envs: range
+    mode: AutoresetMode
+    blueprint: Blueprint | None
+    """``None``: tell the spaces first; the blueprint comes by the pipe."""
+    name: str | None
+    """The segment; comes with the blueprint."""
+    targets: tuple[Target, ...] = ()
+    """Other places to write to, known before this worker was."""
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a worker tells about its environments, so that the blueprint can be drawn."""
+
+    observation_spaces: list[Space[Any]]
+    action_spaces: list[Space[Any]]
+    metadata: dict[str, Any]
+    render_mode: str | None
+
+    @classmethod
+    def of(cls, envs: Sequence[Env[Any, Any]]) -> Introduction:
+        """Of these environments."""
+        observations, actions = [env.observation_space for env in envs], [env.action_space for env in envs]
+        return cls(observations, actions, dict(envs[0].metadata), envs[0].render_mode)
+
+
+def _pickled(introduction: Introduction) -> bytes | None:
+    """``None`` when a space cannot travel: its class may be local to a function."""
+    try:
+        return pickle.dumps(introduction)
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return None
+
+
+def work(orders: Orders, makers: Sequence[Callable[[], Env[Any, Any]]], pipe: Connection) -> None:
+    """The life of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's: it closes us.
+    try:
+        fresh = orders.blueprint is not None
+        members = [Member(make, orders.mode, fresh) for make in makers]
+    except BaseException as error:  # noqa: BLE001 - told to the caller, which raises it
+        pipe.send(("fault", Fault.of(error)))
+        return
+    blueprint, name = orders.blueprint, orders.name
+    if blueprint is None or name is None:
+        pipe.send(("hello", _pickled(Introduction.of([member.env for member in members]))))
+        try:
+            blueprint, name = pipe.recv()
+        except EOFError:
+            return  # The caller has found something wrong with another worker.
+    core = EnvWorker(name, orders.worker)
+    core.end_with_caller()
+    desk = Desk(core, orders, blueprint, members, pipe)
+    if not fresh:
+        pipe.send(("ready", None))
+    try:
+        desk.serve()
+    except (BrokenPipeError, ConnectionResetError, EOFError):
+        pass  # The caller has closed while we had something to say or to hear.
+    finally:
+        for member in members:
+            member.env.close()
+
+
+class Desk:
+    """One worker's environments, its share of the arrays, and the ways to the caller."""
+
+    def __init__(
+        self, core: EnvWorker, orders: Orders, blueprint: Blueprint, members: list[Member], pipe: Connection
+    ) -> None:
+        self._core, self._pipe, self._members = core, pipe, members
+        self._blueprint, self._first = blueprint, orders.envs.start
+        self._same_step = orders.mode is AutoresetMode.SAME_STEP
+        floor = blueprint.floor(core.memory)
+        self._layout = blueprint.observation
+        self._buffers = floor.buffers
+        self._maps: dict[int, memoryview] = {}
+        self._sinks = {number: Sink(self._layout, buffer) for number, buffer in enumerate(floor.buffers)}
+        for target in orders.targets:
+            self._aim(target)
+        self._source = Source(blueprint.action, floor.actions, orders.envs)
+        self._in_hand = floor.in_hand.data[orders.worker : orders.worker + 1]
+        self._lengths, self._letters = floor.lengths.data, floor.letters
+        self._parameters: dict[int, Any] = {}
+        self._parcels: list[tuple[int, bytes]] = []
+
+    def serve(self) -> None:
+        """Does what is asked, until the end."""
+        wait, answer, advance, sinks = self._core.wait, self._core.answer, self._advance, self._sinks
+        # All that lives by now lives as long as this process: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        while True:
+            call, what, buffer, envs = wait()
+            if what == STEP:
+                answer(advance(envs, sinks[buffer]))
+                if self._parcels:
+                    self._ship()
+            elif call == "closed":
+                return
+            elif call == "mail":
+                number, *letter = self._pipe.recv()
+                self._pipe.send(("reply", (number, self._reply(*letter))))
+            elif what == SEND:
+                for position, env in enumerate(envs):
+                    flags = self._advance([env], self._sinks[buffer])
+                    self._core.answer_one(position, flags[0])
+                    self._ship()
+            else:
+                answer((self._reset if what == RESET else self._restore)(envs, sinks[buffer]))
+                self._ship()
+
+    # ── tasks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _advance(self, envs: list[int], sink: Sink) -> bytes:
+        """Steps environments: the hot path."""
+        members, first, hand, write = self._members, self._first, self._in_hand, sink.write
+        rewards, terminations, truncations = sink.rewards, sink.terminations, sink.truncations
+        loose = self._layout.loose
+        if self._source.loose:
+            self._source.accept({env: self._parameter(env) for env in envs})
+        actions = self._source.take(envs)
+        flags = bytearray(len(envs))
+        for position, env in enumerate(envs):
+            hand[0] = env + 1
+            member = members[env - first]
+            try:
+                if member.fresh:
+                    flags[position] = self._begin_anew(env, sink)
+                    continue
+                observation, reward, terminated, truncated, notes = member.advance(actions[position])
+                write(env, observation)
+                rewards[env] = reward
+                terminations[env] = terminated
+                truncations[env] = truncated
+            except BaseException as error:  # noqa: BLE001 - told to the caller
+                flags[position] = self._tell(env, error)
+                continue
+            if notes or loose:
+                flags[position] = self._write_letter(env, notes, observation)
+        hand[0] = 0
+        return bytes(flags)
+
+    def _reset(self, envs: list[int], sink: Sink) -> bytes:
+        return self._each(envs, lambda env: self._reset_one(env, sink))
+
+    def _reset_one(self, env: int, sink: Sink) -> int:
+        observation, notes = self._members[env - self._first].reset(*self._parameter(env))
+        sink.write(env, observation)
+        sink.rewards[env], sink.terminations[env], sink.truncations[env] = 0.0, False, False
+        return self._write_letter(env, notes, observation) if notes or self._layout.loose else 0
+
+    def _restore(self, envs: list[int], sink: Sink) -> bytes:
+        return self._each(envs, lambda env: self._restore_one(env, sink))
+
+    def _restore_one(self, env: int, sink: Sink) -> int:
+        member = self._members[env - self._first]
+        member.seed, remake = self._parameter(env)
+        if remake:
+            with contextlib.suppress(Exception):  # it is broken: that it cannot be closed either is no news
+                member.env.close()
+            member.open()
+        return self._begin_anew(env, sink)
+
+    def _begin_anew(self, env: int, sink: Sink) -> int:
+        """A lost episode ends here: truncated. Its last observation is in place already."""
+        member = self._members[env - self._first]
+        sink.rewards[env], sink.terminations[env], sink.truncations[env] = 0.0, False, True
+        if not self._same_step:
+            member.ended, member.fresh = True, False
+            return RESTORED
+        observation, info = member.begin()
+        sink.write(env, observation)
+        notes: Notes = [info] if info else []
+        return RESTORED | (self._write_letter(env, notes, observation) if notes or self._layout.loose else 0)
+
+    def _each(self, envs: list[int], do: Callable[[int], int]) -> bytes:
+        flags = bytearray(len(envs))
+        for position, env in enumerate(envs):
+            self._in_hand[0] = env + 1
+            try:
+                flags[position] = do(env)
+            except BaseException as error:  # noqa: BLE001 - told to the caller
+                flags[position] = self._tell(env, error)
+        self._in_hand[0] = 0
+        return bytes(flags)
+
+    def _parameter(self, env: int) -> Any:
+        """What belongs to a task and came by the pipe, perhaps with that of other environments."""
+        while env not in self._parameters:
+            self._parameters.update(self._pipe.recv())
+        return self._parameters.pop(env)
+
+    # ── what does not fit into arrays ─────────────────────────────────────────────────────────────────────────────────
+
+    def _write_letter(self, env: int, notes: Notes, observation: Any) -> int:
+        parts = self._layout.split(observation) if self._layout.loose else ()
+        data = pickle.dumps((notes, [parts[index] for index in self._layout.loose]), pickle.HIGHEST_PROTOCOL)
+        room = self._blueprint.letter_bytes
+        if len(data) > room:
+            self._parcels.append((env, data))
+            return PARCEL
+        self._letters[env * room : env * room + len(data)] = data
+        self._lengths[env] = len(data)
+        return LETTER
+
+    def _tell(self, env: int, error: BaseException) -> int:
+        self._parcels.append((env, pickle.dumps(Fault.of(error))))
+        return FAULT
+
+    def _ship(self) -> None:
+        """Sends what was too long. After the answer: the caller reads the pipe once it knows that something comes."""
+        parcels, self._parcels = self._parcels, []
+        for parcel in parcels:
+            self._pipe.send(("parcel", parcel))
+
+    def _aim(self, target: Target) -> None:
+        """Learns other places to write to."""
+        if target.client not in self._maps:
+            self._maps[target.client] = map_segment(target.segment)
+        for step, buffer in enumerate(target.buffers(self._maps[target.client], self._buffers[0])):
+            self._sinks[target.first + step] = Sink(self._layout, buffer)
+
+    # ── letters from the caller ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _reply(self, what: str, *arguments: Any) -> Any:
+        """The results, one for each environment; or the number of the one that failed, and its fault."""
+        results: list[Any] = []
+        if what == "target":
+            try:
+                self._aim(*arguments)
+            except BaseException as error:  # noqa: BLE001 - told to the caller
+                return self._first, Fault.of(error)
+            return pickle.dumps(results)
+        for env, member in enumerate(self._members, self._first):
+            self._in_hand[0] = env + 1
+            try:
+                if what == "call":
+                    name, args, kwargs = arguments
+                    attribute = member.env.get_wrapper_attr(name)
+                    results.append(attribute(*args, **kwargs) if callable(attribute) else attribute)
+                else:
+                    name, values = arguments
+                    results.append(member.env.set_wrapper_attr(name, values[env - self._first]))
+            except BaseException as error:  # noqa: BLE001 - told to the caller
+                return env, Fault.of(error)
+        self._in_hand[0] = 0
+        try:
+            return pickle.dumps(results, pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # noqa: BLE001 - what cannot travel is told as a fault
+            return self._first, Fault.of(error)
+
+
+class Sink:
+    """Writes the results of environments into one buffer."""
+
+    def __init__(self, layout: SpaceLayout, buffer: Buffer) -> None:
+        self._layout, self._arrays = layout, buffer.observations
+        # Faster than arrays for single numbers.
+        self.rewards: Any = buffer.rewards.data
+        self.terminations: Any = buffer.terminations.data
+        self.truncations: Any = buffer.truncations.data
+        array = buffer.observations[0] if layout.single else None
+        self.write: Callable[[int, Any], None] = self._write_parts if array is None else _row_writer(array, "")
+        self._writers = [
+            None if array is None else _row_writer(array, part.path)
+            for array, part in zip(self._arrays, layout.parts, strict=True)
+        ]
+
+    def _write_parts(self, env: int, observation: Any) -> None:
+        for writer, value in zip(self._writers, self._layout.split(observation), strict=True):
+            if writer is not None:
+                writer(env, value)
+
+
+def _row_writer(array: Array, path: str) -> Callable[[int, Any], None]:
+    """Writes one row of an array. A value of another shape is an error, not broadcast."""
+    shape, dtype = array.shape[1:], array.dtype
+
+    def write(env: int, value: Any) -> None:
+        if not (type(value) is np.ndarray and value.shape == shape):
+            value = np.asarray(value)
+            if value.shape != shape:
+                raise ValueError(
+                    f"the observation{path} has shape {value.shape}, but its space says {shape} of {dtype}"
+                )
+        array[env] = value
+
+    return write
+
+
+class Source:
+    """Reads the actions of this worker's environments."""
+
+    def __init__(self, layout: SpaceLayout, arrays: list[Array | None], envs: range) -> None:
+        self._layout, self._first = layout, envs.start
+        self._arrays = [None if array is None else array[envs.start : envs.stop] for array in arrays]
+        self._given: dict[int, Any] = {}
+        self.loose = bool(layout.loose)
+        self._whole = list(envs)
+
+    def accept(self, given: dict[int, Any]) -> None:
+        """Whole actions, of a space that has loose parts."""
+        self._given = given
+
+    def take(self, envs: list[int]) -> Sequence[Any] | Array:
+        """One action for each. Copies: an environment may keep its action for longer than the shared memory does."""
+        if self.loose:
+            return [self._given[env] for env in envs]
+        parts: list[Array] = []
+        for array in self._arrays:
+            assert array is not None  # no loose parts
+            parts.append(array.copy() if envs == self._whole else array[[env - self._first for env in envs]])
+        if self._layout.single:
+            return parts[0]
+        return [self._layout.build([part[row] for part in parts]) for row in range(len(envs))]
+
+
+def describe_end(exitcode: int | None) -> str:
+    """How a process ended, for people."""
+    if exitcode is None:
+        return "it is still there, but has left its work"
+    if exitcode < 0:
+        name = signal.Signals(-exitcode).name if -exitcode in signal.valid_signals() else f"signal {-exitcode}"
+        hints = {"SIGKILL": " (out of memory, or somebody's kill -9?)", "SIGBUS": " (is /dev/shm full?)"}
+        return f"killed by {name}{hints.get(name, '')}"
+    return f"it called exit with code {exitcode}" if exitcode else "it exited in the middle of its work, with code 0"

@@ -1,0 +1,272 @@
+"""Environments that raise, are killed, exit or hang: who hears of it, who goes on, and what is left."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+import rollway
+from conftest import until
+from rollway import FaultPolicy, _core
+from vector_env_toys import Counter, Sampler, counters
+
+CALM, RAISE, KILL, HANG, EXIT, BIG, SLOW = range(7)
+MODES = list(AutoresetMode)
+
+
+def actions(count, **special):
+    row = np.zeros(count, int)
+    for env, action in special.items():
+        row[int(env[1:])] = action
+    return row
+
+
+def segments_of(pid):
+    return list(Path(_core.shm_directory()).glob(f"rollway.auto-{pid}-*"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    yield
+    assert not segments_of(os.getpid())
+
+
+def is_gone(pid):
+    """Ended, or a zombie that nobody has waited for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_an_exception_shows_its_own_traceback_and_is_the_cause():
+    with rollway.make_vec(counters(4), num_workers=2) as envs:
+        envs.reset()
+        with pytest.raises(rollway.EnvRaised, match="environment 2 at step 1") as caught:
+            envs.step(actions(4, e2=RAISE))
+        assert "in step\n" in str(caught.value) and "vector_env_toys.py" in str(caught.value)
+        assert isinstance(caught.value.__cause__, ZeroDivisionError) and caught.value.env_ids == [2]
+        # The others have gone on, and so can the caller.
+        assert envs.step(actions(4))[0][:, 1].tolist() == [2, 2, 2, 2]
+
+
+def test_an_exception_that_cannot_be_pickled_is_still_told():
+    class Odd(Exception):
+        def __init__(self, a, b):
+            super().__init__(f"{a} and {b}")
+
+    class Picky(Counter):
+        def step(self, action):
+            raise Odd("this", "that")
+
+    with rollway.make_vec(Picky, 1) as envs:
+        envs.reset()
+        with pytest.raises(rollway.EnvRaised, match="this and that"):
+            envs.step([0])
+
+
+def test_an_environment_that_cannot_be_made_says_why():
+    class Unborn(Counter):
+        def __init__(self):
+            raise FileNotFoundError("no such level")
+
+    with pytest.raises(rollway.EnvRaised, match="could not be made: FileNotFoundError: no such level"):
+        rollway.make_vec([*counters(1), Unborn], num_workers=2)
+
+    class Stillborn(Counter):
+        def __init__(self):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(rollway.EnvDied, match=r"environment 1 could not be made.*SIGKILL"):
+        rollway.make_vec([*counters(1), Stillborn], num_workers=2)
+
+
+@pytest.mark.parametrize(("action", "words"), [(KILL, "SIGKILL.*environment 1$"), (EXIT, "exit with code 7")])
+def test_a_worker_that_ends_is_reported_with_its_environment_and_the_reason(action, words):
+    with rollway.make_vec(counters(4), num_workers=2) as envs:
+        envs.reset()
+        with pytest.raises(rollway.EnvDied, match=words.removesuffix("$")) as caught:
+            envs.step(actions(4, e1=action))
+        assert caught.value.env_ids == [1]
+
+
+def test_a_worker_killed_while_it_is_idle_is_reported_with_the_next_step():
+    with rollway.make_vec(counters(4), num_workers=2) as envs:
+        envs.reset()
+        os.kill(envs.call("pid")[3], signal.SIGKILL)
+        with pytest.raises(rollway.EnvDied, match="environments 2 to 3"):
+            envs.step(actions(4))
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["hangs", "SIGSTOP"])
+def test_an_environment_that_hangs_is_reported_with_its_index_and_can_be_closed(stopped):
+    envs = rollway.make_vec(counters(4), num_workers=2, step_timeout_s=1.0)
+    envs.reset()
+    pids = set(envs.call("pid"))
+    if stopped:
+        os.kill(envs.call("pid")[0], signal.SIGSTOP)
+    with pytest.raises(rollway.EnvHung, match="environment" if stopped else "environment 3 has not") as caught:
+        envs.step(actions(4) if stopped else actions(4, e3=HANG))
+    assert isinstance(caught.value, TimeoutError) and caught.value.env_ids == ([0, 1] if stopped else [3])
+    envs.close(timeout=0.1)
+    assert all(is_gone(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("action", [RAISE, KILL, HANG], ids=["raises", "killed", "hangs"])
+def test_a_policy_begins_it_anew_and_the_others_go_on(action, mode):
+    timeout = 1.0 if action == HANG else None
+    with rollway.make_vec(
+        counters(4), num_workers=4, restart=FaultPolicy(), step_timeout_s=timeout, autoreset_mode=mode
+    ) as envs:
+        envs.reset(seed=1)
+        envs.step(actions(4))
+        observations, rewards, terminations, truncations, infos = envs.step(actions(4, e2=action))
+        same = mode is AutoresetMode.SAME_STEP
+        assert truncations.tolist() == [False, False, True, False] and not terminations.any()
+        assert rewards.tolist() == [2, 2, 0, 2]
+        assert observations[:, 1].tolist() == [2, 2, 0 if same else 1, 2]
+        fault = infos["final_info"]["fault"][2] if same else infos["fault"][2]
+        assert {RAISE: "ZeroDivisionError", KILL: "SIGKILL", HANG: "did not answer"}[action] in fault
+        if same:
+            assert infos["final_obs"][2].tolist() == [2, 1] and infos["seed"][2] > 0
+        if mode is AutoresetMode.DISABLED:
+            assert envs.reset(options={"reset_mask": truncations})[0][:, 1].tolist() == [2, 2, 0, 2]
+        observations, rewards, *_, infos = envs.step(actions(4))
+        assert observations[:, 1].tolist() == [3, 3, 0 if mode is AutoresetMode.NEXT_STEP else 1, 3]
+        if mode is AutoresetMode.NEXT_STEP:
+            assert rewards[2] == 0 and infos["seed"][2] > 0  # a seed that follows from the first one
+
+
+def test_environments_that_shared_the_process_of_a_dead_one_are_truncated_too():
+    with rollway.make_vec(counters(4), num_workers=2, restart=FaultPolicy()) as envs:
+        envs.reset()
+        truncations = envs.step(actions(4, e1=KILL))[3]
+        assert truncations.tolist() == [True, True, False, False]
+
+
+def test_a_policy_ends_after_too_many_faults():
+    with rollway.make_vec(counters(2), num_workers=2, restart=FaultPolicy(max_restarts=2)) as envs:
+        envs.reset()
+        for _ in range(2):
+            envs.step(actions(2, e0=RAISE))
+            envs.step(actions(2))
+        with pytest.raises(rollway.EnvRaised):
+            envs.step(actions(2, e0=RAISE))
+
+
+def test_a_worker_that_dies_again_while_it_is_being_restarted_is_counted_and_reported():
+    marker = Path(_core.shm_directory()) / f"test-marker-{os.getpid()}"
+    marker.touch()
+
+    class Cursed(Counter):
+        def __init__(self):
+            super().__init__()
+            if not marker.exists():
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    with rollway.make_vec([Cursed, *counters(1)], num_workers=2, restart=FaultPolicy(max_restarts=2)) as envs:
+        envs.reset()
+        marker.unlink()
+        with pytest.raises(rollway.EnvDied, match="SIGKILL"):
+            envs.step(actions(2, e0=KILL))
+
+
+def test_nested_and_loose_observations_survive_a_restart():
+    from vector_env_toys import LOOSE
+
+    class Fragile(Sampler):
+        def step(self, action):
+            if action == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().step(action)
+
+    from gymnasium import spaces
+
+    with rollway.make_vec(lambda: Fragile(LOOSE, spaces.Discrete(2)), 2, num_workers=2, restart=FaultPolicy()) as envs:
+        before, _ = envs.reset(seed=1)
+        after, _, _, truncations, _ = envs.step([1, 0])
+        assert truncations.tolist() == [True, False]
+        assert after["said"][0] == before["said"][0] and np.array_equal(after["here"][0], before["here"][0])
+
+
+def test_ctrl_c_ends_a_step_and_the_workers_live_on(child):
+    snake = child(
+        """
+        import sys, numpy as np
+        sys.path.insert(0, sys.argv[1])
+        from vector_env_toys import counters, Counter
+        import rollway
+        class Talker(Counter):
+            def step(self, action):
+                print("in the step", flush=True)
+                return super().step(action)
+        with rollway.make_vec([Talker, *counters(1)], num_workers=2) as envs:
+            envs.reset()
+            try:
+                envs.step([Counter.HANG, 0])
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+            try:
+                envs.step([0, 0])
+            except rollway.InvalidArgument as error:
+                print("step_wait" in str(error), flush=True)
+            envs.close(timeout=0.1)
+        print("closed", flush=True)
+        """,
+        Path(__file__).parents[1],
+    )
+    snake.says("in the step")
+    os.kill(snake.pid, signal.SIGINT)
+    snake.says("interrupted")
+    snake.says("True")
+    snake.says("closed")
+    snake.ends()
+
+
+@pytest.mark.parametrize("how", ["killed", "exits", "raises"])
+def test_no_worker_outlives_its_caller(child, how):
+    snake = child(
+        """
+        import os, sys, signal
+        sys.path.insert(0, sys.argv[1])
+        from vector_env_toys import counters, Counter
+        import rollway
+        envs = rollway.make_vec(counters(4), num_workers=2)
+        envs.reset()
+        print(*envs.call("pid"), flush=True)
+        if sys.argv[2] == "killed":
+            envs.step([Counter.HANG, 0, 0, 0])
+        if sys.argv[2] == "raises":
+            raise SystemExit(3)
+        """,
+        Path(__file__).parents[1],
+        how,
+    )
+    pids = set(map(int, snake.line().split()))
+    assert len(pids) == 2
+    if how == "killed":
+        snake.kill()
+    else:
+        snake.ends(3 if how == "raises" else 0)
+        assert not segments_of(snake.pid)
+    until(lambda: all(is_gone(pid) for pid in pids), 5)
+    until(lambda: rollway.gc() is not None and not segments_of(snake.pid))
+
+
+def test_closing_twice_or_in_a_forked_child_is_harmless():
+    envs = rollway.make_vec(counters(2), num_workers=2)
+    envs.reset()
+    pid = os.fork()
+    if pid == 0:
+        envs.close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert envs.step([0, 0])[1].tolist() == [1, 1]
+    envs.close()
+    envs.close()
+    with pytest.raises(rollway.ConnectionClosedError):
+        envs.step([0, 0])

@@ -1,0 +1,232 @@
+"""make_vec: part of the environments at a time, ways to start processes, and the life of the workers."""
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rollway
+from conftest import until
+from rollway import FaultPolicy, _core
+from vector_env_toys import LOOSE, Counter, Sampler, counters
+
+CALM, RAISE, KILL, HANG, EXIT, BIG, SLOW = range(7)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    yield
+    assert not list(Path(_core.shm_directory()).glob(f"rollway.auto-{os.getpid()}-*"))
+
+
+def test_a_batch_is_whoever_is_done_first(tmp_path):
+    gate = tmp_path / "gate"
+    with rollway.make_vec(counters(4, gate=gate), num_workers=4, batch_size=2) as envs:
+        envs.async_reset(seed=3)
+        first, second = envs.recv(), envs.recv()
+        assert sorted([*first[4]["env_id"], *second[4]["env_id"]]) == [0, 1, 2, 3]
+        envs.send([SLOW, CALM, SLOW, CALM], [0, 1, 2, 3])
+        observations, rewards, _, _, infos = envs.recv()
+        assert sorted(infos["env_id"]) == [1, 3]
+        assert sorted(observations.tolist()) == [[1, 1], [3, 1]] and rewards.tolist() == [1, 1]
+        envs.send([CALM, CALM])  # those of the last recv
+        assert sorted(envs.recv()[4]["env_id"]) == [1, 3]
+        gate.touch()
+        assert sorted(envs.recv()[4]["env_id"]) == [0, 2]
+
+
+def test_every_step_of_every_environment_arrives_once_and_in_order():
+    with rollway.make_vec(counters(7, length=9), num_workers=3, batch_size=3, autoreset_mode="SameStep") as envs:
+        envs.async_reset()
+        seen = {env: [] for env in range(7)}
+        for _ in range(200):
+            observations, _, _, truncations, infos = envs.recv()
+            for row, env in enumerate(infos["env_id"].tolist()):
+                assert observations[row, 0] == env
+                count = infos["final_obs"][env][1] if truncations[row] else observations[row, 1]
+                seen[env].append(int(count))
+            envs.send(np.zeros(3, int))
+        for counts in seen.values():
+            assert counts == [0, *((n % 9) + 1 for n in range(len(counts) - 1))]
+        assert min(map(len, seen.values())) > 40  # nobody is passed over
+
+
+def test_an_environment_with_an_action_under_way_takes_no_other():
+    with rollway.make_vec(counters(3), num_workers=1, batch_size=1) as envs:
+        envs.async_reset()
+        with pytest.raises(rollway.InvalidArgument, match="environment 0 is still busy"):
+            envs.send([CALM], [0])
+        for _ in range(3):
+            envs.recv()
+        for wrong, words in [([9], "there are 3"), ([-1], "there are 3"), ([1, 1], "twice")]:
+            with pytest.raises(rollway.InvalidArgument, match=words):
+                envs.send([CALM] * len(wrong), wrong)
+        with pytest.raises(rollway.InvalidArgument, match="nothing was sent"):
+            envs.recv()
+
+
+def test_recv_with_a_timeout_loses_nothing(tmp_path):
+    gate = tmp_path / "gate"
+    with rollway.make_vec(counters(2, gate=gate), num_workers=2, batch_size=2) as envs:
+        envs.async_reset()
+        envs.recv()
+        envs.send([SLOW, CALM])
+        with pytest.raises(rollway.WaitTimeout):
+            envs.recv(timeout=0.01)
+        gate.touch()
+        assert envs.recv()[0][:, 1].tolist() == [1, 1]
+        gate.unlink()
+        envs.step_async([SLOW, CALM])
+        with pytest.raises(TimeoutError):
+            envs.step_wait(timeout=0.01)
+        gate.touch()
+        assert envs.step_wait()[0][:, 1].tolist() == [2, 2]
+
+
+def test_whole_and_partial_steps_may_take_turns():
+    with rollway.make_vec(counters(4), num_workers=2, batch_size=2) as envs:
+        envs.reset()
+        envs.step([0] * 4)
+        envs.send([CALM, CALM], [0, 3])
+        with pytest.raises(rollway.InvalidArgument, match="under way"):
+            envs.step([0] * 4)
+        assert envs.recv()[0].tolist() == [[0, 2], [3, 2]]
+        assert envs.step([0] * 4)[0][:, 1].tolist() == [3, 2, 2, 3]
+        mask = np.array([False, True, False, False])
+        assert envs.reset(options={"reset_mask": mask})[0][:, 1].tolist() == [3, 0, 2, 3]
+
+
+def test_large_infos_and_loose_observations_arrive_in_any_order():
+    with rollway.make_vec(counters(4), num_workers=2, batch_size=1) as envs:
+        envs.async_reset()
+        for _ in range(4):
+            envs.recv()
+        envs.send([BIG] * 4, [3, 1, 0, 2])
+        for _ in range(4):
+            infos = envs.recv()[4]
+            (env,) = infos["env_id"]
+            assert (infos["big"][env] == env).all() and infos["big"].shape == (4, 300_000)
+        assert envs.step([BIG] * 4)[4]["big"][:, 0].tolist() == [0, 1, 2, 3]
+    with rollway.make_vec(lambda: Sampler(LOOSE), 3, num_workers=2, batch_size=2) as envs:
+        envs.async_reset(seed=1)
+        observations, *_ = envs.recv()
+        assert len(observations["said"]) == 2 and observations["here"].shape == (2, 2)
+        actions = [envs.single_action_space.sample() for _ in range(2)]
+        envs.send({key: tuple(one[key] for one in actions) for key in LOOSE.spaces})
+        assert all(isinstance(said, str) for said in envs.recv()[0]["said"])
+
+
+def test_a_killed_environment_does_not_hold_the_others(tmp_path):
+    made, gate = tmp_path / "made", tmp_path / "gate"
+
+    class Late(Counter):
+        def __init__(self):
+            super().__init__()
+            if made.exists():  # the second time
+                until(gate.exists, 60)
+            made.touch()
+
+    makers = [Late, *counters(4)[1:]]
+    with rollway.make_vec(makers, num_workers=4, batch_size=3, restart=FaultPolicy()) as envs:
+        envs.async_reset()
+        envs.recv()
+        envs.recv()
+        envs.send([KILL, CALM, CALM, CALM], [0, 1, 2, 3])
+        for last in (False, False, True):
+            observations, _, _, truncations, infos = envs.recv()
+            assert sorted(infos["env_id"]) == [1, 2, 3] and not truncations.any()
+            if not last:
+                envs.send([CALM] * 3)
+        gate.touch()
+        observations, rewards, _, truncations, infos = envs.recv()
+        assert infos["env_id"].tolist() == [0] and truncations.tolist() == [True] and rewards.tolist() == [0]
+        assert "SIGKILL" in infos["fault"][0] and observations.tolist() == [[0, 0]]
+
+
+def test_an_exception_in_one_keeps_the_results_of_the_others():
+    with rollway.make_vec(counters(3), num_workers=1, batch_size=3) as envs:
+        envs.async_reset()
+        envs.recv()
+        envs.send([CALM, RAISE, CALM])
+        with pytest.raises(rollway.EnvRaised, match="environment 1"):
+            envs.recv()
+        with pytest.raises(rollway.InvalidArgument, match="under way"):
+            envs.step([CALM] * 3)
+        with pytest.raises(rollway.InvalidArgument, match="environment 0 is still busy"):
+            envs.send([CALM], [0])
+        envs.send([CALM], [1])
+        assert envs.recv()[0][:, 1].tolist() == [1, 2, 1]
+
+
+def test_what_was_said_before_an_error_is_not_taken_for_what_is_said_after_it():
+    with rollway.make_vec(counters(4), num_workers=2) as envs:
+        envs.reset()
+        with pytest.raises(rollway.EnvRaised):
+            envs.step([BIG, RAISE, BIG, BIG])
+        with pytest.raises(rollway.EnvRaised):
+            envs.call("no_such_thing")
+        assert envs.get_attr("number") == (0, 1, 2, 3)
+        envs.set_attr("number", [10, 11, 12, 13])
+        assert envs.step([BIG] * 4)[4]["big"][:, 0].tolist() == [10, 11, 12, 13]
+        envs.step_async([BIG] * 4)
+        assert envs.reset()[0][:, 1].tolist() == [0] * 4  # ends the step first
+        envs.set_attr("number", 5)
+        assert envs.step([BIG] * 4)[4]["big"][:, 0].tolist() == [5] * 4
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_workers_can_be_started_in_any_way(context):
+    with (
+        rollway.make_vec("CartPole-v1", 2, num_workers=1, context=context) as envs,
+        rollway.make_vec("CartPole-v1", 2) as ours,
+    ):
+        assert np.array_equal(envs.reset(seed=4)[0], ours.reset(seed=4)[0])
+        for _ in range(5):
+            assert np.array_equal(envs.step([0, 1])[0], ours.step([0, 1])[0])
+
+
+def test_workers_outlive_the_thread_that_made_them():
+    made = []
+    thread = threading.Thread(target=lambda: made.append(rollway.make_vec(counters(2), num_workers=2)))
+    thread.start()
+    thread.join()
+    with made[0] as envs:
+        envs.reset()
+        assert envs.step([0, 0])[1].tolist() == [1, 1]
+
+
+def test_another_thread_that_comes_in_between_is_told(tmp_path):
+    gate = tmp_path / "gate"
+    with rollway.make_vec(counters(2, gate=gate), num_workers=2) as envs:
+        envs.reset()
+        thread = threading.Thread(target=lambda: envs.step([SLOW, CALM]))
+        thread.start()
+        until(lambda: envs._stepping)
+        with pytest.raises((RuntimeError, rollway.InvalidArgument)):
+            envs.step([0, 0])
+        gate.touch()
+        thread.join()
+
+
+def test_environments_are_closed_and_workers_end():
+    closed = Path(_core.shm_directory()) / f"test-closed-{os.getpid()}"
+
+    class Tidy(Counter):
+        def close(self):
+            closed.write_text("yes")
+
+    envs = rollway.make_vec(Tidy, 1)
+    envs.reset()
+    envs.close()
+    assert closed.read_text() == "yes"
+    closed.unlink()
+
+
+def test_a_forgotten_vector_environment_ends_its_workers():
+    envs = rollway.make_vec(counters(2), num_workers=2)
+    envs.reset()
+    pids = envs.call("pid")
+    del envs
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))

@@ -1,0 +1,227 @@
+"""Rollouts collected straight into the slots of a ring: what arrives is what the environments said."""
+
+import itertools
+import os
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+
+import rollway
+from rollway import FaultPolicy, _core
+from vector_env_toys import LOOSE, NESTED, Counter, Sampler, counters
+
+STEPS, ENVS = 5, 3
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    yield
+    assert not list(Path(_core.shm_directory()).glob(f"rollway.auto-{os.getpid()}-*"))
+
+
+def example(rows=STEPS + 1, dtype=np.float64):
+    return {
+        "obs": np.zeros((rows, ENVS, 2)),
+        "actions": np.zeros((STEPS, ENVS), np.int64),
+        "rewards": np.zeros((STEPS, ENVS), dtype),
+        "dones": np.zeros((STEPS, ENVS), dtype),
+        "truncated": np.zeros((STEPS, ENVS), bool),
+    }
+
+
+def places(slot):
+    return {
+        "observations": slot["obs"],
+        "rewards": slot["rewards"],
+        "terminations": slot["dones"],
+        "truncations": slot["truncated"],
+    }
+
+
+@pytest.mark.parametrize("rows", [STEPS, STEPS + 1])
+def test_rollouts_follow_one_another_and_are_what_the_environments_said(rows):
+    sample = example(rows, np.float32)
+    with (
+        rollway.Server(sample, 2, rollway.ShmTransport(), num_buffers=2) as server,
+        rollway.ShmClient(server.name, sample) as client,
+        rollway.make_vec(counters(ENVS, length=7), num_workers=2) as envs,
+    ):
+        newest = envs.reset()[0]
+        expected = SyncVectorEnv(counters(ENVS, length=7))
+        expected.reset()
+        calm = np.zeros(ENVS, int)
+        for _ in range(6):
+            for _ in range(2):
+                with client.reserve() as slot, envs.collect_into(client, **places(slot)) as observations:
+                    assert np.array_equal(observations, newest) and np.shares_memory(observations, slot["obs"])
+                    for step in range(STEPS):
+                        newest, rewards, _, truncations, infos = envs.step(calm)
+                        theirs = expected.step(calm)
+                        assert np.array_equal(newest, theirs[0]) and np.array_equal(rewards, theirs[1])
+                        assert np.array_equal(truncations, theirs[3]) and infos.keys() == theirs[4].keys()
+                        assert np.shares_memory(rewards, slot["rewards"])
+                        assert np.shares_memory(newest, slot["obs"]) == (step + 1 < rows)
+                    newest = newest.copy()
+            batch = server.sample().batch
+            for rollout in range(2):
+                counts = batch["obs"][rollout, :, 0, 1]
+                rewards = batch["rewards"][rollout, :, 0]
+                assert all(after == before + 1 or after == 0 for before, after in itertools.pairwise(counts))
+                assert np.array_equal(rewards[: rows - 1], counts[1:])
+        assert np.array_equal(envs.step(calm)[0], expected.step(calm)[0])  # and on its own again
+
+
+def test_nested_observations_and_transposed_arrays_are_written_in_place():
+    make = lambda: Sampler(NESTED, spaces.Discrete(2))  # noqa: E731
+    sample = {
+        "eye": np.zeros((ENVS, STEPS + 1, 3, 2), np.uint8),
+        "die": np.zeros((ENVS, STEPS + 1), np.int64),
+        "bits": np.zeros((ENVS, STEPS + 1, 3), np.int8),
+        "limbs": np.zeros((ENVS, STEPS + 1, 2), np.int64),
+        "x": np.zeros((ENVS, STEPS + 1), np.float64),
+        "rewards": np.zeros((ENVS, STEPS), np.float32),
+        "ends": np.zeros((2, ENVS, STEPS), bool),
+    }
+    with (
+        rollway.Server(sample, 1, rollway.ShmTransport()) as server,
+        rollway.ShmClient(server.name, sample) as client,
+        rollway.make_vec(make, ENVS, num_workers=2) as envs,
+    ):
+        expected = SyncVectorEnv([make] * ENVS)
+        said = [envs.reset(seed=1)[0]]
+        assert np.array_equal(said[0]["eye"], expected.reset(seed=1)[0]["eye"])
+        with client.reserve() as slot:
+            turned = {name: array.swapaxes(0, 1) for name, array in slot.tree.items() if name != "ends"}
+            observations = {
+                "eye": turned["eye"],
+                "pair": (turned["die"], turned["bits"]),
+                "inner": {"limbs": turned["limbs"], "x": turned["x"]},
+            }
+            ends = slot["ends"].transpose(0, 2, 1)
+            with envs.collect_into(
+                client, observations=observations, rewards=turned["rewards"], terminations=ends[0], truncations=ends[1]
+            ):
+                for _ in range(STEPS):
+                    envs.step([0] * ENVS)
+                    said.append(expected.step([0] * ENVS)[0])
+        batch = server.sample().batch
+        for step, one in enumerate(said):
+            assert np.array_equal(batch["eye"][0, :, step], one["eye"])
+            assert np.array_equal(batch["bits"][0, :, step], one["pair"][1])
+            assert np.array_equal(batch["x"][0, :, step], one["inner"]["x"])
+
+
+def test_a_killed_worker_is_replaced_by_one_that_knows_the_slots():
+    sample = example()
+    with (
+        rollway.Server(sample, 1, rollway.ShmTransport()) as server,
+        rollway.ShmClient(server.name, sample) as client,
+        rollway.make_vec(counters(ENVS), num_workers=ENVS, restart=FaultPolicy()) as envs,
+    ):
+        envs.reset()
+        with client.reserve() as slot, envs.collect_into(client, **places(slot)):
+            for step in range(STEPS):
+                envs.step([Counter.KILL if step == 2 else Counter.CALM, 0, 0])
+        batch = server.sample().batch
+        assert batch["obs"][0, :, 0, 1].tolist() == [0, 1, 2, 2, 0, 1]
+        assert batch["truncated"][0, :, 0].tolist() == [False, False, True, False, False]
+        assert batch["obs"][0, :, 1, 1].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_nobody_writes_into_a_slot_that_was_given_back():
+    sample = example()
+    with (
+        rollway.Server(sample, 1, rollway.ShmTransport()) as server,
+        rollway.ShmClient(server.name, sample) as client,
+        rollway.make_vec(counters(ENVS), num_workers=ENVS, step_timeout_s=1.0) as envs,
+    ):
+        envs.reset()
+        pid = envs.call("pid")[1]
+        with pytest.raises(rollway.EnvHung), client.reserve() as slot, envs.collect_into(client, **places(slot)):
+            envs.step([0, Counter.HANG, 0])
+        assert not Path(f"/proc/{pid}").exists()
+        assert server.stats()["claimed_slots"] == 0
+
+
+def test_a_raising_environment_ends_the_block_and_the_next_one_works():
+    sample = example()
+    with (
+        rollway.Server(sample, 1, rollway.ShmTransport()) as server,
+        rollway.ShmClient(server.name, sample) as client,
+        rollway.make_vec(counters(ENVS), num_workers=2) as envs,
+    ):
+        envs.reset()
+        with pytest.raises(rollway.EnvRaised), client.reserve() as slot, envs.collect_into(client, **places(slot)):
+            envs.step([0, Counter.RAISE, 0])
+        with client.reserve() as slot, envs.collect_into(client, **places(slot)):
+            for _ in range(STEPS):
+                envs.step([0, 0, 0])
+        assert server.sample().batch["obs"][0, -1, :, 1].tolist() == [6, 6, 6]
+
+
+def test_what_does_not_fit_is_refused():
+    sample = example()
+    with (
+        rollway.Server(sample, 1, rollway.ShmTransport()) as server,
+        rollway.ShmClient(server.name, sample) as client,
+        rollway.make_vec(counters(ENVS), num_workers=1) as envs,
+        client.reserve() as slot,
+    ):
+        envs.reset()
+        good = places(slot)
+        for wrong, words in [
+            ({"rewards": slot["rewards"][:, :2]}, "rewards has shape"),
+            ({"truncations": slot["truncated"][:2]}, "truncations has shape"),
+            ({"observations": slot["obs"][:3]}, "or one row longer"),
+            ({"rewards": np.zeros((STEPS, ENVS))}, "does not lie in the shared memory"),
+        ]:
+            with pytest.raises(rollway.InvalidArgument, match=words), envs.collect_into(client, **{**good, **wrong}):
+                pass
+        with envs.collect_into(client, **good):
+            for _ in range(STEPS):
+                envs.step([0] * ENVS)
+            with pytest.raises(rollway.InvalidArgument, match="room for 5 steps"):
+                envs.step([0] * ENVS)
+            with pytest.raises(rollway.InvalidArgument, match="in the middle"):
+                envs.reset()
+            with pytest.raises(rollway.InvalidArgument, match="in the middle"):
+                envs.send([0], [0])
+        with rollway.make_vec(lambda: Sampler(LOOSE), ENVS) as loose:
+            loose.reset()
+            observations = {key: slot["obs"] for key in LOOSE.spaces}
+            with (
+                pytest.raises(rollway.InvalidArgument, match="no fixed size"),
+                loose.collect_into(client, **{**good, "observations": observations}),
+            ):
+                pass
+
+
+def test_images_arrive_whole():
+    class Painter(gym.Env):
+        observation_space = spaces.Box(0, 255, (84, 84), np.uint8)
+        action_space = spaces.Discrete(2)
+        count = 0
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros((84, 84), np.uint8), {}
+
+        def step(self, action):
+            self.count += 1
+            return np.full((84, 84), self.count, np.uint8), 0.0, False, False, {}
+
+    sample = {**example(), "obs": np.zeros((STEPS + 1, ENVS, 84, 84), np.uint8)}
+    with (
+        rollway.Server(sample, 1, rollway.ShmTransport()) as server,
+        rollway.ShmClient(server.name, sample) as client,
+        rollway.make_vec(Painter, ENVS, num_workers=2) as envs,
+    ):
+        envs.reset()
+        with client.reserve() as slot, envs.collect_into(client, **places(slot)):
+            for _ in range(STEPS):
+                envs.step([0] * ENVS)
+        obs = server.sample().batch["obs"][0]
+        assert [np.unique(obs[step]).tolist() for step in range(STEPS + 1)] == [[n] for n in range(STEPS + 1)]
