@@ -17,6 +17,7 @@ from rollway.errors import (
     InvalidArgument,
     LayoutMismatch,
     LearnerUnreachable,
+    MissingExtra,
     NoLaneLeft,
     NoSeatLeft,
     NotAuthorized,
@@ -36,6 +37,7 @@ from rollway.errors import (
     SystemCallFailed,
     TlsFailed,
     TokenRequired,
+    UnusableEnvironment,
     WaitTimeout,
 )
 from rollway.groups import Group, GroupAssembler
@@ -71,6 +73,7 @@ __all__ = [
     "InvalidArgument",
     "LayoutMismatch",
     "LearnerUnreachable",
+    "MissingExtra",
     "NoLaneLeft",
     "NoSeatLeft",
     "NotAuthorized",
@@ -113,6 +116,7 @@ __all__ = [
     "TokenRequired",
     "TrajectoryAccumulator",
     "Transport",
+    "UnusableEnvironment",
     "WaitTimeout",
     "ZeroCopySHMBuffer",
     "__version__",
