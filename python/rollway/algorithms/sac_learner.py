@@ -45,9 +45,9 @@ class SacLearner:
         self.slow_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_alpha = torch.zeros((), device=self.device, requires_grad=True)
         self.target_entropy = float(-env.action_dim) if settings.target_entropy is None else settings.target_entropy
-        self._actor_optimiser = torch.optim.Adam(self.actor.parameters(), settings.learning_rate)
-        self._critic_optimiser = torch.optim.Adam(self.critic.parameters(), settings.learning_rate)
-        self._alpha_optimiser = torch.optim.Adam([self.log_alpha], settings.learning_rate)
+        self._actor_optimiser = torch.optim.Adam(self.actor.parameters(), settings.learning_rate, fused=True)
+        self._critic_optimiser = torch.optim.Adam(self.critic.parameters(), settings.learning_rate, fused=True)
+        self._alpha_optimiser = torch.optim.Adam([self.log_alpha], settings.learning_rate, fused=True)
         self._generator = torch.Generator(self.device).manual_seed(settings.seed)
 
     @property
