@@ -44,6 +44,7 @@ from rollway.groups import Group, GroupAssembler
 from rollway.record_key import GroupKey, RecordKey
 from rollway.record_schema import RecordSchema
 from rollway.record_server import RecordServer
+from rollway.rollout_ring_buffer import RolloutInfo, RolloutRingBuffer
 from rollway.segments import SegmentInfo, gc, segments
 from rollway.server import Server
 from rollway.shm_client import ShmClient
@@ -92,6 +93,8 @@ __all__ = [
     "RecordTooLarge",
     "RecordTransport",
     "RingFull",
+    "RolloutInfo",
+    "RolloutRingBuffer",
     "RollwayError",
     "Sample",
     "SampleInfo",

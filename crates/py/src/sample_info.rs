@@ -19,6 +19,9 @@ pub struct SampleInfo {
     /// Counted from 1 over the life of the ring.
     #[pyo3(get)]
     batch_number: u64,
+    /// The buffer of the ring in which the batch lies.
+    #[pyo3(get)]
+    buffer: usize,
     /// Samples in the batch; fewer than `batch_size` only when it was closed early.
     #[pyo3(get)]
     pub size: usize,
@@ -36,7 +39,8 @@ impl SampleInfo {
             batch.record_dwell(oldest);
         }
         let (size, consumer) = (stamps.len(), consumer.clone().unbind());
-        SampleInfo { consumer, stamps, batch_number: batch.number().0, size }
+        let (batch_number, buffer) = batch.number();
+        SampleInfo { consumer, stamps, batch_number, buffer, size }
     }
 
     fn column<'py, T: numpy::Element>(

@@ -17,6 +17,9 @@ pub struct Slot {
     slot: GilCell<Option<CoreSlot<Arc<Core>>>>,
     leaves: Vec<Py<PyAny>>,
     tree: Py<PyAny>,
+    /// The buffer of the ring that this slot is part of.
+    #[pyo3(get)]
+    buffer: usize,
     version: GilCell<u32>,
 }
 
@@ -34,7 +37,8 @@ impl Slot {
         let leaves: Vec<Bound<'_, PyAny>> = leaves.collect::<PyResult<_>>()?;
         let tree = plan.build(py, &leaves)?.unbind();
         let leaves = leaves.into_iter().map(Bound::unbind).collect();
-        Ok(Slot { slot: GilCell::new(Some(slot)), leaves, tree, version: GilCell::new(0) })
+        let buffer = slot.buffer();
+        Ok(Slot { slot: GilCell::new(Some(slot)), leaves, tree, buffer, version: GilCell::new(0) })
     }
 
     /// Ends the claim. The arrays stay mapped, but this process has no more business in them.

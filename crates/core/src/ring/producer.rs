@@ -293,6 +293,11 @@ impl<P: Deref<Target = Producer>> Slot<P> {
         self.claim.map_or(0, |claim| claim.len)
     }
 
+    /// The buffer in which the run lies.
+    pub fn buffer(&self) -> usize {
+        self.claim.as_ref().expect("a slot has its claim until it is committed or dropped").buffer
+    }
+
     /// Where a leaf of the run lies; writable until commit.
     pub fn leaf(&self, leaf: usize) -> *mut u8 {
         let claim = self.claim.as_ref().expect("a slot has its claim until it is committed or dropped");
