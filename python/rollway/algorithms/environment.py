@@ -53,7 +53,7 @@ class Environment:
 
     @classmethod
     def inspect(cls, name: str, overrides: Mapping[str, Any] | None = None) -> Environment:
-        """Makes one, looks at its spaces, closes it. Raises `UnusableEnvironment` for what the algorithms cannot use."""
+        """Makes one, looks at its spaces, closes it. `UnusableEnvironment` when no algorithm here can use it."""
         overrides = dict(overrides or {})
         try:
             env = gymnasium.make(name, **overrides)

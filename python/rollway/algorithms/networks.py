@@ -19,7 +19,7 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 def mlp(sizes: Sequence[int], activation: type[nn.Module], last_gain: float = 1.0) -> nn.Sequential:
-    """Linear layers of these sizes with an activation between them; orthogonal at first, the last scaled by its gain."""
+    """Linear layers with an activation between them; orthogonal at first, the last scaled by its gain."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
         linear = nn.Linear(inputs, outputs)
