@@ -61,7 +61,7 @@ class AppoLearner:
                 value_loss = functional.mse_loss(self.critic(obs[rows]), targets[rows])
                 loss = policy_loss + s.value_weight * value_loss - s.entropy_weight * entropy.mean()
                 self.optimiser.zero_grad()
-                loss.backward()
+                torch.autograd.backward(loss)
                 torch.nn.utils.clip_grad_norm_(self._parameters, s.gradient_clip)
                 self.optimiser.step()
                 sums += torch.stack([policy_loss, value_loss, entropy.mean()]).detach().cpu()
@@ -70,7 +70,7 @@ class AppoLearner:
 
     @torch.no_grad()
     def _correct(self, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor, float]:
-        """The anchor's log-probabilities, the critic's targets and the advantages, flat; the share of clipped weights."""
+        """The anchor's log-probabilities, the targets, the advantages, all flat; and the share of clipped weights."""
         s = self.settings
         envs, steps = rollout["rewards"].shape
         anchor, _ = self.actor.judge(rollout["obs"].flatten(0, 1), rollout["actions"].flatten(0, 1))

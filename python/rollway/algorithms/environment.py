@@ -1,8 +1,8 @@
 """Environment: what the algorithms must know of a Gymnasium environment, and how they make a vector of them.
 
-Vectors reset in the *same step* (`AutoresetMode.SAME_STEP`): the step that ends an episode returns the first observation
-of the next one, and the last of the old one is in ``info["final_obs"]``. So every step is a transition, and there is no
-step whose action is ignored. Observations are flattened to ``[n, obs_dim]`` float32. No learning here.
+Vectors reset in the *same step* (`AutoresetMode.SAME_STEP`): the step that ends an episode returns the first
+observation of the next one, and the last of the old one is in ``info["final_obs"]``. So every step is a transition, and
+there is no step whose action is ignored. Observations are flattened to ``[n, obs_dim]`` float32. No learning here.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class GaussianActor(nn.Module):
     def sample(self, obs: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         """An action for each observation, and its log-density."""
         mean = self.body(obs)
-        noise = torch.randn(mean.shape, generator=generator)
+        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
         return mean + self.log_std.exp() * noise, _gaussian_log_prob(noise, self.log_std)
 
     def judge(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:

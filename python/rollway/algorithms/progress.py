@@ -28,8 +28,10 @@ class Progress:
     episodes: int
     mean_return: float
     """Of the last `return_window` episodes that ended, or of as many as there were; NaN before the first."""
+    averaged: int
+    """How many episodes that mean is of."""
     window_full: bool
-    """Whether there were that many."""
+    """Whether these are as many as it should be of."""
     steps_per_s: float
     version: int
     """The number of the weights that were published last."""
@@ -48,13 +50,14 @@ class Progress:
     losses: Mapping[str, float]
 
     def numbers(self) -> dict[str, float]:
-        """All of it as one flat mapping, for logs.
+        """All of it as one flat mapping, for logs; without what is not known yet.
 
-        >>> "mean_return" in Scoreboard(100).progress(0, version=0, queue_depth=0).numbers()
-        True
+        >>> numbers = Scoreboard(100).progress(0, version=7, queue_depth=0).numbers()
+        >>> numbers["version"], "mean_return" in numbers
+        (7.0, False)
         """
-        flat = {key: float(value) for key, value in vars(self).items() if key != "losses"}
-        return flat | {f"losses/{key}": value for key, value in self.losses.items()}
+        flat = {key: float(value) for key, value in vars(self).items() if key != "losses"} | dict(self.losses)
+        return {key: value for key, value in flat.items() if not math.isnan(value)}
 
 
 class _Mark(NamedTuple):
@@ -131,6 +134,7 @@ class Scoreboard:
             env_steps=now.steps,
             episodes=self._episodes,
             mean_return=fmean(self._returns) if self._returns else math.nan,
+            averaged=len(self._returns),
             window_full=len(self._returns) == self._returns.maxlen,
             steps_per_s=_share(now.steps - since.steps, took_s),
             version=version,

@@ -63,21 +63,21 @@ class SacLearner:
         opinions = self.critic(obs, actions)
         critic_loss = functional.mse_loss(opinions, self.targets(batch).expand_as(opinions)) * 2
         self._critic_optimiser.zero_grad()
-        critic_loss.backward()
+        torch.autograd.backward(critic_loss)
         self._critic_optimiser.step()
 
         proposed, log_probs = self.actor.sample(obs, self._generator)
         self.critic.requires_grad_(False)
         actor_loss = (alpha * log_probs - self.critic(obs, proposed).amin(0)).mean()
         self._actor_optimiser.zero_grad()
-        actor_loss.backward()
+        torch.autograd.backward(actor_loss)
         self._actor_optimiser.step()
         self.critic.requires_grad_(True)
 
         surplus = -log_probs.detach().mean() - self.target_entropy
         alpha_loss = self.log_alpha * surplus
         self._alpha_optimiser.zero_grad()
-        alpha_loss.backward()
+        torch.autograd.backward(alpha_loss)
         self._alpha_optimiser.step()
 
         with torch.no_grad():
@@ -98,4 +98,5 @@ class SacLearner:
         next_obs = batch["next_obs"]
         next_actions, log_probs = self.actor.sample(next_obs, self._generator)
         following = self.slow_critic(next_obs, next_actions).amin(0) - self.log_alpha.exp() * log_probs
-        return batch["rewards"] + self.settings.gamma * (1 - terminated) * following
+        targets: Tensor = batch["rewards"] + self.settings.gamma * (1 - terminated) * following
+        return targets

@@ -98,6 +98,11 @@ class SacSettings(Settings):
     target_entropy: float | None = None
     """In nats, of the action scaled to [-1, 1]; by default minus the number of action dimensions."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.warmup_steps > self.capacity:
+            raise InvalidArgument(f"warmup_steps = {self.warmup_steps} is more than the capacity of {self.capacity}.")
+
 
 def _convert(key: str, value: Any, kind: Any) -> Any:
     optional = type(None) in get_args(kind) and get_origin(kind) is not tuple

@@ -26,8 +26,8 @@ def draw(path: Path, history: Sequence[Progress], title: str, goal: float | None
     if goal is not None:
         above.axhline(goal, color="grey", lw=1, ls="--", label=f"goal {goal:g}")
     deaths = [after.env_steps for before, after in pairwise(history) if after.deaths > before.deaths]
-    for number, steps in enumerate(deaths):
-        above.axvline(steps, color=_DEATH, lw=0.8, alpha=0.5, label=None if number else "a collector died")
+    for number, death in enumerate(deaths):
+        above.axvline(death, color=_DEATH, lw=0.8, alpha=0.5, label=None if number else "a collector died")
     above.set_ylabel("mean return of the last episodes")
     above.set_title(title)
     above.legend(loc="best", frameon=False)

@@ -114,7 +114,7 @@ def line(now: Progress) -> str:
 
 
 def _window(now: Progress) -> str:
-    return f"mean of the last {'' if now.window_full else 'few '}of {count(now.episodes, 'episode')}"
+    return f"mean of the last {now.averaged} of {count(now.episodes, 'episode')}"
 
 
 def _number(value: float) -> str:

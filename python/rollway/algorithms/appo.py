@@ -1,0 +1,152 @@
+"""APPO: asynchronous proximal policy optimisation. Collectors never wait for the learner's arithmetic, nor it for theirs.
+
+```text
+ collector 0 ── steps its environments, writes in place ──▶ RolloutRingBuffer ──▶ learner: V-trace, clipped update
+ collector 1 ── … ───────────────────────────────────────▶                         │
+       ▲                                                                           │
+       └────────────── the newest weights, before each rollout ◀── SharedWeightSync ◀──┘
+```
+
+A rollout carries the version of the weights that made it. The ring holds a few of them and collectors wait for room, so
+that no rollout is older than the ring is long. `AppoLearner` does the arithmetic.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from rollway.algorithms.appo_learner import AppoLearner, Rollout, make_actor
+from rollway.algorithms.environment import Environment
+from rollway.algorithms.policy import Policy
+from rollway.algorithms.runner import AlgorithmRunner
+from rollway.algorithms.settings import AppoSettings
+from rollway.collector import Collector
+from rollway.rollout_ring_buffer import RolloutRingBuffer
+from rollway.shared_weight_sync import SharedWeightSync
+
+
+def collect(
+    collector: Collector,
+    env: Environment,
+    settings: AppoSettings,
+    device: str,
+    rollouts: RolloutRingBuffer,
+    weights: SharedWeightSync,
+) -> None:
+    """The life of a collector: the newest weights, a rollout, and again. `AppoRunner` starts it in its own process."""
+    torch.set_num_threads(1)
+    actor = make_actor(env, settings).to(device)
+    state = actor.state_dict()
+    env_seed, action_seed = np.random.SeedSequence([settings.seed, collector.index, collector.life]).generate_state(2)
+    generator = torch.Generator(device).manual_seed(int(action_seed))
+    version = 0
+    with env.vector(rollouts.num_envs) as envs, torch.inference_mode():
+        obs = envs.reset(int(env_seed))
+        while not collector.stop.is_set():
+            began = time.monotonic()
+            rollouts.wait_for_slot()
+            waited = time.monotonic() - began
+            if weights.version > version:
+                version = weights.read_weights_into(state)
+            with rollouts.writing(version=version) as rollout:
+                for t in range(rollouts.num_steps):
+                    actions, log_probs = actor.sample(torch.from_numpy(obs).to(device), generator)
+                    rollout["obs"][:, t] = obs
+                    rollout["actions"][:, t] = actions.cpu()
+                    rollout["log_probs"][:, t] = log_probs.cpu()
+                    step = envs.step(rollout["actions"][:, t])
+                    rollout["rewards"][:, t] = step.rewards
+                    rollout["dones"][:, t] = step.terminated | step.truncated
+                    rollout["truncated"][:, t] = step.truncated
+                    rollout["next_obs"][:, t] = step.next_obs
+                    rollout["episode_return"][:, t] = step.episode_return
+                    obs = step.obs
+                rollout["last_obs"][:] = obs
+                rollout["seconds"][:] = waited, time.monotonic() - began
+
+
+class AppoRunner(AlgorithmRunner):
+    """Trains by APPO: discrete actions or a box. The arguments are those of `AlgorithmRunner`; see `AppoSettings`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as logs:
+    ...     with AppoRunner("CartPole-v1", num_envs=2, num_collectors=1, rl_cfg={"rollout_steps": 8}) as runner:
+    ...         for progress in runner.train(max_iterations=2, log_dir=logs):
+    ...             pass
+    >>> progress.env_steps, progress.version
+    (64, 3)
+    """
+
+    settings: AppoSettings
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        s, env, num_envs = self.settings, self.env, self.envs_of(0)
+        self.learner = AppoLearner(env, s, self.device)
+        self.weights = self.own(SharedWeightSync.from_state_dict(self.learner.actor.state_dict()))
+        self.rollouts = self.own(
+            RolloutRingBuffer(
+                num_envs,
+                s.rollout_steps,
+                env.obs_dim,
+                env.action_dim,
+                num_slots=max(s.num_slots, 2),
+                on_full="block",
+                peer_timeout_s=None,  # the runner itself sees to dead collectors
+                fields={
+                    "next_obs": ((num_envs, s.rollout_steps, env.obs_dim), np.float32),
+                    "episode_return": ((num_envs, s.rollout_steps), np.float32),
+                    "seconds": ((2,), np.float64),
+                },
+            )
+        )
+
+    def _settings(self, given: Mapping[str, Any]) -> AppoSettings:
+        return AppoSettings.of(given)
+
+    def _start(self) -> None:
+        self.start_collectors(collect, self.env, self.settings, self.collector_device, self.rollouts, self.weights)
+
+    @property
+    def policy(self) -> Policy:
+        """What was learnt so far."""
+        return Policy("appo", self.env, self.settings, self.learner.actor)
+
+    @property
+    def version(self) -> int:
+        """The number of the weights that were published last."""
+        return self.weights.version
+
+    @property
+    def queue_depth(self) -> int:
+        """Whole rollouts that wait for the learner."""
+        return self.rollouts.available()
+
+    def _iterate(self) -> Mapping[str, float]:
+        taken = [self._take() for _ in range(self.settings.rollouts_per_update)]
+        losses = self.learner.update({field: torch.cat([one[field] for one in taken]) for field in taken[0]})
+        self.weights.write_weights(self.learner.actor.state_dict())
+        return losses
+
+    def _take(self) -> Rollout:
+        """The next rollout, as tensors of our own; its numbers go on the board."""
+        began = time.monotonic()
+        while not self.wait_for_data(self.rollouts):
+            pass  # collectors live: they are slow
+        self.board.waited(time.monotonic() - began)
+        rollout: Rollout = self.rollouts.read_torch(self.device)
+        waited_s, spent_s = rollout.pop("seconds").tolist()
+        self.board.arrived(
+            steps=rollout["rewards"].numel(),
+            returns=rollout["episode_return"][rollout["dones"] > 0].tolist(),
+            staleness=self.version - self.rollouts.read_info().version,
+            waited_s=waited_s,
+            spent_s=spent_s,
+        )
+        self.rollouts.advance_read()
+        return rollout
