@@ -7,10 +7,14 @@ machines: no serialisation, no lost sample.
 from importlib.metadata import version as _version
 
 from rollway._core import HistSnapshot, Record, RecordSlot, Sample, SampleInfo, Slot
+from rollway.async_runner import AsyncRunner
 from rollway.batches import PackedBatch, PaddedBatch, pack, pad, token_batches
+from rollway.collector import Collector, StopFlag
+from rollway.collector_supervisor import CollectorSupervisor
 from rollway.errors import (
     AddressUnavailable,
     BatchesHeld,
+    CollectorError,
     ConnectionClosedError,
     GeometryMismatch,
     HugePagesUnavailable,
@@ -44,6 +48,7 @@ from rollway.groups import Group, GroupAssembler
 from rollway.record_key import GroupKey, RecordKey
 from rollway.record_schema import RecordSchema
 from rollway.record_server import RecordServer
+from rollway.restart_policy import RestartPolicy
 from rollway.rollout_ring_buffer import RolloutInfo, RolloutRingBuffer
 from rollway.segments import SegmentInfo, gc, segments
 from rollway.server import Server
@@ -61,7 +66,11 @@ __version__ = _version("rollway")
 
 __all__ = [
     "AddressUnavailable",
+    "AsyncRunner",
     "BatchesHeld",
+    "Collector",
+    "CollectorError",
+    "CollectorSupervisor",
     "ConnectionClosedError",
     "Endpoint",
     "GeometryMismatch",
@@ -92,6 +101,7 @@ __all__ = [
     "RecordSlot",
     "RecordTooLarge",
     "RecordTransport",
+    "RestartPolicy",
     "RingFull",
     "RolloutInfo",
     "RolloutRingBuffer",
@@ -110,6 +120,7 @@ __all__ = [
     "ShmRecordClient",
     "ShmTransport",
     "Slot",
+    "StopFlag",
     "SystemCallFailed",
     "TcpClient",
     "TcpRecordClient",

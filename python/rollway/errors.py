@@ -4,6 +4,7 @@
 RollwayError
 ├── ConnectionClosedError (ConnectionError)   the learner, or this handle, has closed the ring
 ├── PeerDied (ConnectionError)                everybody on the other side is dead, and nobody came back
+├── CollectorError (RuntimeError)             a collector of this runner raised, or died; has its traceback or signal
 ├── WaitTimeout (TimeoutError)                the time was over; says what was awaited
 ├── LearnerUnreachable (ConnectionError)      nobody answers at that address
 ├── ProtocolMismatch (ConnectionError)        what answers there is not a learner of this version
@@ -53,6 +54,22 @@ class ConnectionClosedError(RollwayError, ConnectionError):
 
 class PeerDied(RollwayError, ConnectionError):
     """Everybody on the other side is gone, at least one of them by death, and nobody came back in time."""
+
+
+class CollectorError(RollwayError, RuntimeError):
+    """A collector raised an exception or died, and the restart policy gave up on it."""
+
+    index: int = -1
+    """Which collector."""
+    pid: int = 0
+    exitcode: int | None = None
+    """As Python writes it: minus the number of the signal when it was killed."""
+    signal_name: str | None = None
+    """``"SIGKILL"`` and the like, when it was killed."""
+    kind: str | None = None
+    """The name of the exception's class, when it raised."""
+    message: str | None = None
+    traceback_text: str | None = None
 
 
 class WaitTimeout(RollwayError, TimeoutError):

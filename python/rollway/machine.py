@@ -279,6 +279,19 @@ class Cgroup:
         limits = [int(text) for text in texts if text is not None and text.isdigit()]
         return min((limit for limit in limits if limit < _UNLIMITED_V1), default=None)
 
+    def oom_kills(self) -> int | None:
+        """How many processes of the group the kernel has killed for want of memory; ``None`` where it does not say."""
+        texts = [_read(directory / "memory.events") for directory in self._directories(None)]
+        texts += [_read(directory / "memory.oom_control") for directory in self._directories("memory")]
+        lines = [line.split() for text in texts if text for line in text.splitlines()]
+        return max((int(line[1]) for line in lines if line[0] == "oom_kill"), default=None)
+
+    def memory_used(self) -> int | None:
+        """How many bytes the group uses now, of its `memory_limit`; ``None`` where the kernel does not say."""
+        texts = [_read(directory / "memory.current") for directory in self._directories(None)]
+        texts += [_read(directory / "memory.usage_in_bytes") for directory in self._directories("memory")]
+        return max((int(text) for text in texts if text is not None and text.isdigit()), default=None)
+
     def _directories(self, controller: str | None) -> Iterator[Path]:
         """From the mounted root of the hierarchy down to our own group. ``None`` means version 2."""
         membership = self._membership(controller)

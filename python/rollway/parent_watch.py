@@ -1,0 +1,85 @@
+"""Dying with the parent: the kernel kills a collector, and its process group, when its learner is gone.
+
+The learner keeps the write end of a pipe that nobody ever writes to. The read end is armed (``O_ASYNC``, ``F_SETSIG``)
+so that the kernel itself sends SIGKILL when the last write end closes, however the learner ended. No thread has to wake
+up for it and no GIL is needed: a collector that hangs in native code dies as well.
+
+```text
+armed by    on                          kills                  from
+the learner the read end                the collector          the moment it is started, while it still imports
+collector   its own opening of the pipe its whole group        its first line on: also processes that it starts
+collector   PR_SET_PDEATHSIG            the collector          its first line on, when a main thread started it
+```
+
+``PR_SET_PDEATHSIG`` follows the *thread* that started the child, so it is used only where that thread is the learner's
+main one, which ends last. It needs no pipe, so it holds even where a fork of the learner in native code keeps a write
+end open (forks by Python close it). What escapes: a process that a collector starts and that leaves its group
+(``setsid``, ``start_new_session=True``). Private to the supervisor of the collectors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import weakref
+from multiprocessing.connection import Connection
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Lifeline:
+    """The learner's end of one collector's pipe. It lives as long as the learner.
+
+    Args:
+        read_end: For the collector, who inherits it.
+        write_end: Kept here.
+    """
+
+    def __init__(self, read_end: Connection, write_end: Connection) -> None:
+        self.read_end = read_end
+        self._write_end = write_end
+        _lifelines.add(self)
+
+    def arm(self, pid: int) -> None:
+        """From now on ``pid``, which has inherited `read_end`, dies with this process."""
+        _kill_at_hang_up(self.read_end.fileno(), pid)
+        self.read_end.close()
+
+    def close(self) -> None:
+        """Cuts the line: whoever hangs on it is killed. Safe to call twice."""
+        self.read_end.close()
+        self._write_end.close()
+
+
+_lifelines: weakref.WeakSet[Lifeline] = weakref.WeakSet()
+
+
+def _leave_lifelines_to_the_parent() -> None:
+    for line in list(_lifelines):
+        line.close()
+
+
+os.register_at_fork(after_in_child=_leave_lifelines_to_the_parent)
+
+
+def follow(read_fd: int, learner_pid: int, started_by_main_thread: bool) -> None:
+    """In the collector: becomes the head of a process group that dies with the learner. Ends at once if it is dead."""
+    os.setpgid(0, 0)
+    own = os.open(f"/proc/self/fd/{read_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # kept open on purpose
+    _kill_at_hang_up(own, -os.getpid())
+    if started_by_main_thread:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The learner may have died before we were armed: then the pipe has hung up already, or we have another parent.
+    watch = select.poll()
+    watch.register(own, select.POLLHUP)
+    if watch.poll(0) or (started_by_main_thread and os.getppid() != learner_pid):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill_at_hang_up(fd: int, owner: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETOWN, owner)  # negative: the whole group
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)

@@ -1,0 +1,68 @@
+"""TrainingLog: numbers of a run, one line of JSON per iteration, and TensorBoard where it is installed.
+
+`AsyncRunner` writes one per call of `learn`; `read` gives the numbers back to plots and tests. It prints nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+FILE_NAME = "progress.jsonl"
+
+
+class TrainingLog:
+    """Appends to ``progress.jsonl`` in ``log_dir``, which it makes. Each line is whole once `write` has returned.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as log_dir:
+    ...     with TrainingLog(log_dir) as log:
+    ...         log.write(1, {"loss": 0.5})
+    ...     [(row["iteration"], row["loss"]) for row in read(log_dir)]
+    [(1, 0.5)]
+    """
+
+    def __init__(self, log_dir: str | Path) -> None:
+        self.log_dir = Path(log_dir)
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        self._file = (self.log_dir / FILE_NAME).open("a", buffering=1, encoding="utf-8")
+        self._board = _tensorboard(self.log_dir)
+
+    def write(self, iteration: int, numbers: Mapping[str, float]) -> None:
+        """Notes the numbers of one iteration."""
+        row = {"iteration": iteration, "time": time.time(), **{name: float(value) for name, value in numbers.items()}}
+        self._file.write(json.dumps(row) + "\n")
+        if self._board is not None:
+            for name, value in numbers.items():
+                self._board.add_scalar(name, float(value), iteration)
+
+    def close(self) -> None:
+        """Closes the files. Safe to call twice."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def read(log_dir: str | Path) -> list[dict[str, float]]:
+    """The lines of a log, oldest first. A last line that was cut short by a death is left out."""
+    text = (Path(log_dir) / FILE_NAME).read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _tensorboard(log_dir: Path) -> Any:
+    """A writer, or ``None`` when torch or tensorboard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(log_dir))
