@@ -26,6 +26,7 @@ from rollway.errors import (
     NoSeatLeft,
     NotAuthorized,
     NotEnoughMemory,
+    NothingPublished,
     NotInThisProcess,
     PeerDied,
     ProtocolMismatch,
@@ -52,6 +53,7 @@ from rollway.restart_policy import RestartPolicy
 from rollway.rollout_ring_buffer import RolloutInfo, RolloutRingBuffer
 from rollway.segments import SegmentInfo, gc, segments
 from rollway.server import Server
+from rollway.shared_weight_sync import SharedWeightSync
 from rollway.shm_client import ShmClient
 from rollway.shm_record_client import ShmRecordClient
 from rollway.shm_transport import ShmTransport
@@ -89,6 +91,7 @@ __all__ = [
     "NotAuthorized",
     "NotEnoughMemory",
     "NotInThisProcess",
+    "NothingPublished",
     "PackedBatch",
     "PaddedBatch",
     "PeerDied",
@@ -116,6 +119,7 @@ __all__ = [
     "SegmentNotFound",
     "SegmentNotOurs",
     "Server",
+    "SharedWeightSync",
     "ShmClient",
     "ShmRecordClient",
     "ShmTransport",

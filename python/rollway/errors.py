@@ -27,6 +27,7 @@ RollwayError
 ├── UnusableEnvironment (ValueError)          no such environment, or one that the algorithm cannot act in
 ├── MissingExtra (ImportError)                a package that an optional part needs; says how to install it
 ├── RecordTooLarge (ValueError)               a record that no lane has room for, even an empty one
+├── NothingPublished (LookupError)            weights were asked for before any were written
 ├── NoSeatLeft                                more peers than the ring was made for
 ├── NoLaneLeft                                more workers than there are lanes for their records
 ├── NotEnoughMemory (MemoryError)             shared memory cannot hold it; says how much there is
@@ -162,6 +163,10 @@ class RecordTooLarge(RollwayError, ValueError):
 
 class NoLaneLeft(RollwayError):
     """Every lane belongs to a living worker."""
+
+
+class NothingPublished(RollwayError, LookupError):
+    """Nobody has written the weights yet."""
 
 
 class NoSeatLeft(RollwayError):

@@ -19,7 +19,7 @@ import optree
 from rollway._core import Plan
 from rollway.errors import ForeignSchema, SchemaMismatch
 
-_NAMESPACE = "rollway"
+NAMESPACE = "rollway"
 _registered: set[type] = set()
 
 
@@ -68,13 +68,13 @@ class Schema:
     @classmethod
     def of(cls, example: Any) -> Schema:
         """Reads the schema off an example. Its values do not matter."""
-        _register_dataclasses(example)
-        paths, values, treedef = optree.tree_flatten_with_path(example, namespace=_NAMESPACE)
+        register_dataclasses(example)
+        paths, values, treedef = optree.tree_flatten_with_path(example, namespace=NAMESPACE)
         if not values:
             raise SchemaMismatch("the example has no arrays in it: give one sample, like {'obs': np.zeros(4)}")
         leaves = []
         for path, value in zip(paths, values, strict=True):
-            name = _path_text(path)
+            name = path_text(path)
             array = as_array(value, name, None)
             if array.dtype.hasobject or array.dtype.itemsize == 0:
                 raise SchemaMismatch(
@@ -130,13 +130,13 @@ class Schema:
         return array
 
     def _structure_differs(self, data: Any) -> NoReturn:
-        _register_dataclasses(data)
-        given = {_path_text(path) for path in optree.tree_paths(data, namespace=_NAMESPACE)}
+        register_dataclasses(data)
+        given = {path_text(path) for path in optree.tree_paths(data, namespace=NAMESPACE)}
         wanted = {leaf.path for leaf in self.leaves}
         if given == wanted:
             raise SchemaMismatch(
                 "the sample has the leaves of the schema in another structure: "
-                f"expected {self.treedef}, got {optree.tree_structure(data, namespace=_NAMESPACE)}"
+                f"expected {self.treedef}, got {optree.tree_structure(data, namespace=NAMESPACE)}"
             )
         raise leaves_differ("sample", wanted, given)
 
@@ -182,7 +182,8 @@ def _readable(text: str) -> str:
         return text
 
 
-def _path_text(path: tuple[Any, ...]) -> str:
+def path_text(path: tuple[Any, ...]) -> str:
+    """The name of a leaf, made of the keys that lead to it."""
     return "/".join(map(str, path)) if path else "(the sample itself)"
 
 
@@ -248,16 +249,16 @@ def _native_tree(spec: optree.PyTreeSpec) -> Any:
     return node(spec)
 
 
-def _register_dataclasses(tree: Any) -> None:
+def register_dataclasses(tree: Any) -> None:
     """Makes plain dataclasses into pytree nodes; optree takes them for leaves otherwise."""
     while True:
-        leaves = optree.tree_leaves(tree, namespace=_NAMESPACE)
+        leaves = optree.tree_leaves(tree, namespace=NAMESPACE)
         found: set[Any] = {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf)} - _registered
         if not found:
             return
         for cls in found:
             optree.register_pytree_node(
-                cls, _flatten_dataclass, functools.partial(_make_dataclass, cls), namespace=_NAMESPACE
+                cls, _flatten_dataclass, functools.partial(_make_dataclass, cls), namespace=NAMESPACE
             )
             _registered.add(cls)
 

@@ -18,7 +18,7 @@ class SegmentInfo:
     used_bytes: int
     """What it takes up now."""
     kind: str
-    """What it holds: ``ring`` or ``records``; ``unknown`` when it cannot be read."""
+    """What it holds: ``ring``, ``records`` or ``weights``; ``unknown`` when it cannot be read."""
     alive: int
     """Handles attached, by the kernel's own record."""
     creator_pid: int

@@ -91,6 +91,21 @@ pub enum Error {
     #[error("segment '{name}' is damaged: {what}. Stop its users and run `rollway gc`")]
     Corrupt { name: String, what: &'static str },
 
+    #[error(
+        "pid {pid} writes the weights '{name}', and lives: there can be one writer. Stop it first, or choose another name"
+    )]
+    WriterLives { name: String, pid: u32 },
+
+    #[error("nothing has been published in '{name}' yet: write all weights once")]
+    NothingPublished { name: String },
+
+    /// The bytes of a leaf are not those that were published.
+    #[error(
+        "segment '{name}' is damaged: the checksum of leaf {leaf} in version {version} does not fit. Somebody else wrote into \
+         shared memory; publish the weights again, and look for who it was"
+    )]
+    Checksum { name: String, leaf: usize, version: u64 },
+
     #[error("the ring is closed")]
     Closed,
 

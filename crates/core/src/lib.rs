@@ -11,6 +11,7 @@
 //! | [`segment`] | a named file in shared memory: creation, attaching, leases, collecting the stale |
 //! | [`ring`] | many producers, whole batches out, recovery from any death |
 //! | [`records`] | records of any length, one lane for each producer, single records out |
+//! | [`weights`] | whole versions of many leaves, from one writer to any number of readers |
 //! | [`terms`] | what a user chooses: what to do when there is no room, or when the name is taken |
 //! | [`wait`] | how long to block, and when to look around |
 //! | [`metrics`] | histograms that live in the segment |
@@ -26,5 +27,6 @@ pub mod segment;
 pub mod sync;
 pub mod terms;
 pub mod wait;
+pub mod weights;
 
 pub use error::{Error, Result};

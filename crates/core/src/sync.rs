@@ -135,8 +135,8 @@ impl Bell {
     }
 }
 
-/// The steps between which a process can die and leave something behind. The `recovery.rs` of the ring, or of records, has
-/// a row for each.
+/// The steps between which a process can die and leave something behind. The `recovery.rs` of the ring, of records, or of
+/// weights has a row for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Point {
     /// A producer moved `open`, and has not marked the buffer.
@@ -183,6 +183,20 @@ pub enum Point {
     RecordFreed,
     /// A record of a dead consumer is Ready again, and not yet counted.
     RecordReturned,
+    /// A writer of weights noted its name, and has not looked at what the last one left.
+    WriterTaken,
+    /// A writer reserved one more buffer, and has not noted it.
+    BufferGrown,
+    /// A writer marked its buffer as being written.
+    BufferOpened,
+    /// A writer or reader of weights is in the middle of a leaf.
+    LeafHalfCopied,
+    /// A writer finished its buffer, and has not pointed anybody to it.
+    BufferWritten,
+    /// A writer published a version, and has not woken the readers.
+    VersionPublished,
+    /// A reader pinned a buffer, and has not read it.
+    ReaderPinned,
     /// A ringer cleared the announcement, and has not moved the futex.
     BellCleared,
     /// A ringer moved the futex, and has not woken the sleepers.
@@ -203,6 +217,19 @@ impl Point {
         Point::BatchTaken,
         Point::BatchFreed,
         Point::BatchSealed,
+        Point::BellCleared,
+        Point::BellMoved,
+    ];
+
+    /// Every point in weights, for theirs.
+    pub const WEIGHTS: [Point; 9] = [
+        Point::WriterTaken,
+        Point::BufferGrown,
+        Point::BufferOpened,
+        Point::LeafHalfCopied,
+        Point::BufferWritten,
+        Point::VersionPublished,
+        Point::ReaderPinned,
         Point::BellCleared,
         Point::BellMoved,
     ];

@@ -4,13 +4,14 @@ use crate::errors::to_py;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::segment::catalog::{self, Entry};
-use rollway_core::{records, ring};
+use rollway_core::{records, ring, weights};
 
 /// What a segment holds, for people.
 fn kind(kind: u32) -> &'static str {
     match kind {
         ring::layout::KIND => "ring",
         records::layout::KIND => "records",
+        weights::layout::KIND => "weights",
         _ => "unknown",
     }
 }

@@ -17,12 +17,13 @@ pub fn named(py: Python<'_>, class: &str, message: String) -> PyErr {
 pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
     let class = match &error {
         Error::NotFound { .. } => "SegmentNotFound",
-        Error::InUse { .. } => "SegmentInUse",
+        Error::InUse { .. } | Error::WriterLives { .. } => "SegmentInUse",
         Error::Exists { .. } => "SegmentExists",
         Error::NoMemory { .. } | Error::NoRam { .. } => "NotEnoughMemory",
         Error::BadName { .. } | Error::OutOfRange { .. } => "InvalidArgument",
         Error::NotOurs { .. } => "SegmentNotOurs",
-        Error::NotASegment { .. } | Error::Corrupt { .. } => "SegmentDamaged",
+        Error::NotASegment { .. } | Error::Corrupt { .. } | Error::Checksum { .. } => "SegmentDamaged",
+        Error::NothingPublished { .. } => "NothingPublished",
         Error::LayoutVersion { .. } => "LayoutMismatch",
         Error::Geometry { .. } => "GeometryMismatch",
         Error::NoSeat { .. } => "NoSeatLeft",

@@ -28,6 +28,7 @@ mod tcp_client;
 mod tcp_connection;
 mod tcp_record_client;
 mod tcp_server;
+mod weights;
 
 use pyo3::prelude::*;
 
@@ -68,4 +69,6 @@ mod _core {
     use super::tcp_record_client::TcpRecordSender;
     #[pymodule_export]
     use super::tcp_server::TcpServer;
+    #[pymodule_export]
+    use super::weights::Weights;
 }

@@ -161,12 +161,20 @@ impl Segment {
         let start = self.extent.body + offset;
         assert!(start + bytes <= self.extent.total, "only the body grows");
         Self::reserve(&self.anchor, &self.name, self.named, start, bytes)?;
-        // As in `populate`.
+        self.populate_body(offset, bytes);
+        Ok(())
+    }
+
+    /// As [`populate`](Self::populate), for a part of the body that exists.
+    pub fn populate_body(&self, offset: usize, bytes: usize) {
+        let start = (self.extent.body + offset) / PAGE * PAGE;
+        let end = self.extent.body + offset + bytes;
+        assert!(end <= self.extent.total, "the body ends here");
         // SAFETY: the range is in our mapping, by the assertion, and populating it changes no byte.
         unsafe {
-            let _ = mm::madvise(self.base.as_ptr().add(start).cast(), bytes, Advice::LinuxPopulateWrite);
+            let _ =
+                mm::madvise(self.base.as_ptr().add(start).cast(), end - start, Advice::LinuxPopulateWrite);
         }
-        Ok(())
     }
 
     /// Reserves pages now (S2).

@@ -1,0 +1,155 @@
+//! Copying leaves, by several threads when they are large, and without the compiler's help.
+//!
+//! C1  A reader may copy from a buffer that the writer is overwriting (I4 of the protocol): it finds out afterwards and throws
+//!     the copy away. To the compiler that would be a data race, about which it may assume what it likes. So the bytes
+//!     go through a function whose address is loaded with a volatile read: the compiler must take it for code that it
+//!     cannot see, which may well copy word by word with atomics. What such a copy brings is never looked at before
+//!     the sequence was checked.
+//!
+//! Who copies what is decided while it runs: each thread takes the next piece when it is done with its last one, so a
+//! thread that another process keeps from its core holds up no more than a piece.
+
+use crate::sync::{Point, crash_point};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+type Copy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
+
+static COPY: Copy = libc::memcpy;
+
+/// What a thread copies at once.
+const PIECE: usize = 1 << 20;
+/// A further thread must have this much to do: starting one costs as much as copying some hundred kilobytes.
+const SHARE: usize = 4 << 20;
+/// More threads than this do not make memory faster.
+const MOST_THREADS: usize = 4;
+
+/// How many threads copy, unless somebody says: as many as this process may use, at most four.
+pub fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_THREADS))
+}
+
+/// One leaf's way from here to there.
+#[derive(Debug, Clone, Copy)]
+pub struct Leg {
+    pub leaf: usize,
+    pub from: *const u8,
+    pub to: *mut u8,
+    pub bytes: usize,
+}
+
+// SAFETY: the pointers are used by `copy_all` only, whose caller answers for them.
+unsafe impl Send for Leg {}
+// SAFETY: as above.
+unsafe impl Sync for Leg {}
+
+/// Copies all of it with at most `threads` threads.
+///
+/// # Safety
+/// Every leg's bytes are mapped for reading and writing respectively until this returns; nobody else writes to `to`, and
+/// no two legs overlap there. Whoever may be writing to `from` meanwhile throws the copy away (C1).
+pub unsafe fn copy_all(legs: &[Leg], threads: usize) {
+    let mut pieces = Vec::with_capacity(legs.len());
+    for leg in legs {
+        let mut done = 0;
+        while done < leg.bytes {
+            let bytes = (leg.bytes - done).min(PIECE);
+            let (from, to) = (leg.from.wrapping_add(done), leg.to.wrapping_add(done));
+            pieces.push(Leg { from, to, bytes, ..*leg });
+            done += bytes;
+        }
+    }
+    share_out(&pieces, threads, |piece| {
+        // SAFETY: the piece is a part of a leg, for which the caller answers.
+        unsafe { copy(piece) }
+    });
+}
+
+/// The checksum of each leg's bytes where they arrived, in order.
+///
+/// # Safety
+/// Every leg's `to` is mapped for reading, and nobody writes to it until this returns.
+pub unsafe fn checksums(legs: &[Leg], threads: usize) -> Vec<u64> {
+    let sums: Vec<_> = legs.iter().map(|_| std::sync::atomic::AtomicU64::new(0)).collect();
+    let numbered: Vec<Leg> =
+        legs.iter().enumerate().map(|(number, leg)| Leg { leaf: number, ..*leg }).collect();
+    share_out(&numbered, threads, |leg| {
+        // SAFETY: as the caller promises.
+        let bytes = unsafe { std::slice::from_raw_parts(leg.to, leg.bytes) };
+        sums[leg.leaf].store(xxhash_rust::xxh3::xxh3_64(bytes), Ordering::Relaxed);
+    });
+    sums.into_iter().map(|sum| sum.into_inner()).collect()
+}
+
+/// Does `work` on every leg, by the calling thread and as many others as it pays for.
+fn share_out(legs: &[Leg], threads: usize, work: impl Fn(&Leg) + Sync) {
+    let bytes: usize = legs.iter().map(|leg| leg.bytes).sum();
+    let next = AtomicUsize::new(0);
+    let toil = || {
+        while let Some(leg) = legs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            work(leg);
+        }
+    };
+    let others = threads.min(bytes / SHARE).max(1) - 1;
+    std::thread::scope(|scope| {
+        for _ in 0..others {
+            // Where no further thread is to be had, the others do its share.
+            let _ = std::thread::Builder::new().name("rollway-copy".to_owned()).spawn_scoped(scope, toil);
+        }
+        toil();
+    });
+}
+
+/// # Safety
+/// As for [`copy_all`].
+unsafe fn copy(piece: &Leg) {
+    // SAFETY: a static of function pointer type, read in a way that hides its value (C1).
+    let copy = unsafe { (&raw const COPY).read_volatile() };
+    // For the kill matrix, in two halves.
+    let half = if cfg!(feature = "fault") { piece.bytes / 2 } else { piece.bytes };
+    // SAFETY: as the caller promises; both halves are inside the piece.
+    unsafe {
+        copy(piece.to.cast(), piece.from.cast(), half);
+        crash_point(Point::LeafHalfCopied);
+        if half < piece.bytes {
+            copy(piece.to.add(half).cast(), piece.from.add(half).cast(), piece.bytes - half);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_arrives_whatever_the_number_of_threads() {
+        for (threads, sizes) in [(1, vec![0, 1, 5000]), (3, vec![3 * SHARE + 7, 0, 13, PIECE, 2 * SHARE + 1])]
+        {
+            let sources: Vec<Vec<u8>> = sizes
+                .iter()
+                .enumerate()
+                .map(|(leaf, &bytes)| (0..bytes).map(|i| (i * 31 + leaf * 7 + i / 251) as u8).collect())
+                .collect();
+            let mut targets: Vec<Vec<u8>> = sizes.iter().map(|&bytes| vec![0xAA; bytes]).collect();
+            let legs: Vec<Leg> = sources
+                .iter()
+                .zip(&mut targets)
+                .enumerate()
+                .map(|(leaf, (from, to))| Leg {
+                    leaf,
+                    from: from.as_ptr(),
+                    to: to.as_mut_ptr(),
+                    bytes: from.len(),
+                })
+                .collect();
+            // SAFETY: vectors of the right lengths, which only this test uses.
+            let sums = unsafe {
+                copy_all(&legs, threads);
+                checksums(&legs, threads)
+            };
+            assert_eq!(sources, targets);
+            let expected: Vec<u64> = sources.iter().map(|bytes| xxhash_rust::xxh3::xxh3_64(bytes)).collect();
+            assert_eq!(sums, expected);
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! The bytes of weights: where everything lies, and what the words say.
+//!
+//! ```text
+//! body ┌──────────────────────────────────────────────────────────────────────┐
+//!      │ Control        latest, grown │ writer, closed │ published bell │ counters │
+//!      ├──────────────────────────────────────────────────────────────────────┤
+//!      │ PinLine × seats (64 B)         which buffers the holder of a seat reads   │
+//!      ├──────────────────────────────────────────────────────────────────────┤
+//!      │ leaf sizes × leaves (8 B)      written once, before the name exists       │
+//!      ├──────────────────────────────────────────────────────────────────────┤
+//!      │ BufferHead × max_buffers (64 B)               the sequence of each buffer │
+//!      ├──────────────────────────────────────────────────────────────────────┤
+//!      │ LeafEntry × max_buffers × leaves (16 B)       version and checksum        │
+//! page ├──────────────────────────────────────────────────────────────────────┤
+//!      │ buffer 0: every leaf, each at a multiple of 64                            │
+//! page │ buffer 1: …                                                              │
+//!      │ (sparse from `grown` on)                                                 │
+//!      └──────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! The words, from the high bits down:
+//!
+//! | word | | |
+//! |---|---|---|
+//! | latest | version (56) | buffer (8) |
+//! | pin, writer | what is pinned (8; 0 for the writer) | whether there is anybody (1), who (22) |
+//!
+//! Version 0 is "nothing was published yet". A sequence of 0 is "nothing to rely on": never written, or being written.
+
+use crate::error::{Error, Result};
+use crate::segment::Owner;
+use crate::segment::header::{GEOMETRY_WORDS, PAGE};
+use crate::segment::lease::OWNER_BITS;
+use crate::sync::{AtomicU32, AtomicU64, Bell};
+
+/// The `kind` of a segment that holds weights.
+pub const KIND: u32 = 3;
+
+/// Every leaf starts at a multiple of this, in its buffer and in memory.
+pub const ALIGN: usize = 64;
+
+/// How many buffers exist from the start: the latest, the next, and one that a reader is still busy with.
+pub const FIRST_BUFFERS: usize = 3;
+
+/// As many as the word has bits for.
+pub const MAX_BUFFERS: usize = 256;
+
+/// How many threads of one handle can read with a pin of their own.
+pub const PINS: usize = 8;
+
+const BUFFER_BITS: u32 = 8;
+
+/// What was published last: `{version, buffer}`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Latest {
+    pub version: u64,
+    pub buffer: usize,
+}
+
+impl Latest {
+    #[inline]
+    pub fn unpack(word: u64) -> Latest {
+        Latest { version: word >> BUFFER_BITS, buffer: (word & (MAX_BUFFERS as u64 - 1)) as usize }
+    }
+
+    #[inline]
+    pub fn pack(self) -> u64 {
+        self.version << BUFFER_BITS | self.buffer as u64
+    }
+}
+
+/// A word that names somebody, and for a pin which buffer he reads. 0 is nobody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holder {
+    pub owner: Owner,
+    pub buffer: usize,
+}
+
+impl Holder {
+    #[inline]
+    pub fn unpack(word: u64) -> Option<Holder> {
+        let buffer = (word >> (OWNER_BITS + 1)) as usize & (MAX_BUFFERS - 1);
+        (word >> OWNER_BITS & 1 == 1).then(|| Holder { owner: Owner::from_bits(word), buffer })
+    }
+
+    #[inline]
+    pub fn pack(self) -> u64 {
+        (self.buffer as u64) << (OWNER_BITS + 1) | 1 << OWNER_BITS | self.owner.bits()
+    }
+}
+
+/// What every reader looks at, and only the writer changes.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct PublishLine {
+    /// A [`Latest`]. The truth about what readers get.
+    pub latest: AtomicU64,
+    /// How many buffers exist; the rest of the file is sparse.
+    pub grown: AtomicU64,
+}
+
+/// Who writes.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct WriterLine {
+    /// A [`Holder`], or 0.
+    pub writer: AtomicU64,
+    /// 1 once somebody took the name away for good.
+    pub closed: AtomicU32,
+}
+
+/// What happened so far. Only written where something rare happens.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Copies that a reader made again, because the writer had to take the buffer from under it.
+    pub retries: AtomicU64,
+    /// Buffers that the writer took although a living reader was at them.
+    pub overtaken: AtomicU64,
+    /// Pins of dead readers, cleared.
+    pub recovered: AtomicU64,
+}
+
+/// The head of the body.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Control {
+    pub publish: PublishLine,
+    pub write: WriterLine,
+    /// Rung when a version was published.
+    pub published: Bell,
+    pub counters: Counters,
+}
+
+/// What the holder of one seat reads: one word for each of its threads. Only that holder stores pins; those of the dead are
+/// cleared by anybody, with a CAS from the word that names them.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct PinLine {
+    pub pins: [AtomicU64; PINS],
+}
+
+/// One buffer's word.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct BufferHead {
+    /// The version of which the buffer is a whole copy, or 0.
+    pub sequence: AtomicU64,
+}
+
+/// One leaf in one buffer.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct LeafEntry {
+    /// The version that changed the leaf last.
+    pub version: AtomicU64,
+    /// Of its bytes; 0 where nobody asked for checksums.
+    pub checksum: AtomicU64,
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<PinLine>() == 64);
+    assert!(size_of::<BufferHead>() == 64);
+    assert!(size_of::<LeafEntry>() == 16);
+    assert!(size_of::<Control>() == 256);
+};
+
+/// The sizes of weights, and every offset derived from them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Geometry {
+    pub seats: usize,
+    pub max_buffers: usize,
+    /// Bytes of each leaf.
+    pub leaf_bytes: Vec<usize>,
+    /// Where each leaf starts in a buffer.
+    pub leaf_offsets: Vec<usize>,
+    /// Whole pages.
+    pub buffer_bytes: usize,
+    pub pins_offset: usize,
+    pub sizes_offset: usize,
+    pub heads_offset: usize,
+    pub entries_offset: usize,
+    /// Where the buffers start.
+    pub data_offset: usize,
+    pub body_bytes: usize,
+}
+
+impl Geometry {
+    /// Checks the sizes and derives the offsets.
+    pub fn new(seats: usize, max_buffers: usize, leaf_bytes: Vec<usize>) -> Result<Geometry> {
+        let out = |what, value: usize, range: String| Error::OutOfRange { what, value: value as u64, range };
+        if !(FIRST_BUFFERS..=MAX_BUFFERS).contains(&max_buffers) {
+            return Err(out("max_buffers", max_buffers, format!("{FIRST_BUFFERS} to {MAX_BUFFERS}")));
+        }
+        if leaf_bytes.is_empty() || leaf_bytes.len() > 1 << 24 {
+            return Err(out("leaves", leaf_bytes.len(), "1 to 16,777,216".to_owned()));
+        }
+        let bytes = leaf_bytes.iter().fold(0usize, |sum, &bytes| sum.saturating_add(bytes));
+        Self::derive(seats, max_buffers, leaf_bytes).ok_or_else(|| {
+            out("bytes of all leaves", bytes, "what the address space holds, times max_buffers".to_owned())
+        })
+    }
+
+    fn derive(seats: usize, max_buffers: usize, leaf_bytes: Vec<usize>) -> Option<Geometry> {
+        let leaves = leaf_bytes.len();
+        let (mut leaf_offsets, mut end) = (Vec::with_capacity(leaves), 0usize);
+        for &bytes in &leaf_bytes {
+            leaf_offsets.push(end);
+            end = end.checked_add(bytes)?.checked_next_multiple_of(ALIGN)?;
+        }
+        let buffer_bytes = end.max(1).checked_next_multiple_of(PAGE)?;
+        let pins_offset = size_of::<Control>();
+        let sizes_offset = pins_offset + seats * size_of::<PinLine>();
+        let heads_offset = (sizes_offset + leaves * size_of::<u64>()).next_multiple_of(ALIGN);
+        let entries_offset = heads_offset + max_buffers * size_of::<BufferHead>();
+        let entries_bytes = max_buffers.checked_mul(leaves)?.checked_mul(size_of::<LeafEntry>())?;
+        let data_offset = entries_offset.checked_add(entries_bytes)?.checked_next_multiple_of(PAGE)?;
+        let body_bytes = data_offset.checked_add(buffer_bytes.checked_mul(max_buffers)?)?;
+        (body_bytes <= isize::MAX as usize).then_some(Geometry {
+            seats,
+            max_buffers,
+            leaf_bytes,
+            leaf_offsets,
+            buffer_bytes,
+            pins_offset,
+            sizes_offset,
+            heads_offset,
+            entries_offset,
+            data_offset,
+            body_bytes,
+        })
+    }
+
+    pub fn leaves(&self) -> usize {
+        self.leaf_bytes.len()
+    }
+
+    /// Where the leaf sizes end, if they were `leaves` many: what must be there before they can be read.
+    pub fn sizes_of(seats: usize, leaves: usize) -> Option<(usize, usize)> {
+        let start = size_of::<Control>() + seats.checked_mul(size_of::<PinLine>())?;
+        Some((start, start.checked_add(leaves.checked_mul(size_of::<u64>())?)?))
+    }
+
+    /// The numbers for the segment header.
+    pub fn words(&self) -> [u64; GEOMETRY_WORDS] {
+        let mut words = [0; GEOMETRY_WORDS];
+        words[0] = self.leaves() as u64;
+        words[1] = self.buffer_bytes as u64;
+        words[2] = self.max_buffers as u64;
+        words
+    }
+
+    /// Where a buffer lies in the body.
+    #[inline]
+    pub fn buffer_offset(&self, buffer: usize) -> usize {
+        self.data_offset + buffer * self.buffer_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_come_back_as_they_were_packed() {
+        let latest = Latest { version: 1 << 50, buffer: 255 };
+        assert_eq!(Latest::unpack(latest.pack()), latest);
+        let holder = Holder { owner: Owner::new(1023, 77), buffer: 255 };
+        assert_eq!(Holder::unpack(holder.pack()), Some(holder));
+        assert_eq!(Holder::unpack(0), None);
+    }
+
+    #[test]
+    fn leaves_are_aligned_and_do_not_overlap() {
+        let geometry = Geometry::new(4, 8, vec![1, 64, 0, 65, 4096]).unwrap();
+        assert_eq!(geometry.leaf_offsets, [0, 64, 128, 128, 256]);
+        assert_eq!(geometry.buffer_bytes, 8192);
+        assert!(geometry.data_offset.is_multiple_of(PAGE));
+    }
+
+    #[test]
+    fn sizes_that_no_address_space_holds_are_refused() {
+        assert!(matches!(Geometry::new(4, 8, vec![usize::MAX, 2]), Err(Error::OutOfRange { .. })));
+        assert!(matches!(Geometry::new(4, 2, vec![8]), Err(Error::OutOfRange { what: "max_buffers", .. })));
+        assert!(matches!(Geometry::new(4, 3, vec![]), Err(Error::OutOfRange { what: "leaves", .. })));
+    }
+}

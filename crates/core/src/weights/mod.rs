@@ -1,0 +1,271 @@
+//! Weights: whole versions of many leaves, from one writer to any number of readers, never torn, and nobody waits for anybody.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`layout`] | the bytes, and what the words say |
+//! | [`protocol`] | the state machine and its invariants |
+//! | [`recovery`] | what the dead leave behind |
+//! | [`copy`] | bytes from here to there, by several threads |
+//! | [`writer`], [`reader`] | the two handles |
+//!
+//! A version lies in one of several buffers. The writer fills one that nobody reads, then points everybody to it with one
+//! store. A reader pins the buffer it reads. Not done here: what a leaf means, and waking event loops.
+
+pub mod copy;
+pub mod layout;
+pub mod protocol;
+pub mod reader;
+pub mod recovery;
+pub mod writer;
+
+pub use crate::error::Damage;
+use crate::error::{Error, Result};
+use crate::segment::{Owner, Segment, Spec, catalog};
+use crate::sync::Ordering;
+pub use crate::terms::IfExists;
+pub use crate::wait::Patience;
+use layout::{BufferHead, Control, FIRST_BUFFERS, Geometry, KIND, LeafEntry, PinLine};
+use protocol::Protocol;
+pub use reader::{Reader, Target};
+use std::sync::Arc;
+pub use writer::{Source, Writer};
+
+/// What new weights should be.
+#[derive(Debug, Clone)]
+pub struct WeightsSpec<'a> {
+    /// `None`: in this process (and its forked children) only.
+    pub name: Option<&'a str>,
+    pub auto_named: bool,
+    pub schema: &'a [u8],
+    /// Bytes of each leaf.
+    pub leaf_bytes: &'a [usize],
+    /// How many copies of the weights there may be, for readers that take long. Three exist from the start.
+    pub max_buffers: usize,
+    /// How many readers and writers may be attached at once.
+    pub max_peers: usize,
+    /// Keep a checksum of each leaf, which readers compare.
+    pub checksum: bool,
+}
+
+const CHECKSUM_WORD: usize = 3;
+
+/// Mapped weights, shared by the handles on them.
+#[derive(Debug)]
+pub struct Weights {
+    segment: Arc<Segment>,
+    geometry: Geometry,
+    checksum: bool,
+}
+
+impl Weights {
+    /// Makes weights that nobody can find yet: sit down, then publish their segment.
+    fn create(spec: &WeightsSpec<'_>) -> Result<Weights> {
+        let geometry = Geometry::new(spec.max_peers, spec.max_buffers, spec.leaf_bytes.to_vec())?;
+        let mut words = geometry.words();
+        words[CHECKSUM_WORD] = spec.checksum as u64;
+        let existing = geometry.buffer_offset(FIRST_BUFFERS);
+        let segment = Segment::create(&Spec {
+            name: spec.name,
+            kind: KIND,
+            schema: spec.schema,
+            geometry: words,
+            body_bytes: geometry.body_bytes,
+            reserved_bytes: existing,
+            seats: spec.max_peers,
+            huge_pages: Some(false), // They would make all of a sparse file exist.
+            auto_named: spec.auto_named,
+        })?;
+        segment.populate_body(0, existing);
+        for (leaf, &bytes) in geometry.leaf_bytes.iter().enumerate() {
+            // SAFETY: the table lies inside the body, by the way `Geometry` was derived, and nobody else can see it yet.
+            unsafe {
+                let table = segment.body().0.add(geometry.sizes_offset).cast::<u64>();
+                table.add(leaf).write(bytes as u64);
+            }
+        }
+        let weights = Weights { segment: Arc::new(segment), geometry, checksum: spec.checksum };
+        weights.protocol().note_grown(FIRST_BUFFERS);
+        Ok(weights)
+    }
+
+    /// Opens named weights. `schema`: refuse any other; `None`: whatever it is, [`Segment::schema`] says it.
+    pub fn open(name: &str, schema: Option<&[u8]>) -> Result<Weights> {
+        let segment = Segment::open(name, Some(KIND))?;
+        let header = segment.header();
+        let theirs = segment.schema();
+        if schema.is_some_and(|schema| theirs != schema) {
+            return Err(Error::Schema { name: name.to_owned(), creator: header.creator_pid, theirs });
+        }
+        let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
+        let [leaves, _, max_buffers, ..] = header.geometry.map(|word| word as usize);
+        let seats = segment.seats().len();
+        let (start, end) = Geometry::sizes_of(seats, leaves)
+            .filter(|&(_, end)| end <= segment.body().1)
+            .ok_or(damaged("its number of leaves does not fit its size"))?;
+        let leaf_bytes = (start..end).step_by(size_of::<u64>()).map(|offset| {
+            // SAFETY: `end` lies inside the body, which is page-aligned; the table does not change after publication.
+            unsafe { segment.body().0.add(offset).cast::<u64>().read() as usize }
+        });
+        let geometry = Geometry::new(seats, max_buffers, leaf_bytes.collect())
+            .map_err(|_| damaged("the geometry in its header is out of range"))?;
+        if geometry.words()[..CHECKSUM_WORD] != header.geometry[..CHECKSUM_WORD]
+            || geometry.body_bytes as u64 != header.body_bytes
+        {
+            return Err(damaged("the geometry in its header does not fit its size"));
+        }
+        let checksum = header.geometry[CHECKSUM_WORD] != 0;
+        let weights = Weights { segment: Arc::new(segment), geometry, checksum };
+        let grown = weights.protocol().grown();
+        weights.segment.populate_body(0, weights.geometry.buffer_offset(grown));
+        Ok(weights)
+    }
+
+    /// Opens or makes the weights of a writer, as [`IfExists`] says; true when they were there.
+    fn open_or_create(spec: &WeightsSpec<'_>, if_exists: IfExists) -> Result<(Weights, bool)> {
+        let open = |name: &str| Weights::open(name, Some(spec.schema)).and_then(|weights| weights.fits(spec));
+        if_exists.open_or_create(spec.name, open, || Weights::create(spec))
+    }
+
+    fn fits(self, spec: &WeightsSpec<'_>) -> Result<Weights> {
+        let (name, creator) = (self.segment.name().to_owned(), self.segment.header().creator_pid);
+        let differs = |what, theirs: usize, ours: usize| {
+            let (name, theirs, ours) = (name.clone(), theirs as u64, ours as u64);
+            Err(Error::Geometry { name, creator, what, theirs, ours })
+        };
+        let theirs = &self.geometry;
+        if theirs.leaf_bytes != spec.leaf_bytes {
+            return differs("leaves", theirs.leaves(), spec.leaf_bytes.len());
+        }
+        if theirs.max_buffers != spec.max_buffers {
+            return differs("max_buffers", theirs.max_buffers, spec.max_buffers);
+        }
+        if theirs.seats != spec.max_peers {
+            return differs("seats", theirs.seats, spec.max_peers);
+        }
+        if self.checksum != spec.checksum {
+            return differs("checksum", self.checksum as usize, spec.checksum as usize);
+        }
+        Ok(self)
+    }
+
+    /// The words of the weights.
+    #[inline]
+    pub fn protocol(&self) -> Protocol<'_> {
+        let (body, _) = self.segment.body();
+        let geometry = &self.geometry;
+        // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned
+        // and mapped as long as `self.segment`. What lies there is atomics, and exists from the start.
+        unsafe {
+            Protocol {
+                control: body.cast::<Control>().as_ref(),
+                pins: std::slice::from_raw_parts(
+                    body.add(geometry.pins_offset).cast::<PinLine>().as_ptr(),
+                    geometry.seats,
+                ),
+                heads: std::slice::from_raw_parts(
+                    body.add(geometry.heads_offset).cast::<BufferHead>().as_ptr(),
+                    geometry.max_buffers,
+                ),
+                entries: std::slice::from_raw_parts(
+                    body.add(geometry.entries_offset).cast::<LeafEntry>().as_ptr(),
+                    geometry.max_buffers * geometry.leaves(),
+                ),
+            }
+        }
+    }
+
+    /// Where a leaf lies in a buffer that exists.
+    #[inline]
+    fn leaf(&self, buffer: usize, leaf: usize) -> *mut u8 {
+        let geometry = &self.geometry;
+        assert!(buffer < geometry.max_buffers);
+        // SAFETY: the offset is inside the body, by the assertion and the way `Geometry` was derived.
+        unsafe {
+            self.segment.body().0.as_ptr().add(geometry.buffer_offset(buffer) + geometry.leaf_offsets[leaf])
+        }
+    }
+
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    pub fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    /// Whether readers compare checksums.
+    pub fn has_checksums(&self) -> bool {
+        self.checksum
+    }
+
+    /// The version published last; 0 when nothing was.
+    #[inline]
+    pub fn version(&self) -> Result<u64> {
+        let latest = self.protocol().latest().map_err(|damage| self.damaged(damage))?;
+        Ok(latest.map_or(0, |latest| latest.version))
+    }
+
+    /// Whether somebody took the name away for good.
+    pub fn is_closed(&self) -> bool {
+        self.protocol().control.write.closed.load(Ordering::Acquire) != 0
+    }
+
+    /// Takes the name away, and tells those who wait that nothing more will come. What was published stays readable for those
+    /// who are attached.
+    pub fn shut_down(&self) -> Result<()> {
+        let control = self.protocol().control;
+        self.segment.unlink()?;
+        control.write.closed.store(1, Ordering::Release);
+        control.published.ring();
+        Ok(())
+    }
+
+    /// Takes the name away if nobody lives here any more. For those who have left.
+    pub fn collect(name: &str) -> Result<bool> {
+        catalog::collect(name)
+    }
+
+    /// The pid of the holder of a claim, as it saw itself.
+    fn pid_of(&self, owner: Owner) -> u32 {
+        self.segment.seats().get(owner.seat()).map_or(0, |seat| seat.pid.load(Ordering::Relaxed))
+    }
+
+    /// The pid of the one who writes, alive or dead; `None` when nobody does.
+    pub fn writer_pid(&self) -> Option<u32> {
+        self.protocol().writer().map(|owner| self.pid_of(owner))
+    }
+
+    /// Takes back what the last holder of a seat left; we hold its lock.
+    fn sweep(&self, seat: usize) {
+        recovery::sweep(&self.protocol(), seat);
+    }
+
+    fn damaged(&self, Damage(what): Damage) -> Error {
+        Error::Corrupt { name: self.segment.name().to_owned(), what }
+    }
+
+    /// Reads the counters.
+    pub fn totals(&self) -> Totals {
+        let protocol = self.protocol();
+        let counters = &protocol.control.counters;
+        Totals {
+            buffers: protocol.grown(),
+            retries: counters.retries.load(Ordering::Relaxed),
+            overtaken: counters.overtaken.load(Ordering::Relaxed),
+            recovered: counters.recovered.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// What happened since the weights were made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// How many copies of the weights exist.
+    pub buffers: usize,
+    /// Copies that a reader made again.
+    pub retries: u64,
+    /// Buffers that the writer took from under a reader.
+    pub overtaken: u64,
+    /// Pins of dead readers, cleared.
+    pub recovered: u64,
+}

@@ -1,0 +1,222 @@
+//! The weights' state machine: atomics only, no system call but the bell's, no payload. Loom runs this very code.
+//!
+//! ```text
+//! writer:  select ── open (sequence 0) ── copy the leaves ── close (sequence v) ── publish (latest = v) ── ring
+//! reader:  pin ── latest again? ── sequence v? ── copy ── sequence still v? ── unpin
+//! ```
+//!
+//! I1  There is one writer, named in the writer word by a CAS. Only it stores `latest`, `grown`, sequences and leaf entries,
+//!     and only it writes into buffers.
+//! I2  The latest buffer is never written. Its sequence is the version in `latest`, stored before `latest` is (release).
+//! I3  A buffer that a pin names, and of which its reader has seen after the pin that it is the latest, is not selected
+//!     while another can be had. Pin and `latest` are a Dekker pair: the reader stores its pin, fences, loads `latest`; the
+//!     writer has stored `latest`, fences, loads the pins. So either the writer sees the pin, or the reader sees that the
+//!     buffer is not the latest any more, and lets go of it before it reads a byte.
+//! I4  A buffer is written only while its sequence is 0, and 0 is stored before the first byte (release fence); a reader
+//!     loads the sequence once more after the last byte (acquire fence). So a reader whose buffer was taken nevertheless
+//!     notices, and reads again. Versions never come twice in `latest`, so a sequence that is the same is the same copy.
+//! I5  A leaf of a buffer with a sequence other than 0 has the bytes that the leaf had in the version its entry names. A writer
+//!     that takes over from a dead one zeroes the sequences that were never published (above `latest`), for their version
+//!     will come again, with other bytes.
+//! I6  Wake-ups are the bell's (B1): whoever moves `latest` rings `published`.
+//!
+//! What is copied while the buffer may be written (I4) goes through [`super::copy`], which the compiler cannot look into.
+
+use super::layout::{BufferHead, Control, Holder, Latest, LeafEntry, PinLine};
+use super::recovery;
+use crate::error::Damage;
+use crate::segment::Owner;
+use crate::sync::{AtomicU64, Ordering, Point, crash_point, fence};
+
+type Result<T> = std::result::Result<T, Damage>;
+
+/// The words of weights, wherever they lie: in a segment, or on loom's heap.
+#[derive(Debug, Clone, Copy)]
+pub struct Protocol<'a> {
+    pub control: &'a Control,
+    pub pins: &'a [PinLine],
+    /// As many as there may ever be.
+    pub heads: &'a [BufferHead],
+    /// Those of buffer 0, then those of buffer 1, …
+    pub entries: &'a [LeafEntry],
+}
+
+impl<'a> Protocol<'a> {
+    /// What was published last; `None` when nothing was.
+    #[inline]
+    pub fn latest(&self) -> Result<Option<Latest>> {
+        // SYNC weights.latest: Acquire here, Release in `publish`. The buffer is whole (I2).
+        self.check(self.control.publish.latest.load(Ordering::Acquire))
+    }
+
+    /// The words of another process are input: a buffer that does not exist is damage.
+    #[inline]
+    fn check(&self, word: u64) -> Result<Option<Latest>> {
+        let latest = Latest::unpack(word);
+        if latest.version == 0 {
+            return Ok(None);
+        }
+        if latest.buffer >= self.grown() {
+            return Err(Damage("the latest version lies in a buffer that does not exist"));
+        }
+        Ok(Some(latest))
+    }
+
+    /// How many buffers exist.
+    #[inline]
+    pub fn grown(&self) -> usize {
+        // SYNC weights.grown: Acquire here, Release in `note_grown`. The pages may be touched.
+        (self.control.publish.grown.load(Ordering::Acquire) as usize).min(self.heads.len())
+    }
+
+    /// Lets everybody use the buffers below `buffers`. Their pages exist.
+    pub fn note_grown(&self, buffers: usize) {
+        // SYNC weights.grown: Release here, Acquire in `grown`.
+        self.control.publish.grown.store(buffers as u64, Ordering::Release);
+    }
+
+    /// The entries of a buffer.
+    #[inline]
+    pub fn entries_of(&self, buffer: usize) -> &'a [LeafEntry] {
+        let leaves = self.entries.len() / self.heads.len();
+        &self.entries[buffer * leaves..(buffer + 1) * leaves]
+    }
+
+    // ── the writer ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Becomes the writer (I1), in place of nobody or of one who `is_dead`. The owner who lives, if not.
+    pub fn take_writer(&self, me: Owner, is_dead: impl Fn(Owner) -> bool) -> std::result::Result<(), Owner> {
+        let mine = Holder { owner: me, buffer: 0 }.pack();
+        loop {
+            let word = self.control.write.writer.load(Ordering::Relaxed);
+            match Holder::unpack(word) {
+                Some(there) if there.owner == me => return Ok(()),
+                Some(there) if !is_dead(there.owner) => return Err(there.owner),
+                _ => {}
+            }
+            // SYNC weights.writer: Acquire here, Release in `leave_writer`. What the last writer stored is ours (I1).
+            let taking =
+                self.control.write.writer.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed);
+            if taking.is_ok() {
+                crash_point(Point::WriterTaken);
+                recovery::disown_unpublished(self);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Stops being the writer.
+    pub fn leave_writer(&self, me: Owner) {
+        let mine = Holder { owner: me, buffer: 0 }.pack();
+        // SYNC weights.writer: Release here, Acquire in `take_writer`. Somebody who swept us may have been faster.
+        let _ = self.control.write.writer.compare_exchange(mine, 0, Ordering::Release, Ordering::Relaxed);
+    }
+
+    /// Who writes; `None` when nobody does.
+    pub fn writer(&self) -> Option<Owner> {
+        Holder::unpack(self.control.write.writer.load(Ordering::Relaxed)).map(|holder| holder.owner)
+    }
+
+    /// The buffer for the next version: one that nobody reads; else one whose readers are dead; else a new one, if `grow`
+    /// makes it; else the oldest, whose readers will notice (I4). It never waits.
+    pub fn select(&self, is_dead: impl Fn(Owner) -> bool, grow: impl FnOnce(usize) -> bool) -> Result<usize> {
+        let latest = self.latest()?.map(|latest| latest.buffer);
+        if let Some(free) = self.unread(latest) {
+            return Ok(free);
+        }
+        if recovery::clear_dead_pins(self, is_dead) > 0
+            && let Some(free) = self.unread(latest)
+        {
+            return Ok(free);
+        }
+        let grown = self.grown();
+        if grown < self.heads.len() && grow(grown) {
+            crash_point(Point::BufferGrown);
+            self.note_grown(grown + 1);
+            return Ok(grown);
+        }
+        self.control.counters.overtaken.fetch_add(1, Ordering::Relaxed);
+        let oldest = (0..grown)
+            .filter(|&buffer| Some(buffer) != latest)
+            .min_by_key(|&buffer| self.heads[buffer].sequence.load(Ordering::Relaxed));
+        oldest.ok_or(Damage("it has no buffer to write into"))
+    }
+
+    /// The first buffer that is not the latest, and that no pin names.
+    fn unread(&self, latest: Option<usize>) -> Option<usize> {
+        // SYNC weights.dekker: this fence pairs with the one in `pin` (I3). `latest` was stored before it, by us.
+        fence(Ordering::SeqCst);
+        let mut read = [0u64; 4]; // One bit for each buffer.
+        for pin in self.pins.iter().flat_map(|line| &line.pins) {
+            // SYNC weights.unpin: Acquire here, Release in `unpin`. The reader is done with the bytes.
+            if let Some(Holder { buffer, .. }) = Holder::unpack(pin.load(Ordering::Acquire)) {
+                read[buffer / 64] |= 1 << (buffer % 64);
+            }
+        }
+        (0..self.grown()).find(|&b| Some(b) != latest && read[b / 64] >> (b % 64) & 1 == 0)
+    }
+
+    /// Starts to write a buffer that `select` gave. True: its other leaves are as its entries say (I5).
+    pub fn open(&self, buffer: usize) -> bool {
+        let sequence = &self.heads[buffer].sequence;
+        let reliable = sequence.load(Ordering::Relaxed) != 0;
+        sequence.store(0, Ordering::Relaxed);
+        // SYNC weights.sequence: this fence pairs with the one in `is_whole`. Who sees a byte of ours sees the 0 (I4).
+        fence(Ordering::Release);
+        crash_point(Point::BufferOpened);
+        reliable
+    }
+
+    /// Ends it: every leaf and entry of `next` is written.
+    pub fn publish(&self, next: Latest) {
+        // SYNC weights.whole: Release here, Acquire in `pin`.
+        self.heads[next.buffer].sequence.store(next.version, Ordering::Release);
+        crash_point(Point::BufferWritten);
+        // SYNC weights.latest: Release here, Acquire in `latest` and `pin` (I2).
+        self.control.publish.latest.store(next.pack(), Ordering::Release);
+        crash_point(Point::VersionPublished);
+        self.control.published.ring_if_waiting();
+    }
+
+    // ── readers ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Keeps the writer away from the latest buffer, and says which it is. `None` when nothing was published; then nothing is
+    /// pinned.
+    pub fn pin(&self, pin: &AtomicU64, me: Owner) -> Result<Option<Latest>> {
+        let Some(mut latest) = self.latest()? else { return Ok(None) };
+        loop {
+            pin.store(Holder { owner: me, buffer: latest.buffer }.pack(), Ordering::Relaxed);
+            // SYNC weights.dekker: this fence pairs with the one in `unread` (I3).
+            fence(Ordering::SeqCst);
+            crash_point(Point::ReaderPinned);
+            // SYNC weights.latest: Acquire here, Release in `publish`.
+            match self.check(self.control.publish.latest.load(Ordering::Acquire)) {
+                Ok(Some(still)) if still == latest => return Ok(Some(latest)),
+                Ok(Some(newer)) => latest = newer,
+                Ok(None) => {
+                    self.unpin(pin);
+                    return Err(Damage("its latest version went away"));
+                }
+                Err(damage) => {
+                    self.unpin(pin);
+                    return Err(damage);
+                }
+            }
+        }
+    }
+
+    /// Whether what was read since [`pin`](Self::pin) is `latest`, whole. The reader has read its last byte.
+    #[inline]
+    pub fn is_whole(&self, latest: Latest) -> bool {
+        // SYNC weights.sequence: this fence pairs with the one in `open`. Who has read a newer byte loads a newer word (I4).
+        fence(Ordering::Acquire);
+        self.heads[latest.buffer].sequence.load(Ordering::Relaxed) == latest.version
+    }
+
+    /// Lets go of the buffer.
+    #[inline]
+    pub fn unpin(&self, pin: &AtomicU64) {
+        // SYNC weights.unpin: Release here, Acquire in `unread`. Our reads come before the writer's next writes.
+        pin.store(0, Ordering::Release);
+    }
+}

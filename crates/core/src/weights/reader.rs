@@ -1,0 +1,215 @@
+//! A reader: copies the latest version, whole. It keeps nobody waiting, and waits only when asked to.
+
+use super::Weights;
+use super::copy::{self, Leg};
+use super::layout::PINS;
+use super::writer::out_of_range;
+use crate::error::{Error, Result};
+use crate::segment::{Owner, Role, Seat, lease};
+use crate::sync::{AtomicU64, Ordering, Woken};
+use crate::wait::{Patience, Patrol, Solitude};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};
+use std::time::Duration;
+
+/// Where the bytes of a leaf go.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    pub leaf: usize,
+    pub to: *mut u8,
+}
+
+// SAFETY: the pointer is used by `Reader::read` only, whose caller answers for it.
+unsafe impl Send for Target {}
+// SAFETY: as above.
+unsafe impl Sync for Target {}
+
+/// What a read brought.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reading {
+    pub version: u64,
+    /// Which of the targets were written, by their place in the list: those that changed since.
+    pub copied: Vec<usize>,
+}
+
+/// One who reads. Threads may share it.
+#[derive(Debug)]
+pub struct Reader {
+    weights: Arc<Weights>,
+    seat: Seat,
+    threads: usize,
+    /// `generation << 32 | bits`: which words of our pin line threads of this process are using.
+    pins_used: StdAtomicU64,
+    /// Up to which buffer our page table is filled.
+    populated: StdAtomicU32,
+}
+
+impl Reader {
+    /// Sits down in weights that are mapped.
+    pub fn on(weights: Arc<Weights>, threads: usize) -> Result<Reader> {
+        let seat = Seat::take(weights.segment().clone(), Role::Consumer, |seat| weights.sweep(seat))?;
+        let populated = StdAtomicU32::new(weights.protocol().grown() as u32);
+        Ok(Reader { weights, seat, threads, pins_used: StdAtomicU64::new(0), populated })
+    }
+
+    pub fn weights(&self) -> &Arc<Weights> {
+        &self.weights
+    }
+
+    /// Who we are; a forked child sits down on a seat of its own first.
+    fn owner(&self) -> Result<Owner> {
+        match self.seat.owner() {
+            Some(owner) => Ok(owner),
+            None => self.seat.rejoin(|seat| self.weights.sweep(seat)),
+        }
+    }
+
+    /// Copies the leaves that changed after version `since` (0: all of them) into their targets. `None`: nothing was
+    /// published yet.
+    ///
+    /// After an error the targets may hold anything.
+    ///
+    /// # Safety
+    /// Each target has as many bytes as its leaf, mapped for writing, and nobody else uses them until this returns.
+    pub unsafe fn read(&self, targets: &[Target], since: u64) -> Result<Option<Reading>> {
+        let me = self.owner()?;
+        let (weights, protocol) = (&self.weights, self.weights.protocol());
+        let geometry = weights.geometry();
+        if let Some(wrong) = targets.iter().find(|target| target.leaf >= geometry.leaves()) {
+            return Err(out_of_range(wrong.leaf, geometry.leaves()));
+        }
+        let lent = self.lend_pin();
+        // With more threads than pins, one reads without: the writer may overtake it, and it reads again (I4).
+        let without = AtomicU64::default();
+        let pin = lent.as_ref().map_or(&without, |lent| &protocol.pins[me.seat()].pins[lent.index]);
+        loop {
+            let pinned = protocol.pin(pin, me).map_err(|damage| weights.damaged(damage))?;
+            let Some(latest) = pinned else { return Ok(None) };
+            self.populate(latest.buffer);
+            let entries = protocol.entries_of(latest.buffer);
+            // A version from the future is none of ours: then everything is new.
+            let since = if since > latest.version { 0 } else { since };
+            let changed = |leaf: usize| entries[leaf].version.load(Ordering::Relaxed) > since;
+            let copied: Vec<usize> = (0..targets.len()).filter(|&i| changed(targets[i].leaf)).collect();
+            let legs: Vec<Leg> = copied
+                .iter()
+                .map(|&i| {
+                    let Target { leaf, to } = targets[i];
+                    let (from, bytes) = (weights.leaf(latest.buffer, leaf), geometry.leaf_bytes[leaf]);
+                    Leg { leaf, from, to, bytes }
+                })
+                .collect();
+            // SAFETY: the targets are as the caller promises, the buffer exists, and if the writer overtakes us the copy is
+            // thrown away below (C1).
+            let wrong = unsafe {
+                copy::copy_all(&legs, self.threads);
+                self.first_wrong(&legs, |leaf| entries[leaf].checksum.load(Ordering::Relaxed))
+            };
+            let whole = protocol.is_whole(latest);
+            protocol.unpin(pin);
+            if !whole {
+                protocol.control.counters.retries.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            return match wrong {
+                None => Ok(Some(Reading { version: latest.version, copied })),
+                Some(leaf) => {
+                    let name = weights.segment().name().to_owned();
+                    Err(Error::Checksum { name, leaf, version: latest.version })
+                }
+            };
+        }
+    }
+
+    /// The first leaf whose copy does not have its checksum.
+    ///
+    /// # Safety
+    /// As for [`copy::checksums`].
+    unsafe fn first_wrong(&self, legs: &[Leg], expected: impl Fn(usize) -> u64) -> Option<usize> {
+        if !self.weights.has_checksums() {
+            return None;
+        }
+        // SAFETY: as the caller promises.
+        let sums = unsafe { copy::checksums(legs, self.threads) };
+        legs.iter().zip(sums).find(|(leg, sum)| *sum != expected(leg.leaf)).map(|(leg, _)| leg.leaf)
+    }
+
+    /// Fills in the page table for a buffer that came into being after we did.
+    fn populate(&self, buffer: usize) {
+        if buffer >= self.populated.load(Ordering::Relaxed) as usize {
+            let geometry = self.weights.geometry();
+            self.weights.segment().populate_body(geometry.buffer_offset(buffer), geometry.buffer_bytes);
+            self.populated.fetch_max(buffer as u32 + 1, Ordering::Relaxed);
+        }
+    }
+
+    fn lend_pin(&self) -> Option<LentPin<'_>> {
+        let now = u64::from(lease::generation()) << 32;
+        // The threads of a parent did not come with us through the fork, nor did its seat.
+        let used_now = |used: u64| if used >> 32 == now >> 32 { used as u32 } else { 0 };
+        let lend = |used: u64| {
+            let free = used_now(used).trailing_ones();
+            ((free as usize) < PINS).then(|| now | u64::from(used_now(used)) | 1 << free)
+        };
+        let before = self.pins_used.fetch_update(Ordering::Acquire, Ordering::Relaxed, lend).ok()?;
+        Some(LentPin { used: &self.pins_used, index: used_now(before).trailing_ones() as usize })
+    }
+
+    /// Sleeps until a version of at least `version` is there, and says which is. [`Error::PeersGone`] when there has been no
+    /// living writer for as long as `bearing` says; [`Error::Closed`] when nothing more will come.
+    pub fn wait_for(&self, version: u64, patience: Patience, bearing: Option<Duration>) -> Result<u64> {
+        self.owner()?;
+        let bell = &self.weights.protocol().control.published;
+        let (mut patrol, mut solitude) = (Patrol::start(), Solitude::bearing(bearing));
+        loop {
+            let ticket = bell.announce();
+            let closed = self.weights.is_closed();
+            let there = self.weights.version()?;
+            if there >= version {
+                return Ok(there);
+            }
+            if closed {
+                return Err(Error::Closed);
+            }
+            let Some(left) = patience.left() else { return Err(Error::Timeout) };
+            match bell.wait(ticket, patrol.pause().min(left)) {
+                Woken::Rung => {}
+                Woken::Interrupted => return Err(Error::Interrupted),
+                Woken::Timeout => {
+                    if solitude.is_unbearable(|| !self.has_writer()) {
+                        return Err(self.writer_gone(version, there, bearing));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether somebody writes, and lives. Asks the kernel.
+    pub fn has_writer(&self) -> bool {
+        self.weights.protocol().writer().is_some_and(|writer| self.seat.is_alive(writer))
+    }
+
+    fn writer_gone(&self, version: u64, there: u64, bearing: Option<Duration>) -> Error {
+        let who = self.weights.writer_pid().map_or("there is no writer".to_owned(), |pid| {
+            format!("the writer (pid {pid}) died without closing")
+        });
+        Error::PeersGone(format!(
+            "{who}: version {version} of '{}' did not come, {there} is the latest, and nobody took over in {:.0?}. Look at the \
+             learner's log, or raise peer_timeout_s",
+            self.weights.segment().name(),
+            bearing.unwrap_or_default(),
+        ))
+    }
+}
+
+/// One word of our pin line, for one thread.
+struct LentPin<'a> {
+    used: &'a StdAtomicU64,
+    index: usize,
+}
+
+impl Drop for LentPin<'_> {
+    fn drop(&mut self) {
+        self.used.fetch_and(!(1 << self.index), Ordering::Release);
+    }
+}

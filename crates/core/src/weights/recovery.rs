@@ -1,0 +1,54 @@
+//! What a dead process can leave in the weights, and how it is put right.
+//!
+//! | died after ([`Point`](crate::sync::Point)) | state left | who notices | repaired to |
+//! |---|---|---|---|
+//! | `WriterTaken` | a writer word that names the dead | the next writer, which asks the kernel | its own name |
+//! | `BufferGrown` | pages that exist beyond `grown` | nobody needs to | reserved again by the next who grows |
+//! | `BufferOpened`, `LeafHalfCopied` (the writer) | a buffer with sequence 0, some leaves new, one torn; `latest` is elsewhere | readers: never | written anew, every leaf of it |
+//! | `BufferWritten` | a whole buffer with a sequence above `latest` | the next writer | sequence 0: its version comes again |
+//! | `VersionPublished` | a new version, and readers asleep | their patrol | awake |
+//! | `ReaderPinned`, or any time in the copy | a pin that names the dead | the writer, when it finds no free buffer; the next holder of the seat | cleared |
+//! | `BellCleared`, `BellMoved` | sleepers with no one to wake them | their patrol | awake |
+//!
+//! Nothing here waits for a timer to decide that somebody is dead: the kernel says so ([`crate::segment::lease`]). Every
+//! repair is one CAS from a word that names the dead, or a store by the one writer that there is; each can be done twice.
+
+use super::layout::Holder;
+use super::protocol::Protocol;
+use crate::segment::Owner;
+use crate::segment::lease::Memo;
+use crate::sync::Ordering;
+
+/// Clears the pins of readers of whom `is_dead` says so; how many.
+pub fn clear_dead_pins(weights: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> usize {
+    let mut memo = Memo::of(is_dead);
+    let mut cleared = 0;
+    for pin in weights.pins.iter().flat_map(|line| &line.pins) {
+        let word = pin.load(Ordering::Relaxed);
+        if Holder::unpack(word).is_some_and(|holder| memo.is_dead(holder.owner)) {
+            cleared += pin.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() as usize;
+        }
+    }
+    weights.control.counters.recovered.fetch_add(cleared as u64, Ordering::Relaxed);
+    cleared
+}
+
+/// For a new writer: what the last one wrote and did not publish is nobody's (I5).
+pub fn disown_unpublished(weights: &Protocol<'_>) {
+    let published = super::layout::Latest::unpack(weights.control.publish.latest.load(Ordering::Relaxed));
+    for head in weights.heads {
+        if head.sequence.load(Ordering::Relaxed) > published.version {
+            head.sequence.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Takes back what the last holder of a seat left. The caller holds the seat's lock.
+pub fn sweep(weights: &Protocol<'_>, seat: usize) {
+    clear_dead_pins(weights, |owner| owner.seat() == seat);
+    let writer = &weights.control.write.writer;
+    let word = writer.load(Ordering::Relaxed);
+    if Holder::unpack(word).is_some_and(|holder| holder.owner.seat() == seat) {
+        let _ = writer.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
