@@ -14,6 +14,7 @@ from rollway.collector_supervisor import CollectorSupervisor
 from rollway.errors import (
     AddressUnavailable,
     BatchesHeld,
+    BufferEmpty,
     CollectorError,
     ConnectionClosedError,
     GeometryMismatch,
@@ -33,6 +34,7 @@ from rollway.errors import (
     RecordTooLarge,
     RingFull,
     RollwayError,
+    RowsOverrun,
     SchemaMismatch,
     SegmentDamaged,
     SegmentExists,
@@ -49,6 +51,7 @@ from rollway.groups import Group, GroupAssembler
 from rollway.record_key import GroupKey, RecordKey
 from rollway.record_schema import RecordSchema
 from rollway.record_server import RecordServer
+from rollway.replay_buffer import ReplayBuffer
 from rollway.restart_policy import RestartPolicy
 from rollway.rollout_ring_buffer import RolloutInfo, RolloutRingBuffer
 from rollway.segments import SegmentInfo, gc, segments
@@ -70,6 +73,7 @@ __all__ = [
     "AddressUnavailable",
     "AsyncRunner",
     "BatchesHeld",
+    "BufferEmpty",
     "Collector",
     "CollectorError",
     "CollectorSupervisor",
@@ -104,11 +108,13 @@ __all__ = [
     "RecordSlot",
     "RecordTooLarge",
     "RecordTransport",
+    "ReplayBuffer",
     "RestartPolicy",
     "RingFull",
     "RolloutInfo",
     "RolloutRingBuffer",
     "RollwayError",
+    "RowsOverrun",
     "Sample",
     "SampleInfo",
     "SchemaMismatch",

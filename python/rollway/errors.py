@@ -15,6 +15,8 @@ RollwayError
 ├── NotInThisProcess (RuntimeError)           a connection that belongs to the parent of this forked process
 ├── RingFull                                  no room, and the policy is "error"
 ├── BatchesHeld                               this learner holds every batch and asks for one more
+├── BufferEmpty (ValueError)                  sampling where there is no row yet
+├── RowsOverrun                               rows are overwritten faster than they can be read
 ├── SchemaMismatch (ValueError)               a leaf differs in path, dtype or shape; says which
 ├── GeometryMismatch (ValueError)             the ring has another batch_size or num_buffers
 ├── InvalidArgument (ValueError)              a number or a name is out of range
@@ -111,6 +113,14 @@ class RingFull(RollwayError):
 
 class BatchesHeld(RollwayError):
     """This learner holds every batch of the ring, so no other can ever be filled."""
+
+
+class BufferEmpty(RollwayError, ValueError):
+    """There is no whole row to sample."""
+
+
+class RowsOverrun(RollwayError):
+    """The buffer is so small, and so busy, that no row stays whole while it is copied."""
 
 
 class SchemaMismatch(RollwayError, ValueError):

@@ -127,6 +127,16 @@ pub enum Error {
     #[error("all {0} batches are held by this learner")]
     AllHeld(usize),
 
+    #[error("'{name}' is empty: there is no whole row to sample. Add some first, or wait for them")]
+    Empty { name: String },
+
+    /// Rows are overwritten faster than they can be copied.
+    #[error(
+        "the {capacity} rows of '{name}' are overwritten faster than they can be read. Make it larger than what the adders \
+         have in hand"
+    )]
+    Overrun { name: String, capacity: u64 },
+
     // ── the network ────────────────────────────────────────────────────────────────────────────────────────────────
     #[error("cannot listen on {address}: {source}. Choose another port (0: any that is free) or host")]
     Bind { address: String, source: std::io::Error },

@@ -12,6 +12,7 @@
 //! | [`ring`] | many producers, whole batches out, recovery from any death |
 //! | [`records`] | records of any length, one lane for each producer, single records out |
 //! | [`weights`] | whole versions of many leaves, from one writer to any number of readers |
+//! | [`table`] | rows of one size, overwritten when it is full, sampled at random |
 //! | [`terms`] | what a user chooses: what to do when there is no room, or when the name is taken |
 //! | [`wait`] | how long to block, and when to look around |
 //! | [`metrics`] | histograms that live in the segment |
@@ -25,6 +26,7 @@ pub mod records;
 pub mod ring;
 pub mod segment;
 pub mod sync;
+pub mod table;
 pub mod terms;
 pub mod wait;
 pub mod weights;

@@ -135,8 +135,8 @@ impl Bell {
     }
 }
 
-/// The steps between which a process can die and leave something behind. The `recovery.rs` of the ring, of records, or of
-/// weights has a row for each.
+/// The steps between which a process can die and leave something behind. The `recovery.rs` of the ring, of records, of
+/// weights, or of the table has a row for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Point {
     /// A producer moved `open`, and has not marked the buffer.
@@ -197,6 +197,20 @@ pub enum Point {
     VersionPublished,
     /// A reader pinned a buffer, and has not read it.
     ReaderPinned,
+    /// An adder was promised rows, and has not claimed any of them.
+    RowsPromised,
+    /// An adder owns only a part of the rows it wants.
+    RowsPartlyClaimed,
+    /// An adder is filling a row.
+    RowHalfWritten,
+    /// An adder filled its rows, and has not committed any.
+    RowsWritten,
+    /// An adder committed a part of its rows.
+    RowsPartlyCommitted,
+    /// An adder committed its rows, and has not woken anybody.
+    RowsCommitted,
+    /// Somebody who gives a row up has taken it out of the count, and has not emptied it.
+    RowUnsettled,
     /// A ringer cleared the announcement, and has not moved the futex.
     BellCleared,
     /// A ringer moved the futex, and has not woken the sleepers.
@@ -247,6 +261,19 @@ impl Point {
         Point::RecordTaken,
         Point::RecordFreed,
         Point::RecordReturned,
+        Point::BellCleared,
+        Point::BellMoved,
+    ];
+
+    /// Every point in a table, for its own.
+    pub const TABLE: [Point; 9] = [
+        Point::RowsPromised,
+        Point::RowsPartlyClaimed,
+        Point::RowHalfWritten,
+        Point::RowsWritten,
+        Point::RowsPartlyCommitted,
+        Point::RowsCommitted,
+        Point::RowUnsettled,
         Point::BellCleared,
         Point::BellMoved,
     ];

@@ -4,7 +4,7 @@ use crate::errors::to_py;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::segment::catalog::{self, Entry};
-use rollway_core::{records, ring, weights};
+use rollway_core::{records, ring, table, weights};
 
 /// What a segment holds, for people.
 fn kind(kind: u32) -> &'static str {
@@ -12,6 +12,7 @@ fn kind(kind: u32) -> &'static str {
         ring::layout::KIND => "ring",
         records::layout::KIND => "records",
         weights::layout::KIND => "weights",
+        table::layout::KIND => "table",
         _ => "unknown",
     }
 }

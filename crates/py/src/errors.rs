@@ -41,6 +41,8 @@ pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
         Error::Forked { .. } => "NotInThisProcess",
         Error::Timeout => "WaitTimeout",
         Error::PeersGone(_) => "PeerDied",
+        Error::Empty { .. } => "BufferEmpty",
+        Error::Overrun { .. } => "RowsOverrun",
         Error::AllHeld(_) => "BatchesHeld",
         Error::Interrupted | Error::Io { .. } => "SystemCallFailed",
         Error::Schema { name, creator, theirs } => {

@@ -3,6 +3,7 @@
 mod array;
 mod batch;
 mod catalog;
+mod columns;
 mod consumer;
 mod errors;
 mod gil;
@@ -24,6 +25,7 @@ mod sample;
 mod sample_info;
 mod scalar;
 mod slot;
+mod table;
 mod tcp_client;
 mod tcp_connection;
 mod tcp_record_client;
@@ -63,6 +65,8 @@ mod _core {
     use super::sample_info::SampleInfo;
     #[pymodule_export]
     use super::slot::Slot;
+    #[pymodule_export]
+    use super::table::Table;
     #[pymodule_export]
     use super::tcp_client::TcpSender;
     #[pymodule_export]

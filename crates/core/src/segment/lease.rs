@@ -294,11 +294,16 @@ impl Seat {
 
     /// After a fork: sits down again, in the child.
     pub fn rejoin(&self, sweep: impl Fn(usize)) -> Result<Owner> {
+        self.rejoin_as(self.role, sweep)
+    }
+
+    /// After a fork: sits down again, in the child, in another role than its parent's.
+    pub fn rejoin_as(&self, role: Role, sweep: impl Fn(usize)) -> Result<Owner> {
         let mut lease = self.lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(owner) = self.owner() {
             return Ok(owner);
         }
-        let (fresh, owner) = Self::sit_down(&self.segment, self.role, sweep)?;
+        let (fresh, owner) = Self::sit_down(&self.segment, role, sweep)?;
         self.badge.store((fresh.generation as u64) << 32 | owner.bits(), Ordering::Relaxed);
         *lease = fresh;
         Ok(owner)

@@ -1,0 +1,145 @@
+//! Adding: rows from arrays, field by field, into the table.
+//!
+//! An add of many rows goes in pieces: promise, claim, copy, commit. A stopped adder so holds few rows, and one that dies
+//! costs few. Pieces of two adders alternate; each row is whole.
+
+use super::Table;
+use super::layout::Tally;
+use super::protocol::Claim;
+use crate::error::{Error, Result};
+use crate::segment::lease::Memo;
+use crate::sync::{AtomicU64, Ordering, Point, crash_point};
+use crate::wait::Patience;
+
+/// The most rows that one adder has in hand at a time.
+pub const PIECE: usize = 64;
+
+/// Where the rows of one field come from: each field of a row in one piece, and so many bytes from one row to the next.
+#[derive(Debug, Clone, Copy)]
+pub struct Source {
+    pub data: *const u8,
+    pub stride: isize,
+    /// Other bytes for some of the rows.
+    pub patch: Option<Patch>,
+}
+
+/// Where `mask` is not 0, a row of the field is taken from here.
+#[derive(Debug, Clone, Copy)]
+pub struct Patch {
+    /// A byte for each row.
+    pub mask: *const u8,
+    pub mask_stride: isize,
+    pub data: *const u8,
+    pub stride: isize,
+}
+
+// SAFETY: the pointers are to bytes that the caller of `Table::add` keeps alive and unchanged while they are read.
+unsafe impl Send for Source {}
+// SAFETY: as above; nobody writes through them.
+unsafe impl Sync for Source {}
+
+impl Source {
+    /// Where the bytes of one row are.
+    ///
+    /// # Safety
+    /// The source has that many rows.
+    #[inline]
+    unsafe fn row(&self, row: usize) -> *const u8 {
+        let row = row as isize;
+        // SAFETY: the source, its mask and its patch have that many rows, as the caller promises.
+        unsafe {
+            match &self.patch {
+                Some(patch) if *patch.mask.offset(row * patch.mask_stride) != 0 => {
+                    patch.data.offset(row * patch.stride)
+                }
+                _ => self.data.offset(row * self.stride),
+            }
+        }
+    }
+}
+
+impl Table {
+    /// Copies the rows `done..count` in, and moves `done` as they are committed, also when it fails half-way: with
+    /// [`Error::Closed`] when the last learner has left, and [`Error::Timeout`] when the time was over before there was
+    /// room, because every row is being written by others.
+    ///
+    /// # Safety
+    /// There is one source for each field, with `count` rows (and a mask and a patch of as many), alive and unchanged.
+    pub unsafe fn add(
+        &self,
+        sources: &[Source],
+        done: &mut usize,
+        count: usize,
+        patience: Patience,
+    ) -> Result<()> {
+        assert_eq!(sources.len(), self.geometry.field_bytes.len(), "one source for each field");
+        let owner = self.owner()?;
+        if self.is_closed() {
+            return Err(Error::Closed);
+        }
+        let protocol = self.protocol();
+        let is_dead = |owner| !self.seat.is_alive(owner);
+        let mut memo = Memo::of(&is_dead);
+        let piece = PIECE.min(self.geometry.capacity.div_ceil(4));
+        let mut passed = 0;
+        while *done < count {
+            let mut positions = protocol.promise(piece.min(count - *done));
+            while let Some(claim) = protocol.claim(owner, positions.clone(), |other| memo.is_dead(other)) {
+                passed += (claim.position - positions.start) as usize;
+                positions.start = claim.position + claim.len as u64;
+                // SAFETY: the claim is ours (I1); the sources have `count` rows, as the caller promises.
+                unsafe { self.fill(sources, *done, &claim) };
+                protocol.commit(&claim);
+                *done += claim.len;
+                self.tally(owner).note_claim(&claim, std::mem::take(&mut passed));
+            }
+            passed += (positions.end - positions.start) as usize;
+            if passed >= self.geometry.capacity {
+                // Once round, and nothing to be had: everything is in the hands of the living.
+                let room = self.wait(patience, || {
+                    memo = Memo::of(&is_dead);
+                    protocol.has_room(|other| memo.is_dead(other)).then_some(())
+                })?;
+                room.ok_or(Error::Timeout)?;
+                passed = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the rows of a claim, one by one: each line of the table is written once.
+    ///
+    /// # Safety
+    /// The claim is ours, and the sources have as many rows from `from` on.
+    #[inline]
+    unsafe fn fill(&self, sources: &[Source], from: usize, claim: &Claim) {
+        let geometry = &self.geometry;
+        for (from, row) in (from..).zip(claim.rows()) {
+            let place = self.row(row);
+            let fields = geometry.field_offsets.iter().zip(&geometry.field_bytes);
+            for (source, (&start, &bytes)) in sources.iter().zip(fields) {
+                // SAFETY: the field lies in the row, which is ours (I1). Readers copy the same bytes now and then, and
+                // throw away what they copied (I3).
+                unsafe { std::ptr::copy_nonoverlapping(source.row(from), place.add(start), bytes) };
+                crash_point(Point::RowHalfWritten);
+            }
+        }
+        crash_point(Point::RowsWritten);
+    }
+}
+
+impl Tally {
+    /// Counts a run that was committed, and the rows that were passed over before it.
+    #[inline]
+    fn note_claim(&self, claim: &Claim, passed: usize) {
+        let note = |counter: &AtomicU64, number: usize| {
+            if number > 0 {
+                counter.fetch_add(number as u64, Ordering::Relaxed);
+            }
+        };
+        note(&self.added, claim.len);
+        note(&self.overwritten, claim.overwritten);
+        note(&self.recovered, claim.recovered);
+        note(&self.skipped, passed);
+    }
+}

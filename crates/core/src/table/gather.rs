@@ -1,0 +1,233 @@
+//! Sampling: rows drawn uniformly and copied out, into one array for each field.
+//!
+//! A row that is not whole when it is drawn, or does not stay whole while it is copied, is drawn again. So every row of a
+//! batch is whole, and each whole row is as likely as any other.
+
+use super::Table;
+use super::draw::Stream;
+use super::protocol::Protocol;
+use crate::error::{Error, Result};
+use crate::segment::lease::generation;
+use crate::sync::Ordering;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+
+/// Rows are asked for this many bytes before they are copied, so that memory answers in the meantime.
+const AHEAD_BYTES: usize = 2048;
+/// As many rows ahead at least, and at most.
+const AHEAD_ROWS: Range<usize> = 2..32;
+/// A batch is shared among threads when each has this much to copy: starting one costs as much as copying an eighth of it.
+const THREAD_BYTES: usize = 1 << 20;
+/// The most threads for one batch: then memory is the limit.
+const MAX_THREADS: usize = 4;
+/// Draws that fail one after the other before all rows are looked at, and looks before we give up.
+const BLIND_DRAWS: u64 = 32;
+const LOOKS: u64 = 10_000;
+
+/// Where one field of a batch goes: one row after the other.
+#[derive(Debug, Clone, Copy)]
+pub struct Destination {
+    pub data: *mut u8,
+}
+
+// SAFETY: the pointers are to memory that the caller of `Sampler::sample` owns; each thread writes rows of its own.
+unsafe impl Send for Destination {}
+// SAFETY: as above.
+unsafe impl Sync for Destination {}
+
+/// Draws the rows of one batch after the other. Threads may share it; each batch has numbers of its own.
+#[derive(Debug)]
+pub struct Sampler {
+    seed: u64,
+    /// Without a seed of the user's, a forked child must not repeat what its parent draws.
+    chosen: bool,
+    next: AtomicU64,
+}
+
+impl Sampler {
+    /// The same seed draws the same rows from the same table. `None`: from the operating system.
+    pub fn new(seed: Option<u64>) -> Sampler {
+        use std::hash::{BuildHasher, RandomState};
+        let random = || RandomState::new().hash_one(std::process::id());
+        Sampler { seed: seed.unwrap_or_else(random), chosen: seed.is_some(), next: AtomicU64::new(0) }
+    }
+
+    fn stream(&self) -> Stream {
+        let stream = Stream::of(self.seed);
+        if self.chosen { stream } else { stream.branch(generation() as u64) }
+    }
+
+    /// Copies `batch` rows, drawn uniformly with replacement. [`Error::Empty`] when there are none; then nothing was
+    /// written that counts.
+    ///
+    /// # Safety
+    /// There is one destination for each field, with room for `batch` rows.
+    pub unsafe fn sample(&self, table: &Table, batch: usize, fields: &[Destination]) -> Result<()> {
+        assert_eq!(fields.len(), table.geometry.field_bytes.len(), "one destination for each field");
+        let owner = table.owner()?;
+        if batch == 0 {
+            return Ok(());
+        }
+        let reach = table.protocol().reach();
+        if reach == 0 {
+            return Err(Error::Empty { name: table.name().to_owned() });
+        }
+        let first = self.next.fetch_add(batch as u64, Ordering::Relaxed);
+        let draws = Draws { stream: self.stream(), first, reach };
+        let redrawn = AtomicUsize::new(0);
+        // SAFETY: as the caller promises; each part is of other rows.
+        let copy = |part: Range<usize>| unsafe { table.gather(draws, part, fields, &redrawn) };
+        let done = match threads(batch * table.geometry.row_bytes) {
+            1 => copy(0..batch),
+            threads => std::thread::scope(|scope| {
+                let each = batch.div_ceil(threads);
+                let parts = (1..threads).map(|n| (n * each).min(batch)..((n + 1) * each).min(batch));
+                let others: Vec<_> = parts.map(|part| scope.spawn(|| copy(part))).collect();
+                let mine = copy(0..each.min(batch));
+                others.into_iter().fold(mine, |done, other| {
+                    done.and(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                })
+            }),
+        };
+        let tally = table.tally(owner);
+        tally.redrawn.fetch_add(redrawn.into_inner() as u64, Ordering::Relaxed);
+        done?;
+        tally.sampled.fetch_add(batch as u64, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// How many threads a batch of so many bytes is worth.
+fn threads(bytes: usize) -> usize {
+    let worth = (bytes / THREAD_BYTES).clamp(1, MAX_THREADS);
+    if worth == 1 { 1 } else { worth.min(std::thread::available_parallelism().map_or(1, usize::from)) }
+}
+
+/// Which rows a batch is made of.
+#[derive(Debug, Clone, Copy)]
+struct Draws {
+    stream: Stream,
+    /// The number of the first draw of this batch.
+    first: u64,
+    /// Rows from which to draw.
+    reach: usize,
+}
+
+impl Draws {
+    #[inline]
+    fn row(&self, place: usize) -> usize {
+        self.stream.below(self.reach, self.first + place as u64)
+    }
+}
+
+impl Table {
+    /// Copies the rows of one part of a batch.
+    ///
+    /// # Safety
+    /// There is one destination for each field, with room for every place in `part`, which nobody else writes to.
+    unsafe fn gather(
+        &self,
+        draws: Draws,
+        part: Range<usize>,
+        fields: &[Destination],
+        redrawn: &AtomicUsize,
+    ) -> Result<()> {
+        let protocol = self.protocol();
+        let row_bytes = self.geometry.row_bytes;
+        let ahead = AHEAD_BYTES.div_ceil(row_bytes).clamp(AHEAD_ROWS.start, AHEAD_ROWS.end);
+        let soon = |place: usize| {
+            if place < part.end {
+                let row = draws.row(place);
+                prefetch(protocol.words[row..].as_ptr().cast(), 1);
+                prefetch(self.row(row), row_bytes);
+            }
+        };
+        part.clone().take(ahead).for_each(soon);
+        for place in part.clone() {
+            soon(place + ahead);
+            // SAFETY: as the caller promises.
+            if !unsafe { self.copy_row(&protocol, draws.row(place), place, fields) } {
+                // SAFETY: as the caller promises.
+                unsafe { self.redraw(&protocol, draws, place, fields, redrawn)? };
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies a row to its place in the batch. False when the row is not whole, or did not stay so.
+    ///
+    /// # Safety
+    /// As for [`gather`](Self::gather).
+    #[inline]
+    unsafe fn copy_row(
+        &self,
+        protocol: &Protocol<'_>,
+        row: usize,
+        place: usize,
+        fields: &[Destination],
+    ) -> bool {
+        let Some(word) = protocol.look(row) else { return false };
+        let from = self.row(row);
+        let sizes = self.geometry.field_offsets.iter().zip(&self.geometry.field_bytes);
+        for (field, (&offset, &bytes)) in fields.iter().zip(sizes) {
+            // SAFETY: the field lies in the row, and the destination has room for it. Somebody may write to the row
+            // meanwhile: then these bytes mean nothing, and the look below says so (I3).
+            unsafe {
+                std::ptr::copy_nonoverlapping(from.add(offset), field.data.add(place * bytes), bytes);
+            }
+        }
+        protocol.is_unchanged(row, word)
+    }
+
+    /// Draws for one place until a whole row comes: first blindly, then from those that are whole.
+    ///
+    /// # Safety
+    /// As for [`gather`](Self::gather).
+    #[cold]
+    unsafe fn redraw(
+        &self,
+        protocol: &Protocol<'_>,
+        draws: Draws,
+        place: usize,
+        fields: &[Destination],
+        redrawn: &AtomicUsize,
+    ) -> Result<()> {
+        let again = draws.stream.branch(draws.first + place as u64);
+        for attempt in 0..BLIND_DRAWS {
+            redrawn.fetch_add(1, Ordering::Relaxed);
+            // SAFETY: as the caller promises.
+            if unsafe { self.copy_row(protocol, again.below(draws.reach, attempt), place, fields) } {
+                return Ok(());
+            }
+        }
+        for look in 0..LOOKS {
+            let whole: Vec<usize> = (0..draws.reach).filter(|&row| protocol.look(row).is_some()).collect();
+            if whole.is_empty() && protocol.count() == 0 {
+                return Err(Error::Empty { name: self.name().to_owned() });
+            }
+            if !whole.is_empty() {
+                redrawn.fetch_add(1, Ordering::Relaxed);
+                let row = whole[again.below(whole.len(), BLIND_DRAWS + look)];
+                // SAFETY: as the caller promises.
+                if unsafe { self.copy_row(protocol, row, place, fields) } {
+                    return Ok(());
+                }
+            }
+            std::thread::yield_now(); // Whoever writes there may need this core.
+        }
+        Err(Error::Overrun { name: self.name().to_owned(), capacity: self.geometry.capacity as u64 })
+    }
+}
+
+/// Asks for the lines of some bytes, without waiting for them.
+#[inline]
+fn prefetch(data: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (0..bytes).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch of any address is allowed, and this one lies in the mapping.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(data.add(line).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (data, bytes); // There is no stable way to ask.
+}

@@ -1,0 +1,283 @@
+//! `Table`: one participant's handle on a table. `rollway.ReplayBuffer` owns one.
+
+use crate::array::ndarray_type;
+use crate::columns::Columns;
+use crate::consumer::if_exists;
+use crate::errors::{blocking, named, to_py};
+use crate::gil::GilCell;
+use crate::plan::Leaf;
+use crate::producer::patience;
+use numpy::npyffi::{self, npy_intp};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+use rollway_core::Error;
+use rollway_core::table::{Destination, Sampler, Table as Core, TableSpec};
+use rollway_core::wait::Patience;
+use std::sync::Arc;
+
+/// Copies larger than this let other threads of the interpreter run meanwhile.
+const DETACH_BYTES: usize = 64 * 1024;
+
+type Fields = Vec<(Py<PyAny>, Vec<npy_intp>, usize)>;
+
+/// One participant of a table.
+#[pyclass(frozen, module = "rollway._core")]
+pub struct Table {
+    core: GilCell<Option<Arc<Core>>>,
+    sampler: GilCell<Arc<Sampler>>,
+    fields: Vec<Leaf>,
+    row_bytes: usize,
+    name: String,
+}
+
+#[pymethods]
+impl Table {
+    /// A learner's handle: makes the table, or goes on with the one that is there.
+    #[new]
+    #[pyo3(signature = (name, text, fields, capacity, *, auto_named, if_exists, max_peers, huge_pages, seed))]
+    #[allow(clippy::too_many_arguments)] // Python's keyword arguments, one by one.
+    fn open(
+        py: Python<'_>,
+        name: String,
+        text: Vec<u8>,
+        fields: Fields,
+        capacity: usize,
+        auto_named: bool,
+        if_exists: &str,
+        max_peers: usize,
+        huge_pages: Option<bool>,
+        seed: Option<u64>,
+    ) -> PyResult<Self> {
+        let fields = leaves(fields);
+        let field_bytes: Vec<usize> = fields.iter().map(|field| field.bytes).collect();
+        let spec = TableSpec {
+            name: Some(&name),
+            auto_named,
+            schema: &text,
+            field_bytes: &field_bytes,
+            capacity,
+            max_peers,
+            huge_pages,
+        };
+        let if_exists = self::if_exists(if_exists)?;
+        let core = py.detach(|| Core::open(&spec, if_exists)).map_err(|e| to_py(py, e))?;
+        Ok(Table::wrap(core, fields, seed))
+    }
+
+    /// A worker's handle, on a table that is there.
+    #[staticmethod]
+    fn attach(
+        py: Python<'_>,
+        name: &str,
+        text: Vec<u8>,
+        fields: Fields,
+        seed: Option<u64>,
+    ) -> PyResult<Self> {
+        let fields = leaves(fields);
+        let field_bytes: Vec<usize> = fields.iter().map(|field| field.bytes).collect();
+        let core = py.detach(|| Core::attach(name, &text, &field_bytes)).map_err(|e| to_py(py, e))?;
+        Ok(Table::wrap(core, fields, seed))
+    }
+
+    /// The schema of a table that is there.
+    #[staticmethod]
+    fn schema_of<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyBytes>> {
+        let text = Core::schema_of(name).map_err(|e| to_py(py, e))?;
+        Ok(PyBytes::new(py, &text))
+    }
+
+    /// Copies rows in, one array for each field. Gives how many were committed: fewer than there are only when the time was
+    /// over. `None` when a column is not plain: nothing was done.
+    fn add(
+        &self,
+        py: Python<'_>,
+        columns: &Bound<'_, PyTuple>,
+        mask: Option<&Bound<'_, PyAny>>,
+        patches: Option<&Bound<'_, PyTuple>>,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<usize>> {
+        let Some(columns) = Columns::of(&self.fields, columns, mask, patches)? else { return Ok(None) };
+        let core = self.core(py)?;
+        let (sources, rows) = (&columns.sources, columns.rows);
+        let mut done = 0;
+        // SAFETY: there is one source for each field, of `rows` rows each, checked by `Columns::of`; their arrays are alive
+        // during the call. A thread that changes one meanwhile spoils its own rows.
+        let add = |done: &mut usize, patience| unsafe { core.add(sources, done, rows, patience) };
+        let small = rows * self.row_bytes <= DETACH_BYTES;
+        match if small { add(&mut done, Patience::Never) } else { Err(Error::Timeout) } {
+            Ok(()) => {}
+            Err(Error::Timeout) => {
+                let patience = patience(timeout)?;
+                match blocking(py, || add(&mut done, patience))? {
+                    Ok(()) | Err(Error::Timeout) => {}
+                    Err(error) => return Err(self.explain_after(py, error, done)),
+                }
+            }
+            Err(error) => return Err(self.explain_after(py, error, done)),
+        }
+        Ok(Some(done))
+    }
+
+    /// Draws `batch` rows and copies them into `out`: for each field a contiguous array of `batch` rows.
+    fn sample(&self, py: Python<'_>, batch: usize, out: &Bound<'_, PyTuple>) -> PyResult<()> {
+        let core = self.core(py)?;
+        let sampler = self.sampler.with(py, Arc::clone);
+        if out.len() != self.fields.len() {
+            let message = format!("out has {} arrays, for {} fields", out.len(), self.fields.len());
+            return Err(named(py, "InvalidArgument", message));
+        }
+        let destinations: Vec<Destination> = self
+            .fields
+            .iter()
+            .enumerate()
+            .map(|(index, field)| destination(field, &*out.get_borrowed_item(index)?, batch, index))
+            .collect::<PyResult<_>>()?;
+        // SAFETY: each destination has room for `batch` rows, and its array is alive during the call. A thread that uses it
+        // meanwhile spoils its own batch.
+        py.detach(|| unsafe { sampler.sample(&core, batch, &destinations) }).map_err(|e| self.explain(py, e))
+    }
+
+    /// Draws from a seed from now on; `None`: one from the operating system.
+    fn reseed(&self, py: Python<'_>, seed: Option<u64>) {
+        drop(self.sampler.replace(py, Arc::new(Sampler::new(seed))));
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.core(py)?.rows())
+    }
+
+    /// Waits until there are so many rows. False when the time is over.
+    fn wait_for_rows(&self, py: Python<'_>, rows: usize, timeout: Option<f64>) -> PyResult<bool> {
+        let (core, patience) = (self.core(py)?, patience(timeout)?);
+        blocking(py, || core.wait_for_rows(rows, patience))?.map_err(|e| self.explain(py, e))
+    }
+
+    /// Positions promised so far.
+    #[getter]
+    fn head(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.core(py)?.head())
+    }
+
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[getter]
+    fn capacity(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.core(py)?.geometry().capacity)
+    }
+
+    /// Whether the table was there already.
+    #[getter]
+    fn resumed(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.core(py)?.resumed())
+    }
+
+    /// Whether this handle was closed.
+    #[getter]
+    fn closed(&self, py: Python<'_>) -> bool {
+        self.core.with(py, Option::is_none)
+    }
+
+    /// Who is writing rows now: pids, and how many.
+    fn writers(&self, py: Python<'_>) -> PyResult<Vec<(u32, usize)>> {
+        let core = self.core(py)?;
+        Ok(py.detach(|| core.writers()))
+    }
+
+    /// What is in the table, and what happened so far. Looks at every row.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let core = self.core(py)?;
+        let contents = py.detach(|| core.census());
+        let (totals, geometry) = (core.totals(), core.geometry());
+        let stats = PyDict::new(py);
+        stats.set_item("capacity", geometry.capacity)?;
+        stats.set_item("row_bytes", geometry.row_bytes)?;
+        stats.set_item("bytes", core.segment().header().total_bytes)?;
+        stats.set_item("rows", contents.ready)?;
+        stats.set_item("writing", contents.writing)?;
+        stats.set_item("added", totals.added)?;
+        stats.set_item("overwritten", totals.overwritten)?;
+        stats.set_item("skipped", totals.skipped)?;
+        stats.set_item("recovered", totals.recovered)?;
+        stats.set_item("sampled", totals.sampled)?;
+        stats.set_item("redrawn", totals.redrawn)?;
+        Ok(stats)
+    }
+
+    /// Leaves; the last learner takes the name away. `unlink`: take it away in any case.
+    fn close(&self, py: Python<'_>, unlink: bool) -> PyResult<()> {
+        let Some(core) = self.core.replace(py, None) else { return Ok(()) };
+        let left = py.detach(|| if unlink { core.unlink().and(core.leave()) } else { core.leave() });
+        left.map_err(|e| to_py(py, e))
+    }
+}
+
+impl Table {
+    fn wrap(core: Core, fields: Vec<Leaf>, seed: Option<u64>) -> Table {
+        Table {
+            row_bytes: core.geometry().row_bytes,
+            name: core.name().to_owned(),
+            core: GilCell::new(Some(Arc::new(core))),
+            sampler: GilCell::new(Arc::new(Sampler::new(seed))),
+            fields,
+        }
+    }
+
+    fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
+        self.core.with(py, |core| core.clone()).ok_or_else(|| {
+            let message = format!("this handle on '{}' is closed", self.name);
+            named(py, "ConnectionClosedError", message)
+        })
+    }
+
+    /// With the number of rows that were committed before.
+    fn explain_after(&self, py: Python<'_>, error: Error, done: usize) -> PyErr {
+        let raised = self.explain(py, error);
+        match raised.value(py).setattr("sent", done) {
+            Ok(()) => raised,
+            Err(failed) => failed,
+        }
+    }
+
+    fn explain(&self, py: Python<'_>, error: Error) -> PyErr {
+        match error {
+            Error::Closed => {
+                let message = format!("'{}' is closed: its last learner has left", self.name);
+                named(py, "ConnectionClosedError", message)
+            }
+            error => to_py(py, error),
+        }
+    }
+}
+
+fn leaves(fields: Fields) -> Vec<Leaf> {
+    fields.into_iter().map(|(descr, shape, bytes)| Leaf { descr, shape, bytes }).collect()
+}
+
+/// Where a field of a batch goes, if the array is what it must be.
+fn destination(field: &Leaf, object: &Bound<'_, PyAny>, batch: usize, index: usize) -> PyResult<Destination> {
+    let py = object.py();
+    // SAFETY: the type is checked before the fields are read; the GIL is held and the object is alive.
+    unsafe {
+        if pyo3::ffi::Py_TYPE(object.as_ptr()) == ndarray_type(py) {
+            let array = &(*object.as_ptr().cast::<npyffi::PyArrayObject>()).fields;
+            let wanted = npyffi::NPY_ARRAY_C_CONTIGUOUS | npyffi::NPY_ARRAY_WRITEABLE;
+            if array.nd as usize == field.shape.len() + 1
+                && array.flags & wanted == wanted
+                && array.descr.cast::<pyo3::ffi::PyObject>() == field.descr.as_ptr()
+            {
+                let dims = std::slice::from_raw_parts(array.dimensions, array.nd as usize);
+                if dims[0] == batch as npy_intp && dims[1..] == field.shape {
+                    return Ok(Destination { data: array.data.cast() });
+                }
+            }
+        }
+    }
+    let message = format!(
+        "the array in out for field {index} must be contiguous, writable, and have the field's dtype and shape behind a \
+         first dimension of {batch}"
+    );
+    Err(named(py, "InvalidArgument", message))
+}
