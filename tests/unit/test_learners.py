@@ -68,7 +68,7 @@ def test_appo_bootstraps_a_truncated_episode_from_its_final_observation():
     truncated = torch.tensor([[0.0, 1.0, 0.0]] * 2)
     dones = torch.tensor([[0.0, 1.0, 0.0]] * 2)
     next_obs = torch.tensor([3.0, -2.0]).expand(2, 3, 2)
-    _, targets, _, _ = corrected(learner, truncated=truncated, dones=dones, next_obs=next_obs)
+    targets, _, _ = corrected(learner, truncated=truncated, dones=dones, next_obs=next_obs)
     targets = targets.view(2, 3)
     assert targets[0, 1].item() == pytest.approx(0.9 * final, abs=1e-5)  # not the value of the next episode's start
     assert targets[0, 2].item() == pytest.approx(0.9 * value, abs=1e-5)  # cut by the end of the rollout: last_obs
@@ -76,17 +76,29 @@ def test_appo_bootstraps_a_truncated_episode_from_its_final_observation():
 
 def test_appo_expects_nothing_after_a_termination():
     learner = AppoLearner(DISCRETE, AppoSettings(gamma=0.9))
-    _, targets, _, _ = corrected(learner)
+    targets, _, _ = corrected(learner)
     assert targets.abs().max().item() < 1e-6
 
 
-def test_appo_weighs_actions_by_what_its_own_policy_thinks_of_them():
+def test_appo_learns_less_about_states_from_actions_it_would_not_take():
     learner = AppoLearner(DISCRETE, AppoSettings())
     data = rollout(learner, reward=lambda actions: actions[..., 0])
-    _, _, fresh, clipped = learner._correct(data)
-    assert clipped == pytest.approx(0.0, abs=1e-6) or clipped < 1  # equal up to rounding
-    _, _, stale, _ = learner._correct({**data, "log_probs": data["log_probs"] + np.log(2)})
-    torch.testing.assert_close(stale, fresh / 2, atol=1e-5, rtol=1e-4)
+    with torch.no_grad():
+        values = learner.critic(data["obs"].flatten(0, 1))
+    fresh, _, _ = learner._correct(data)
+    stale, _, _ = learner._correct({**data, "log_probs": data["log_probs"] + np.log(2)})
+    torch.testing.assert_close(stale - values, (fresh - values) / 2, atol=1e-5, rtol=1e-4)
+
+
+def test_appo_is_pushed_no_further_by_data_from_which_it_has_moved_away_already():
+    learner = AppoLearner(DISCRETE, AppoSettings(entropy_weight=0.0))
+    data = rollout(learner, reward=lambda actions: (actions[..., 0] == 2).float())
+    since = torch.where(data["actions"][..., 0] == 2, np.log(1.3), np.log(0.7))  # towards what paid, as it should
+    before = [p.clone() for p in learner.actor.parameters()]
+    learner.update({**data, "log_probs": data["log_probs"] - since})
+    assert all(torch.equal(a, b) for a, b in zip(before, learner.actor.parameters(), strict=True))
+    learner.update(data)
+    assert not all(torch.equal(a, b) for a, b in zip(before, learner.actor.parameters(), strict=True))
 
 
 def batch(size=64, **changes):

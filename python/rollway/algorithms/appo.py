@@ -95,7 +95,7 @@ class AppoRunner(AlgorithmRunner):
                 s.rollout_steps,
                 env.obs_dim,
                 env.action_dim,
-                num_slots=max(s.num_slots, 2),
+                num_slots=max(s.num_slots or self.num_collectors, 2),
                 on_full="block",
                 peer_timeout_s=None,  # the runner itself sees to dead collectors
                 fields={

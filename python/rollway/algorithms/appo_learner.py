@@ -2,9 +2,9 @@
 
 Arithmetic only: no process, no shared memory, no environment. `AppoRunner` feeds it.
 
-A rollout was made by a policy μ that is a few versions old. At the start of an update the learner's own policy π is
-fixed as the anchor: V-trace turns the rollout into targets and advantages for π, with importance weights π/μ clipped.
-The epochs that follow then move the policy, at most by PPO's clip away from π.
+A rollout was made by a policy μ that may be a version or two old. V-trace turns it into targets and advantages for the
+learner's own policy π, with importance weights π/μ clipped. The epochs that follow maximise PPO's surrogate of the ratio
+π/μ, clipped too: where π has already moved away from μ by as much as the clip allows, stale data pushes no further.
 """
 
 from __future__ import annotations
@@ -40,22 +40,23 @@ class AppoLearner:
             self.actor = make_actor(env, settings).to(self.device)
             self.critic = Critic(env.obs_dim, settings.hidden).to(self.device)
         self._parameters = [*self.actor.parameters(), *self.critic.parameters()]
-        self.optimiser = torch.optim.Adam(self._parameters, settings.learning_rate, eps=1e-5)
+        self.optimiser = torch.optim.Adam(self._parameters, settings.learning_rate, eps=1e-5, fused=True)
         self._generator = torch.Generator().manual_seed(settings.seed)
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """One iteration on a rollout. Gives its losses, and how far the policy had moved from the one that acted."""
+        """One iteration on a rollout. Gives its losses, and the share of steps that the policy has since come to like."""
         s = self.settings
         obs = rollout["obs"].flatten(0, 1)
         actions = rollout["actions"].flatten(0, 1)
-        anchor, targets, advantages, clipped = self._correct(rollout)
+        made_with = rollout["log_probs"].flatten()
+        targets, advantages, clipped = self._correct(rollout)
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         sums = torch.zeros(3)
         for _ in range(s.epochs):
             order = torch.randperm(len(obs), generator=self._generator).to(self.device)
             for rows in order.chunk(s.minibatches):
                 log_probs, entropy = self.actor.judge(obs[rows], actions[rows])
-                ratio = (log_probs - anchor[rows]).exp()
+                ratio = (log_probs - made_with[rows]).exp()
                 bounded = ratio.clamp(1 - s.ratio_clip, 1 + s.ratio_clip)
                 policy_loss = -torch.min(ratio * advantages[rows], bounded * advantages[rows]).mean()
                 value_loss = functional.mse_loss(self.critic(obs[rows]), targets[rows])
@@ -69,12 +70,12 @@ class AppoLearner:
         return {"policy_loss": policy, "value_loss": value, "entropy": entropy_mean, "clipped_importance": clipped}
 
     @torch.no_grad()
-    def _correct(self, rollout: Rollout) -> tuple[Tensor, Tensor, Tensor, float]:
-        """The anchor's log-probabilities, the targets, the advantages, all flat; and the share of clipped weights."""
+    def _correct(self, rollout: Rollout) -> tuple[Tensor, Tensor, float]:
+        """The targets and the advantages, flat; and the share of steps whose importance weight was clipped."""
         s = self.settings
         envs, steps = rollout["rewards"].shape
-        anchor, _ = self.actor.judge(rollout["obs"].flatten(0, 1), rollout["actions"].flatten(0, 1))
-        log_rhos = anchor.view(envs, steps) - rollout["log_probs"]
+        log_probs, _ = self.actor.judge(rollout["obs"].flatten(0, 1), rollout["actions"].flatten(0, 1))
+        log_rhos = log_probs.view(envs, steps) - rollout["log_probs"]
         states = torch.cat([rollout["obs"], rollout["last_obs"].unsqueeze(1)], 1)
         values = self.critic(states.flatten(0, 1)).view(envs, steps + 1)
         next_values = values[:, 1:].clone()
@@ -95,4 +96,4 @@ class AppoLearner:
             c_clip=s.c_clip,
         )
         clipped = float((log_rhos.exp() > s.rho_clip).float().mean())
-        return anchor, targets.flatten(), advantages.flatten(), clipped
+        return targets.flatten(), advantages.flatten(), clipped

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from rollway._core import Sample
 from rollway.algorithms.environment import Environment
 from rollway.algorithms.policy import Policy
 from rollway.algorithms.runner import AlgorithmRunner
 from rollway.algorithms.sac_learner import SacLearner, make_actor
 from rollway.algorithms.settings import SacSettings
 from rollway.collector import Collector
-from rollway._core import Sample
 from rollway.errors import WaitTimeout
 from rollway.replay_buffer import ReplayBuffer
 from rollway.server import Server

@@ -63,8 +63,10 @@ class AppoSettings(Settings):
     """Steps of each environment in one rollout."""
     rollouts_per_update: int = 2
     """Rollouts that one iteration of the learner takes, from whichever collectors have them."""
-    num_slots: int = 4
-    """Rollouts that can wait for the learner. Collectors wait when there is no room, which bounds the staleness."""
+    num_slots: int | None = None
+    """Rollouts that there is room for; one for each collector when left out. Collectors wait when there is no room, which
+    bounds the staleness.
+    """
     epochs: int = 4
     minibatches: int = 4
     lam: float = 0.95

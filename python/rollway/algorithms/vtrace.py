@@ -19,7 +19,7 @@ class VTrace(NamedTuple):
     targets: Tensor
     """What the critic should have said."""
     advantages: Tensor
-    """By how much the action taken was better than expected, weighted by the clipped importance."""
+    """By how much the action taken was better than expected. Not weighted: the ratio of the policies is the caller's."""
 
 
 @torch.no_grad()
@@ -75,4 +75,4 @@ def vtrace(
     # The state after a step is worth its own target, where the rollout and the episode both go on.
     next_targets = next_values.clone()
     next_targets[:, :-1] += (1 - ended[:, :-1]) * corrections[:, 1:]
-    return VTrace(values + corrections, rhos * (rewards + after * next_targets - values))
+    return VTrace(values + corrections, rewards + after * next_targets - values)
