@@ -145,9 +145,7 @@ class ReplayBuffer:
             mask = patches = None
         else:
             given = dict(zip(_USUAL, (obs, actions, rewards, next_obs, dones, truncated), strict=True)) | more
-            given |= {
-                key: value for key, value in zip(_CRITIC, (critic, next_critic), strict=True) if value is not None
-            }
+            given |= {key: value for key, value in zip(_CRITIC, (critic, next_critic), strict=True) if value is not None}
             columns = self._columns(given)
             mask, patches = self._patches(terminal_mask, terminal_next_obs, terminal_next_critic)
         rows = self._table.add(columns, mask, patches, _PATIENCE_S)
@@ -221,9 +219,7 @@ class ReplayBuffer:
             self._table.sample(batch_size, batch.arrays)
             return batch.as_dict()
         if out.keys() != self._schema.keys():
-            raise InvalidArgument(
-                f"out has the fields {', '.join(map(str, out))}; it must have {', '.join(self._schema)}"
-            )
+            raise InvalidArgument(f"out has the fields {', '.join(map(str, out))}; it must have {', '.join(self._schema)}")
         self._table.sample(batch_size, tuple(as_host_array(out[field]) for field in self._schema))
         return out
 
@@ -315,9 +311,7 @@ def _schema(obs_dim: int, action_dim: int, critic_dim: int, more: Mapping[str, s
     if critic_dim != 0:
         notations |= dict.fromkeys(_CRITIC, f"float32[{_natural('critic_dim', critic_dim)}]")
     schema = RecordSchema(notations | dict(more))
-    reserved = {"terminal_mask", "terminal_next_obs", "terminal_next_critic"} | (
-        set(_CRITIC) if critic_dim == 0 else set()
-    )
+    reserved = {"terminal_mask", "terminal_next_obs", "terminal_next_critic"} | (set(_CRITIC) if critic_dim == 0 else set())
     for leaf in schema.values():
         if leaf.ragged:
             raise SchemaMismatch(f"field '{leaf.name}' is {leaf}; the rows of a replay buffer all have one size")
@@ -359,9 +353,7 @@ def _column(leaf: RaggedLeaf, value: Any, name: str) -> np.ndarray[Any, Any]:
         hint = " Add a first dimension: x[None]" if array.shape == leaf.shape else ""
         raise SchemaMismatch(f"'{name}' is {array.dtype}{list(array.shape)}; it must be {leaf.dtype}[{rows}].{hint}")
     if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
-        raise SchemaMismatch(
-            f"'{name}' is {array.dtype}, which does not become {leaf.dtype} without loss. Cast it first"
-        )
+        raise SchemaMismatch(f"'{name}' is {array.dtype}, which does not become {leaf.dtype} without loss. Cast it first")
     return np.ascontiguousarray(array, leaf.dtype)
 
 

@@ -1,4 +1,4 @@
-"""APPO: asynchronous proximal policy optimisation. Collectors never wait for the learner's arithmetic, nor it for theirs.
+"""APPO: asynchronous proximal policy optimisation. Collectors act while the learner learns.
 
 ```text
  collector 0 ── steps its environments, writes in place ──▶ RolloutRingBuffer ──▶ learner: V-trace, clipped update

@@ -2,9 +2,9 @@
 
 Arithmetic only: no process, no shared memory, no environment. `AppoRunner` feeds it.
 
-A rollout was made by a policy μ that may be a version or two old. V-trace turns it into targets and advantages for the
-learner's own policy π, with importance weights π/μ clipped. The epochs that follow maximise PPO's surrogate of the ratio
-π/μ, clipped too: where π has already moved away from μ by as much as the clip allows, stale data pushes no further.
+A rollout was made by a policy μ that may be a version or two old. V-trace turns it into targets and advantages for
+the learner's own policy π, with importance weights π/μ clipped. The epochs that follow maximise PPO's surrogate of the
+ratio π/μ, clipped too: where π has moved away from μ by as much as the clip allows, stale data pushes no further.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AppoLearner:
         self._generator = torch.Generator().manual_seed(settings.seed)
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """One iteration on a rollout. Gives its losses, and the share of steps that the policy has since come to like."""
+        """One iteration on a rollout. Gives its losses."""
         s = self.settings
         obs = rollout["obs"].flatten(0, 1)
         actions = rollout["actions"].flatten(0, 1)

@@ -64,8 +64,8 @@ class AppoSettings(Settings):
     rollouts_per_update: int = 2
     """Rollouts that one iteration of the learner takes, from whichever collectors have them."""
     num_slots: int | None = None
-    """Rollouts that there is room for; one for each collector when left out. Collectors wait when there is no room, which
-    bounds the staleness.
+    """Rollouts that there is room for; one for each collector when left out. Collectors wait when there is no room,
+    which bounds the staleness.
     """
     epochs: int = 4
     minibatches: int = 4

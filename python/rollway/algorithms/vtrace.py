@@ -19,7 +19,7 @@ class VTrace(NamedTuple):
     targets: Tensor
     """What the critic should have said."""
     advantages: Tensor
-    """By how much the action taken was better than expected. Not weighted: the ratio of the policies is the caller's."""
+    """By how much the action taken was better than expected. The ratio of the policies is left to the caller."""
 
 
 @torch.no_grad()
