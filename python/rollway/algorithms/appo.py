@@ -89,6 +89,7 @@ class AppoRunner(AlgorithmRunner):
         s, env, num_envs = self.settings, self.env, self.envs_of(0)
         self.learner = AppoLearner(env, s, self.device)
         self.weights = self.own(SharedWeightSync.from_state_dict(self.learner.actor.state_dict()))
+        self.version = self.weights.version
         self.rollouts = self.own(
             RolloutRingBuffer(
                 num_envs,
@@ -118,11 +119,6 @@ class AppoRunner(AlgorithmRunner):
         return Policy("appo", self.env, self.settings, self.learner.actor)
 
     @property
-    def version(self) -> int:
-        """The number of the weights that were published last."""
-        return self.weights.version
-
-    @property
     def queue_depth(self) -> int:
         """Whole rollouts that wait for the learner."""
         return self.rollouts.available()
@@ -130,7 +126,7 @@ class AppoRunner(AlgorithmRunner):
     def _iterate(self) -> Mapping[str, float]:
         taken = [self._take() for _ in range(self.settings.rollouts_per_update)]
         losses = self.learner.update({field: torch.cat([one[field] for one in taken]) for field in taken[0]})
-        self.weights.write_weights(self.learner.actor.state_dict())
+        self._publish()
         return losses
 
     def _take(self) -> Rollout:

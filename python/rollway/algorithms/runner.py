@@ -22,6 +22,7 @@ from rollway.algorithms.settings import Settings
 from rollway.async_runner import AsyncRunner
 from rollway.errors import InvalidArgument
 from rollway.restart_policy import RestartPolicy
+from rollway.shared_weight_sync import SharedWeightSync
 
 _AGAIN_AND_AGAIN = RestartPolicy.always(backoff_s=0.2, backoff_cap_s=5.0)
 
@@ -43,6 +44,9 @@ class AlgorithmRunner(AsyncRunner):
     """
 
     settings: Settings
+    version: int = 0
+    """The number of the weights that were published last."""
+    weights: SharedWeightSync
 
     def __init__(
         self,
@@ -95,11 +99,6 @@ class AlgorithmRunner(AsyncRunner):
 
     @property
     @abstractmethod
-    def version(self) -> int:
-        """The number of the weights that were published last."""
-
-    @property
-    @abstractmethod
     def queue_depth(self) -> int:
         """What waits for the learner."""
 
@@ -130,6 +129,11 @@ class AlgorithmRunner(AsyncRunner):
             )
             self.log(**progress.numbers())
             yield progress
+
+    def _publish(self) -> None:
+        """Makes the newest weights of the actor known to the collectors."""
+        self.weights.write_weights(self.policy.actor.state_dict())
+        self.version = self.weights.version
 
     def check(self) -> None:
         """Restarts what is due, and raises `CollectorError` when a collector is lost for good. Never waits."""

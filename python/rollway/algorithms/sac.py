@@ -163,6 +163,7 @@ class SacRunner(AlgorithmRunner):
         self._owed = 0.0
         self._batch: dict[str, torch.Tensor] | None = None
         self.weights = self.own(SharedWeightSync.from_state_dict(self.learner.actor.state_dict()))
+        self.version = self.weights.version
         self.replay = self.own(ReplayBuffer(s.capacity, env.obs_dim, env.action_dim, self.device, seed=s.seed))
         self.chunks = self.own(Chunks(blank_report(self.envs_of(0), s), room=self.num_collectors + 1))
 
@@ -177,11 +178,6 @@ class SacRunner(AlgorithmRunner):
     def policy(self) -> Policy:
         """What was learnt so far."""
         return Policy("sac", self.env, self.settings, self.learner.actor)
-
-    @property
-    def version(self) -> int:
-        """The number of the weights that were published last."""
-        return self.weights.version
 
     @property
     def queue_depth(self) -> int:
@@ -200,7 +196,7 @@ class SacRunner(AlgorithmRunner):
             self._batch = self.replay.sample(self.settings.batch_size, out=self._batch)
             losses = self.learner.update(self._batch)
             self.updates += 1
-        self.weights.write_weights(self.learner.actor.state_dict())
+        self._publish()
         return {key: float(value) for key, value in losses.items()} | {"alpha": self.learner.alpha}
 
     def _take(self) -> int:

@@ -169,16 +169,6 @@ def _train(
         if not equals:
             raise typer.BadParameter(f"--set takes name=value, not {setting!r}")
         given[name] = value
-    order = session.Order(
-        algorithm,
-        env,
-        collectors,
-        envs,
-        steps,
-        until_return,
-        device,
-        log_dir,
-        save_interval,
-        {"seed": str(seed), **given},
-    )
+    given.setdefault("seed", str(seed))
+    order = session.Order(algorithm, env, collectors, envs, steps, until_return, device, log_dir, save_interval, given)
     raise typer.Exit(session.train(order))
