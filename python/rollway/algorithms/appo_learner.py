@@ -9,6 +9,8 @@ ratio π/μ, clipped too: where π has moved away from μ by as much as the clip
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -40,8 +42,12 @@ class AppoLearner:
             self.actor = make_actor(env, settings).to(self.device)
             self.critic = Critic(env.obs_dim, settings.hidden).to(self.device)
         self._parameters = [*self.actor.parameters(), *self.critic.parameters()]
-        self.optimiser = torch.optim.Adam(self._parameters, settings.learning_rate, eps=1e-5, fused=True)
         self._generator = torch.Generator().manual_seed(settings.seed)
+
+    @cached_property
+    def optimiser(self) -> torch.optim.Optimizer:
+        """Made at the first update: torch takes seconds for it, in which collectors can start."""
+        return torch.optim.Adam(self._parameters, self.settings.learning_rate, eps=1e-5, fused=True)
 
     def update(self, rollout: Rollout) -> dict[str, float]:
         """One iteration on a rollout. Gives its losses."""

@@ -124,7 +124,7 @@ class Scoreboard:
         """Where the run stands."""
         now = self._total = self._total._replace(at_s=self._clock())
         self._recent.append(now)
-        while len(self._recent) > 2 and self._recent[1].at_s < now.at_s - _RECENT_S:
+        while len(self._recent) > 2 and self._recent[0].at_s < now.at_s - _RECENT_S:
             self._recent.popleft()
         since = self._recent[0]
         took_s = now.at_s - since.at_s

@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +34,14 @@ def make_actor(env: Environment, settings: SacSettings) -> SquashedGaussianActor
     return SquashedGaussianActor(env.obs_dim, low, high, settings.hidden)
 
 
+class Optimisers(NamedTuple):
+    """One for each thing that is learnt."""
+
+    actor: torch.optim.Optimizer
+    critic: torch.optim.Optimizer
+    alpha: torch.optim.Optimizer
+
+
 class SacLearner:
     """An actor, twin critics with their slow copies, a temperature, and their optimisers."""
 
@@ -45,15 +55,22 @@ class SacLearner:
         self.slow_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_alpha = torch.zeros((), device=self.device, requires_grad=True)
         self.target_entropy = float(-env.action_dim) if settings.target_entropy is None else settings.target_entropy
-        self._actor_optimiser = torch.optim.Adam(self.actor.parameters(), settings.learning_rate, fused=True)
-        self._critic_optimiser = torch.optim.Adam(self.critic.parameters(), settings.learning_rate, fused=True)
-        self._alpha_optimiser = torch.optim.Adam([self.log_alpha], settings.learning_rate, fused=True)
         self._generator = torch.Generator(self.device).manual_seed(settings.seed)
 
     @property
     def alpha(self) -> float:
         """The temperature: how much one nat of entropy is worth."""
         return math.exp(float(self.log_alpha.detach()))
+
+    @cached_property
+    def optimisers(self) -> Optimisers:
+        """Made at the first update: torch takes seconds for them, in which collectors can start."""
+        rate = self.settings.learning_rate
+        return Optimisers(
+            actor=torch.optim.Adam(self.actor.parameters(), rate, fused=True),
+            critic=torch.optim.Adam(self.critic.parameters(), rate, fused=True),
+            alpha=torch.optim.Adam([self.log_alpha], rate, fused=True),
+        )
 
     def update(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """One step on a batch: obs, actions, rewards, next_obs, dones, truncated. Gives the losses, as tensors."""
@@ -62,23 +79,23 @@ class SacLearner:
 
         opinions = self.critic(obs, actions)
         critic_loss = functional.mse_loss(opinions, self.targets(batch).expand_as(opinions)) * 2
-        self._critic_optimiser.zero_grad()
+        self.optimisers.critic.zero_grad()
         torch.autograd.backward(critic_loss)
-        self._critic_optimiser.step()
+        self.optimisers.critic.step()
 
         proposed, log_probs = self.actor.sample(obs, self._generator)
         self.critic.requires_grad_(False)
         actor_loss = (alpha * log_probs - self.critic(obs, proposed).amin(0)).mean()
-        self._actor_optimiser.zero_grad()
+        self.optimisers.actor.zero_grad()
         torch.autograd.backward(actor_loss)
-        self._actor_optimiser.step()
+        self.optimisers.actor.step()
         self.critic.requires_grad_(True)
 
         surplus = -log_probs.detach().mean() - self.target_entropy
         alpha_loss = self.log_alpha * surplus
-        self._alpha_optimiser.zero_grad()
+        self.optimisers.alpha.zero_grad()
         torch.autograd.backward(alpha_loss)
-        self._alpha_optimiser.step()
+        self.optimisers.alpha.step()
 
         with torch.no_grad():
             torch._foreach_lerp_(list(self.slow_critic.parameters()), list(self.critic.parameters()), self.settings.tau)

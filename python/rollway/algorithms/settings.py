@@ -84,7 +84,6 @@ class AppoSettings(Settings):
 class SacSettings(Settings):
     """Soft actor-critic with an entropy that tunes itself."""
 
-    hidden: tuple[int, ...] = (128, 128)
     return_window: int = 20
     batch_size: int = 256
     capacity: int = 200_000
@@ -95,7 +94,7 @@ class SacSettings(Settings):
     """Steps of each environment that a collector adds at once. It may be one chunk ahead of the learner."""
     updates_per_step: float = 1.0
     """Updates of the networks per environment step."""
-    tau: float = 0.005
+    tau: float = 0.01
     """How fast the target critics follow: the share of the new in each update."""
     target_entropy: float | None = None
     """In nats, of the action scaled to [-1, 1]; by default minus the number of action dimensions."""

@@ -133,7 +133,7 @@ def sac(
     env: Env = "Pendulum-v1",
     collectors: Collectors = 2,
     envs: Envs = 2,
-    steps: Steps = 15_000,
+    steps: Steps = 12_000,
     until_return: Until = None,
     seed: Seed = 0,
     device: Device = "cpu",
