@@ -54,8 +54,10 @@ from rollway.record_server import RecordServer
 from rollway.replay_buffer import ReplayBuffer
 from rollway.restart_policy import RestartPolicy
 from rollway.rollout_ring_buffer import RolloutInfo, RolloutRingBuffer
+from rollway.running_obs_stats import RunningObsStats
 from rollway.segments import SegmentInfo, gc, segments
 from rollway.server import Server
+from rollway.shared_obs_norm_stats import SharedObsNormStats
 from rollway.shared_weight_sync import SharedWeightSync
 from rollway.shm_client import ShmClient
 from rollway.shm_record_client import ShmRecordClient
@@ -115,6 +117,7 @@ __all__ = [
     "RolloutRingBuffer",
     "RollwayError",
     "RowsOverrun",
+    "RunningObsStats",
     "Sample",
     "SampleInfo",
     "SchemaMismatch",
@@ -125,6 +128,7 @@ __all__ = [
     "SegmentNotFound",
     "SegmentNotOurs",
     "Server",
+    "SharedObsNormStats",
     "SharedWeightSync",
     "ShmClient",
     "ShmRecordClient",

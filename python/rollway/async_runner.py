@@ -53,7 +53,8 @@ class AsyncRunner(ABC):
         num_envs: Environments of all collectors together; see `envs_of`.
         num_collectors: Processes.
         restart: What to do when one of them dies; the first death is an error when left out.
-        stop_timeout_s: How long collectors have to return when the runner is closed, before they are made to.
+        stop_timeout_s: How long collectors have to return when the runner is closed, before they get SIGTERM; and at
+            most 5 s of it once more before SIGKILL.
         on_progress: Called with plain numbers after every iteration; see `log`.
 
     >>> class Counting(AsyncRunner):
@@ -98,7 +99,9 @@ class AsyncRunner(ABC):
         self.sim_backend = sim_backend
         self.num_envs = num_envs
         self.num_collectors = num_collectors
-        self._supervisor = CollectorSupervisor(restart, stop_timeout_s=stop_timeout_s)
+        self._supervisor = CollectorSupervisor(
+            restart, stop_timeout_s=stop_timeout_s, kill_timeout_s=min(stop_timeout_s, 5.0)
+        )
         self._resources = ExitStack()
         self._on_progress = on_progress
         self._numbers: dict[str, float] = {}

@@ -96,8 +96,6 @@ class Lines:
     errors: Connection
     lifeline: Connection
     """The read end of the lifeline, which the child inherits."""
-    learner_pid: int
-    started_by_main_thread: bool
 
 
 class Work:
@@ -121,7 +119,7 @@ class Work:
 
 def run(collector: Collector, lines: Lines, work: Work) -> None:
     """The whole life of a collector's process. Called by multiprocessing, in the child."""
-    parent_watch.follow(lines.lifeline.fileno(), lines.learner_pid, lines.started_by_main_thread)
+    parent_watch.follow(lines.lifeline.fileno())
     # Ctrl-C is the learner's: it tells us to stop. Until here the signal was blocked.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

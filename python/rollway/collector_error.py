@@ -23,7 +23,8 @@ from rollway._core import shm_directory
 from rollway.errors import CollectorError
 from rollway.machine import Cgroup
 
-_MOST_TEXT = 8_000  # Of each text, in characters: all of them, escaped, fit into an empty pipe (64 KiB).
+# In characters. Even if each takes the 6 bytes of an escape, all of it fits into an empty pipe (64 KiB).
+_MOST_KIND, _MOST_MESSAGE, _MOST_TRACEBACK = 200, 2_000, 8_000
 
 _HINTS = {
     signal.SIGKILL: "SIGKILL comes from outside: the kernel's out-of-memory killer, a container's limit, or somebody.",
@@ -58,11 +59,12 @@ class Failure:
     def of(cls, error: BaseException) -> Self:
         """Notes an exception. Long texts lose their middle."""
         text = "".join(traceback.format_exception(error))
-        return cls(_shortened(type(error).__qualname__), _shortened(str(error)), _shortened(text))
+        kind, message = type(error).__qualname__, str(error)
+        return cls(_shortened(kind, _MOST_KIND), _shortened(message, _MOST_MESSAGE), _shortened(text, _MOST_TRACEBACK))
 
     def encode(self) -> bytes:
         """As bytes that fit into a pipe that nobody reads yet."""
-        return json.dumps(asdict(self)).encode()
+        return json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "backslashreplace")
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
@@ -162,10 +164,10 @@ def collector_error(
     return error
 
 
-def _shortened(text: str) -> str:
-    if len(text) <= _MOST_TEXT:
+def _shortened(text: str, most: int) -> str:
+    if len(text) <= most:
         return text
-    half = _MOST_TEXT // 2
+    half = most // 2 - 40  # for the words between
     return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
 
 

@@ -12,7 +12,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -221,8 +220,7 @@ class _Member:
         self._lifeline = Lifeline(*_spawn.Pipe(duplex=False))
         self._began, self.mute = None, False
         collector = Collector(self.index, self.life, self._stop, their_reports)
-        by_main_thread = threading.current_thread() is threading.main_thread()
-        lines = Lines(their_errors, self._lifeline.read_end, os.getpid(), by_main_thread)
+        lines = Lines(their_errors, self._lifeline.read_end)
         process = _spawn.Process(target=run, args=(collector, lines, self._work), name=f"collector-{self.index}")
         # Blocked, and so inherited as blocked: a Ctrl-C while the collector imports is not a traceback of its own.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -274,7 +272,8 @@ class _Member:
         self.reports.close()
         self._errors.close()
         os.close(self.pidfd)
-        self.process.close()
+        if exitcode is not None:  # Somebody else has waited for it: then nobody knows, and there is nothing to close.
+            self.process.close()
         self.process, self.pidfd = None, -1
         if exitcode == 0 and failure is None:
             return None

@@ -5,29 +5,26 @@ so that the kernel itself sends SIGKILL when the last write end closes, however 
 up for it and no GIL is needed: a collector that hangs in native code dies as well.
 
 ```text
-armed by    on                          kills                  from
-the learner the read end                the collector          the moment it is started, while it still imports
-collector   its own opening of the pipe its whole group        its first line on: also processes that it starts
-collector   PR_SET_PDEATHSIG            the collector          its first line on, when a main thread started it
+armed by       on                             kills             from
+the learner    the read end                   the collector     the moment it is started, while it still imports
+the collector  its own opening of the pipe    its whole group   its first line on: also processes that it starts
 ```
 
-``PR_SET_PDEATHSIG`` follows the *thread* that started the child, so it is used only where that thread is the learner's
-main one, which ends last. It needs no pipe, so it holds even where a fork of the learner in native code keeps a write
-end open (forks by Python close it). What escapes: a process that a collector starts and that leaves its group
-(``setsid``, ``start_new_session=True``). Private to the supervisor of the collectors.
+Both fire at once. ``PR_SET_PDEATHSIG`` is left out: it fires when the *thread* that started the child ends, be it the
+learner's main one whose other threads still hold the pipe; the collector then dies before its group is named, and what
+it has started survives. What escapes: a process that leaves the group (``setsid``, ``start_new_session=True``), and
+what a collector has left behind that died just before its learner. A fork of the learner in native code (those by
+Python close the pipe) keeps collectors alive until it ends. Private to the supervisor of the collectors.
 """
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import select
 import signal
 import weakref
 from multiprocessing.connection import Connection
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Lifeline:
@@ -65,17 +62,15 @@ def _leave_lifelines_to_the_parent() -> None:
 os.register_at_fork(after_in_child=_leave_lifelines_to_the_parent)
 
 
-def follow(read_fd: int, learner_pid: int, started_by_main_thread: bool) -> None:
+def follow(read_fd: int) -> None:
     """In the collector: becomes the head of a process group that dies with the learner. Ends at once if it is dead."""
     os.setpgid(0, 0)
     own = os.open(f"/proc/self/fd/{read_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # kept open on purpose
     _kill_at_hang_up(own, -os.getpid())
-    if started_by_main_thread:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The learner may have died before we were armed: then the pipe has hung up already, or we have another parent.
+    # The learner may have died before we were armed: then the pipe has hung up already.
     watch = select.poll()
     watch.register(own, select.POLLHUP)
-    if watch.poll(0) or (started_by_main_thread and os.getppid() != learner_pid):
+    if watch.poll(0):
         os.kill(os.getpid(), signal.SIGKILL)
 
 

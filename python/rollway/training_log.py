@@ -43,8 +43,9 @@ class TrainingLog:
     def close(self) -> None:
         """Closes the files. Safe to call twice."""
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        board, self._board = self._board, None
+        if board is not None:
+            board.close()
 
     def __enter__(self) -> Self:
         return self
@@ -60,9 +61,9 @@ def read(log_dir: str | Path) -> list[dict[str, float]]:
 
 
 def _tensorboard(log_dir: Path) -> Any:
-    """A writer, or ``None`` when torch or tensorboard is not installed."""
+    """A writer, or ``None`` when tensorboard is not installed. It needs no torch, whose writer is slow to import."""
     try:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.summary import Writer
     except ImportError:
         return None
-    return SummaryWriter(str(log_dir))
+    return Writer(str(log_dir))

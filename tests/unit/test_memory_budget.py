@@ -1,0 +1,76 @@
+"""Estimates against what is really allocated, and the words of a refusal."""
+
+import numpy as np
+import pytest
+
+import rollway
+from rollway.memory_budget import MemoryBudget, Room, raise_if_over_budget, warn_if_over_budget
+
+GIB = 2**30
+
+
+def test_the_estimate_of_a_rollout_ring_is_its_size(name):
+    dims = {"num_envs": 128, "num_steps": 32, "obs_dim": 60, "action_dim": 12}
+    fields = {"images": ((128, 32, 4), np.uint8)}
+    for more in ({}, {"critic_dim": 90}, {"fields": fields}, {"num_slots": 7}):
+        with rollway.RolloutRingBuffer(**dims, **more, shm_name_prefix=name) as ring:
+            estimated = MemoryBudget().add_rollout_ring(**dims, **more).shared_bytes
+            assert ring.stats()["bytes"] == pytest.approx(estimated, rel=0.03, abs=64 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("room", "words"),
+    [
+        (Room(shared_memory=GIB, memory=None, cgroup=None), "free shared memory"),
+        (Room(shared_memory=None, memory=GIB, cgroup=None), "available memory"),
+        (Room(shared_memory=None, memory=64 * GIB, cgroup=GIB), "control group"),
+    ],
+)
+def test_each_limit_refuses_with_the_arithmetic(room, words):
+    budget = (
+        MemoryBudget().add_replay(1_000_000, 128, 16).add_pinned(10**6).add("simulator", "a guess", 10**6, "private")
+    )
+    with pytest.raises(rollway.NotEnoughMemory) as refused:
+        raise_if_over_budget(budget, "sac on Humanoid", room=room)
+    text = str(refused.value)
+    assert words in text and "sac on Humanoid" in text and "1,000,000 rows x (275 numbers x 4 B + 8 B)" in text
+    assert "pinned staging: 2 buffers x 1,000,000 B" in text and "simulator: a guess" in text
+    with pytest.warns(RuntimeWarning, match="does not fit"):
+        warn_if_over_budget(budget, room=room)
+
+
+def test_what_is_private_does_not_count_against_shared_memory():
+    budget = MemoryBudget().add("network", "a guess", 10 * GIB, "private")
+    assert budget.excesses(Room(shared_memory=GIB, memory=64 * GIB, cgroup=None)) == []
+
+
+def test_what_fits_is_let_through_without_a_word(recwarn):
+    budget = MemoryBudget().add_weights(1000)
+    raise_if_over_budget(budget)
+    warn_if_over_budget(budget)
+    assert not recwarn.list
+
+
+def test_unknown_limits_refuse_nothing():
+    assert MemoryBudget().add_weights(10**15).excesses(Room(None, None, None)) == []
+
+
+def test_the_room_is_read_from_the_machine(tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    4000 kB\n")
+    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
+    (tmp_path / "proc/self/mountinfo").write_text("1 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+    group = tmp_path / "sys/fs/cgroup/job"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("10000\n")
+    (group / "memory.current").write_text("7000\n")
+    room = Room.now(tmp_path, str(tmp_path))
+    assert room.memory == 4000 * 1024 and room.cgroup == 3000 and room.shared_memory
+    assert Room.now(tmp_path / "nothing", str(tmp_path / "nothing")) == Room(None, None, None)
+
+
+def test_nonsense_is_refused():
+    with pytest.raises(rollway.InvalidArgument, match="threshold"):
+        MemoryBudget().excesses(threshold=0)
+    with pytest.raises(rollway.InvalidArgument, match="at least 0"):
+        MemoryBudget().add("x", "y", -1)
