@@ -23,10 +23,10 @@ test-rust: ## Unit and property tests of the core, and the kill matrix
 	cargo test -q -p rollway-core --features fault
 
 test-loom: ## The shipped protocol under loom: every interleaving of two or three threads
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --release --test loom_ring --test loom_records
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --release --test loom_ring --test loom_records --test loom_table
 
 test-fault: ## The kill matrix alone: SIGKILL and SIGSTOP at every named crash point
-	cargo test -q -p rollway-core --features fault --test fault_ring --test fault_records
+	cargo test -q -p rollway-core --features fault --test fault_ring --test fault_records --test fault_table
 
 test-python: $(VENV)/.test ## Python tests: unit, process, fault, peers, docs
 	$(PY) -m pytest -q

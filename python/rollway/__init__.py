@@ -52,6 +52,7 @@ from rollway.record_key import GroupKey, RecordKey
 from rollway.record_schema import RecordSchema
 from rollway.record_server import RecordServer
 from rollway.replay_buffer import ReplayBuffer
+from rollway.replay_pipelines import ReplayPipeline
 from rollway.restart_policy import RestartPolicy
 from rollway.rollout_ring_buffer import RolloutInfo, RolloutRingBuffer
 from rollway.running_obs_stats import RunningObsStats
@@ -111,6 +112,7 @@ __all__ = [
     "RecordTooLarge",
     "RecordTransport",
     "ReplayBuffer",
+    "ReplayPipeline",
     "RestartPolicy",
     "RingFull",
     "RolloutInfo",

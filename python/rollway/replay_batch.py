@@ -1,4 +1,4 @@
-"""The memory of a sampled batch: one block, field after field, on the host; and its way to a device by one copy.
+"""The memory of a sampled batch: one block of packed rows with a view for each field; and its way to a device by one copy.
 
 Used by `ReplayBuffer` and its pipelines. It knows sizes and dtypes; it draws nothing. Torch is imported on use.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,58 +16,71 @@ import numpy as np
 from rollway.errors import InvalidArgument
 from rollway.record_schema import RecordSchema
 
-_ALIGNED = 64
-
-Fill = Callable[[int, tuple[Any, ...]], None]
-"""Fills arrays with so many rows: `Table.sample`."""
+Fill = Callable[[int, "np.ndarray[Any, Any]"], None]
+"""Fills a block with so many rows: `Table.sample`."""
 
 
-class BatchLayout:
-    """Where each field of a batch lies in its block."""
+class RowLayout:
+    """Where each field lies in a row: at a multiple of its item size, so that a block of rows can be viewed as arrays."""
 
     def __init__(self, schema: RecordSchema) -> None:
         self.schema = schema
-        self._row_bytes = [leaf.row_bytes for leaf in schema.values()]
+        self.offsets: list[int] = []
+        end = 0
+        for leaf in schema.values():
+            end = _rounded(end, leaf.dtype.itemsize)
+            self.offsets.append(end)
+            end += leaf.row_bytes
+        self.row_bytes = _rounded(end, math.lcm(*(leaf.dtype.itemsize for leaf in schema.values())))
 
-    def offsets(self, rows: int) -> tuple[list[int], int]:
-        """Where the fields of so many rows start, and where the last one ends."""
-        starts, end = [], 0
-        for row_bytes in self._row_bytes:
-            starts.append(end)
-            end += -(-row_bytes * rows // _ALIGNED) * _ALIGNED
-        return starts, end
+    @property
+    def native(self) -> list[tuple[np.dtype[Any], list[int], int, int]]:
+        """The fields, for the core."""
+        leaves = zip(self.schema.values(), self.offsets, strict=True)
+        return [(leaf.dtype, list(leaf.shape), leaf.row_bytes, offset) for leaf, offset in leaves]
 
-    def arrays(self, block: np.ndarray[Any, Any], rows: int) -> tuple[np.ndarray[Any, Any], ...]:
-        """The fields of a block of bytes."""
-        starts, _ = self.offsets(rows)
-        return tuple(
-            np.ndarray((rows, *leaf.shape), leaf.dtype, block, start)
-            for leaf, start in zip(self.schema.values(), starts, strict=True)
-        )
-
-    def tensors(self, block: Any, rows: int) -> dict[str, Any]:
-        """The fields of a tensor of bytes."""
-        starts, _ = self.offsets(rows)
+    def arrays(self, block: np.ndarray[Any, Any]) -> dict[str, Any]:
+        """The fields of a block of bytes, as numpy arrays."""
+        rows = len(block) // self.row_bytes
         fields = {}
-        for leaf, start in zip(self.schema.values(), starts, strict=True):
-            one = block[start : start + leaf.row_bytes * rows]
-            fields[leaf.name] = one.view(_torch_dtype(leaf.dtype)).view(rows, *leaf.shape)
+        for leaf, offset in zip(self.schema.values(), self.offsets, strict=True):
+            strides = (self.row_bytes, *_inner(leaf.shape, leaf.dtype.itemsize))
+            fields[leaf.name] = np.ndarray((rows, *leaf.shape), leaf.dtype, block, offset, strides)
+        return fields
+
+    def tensors(self, block: Any) -> dict[str, Any]:
+        """The fields of a tensor of bytes."""
+        rows = len(block) // self.row_bytes
+        flat: dict[Any, Any] = {}
+        fields = {}
+        for leaf, offset in zip(self.schema.values(), self.offsets, strict=True):
+            dtype, size = _torch_dtype(leaf.dtype), leaf.dtype.itemsize
+            if dtype not in flat:
+                flat[dtype] = block.view(dtype)
+            strides = (self.row_bytes // size, *_inner(leaf.shape, 1))
+            fields[leaf.name] = flat[dtype].as_strided((rows, *leaf.shape), strides, offset // size)
         return fields
 
 
-class HostBatch:
-    """A batch on the host, to be filled: ``arrays`` for the core, `as_dict` for the user."""
+class Batch(dict[str, Any]):
+    """A sampled batch: an array for each field, all of them views into one ``block`` of packed rows on the host."""
 
-    def __init__(self, layout: BatchLayout, rows: int) -> None:
-        _, nbytes = layout.offsets(rows)
-        self._schema = layout.schema
-        self.arrays = layout.arrays(np.empty(nbytes, np.uint8), rows)
+    __slots__ = ("block", "rows")
 
-    def as_dict(self) -> dict[str, Any]:
-        """Torch tensors over the arrays; the arrays themselves where there is no torch."""
-        if not _has_torch():
-            return dict(zip(self._schema, self.arrays, strict=True))
-        return {name: _as_tensor(array) for name, array in zip(self._schema, self.arrays, strict=True)}
+    def __init__(self, fields: dict[str, Any], block: np.ndarray[Any, Any], rows: int) -> None:
+        super().__init__(fields)
+        self.block = block
+        self.rows = rows
+
+    @classmethod
+    def empty(cls, layout: RowLayout, rows: int, pinned: bool = False) -> Batch:
+        """Room for so many rows: torch tensors, or numpy arrays where there is no torch."""
+        nbytes = rows * layout.row_bytes
+        if not has_torch():
+            block = np.empty(nbytes, np.uint8)
+            return cls(layout.arrays(block), block, rows)
+        tensor = _torch().empty(nbytes, dtype=_torch().uint8, pin_memory=pinned)
+        return cls(layout.tensors(tensor), tensor.numpy(), rows)
 
 
 class StagedCopies:
@@ -75,46 +89,36 @@ class StagedCopies:
     On the device a batch is ordinary memory of its own: it stays as it is.
     """
 
-    def __init__(self, layout: BatchLayout, device: str) -> None:
+    def __init__(self, layout: RowLayout, device: str) -> None:
         self._layout = layout
         self._device = _torch().device(device)
-        self._rows = 0
-        self._block: Any = None
-        self._arrays: tuple[np.ndarray[Any, Any], ...] = ()
+        self._stage: Batch | None = None
         self._copied: Any = None
 
     def copy(self, rows: int, fill: Fill, out: dict[str, Any] | None) -> dict[str, Any]:
         """Fills the staging memory and sends it off; the tensors are good on the caller's stream at once."""
-        self._make_room(rows)
-        fill(rows, self._arrays)
+        torch = _torch()
+        if self._copied is not None:
+            self._copied.synchronize()  # The last copy may still read the stage.
+        if self._stage is None or self._stage.rows != rows:
+            self._stage = Batch.empty(self._layout, rows, pinned=self._device.type == "cuda")
+        stage = self._stage
+        if out is not None:
+            _check_tensors(out, stage)
+        fill(rows, stage.block)
         if out is None:
-            sent: dict[str, Any] = self._layout.tensors(self._block.to(self._device, non_blocking=True), rows)
+            sent = self._layout.tensors(torch.from_numpy(stage.block).to(self._device, non_blocking=True))
         else:
-            staged, sent = self._layout.tensors(self._block, rows), out
-            check_tensors(out, staged)
-            for name, tensor in staged.items():
+            for name, tensor in stage.items():
                 out[name].copy_(tensor, non_blocking=True)
+            sent = out
         if self._device.type == "cuda":
-            self._copied = _torch().cuda.Event()
-            self._copied.record(_torch().cuda.current_stream(self._device))
+            self._copied = torch.cuda.Event()
+            self._copied.record(torch.cuda.current_stream(self._device))
         return sent
 
-    def _make_room(self, rows: int) -> None:
-        if self._copied is not None:
-            self._copied.synchronize()  # The last copy may still read the block.
-        if rows != self._rows:
-            self._block = pinned_block(self._layout.offsets(rows)[1], self._device)
-            self._arrays = self._layout.arrays(self._block.numpy(), rows)
-            self._rows = rows
 
-
-def pinned_block(nbytes: int, device: Any) -> Any:
-    """A tensor of bytes on the host, page-locked where the device is a GPU."""
-    torch = _torch()
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-
-
-def check_tensors(out: dict[str, Any], like: dict[str, Any]) -> None:
+def _check_tensors(out: dict[str, Any], like: Batch) -> None:
     """Refuses tensors that a batch would not fit into."""
     for name, tensor in like.items():
         there = out.get(name)
@@ -128,33 +132,39 @@ def as_host_array(value: Any) -> Any:
         return value
     if value.device.type != "cpu":
         raise InvalidArgument(f"out has a tensor on {value.device}, and the buffer is on the CPU")
-    if _numpy_knows(value.dtype):
-        return value.numpy()
-    import ml_dtypes
-
     name = str(value.dtype).removeprefix("torch.")
-    return value.view(_torch().uint8).numpy().view(getattr(ml_dtypes, name)).reshape(tuple(value.shape))
+    if not name.startswith(("bfloat", "float8")):
+        return value.numpy()
+    import ml_dtypes  # numpy has no name for these
+
+    raw = {1: "int8", 2: "int16"}[value.element_size()]
+    return value.view(getattr(_torch(), raw)).numpy().view(getattr(ml_dtypes, name))
 
 
-def _numpy_knows(dtype: Any) -> bool:
-    name = str(dtype).removeprefix("torch.")
-    return not name.startswith(("bfloat", "float8"))
+def _rounded(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
-def _as_tensor(array: np.ndarray[Any, Any]) -> Any:
-    torch = _torch()
-    if array.dtype.kind != "V":
-        return torch.from_numpy(array)
-    raw = {1: np.int8, 2: np.int16}[array.dtype.itemsize]  # bfloat16 and its kin
-    return torch.from_numpy(array.view(raw)).view(_torch_dtype(array.dtype))
-
-
-def _torch_dtype(dtype: np.dtype[Any]) -> Any:
-    return getattr(_torch(), dtype.name)
+def _inner(shape: tuple[int, ...], step: int) -> tuple[int, ...]:
+    """The strides of a shape without gaps."""
+    strides = []
+    for dim in reversed(shape):
+        strides.append(step)
+        step *= dim
+    return tuple(reversed(strides))
 
 
 @functools.cache
-def _has_torch() -> bool:
+def _torch_dtype(dtype: np.dtype[Any]) -> Any:
+    try:
+        return getattr(_torch(), dtype.name)
+    except AttributeError:
+        raise InvalidArgument(f"torch has no dtype {dtype.name}: use another one for this field") from None
+
+
+@functools.cache
+def has_torch() -> bool:
+    """Whether torch can be imported."""
     return importlib.util.find_spec("torch") is not None
 
 

@@ -6,7 +6,6 @@ and copies the rows. What keeps the next batch ready is in `rollway.replay_pipel
 
 from __future__ import annotations
 
-import importlib.util
 import operator
 import os
 import secrets
@@ -20,7 +19,7 @@ import numpy as np
 from rollway._core import Table
 from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch, WaitTimeout
 from rollway.record_schema import RaggedLeaf, RecordSchema
-from rollway.replay_batch import BatchLayout, HostBatch, StagedCopies, as_host_array
+from rollway.replay_batch import Batch, RowLayout, StagedCopies, as_host_array, has_torch
 
 _PATIENCE_S = 30.0
 """How long an add waits while every row of the buffer is being written by others."""
@@ -78,12 +77,15 @@ class ReplayBuffer:
         max_peers: int = 1024,
     ) -> None:
         del defer_gpu, packed_cpu_storage
+        _check_device(device)
         schema = _schema(obs_dim, action_dim, critic_dim, fields or {})
+        layout = RowLayout(schema)
         try:
             table = Table(
                 name or f"auto-{os.getpid()}-{secrets.token_hex(4)}",
                 schema.text,
-                _native(schema),
+                layout.native,
+                layout.row_bytes,
                 _natural("capacity", capacity),
                 auto_named=name is None,
                 if_exists=if_exists,
@@ -93,22 +95,23 @@ class ReplayBuffer:
             )
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
-        self._start(table, schema, device)
+        self._start(table, layout, device)
 
     @classmethod
     def attach(cls, name: str, device: str = "cpu", *, seed: int | None = None) -> Self:
         """Opens a buffer that another process made, with the fields and the capacity that it has."""
+        _check_device(device)
         schema = RecordSchema.from_text(Table.schema_of(name))
+        layout = RowLayout(schema)
         self = cls.__new__(cls)
-        self._start(Table.attach(name, schema.text, _native(schema), _seed(seed)), schema, device)
+        self._start(Table.attach(name, schema.text, layout.native, layout.row_bytes, _seed(seed)), layout, device)
         return self
 
-    def _start(self, table: Table, schema: RecordSchema, device: str) -> None:
-        _check_device(device)
+    def _start(self, table: Table, layout: RowLayout, device: str) -> None:
         self._table = table
-        self._schema = schema
-        self._plain = tuple(schema) == _USUAL
-        self._layout = BatchLayout(schema)
+        self._layout = layout
+        self._schema = layout.schema
+        self._plain = tuple(layout.schema) == _USUAL
         self._staged: StagedCopies | None = None
         self.capacity = table.capacity
         self.device = device
@@ -205,22 +208,26 @@ class ReplayBuffer:
     def sample(self, batch_size: int, out: dict[str, Any] | None = None) -> dict[str, Any]:
         """Draws transitions uniformly, with replacement, and copies them out: an array of ``batch_size`` for each field.
 
-        The arrays are torch tensors on ``device`` (numpy arrays where torch is not installed). They lie in one piece of
-        memory, field after field, so that one copy takes them to a GPU. ``out`` takes the result of an earlier call
-        (or arrays like it) and fills it again, which saves the allocation. An empty buffer raises `BufferEmpty`.
+        The arrays are torch tensors on ``device`` (numpy arrays where torch is not installed): views into one block of
+        packed rows, which one copy takes to a GPU. ``out`` takes the result of an earlier call and fills it again,
+        which saves the allocation; or a dict of contiguous arrays, one for each field. An empty buffer raises
+        `BufferEmpty`.
         """
+        if type(out) is Batch and out.rows == batch_size and self.device == "cpu":
+            self._table.sample(batch_size, out.block)
+            return out
         batch_size = _natural("batch_size", batch_size)
         if self.device != "cpu":
             if self._staged is None:
                 self._staged = StagedCopies(self._layout, self.device)
             return self._staged.copy(batch_size, self._table.sample, out)
         if out is None:
-            batch = HostBatch(self._layout, batch_size)
-            self._table.sample(batch_size, batch.arrays)
-            return batch.as_dict()
+            batch = Batch.empty(self._layout, batch_size)
+            self._table.sample(batch_size, batch.block)
+            return batch
         if out.keys() != self._schema.keys():
             raise InvalidArgument(f"out has the fields {', '.join(map(str, out))}; it must have {', '.join(self._schema)}")
-        self._table.sample(batch_size, tuple(as_host_array(out[field]) for field in self._schema))
+        self._table.sample_fields(batch_size, tuple(as_host_array(out[field]) for field in self._schema))
         return out
 
     def reseed(self, seed: int | None) -> None:
@@ -242,6 +249,15 @@ class ReplayBuffer:
     def schema(self) -> RecordSchema:
         """The fields of a transition."""
         return self._schema
+
+    @property
+    def layout(self) -> RowLayout:
+        """Where the fields lie in a packed row."""
+        return self._layout
+
+    def fill(self, rows: int, block: np.ndarray[Any, Any]) -> None:
+        """Draws rows into a block of bytes, packed: what `sample` and the pipelines stand on."""
+        self._table.sample(rows, block)
 
     @property
     def size(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -320,10 +336,6 @@ def _schema(obs_dim: int, action_dim: int, critic_dim: int, more: Mapping[str, s
     return schema
 
 
-def _native(schema: RecordSchema) -> list[tuple[np.dtype[Any], list[int], int]]:
-    return [(leaf.dtype, list(leaf.shape), leaf.row_bytes) for leaf in schema.values()]
-
-
 def _natural(what: str, value: Any) -> int:
     try:
         number = operator.index(value)
@@ -341,7 +353,7 @@ def _seed(seed: int | None) -> int | None:
 
 
 def _check_device(device: str) -> None:
-    if device != "cpu" and importlib.util.find_spec("torch") is None:
+    if device != "cpu" and not has_torch():
         raise InvalidArgument(f"device is {device!r}, which needs torch: pip install 'rollway[torch]', or use 'cpu'")
 
 

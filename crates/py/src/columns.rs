@@ -1,6 +1,6 @@
 //! The columns of one add: where the bytes of each field are, found natively when they are arrays.
 
-use crate::array::ndarray_type;
+use crate::array::{is_of_type, ndarray_type};
 use crate::plan::Leaf;
 use numpy::npyffi::{self, PY_ARRAY_API, npy_intp};
 use pyo3::ffi;
@@ -148,16 +148,13 @@ fn is_one_piece(dims: &[npy_intp], strides: &[npy_intp], field: &Leaf) -> bool {
 
 /// A mask: an array of bool with one dimension.
 fn flags(mask: &Bound<'_, PyAny>) -> Option<Column> {
-    // SAFETY: the type is checked first; an ndarray has these fields, and `nd` dimensions and strides. The descriptor of
-    // bool is numpy's own, and lives for ever.
+    // SAFETY: the type is checked first; an ndarray has these fields, and `nd` dimensions and strides.
     unsafe {
         if ffi::Py_TYPE(mask.as_ptr()) != ndarray_type(mask.py()) {
             return None;
         }
         let array = array(mask.as_ptr());
-        let bools = PY_ARRAY_API.PyArray_DescrFromType(mask.py(), npyffi::NPY_TYPES::NPY_BOOL as _);
-        let is_bool = array.descr == bools;
-        ffi::Py_DecRef(bools.cast());
+        let is_bool = is_of_type(mask.py(), array.descr, npyffi::NPY_TYPES::NPY_BOOL);
         (is_bool && array.nd == 1).then(|| Column {
             data: array.data.cast_const().cast(),
             stride: *array.strides,

@@ -1,6 +1,6 @@
 //! `Table`: one participant's handle on a table. `rollway.ReplayBuffer` owns one.
 
-use crate::array::ndarray_type;
+use crate::array::{is_of_type, ndarray_type};
 use crate::columns::Columns;
 use crate::consumer::if_exists;
 use crate::errors::{blocking, named, to_py};
@@ -11,21 +11,22 @@ use numpy::npyffi::{self, npy_intp};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use rollway_core::Error;
-use rollway_core::table::{Destination, Sampler, Table as Core, TableSpec};
+use rollway_core::table::{Field, Piece, Sampler, Table as Core, TableSpec};
 use rollway_core::wait::Patience;
 use std::sync::Arc;
 
 /// Copies larger than this let other threads of the interpreter run meanwhile.
 const DETACH_BYTES: usize = 64 * 1024;
 
-type Fields = Vec<(Py<PyAny>, Vec<npy_intp>, usize)>;
+/// dtype, shape, bytes, and where it starts in the row.
+type Fields = Vec<(Py<PyAny>, Vec<npy_intp>, usize, usize)>;
 
 /// One participant of a table.
 #[pyclass(frozen, module = "rollway._core")]
 pub struct Table {
     core: GilCell<Option<Arc<Core>>>,
     sampler: GilCell<Arc<Sampler>>,
-    fields: Vec<Leaf>,
+    leaves: Vec<Leaf>,
     row_bytes: usize,
     name: String,
 }
@@ -34,13 +35,14 @@ pub struct Table {
 impl Table {
     /// A learner's handle: makes the table, or goes on with the one that is there.
     #[new]
-    #[pyo3(signature = (name, text, fields, capacity, *, auto_named, if_exists, max_peers, huge_pages, seed))]
+    #[pyo3(signature = (name, text, fields, row_bytes, capacity, *, auto_named, if_exists, max_peers, huge_pages, seed))]
     #[allow(clippy::too_many_arguments)] // Python's keyword arguments, one by one.
     fn open(
         py: Python<'_>,
         name: String,
         text: Vec<u8>,
         fields: Fields,
+        row_bytes: usize,
         capacity: usize,
         auto_named: bool,
         if_exists: &str,
@@ -48,20 +50,20 @@ impl Table {
         huge_pages: Option<bool>,
         seed: Option<u64>,
     ) -> PyResult<Self> {
-        let fields = leaves(fields);
-        let field_bytes: Vec<usize> = fields.iter().map(|field| field.bytes).collect();
+        let (leaves, fields) = split(fields);
         let spec = TableSpec {
             name: Some(&name),
             auto_named,
             schema: &text,
-            field_bytes: &field_bytes,
+            row_bytes,
+            fields: &fields,
             capacity,
             max_peers,
             huge_pages,
         };
         let if_exists = self::if_exists(if_exists)?;
         let core = py.detach(|| Core::open(&spec, if_exists)).map_err(|e| to_py(py, e))?;
-        Ok(Table::wrap(core, fields, seed))
+        Ok(Table::wrap(core, leaves, seed))
     }
 
     /// A worker's handle, on a table that is there.
@@ -71,12 +73,12 @@ impl Table {
         name: &str,
         text: Vec<u8>,
         fields: Fields,
+        row_bytes: usize,
         seed: Option<u64>,
     ) -> PyResult<Self> {
-        let fields = leaves(fields);
-        let field_bytes: Vec<usize> = fields.iter().map(|field| field.bytes).collect();
-        let core = py.detach(|| Core::attach(name, &text, &field_bytes)).map_err(|e| to_py(py, e))?;
-        Ok(Table::wrap(core, fields, seed))
+        let (leaves, fields) = split(fields);
+        let core = py.detach(|| Core::attach(name, &text, row_bytes, &fields)).map_err(|e| to_py(py, e))?;
+        Ok(Table::wrap(core, leaves, seed))
     }
 
     /// The schema of a table that is there.
@@ -96,7 +98,7 @@ impl Table {
         patches: Option<&Bound<'_, PyTuple>>,
         timeout: Option<f64>,
     ) -> PyResult<Option<usize>> {
-        let Some(columns) = Columns::of(&self.fields, columns, mask, patches)? else { return Ok(None) };
+        let Some(columns) = Columns::of(&self.leaves, columns, mask, patches)? else { return Ok(None) };
         let core = self.core(py)?;
         let (sources, rows) = (&columns.sources, columns.rows);
         let mut done = 0;
@@ -118,23 +120,29 @@ impl Table {
         Ok(Some(done))
     }
 
-    /// Draws `batch` rows and copies them into `out`: for each field a contiguous array of `batch` rows.
-    fn sample(&self, py: Python<'_>, batch: usize, out: &Bound<'_, PyTuple>) -> PyResult<()> {
-        let core = self.core(py)?;
-        let sampler = self.sampler.with(py, Arc::clone);
-        if out.len() != self.fields.len() {
-            let message = format!("out has {} arrays, for {} fields", out.len(), self.fields.len());
+    /// Draws `batch` rows and copies them into `block`: bytes, one row after the other.
+    fn sample(&self, py: Python<'_>, batch: usize, block: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (data, bytes) = bytes_of(block)?;
+        if Some(bytes) != batch.checked_mul(self.row_bytes) {
+            let message = format!("out has {bytes} bytes, for {batch} rows of {}", self.row_bytes);
             return Err(named(py, "InvalidArgument", message));
         }
-        let destinations: Vec<Destination> = self
-            .fields
-            .iter()
-            .enumerate()
-            .map(|(index, field)| destination(field, &*out.get_borrowed_item(index)?, batch, index))
-            .collect::<PyResult<_>>()?;
-        // SAFETY: each destination has room for `batch` rows, and its array is alive during the call. A thread that uses it
-        // meanwhile spoils its own batch.
-        py.detach(|| unsafe { sampler.sample(&core, batch, &destinations) }).map_err(|e| self.explain(py, e))
+        self.gather(py, batch, &[Piece { offset: 0, bytes: self.row_bytes, data, stride: self.row_bytes }])
+    }
+
+    /// Draws `batch` rows and copies them into `out`: for each field a contiguous array of `batch` rows.
+    fn sample_fields(&self, py: Python<'_>, batch: usize, out: &Bound<'_, PyTuple>) -> PyResult<()> {
+        if out.len() != self.leaves.len() {
+            let message = format!("out has {} arrays, for {} fields", out.len(), self.leaves.len());
+            return Err(named(py, "InvalidArgument", message));
+        }
+        let core = self.core(py)?;
+        let mut pieces = Vec::with_capacity(self.leaves.len());
+        for (index, (leaf, field)) in self.leaves.iter().zip(&core.geometry().fields).enumerate() {
+            let data = destination(leaf, &*out.get_borrowed_item(index)?, batch, index)?;
+            pieces.push(Piece { offset: field.offset, bytes: field.bytes, data, stride: field.bytes });
+        }
+        self.gather(py, batch, &pieces)
     }
 
     /// Draws from a seed from now on; `None`: one from the operating system.
@@ -215,13 +223,13 @@ impl Table {
 }
 
 impl Table {
-    fn wrap(core: Core, fields: Vec<Leaf>, seed: Option<u64>) -> Table {
+    fn wrap(core: Core, leaves: Vec<Leaf>, seed: Option<u64>) -> Table {
         Table {
             row_bytes: core.geometry().row_bytes,
             name: core.name().to_owned(),
             core: GilCell::new(Some(Arc::new(core))),
             sampler: GilCell::new(Arc::new(Sampler::new(seed))),
-            fields,
+            leaves,
         }
     }
 
@@ -230,6 +238,13 @@ impl Table {
             let message = format!("this handle on '{}' is closed", self.name);
             named(py, "ConnectionClosedError", message)
         })
+    }
+
+    /// Each piece has room for `batch` rows, in an array that the caller keeps alive.
+    fn gather(&self, py: Python<'_>, batch: usize, pieces: &[Piece]) -> PyResult<()> {
+        let (core, sampler) = (self.core(py)?, self.sampler.with(py, Arc::clone));
+        // SAFETY: as said above. A thread that uses the arrays meanwhile spoils its own batch.
+        py.detach(|| unsafe { sampler.sample(&core, batch, pieces) }).map_err(|e| self.explain(py, e))
     }
 
     /// With the number of rows that were committed before.
@@ -252,12 +267,30 @@ impl Table {
     }
 }
 
-fn leaves(fields: Fields) -> Vec<Leaf> {
-    fields.into_iter().map(|(descr, shape, bytes)| Leaf { descr, shape, bytes }).collect()
+fn split(fields: Fields) -> (Vec<Leaf>, Vec<Field>) {
+    let split = |(descr, shape, bytes, offset)| (Leaf { descr, shape, bytes }, Field { offset, bytes });
+    fields.into_iter().map(split).unzip()
+}
+
+/// The bytes of an array of them that may be written to and has no gaps.
+fn bytes_of(object: &Bound<'_, PyAny>) -> PyResult<(*mut u8, usize)> {
+    let py = object.py();
+    // SAFETY: the type is checked before the fields are read; the GIL is held and the object is alive.
+    unsafe {
+        if pyo3::ffi::Py_TYPE(object.as_ptr()) == ndarray_type(py) {
+            let array = &(*object.as_ptr().cast::<npyffi::PyArrayObject>()).fields;
+            let wanted = npyffi::NPY_ARRAY_C_CONTIGUOUS | npyffi::NPY_ARRAY_WRITEABLE;
+            let is_bytes = is_of_type(py, array.descr, npyffi::NPY_TYPES::NPY_UBYTE);
+            if is_bytes && array.nd == 1 && array.flags & wanted == wanted {
+                return Ok((array.data.cast(), *array.dimensions as usize));
+            }
+        }
+    }
+    Err(named(py, "InvalidArgument", "out must be a contiguous, writable array of uint8".to_owned()))
 }
 
 /// Where a field of a batch goes, if the array is what it must be.
-fn destination(field: &Leaf, object: &Bound<'_, PyAny>, batch: usize, index: usize) -> PyResult<Destination> {
+fn destination(field: &Leaf, object: &Bound<'_, PyAny>, batch: usize, index: usize) -> PyResult<*mut u8> {
     let py = object.py();
     // SAFETY: the type is checked before the fields are read; the GIL is held and the object is alive.
     unsafe {
@@ -270,7 +303,7 @@ fn destination(field: &Leaf, object: &Bound<'_, PyAny>, batch: usize, index: usi
             {
                 let dims = std::slice::from_raw_parts(array.dimensions, array.nd as usize);
                 if dims[0] == batch as npy_intp && dims[1..] == field.shape {
-                    return Ok(Destination { data: array.data.cast() });
+                    return Ok(array.data.cast());
                 }
             }
         }

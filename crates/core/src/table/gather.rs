@@ -1,9 +1,10 @@
-//! Sampling: rows drawn uniformly and copied out, into one array for each field.
+//! Sampling: rows drawn uniformly and copied out, whole into one block, or each field into an array of its own.
 //!
 //! A row that is not whole when it is drawn, or does not stay whole while it is copied, is drawn again. So every row of a
 //! batch is whole, and each whole row is as likely as any other.
 
 use super::Table;
+use super::add::copy;
 use super::draw::Stream;
 use super::protocol::Protocol;
 use crate::error::{Error, Result};
@@ -13,7 +14,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// Rows are asked for this many bytes before they are copied, so that memory answers in the meantime.
-const AHEAD_BYTES: usize = 2048;
+const AHEAD_BYTES: usize = 4096;
 /// As many rows ahead at least, and at most.
 const AHEAD_ROWS: Range<usize> = 2..32;
 /// A batch is shared among threads when each has this much to copy: starting one costs as much as copying an eighth of it.
@@ -24,16 +25,22 @@ const MAX_THREADS: usize = 4;
 const BLIND_DRAWS: u64 = 32;
 const LOOKS: u64 = 10_000;
 
-/// Where one field of a batch goes: one row after the other.
+/// Which bytes of every row go where: a field into its array, or the whole row into a block.
 #[derive(Debug, Clone, Copy)]
-pub struct Destination {
+pub struct Piece {
+    /// In the row.
+    pub offset: usize,
+    pub bytes: usize,
+    /// For the first row of the batch.
     pub data: *mut u8,
+    /// From one row of the batch to the next.
+    pub stride: usize,
 }
 
 // SAFETY: the pointers are to memory that the caller of `Sampler::sample` owns; each thread writes rows of its own.
-unsafe impl Send for Destination {}
+unsafe impl Send for Piece {}
 // SAFETY: as above.
-unsafe impl Sync for Destination {}
+unsafe impl Sync for Piece {}
 
 /// Draws the rows of one batch after the other. Threads may share it; each batch has numbers of its own.
 #[derive(Debug)]
@@ -61,9 +68,10 @@ impl Sampler {
     /// written that counts.
     ///
     /// # Safety
-    /// There is one destination for each field, with room for `batch` rows.
-    pub unsafe fn sample(&self, table: &Table, batch: usize, fields: &[Destination]) -> Result<()> {
-        assert_eq!(fields.len(), table.geometry.field_bytes.len(), "one destination for each field");
+    /// Each piece has room for `batch` rows.
+    pub unsafe fn sample(&self, table: &Table, batch: usize, pieces: &[Piece]) -> Result<()> {
+        let inside = |piece: &Piece| piece.offset + piece.bytes <= table.geometry.row_bytes;
+        assert!(pieces.iter().all(inside), "pieces lie in the row");
         let owner = table.owner()?;
         if batch == 0 {
             return Ok(());
@@ -76,14 +84,14 @@ impl Sampler {
         let draws = Draws { stream: self.stream(), first, reach };
         let redrawn = AtomicUsize::new(0);
         // SAFETY: as the caller promises; each part is of other rows.
-        let copy = |part: Range<usize>| unsafe { table.gather(draws, part, fields, &redrawn) };
+        let gather = |part: Range<usize>| unsafe { table.gather(draws, part, pieces, &redrawn) };
         let done = match threads(batch * table.geometry.row_bytes) {
-            1 => copy(0..batch),
+            1 => gather(0..batch),
             threads => std::thread::scope(|scope| {
                 let each = batch.div_ceil(threads);
                 let parts = (1..threads).map(|n| (n * each).min(batch)..((n + 1) * each).min(batch));
-                let others: Vec<_> = parts.map(|part| scope.spawn(|| copy(part))).collect();
-                let mine = copy(0..each.min(batch));
+                let others: Vec<_> = parts.map(|part| scope.spawn(|| gather(part))).collect();
+                let mine = gather(0..each.min(batch));
                 others.into_iter().fold(mine, |done, other| {
                     done.and(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
                 })
@@ -124,12 +132,12 @@ impl Table {
     /// Copies the rows of one part of a batch.
     ///
     /// # Safety
-    /// There is one destination for each field, with room for every place in `part`, which nobody else writes to.
+    /// Each piece has room for every place in `part`, which nobody else writes to.
     unsafe fn gather(
         &self,
         draws: Draws,
         part: Range<usize>,
-        fields: &[Destination],
+        pieces: &[Piece],
         redrawn: &AtomicUsize,
     ) -> Result<()> {
         let protocol = self.protocol();
@@ -146,9 +154,9 @@ impl Table {
         for place in part.clone() {
             soon(place + ahead);
             // SAFETY: as the caller promises.
-            if !unsafe { self.copy_row(&protocol, draws.row(place), place, fields) } {
+            if !unsafe { self.copy_row(&protocol, draws.row(place), place, pieces) } {
                 // SAFETY: as the caller promises.
-                unsafe { self.redraw(&protocol, draws, place, fields, redrawn)? };
+                unsafe { self.redraw(&protocol, draws, place, pieces, redrawn)? };
             }
         }
         Ok(())
@@ -159,21 +167,14 @@ impl Table {
     /// # Safety
     /// As for [`gather`](Self::gather).
     #[inline]
-    unsafe fn copy_row(
-        &self,
-        protocol: &Protocol<'_>,
-        row: usize,
-        place: usize,
-        fields: &[Destination],
-    ) -> bool {
+    unsafe fn copy_row(&self, protocol: &Protocol<'_>, row: usize, place: usize, pieces: &[Piece]) -> bool {
         let Some(word) = protocol.look(row) else { return false };
         let from = self.row(row);
-        let sizes = self.geometry.field_offsets.iter().zip(&self.geometry.field_bytes);
-        for (field, (&offset, &bytes)) in fields.iter().zip(sizes) {
-            // SAFETY: the field lies in the row, and the destination has room for it. Somebody may write to the row
-            // meanwhile: then these bytes mean nothing, and the look below says so (I3).
+        for piece in pieces {
+            // SAFETY: the piece lies in the row, and has room for this one. Somebody may write to the row meanwhile: then
+            // these bytes mean nothing, and the look below says so (I3).
             unsafe {
-                std::ptr::copy_nonoverlapping(from.add(offset), field.data.add(place * bytes), bytes);
+                copy(from.add(piece.offset), piece.data.add(place * piece.stride), piece.bytes);
             }
         }
         protocol.is_unchanged(row, word)
@@ -189,14 +190,14 @@ impl Table {
         protocol: &Protocol<'_>,
         draws: Draws,
         place: usize,
-        fields: &[Destination],
+        pieces: &[Piece],
         redrawn: &AtomicUsize,
     ) -> Result<()> {
         let again = draws.stream.branch(draws.first + place as u64);
         for attempt in 0..BLIND_DRAWS {
             redrawn.fetch_add(1, Ordering::Relaxed);
             // SAFETY: as the caller promises.
-            if unsafe { self.copy_row(protocol, again.below(draws.reach, attempt), place, fields) } {
+            if unsafe { self.copy_row(protocol, again.below(draws.reach, attempt), place, pieces) } {
                 return Ok(());
             }
         }
@@ -209,7 +210,7 @@ impl Table {
                 redrawn.fetch_add(1, Ordering::Relaxed);
                 let row = whole[again.below(whole.len(), BLIND_DRAWS + look)];
                 // SAFETY: as the caller promises.
-                if unsafe { self.copy_row(protocol, row, place, fields) } {
+                if unsafe { self.copy_row(protocol, row, place, pieces) } {
                     return Ok(());
                 }
             }

@@ -189,14 +189,18 @@ const _: () = {
     assert!(size_of::<Control>() == 192);
 };
 
+/// One field of a row: where it starts, and how long it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Field {
+    pub offset: usize,
+    pub bytes: usize,
+}
+
 /// The sizes of a table, and every offset derived from them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Geometry {
     pub capacity: usize,
-    /// Bytes of one row of each field.
-    pub field_bytes: Vec<usize>,
-    /// Where each field starts in a row.
-    pub field_offsets: Vec<usize>,
+    pub fields: Vec<Field>,
     pub row_bytes: usize,
     /// From one row to the next.
     pub stride: usize,
@@ -211,7 +215,7 @@ const LINE: usize = 64;
 
 impl Geometry {
     /// Checks the sizes and derives the offsets.
-    pub fn new(capacity: usize, field_bytes: &[usize], seats: usize) -> Result<Geometry> {
+    pub fn new(capacity: usize, row_bytes: usize, fields: &[Field], seats: usize) -> Result<Geometry> {
         let out = |what, value: usize, range: &str| Error::OutOfRange {
             what,
             value: value as u64,
@@ -220,30 +224,28 @@ impl Geometry {
         if capacity == 0 || capacity > MAX_CAPACITY {
             return Err(out("capacity", capacity, "1 to 4,294,967,295"));
         }
-        if field_bytes.is_empty() || field_bytes.len() > MAX_FIELDS {
-            return Err(out("fields", field_bytes.len(), "1 to 1,024"));
+        if fields.is_empty() || fields.len() > MAX_FIELDS {
+            return Err(out("fields", fields.len(), "1 to 1,024"));
         }
-        Self::derive(capacity, field_bytes, seats)
+        let inside =
+            |field: &Field| field.offset.checked_add(field.bytes).is_some_and(|end| end <= row_bytes);
+        if row_bytes == 0 || !fields.iter().all(inside) {
+            return Err(out("row bytes", row_bytes, "at least one, and room for every field"));
+        }
+        Self::derive(capacity, row_bytes, fields, seats)
             .ok_or_else(|| out("table bytes", usize::MAX, "1 to what the address space holds"))
     }
 
-    fn derive(capacity: usize, field_bytes: &[usize], seats: usize) -> Option<Geometry> {
-        let mut row_bytes = 0usize;
-        let mut field_offsets = Vec::with_capacity(field_bytes.len());
-        for bytes in field_bytes {
-            field_offsets.push(row_bytes);
-            row_bytes = row_bytes.checked_add(*bytes)?;
-        }
+    fn derive(capacity: usize, row_bytes: usize, fields: &[Field], seats: usize) -> Option<Geometry> {
         let stride = Self::stride_of(row_bytes)?;
         let tallies_offset = size_of::<Control>();
         let words_offset = tallies_offset.checked_add(seats.checked_mul(size_of::<Tally>())?)?;
         let words_bytes = capacity.checked_mul(size_of::<AtomicU64>())?;
         let rows_offset = words_offset.checked_add(words_bytes)?.checked_next_multiple_of(PAGE)?;
         let body_bytes = rows_offset.checked_add(stride.checked_mul(capacity)?)?;
-        (row_bytes > 0 && body_bytes <= isize::MAX as usize).then(|| Geometry {
+        (body_bytes <= isize::MAX as usize).then(|| Geometry {
             capacity,
-            field_bytes: field_bytes.to_vec(),
-            field_offsets,
+            fields: fields.to_vec(),
             row_bytes,
             stride,
             seats,
@@ -265,7 +267,7 @@ impl Geometry {
     pub fn words(&self) -> [u64; GEOMETRY_WORDS] {
         let mut words = [0; GEOMETRY_WORDS];
         words[0] = self.capacity as u64;
-        words[1] = self.field_bytes.len() as u64;
+        words[1] = self.fields.len() as u64;
         words[2] = self.row_bytes as u64;
         words[3] = self.stride as u64;
         words

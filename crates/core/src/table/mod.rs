@@ -27,7 +27,8 @@ use crate::sync::{AtomicU64, Ordering, Woken};
 use crate::terms::IfExists;
 use crate::wait::{Patience, Patrol};
 pub use add::{Patch, Source};
-pub use gather::{Destination, Sampler};
+pub use gather::{Piece, Sampler};
+pub use layout::Field;
 use layout::{Control, Geometry, KIND, RowKind, RowWord, Tally};
 use protocol::Protocol;
 use std::sync::Arc;
@@ -40,8 +41,10 @@ pub struct TableSpec<'a> {
     pub name: Option<&'a str>,
     pub auto_named: bool,
     pub schema: &'a [u8],
-    /// Bytes of each field of a row.
-    pub field_bytes: &'a [usize],
+    /// Bytes of a row.
+    pub row_bytes: usize,
+    /// Its fields; what lies between them is never read.
+    pub fields: &'a [Field],
     pub capacity: usize,
     pub max_peers: usize,
     /// As in [`Spec`].
@@ -64,7 +67,9 @@ pub struct Table {
 impl Table {
     /// A learner's handle: makes the table, or goes on with the one that is there, as `if_exists` says.
     pub fn open(spec: &TableSpec<'_>, if_exists: IfExists) -> Result<Table> {
-        let there = |name: &str| Self::map(name, spec.schema, spec.field_bytes).and_then(|t| fits(t, spec));
+        let there = |name: &str| {
+            Self::map(name, spec.schema, spec.row_bytes, spec.fields).and_then(|t| fits(t, spec))
+        };
         if_exists.settle(|| {
             let (mapped, resumed) = if_exists.open_or_create(spec.name, there, || Self::create(spec))?;
             let table = Self::sit_down(mapped, Role::Consumer, resumed)?;
@@ -76,8 +81,8 @@ impl Table {
     }
 
     /// A worker's handle, on a table that is there.
-    pub fn attach(name: &str, schema: &[u8], field_bytes: &[usize]) -> Result<Table> {
-        let table = Self::sit_down(Self::map(name, schema, field_bytes)?, Role::Producer, true)?;
+    pub fn attach(name: &str, schema: &[u8], row_bytes: usize, fields: &[Field]) -> Result<Table> {
+        let table = Self::sit_down(Self::map(name, schema, row_bytes, fields)?, Role::Producer, true)?;
         if table.is_closed() { Err(table.segment.not_found()) } else { Ok(table) }
     }
 
@@ -87,7 +92,7 @@ impl Table {
     }
 
     fn create(spec: &TableSpec<'_>) -> Result<(Segment, Geometry)> {
-        let geometry = Geometry::new(spec.capacity, spec.field_bytes, spec.max_peers)?;
+        let geometry = Geometry::new(spec.capacity, spec.row_bytes, spec.fields, spec.max_peers)?;
         let segment = Segment::create(&Spec {
             name: spec.name,
             kind: KIND,
@@ -103,7 +108,7 @@ impl Table {
         Ok((segment, geometry))
     }
 
-    fn map(name: &str, schema: &[u8], field_bytes: &[usize]) -> Result<(Segment, Geometry)> {
+    fn map(name: &str, schema: &[u8], row_bytes: usize, fields: &[Field]) -> Result<(Segment, Geometry)> {
         let segment = Segment::open(name, Some(KIND))?;
         let header = segment.header();
         let theirs = segment.schema();
@@ -111,7 +116,7 @@ impl Table {
             return Err(Error::Schema { name: name.to_owned(), creator: header.creator_pid, theirs });
         }
         let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
-        let geometry = Geometry::new(header.geometry[0] as usize, field_bytes, segment.seats().len())
+        let geometry = Geometry::new(header.geometry[0] as usize, row_bytes, fields, segment.seats().len())
             .map_err(|_| damaged("the geometry in its header is out of range"))?;
         if geometry.words() != header.geometry || geometry.body_bytes as u64 != header.body_bytes {
             return Err(damaged("the geometry in its header does not fit its schema"));

@@ -1,0 +1,239 @@
+//! The kill matrix of the table: SIGKILL and SIGSTOP at every named crash point, in a role that reaches it.
+//!
+//! A *victim* is this test binary run once more. It falls at the n-th reach of a [`Point`]: dead, or stopped. A *bystander*
+//! adds and samples beside it.
+//!
+//! ```text
+//! set up ── victim works ── falls ──▶ killed:  the bystander goes round: every row is its own in the end
+//!                             └─────▶ stopped: the bystander goes round: the victim's rows are passed over;
+//!                                              SIGCONT ── it finishes ──▶ its rows are whole too
+//! ```
+#![cfg(all(feature = "fault", not(loom)))]
+
+mod fixture;
+
+use fixture::{Name, Process, eventually, soon, told};
+use rollway_core::sync::{Point, fault};
+use rollway_core::table::{Field, Piece, Sampler, Source, Table, TableSpec};
+use rollway_core::terms::IfExists;
+use std::fmt;
+
+const CAPACITY: usize = 40;
+/// Each number of a row is the same.
+const NUMBERS: usize = 5;
+const FIELDS: [Field; NUMBERS] = {
+    let mut fields = [Field { offset: 0, bytes: 8 }; NUMBERS];
+    let mut index = 0;
+    while index < NUMBERS {
+        fields[index].offset = 8 * index;
+        index += 1;
+    }
+    fields
+};
+const ROW: usize = 8 * NUMBERS;
+const VICTIM: u64 = 1 << 32;
+const BYSTANDER: u64 = 2 << 32;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// Adds runs of rows, until long after the table is full.
+    Adds,
+    /// Adds while the bystander sleeps.
+    Wakes,
+    /// Takes the seat of a dead adder, and with it back what that one was writing.
+    Recovers,
+}
+
+const ROLES: [Role; 3] = [Role::Adds, Role::Wakes, Role::Recovers];
+
+impl Role {
+    fn traps(self) -> &'static [(Point, &'static [usize])] {
+        match self {
+            Role::Adds => &[
+                (Point::RowsPromised, &[1, 7]),
+                (Point::RowsPartlyClaimed, &[1, 5, 63]),
+                (Point::RowHalfWritten, &[1, 8, 333]),
+                (Point::RowsWritten, &[1, 7]),
+                (Point::RowsPartlyCommitted, &[1, 5, 63]),
+                (Point::RowsCommitted, &[1, 7]),
+            ],
+            Role::Wakes => &[(Point::BellCleared, &[1]), (Point::BellMoved, &[1])],
+            Role::Recovers => &[(Point::RowUnsettled, &[1, 2])],
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    role: Role,
+    point: Point,
+    nth: usize,
+    signal: i32,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Case { role, point, nth, signal } = self;
+        let signal = if *signal == libc::SIGKILL { "SIGKILL" } else { "SIGSTOP" };
+        write!(f, "[{signal} of {role:?} at {point:?}, visit {nth}]")
+    }
+}
+
+#[test]
+fn every_point_has_a_role_that_falls_there() {
+    for point in Point::TABLE {
+        let reached = ROLES.iter().any(|role| role.traps().iter().any(|(trap, _)| *trap == point));
+        assert!(reached, "no role of the kill matrix reaches {point:?}");
+    }
+}
+
+#[test]
+fn an_adder_may_die_or_stop_at_every_point() {
+    for_each(Role::Adds);
+}
+
+#[test]
+fn an_adder_may_die_or_stop_with_the_bell_in_hand() {
+    for_each(Role::Wakes);
+}
+
+#[test]
+fn one_who_recovers_may_die_or_stop_himself() {
+    for_each(Role::Recovers);
+}
+
+fn for_each(role: Role) {
+    for &(point, visits) in role.traps() {
+        for &nth in visits {
+            for signal in [libc::SIGKILL, libc::SIGSTOP] {
+                falls(Case { role, point, nth, signal });
+            }
+        }
+    }
+}
+
+fn falls(case: Case) {
+    let name = Name::unique();
+    let table = Table::open(&spec(&name), IfExists::Fail).unwrap();
+    let dead = (case.role == Role::Recovers).then(|| {
+        // One more who is killed in the middle of his rows, and whom the victim will bury.
+        let orders =
+            orders(Case { role: Role::Adds, point: Point::RowsWritten, nth: 2, signal: libc::SIGKILL });
+        let dead = Process::start("a_victim", &[("NAME", &name), ("ORDERS", &orders)]);
+        assert!(eventually(|| state(&dead) == 'Z'), "{case}");
+        dead
+    });
+    let sleeper = std::thread::scope(|scope| {
+        let sleeper =
+            (case.role == Role::Wakes).then(|| scope.spawn(|| table.wait_for_rows(1, soon()).unwrap()));
+        assert!(sleeper.is_none() || eventually(|| table.protocol().control.changed.has_waiter()), "{case}");
+        let victim = Process::start("a_victim", &[("NAME", &name), ("ORDERS", &orders(case))]);
+        assert!(eventually(|| matches!(state(&victim), 'Z' | 'T')), "{case} the victim never fell");
+        let fell_by = if case.signal == libc::SIGKILL { 'Z' } else { 'T' };
+        assert_eq!(state(&victim), fell_by, "{case} the point was never reached");
+        assert!(sleeper.is_none_or(|sleeper| sleeper.join().unwrap()), "{case} the sleeper never woke");
+        victim
+    });
+    let mut victim = sleeper;
+    check_whole(&table, case);
+    let before = table.census();
+    let held = before.writing;
+    assert!(case.signal == libc::SIGSTOP || held == 0, "{case} the dead still hold rows");
+    // Round and round: what the victim holds is passed over while it lives.
+    for round in 0..4 {
+        add(&table, BYSTANDER + round, CAPACITY);
+        check_whole(&table, case);
+    }
+    let census = table.census();
+    assert_eq!((census.writing, census.ready), (held, CAPACITY - held), "{case}");
+    assert_eq!(
+        table.rows() - table.census().ready,
+        if held > 0 { table.rows() - (CAPACITY - held) } else { 0 }
+    );
+    if case.signal == libc::SIGKILL {
+        victim.kill();
+    } else {
+        victim.signal(libc::SIGCONT);
+        assert!(victim.wait(), "{case} after SIGCONT the victim failed");
+        check_whole(&table, case);
+    }
+    assert_eq!(table.census().ready, CAPACITY, "{case}");
+    assert_eq!(table.rows(), CAPACITY, "{case}");
+    drop(dead);
+    table.leave().unwrap();
+}
+
+fn spec(name: &str) -> TableSpec<'_> {
+    let (auto_named, schema, max_peers) = (false, b"one number, often".as_slice(), 4);
+    let (name, capacity) = (Some(name), CAPACITY);
+    TableSpec {
+        name,
+        auto_named,
+        schema,
+        row_bytes: ROW,
+        fields: &FIELDS,
+        capacity,
+        max_peers,
+        huge_pages: None,
+    }
+}
+
+fn attach(name: &str) -> Table {
+    Table::attach(name, b"one number, often", ROW, &FIELDS).unwrap()
+}
+
+fn add(table: &Table, value: u64, count: usize) {
+    let values = vec![value; count];
+    let source = Source { data: values.as_ptr().cast(), stride: 8, patch: None };
+    // SAFETY: each source has `count` rows.
+    unsafe { table.add(&[source; NUMBERS], &mut 0, count, soon()) }.unwrap();
+}
+
+/// Every row that can be sampled holds one number.
+fn check_whole(table: &Table, case: Case) {
+    if table.census().ready == 0 {
+        return;
+    }
+    let batch = 8 * CAPACITY;
+    let mut rows = vec![[0u64; NUMBERS]; batch];
+    let piece = Piece { offset: 0, bytes: ROW, data: rows.as_mut_ptr().cast(), stride: ROW };
+    // SAFETY: there is room for `batch` rows.
+    unsafe { Sampler::new(None).sample(table, batch, &[piece]) }.unwrap();
+    assert!(
+        rows.iter().all(|row| row.iter().all(|number| *number == row[0] && row[0] != 0)),
+        "{case} a torn row"
+    );
+}
+
+fn state(process: &Process) -> char {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid())).unwrap();
+    stat.rsplit(')').next().unwrap().trim_start().chars().next().unwrap()
+}
+
+fn orders(case: Case) -> String {
+    let role = ROLES.iter().position(|other| *other == case.role).unwrap();
+    let point = Point::TABLE.iter().position(|other| *other == case.point).unwrap();
+    format!("{role} {point} {} {}", case.nth, case.signal)
+}
+
+#[test]
+#[ignore = "a process of other tests: does as it was told, and falls"]
+fn a_victim() {
+    let orders: Vec<usize> = told("ORDERS").split(' ').map(|word| word.parse().unwrap()).collect();
+    let [role, point, nth, signal] = orders[..] else { panic!("{orders:?}") };
+    let (role, point) = (ROLES[role], Point::TABLE[point]);
+    let mut visits = 0;
+    fault::on_point(move |at| {
+        visits += (at == point) as usize;
+        if at == point && visits == nth {
+            // To this very thread, which falls before the call returns.
+            // SAFETY: has no memory to break.
+            unsafe { libc::raise(signal as i32) };
+        }
+    });
+    // Whoever sits down where somebody died puts his rows right first.
+    let table = attach(&told("NAME"));
+    if role != Role::Recovers {
+        (0..12).for_each(|n| add(&table, VICTIM + n, 9));
+    }
+}
