@@ -23,10 +23,10 @@ test-rust: ## Unit and property tests of the core, and the kill matrix
 	cargo test -q -p rollway-core --features fault
 
 test-loom: ## The shipped protocol under loom: every interleaving of two or three threads
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --release --test loom_ring --test loom_records --test loom_table
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --release --test loom_ring --test loom_records --test loom_weights --test loom_table
 
 test-fault: ## The kill matrix alone: SIGKILL and SIGSTOP at every named crash point
-	cargo test -q -p rollway-core --features fault --test fault_ring --test fault_records --test fault_table
+	cargo test -q -p rollway-core --features fault --test fault_ring --test fault_records --test fault_weights --test fault_table
 
 test-python: $(VENV)/.test ## Python tests: unit, process, fault, peers, docs
 	$(PY) -m pytest -q
@@ -41,6 +41,7 @@ bench: $(VENV)/.bench ## Measure beside the peers, in one run; writes docs/bench
 	$(PY) benches/ring.py
 	$(PY) benches/net.py
 	$(PY) benches/records.py
+	$(PY) benches/weights.py
 	$(PY) benches/kills.py
 	$(PY) benches/groups.py
 	$(PY) benches/cuts.py

@@ -303,7 +303,7 @@ def _structure(spec: optree.PyTreeSpec, counter: Any, ranks: dict[int, int]) -> 
     children = [_structure(child, counter, ranks) for child in spec.children()]
     if spec.type in (list, tuple):
         return {spec.type.__name__: children}
-    entries = spec.entries()
+    entries = getattr(spec.type, "_fields", None) or spec.entries()
     keys = [key if isinstance(key, str | int) else str(key) for key in entries]
     pairs = [[key, child] for key, child in zip(keys, children, strict=True)]
     return {"dict": sorted(pairs, key=lambda pair: str(pair[0]))}

@@ -30,6 +30,7 @@ from rollway.algorithms.settings import SacSettings
 from rollway.collector import Collector
 from rollway.errors import WaitTimeout
 from rollway.replay_buffer import ReplayBuffer
+from rollway.replay_pipelines import ReplayPipeline
 from rollway.server import Server
 from rollway.shared_weight_sync import SharedWeightSync
 from rollway.shm_client import ShmClient
@@ -161,10 +162,10 @@ class SacRunner(AlgorithmRunner):
         self.updates = 0
         self._steps = 0
         self._owed = 0.0
-        self._batch: dict[str, torch.Tensor] | None = None
         self.weights = self.own(SharedWeightSync.from_state_dict(self.learner.actor.state_dict()))
         self.version = self.weights.version
-        self.replay = self.own(ReplayBuffer(s.capacity, env.obs_dim, env.action_dim, self.device, seed=s.seed))
+        self.replay = self.own(ReplayBuffer(s.capacity, env.obs_dim, env.action_dim, self.device))
+        self.batches = self.own(ReplayPipeline(self.replay, sample_count=s.batch_size, base_seed=s.seed))
         self.chunks = self.own(Chunks(blank_report(self.envs_of(0), s), room=self.num_collectors + 1))
 
     def _settings(self, given: Mapping[str, Any]) -> SacSettings:
@@ -193,8 +194,7 @@ class SacRunner(AlgorithmRunner):
         losses: dict[str, torch.Tensor] = {}
         while self._owed >= 1:
             self._owed -= 1
-            self._batch = self.replay.sample(self.settings.batch_size, out=self._batch)
-            losses = self.learner.update(self._batch)
+            losses = self.learner.update(self.batches.next())
             self.updates += 1
         self._publish()
         return {key: float(value) for key, value in losses.items()} | {"alpha": self.learner.alpha}

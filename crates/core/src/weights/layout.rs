@@ -45,8 +45,8 @@ pub const FIRST_BUFFERS: usize = 3;
 /// As many as the word has bits for.
 pub const MAX_BUFFERS: usize = 256;
 
-/// How many threads of one handle can read with a pin of their own.
-pub const PINS: usize = 8;
+/// How many threads of one handle can read with a pin of their own. Under loom every word costs interleavings.
+pub const PINS: usize = if cfg!(loom) { 1 } else { 8 };
 
 const BUFFER_BITS: u32 = 8;
 

@@ -1,0 +1,246 @@
+//! The kill matrix of weights: SIGKILL and SIGSTOP at every named crash point, in a role that reaches it.
+//!
+//! A *victim* is this test binary run once more, told by environment variables what to do. It sets a trap at the n-th reach
+//! of a [`Point`] and falls into it: dead, or stopped.
+//!
+//! ```text
+//! a writer falls ──▶ killed:  readers have the last whole version; a newcomer goes on with the next
+//!                └─▶ stopped: readers have it too, a second writer is refused; SIGCONT ── it finishes
+//! a reader falls ──▶ killed:  the writer goes on, and takes its buffer back
+//!                └─▶ stopped: the writer goes on beside it; SIGCONT ── what it read is whole
+//! ```
+//!
+//! Every leaf is filled with its version, so a torn one shows.
+#![cfg(all(feature = "fault", not(loom)))]
+
+mod fixture;
+mod weights_fixture;
+
+use fixture::{Name, Process, eventually, soon, told};
+use rollway_core::Error;
+use rollway_core::segment::Owner;
+use rollway_core::sync::{Point, fault};
+use rollway_core::weights::{IfExists, Reader, Weights, Writer};
+use std::fmt;
+use std::sync::Arc;
+use weights_fixture::{create, read, reader, spec, update, write};
+
+/// What a writer victim publishes when nothing befalls it, after the two versions that are there when it comes.
+const VERSIONS: u64 = 6;
+const BEFORE: u64 = 2;
+
+/// What a victim does until it falls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Writes,
+    /// A writer that publishes while a reader sleeps.
+    Wakes,
+    Reads,
+}
+
+const ROLES: [Role; 3] = [Role::Writes, Role::Wakes, Role::Reads];
+
+impl Role {
+    /// The points that this role reaches by itself, and at which of its visits it falls.
+    fn traps(self) -> &'static [(Point, &'static [usize])] {
+        match self {
+            Role::Writes => &[
+                (Point::WriterTaken, &[1]),
+                (Point::BufferGrown, &[1]),
+                (Point::BufferOpened, &[1, 4]),
+                (Point::LeafHalfCopied, &[1, 2, 8]),
+                (Point::BufferWritten, &[1, 4]),
+                (Point::VersionPublished, &[1, 4]),
+            ],
+            Role::Wakes => &[(Point::BellCleared, &[1]), (Point::BellMoved, &[1])],
+            Role::Reads => &[(Point::ReaderPinned, &[1, 3]), (Point::LeafHalfCopied, &[1, 2])],
+        }
+    }
+}
+
+/// One cell of the matrix.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    role: Role,
+    point: Point,
+    nth: usize,
+    signal: i32,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Case { role, point, nth, signal } = self;
+        let signal = if *signal == libc::SIGKILL { "SIGKILL" } else { "SIGSTOP" };
+        write!(f, "[{signal} at visit {nth} of {point:?}, {role:?}]")
+    }
+}
+
+impl Case {
+    fn for_each(role: Role, run: impl Fn(Case)) {
+        for &(point, visits) in role.traps() {
+            for &nth in visits {
+                for signal in [libc::SIGKILL, libc::SIGSTOP] {
+                    run(Case { role, point, nth, signal });
+                }
+            }
+        }
+    }
+
+    fn is_kill(&self) -> bool {
+        self.signal == libc::SIGKILL
+    }
+
+    fn start(&self, name: &str) -> Process {
+        let role = ROLES.iter().position(|role| *role == self.role).unwrap();
+        let point = Point::WEIGHTS.iter().position(|point| *point == self.point).unwrap();
+        let orders = format!("{role} {point} {} {}", self.nth, self.signal);
+        Process::start("a_victim", &[("NAME", name), ("ORDERS", &orders)])
+    }
+
+    /// Waits until the victim has fallen.
+    fn falls(&self, victim: &Process) {
+        let state = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", victim.pid())).unwrap();
+            stat.rsplit(')').next().unwrap().trim_start().chars().next().unwrap()
+        };
+        assert!(eventually(|| matches!(state(), 'Z' | 'T')), "{self} the victim never fell");
+        let wanted = if self.is_kill() { 'Z' } else { 'T' };
+        assert_eq!(state(), wanted, "{self} the point was never reached");
+    }
+}
+
+#[test]
+fn every_point_has_a_role_that_falls_there() {
+    for point in Point::WEIGHTS {
+        let reached = ROLES.iter().any(|role| role.traps().iter().any(|(trap, _)| *trap == point));
+        assert!(reached, "no role of the kill matrix reaches {point:?}");
+    }
+}
+
+#[test]
+fn a_writer_may_die_or_stop_at_every_point() {
+    Case::for_each(Role::Writes, a_writer_falls);
+}
+
+#[test]
+fn a_writer_may_die_or_stop_with_the_bell_in_hand() {
+    Case::for_each(Role::Wakes, a_writer_falls);
+}
+
+fn a_writer_falls(case: Case) {
+    let name = Name::unique();
+    let first = create(&spec(Some(&name)));
+    let weights = first.weights().clone();
+    let reader = Arc::new(reader(&first));
+    let protocol = weights.protocol();
+    // Two slow readers hold what comes before the victim, so that it has to grow.
+    let slow: Vec<Reader> = (0..2).map(|_| weights_fixture::reader(&first)).collect();
+    for version in 1..=BEFORE {
+        assert_eq!(write(&first, version), version);
+        let seat = version as usize + 1;
+        protocol.pin(&protocol.pins[seat].pins[0], Owner::new(seat, 1)).unwrap();
+    }
+    drop(first);
+    let sleeper = (case.role == Role::Wakes).then(|| {
+        let reader = reader.clone();
+        std::thread::spawn(move || reader.wait_for(BEFORE + 1, soon(), None))
+    });
+    assert!(sleeper.is_none() || eventually(|| protocol.control.published.has_waiter()), "{case}");
+
+    let mut victim = case.start(&name);
+    case.falls(&victim);
+    let (version, values) = read(&reader).expect("a version is there");
+    assert_eq!(values, [version; 3], "{case}");
+    let last = if case.is_kill() {
+        assert!(!victim.wait(), "{case} the victim ended before its point");
+        // From here on nobody but us writes: what is there now was published, and stays.
+        let (version, _) = read(&reader).unwrap();
+        let newcomer = Writer::open(&spec(Some(&name)), IfExists::Resume, 1);
+        let newcomer = newcomer.unwrap_or_else(|e| panic!("{case} {e}"));
+        // One leaf at a time first: nothing that the dead one left half-done may be taken for the rest.
+        assert_eq!(update(&newcomer, 0, 100), version + 1, "{case}");
+        assert_eq!(read(&reader), Some((version + 1, [100, version, version])), "{case}");
+        update(&newcomer, 2, 101);
+        assert_eq!(read(&reader), Some((version + 2, [100, version, 101])), "{case}");
+        assert_eq!(write(&newcomer, version + 3), version + 3);
+        version + 3
+    } else {
+        let refused = Writer::on(weights.clone(), 1);
+        let pid = victim.pid() as u32;
+        assert!(
+            matches!(refused, Err(Error::WriterLives { pid: there, .. }) if there == pid),
+            "{case} a stopped writer was taken for dead: {refused:?}"
+        );
+        victim.signal(libc::SIGCONT);
+        assert!(victim.wait(), "{case} after SIGCONT the victim failed");
+        BEFORE + VERSIONS
+    };
+    assert_eq!(read(&reader), Some((last, [last; 3])), "{case}");
+    if let Some(sleeper) = sleeper {
+        assert!(sleeper.join().unwrap().unwrap() > BEFORE, "{case}");
+    }
+    drop((slow, reader));
+    assert!(Weights::collect(&name).unwrap(), "{case}");
+}
+
+#[test]
+fn a_reader_may_die_or_stop_at_every_point() {
+    Case::for_each(Role::Reads, |case| {
+        let name = Name::unique();
+        let writer = create(&spec(Some(&name)));
+        let reader = reader(&writer);
+        write(&writer, 1);
+        let mut victim = case.start(&name);
+        case.falls(&victim);
+        if case.is_kill() {
+            assert!(!victim.wait(), "{case} the victim ended before its point");
+        }
+        for version in 2..50 {
+            assert_eq!(write(&writer, version), version, "{case}");
+            assert_eq!(read(&reader), Some((version, [version; 3])), "{case}");
+        }
+        let totals = writer.weights().totals();
+        assert_eq!(totals.overtaken, 0, "{case}");
+        assert_eq!(totals.buffers, 3, "{case}");
+        if !case.is_kill() {
+            victim.signal(libc::SIGCONT);
+            assert!(victim.wait(), "{case} after SIGCONT the victim failed");
+        }
+        drop((writer, reader));
+        assert!(Weights::collect(&name).unwrap(), "{case}");
+    });
+}
+
+#[test]
+#[ignore = "a process of other tests: does as it was told, and falls"]
+fn a_victim() {
+    let orders: Vec<usize> = told("ORDERS").split(' ').map(|word| word.parse().unwrap()).collect();
+    let [role, point, nth, signal] = orders[..] else { panic!("{orders:?}") };
+    let (role, point) = (ROLES[role], Point::WEIGHTS[point]);
+    let mut visits = 0;
+    fault::on_point(move |at| {
+        visits += (at == point) as usize;
+        if at == point && visits == nth {
+            // To this very thread, which falls before the call returns; another one might take a signal to the process.
+            // SAFETY: has no memory to break.
+            unsafe { libc::raise(signal as i32) };
+        }
+    });
+    let weights = Arc::new(Weights::open(&told("NAME"), None).unwrap());
+    match role {
+        Role::Writes | Role::Wakes => {
+            let writer = Writer::on(weights, 1).unwrap();
+            for _ in 0..VERSIONS {
+                let next = writer.weights().version().unwrap() + 1;
+                write(&writer, next);
+            }
+        }
+        Role::Reads => {
+            let reader = Reader::on(weights, 1).unwrap();
+            for _ in 0..5 {
+                let (version, values) = read(&reader).unwrap();
+                assert_eq!(values, [version; 3]);
+            }
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Every interleaving of two or three threads over the shipped protocol of weights, up to a number of preemptions.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom_weights`
+//!
+//! The words lie on loom's heap, and so do the leaves: relaxed atomics, for a reader may copy what is being overwritten. Two
+//! leaves of one version must be read together, or the copy thrown away. A death is a panic at a crash point, caught in
+//! its thread.
+#![cfg(loom)]
+
+use loom::thread;
+use rollway_core::segment::Owner;
+use rollway_core::sync::{AtomicU64, Ordering, Point, crash_point, fault};
+use rollway_core::weights::layout::{BufferHead, Control, Latest, LeafEntry, PinLine};
+use rollway_core::weights::protocol::Protocol;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+const LEAVES: usize = 2;
+
+fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
+    builder.max_branches = 20_000;
+    let count = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let counter = count.clone();
+    builder.check(move || {
+        counter.fetch_add(1, Ordering::Relaxed);
+        model()
+    });
+    println!("{} executions", count.load(Ordering::Relaxed));
+}
+
+fn owner(seat: usize) -> Owner {
+    Owner::new(seat, 1)
+}
+
+/// Weights on loom's heap.
+struct Heap {
+    control: Box<Control>,
+    pins: Vec<PinLine>,
+    heads: Vec<BufferHead>,
+    entries: Vec<LeafEntry>,
+    /// The bytes: those of buffer 0, then those of buffer 1, …
+    bytes: Vec<AtomicU64>,
+}
+
+impl Heap {
+    /// `buffers` buffers, and as many readers.
+    fn new(buffers: usize, readers: usize) -> Arc<Heap> {
+        let heap = Heap {
+            control: Box::default(),
+            pins: (0..readers).map(|_| PinLine::default()).collect(),
+            heads: (0..buffers).map(|_| BufferHead::default()).collect(),
+            entries: (0..buffers * LEAVES).map(|_| LeafEntry::default()).collect(),
+            bytes: (0..buffers * LEAVES).map(|_| AtomicU64::new(0)).collect(),
+        };
+        heap.weights().note_grown(buffers);
+        Arc::new(heap)
+    }
+
+    fn weights(&self) -> Protocol<'_> {
+        Protocol { control: &self.control, pins: &self.pins, heads: &self.heads, entries: &self.entries }
+    }
+
+    /// As the writer does it: the leaves given are new, the others are copied where they are not there yet.
+    fn write(&self, given: [bool; LEAVES], value: u64, is_dead: impl Fn(Owner) -> bool) -> Latest {
+        let weights = self.weights();
+        let latest = weights.latest().unwrap();
+        let buffer = weights.select(is_dead, |_| false).unwrap();
+        let next = Latest { version: latest.map_or(0, |latest| latest.version) + 1, buffer };
+        let reliable = weights.open(buffer);
+        for leaf in 0..LEAVES {
+            let entry = &weights.entries_of(buffer)[leaf];
+            let to = &self.bytes[buffer * LEAVES + leaf];
+            if given[leaf] {
+                entry.version.store(next.version, Ordering::Relaxed);
+                to.store(value, Ordering::Relaxed);
+            } else {
+                let from = latest.expect("the first version has every leaf").buffer;
+                let version = weights.entries_of(from)[leaf].version.load(Ordering::Relaxed);
+                if !reliable || entry.version.load(Ordering::Relaxed) != version {
+                    entry.version.store(version, Ordering::Relaxed);
+                    let value = self.bytes[from * LEAVES + leaf].load(Ordering::Relaxed);
+                    to.store(value, Ordering::Relaxed);
+                }
+            }
+            crash_point(Point::LeafHalfCopied);
+        }
+        weights.publish(next);
+        next
+    }
+
+    /// One attempt of a reader: the version, what it copied, and whether that is whole.
+    fn attempt(&self, seat: usize) -> Option<(u64, [u64; LEAVES], bool)> {
+        let weights = self.weights();
+        let pin = &self.pins[seat].pins[0];
+        let latest = weights.pin(pin, owner(seat)).unwrap()?;
+        let copy =
+            std::array::from_fn(|leaf| self.bytes[latest.buffer * LEAVES + leaf].load(Ordering::Relaxed));
+        let whole = weights.is_whole(latest);
+        weights.unpin(pin);
+        Some((latest.version, copy, whole))
+    }
+}
+
+fn nobody_is_dead(_: Owner) -> bool {
+    false
+}
+
+const ALL: [bool; LEAVES] = [true; LEAVES];
+
+#[test]
+fn a_pinned_reader_is_never_overtaken_while_there_is_another_buffer() {
+    explore(3, || {
+        let heap = Heap::new(3, 1);
+        heap.write(ALL, 1, nobody_is_dead);
+        let writer = thread::spawn({
+            let heap = heap.clone();
+            move || {
+                for value in 2..=4 {
+                    heap.write(ALL, value, nobody_is_dead);
+                }
+            }
+        });
+        let (version, copy, whole) = heap.attempt(0).unwrap();
+        assert!(whole, "the writer took a buffer that was pinned, with a free one beside it");
+        assert_eq!(copy, [version; LEAVES]);
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_reader_that_is_overtaken_notices() {
+    explore(3, || {
+        let heap = Heap::new(2, 1);
+        heap.write(ALL, 1, nobody_is_dead);
+        let writer = thread::spawn({
+            let heap = heap.clone();
+            move || {
+                heap.write(ALL, 2, nobody_is_dead);
+                heap.write(ALL, 3, nobody_is_dead);
+            }
+        });
+        let (version, copy, whole) = heap.attempt(0).unwrap();
+        assert!(!whole || copy == [version; LEAVES], "{copy:?} was taken for version {version}");
+        writer.join().unwrap();
+        assert_eq!(heap.attempt(0), Some((3, [3; LEAVES], true)));
+    });
+}
+
+#[test]
+fn versions_do_not_go_back_for_a_reader() {
+    explore(2, || {
+        let heap = Heap::new(3, 1);
+        let writer = thread::spawn({
+            let heap = heap.clone();
+            move || {
+                heap.write(ALL, 1, nobody_is_dead);
+                heap.write(ALL, 2, nobody_is_dead);
+            }
+        });
+        let first = heap.attempt(0);
+        let second = heap.attempt(0);
+        assert!(second.map_or(0, |read| read.0) >= first.map_or(0, |read| read.0));
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_reader_that_waits_for_a_version_is_woken() {
+    explore(3, || {
+        let heap = Heap::new(3, 1);
+        let writer = thread::spawn({
+            let heap = heap.clone();
+            move || {
+                heap.write(ALL, 1, nobody_is_dead);
+            }
+        });
+        let bell = &heap.control.published;
+        loop {
+            let ticket = bell.announce();
+            if heap.weights().latest().unwrap().is_some() {
+                break;
+            }
+            bell.wait(ticket, Duration::ZERO); // A lost wake-up is a deadlock.
+        }
+        assert_eq!(heap.attempt(0), Some((1, [1; LEAVES], true)));
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn of_two_who_would_write_one_does() {
+    explore(3, || {
+        let heap = Heap::new(3, 0);
+        let other = thread::spawn({
+            let heap = heap.clone();
+            move || heap.weights().take_writer(owner(1), nobody_is_dead)
+        });
+        let mine = heap.weights().take_writer(owner(0), nobody_is_dead);
+        let theirs = other.join().unwrap();
+        assert!(mine.is_ok() != theirs.is_ok());
+        assert_eq!(mine.err().or(theirs.err()), heap.weights().writer());
+    });
+}
+
+/// A writer dies at `point`, beside a reader; another one takes over, changes one leaf at a time, and everything adds up.
+fn a_writer_dies_at(point: Point) {
+    explore(2, move || {
+        let heap = Heap::new(3, 1);
+        let is_dead = |dead: Owner| dead == owner(5);
+        heap.write(ALL, 1, nobody_is_dead);
+        let victim = thread::spawn({
+            let heap = heap.clone();
+            move || {
+                fault::on_point(move |at| {
+                    if at == point {
+                        std::panic::panic_any(point);
+                    }
+                });
+                let death = catch_unwind(AssertUnwindSafe(|| {
+                    heap.weights().take_writer(owner(5), nobody_is_dead).unwrap();
+                    heap.write([true, false], 50, nobody_is_dead);
+                }));
+                assert!(death.is_err(), "{point:?} was not reached");
+            }
+        });
+        let (version, copy, whole) = heap.attempt(0).unwrap();
+        assert!(whole && copy == [if version == 1 { 1 } else { 50 }, 1], "{copy:?} in version {version}");
+        victim.join().unwrap();
+
+        let published = if matches!(point, Point::VersionPublished) { 2 } else { 1 };
+        assert_eq!(heap.weights().latest().unwrap().unwrap().version, published);
+        heap.weights().take_writer(owner(6), is_dead).unwrap();
+        let first = if published == 2 { 50 } else { 1 };
+        // What the dead one wrote and did not publish has a version that comes again: it must not be taken for this one.
+        heap.write([false, true], 60, is_dead);
+        assert_eq!(heap.attempt(0), Some((published + 1, [first, 60], true)));
+        heap.write([false, true], 61, is_dead);
+        assert_eq!(heap.attempt(0), Some((published + 2, [first, 61], true)));
+        heap.write([true, false], 70, is_dead);
+        assert_eq!(heap.attempt(0), Some((published + 3, [70, 61], true)));
+    });
+}
+
+#[test]
+fn a_writer_may_die_when_it_took_over() {
+    a_writer_dies_at(Point::WriterTaken);
+}
+
+#[test]
+fn a_writer_may_die_when_it_opened_a_buffer() {
+    a_writer_dies_at(Point::BufferOpened);
+}
+
+#[test]
+fn a_writer_may_die_between_two_leaves() {
+    a_writer_dies_at(Point::LeafHalfCopied);
+}
+
+#[test]
+fn a_writer_may_die_before_it_publishes() {
+    a_writer_dies_at(Point::BufferWritten);
+}
+
+#[test]
+fn a_writer_may_die_before_it_wakes_anybody() {
+    a_writer_dies_at(Point::VersionPublished);
+}
+
+#[test]
+fn the_pin_of_a_dead_reader_is_cleared_and_that_of_the_next_holder_of_its_seat_is_not() {
+    explore(2, || {
+        let heap = Heap::new(2, 1);
+        heap.write(ALL, 1, nobody_is_dead);
+        let dead = Owner::new(0, 1);
+        heap.weights().pin(&heap.pins[0].pins[0], dead).unwrap(); // And dies.
+        let next = Owner::new(0, 2);
+        let newcomer = thread::spawn({
+            let heap = heap.clone();
+            move || {
+                let weights = heap.weights();
+                let pin = &heap.pins[0].pins[0];
+                weights.pin(pin, next).unwrap();
+                assert_ne!(pin.load(Ordering::Relaxed), 0, "the pin of a living reader was cleared");
+            }
+        });
+        heap.write(ALL, 2, |owner| owner == dead);
+        heap.write(ALL, 3, |owner| owner == dead);
+        newcomer.join().unwrap();
+    });
+}
