@@ -1,4 +1,4 @@
-"""Trains by `rollway train appo`, undisturbed and with a collector killed every few seconds: does it reach the same return?
+"""Trains by `rollway train appo`, undisturbed and with a collector killed every few seconds: the same return?
 
 `python benches/train_kills.py` runs the command twice on CartPole-v1, until the mean return of 100 episodes is 475. In
 the second run a third party (this script) sends SIGKILL to one of the command's collectors every five seconds. Writes

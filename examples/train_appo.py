@@ -1,4 +1,4 @@
-"""Asynchronous PPO from Python: two collectors step CartPole, this process learns. ``--iterations 150`` balances it."""
+"""Asynchronous PPO from Python: two collectors step CartPole, this process learns. Try ``--iterations 200``."""
 
 import argparse
 import tempfile

@@ -1,4 +1,4 @@
-"""Soft actor-critic from Python: collectors fill a replay buffer, this process learns. ``--steps 10000`` swings it up."""
+"""Soft actor-critic from Python: collectors fill a replay buffer, this process learns. Try ``--steps 10000``."""
 
 import argparse
 import tempfile

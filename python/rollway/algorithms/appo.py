@@ -8,7 +8,8 @@
 ```
 
 A rollout carries the version of the weights that made it. The ring holds a few of them and collectors wait for room, so
-that no rollout is older than the ring is long. `AppoLearner` does the arithmetic.
+that no rollout is older than the ring is long. `AppoLearner` does the arithmetic, `appo_collector` is what
+collectors do.
 """
 
 from __future__ import annotations
@@ -17,57 +18,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
-from rollway.algorithms.appo_learner import AppoLearner, Rollout, make_actor
-from rollway.algorithms.environment import Environment
+from rollway.algorithms.appo_collector import collect, make_ring
+from rollway.algorithms.appo_learner import AppoLearner, Rollout
 from rollway.algorithms.policy import Policy
 from rollway.algorithms.runner import AlgorithmRunner
 from rollway.algorithms.settings import AppoSettings
-from rollway.collector import Collector
-from rollway.rollout_ring_buffer import RolloutRingBuffer
 from rollway.shared_weight_sync import SharedWeightSync
-
-
-def collect(
-    collector: Collector,
-    env: Environment,
-    settings: AppoSettings,
-    device: str,
-    rollouts: RolloutRingBuffer,
-    weights: SharedWeightSync,
-) -> None:
-    """The life of a collector: the newest weights, a rollout, and again. `AppoRunner` starts it in its own process."""
-    torch.set_num_threads(1)
-    actor = make_actor(env, settings).to(device)
-    state = actor.state_dict()
-    env_seed, action_seed = np.random.SeedSequence([settings.seed, collector.index, collector.life]).generate_state(2)
-    generator = torch.Generator(device).manual_seed(int(action_seed))
-    version = 0
-    with env.vector(rollouts.num_envs) as envs, torch.inference_mode():
-        obs = envs.reset(int(env_seed))
-        while not collector.stop.is_set():
-            began = time.monotonic()
-            rollouts.wait_for_slot()
-            waited = time.monotonic() - began
-            if weights.version > version:
-                version = weights.read_weights_into(state)
-            with rollouts.writing(version=version) as rollout:
-                for t in range(rollouts.num_steps):
-                    actions, log_probs = actor.sample(torch.from_numpy(obs).to(device), generator)
-                    rollout["obs"][:, t] = obs
-                    rollout["actions"][:, t] = actions.cpu()
-                    rollout["log_probs"][:, t] = log_probs.cpu()
-                    step = envs.step(rollout["actions"][:, t])
-                    rollout["rewards"][:, t] = step.rewards
-                    rollout["dones"][:, t] = step.terminated | step.truncated
-                    rollout["truncated"][:, t] = step.truncated
-                    rollout["next_obs"][:, t] = step.next_obs
-                    rollout["episode_return"][:, t] = step.episode_return
-                    obs = step.obs
-                rollout["last_obs"][:] = obs
-                rollout["seconds"][:] = waited, time.monotonic() - began
 
 
 class AppoRunner(AlgorithmRunner):
@@ -90,28 +48,14 @@ class AppoRunner(AlgorithmRunner):
         self.learner = AppoLearner(env, s, self.device)
         self.weights = self.own(SharedWeightSync.from_state_dict(self.learner.actor.state_dict()))
         self.version = self.weights.version
-        self.rollouts = self.own(
-            RolloutRingBuffer(
-                num_envs,
-                s.rollout_steps,
-                env.obs_dim,
-                env.action_dim,
-                num_slots=max(s.num_slots or self.num_collectors, 2),
-                on_full="block",
-                peer_timeout_s=None,  # the runner itself sees to dead collectors
-                fields={
-                    "next_obs": ((num_envs, s.rollout_steps, env.obs_dim), np.float32),
-                    "episode_return": ((num_envs, s.rollout_steps), np.float32),
-                    "seconds": ((2,), np.float64),
-                },
-            )
-        )
+        num_slots = max(s.num_slots or self.num_collectors, 2)
+        self.rollouts = self.own(make_ring(env, s, num_envs, num_slots))
 
     def _settings(self, given: Mapping[str, Any]) -> AppoSettings:
         return AppoSettings.of(given)
 
     def _start(self) -> None:
-        self.start_collectors(collect, self.env, self.settings, self.collector_device, self.rollouts, self.weights)
+        self.start_collectors(collect, self.env, self.settings, self.rollouts, self.weights)
 
     @property
     def policy(self) -> Policy:

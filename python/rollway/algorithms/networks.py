@@ -14,7 +14,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-_LOG_STD_MIN, _LOG_STD_MAX = -5.0, 2.0
+from rollway.algorithms.acting import LOG_STD_MAX, LOG_STD_MIN
+
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -118,7 +119,7 @@ class SquashedGaussianActor(nn.Module):
 
     def _mean_and_log_std(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = self.body(obs).chunk(2, -1)
-        return mean, log_std.clamp(_LOG_STD_MIN, _LOG_STD_MAX)
+        return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
 
     def _squash(self, free: Tensor) -> Tensor:
         return self.centre + self.reach * torch.tanh(free)

@@ -35,7 +35,6 @@ class AlgorithmRunner(AsyncRunner):
         env_cfg_overrides: Keyword arguments for `gymnasium.make`.
         rl_cfg: Settings by name.
         device: Where the learner computes. Small networks are fastest on the CPU, which is the default.
-        collector_device: Where collectors choose actions; the CPU when left out.
         num_envs: Environments of all collectors together.
         num_collectors: Processes that collect, with equal shares of the environments.
         restart: What to do when a collector dies. When left out, one that was killed is started again, however often,
@@ -55,7 +54,6 @@ class AlgorithmRunner(AsyncRunner):
         rl_cfg: Mapping[str, Any] | None = None,
         *,
         device: str | None = None,
-        collector_device: str | None = None,
         num_envs: int = 16,
         num_collectors: int = 2,
         restart: RestartPolicy | None = None,
@@ -68,7 +66,7 @@ class AlgorithmRunner(AsyncRunner):
             dict(env_cfg_overrides or {}),
             dict(rl_cfg or {}),
             device=device or "cpu",
-            collector_device=collector_device or "cpu",
+            collector_device="cpu",  # they act in numpy
             sim_backend="gymnasium",
             num_envs=num_envs,
             num_collectors=num_collectors,

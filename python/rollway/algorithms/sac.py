@@ -9,7 +9,8 @@
 
 The ring of reports keeps the pace: the learner takes a report, makes the updates that its steps call for, publishes the
 weights, and takes the next. It has little room and collectors wait for it, so that there is no step without its
-updates and no update without its steps. `SacLearner` does the arithmetic.
+updates and no update without its steps. `SacLearner` does the arithmetic, `sac_collector` is what
+collectors do.
 """
 
 from __future__ import annotations
@@ -18,81 +19,20 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from rollway._core import Sample
-from rollway.algorithms.environment import Environment
 from rollway.algorithms.policy import Policy
 from rollway.algorithms.runner import AlgorithmRunner
-from rollway.algorithms.sac_learner import SacLearner, make_actor
+from rollway.algorithms.sac_collector import Report, blank_report, collect
+from rollway.algorithms.sac_learner import SacLearner
 from rollway.algorithms.settings import SacSettings
-from rollway.collector import Collector
 from rollway.errors import WaitTimeout
 from rollway.replay_buffer import ReplayBuffer
 from rollway.replay_pipelines import ReplayPipeline
 from rollway.server import Server
 from rollway.shared_weight_sync import SharedWeightSync
-from rollway.shm_client import ShmClient
 from rollway.shm_transport import ShmTransport
-
-Report = dict[str, Any]
-
-
-def blank_report(num_envs: int, settings: SacSettings) -> Report:
-    """What a collector says about a chunk: where its time went, and the episodes that ended in it."""
-    shape = (settings.chunk_steps, num_envs)
-    return {
-        "seconds": np.zeros(2, np.float64),
-        "ended": np.zeros(shape, np.bool_),
-        "episode_return": np.zeros(shape, np.float32),
-    }
-
-
-def collect(
-    collector: Collector,
-    env: Environment,
-    settings: SacSettings,
-    device: str,
-    num_envs: int,
-    replay: ReplayBuffer,
-    chunks_name: str,
-    weights: SharedWeightSync,
-) -> None:
-    """The life of a collector: the newest weights, a chunk of transitions, a report, and again."""
-    torch.set_num_threads(1)
-    actor = make_actor(env, settings).to(device)
-    state = actor.state_dict()
-    env_seed, action_seed = np.random.SeedSequence([settings.seed, collector.index, collector.life]).generate_state(2)
-    generator = torch.Generator(device).manual_seed(int(action_seed))
-    random = np.random.default_rng(action_seed)
-    report = blank_report(num_envs, settings)
-    version, waited = 0, 0.0
-    with (
-        ShmClient(chunks_name, report, peer_timeout_s=None) as chunks,
-        env.vector(num_envs) as envs,
-        torch.inference_mode(),
-    ):
-        obs = envs.reset(int(env_seed))
-        while not collector.stop.is_set():
-            began = time.monotonic()
-            if weights.version > version:
-                version = weights.read_weights_into(state)
-            exploring = len(replay) < settings.warmup_steps
-            for t in range(settings.chunk_steps):
-                if exploring:
-                    actions = random.uniform(env.low, env.high, (num_envs, env.action_dim)).astype(np.float32)
-                else:
-                    actions = actor.sample(torch.from_numpy(obs).to(device), generator)[0].cpu().numpy()
-                step = envs.step(actions)
-                ended = step.terminated | step.truncated
-                replay.add(obs, actions, step.rewards, step.next_obs, ended, step.truncated)
-                report["ended"][t], report["episode_return"][t] = ended, step.episode_return
-                obs = step.obs
-            report["seconds"][:] = waited, waited + time.monotonic() - began
-            began = time.monotonic()
-            chunks.send(report, version=version)
-            waited = time.monotonic() - began
 
 
 class Chunks:
@@ -172,7 +112,7 @@ class SacRunner(AlgorithmRunner):
         return SacSettings.of(given)
 
     def _start(self) -> None:
-        arguments = self.env, self.settings, self.collector_device, self.envs_of(0)
+        arguments = self.env, self.settings, self.envs_of(0)
         self.start_collectors(collect, *arguments, self.replay, self.chunks.name, self.weights)
 
     @property
@@ -206,7 +146,7 @@ class SacRunner(AlgorithmRunner):
             pass  # collectors live: they are slow
         self.board.waited(time.monotonic() - began)
         report, version = self.chunks.take()
-        steps = report["ended"].size
+        steps = int(report["ended"].size)
         waited_s, spent_s = report["seconds"].tolist()
         self.board.arrived(
             steps=steps,
