@@ -113,7 +113,10 @@ class AlgorithmRunner(AsyncRunner):
         What a collector raised is raised here, with its traceback.
         """
         self._start()
+        progress: Progress | None = None
         for iteration in self.iterations(max_iterations, save_interval, os.fspath(log_dir)):
+            if progress is not None:
+                yield progress  # of the iteration before: by now it is in the log, and saved if it was due
             with _threads(self.settings.torch_threads):
                 losses = self._iterate()
             progress = self.board.progress(
@@ -126,6 +129,7 @@ class AlgorithmRunner(AsyncRunner):
                 losses=losses,
             )
             self.log(**progress.numbers())
+        if progress is not None:
             yield progress
 
     def _publish(self) -> None:

@@ -56,8 +56,8 @@ class Screen:
         self._out.print(f"collectors: pid {', '.join(map(str, pids))}", style="dim")
 
     def died(self, how: str) -> None:
-        """Says who died, and how. One line: the rest is in the log."""
-        self._out.print(plain(how.splitlines()[0] if how else "a collector died", "bold red"))
+        """Says who died, and how, in one line."""
+        self._out.print(plain(how.splitlines()[0].split(". ")[0], "bold red"), soft_wrap=True)
 
     def progressed(self, now: Progress) -> None:
         """Shows where the run stands, unless it was shown a moment ago."""

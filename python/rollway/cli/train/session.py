@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Mapping
@@ -48,6 +49,7 @@ class Order:
 def train(order: Order) -> int:
     """Runs it, shows it, and gives the exit status."""
     out = console()
+    logging.getLogger("rollway.collectors").addHandler(logging.NullHandler())  # deaths are shown on the screen
     try:
         with _runner(order) as runner:
             return _Session(order, runner, out).run()
