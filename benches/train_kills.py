@@ -75,7 +75,7 @@ def train(log_dir: Path, every_s: float | None, seed: int) -> dict[str, object]:
         "deaths": int(numbers[-1]["deaths"]),
         "restarts": int(numbers[-1]["restarts"]),
         "mean_return_of_last_100": numbers[-1]["mean_return"],
-        "greedy_mean_of_20": float(re.search(r"evaluated +(-?[\d.]+)", said)[1]),
+        "greedy_mean_of_50": float(re.search(r"evaluated +(-?[\d.]+)", said)[1]),
         "env_steps": int(numbers[-1]["env_steps"]),
         "seconds": round(time.monotonic() - began, 1),
         "curve": [[row["env_steps"], row["mean_return"]] for row in numbers if "mean_return" in row][

@@ -36,16 +36,15 @@ def gaussian(weights: Weights, obs: Floats, random: np.random.Generator) -> tupl
     mean, log_std = _body(weights, obs, np.tanh), weights["log_std"]
     noise = random.standard_normal(mean.shape, np.float32)
     log_probs: Floats = (-0.5 * noise**2 - log_std - np.float32(_HALF_LOG_2PI)).sum(-1)
-    return mean + np.exp(log_std) * noise, log_probs
+    return (mean + np.exp(log_std) * noise).astype(np.float32, copy=False), log_probs
 
 
 def squashed(weights: Weights, obs: Floats, random: np.random.Generator, low: Floats, high: Floats) -> Floats:
     """An action for each observation, as `SquashedGaussianActor` would choose it."""
     mean, log_std = np.split(_body(weights, obs, _relu), 2, -1)
     noise = random.standard_normal(mean.shape, np.float32)
-    free = mean + np.exp(np.clip(log_std, LOG_STD_MIN, LOG_STD_MAX)) * noise
-    actions: Floats = (high + low) / 2 + (high - low) / 2 * np.tanh(free)
-    return actions
+    inner = np.tanh(mean + np.exp(np.clip(log_std, LOG_STD_MIN, LOG_STD_MAX)) * noise)
+    return ((high + low) / 2 + (high - low) / 2 * inner).astype(np.float32, copy=False)
 
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0

@@ -33,7 +33,7 @@ class Settings:
 
         >>> AppoSettings.of({"gamma": "0.98", "hidden": "32,32"}).hidden
         (32, 32)
-        >>> AppoSettings.of({"gama": 0.98})
+        >>> AppoSettings.of({"gama": 0.98})  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         rollway.errors.InvalidArgument: AppoSettings has no 'gama'. It has: ...
         """

@@ -26,7 +26,7 @@ from rollway.errors import InvalidArgument, UnusableEnvironment
 
 _WRONG_USAGE, _INTERRUPTED, _NOT_REACHED = 2, 130, 1
 _MOST_MOMENTS = 4_000
-_EVALUATED_EPISODES = 20
+_EVALUATED_EPISODES = 50
 
 
 @dataclass(frozen=True)
