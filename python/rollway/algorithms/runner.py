@@ -59,6 +59,8 @@ class AlgorithmRunner(AsyncRunner):
         restart: RestartPolicy | None = None,
         on_progress: Callable[[Mapping[str, float]], None] | None = None,
     ) -> None:
+        if num_collectors < 1 or num_envs % num_collectors:
+            raise InvalidArgument(f"num_envs = {num_envs} cannot be shared equally by {num_collectors} collectors")
         self.settings = self._settings(rl_cfg or {})
         self.env = Environment.inspect(env_name, env_cfg_overrides)
         super().__init__(
@@ -73,8 +75,6 @@ class AlgorithmRunner(AsyncRunner):
             restart=restart or _AGAIN_AND_AGAIN,
             on_progress=on_progress,
         )
-        if num_envs % num_collectors:
-            raise InvalidArgument(f"num_envs = {num_envs} cannot be shared equally by {num_collectors} collectors")
         self._forgives_exceptions = restart is not None
         self.board = Scoreboard(self.settings.return_window)
 

@@ -76,6 +76,7 @@ class _Session:
         self.order, self.runner, self.out = order, runner, out
         self.goal = runner.env.reward_threshold if order.until_return is None else order.until_return
         self.log_dir = order.log_dir or _fresh_directory(order)
+        self.policy_path = self.log_dir / "policy.pt"
         self.title = f"{order.algorithm.upper()} on {order.env}"
         self.history: list[Progress] = []
         self._told = 0
@@ -96,11 +97,11 @@ class _Session:
                 ended = "Ctrl-C" if isinstance(interrupted, KeyboardInterrupt) else "a signal"
                 status = _INTERRUPTED if isinstance(interrupted, KeyboardInterrupt) else int(interrupted.code or 0)
                 with signals.held_back():
-                    self.runner.close()
+                    self._save()
                     self._conclude(f"stopped by {ended}", evaluated=None)
                 return status
         with signals.held_back():
-            self.runner.close()
+            self._save()
         self._conclude(ended, self.runner.policy.evaluate(_EVALUATED_EPISODES))
         return _NOT_REACHED if self.order.until_return is not None and not self._reached() else 0
 
@@ -128,10 +129,13 @@ class _Session:
         last = self.history[-1]
         return self.goal is not None and last.window_full and last.mean_return >= self.goal
 
-    def _conclude(self, ended: str, evaluated: float | None) -> None:
+    def _save(self) -> None:
+        """Ends the collectors, and keeps what was learnt: before anything else, for it took the longest."""
+        self.runner.close()
         self.log_dir.mkdir(parents=True, exist_ok=True)
-        policy = self.log_dir / "policy.pt"
-        self.runner.save(policy)
+        self.runner.save(self.policy_path)
+
+    def _conclude(self, ended: str, evaluated: float | None) -> None:
         rows = Table.grid(padding=(0, 3))
         rows.add_column(style="dim", no_wrap=True)
         rows.add_column()
@@ -145,7 +149,7 @@ class _Session:
             rate = last.env_steps / last.elapsed_s if last.elapsed_s else 0
             rows.add_row("steps", f"{last.env_steps:,} in {last.elapsed_s:.0f} s, {rate:,.0f}/s")
             rows.add_row("collectors", f"{count(last.deaths, 'death')}, {count(last.restarts, 'restart')}")
-        rows.add_row("policy", plain(str(policy)))
+        rows.add_row("policy", plain(str(self.policy_path)))
         if self.history:
             picture = self.log_dir / "learning_curve.png"
             curve.draw(picture, self.history, self.title, self.goal)
