@@ -95,11 +95,11 @@ $(VENV)/.built: $(VENV)/.tools $(RUST_SOURCES)
 
 $(VENV)/.test: $(VENV)/.built
 	$(INSTALL) --group test --group peers --group lint
-	$(INSTALL) --no-deps skyrl==0.3.0
+	$(INSTALL) --no-deps skyrl==0.3.0 unilab==1.5.2
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.built
 	$(INSTALL) --group bench --group peers
-	$(INSTALL) --no-deps skyrl==0.3.0
+	$(INSTALL) --no-deps skyrl==0.3.0 unilab==1.5.2
 	$(INSTALL) --no-build-isolation faster-fifo==1.5.2
 	touch $@

@@ -26,6 +26,7 @@ from rollway.errors import (
     InvalidArgument,
     LayoutMismatch,
     LearnerUnreachable,
+    MissingExtra,
     NoLaneLeft,
     NoSeatLeft,
     NotAuthorized,
@@ -47,6 +48,7 @@ from rollway.errors import (
     SystemCallFailed,
     TlsFailed,
     TokenRequired,
+    UnusableEnvironment,
     WaitTimeout,
 )
 from rollway.groups import Group, GroupAssembler
@@ -102,6 +104,7 @@ __all__ = [
     "InvalidArgument",
     "LayoutMismatch",
     "LearnerUnreachable",
+    "MissingExtra",
     "NoLaneLeft",
     "NoSeatLeft",
     "NotAuthorized",
@@ -156,6 +159,7 @@ __all__ = [
     "TokenRequired",
     "TrajectoryAccumulator",
     "Transport",
+    "UnusableEnvironment",
     "WaitTimeout",
     "WeightOutlet",
     "ZeroCopySHMBuffer",

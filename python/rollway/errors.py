@@ -26,6 +26,8 @@ RollwayError
 ├── SegmentNotOurs (PermissionError)          it belongs to another user, or others may read it
 ├── SegmentDamaged (ValueError)               what lies there is not, or no longer, a segment
 │   └── LayoutMismatch                        another version of Rollway made it
+├── UnusableEnvironment (ValueError)          no such environment, or one that the algorithm cannot act in
+├── MissingExtra (ImportError)                a package that an optional part needs; says how to install it
 ├── RecordTooLarge (ValueError)               a record that no lane has room for, even an empty one
 ├── NothingPublished (LookupError)            weights were asked for before any were written
 ├── NoSeatLeft                                more peers than the ring was made for
@@ -161,6 +163,14 @@ class SegmentDamaged(RollwayError, ValueError):
 
 class LayoutMismatch(SegmentDamaged):
     """The segment was made by another version of Rollway."""
+
+
+class UnusableEnvironment(RollwayError, ValueError):
+    """There is no such environment, or the algorithm cannot act in it."""
+
+
+class MissingExtra(RollwayError, ImportError):
+    """An optional part of Rollway was used, and a package that it needs is not installed."""
 
 
 class RecordTooLarge(RollwayError, ValueError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,6 +18,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+train = typer.Typer(no_args_is_help=True, help="Train on a Gymnasium environment, and watch it: APPO or SAC.")
+app.add_typer(train, name="train")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
 
@@ -87,3 +92,83 @@ def doctor(json: Json = False) -> None:
     from rollway.cli import checkup
 
     raise typer.Exit(checkup.show(as_json=json))
+
+
+Env = Annotated[str, typer.Option(help="A Gymnasium environment.")]
+Collectors = Annotated[int, typer.Option(min=1, max=256, help="Processes that step environments.")]
+Envs = Annotated[int, typer.Option(min=1, help="Environments of each collector.")]
+Steps = Annotated[int, typer.Option(min=1, help="End after so many environment steps.")]
+Until = Annotated[
+    float | None,
+    typer.Option(help="End when the mean return is this; when left out, what the environment itself counts as solved."),
+]
+Seed = Annotated[int, typer.Option(help="Of the networks, the environments and the actions.")]
+Device = Annotated[str, typer.Option(help="Where the learner computes.")]
+LogDir = Annotated[
+    Path | None, typer.Option(help="For the log, the policy and the learning curve; a new one in logs/ when left out.")
+]
+SaveInterval = Annotated[int, typer.Option(min=1, help="Save the policy every so many iterations.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="A setting of the algorithm, as name=value. Repeatable.")]
+
+
+@train.command()
+def appo(
+    env: Env = "CartPole-v1",
+    collectors: Collectors = 2,
+    envs: Envs = 8,
+    steps: Steps = 500_000,
+    until_return: Until = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    log_dir: LogDir = None,
+    save_interval: SaveInterval = 50,
+    settings: Set = None,
+) -> None:
+    """Asynchronous PPO with V-trace: discrete or continuous actions."""
+    _train("appo", env, collectors, envs, steps, until_return, seed, device, log_dir, save_interval, settings)
+
+
+@train.command()
+def sac(
+    env: Env = "Pendulum-v1",
+    collectors: Collectors = 2,
+    envs: Envs = 2,
+    steps: Steps = 12_000,
+    until_return: Until = None,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    log_dir: LogDir = None,
+    save_interval: SaveInterval = 50,
+    settings: Set = None,
+) -> None:
+    """Soft actor-critic: continuous actions with bounds."""
+    _train("sac", env, collectors, envs, steps, until_return, seed, device, log_dir, save_interval, settings)
+
+
+def _train(
+    algorithm: Literal["appo", "sac"],
+    env: str,
+    collectors: int,
+    envs: int,
+    steps: int,
+    until_return: float | None,
+    seed: int,
+    device: str,
+    log_dir: Path | None,
+    save_interval: int,
+    settings: list[str] | None,
+) -> None:
+    for package in ("torch", "gymnasium", "matplotlib"):  # before minutes of training, not after
+        if find_spec(package) is None:
+            raise rollway.MissingExtra(f"rollway train needs {package}: pip install 'rollway[train]'", name=package)
+    from rollway.cli.train import session
+
+    given = {}
+    for setting in settings or []:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--set takes name=value, not {setting!r}")
+        given[name] = value
+    given.setdefault("seed", str(seed))
+    order = session.Order(algorithm, env, collectors, envs, steps, until_return, device, log_dir, save_interval, given)
+    raise typer.Exit(session.train(order))

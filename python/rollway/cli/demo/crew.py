@@ -17,7 +17,7 @@ from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Any
 
-from rollway.cli.demo import signals
+from rollway.cli import signals
 from rollway.cli.demo.worker import Failure, Job, Report, work
 
 _SPAWN = multiprocessing.get_context("spawn")

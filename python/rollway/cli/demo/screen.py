@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rollway.cli import signals
 from rollway.cli.console import console, count, plain, print_json, size
-from rollway.cli.demo import signals
 from rollway.cli.demo.crew import Death
 from rollway.cli.demo.stages import (
     BATCH_SIZE,

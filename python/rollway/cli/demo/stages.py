@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rollway.cli.demo import signals
+from rollway.cli import signals
 from rollway.cli.demo.crew import Crew, Death
 from rollway.cli.demo.intake import Intake, Learner, QueueIntake, RingIntake
 from rollway.cli.demo.trajectory import SAMPLE_BYTES, Array, Tally, Verdict

@@ -1,4 +1,4 @@
-"""How the demo is interrupted: by Ctrl-C, SIGTERM or SIGHUP, but never in the middle of making or ending something."""
+"""How a command is interrupted: by Ctrl-C, SIGTERM or SIGHUP, but never in the middle of making or ending something."""
 
 from __future__ import annotations
 

@@ -1,0 +1,92 @@
+"""APPO: asynchronous proximal policy optimisation. Collectors act while the learner learns.
+
+```text
+ collector 0 ── steps its environments, writes in place ──▶ RolloutRingBuffer ──▶ learner: V-trace, clipped update
+ collector 1 ── … ───────────────────────────────────────▶                         │
+       ▲                                                                           │
+       └────────────── the newest weights, before each rollout ◀── SharedWeightSync ◀──┘
+```
+
+A rollout carries the version of the weights that made it. The ring holds a few of them and collectors wait for room, so
+that no rollout is older than the ring is long. `AppoLearner` does the arithmetic, `appo_collector` is what
+collectors do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rollway.algorithms.appo_collector import collect, make_ring
+from rollway.algorithms.appo_learner import AppoLearner, Rollout
+from rollway.algorithms.policy import Policy
+from rollway.algorithms.runner import AlgorithmRunner
+from rollway.algorithms.settings import AppoSettings
+from rollway.shared_weight_sync import SharedWeightSync
+
+
+class AppoRunner(AlgorithmRunner):
+    """Trains by APPO: discrete actions or a box. The arguments are those of `AlgorithmRunner`; see `AppoSettings`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as logs:
+    ...     with AppoRunner("CartPole-v1", num_envs=2, num_collectors=1, rl_cfg={"rollout_steps": 8}) as runner:
+    ...         for progress in runner.train(max_iterations=2, log_dir=logs):
+    ...             pass
+    >>> progress.env_steps, progress.version
+    (64, 3)
+    """
+
+    settings: AppoSettings
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        s, env, num_envs = self.settings, self.env, self.envs_of(0)
+        self.learner = AppoLearner(env, s, self.device)
+        self.weights = self.own(SharedWeightSync.from_state_dict(self.learner.actor.state_dict()))
+        self.version = self.weights.version
+        num_slots = max(s.num_slots or self.num_collectors, 2)
+        self.rollouts = self.own(make_ring(env, s, num_envs, num_slots))
+
+    def _settings(self, given: Mapping[str, Any]) -> AppoSettings:
+        return AppoSettings.of(given)
+
+    def _start(self) -> None:
+        self.start_collectors(collect, self.env, self.settings, self.rollouts, self.weights)
+
+    @property
+    def policy(self) -> Policy:
+        """What was learnt so far."""
+        return Policy("appo", self.env, self.settings, self.learner.actor)
+
+    @property
+    def queue_depth(self) -> int:
+        """Whole rollouts that wait for the learner."""
+        return self.rollouts.available()
+
+    def _iterate(self) -> Mapping[str, float]:
+        taken = [self._take() for _ in range(self.settings.rollouts_per_update)]
+        losses = self.learner.update({field: torch.cat([one[field] for one in taken]) for field in taken[0]})
+        self._publish()
+        return losses
+
+    def _take(self) -> Rollout:
+        """The next rollout, as tensors of our own; its numbers go on the board."""
+        began = time.monotonic()
+        while not self.wait_for_data(self.rollouts):
+            pass  # collectors live: they are slow
+        self.board.waited(time.monotonic() - began)
+        rollout: Rollout = self.rollouts.read_torch(self.device)
+        waited_s, spent_s = rollout.pop("seconds").tolist()
+        self.board.arrived(
+            steps=rollout["rewards"].numel(),
+            returns=rollout["episode_return"][rollout["dones"] > 0].tolist(),
+            staleness=self.version - self.rollouts.read_info().version,
+            waited_s=waited_s,
+            spent_s=spent_s,
+        )
+        self.rollouts.advance_read()
+        return rollout

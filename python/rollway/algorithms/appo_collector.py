@@ -1,0 +1,73 @@
+"""The APPO collector: steps its environments by the newest weights and writes rollouts in place. No torch.
+
+`AppoRunner` makes the ring and the weights, and starts `collect` in processes of their own.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from rollway.algorithms import acting
+from rollway.algorithms.environment import Environment
+from rollway.algorithms.settings import AppoSettings
+from rollway.collector import Collector
+from rollway.rollout_ring_buffer import RolloutRingBuffer
+from rollway.shared_weight_sync import SharedWeightSync
+
+
+def make_ring(env: Environment, settings: AppoSettings, num_envs: int, num_slots: int) -> RolloutRingBuffer:
+    """The ring of rollouts, with what `collect` writes beside the usual fields."""
+    steps = settings.rollout_steps
+    return RolloutRingBuffer(
+        num_envs,
+        steps,
+        env.obs_dim,
+        env.action_dim,
+        num_slots=num_slots,
+        on_full="block",
+        peer_timeout_s=None,  # the runner itself sees to dead collectors
+        fields={
+            "next_obs": ((num_envs, steps, env.obs_dim), np.float32),
+            "episode_return": ((num_envs, steps), np.float32),
+            "seconds": ((2,), np.float64),
+        },
+    )
+
+
+def collect(
+    collector: Collector,
+    env: Environment,
+    settings: AppoSettings,
+    rollouts: RolloutRingBuffer,
+    weights: SharedWeightSync,
+) -> None:
+    """The life of a collector: the newest weights, a rollout, and again."""
+    act = acting.categorical if env.kind == "discrete" else acting.gaussian
+    actor = weights.read_weights()
+    env_seed, action_seed = np.random.SeedSequence([settings.seed, collector.index, collector.life]).generate_state(2)
+    random = np.random.default_rng(action_seed)
+    with env.vector(rollouts.num_envs) as envs:
+        obs = envs.reset(int(env_seed))
+        while not collector.stop.is_set():
+            began = time.monotonic()
+            rollouts.wait_for_slot()
+            waited = time.monotonic() - began
+            if weights.version > weights.read_version:
+                weights.read_weights_into(actor)
+            with rollouts.writing(version=weights.read_version) as rollout:
+                for t in range(rollouts.num_steps):
+                    actions, log_probs = act(actor, obs, random)
+                    step = envs.step(actions)
+                    rollout["obs"][:, t] = obs
+                    rollout["actions"][:, t] = actions
+                    rollout["log_probs"][:, t] = log_probs
+                    rollout["rewards"][:, t] = step.rewards
+                    rollout["dones"][:, t] = step.terminated | step.truncated
+                    rollout["truncated"][:, t] = step.truncated
+                    rollout["next_obs"][:, t] = step.next_obs
+                    rollout["episode_return"][:, t] = step.episode_return
+                    obs = step.obs
+                rollout["last_obs"][:] = obs
+                rollout["seconds"][:] = waited, time.monotonic() - began

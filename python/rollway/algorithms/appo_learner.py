@@ -1,0 +1,105 @@
+"""The APPO learner: PPO's clipped update on rollouts that older policies made, corrected by V-trace.
+
+Arithmetic only: no process, no shared memory, no environment. `AppoRunner` feeds it.
+
+A rollout was made by a policy μ that may be a version or two old. V-trace turns it into targets and advantages for
+the learner's own policy π, with importance weights π/μ clipped. The epochs that follow maximise PPO's surrogate of the
+ratio π/μ, clipped too: where π has moved away from μ by as much as the clip allows, stale data pushes no further.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rollway.algorithms.environment import Environment
+from rollway.algorithms.networks import CategoricalActor, Critic, GaussianActor
+from rollway.algorithms.settings import AppoSettings
+from rollway.algorithms.vtrace import vtrace
+
+Rollout = dict[str, Tensor]
+"""``[envs, steps, …]``: obs, actions, log_probs, rewards, dones, truncated, next_obs; ``[envs, obs_dim]``: last_obs."""
+
+
+def make_actor(env: Environment, settings: AppoSettings) -> CategoricalActor | GaussianActor:
+    """The policy network that fits the environment. Learner and collectors both make theirs here."""
+    if env.kind == "discrete":
+        return CategoricalActor(env.obs_dim, env.choices, settings.hidden)
+    return GaussianActor(env.obs_dim, env.action_dim, settings.hidden)
+
+
+class AppoLearner:
+    """An actor, a critic and their optimiser. `update` changes them by one iteration."""
+
+    def __init__(self, env: Environment, settings: AppoSettings, device: str = "cpu") -> None:
+        self.settings = settings
+        self.device = torch.device(device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            self.actor = make_actor(env, settings).to(self.device)
+            self.critic = Critic(env.obs_dim, settings.hidden).to(self.device)
+        self._parameters = [*self.actor.parameters(), *self.critic.parameters()]
+        self._generator = torch.Generator().manual_seed(settings.seed)
+
+    @cached_property
+    def optimiser(self) -> torch.optim.Optimizer:
+        """Made at the first update: torch takes seconds for it, in which collectors can start."""
+        return torch.optim.Adam(self._parameters, self.settings.learning_rate, eps=1e-5, fused=True)
+
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        """One iteration on a rollout. Gives its losses."""
+        s = self.settings
+        obs = rollout["obs"].flatten(0, 1)
+        actions = rollout["actions"].flatten(0, 1)
+        made_with = rollout["log_probs"].flatten()
+        targets, advantages, clipped = self._correct(rollout)
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        sums = torch.zeros(3)
+        for _ in range(s.epochs):
+            order = torch.randperm(len(obs), generator=self._generator).to(self.device)
+            for rows in order.chunk(s.minibatches):
+                log_probs, entropy = self.actor.judge(obs[rows], actions[rows])
+                ratio = (log_probs - made_with[rows]).exp()
+                bounded = ratio.clamp(1 - s.ratio_clip, 1 + s.ratio_clip)
+                policy_loss = -torch.min(ratio * advantages[rows], bounded * advantages[rows]).mean()
+                value_loss = functional.mse_loss(self.critic(obs[rows]), targets[rows])
+                loss = policy_loss + s.value_weight * value_loss - s.entropy_weight * entropy.mean()
+                self.optimiser.zero_grad()
+                torch.autograd.backward(loss)
+                torch.nn.utils.clip_grad_norm_(self._parameters, s.gradient_clip)
+                self.optimiser.step()
+                sums += torch.stack([policy_loss, value_loss, entropy.mean()]).detach().cpu()
+        policy, value, entropy_mean = (sums / (s.epochs * s.minibatches)).tolist()
+        return {"policy_loss": policy, "value_loss": value, "entropy": entropy_mean, "clipped_importance": clipped}
+
+    @torch.no_grad()
+    def _correct(self, rollout: Rollout) -> tuple[Tensor, Tensor, float]:
+        """The targets and the advantages, flat; and the share of steps whose importance weight was clipped."""
+        s = self.settings
+        envs, steps = rollout["rewards"].shape
+        log_probs, _ = self.actor.judge(rollout["obs"].flatten(0, 1), rollout["actions"].flatten(0, 1))
+        log_rhos = log_probs.view(envs, steps) - rollout["log_probs"]
+        states = torch.cat([rollout["obs"], rollout["last_obs"].unsqueeze(1)], 1)
+        values = self.critic(states.flatten(0, 1)).view(envs, steps + 1)
+        next_values = values[:, 1:].clone()
+        truncated = rollout["truncated"] > 0
+        if truncated.any():  # the value of where the episode was cut, not of where the next one starts
+            next_values[truncated] = self.critic(rollout["next_obs"][truncated])
+        ended = rollout["dones"]
+        targets, advantages = vtrace(
+            log_rhos=log_rhos,
+            rewards=rollout["rewards"],
+            values=values[:, :-1],
+            next_values=next_values,
+            terminated=ended * (1 - rollout["truncated"]),
+            ended=ended,
+            gamma=s.gamma,
+            lam=s.lam,
+            rho_clip=s.rho_clip,
+            c_clip=s.c_clip,
+        )
+        clipped = float((log_rhos.exp() > s.rho_clip).float().mean())
+        return targets.flatten(), advantages.flatten(), clipped

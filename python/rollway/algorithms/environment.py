@@ -1,0 +1,153 @@
+"""Environment: what the algorithms must know of a Gymnasium environment, and how they make a vector of them.
+
+Vectors reset in the *same step* (`AutoresetMode.SAME_STEP`): the step that ends an episode returns the first
+observation of the next one, and the last of the old one is in ``info["final_obs"]``. So every step is a transition, and
+there is no step whose action is ignored. Observations are flattened to ``[n, obs_dim]`` float32. No learning here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete, Space
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from numpy.typing import NDArray
+
+from rollway.errors import UnusableEnvironment
+
+Floats = NDArray[np.float32]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What one kind of environment takes and gives.
+
+    >>> cart = Environment.inspect("CartPole-v1")
+    >>> cart.obs_dim, cart.kind, cart.choices, cart.reward_threshold
+    (4, 'discrete', 2, 475.0)
+    """
+
+    name: str
+    overrides: Mapping[str, Any]
+    obs_dim: int
+    kind: Literal["discrete", "box"]
+    choices: int
+    """How many actions there are; 0 for a box."""
+    first_choice: int
+    low: Floats
+    high: Floats
+    action_shape: tuple[int, ...]
+    reward_threshold: float | None
+    """The return at which the environment itself counts as solved, if it says so."""
+
+    @property
+    def action_dim(self) -> int:
+        """Numbers per action, as the networks see it: one index, or the flattened box."""
+        return 1 if self.kind == "discrete" else len(self.low)
+
+    @classmethod
+    def inspect(cls, name: str, overrides: Mapping[str, Any] | None = None) -> Environment:
+        """Makes one, looks at its spaces, closes it. `UnusableEnvironment` when no algorithm here can use it."""
+        overrides = dict(overrides or {})
+        try:
+            env = gymnasium.make(name, **overrides)
+        except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise UnusableEnvironment(f"cannot make the environment {name!r}: {reason}") from error
+        try:
+            return cls._of(name, overrides, env)
+        finally:
+            env.close()
+
+    @classmethod
+    def _of(cls, name: str, overrides: Mapping[str, Any], env: gymnasium.Env[Any, Any]) -> Environment:
+        seen, done = env.observation_space, env.action_space
+        if not isinstance(seen, Box):
+            raise UnusableEnvironment(
+                f"{name!r} has observations of {_kind(seen)}: the algorithms take Box. "
+                "Wrap it, for instance in gymnasium.wrappers.FlattenObservation."
+            )
+        none = np.zeros(0, np.float32)
+        threshold = env.spec.reward_threshold if env.spec else None
+        obs_dim = int(np.prod(seen.shape))
+        if isinstance(done, Discrete):
+            return cls(name, overrides, obs_dim, "discrete", int(done.n), int(done.start), none, none, (), threshold)
+        if isinstance(done, Box) and np.issubdtype(done.dtype, np.floating):
+            low, high = (np.asarray(bound, np.float32).reshape(-1) for bound in (done.low, done.high))
+            return cls(name, overrides, obs_dim, "box", 0, 0, low, high, done.shape, threshold)
+        raise UnusableEnvironment(f"{name!r} has actions of {_kind(done)}: the algorithms take Discrete and float Box.")
+
+    def vector(self, num_envs: int) -> EnvironmentVector:
+        """So many of them, stepped together in this process."""
+        return EnvironmentVector(self, num_envs)
+
+
+class Step(NamedTuple):
+    """What a step of a vector gave, one row per environment."""
+
+    obs: Floats
+    """What the policy sees next: after the end of an episode, the first observation of the next."""
+    next_obs: Floats
+    """What the step itself led to: at the end of an episode, its final observation."""
+    rewards: Floats
+    terminated: Flags
+    truncated: Flags
+    """Cut short. A step that terminated as well counts as terminated, not as truncated."""
+    episode_return: Floats
+    """The sum of the rewards of the episode up to and including this step."""
+
+
+class EnvironmentVector:
+    """Several environments of one kind, in one process. A context manager; belongs to one collector."""
+
+    def __init__(self, kind: Environment, num_envs: int) -> None:
+        self.kind = kind
+        self._envs = SyncVectorEnv(
+            [lambda: gymnasium.make(kind.name, **kind.overrides)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP
+        )
+        self._return = np.zeros(num_envs, np.float32)
+
+    def __enter__(self) -> EnvironmentVector:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._envs.close()
+
+    def reset(self, seed: int) -> Floats:
+        """Starts every environment anew, each from a seed of its own, and gives the first observations."""
+        seeds = np.random.SeedSequence(seed).generate_state(self._envs.num_envs)
+        obs, _ = self._envs.reset(seed=[int(one) for one in seeds])
+        self._return[:] = 0
+        return self._flat(obs)
+
+    def step(self, actions: Floats) -> Step:
+        """One step everywhere. Actions as the networks give them: ``[n, action_dim]`` float32, boxes clipped here."""
+        after, rewards, terminated, truncated, info = self._envs.step(self._native(actions))
+        obs = self._flat(after)
+        ended = terminated | truncated
+        next_obs = obs
+        if ended.any():
+            next_obs = obs.copy()
+            for row in np.flatnonzero(ended):
+                next_obs[row] = np.asarray(info["final_obs"][row], np.float32).reshape(-1)
+        returns = self._return + rewards.astype(np.float32)
+        self._return = np.where(ended, np.float32(0), returns)
+        return Step(obs, next_obs, rewards.astype(np.float32), terminated, truncated & ~terminated, returns)
+
+    def _native(self, actions: Floats) -> NDArray[Any]:
+        if self.kind.kind == "discrete":
+            return actions[:, 0].astype(np.int64) + self.kind.first_choice
+        return np.clip(actions, self.kind.low, self.kind.high).reshape(-1, *self.kind.action_shape)
+
+    def _flat(self, obs: Any) -> Floats:
+        return np.asarray(obs, np.float32).reshape(len(obs), -1)
+
+
+def _kind(space: Space[Any]) -> str:
+    return f"{type(space).__name__}{f' of {space.dtype}' if isinstance(space, Box) else ''}"

@@ -1,0 +1,155 @@
+"""Progress: how a run is doing, in plain numbers; and the scoreboard on which a learner keeps count.
+
+A learner notes what arrives and how long it waited; `Scoreboard.progress` sums it up. Prints nothing and stores
+nothing: command lines show it, logs keep it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import NamedTuple
+
+_RECENT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One moment of a run. Rates, shares and the staleness are those of the last ten seconds or so."""
+
+    iteration: int
+    elapsed_s: float
+    env_steps: int
+    """Steps of all environments that the learner has received."""
+    episodes: int
+    mean_return: float
+    """Of the last `return_window` episodes that ended, or of as many as there were; NaN before the first."""
+    averaged: int
+    """How many episodes that mean is of."""
+    window_full: bool
+    """Whether these are as many as it should be of."""
+    steps_per_s: float
+    version: int
+    """The number of the weights that were published last."""
+    staleness: float
+    """How many versions old the weights were that made what arrived, on average."""
+    queue_depth: int
+    """What waits for the learner: rollouts, or chunks of transitions."""
+    learner_waiting: float
+    """The share of its time that the learner waited for data."""
+    collectors_waiting: float
+    """The share of their time that collectors waited for room."""
+    collectors: int
+    """Collectors that live."""
+    deaths: int
+    restarts: int
+    losses: Mapping[str, float]
+
+    def numbers(self) -> dict[str, float]:
+        """All of it as one flat mapping, for logs; without what is not known yet.
+
+        >>> numbers = Scoreboard(100).progress(0, version=7, queue_depth=0).numbers()
+        >>> numbers["version"], "mean_return" in numbers
+        (7.0, False)
+        """
+        flat = {key: float(value) for key, value in vars(self).items() if key != "losses"} | dict(self.losses)
+        return {key: value for key, value in flat.items() if not math.isnan(value)}
+
+
+class _Mark(NamedTuple):
+    at_s: float
+    steps: int
+    arrivals: int
+    staleness: int
+    learner_waited_s: float
+    collectors_waited_s: float
+    collectors_spent_s: float
+
+
+class Scoreboard:
+    """Counts what arrives at a learner.
+
+    Args:
+        return_window: The mean return is that of so many episodes.
+        clock: Seconds that only grow.
+
+    >>> board = Scoreboard(return_window=2)
+    >>> board.arrived(steps=64, returns=[10.0, 20.0, 30.0], staleness=1, waited_s=0.0, spent_s=0.5)
+    >>> now = board.progress(1, version=2, queue_depth=0)
+    >>> now.env_steps, now.episodes, now.mean_return, now.window_full
+    (64, 3, 25.0, True)
+    """
+
+    def __init__(self, return_window: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._returns: deque[float] = deque(maxlen=return_window)
+        self._episodes = 0
+        self._total = _Mark(clock(), 0, 0, 0, 0.0, 0.0, 0.0)
+        self._began_s = self._total.at_s
+        self._recent: deque[_Mark] = deque([self._total])
+
+    def arrived(self, *, steps: int, returns: Iterable[float], staleness: int, waited_s: float, spent_s: float) -> None:
+        """Notes what came from a collector: its steps, the episodes that ended in them, and where its time went."""
+        for one in returns:
+            self._returns.append(float(one))
+            self._episodes += 1
+        total = self._total
+        self._total = total._replace(
+            steps=total.steps + steps,
+            arrivals=total.arrivals + 1,
+            staleness=total.staleness + staleness,
+            collectors_waited_s=total.collectors_waited_s + waited_s,
+            collectors_spent_s=total.collectors_spent_s + spent_s,
+        )
+
+    def waited(self, seconds: float) -> None:
+        """Notes that the learner waited for data."""
+        self._total = self._total._replace(learner_waited_s=self._total.learner_waited_s + seconds)
+
+    def progress(
+        self,
+        iteration: int,
+        *,
+        version: int,
+        queue_depth: int,
+        collectors: int = 0,
+        deaths: int = 0,
+        restarts: int = 0,
+        losses: Mapping[str, float] | None = None,
+    ) -> Progress:
+        """Where the run stands."""
+        now = self._total = self._total._replace(at_s=self._clock())
+        self._recent.append(now)
+        while len(self._recent) > 2 and self._recent[0].at_s < now.at_s - _RECENT_S:
+            self._recent.popleft()
+        since = self._recent[0]
+        took_s = now.at_s - since.at_s
+        return Progress(
+            iteration=iteration,
+            elapsed_s=now.at_s - self._began_s,
+            env_steps=now.steps,
+            episodes=self._episodes,
+            mean_return=fmean(self._returns) if self._returns else math.nan,
+            averaged=len(self._returns),
+            window_full=len(self._returns) == self._returns.maxlen,
+            steps_per_s=_share(now.steps - since.steps, took_s),
+            version=version,
+            staleness=_share(now.staleness - since.staleness, now.arrivals - since.arrivals),
+            queue_depth=queue_depth,
+            learner_waiting=_share(now.learner_waited_s - since.learner_waited_s, took_s),
+            collectors_waiting=_share(
+                now.collectors_waited_s - since.collectors_waited_s, now.collectors_spent_s - since.collectors_spent_s
+            ),
+            collectors=collectors,
+            deaths=deaths,
+            restarts=restarts,
+            losses=dict(losses or {}),
+        )
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

@@ -1,0 +1,69 @@
+"""The SAC collector: steps its environments by the newest weights and adds transitions to the replay buffer. No torch.
+
+`SacRunner` makes the buffer, the ring of reports and the weights, and starts `collect` in processes of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from rollway.algorithms import acting
+from rollway.algorithms.environment import Environment
+from rollway.algorithms.settings import SacSettings
+from rollway.collector import Collector
+from rollway.replay_buffer import ReplayBuffer
+from rollway.shared_weight_sync import SharedWeightSync
+from rollway.shm_client import ShmClient
+
+Report = dict[str, np.ndarray[Any, Any]]
+
+
+def blank_report(num_envs: int, settings: SacSettings) -> Report:
+    """What a collector says about a chunk: where its time went, and the episodes that ended in it."""
+    shape = (settings.chunk_steps, num_envs)
+    return {
+        "seconds": np.zeros(2, np.float64),
+        "ended": np.zeros(shape, np.bool_),
+        "episode_return": np.zeros(shape, np.float32),
+    }
+
+
+def collect(
+    collector: Collector,
+    env: Environment,
+    settings: SacSettings,
+    num_envs: int,
+    replay: ReplayBuffer,
+    chunks_name: str,
+    weights: SharedWeightSync,
+) -> None:
+    """The life of a collector: the newest weights, a chunk of transitions, a report, and again."""
+    actor = weights.read_weights()
+    env_seed, action_seed = np.random.SeedSequence([settings.seed, collector.index, collector.life]).generate_state(2)
+    random = np.random.default_rng(action_seed)
+    report = blank_report(num_envs, settings)
+    waited = 0.0
+    with ShmClient(chunks_name, report, peer_timeout_s=None) as chunks, env.vector(num_envs) as envs:
+        obs = envs.reset(int(env_seed))
+        while not collector.stop.is_set():
+            began = time.monotonic()
+            if weights.version > weights.read_version:
+                weights.read_weights_into(actor)
+            exploring = len(replay) < settings.warmup_steps
+            for t in range(settings.chunk_steps):
+                if exploring:
+                    actions = random.uniform(env.low, env.high, (num_envs, env.action_dim)).astype(np.float32)
+                else:
+                    actions = acting.squashed(actor, obs, random, env.low, env.high)
+                step = envs.step(actions)
+                ended = step.terminated | step.truncated
+                replay.add(obs, actions, step.rewards, step.next_obs, ended, step.truncated)
+                report["ended"][t], report["episode_return"][t] = ended, step.episode_return
+                obs = step.obs
+            report["seconds"][:] = waited, waited + time.monotonic() - began
+            began = time.monotonic()
+            chunks.send(report, version=weights.read_version)
+            waited = time.monotonic() - began

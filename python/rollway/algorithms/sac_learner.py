@@ -1,0 +1,119 @@
+"""The SAC learner: soft actor-critic on batches of transitions, with an entropy that tunes itself.
+
+Arithmetic only: no process, no replay buffer, no environment. `SacRunner` feeds it. After Haarnoja et al. 2018: twin
+critics, slow target critics, a squashed Gaussian actor, and a temperature α that holds the entropy near its target.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rollway.algorithms.environment import Environment
+from rollway.algorithms.networks import SquashedGaussianActor, TwinCritic
+from rollway.algorithms.settings import SacSettings
+from rollway.errors import UnusableEnvironment
+
+
+def make_actor(env: Environment, settings: SacSettings) -> SquashedGaussianActor:
+    """The policy network that fits the environment. Learner and collectors both make theirs here."""
+    low, high = torch.as_tensor(env.low), torch.as_tensor(env.high)
+    if env.kind != "box":
+        raise UnusableEnvironment(f"{env.name!r} has discrete actions: SAC takes Box. Use `appo` for it.")
+    if not (torch.isfinite(low).all() and torch.isfinite(high).all()):
+        raise UnusableEnvironment(
+            f"{env.name!r} has actions without bounds: SAC needs a bounded Box. Use `appo` for it."
+        )
+    return SquashedGaussianActor(env.obs_dim, low, high, settings.hidden)
+
+
+class Optimisers(NamedTuple):
+    """One for each thing that is learnt."""
+
+    actor: torch.optim.Optimizer
+    critic: torch.optim.Optimizer
+    alpha: torch.optim.Optimizer
+
+
+class SacLearner:
+    """An actor, twin critics with their slow copies, a temperature, and their optimisers."""
+
+    def __init__(self, env: Environment, settings: SacSettings, device: str = "cpu") -> None:
+        self.settings = settings
+        self.device = torch.device(device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            self.actor = make_actor(env, settings).to(self.device)
+            self.critic = TwinCritic(env.obs_dim, env.action_dim, settings.hidden).to(self.device)
+        self.slow_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        self.log_alpha = torch.zeros((), device=self.device, requires_grad=True)
+        self.target_entropy = float(-env.action_dim) if settings.target_entropy is None else settings.target_entropy
+        self._generator = torch.Generator(self.device).manual_seed(settings.seed)
+
+    @property
+    def alpha(self) -> float:
+        """The temperature: how much one nat of entropy is worth."""
+        return math.exp(float(self.log_alpha.detach()))
+
+    @cached_property
+    def optimisers(self) -> Optimisers:
+        """Made at the first update: torch takes seconds for them, in which collectors can start."""
+        rate = self.settings.learning_rate
+        return Optimisers(
+            actor=torch.optim.Adam(self.actor.parameters(), rate, fused=True),
+            critic=torch.optim.Adam(self.critic.parameters(), rate, fused=True),
+            alpha=torch.optim.Adam([self.log_alpha], rate, fused=True),
+        )
+
+    def update(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """One step on a batch: obs, actions, rewards, next_obs, dones, truncated. Gives the losses, as tensors."""
+        obs, actions = batch["obs"], batch["actions"]
+        alpha = self.log_alpha.detach().exp()
+
+        opinions = self.critic(obs, actions)
+        critic_loss = functional.mse_loss(opinions, self.targets(batch).expand_as(opinions)) * 2
+        self.optimisers.critic.zero_grad()
+        torch.autograd.backward(critic_loss)
+        self.optimisers.critic.step()
+
+        proposed, log_probs = self.actor.sample(obs, self._generator)
+        self.critic.requires_grad_(False)
+        actor_loss = (alpha * log_probs - self.critic(obs, proposed).amin(0)).mean()
+        self.optimisers.actor.zero_grad()
+        torch.autograd.backward(actor_loss)
+        self.optimisers.actor.step()
+        self.critic.requires_grad_(True)
+
+        surplus = -log_probs.detach().mean() - self.target_entropy
+        alpha_loss = self.log_alpha * surplus
+        self.optimisers.alpha.zero_grad()
+        torch.autograd.backward(alpha_loss)
+        self.optimisers.alpha.step()
+
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.slow_critic.parameters()), list(self.critic.parameters()), self.settings.tau)
+        return {
+            "critic_loss": critic_loss.detach(),
+            "actor_loss": actor_loss.detach(),
+            "entropy": -log_probs.mean().detach(),
+        }
+
+    @torch.no_grad()
+    def targets(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """What the critics should say: the reward, and what follows unless the episode terminated.
+
+        A truncated episode would have gone on: what follows it counts.
+        """
+        terminated = batch["dones"] * (1 - batch["truncated"])
+        next_obs = batch["next_obs"]
+        next_actions, log_probs = self.actor.sample(next_obs, self._generator)
+        following = self.slow_critic(next_obs, next_actions).amin(0) - self.log_alpha.exp() * log_probs
+        targets: Tensor = batch["rewards"] + self.settings.gamma * (1 - terminated) * following
+        return targets

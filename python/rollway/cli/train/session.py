@@ -1,0 +1,162 @@
+"""Session: one run of `rollway train`. Builds the runner, drives it, decides when it is over, saves what was learnt.
+
+`train` is what the command calls; `Screen` shows, `curve` draws.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from rollway.algorithms import AppoRunner, Progress, SacRunner
+from rollway.algorithms.runner import AlgorithmRunner
+from rollway.cli import signals
+from rollway.cli.console import console, count, plain
+from rollway.cli.train import curve
+from rollway.cli.train.screen import Screen
+from rollway.errors import InvalidArgument, UnusableEnvironment
+
+_WRONG_USAGE, _INTERRUPTED, _NOT_REACHED = 2, 130, 1
+_MOST_MOMENTS = 4_000
+_EVALUATED_EPISODES = 50
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the command line asks for."""
+
+    algorithm: Literal["appo", "sac"]
+    env: str
+    collectors: int
+    envs: int
+    """Of each collector."""
+    steps: int
+    until_return: float | None
+    device: str
+    log_dir: Path | None
+    save_interval: int
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def train(order: Order) -> int:
+    """Runs it, shows it, and gives the exit status."""
+    out = console()
+    logging.getLogger("rollway.collectors").addHandler(logging.NullHandler())  # deaths are shown on the screen
+    try:
+        with _runner(order) as runner:
+            return _Session(order, runner, out).run()
+    except (UnusableEnvironment, InvalidArgument) as error:
+        console(stderr=True).print(plain(f"rollway train: {error}", "red"), soft_wrap=True)
+        return _WRONG_USAGE
+
+
+def _runner(order: Order) -> AlgorithmRunner:
+    kind = AppoRunner if order.algorithm == "appo" else SacRunner
+    return kind(
+        order.env,
+        rl_cfg=dict(order.settings),
+        device=order.device,
+        num_envs=order.envs * order.collectors,
+        num_collectors=order.collectors,
+    )
+
+
+class _Session:
+    """A run under way."""
+
+    def __init__(self, order: Order, runner: AlgorithmRunner, out: Console) -> None:
+        self.order, self.runner, self.out = order, runner, out
+        self.goal = runner.env.reward_threshold if order.until_return is None else order.until_return
+        self.log_dir = order.log_dir or _fresh_directory(order)
+        self.policy_path = self.log_dir / "policy.pt"
+        self.title = f"{order.algorithm.upper()} on {order.env}"
+        self.history: list[Progress] = []
+        self._told = 0
+
+    def run(self) -> int:
+        """Trains until the steps are done, the return is reached, or somebody interrupts; then saves and sums up."""
+        heading = (
+            f"{self.title}: {count(self.order.collectors, 'collector')} x {count(self.order.envs, 'environment')}, "
+            f"{self.order.steps:,} steps" + ("" if self.goal is None else f" or a mean return of {self.goal:g}")
+        )
+        unit = "rollout" if self.order.algorithm == "appo" else "chunk"
+        ended = ""
+        with signals.leaving_in_order():
+            try:
+                with Screen(self.out, heading, self.order.steps, self.goal, unit) as screen:
+                    ended = self._drive(screen)
+            except (KeyboardInterrupt, SystemExit) as interrupted:
+                ended = "Ctrl-C" if isinstance(interrupted, KeyboardInterrupt) else "a signal"
+                status = _INTERRUPTED if isinstance(interrupted, KeyboardInterrupt) else int(interrupted.code or 0)
+                with signals.held_back():
+                    self._save()
+                    self._conclude(f"stopped by {ended}", evaluated=None)
+                return status
+        with signals.held_back():
+            self._save()
+        self._conclude(ended, self.runner.policy.evaluate(_EVALUATED_EPISODES))
+        return _NOT_REACHED if self.order.until_return is not None and not self._reached() else 0
+
+    def _drive(self, screen: Screen) -> str:
+        for progress in self.runner.train(save_interval=self.order.save_interval, log_dir=self.log_dir):
+            self._note(progress)
+            if len(self.history) == 1:
+                screen.started(sorted(self.runner.supervisor.pids().values()))
+            for death in self.runner.supervisor.deaths[self._told :]:
+                screen.died(str(death))
+            self._told = len(self.runner.supervisor.deaths)
+            screen.progressed(progress)
+            if self._reached():
+                return f"the mean return reached {self.goal:g}"
+            if progress.env_steps >= self.order.steps:
+                return "the steps are done"
+        raise AssertionError("train() goes on until it is told otherwise")
+
+    def _note(self, progress: Progress) -> None:
+        self.history.append(progress)
+        if len(self.history) > _MOST_MOMENTS:
+            del self.history[1:-1:2]  # a coarser past: the picture has no room for more
+
+    def _reached(self) -> bool:
+        last = self.history[-1]
+        return self.goal is not None and last.window_full and last.mean_return >= self.goal
+
+    def _save(self) -> None:
+        """Ends the collectors, and keeps what was learnt: before anything else, for it took the longest."""
+        self.runner.close()
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        self.runner.save(self.policy_path)
+
+    def _conclude(self, ended: str, evaluated: float | None) -> None:
+        rows = Table.grid(padding=(0, 3))
+        rows.add_column(style="dim", no_wrap=True)
+        rows.add_column()
+        rows.add_row("ended", plain(ended))
+        if self.history:
+            last = self.history[-1]
+            rows.add_row("return", f"{last.mean_return:.1f}, mean of the last {count(last.averaged, 'episode')}")
+        if evaluated is not None:
+            rows.add_row("evaluated", f"{evaluated:.1f}, mean of {_EVALUATED_EPISODES} other episodes, played greedily")
+        if self.history:
+            rate = last.env_steps / last.elapsed_s if last.elapsed_s else 0
+            rows.add_row("steps", f"{last.env_steps:,} in {last.elapsed_s:.0f} s, {rate:,.0f}/s")
+            rows.add_row("collectors", f"{count(last.deaths, 'death')}, {count(last.restarts, 'restart')}")
+        rows.add_row("policy", plain(str(self.policy_path)))
+        if self.history:
+            picture = self.log_dir / "learning_curve.png"
+            curve.draw(picture, self.history, self.title, self.goal)
+            rows.add_row("curve", plain(str(picture)))
+        self.out.print(rows)
+
+
+def _fresh_directory(order: Order) -> Path:
+    name = re.sub(r"[^\w.-]+", "_", order.env)
+    return Path("logs") / f"{order.algorithm}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -1,0 +1,33 @@
+"""A tiny environment for training tests: say back the number that you see. Also one that fails in the middle."""
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+
+
+class Reach(gymnasium.Env):
+    """The best return is 0; random actions earn about -16/3 in the eight steps of an episode."""
+
+    observation_space = Box(-1, 1, (1,))
+    action_space = Box(-1, 1, (1,))
+
+    def __init__(self, fails_at=None):
+        self.steps, self.fails_at = 0, fails_at
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.seen(), {}
+
+    def seen(self):
+        self.goal = self.np_random.uniform(-1, 1, 1).astype(np.float32)
+        return self.goal
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == self.fails_at:
+            raise RuntimeError("the simulator has lost its arm")
+        reward = -float((action - self.goal)[0] ** 2)
+        return self.seen(), reward, False, False, {}
+
+
+gymnasium.register("Reach-v0", Reach, max_episode_steps=8)

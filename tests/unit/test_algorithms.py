@@ -1,0 +1,31 @@
+"""The package of algorithms: what it offers, and what it says when something is missing or makes no sense."""
+
+import importlib.util
+
+import pytest
+
+import rollway
+import rollway.algorithms
+
+
+@pytest.mark.parametrize("name", rollway.algorithms.__all__)
+def test_every_name_is_there_and_documented(name):
+    assert getattr(rollway.algorithms, name).__doc__
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="DqnRunner"):
+        _ = rollway.algorithms.DqnRunner
+
+
+@pytest.mark.parametrize("package", ["torch", "gymnasium"])
+def test_a_missing_package_is_an_error_with_the_command_that_helps(package, monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr("rollway.algorithms.find_spec", lambda name: None if name == package else real(name))
+    with pytest.raises(rollway.MissingExtra, match=rf"needs {package}: pip install 'rollway\[train\]'"):
+        _ = rollway.algorithms.AppoRunner
+
+
+def test_environments_must_be_shared_equally():
+    with pytest.raises(rollway.InvalidArgument, match="3 collectors"):
+        rollway.algorithms.AppoRunner("CartPole-v1", num_envs=16, num_collectors=3)

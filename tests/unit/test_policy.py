@@ -1,0 +1,59 @@
+"""What was learnt, as a file: it comes back the same, whole, and without running anything."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import rollway
+from rollway.algorithms import appo_learner, sac_learner
+from rollway.algorithms.environment import Environment
+from rollway.algorithms.policy import Policy
+from rollway.algorithms.settings import AppoSettings, SacSettings
+
+CART, PENDULUM = "CartPole-v1", "Pendulum-v1"
+
+
+def made(algorithm, env_name):
+    env = Environment.inspect(env_name)
+    if algorithm == "appo":
+        return Policy("appo", env, AppoSettings(hidden=(8,)), appo_learner.make_actor(env, AppoSettings(hidden=(8,))))
+    return Policy("sac", env, SacSettings(hidden=(8,)), sac_learner.make_actor(env, SacSettings(hidden=(8,))))
+
+
+@pytest.mark.parametrize("algorithm, env", [("appo", CART), ("appo", PENDULUM), ("sac", PENDULUM)])
+def test_a_saved_policy_acts_as_before(tmp_path, algorithm, env):
+    policy = made(algorithm, env)
+    policy.save(tmp_path / "policy.pt", {"env_steps": 5})
+    again = Policy.load(tmp_path / "policy.pt")
+    obs = np.random.default_rng(0).normal(size=(20, policy.env.obs_dim)).astype(np.float32)
+    np.testing.assert_array_equal(again.act(obs), policy.act(obs))
+    assert again.settings == policy.settings
+    assert [file.name for file in tmp_path.iterdir()] == ["policy.pt"]
+
+
+def test_a_file_that_is_no_policy_is_refused(tmp_path):
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "other.pt")
+    with pytest.raises(rollway.InvalidArgument, match="not a policy"):
+        Policy.load(tmp_path / "other.pt")
+
+
+def test_a_failed_save_leaves_the_last_one(tmp_path):
+    policy = made("appo", CART)
+    policy.save(tmp_path / "policy.pt")
+    before = (tmp_path / "policy.pt").read_bytes()
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        policy.save(tmp_path / "policy.pt", {"cannot": lambda: None})
+    assert (tmp_path / "policy.pt").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_evaluation_counts_the_first_episode_of_each_start():
+    policy = made("appo", CART)
+    for parameter in policy.actor.parameters():
+        parameter.data.zero_()  # pushes the cart to the left until the pole falls
+    value = policy.evaluate(episodes=5, seed=3)
+    assert value == policy.evaluate(episodes=5, seed=3)
+    assert 8 <= value <= 11
+    assert policy.evaluate(episodes=3, max_steps=2) == 2.0
