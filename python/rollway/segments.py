@@ -18,8 +18,9 @@ class SegmentInfo:
     used_bytes: int
     """What it takes up now."""
     kind: str
-    """What it holds: ``ring``, ``records``, ``weights``, ``table``, ``vector env`` or ``block``; ``unknown`` when it cannot
-    be read.
+    """What it holds: ``ring``, ``records``, ``weights``, ``table``, ``vector env`` or ``block``.
+
+    ``unknown`` when it cannot be read.
     """
     alive: int
     """Handles attached, by the kernel's own record."""
