@@ -1,13 +1,15 @@
 """ReplayBuffer under death: adders killed in the middle of an add, or stopped while the others lap them."""
 
+import itertools
 import os
 import random
 import signal
 
 import numpy as np
+import pytest
 
 from conftest import Ledger, until
-from rollway import ReplayBuffer
+from rollway import ReplayBuffer, RowsOverrun
 
 WIDTH = 200
 
@@ -39,6 +41,20 @@ def check(batch):
     rewards = batch["rewards"]
     assert (batch["obs"] == rewards[:, None]).all() and (batch["next_obs"] == rewards[:, None]).all(), "a torn row"
     assert (batch["dones"] == rewards).all() and (batch["truncated"] == rewards).all(), "a torn row"
+
+
+def stop_in_an_add(buffer, adder, ledger):
+    """Stops it with rows in its hands; gives how many."""
+    for _ in range(200):
+        os.kill(adder, signal.SIGSTOP)
+        until(lambda: os.waitpid(adder, os.WUNTRACED | os.WNOHANG)[0] == adder)
+        held = buffer.stats()["writing"]
+        if held:
+            return held
+        before = ledger.read(0)
+        os.kill(adder, signal.SIGCONT)
+        until(lambda before=before: ledger.read(0) > before)
+    raise AssertionError("it was never stopped in the middle of an add")
 
 
 def test_killed_adders_leave_no_torn_row():
@@ -77,17 +93,7 @@ def test_a_stopped_adder_is_passed_over_and_its_rows_are_whole_when_it_goes_on()
         adder = forked(add, buffer, 1, ledger, 0)
         try:
             assert buffer.wait_for(capacity, timeout=30)
-            held = 0
-            for _ in range(200):  # until it is stopped with rows in its hands
-                os.kill(adder, signal.SIGSTOP)
-                until(lambda: os.waitpid(adder, os.WUNTRACED | os.WNOHANG)[0] == adder)
-                held = buffer.stats()["writing"]
-                if held:
-                    break
-                before = ledger.read(0)
-                os.kill(adder, signal.SIGCONT)
-                until(lambda before=before: ledger.read(0) > before)
-            assert held, "it was never stopped in the middle of an add"
+            held = stop_in_an_add(buffer, adder, ledger)
             rows = [np.full((capacity, *shape), 9, np.float32) for shape in ((WIDTH,), (1,), (), (WIDTH,), (), ())]
             for _ in range(3):  # the others go round it
                 buffer.add(*rows)
@@ -101,3 +107,24 @@ def test_a_stopped_adder_is_passed_over_and_its_rows_are_whole_when_it_goes_on()
         finally:
             os.kill(adder, signal.SIGKILL)
             os.waitpid(adder, 0)
+
+
+def test_a_buffer_whose_only_row_is_being_written_for_ever_says_so():
+    ledger = Ledger(1)
+    with ReplayBuffer(1, 100_000, 1, "cpu") as buffer:
+        adder = forked(add_wide, buffer, ledger)
+        try:
+            assert buffer.wait_for(1, timeout=30)
+            stop_in_an_add(buffer, adder, ledger)
+            with pytest.raises(RowsOverrun, match="overwritten faster than they can be read"):
+                buffer.sample(1)
+        finally:
+            os.kill(adder, signal.SIGKILL)
+            os.waitpid(adder, 0)
+
+
+def add_wide(buffer, ledger):
+    wide, narrow = np.zeros((1, 100_000), np.float32), np.zeros(1, np.float32)
+    for number in itertools.count(1):
+        buffer.add(wide, wide[:, :1], narrow, wide, narrow, narrow)
+        ledger.note(0, number)

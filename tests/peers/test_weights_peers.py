@@ -3,7 +3,6 @@
 import collections
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import torch
 from unilab.rl.runtime.ipc.weight_sync import SharedWeightSync as UnilabWeightSync
