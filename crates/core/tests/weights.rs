@@ -9,7 +9,7 @@ use rollway_core::Error;
 use rollway_core::segment::{Owner, arrival, catalog};
 use rollway_core::sync::Ordering;
 
-use rollway_core::weights::{IfExists, Patience, Reader, Weights, WeightsSpec, Writer};
+use rollway_core::weights::{Draft, Hold, IfExists, Patience, Reader, Weights, WeightsSpec, Writer};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -385,4 +385,101 @@ fn a_forked_child_reads_on_a_seat_of_its_own_and_does_not_write() {
     assert_eq!(status, 0);
     assert_eq!(write(&writer, 6), 2, "the parent still is the writer");
     assert_eq!(read(&reader), Some((2, [6, 6, 6])));
+}
+
+// ── in place, for the network ──────────────────────────────────────────────────────────────────────────────────────
+
+/// Fills a leaf of a draft with a number.
+fn fill(draft: &Draft<'_>, leaf: usize, number: u64) {
+    let (place, bytes) = draft.place(leaf);
+    for word in 0..bytes / 8 {
+        // SAFETY: the place has that many words, is aligned to 64, and is ours as long as the draft.
+        unsafe { place.cast::<u64>().add(word).write(number) };
+    }
+}
+
+#[test]
+fn a_draft_is_published_under_its_own_number_and_keeps_the_other_leaves() {
+    let writer = create(&spec(None));
+    let reader = reader(&writer);
+    for (version, leaves, expected) in
+        [(40, &[0, 1, 2][..], [40, 40, 40]), (41, &[2], [40, 40, 41]), (50, &[0], [50, 40, 41])]
+    {
+        let draft = writer.draft(version, leaves).unwrap();
+        leaves.iter().for_each(|&leaf| fill(&draft, leaf, version));
+        assert_eq!(draft.publish(None).unwrap(), version);
+        assert_eq!(read(&reader), Some((version, expected)));
+    }
+    assert_eq!(read_since(&reader, 41), Some((50, vec![0])));
+    assert_eq!(write(&writer, 1), 51);
+}
+
+#[test]
+fn a_draft_that_is_dropped_was_never_there() {
+    let writer = create(&spec(None));
+    let reader = reader(&writer);
+    write(&writer, 1);
+    for version in 2..8 {
+        let draft = writer.draft(version, &[0, 2]).unwrap();
+        fill(&draft, 0, 99);
+        drop(draft);
+        assert_eq!(read(&reader), Some((1, [1, 1, 1])));
+    }
+    // What it left in its buffer is not taken for a leaf of before.
+    for version in 2..8 {
+        assert_eq!(update(&writer, 1, version), version);
+        assert_eq!(read(&reader), Some((version, [1, version, 1])));
+    }
+}
+
+#[test]
+fn a_draft_needs_a_number_above_the_latest_and_all_leaves_at_first() {
+    let writer = create(&spec(None));
+    assert!(matches!(writer.draft(1, &[0]), Err(Error::NothingPublished { .. })));
+    write(&writer, 1);
+    for version in [0, 1, 1 << 56] {
+        assert!(matches!(writer.draft(version, &[0]), Err(Error::OutOfRange { what: "version", .. })));
+    }
+    assert!(matches!(writer.draft(2, &[3]), Err(Error::OutOfRange { what: "leaf", .. })));
+    assert_eq!(write(&writer, 2), 2);
+}
+
+#[test]
+fn a_draft_whose_checksums_do_not_fit_is_not_published() {
+    let writer = create(&WeightsSpec { checksum: true, ..spec(None) });
+    let reader = reader(&writer);
+    write(&writer, 1);
+    let draft = writer.draft(2, &[2]).unwrap();
+    fill(&draft, 2, 7);
+    assert!(matches!(draft.publish(Some(&[1])), Err(Error::Checksum { leaf: 2, version: 2, .. })));
+    assert_eq!(read(&reader), Some((1, [1, 1, 1])));
+    let draft = writer.draft(2, &[2]).unwrap();
+    fill(&draft, 2, 7);
+    draft.publish(None).unwrap();
+    assert_eq!(read(&reader), Some((2, [1, 1, 7])), "and those of leaves that were kept came with them");
+}
+
+#[test]
+fn a_hold_keeps_its_version_where_it_is_until_there_is_no_other_buffer() {
+    let writer = create(&WeightsSpec { max_buffers: 3, ..spec(None) });
+    let reader = Arc::new(reader(&writer));
+    assert!(Hold::latest(&reader).unwrap().is_none());
+    write(&writer, 1);
+    let first = Hold::latest(&reader).unwrap().unwrap();
+    (2..=9).for_each(|value| assert_eq!(write(&writer, value), value));
+    assert!(first.is_whole() && first.version() == 1);
+    let (leaf, _) = first.leaf(0);
+    // SAFETY: nobody writes to a buffer that is held, while there is another.
+    assert_eq!(unsafe { leaf.cast::<u64>().read() }, 1);
+    update(&writer, 1, 10);
+    let second = Hold::latest(&reader).unwrap().unwrap();
+    let changed = |since| second.changed_since(since).iter().map(|changed| changed.leaf).collect::<Vec<_>>();
+    assert_eq!((changed(0), changed(9), changed(10)), (vec![0, 1, 2], vec![1], vec![]));
+    write(&writer, 11);
+    write(&writer, 12);
+    assert!(!first.is_whole(), "the oldest had to go");
+    assert!(second.is_whole());
+    drop(first);
+    (13..30).for_each(|value| assert_eq!(write(&writer, value), value));
+    assert!(second.is_whole(), "and what was let go is enough for the writer");
 }
