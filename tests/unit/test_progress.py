@@ -77,7 +77,16 @@ def test_the_table_shows_every_number(width):
     out = Console(file=io.StringIO(), width=width, force_terminal=False)
     out.print(Screen(out, "a run", 1000, 475.0, "rollout").table(history()[-1]))
     text = out.file.getvalue()
-    for said in ("500 / 1,000 steps", "395.0", "ends at 475", "0:50", "10%", "2 deaths, 2 restarts", "rollouts wait", "20%"):
+    for said in (
+        "500 / 1,000 steps",
+        "395.0",
+        "ends at 475",
+        "0:50",
+        "10%",
+        "2 deaths, 2 restarts",
+        "rollouts wait",
+        "20%",
+    ):
         assert said.strip() in text, text
     assert max(map(len, text.splitlines())) <= width
 
