@@ -61,8 +61,8 @@ def test_what_is_long_past_does_not_count_as_recent():
 
 
 def history():
-    board, clock = Scoreboard(20), Clock()
-    board._clock = clock
+    clock = Clock()
+    board = Scoreboard(20, clock)
     moments = []
     for step in range(50):
         clock.now += 1
@@ -77,7 +77,16 @@ def test_the_table_shows_every_number(width):
     out = Console(file=io.StringIO(), width=width, force_terminal=False)
     out.print(Screen(out, "a run", 1000, 475.0, "rollout").table(history()[-1]))
     text = out.file.getvalue()
-    for said in ("500 / 1,000 steps", "395.0", "ends at 475", "10\n", "2 deaths, 2 restarts", "rollouts wait", "20%"):
+    for said in (
+        "500 / 1,000 steps",
+        "395.0",
+        "ends at 475",
+        "0:50",
+        "10%",
+        "2 deaths, 2 restarts",
+        "rollouts wait",
+        "20%",
+    ):
         assert said.strip() in text, text
     assert max(map(len, text.splitlines())) <= width
 
