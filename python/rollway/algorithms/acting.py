@@ -1,8 +1,7 @@
 """Acting: how collectors choose actions: the actors' forward pass in numpy, by the weights that the learner publishes.
 
-A collector needs no torch: it starts in a fraction of the time, which counts when it was killed, takes a tenth of the
-memory, and for networks of this size numpy is the faster of the two. `networks` has the same actors for the learner; a
-test holds both to the same numbers.
+A collector needs no torch, whose import takes seconds: it is soon back when it was killed. `networks` has the same
+actors for the learner; a test holds both to the same numbers.
 """
 
 from __future__ import annotations
