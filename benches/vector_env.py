@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import time
@@ -55,20 +56,35 @@ class Puffer:
         script = Path(__file__).with_name("vector_env_pufferlib.py")
         self._process = subprocess.Popen(
             [python, script, world, str(num_envs), str(workers)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # its workers outlive it, and poll for ever
+        )
 
-    def measure(self, seconds: float) -> dict[str, float] | None:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            print(seconds, file=self._process.stdin, flush=True)
-        except BrokenPipeError:
-            return None
+        self._answer()
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        """To it and its workers, which poll, also between the turns: they would disturb the others."""
+        os.killpg(self._process.pid, number)
+
+    def _answer(self) -> dict[str, float] | None:
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         return json.loads(line) if line else None
 
+    def measure(self, seconds: float) -> dict[str, float] | None:
+        assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
+        print(seconds, file=self._process.stdin, flush=True)
+        answer = self._answer()
+        self._signal(signal.SIGSTOP)
+        return answer
+
     def close(self) -> None:
-        self._process.kill()
+        self._signal(signal.SIGKILL)
         self._process.communicate()
 
 
@@ -158,7 +174,7 @@ def contenders(world: str, num_envs: int, options: argparse.Namespace) -> list[t
     ]
     if world == "image":
         found.insert(2, ("rollway, views", lambda: ours(world, num_envs, 2, copy=False)))
-    if world == "0.1-5 ms":
+    if world.startswith("0.1-5 ms"):
         found.insert(2, ("rollway, send/recv", lambda: ours_by_halves(world, num_envs, num_envs)))
     if options.pufferlib and not sleeping:
         found += [
@@ -223,13 +239,15 @@ def bars(cells: dict[str, Any]) -> list[tuple[str, float | None, float]]:
             (f"{cell}: AsyncVectorEnv", ratio(cells[cell], "rollway", "AsyncVectorEnv"), 8.0),
             (f"{cell}: PufferLib's best", min(puffers, default=None), 1.3),
         ]
-    image, slow, uneven = cells["image x 16"], cells["1 ms x 16"], cells["0.1-5 ms x 16"]
+    image, slow = cells["image x 16"], cells["1 ms x 16"]
     found += [
         ("image x 16: AsyncVectorEnv", ratio(image, "rollway", "AsyncVectorEnv"), 10.0),
         ("image x 16: SyncVectorEnv", ratio(image, "rollway", "SyncVectorEnv"), 0.8),
         ("1 ms x 16: SyncVectorEnv", ratio(slow, "rollway", "SyncVectorEnv"), 7.0),
-        ("0.1-5 ms x 16: send/recv of half, to stepping all", ratio(uneven, "rollway, send/recv", "rollway"), 1.5),
     ]
+    for cell in ("0.1-5 ms x 16", "0.1-5 ms, mostly short x 16"):
+        words = f"{cell}: send/recv of half, to stepping all"
+        found.append((words, ratio(cells[cell], "rollway, send/recv", "rollway"), 1.5))
     sweep = cells["workers, cartpole x 64"]
     others = [r for n in sweep["samples"] if (r := ratio(sweep, "16", n)) is not None]
     found.append(("cartpole x 64: 16 workers, to the best number", min(others, default=None), 0.8))
@@ -259,7 +277,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "bench")
     options = parser.parse_args()
     cells: dict[str, Any] = {}
-    for world, num_envs in [("cartpole", 16), ("cartpole", 64), ("image", 16), ("1 ms", 16), ("0.1-5 ms", 16)]:
+    for world, num_envs in [
+        ("cartpole", 16),
+        ("cartpole", 64),
+        ("image", 16),
+        ("1 ms", 16),
+        ("0.1-5 ms", 16),
+        ("0.1-5 ms, mostly short", 16),
+    ]:
         title = f"{world} x {num_envs}"
         if options.only is None or options.only in title:
             cells[title] = compete(contenders(world, num_envs, options), options.rounds, options.seconds)
