@@ -304,7 +304,8 @@ def main() -> None:
     print("\n".join(lines))
     if options.only is None:
         packages = ("gymnasium", "stable-baselines3", "envpool", "rollway")
-        facts = {"command": machine.command(), "commit": machine.commit(), "machine": machine.describe(packages)}
+        command = machine.command().replace(options.pufferlib or "PYTHON", "PYTHON")
+        facts = {"command": command, "commit": machine.commit(), "machine": machine.describe(packages)}
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "vector_env.json").write_text(json.dumps({**facts, "cells": cells, "idle_percent": idle}) + "\n")
         where = facts["machine"]
