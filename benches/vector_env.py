@@ -11,6 +11,7 @@ nothing about time.
 from __future__ import annotations
 
 import argparse
+import heapq
 import itertools
 import json
 import os
@@ -229,6 +230,24 @@ def ratio(cell: dict[str, Any], ours: str, theirs: str) -> float | None:
     return statistics.median(a["steps_per_s"] / b["steps_per_s"] for a, b in zip(mine, yours, strict=False))
 
 
+def limit(world: str, num_envs: int, batch: int) -> float:
+    """What send and recv of a batch could gain over stepping all, if nothing but the environments took any time."""
+    env = WORLDS[world]()
+    env.reset(seed=0)
+
+    def steps_per_s(batch: int) -> float:
+        busy, now, steps = [(env.draw(), n) for n in range(num_envs)], 0.0, 0
+        heapq.heapify(busy)
+        while steps < 50_000:
+            done = [heapq.heappop(busy) for _ in range(batch)]
+            now, steps = max(now, done[-1][0]), steps + batch
+            for _, number in done:
+                heapq.heappush(busy, (now + env.draw(), number))
+        return steps / now
+
+    return steps_per_s(batch) / steps_per_s(num_envs)
+
+
 def bars(cells: dict[str, Any]) -> list[tuple[str, float | None, float]]:
     """What is asked for: its words, what was measured, and the least that it should be."""
     found: list[tuple[str, float | None, float]] = []
@@ -245,8 +264,9 @@ def bars(cells: dict[str, Any]) -> list[tuple[str, float | None, float]]:
         ("image x 16: SyncVectorEnv", ratio(image, "rollway", "SyncVectorEnv"), 0.8),
         ("1 ms x 16: SyncVectorEnv", ratio(slow, "rollway", "SyncVectorEnv"), 7.0),
     ]
-    for cell in ("0.1-5 ms x 16", "0.1-5 ms, mostly short x 16"):
-        words = f"{cell}: send/recv of half, to stepping all"
+    for world in ("0.1-5 ms", "0.1-5 ms, mostly short"):
+        cell = f"{world} x 16"
+        words = f"{cell}: send/recv of half, to stepping all (the limit is {limit(world, 16, 8):.2f})"
         found.append((words, ratio(cells[cell], "rollway, send/recv", "rollway"), 1.5))
     sweep = cells["workers, cartpole x 64"]
     others = [r for n in sweep["samples"] if (r := ratio(sweep, "16", n)) is not None]

@@ -36,7 +36,8 @@ class Sleeper(gym.Env):
         self._least, self._most, self._mostly_short = least_s, most_s, mostly_short
         self._observation = np.zeros(4, np.float32)
 
-    def _draw(self) -> float:
+    def draw(self) -> float:
+        """How long the next step takes."""
         if self._mostly_short:  # as many between 0.1 and 0.7 as between 0.7 and 5
             return self._least * (self._most / self._least) ** self.np_random.random()
         return self.np_random.uniform(self._least, self._most)
@@ -46,7 +47,7 @@ class Sleeper(gym.Env):
         return self._observation, {}
 
     def step(self, action):
-        time.sleep(self._draw())
+        time.sleep(self.draw())
         return self._observation, 1.0, False, False, {}
 
 
