@@ -28,6 +28,7 @@ def main() -> None:
     envs = pufferlib.vector.make(make, num_envs=num_envs, **options)
     envs.reset(seed=0)
     actions = np.random.default_rng(0).integers(0, 2, (32, num_envs))
+    print(json.dumps({}), file=answers, flush=True)  # ready
     for line in sys.stdin:
         calls, began = 0, time.perf_counter()
         while (took := time.perf_counter() - began) < float(line):

@@ -32,16 +32,22 @@ class Sleeper(gym.Env):
     observation_space = gym.spaces.Box(-1, 1, (4,), np.float32)
     action_space = gym.spaces.Discrete(2)
 
-    def __init__(self, least_s: float, most_s: float) -> None:
-        self._least, self._most = least_s, most_s
+    def __init__(self, least_s: float, most_s: float, mostly_short: bool = False) -> None:
+        self._least, self._most, self._mostly_short = least_s, most_s, mostly_short
         self._observation = np.zeros(4, np.float32)
+
+    def draw(self) -> float:
+        """How long the next step takes."""
+        if self._mostly_short:  # as many between 0.1 and 0.7 as between 0.7 and 5
+            return self._least * (self._most / self._least) ** self.np_random.random()
+        return self.np_random.uniform(self._least, self._most)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         return self._observation, {}
 
     def step(self, action):
-        time.sleep(self.np_random.uniform(self._least, self._most))
+        time.sleep(self.draw())
         return self._observation, 1.0, False, False, {}
 
 
@@ -50,4 +56,5 @@ WORLDS: dict[str, Callable[[], gym.Env]] = {
     "image": Image,
     "1 ms": lambda: Sleeper(0.001, 0.001),
     "0.1-5 ms": lambda: Sleeper(0.0001, 0.005),
+    "0.1-5 ms, mostly short": lambda: Sleeper(0.0001, 0.005, mostly_short=True),
 }

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
+from numpy import ndarray
 
 from rollway._core import EnvWorker, map_segment
 from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
@@ -148,21 +149,32 @@ class Desk:
     def _advance(self, envs: list[int], sink: Sink) -> bytes:
         """Steps environments: the hot path."""
         members, first, hand, write = self._members, self._first, self._in_hand, sink.write
+        rows, shape, loose = sink.rows, sink.shape, self._layout.loose
         rewards, terminations, truncations = sink.rewards, sink.terminations, sink.truncations
-        loose = self._layout.loose
         if self._source.loose:
             self._source.accept({env: self._parameter(env) for env in envs})
         actions = self._source.take(envs)
         flags = bytearray(len(envs))
+        notes: Any
         for position, env in enumerate(envs):
             hand[0] = env + 1
             member = members[env - first]
             try:
-                if member.fresh:
+                if not member.due:
+                    observation, reward, terminated, truncated, notes = member.step(actions[position])
+                    if terminated or truncated:
+                        observation, notes = member.finish(observation, notes)
+                    elif notes:
+                        notes = [notes]
+                elif member.fresh:
                     flags[position] = self._begin_anew(env, sink)
                     continue
-                observation, reward, terminated, truncated, notes = member.advance(actions[position])
-                write(env, observation)
+                else:
+                    observation, reward, terminated, truncated, notes = member.special()
+                if rows is not None and type(observation) is ndarray and observation.shape == shape:
+                    rows[env] = observation
+                else:
+                    write(env, observation)
                 rewards[env] = reward
                 terminations[env] = terminated
                 truncations[env] = truncated
@@ -170,7 +182,7 @@ class Desk:
                 flags[position] = self._tell(env, error)
                 continue
             if notes or loose:
-                flags[position] = self._write_letter(env, notes, observation)
+                flags[position] = self._write_letter(env, notes or [], observation)
         hand[0] = 0
         return bytes(flags)
 
@@ -200,11 +212,10 @@ class Desk:
         member = self._members[env - self._first]
         sink.rewards[env], sink.terminations[env], sink.truncations[env] = 0.0, False, True
         if not self._same_step:
-            member.ended, member.fresh = True, False
+            member.due, member.fresh = True, False
             return RESTORED
-        observation, info = member.begin()
+        observation, notes = member.begin()
         sink.write(env, observation)
-        notes: Notes = [info] if info else []
         return RESTORED | (self._write_letter(env, notes, observation) if notes or self._layout.loose else 0)
 
     def _each(self, envs: list[int], do: Callable[[int], int]) -> bytes:
@@ -293,8 +304,10 @@ class Sink:
         self.rewards: Any = buffer.rewards.data
         self.terminations: Any = buffer.terminations.data
         self.truncations: Any = buffer.truncations.data
-        array = buffer.observations[0] if layout.single else None
-        self.write: Callable[[int, Any], None] = self._write_parts if array is None else _row_writer(array, "")
+        self.rows = buffer.observations[0] if layout.single else None
+        """Where an observation that is one array goes, if it has the right `shape`."""
+        self.shape = None if self.rows is None else self.rows.shape[1:]
+        self.write: Callable[[int, Any], None] = self._write_parts if self.rows is None else _row_writer(self.rows, "")
         self._writers = [
             None if array is None else _row_writer(array, part.path)
             for array, part in zip(self._arrays, layout.parts, strict=True)
