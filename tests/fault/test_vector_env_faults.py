@@ -257,6 +257,27 @@ def test_no_worker_outlives_its_caller(child, how):
     until(lambda: rollway.gc() is not None and not segments_of(snake.pid))
 
 
+def test_no_worker_outlives_a_caller_that_is_killed_while_environments_are_made(child, tmp_path):
+    snake = child(
+        """
+        import os, sys, time
+        sys.path.insert(0, sys.argv[1])
+        from vector_env_toys import Counter
+        import rollway
+        class Slow(Counter):
+            def __init__(self):
+                os.write(1, f"{os.getpid()} ".encode().rjust(20))
+                while True:
+                    time.sleep(60)
+        rollway.make_vec(Slow, 2, num_workers=2)
+        """,
+        Path(__file__).parents[1],
+    )
+    pids = [int(snake.process.stdout.read(20)) for _ in range(2)]
+    snake.kill()
+    until(lambda: all(is_gone(pid) for pid in pids), 5)
+
+
 def test_closing_twice_or_in_a_forked_child_is_harmless():
     envs = rollway.make_vec(counters(2), num_workers=2)
     envs.reset()

@@ -115,6 +115,8 @@ fn half_of_the_answers_are_waited_for_while_workers_go_on() {
             scope.spawn(move || serve(name, index));
         }
         caller.ask(0..7, 1, 0).unwrap();
+        caller.wait(7, None, LONG).unwrap(); // Everybody is there.
+        caller.ask(0..7, 1, 0).unwrap();
         for _ in 0..500 {
             let Outcome::Answered(answers) = caller.wait(3, None, LONG).unwrap() else { panic!() };
             assert_eq!(answers.len(), 3);

@@ -5,8 +5,15 @@ use crate::errors::{blocking, to_py};
 use crate::gil::GilCell;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
+use rollway_core::vector_env::parent::Watched;
 use rollway_core::vector_env::protocol::Task;
 use rollway_core::vector_env::{Call, Worker as Core};
+
+/// Kills this process when another one ends, whatever this one is doing then.
+#[pyfunction]
+pub fn end_with(py: Python<'_>, pid: u32) -> PyResult<()> {
+    Watched::process(pid).and_then(Watched::end_with_it).map_err(|e| to_py(py, e))
+}
 
 /// Waits for requests and answers them. One thread.
 #[pyclass(frozen, module = "rollway._core")]
@@ -30,9 +37,9 @@ impl EnvWorker {
         view(py, self.core.stage().data(), self.core.stage().clone())
     }
 
-    /// Ends this process when the caller ends.
-    fn end_with_caller(&self, py: Python<'_>) -> PyResult<()> {
-        self.core.end_with_caller().map_err(|e| to_py(py, e))
+    /// Whether the caller lives.
+    fn caller_lives(&self) -> bool {
+        self.core.caller_lives()
     }
 
     /// Sleeps until there is something to do: `("tasks", what, argument, envs)`, all of one kind; or `"mail"` or `"closed"`.

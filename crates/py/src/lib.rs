@@ -50,7 +50,7 @@ mod _core {
     #[pymodule_export]
     use super::env_caller::EnvCaller;
     #[pymodule_export]
-    use super::env_worker::EnvWorker;
+    use super::env_worker::{EnvWorker, end_with};
     #[pymodule_export]
     use super::histogram::HistSnapshot;
     #[pymodule_export]

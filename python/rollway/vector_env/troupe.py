@@ -80,7 +80,7 @@ class Troupe:
 
     def _introduce(self, make: Maker, mode: ObservationMode) -> Agreement:
         for worker, share in enumerate(self.shares):
-            self._crew.start(Orders(worker, share, self._mode, None, None))
+            self._crew.start(Orders(worker, os.getpid(), share, self._mode, None, None))
         told = [self._hear(worker, "hello") for worker in range(len(self.shares))]
         if None not in told:
             return Agreement.among([pickle.loads(one) for one in told], mode)
@@ -370,7 +370,8 @@ class Troupe:
         self.core.vacate(worker)
         self.floor.in_hand[worker] = 0
         share = self.shares[worker]
-        orders = Orders(worker, share, self._mode, self.blueprint, self.core.name, tuple(self.targets))
+        targets = tuple(self.targets)
+        orders = Orders(worker, os.getpid(), share, self._mode, self.blueprint, self.core.name, targets)
         self.core.expect(worker, self._crew.start(orders))
         for env in share:
             if self.core.is_out(env):

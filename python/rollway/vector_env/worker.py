@@ -20,7 +20,8 @@ from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 from numpy import ndarray
 
-from rollway._core import EnvWorker, map_segment
+from rollway._core import EnvWorker, end_with, map_segment
+from rollway.errors import SystemCallFailed
 from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
 from rollway.vector_env.member import Member, Notes
 from rollway.vector_env.rollout import Target
@@ -32,6 +33,8 @@ class Orders:
     """What a worker is told when it is started."""
 
     worker: int
+    caller: int
+    """Its process id."""
     envs: range
     mode: AutoresetMode
     blueprint: Blueprint | None
@@ -70,6 +73,10 @@ def work(orders: Orders, makers: Sequence[Callable[[], Env[Any, Any]]], pipe: Co
     """The life of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's: it closes us.
     try:
+        end_with(orders.caller)
+    except SystemCallFailed:
+        return  # It has ended already.
+    try:
         fresh = orders.blueprint is not None
         members = [Member(make, orders.mode, fresh) for make in makers]
     except BaseException as error:  # noqa: BLE001 - told to the caller, which raises it
@@ -83,7 +90,8 @@ def work(orders: Orders, makers: Sequence[Callable[[], Env[Any, Any]]], pipe: Co
         except EOFError:
             return  # The caller has found something wrong with another worker.
     core = EnvWorker(name, orders.worker)
-    core.end_with_caller()
+    if not core.caller_lives():
+        return
     desk = Desk(core, orders, blueprint, members, pipe)
     if not fresh:
         pipe.send(("ready", None))

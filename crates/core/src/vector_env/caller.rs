@@ -50,7 +50,7 @@ impl Caller {
         let stage = Arc::new(Stage::create(name, Geometry::new(workers, envs, data_bytes)?)?);
         let seat = Seat::take(stage.segment().clone(), Role::Consumer, |_| {})?;
         let owner = Incumbent(seat.owner());
-        // SYNC control.caller: Release here, Acquire in `Worker::end_with_caller`.
+        // SYNC control.caller: Release here, Acquire in `Worker::caller_lives`.
         stage.protocol().control.caller.store(owner.pack(), Ordering::Release);
         stage.segment().publish()?;
         Ok(Caller {

@@ -14,7 +14,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Worker {
     stage: Arc<Stage>,
-    #[allow(dead_code)] // The proof that we live.
+    /// The proof that we live.
     seat: Seat,
     index: usize,
     letters: std::sync::atomic::AtomicU64,
@@ -53,19 +53,12 @@ impl Worker {
         Ok(Worker { stage, seat, index, letters })
     }
 
-    /// Ends this process when the caller ends.
-    #[cfg(not(loom))]
-    pub fn end_with_caller(&self) -> Result<()> {
-        use super::parent::Watched;
+    /// Whether the caller lives. Asked once, after the watch on its process was set up ([`super::parent`]): then that was the
+    /// caller's, and not that of somebody who got its number later.
+    pub fn caller_lives(&self) -> bool {
         // SYNC control.caller: Acquire here, Release in `Caller::create`.
         let word = self.stage.protocol().control.caller.load(Ordering::Acquire);
-        let caller = Incumbent::unpack(word).0.ok_or(Error::Closed)?;
-        let watched = Watched::process(self.stage.segment().header().creator_pid)?;
-        // Asked after the handle was opened: it is the caller's, and not that of somebody who got its number later.
-        if !self.seat.is_alive(caller) {
-            return Err(Error::Closed);
-        }
-        watched.end_with_it()
+        Incumbent::unpack(word).0.is_some_and(|caller| self.seat.is_alive(caller))
     }
 
     /// Sleeps until there is something to do.
