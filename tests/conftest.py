@@ -23,6 +23,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # A shell that runs us in the background has Ctrl-C ignored, and every process of the tests would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "soak: the full size of a test that also runs small; needs --soak")
 
 

@@ -13,6 +13,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 
 import rollway
@@ -84,6 +86,7 @@ def execute(document, number, changes=None, **names):
 def test_the_guide_runs(capsys):
     execute("docs/guide.md", 0)
     assert capsys.readouterr().out == "32\n"
+    assert execute("docs/guide.md", 1)["version"] == 1
 
 
 def test_the_page_on_records_runs(capsys, name):
@@ -126,9 +129,65 @@ def test_a_trainer_reads_as_the_page_on_atropos_says(name):
     assert names["server"].closed
 
 
+def test_a_vector_env_is_stepped_as_its_page_says(tmp_path):
+    block = blocks(ROOT / "docs/vector_env.md")[0]
+    assert "range(1000)" in block
+    script = tmp_path / "vector.py"
+    script.write_text(block.replace("range(1000)", "range(20)") + "        print(observations.shape)\n")
+    assert run(script) == "(16, 4)\n"
+
+
+class Rounds:
+    """True so many times."""
+
+    def __init__(self, rounds):
+        self.left = rounds
+
+    def __bool__(self):
+        self.left -= 1
+        return self.left >= 0
+
+
+def test_half_of_a_vector_env_is_received_as_its_page_says():
+    def make():
+        return gymnasium.make("CartPole-v1")
+
+    def policy(observations):
+        return np.zeros(len(observations), np.int64)
+
+    names = execute("docs/vector_env.md", 1, rollway=rollway, make=make, training=Rounds(3), policy=policy)
+    with names["envs"]:
+        assert names["observations"].shape == (8, 4) and len(names["infos"]["env_id"]) == 8
+
+
+def test_a_rollout_is_collected_as_the_page_on_vector_envs_says(name):
+    step = np.zeros((3, 16), np.float32)
+    example = {"obs": np.zeros((4, 16, 4), np.float32), "rewards": step, "dones": step, "truncated": step}
+    example["actions"] = step.astype(np.int64)
+    seen = []
+
+    def policy(observations):
+        seen.append(observations.copy())
+        return np.zeros(16, np.int64)
+
+    with rollway.Server(example, 1, rollway.ShmTransport(name)) as server:
+        changes = {"while True": "for _ in range(2)"}
+        execute("docs/vector_env.md", 2, changes, rollway=rollway, name=name, example=example, policy=policy)
+        for rollout in range(2):
+            batch = server.sample(timeout=10).batch
+            assert np.array_equal(batch["obs"][0, :3], seen[3 * rollout : 3 * rollout + 3])
+            assert (batch["rewards"] == 1).all()
+
+
 def test_every_block_is_run():
     found = {str(document.relative_to(ROOT)): len(blocks(document)) for document in DOCUMENTS}
-    run_above = {"README.md": 1, "docs/guide.md": 1, "docs/records.md": 1, "docs/atropos.md": 2}
+    run_above = {
+        "README.md": 1,
+        "docs/guide.md": 2,
+        "docs/records.md": 1,
+        "docs/atropos.md": 2,
+        "docs/vector_env.md": 3,
+    }
     assert {document: count for document, count in found.items() if count} == run_above
 
 
