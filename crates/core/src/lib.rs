@@ -18,10 +18,11 @@
 //! | [`terms`] | what a user chooses: what to do when there is no room, or when the name is taken |
 //! | [`wait`] | how long to block, and when to look around |
 //! | [`metrics`] | histograms that live in the segment |
-//! | [`prefetch`](mod@prefetch) | a hint to the processor |
+//! | [`prefetch`](mod@prefetch), [`carry`] | hints to the processor; copies around the cache, or behind the compiler's back |
 //! | [`net`] | samples from other hosts, over TCP, straight into the ring |
 
 pub mod block;
+pub mod carry;
 pub mod error;
 pub mod metrics;
 #[cfg(not(loom))]

@@ -131,7 +131,7 @@ impl Table {
 /// # Safety
 /// As for `copy_nonoverlapping`.
 #[inline]
-pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     // SAFETY: as the caller promises.
     unsafe {
         match bytes {

@@ -4,9 +4,9 @@
 //! batch is whole, and each whole row is as likely as any other.
 
 use super::Table;
-use super::add::copy;
 use super::draw::Stream;
 use super::protocol::Protocol;
+use crate::carry::plain;
 use crate::error::{Error, Result};
 use crate::prefetch::{prefetch, prefetch_all};
 use crate::segment::lease::generation;
@@ -172,10 +172,10 @@ impl Table {
         let Some(word) = protocol.look(row) else { return false };
         let from = self.row(row);
         for piece in pieces {
-            // SAFETY: the piece lies in the row, and has room for this one. Somebody may write to the row meanwhile: then
-            // these bytes mean nothing, and the look below says so (I3).
+            // SAFETY: the piece lies in the row, and has room for this one. Somebody may write to the row meanwhile, which the
+            // compiler must not know (C1): then these bytes mean nothing, and the look below says so (I3).
             unsafe {
-                copy(from.add(piece.offset), piece.data.add(place * piece.stride), piece.bytes);
+                plain(piece.data.add(place * piece.stride), from.add(piece.offset), piece.bytes);
             }
         }
         protocol.is_unchanged(row, word)
