@@ -303,7 +303,7 @@ def rate_of_many(call: Callable[[], Any], rows: int, seconds: float) -> float:
 
 
 def fill(contender: Contender) -> None:
-    # Also where adding is not measured: pages that nobody wrote are all one page of zeros, and that one is in the cache.
+    # Also where adding is not measured: pages that nobody wrote are all one page of zeros, in the cache.
     kind = next((kind for kind in (Rollway, Naive) if isinstance(contender, kind)), type(contender))
     add = kind.adding(contender, 1024)
     assert add is not None
