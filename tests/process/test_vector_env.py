@@ -41,7 +41,7 @@ def test_every_step_of_every_environment_arrives_once_and_in_order():
     with rollway.make_vec(counters(7, length=9), num_workers=3, batch_size=3, autoreset_mode="SameStep") as envs:
         envs.async_reset()
         seen = {env: [] for env in range(7)}
-        for _ in range(200):
+        while min(map(len, seen.values())) < 20:  # who is slow comes too
             observations, _, _, truncations, infos = envs.recv()
             for row, env in enumerate(infos["env_id"].tolist()):
                 assert observations[row, 0] == env
@@ -50,7 +50,6 @@ def test_every_step_of_every_environment_arrives_once_and_in_order():
             envs.send(np.zeros(3, int))
         for counts in seen.values():
             assert counts == [0, *((n % 9) + 1 for n in range(len(counts) - 1))]
-        assert all(seen.values())
 
 
 def test_an_environment_with_an_action_under_way_takes_no_other():
