@@ -137,7 +137,7 @@ def test_nobody_writes_into_a_slot_that_was_given_back():
     with (
         rollway.Server(sample, 1, rollway.ShmTransport()) as server,
         rollway.ShmClient(server.name, sample) as client,
-        rollway.make_vec(counters(ENVS), num_workers=ENVS, step_timeout_s=1.0) as envs,
+        rollway.make_vec(counters(ENVS), num_workers=ENVS, step_timeout_s=4.0) as envs,
     ):
         envs.reset()
         pid = envs.call("pid")[1]
