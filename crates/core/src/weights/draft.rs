@@ -1,8 +1,7 @@
-//! A version in the making, in place: for bytes that come from a socket and not from memory.
+//! A version in the making, in place. [`Writer::write`] fills it from memory, a mirror from a socket.
 //!
 //! The buffer is open (sequence 0) from the first byte to the last, so a draft that is dropped, or whose process dies,
-//! leaves nothing that anybody would read (I4). Who made the version chose its number: a mirror publishes under the number that
-//! the version has at home.
+//! leaves nothing that anybody would read (I4). A mirror publishes under the number that the version has at home.
 
 use super::copy::{self, Leg};
 use super::layout::Latest;
@@ -27,6 +26,11 @@ pub struct Draft<'a> {
 impl Writer {
     /// Begins a version with a number of its own, above the latest. The caller fills the `leaves`; all others are as they were.
     pub fn draft(&self, version: u64, leaves: &[usize]) -> Result<Draft<'_>> {
+        self.begin(Some(version), leaves)
+    }
+
+    /// As [`draft`](Self::draft); without a number, it gets the next one.
+    pub(super) fn begin(&self, version: Option<u64>, leaves: &[usize]) -> Result<Draft<'_>> {
         let me = self.owner()?;
         let turn = self.take_turn();
         let (weights, protocol) = (self.weights(), self.weights().protocol());
@@ -34,6 +38,7 @@ impl Writer {
         self.check_writer(me)?;
         let latest = protocol.latest().map_err(|damage| weights.damaged(damage))?;
         let least = latest.map_or(1, |latest| latest.version + 1);
+        let version = version.unwrap_or(least);
         if !(least..=MAX_VERSION).contains(&version) {
             let range = format!("{least} to {MAX_VERSION}");
             return Err(Error::OutOfRange { what: "version", value: version, range });

@@ -1,11 +1,9 @@
 //! The writer: fills the next buffer and publishes it. It waits for nobody.
 
 use super::copy::{self, Leg};
-use super::layout::Latest;
 use super::{Weights, WeightsSpec};
 use crate::error::{Error, Result};
 use crate::segment::{Owner, Role, Seat};
-use crate::sync::Ordering;
 use crate::terms::IfExists;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -95,53 +93,19 @@ impl Writer {
     /// # Safety
     /// Each source has as many bytes as its leaf, mapped for reading, until this returns.
     pub unsafe fn write(&self, sources: &[Source]) -> Result<u64> {
-        let me = self.owner()?;
-        let _turn = self.take_turn();
-        let (weights, protocol) = (&self.weights, self.weights.protocol());
-        self.check_writer(me)?;
-        let geometry = weights.geometry();
         let from = self.sort(sources)?;
-        let latest = protocol.latest().map_err(|damage| weights.damaged(damage))?;
-        if latest.is_none() && from.contains(&None) {
-            return Err(Error::NothingPublished { name: weights.segment().name().to_owned() });
-        }
-        let buffer = self.select()?;
-        let next = Latest { version: latest.map_or(0, |latest| latest.version) + 1, buffer };
-
-        let reliable = protocol.open(buffer);
-        let entries = protocol.entries_of(buffer);
-        let mut legs = Vec::with_capacity(from.len());
-        for (leaf, (source, entry)) in from.iter().zip(entries).enumerate() {
-            let (to, bytes) = (weights.leaf(buffer, leaf), geometry.leaf_bytes[leaf]);
-            match (source, latest) {
-                (&Some(from), _) => {
-                    entry.version.store(next.version, Ordering::Relaxed);
-                    legs.push(Leg { leaf, from, to, bytes });
-                }
-                (None, Some(latest)) => {
-                    let newest = &protocol.entries_of(latest.buffer)[leaf];
-                    let version = newest.version.load(Ordering::Relaxed);
-                    if reliable && entry.version.load(Ordering::Relaxed) == version {
-                        continue; // The leaf is here already (I5).
-                    }
-                    entry.version.store(version, Ordering::Relaxed);
-                    legs.push(Leg { leaf, from: weights.leaf(latest.buffer, leaf), to, bytes });
-                }
-                (None, None) => unreachable!("without a latest version every leaf has a source"),
-            }
-        }
-        // SAFETY: the sources are as the caller promises, the latest buffer is whole and nobody writes it (I2), and the
-        // selected one is ours (I1).
-        unsafe {
-            copy::copy_all(&legs, self.threads);
-            if weights.has_checksums() {
-                for (leg, sum) in legs.iter().zip(copy::checksums(&legs, self.threads)) {
-                    entries[leg.leaf].checksum.store(sum, Ordering::Relaxed);
-                }
-            }
-        }
-        protocol.publish(next);
-        Ok(next.version)
+        let given: Vec<usize> = (0..from.len()).filter(|&leaf| from[leaf].is_some()).collect();
+        let draft = self.begin(None, &given)?;
+        let legs: Vec<Leg> = given
+            .iter()
+            .filter_map(|&leaf| {
+                let (to, bytes) = draft.place(leaf);
+                Some(Leg { leaf, from: from[leaf]?, to, bytes })
+            })
+            .collect();
+        // SAFETY: the sources are as the caller promises, and the places of the draft are ours (I1).
+        unsafe { copy::copy_all(&legs, self.threads) };
+        draft.publish(None)
     }
 
     /// The source of each leaf. Of two for one leaf, the last counts.
