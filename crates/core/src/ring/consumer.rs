@@ -300,6 +300,7 @@ impl<C: Deref<Target = Consumer>> Batch<C> {
         let mut runs: Vec<(usize, usize)> = Vec::new();
         let slots = protocol.slots_of(taken.buffer).unwrap_or_default();
         for (row, slot) in slots.iter().enumerate() {
+            // SYNC ring.ready: Acquire here, Release in `commit` (I2).
             let word = super::layout::SlotWord::unpack(slot.word.load(Ordering::Acquire));
             if !word.is_ready_for(taken.batch) {
                 continue;

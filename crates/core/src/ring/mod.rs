@@ -166,12 +166,14 @@ impl Ring {
     }
 
     pub fn is_closed(&self) -> bool {
+        // SYNC ring.closed: Acquire here, Release in `shut_down`. What was committed before that is found by a look after this.
         self.protocol().control.closed.load(Ordering::Acquire) != 0
     }
 
     /// Shuts the ring down: producers get an error, consumers what is complete, sleepers wake.
     pub fn shut_down(&self) {
         let control = self.protocol().control;
+        // SYNC ring.closed: Release here, Acquire in `is_closed`. The rings below wake those who looked before.
         control.closed.store(1, Ordering::Release);
         control.readable.ring();
         control.writable.ring();
@@ -201,6 +203,7 @@ impl Ring {
     fn has_room(&self) -> bool {
         let protocol = self.protocol();
         let write = &protocol.control.write;
+        // SYNC ring.open: Acquire here, AcqRel in `open_next`.
         let open = Place::unpack(write.open.load(Ordering::Acquire));
         let claimable = |slot: &layout::Slot| {
             SlotWord::unpack(slot.word.load(Ordering::Relaxed)).is_claimable_for(open.batch)
@@ -210,7 +213,7 @@ impl Ring {
             || protocol
                 .buffers
                 .iter()
-                .any(|line| BufferWord::unpack(line.word.load(Ordering::Acquire)).kind == BufferKind::Free)
+                .any(|line| BufferWord::unpack(line.word.load(Ordering::Acquire)).kind == BufferKind::Free) // SYNC ring.free
     }
 
     /// Counts what is in the ring now.
@@ -218,7 +221,7 @@ impl Ring {
         let protocol = self.protocol();
         let mut contents = Contents::default();
         for (index, line) in protocol.buffers.iter().enumerate() {
-            let word = BufferWord::unpack(line.word.load(Ordering::Acquire));
+            let word = BufferWord::unpack(line.word.load(Ordering::Relaxed)); // For people: a moment ago, or now.
             match word.kind {
                 BufferKind::Free => contents.free_buffers += 1,
                 BufferKind::Taken => {

@@ -107,7 +107,7 @@ impl<'a> Protocol<'a> {
         let first = Place { batch: BatchNo::FIRST, index: 0 };
         self.control.write.open.store(first.pack(), Ordering::Relaxed);
         self.control.write.cursor.store(first.pack(), Ordering::Relaxed);
-        self.buffers[0].word.store(BufferWord::filling(BatchNo::FIRST).pack(), Ordering::Release);
+        self.buffers[0].word.store(BufferWord::filling(BatchNo::FIRST).pack(), Ordering::Relaxed);
     }
 
     fn buffer(&self, index: usize) -> Result<&'a Buffer> {
@@ -299,16 +299,19 @@ impl<'a> Protocol<'a> {
                 return Ok(true);
             }
         }
+        // SYNC ring.open: Acquire here, AcqRel in `open_next`.
         Ok(self.control.write.open.load(Ordering::Acquire) != open.pack())
     }
 
     /// Marks the open buffer as Filling if its opener has not done so yet (I4).
     fn assist(&self, open: Place) -> Result<()> {
         let line = self.buffer(open.index)?;
+        // SYNC ring.free: Acquire here, Release in `release` and `drop_oldest` (I6).
         let word = line.word.load(Ordering::Acquire);
         let was = BufferWord::unpack(word);
         if was.kind == BufferKind::Free && was.batch.is_before(open.batch) {
             let filling = BufferWord::filling(open.batch).pack();
+            // SYNC ring.filling: Release here, Acquire wherever a buffer is looked for. `open` moved before the mark (I4).
             // Fails when somebody assisted first; an old view fails because the word has moved on to a later batch.
             let _ = line.word.compare_exchange(word, filling, Ordering::AcqRel, Ordering::Relaxed);
         }
@@ -344,6 +347,7 @@ impl<'a> Protocol<'a> {
         }
         let filling = BufferWord::filling(claim.batch).pack();
         let mut named = None;
+        // SYNC ring.filling: Acquire here, AcqRel in `assist` and `give_back`.
         while line.word.load(Ordering::Acquire) == filling
             && let Ok(Progress::Waiting { slot }) = self.progress(claim.buffer, claim.batch)
         {
@@ -447,6 +451,7 @@ impl<'a> Protocol<'a> {
         must_wait: &impl Fn(BatchNo) -> bool,
         mut claim: impl FnMut(&'a Buffer, BufferWord, usize) -> Option<T>,
     ) -> Result<Option<T>> {
+        // SYNC ring.open: Acquire here, AcqRel in `open_next`.
         self.assist(Place::unpack(self.control.write.open.load(Ordering::Acquire)))?;
         let (mut after, mut unfinished) = (None, None);
         while let Some((index, word)) = self.oldest_filling(after)? {
@@ -477,11 +482,13 @@ impl<'a> Protocol<'a> {
     fn look_for_filling(&self, after: Option<BatchNo>) -> Result<Option<(usize, BufferWord)>> {
         let mut oldest: Option<(usize, BufferWord)> = None;
         for (index, line) in self.buffers.iter().enumerate() {
+            // SYNC ring.filling: Acquire here, AcqRel in `assist` and `give_back`. Then `open` below is not older (I4).
             let word = BufferWord::unpack(line.word.load(Ordering::Acquire));
             if word.kind != BufferKind::Filling {
                 continue;
             }
             // `open` moves before a buffer is marked. Without this, nonsense numbers could make the order circular.
+            // SYNC ring.open: Acquire here, AcqRel in `open_next`.
             let open = Place::unpack(self.control.write.open.load(Ordering::Acquire));
             if open.batch.is_before(word.batch) {
                 return Err(Damage("a batch is numbered after the one that is open"));
@@ -496,6 +503,7 @@ impl<'a> Protocol<'a> {
 
     /// Looks at the slots of a batch, from the last to the first. In a sealed batch, closes what is not claimed.
     fn progress(&self, buffer: usize, batch: BatchNo) -> Result<Progress> {
+        // SYNC ring.sealed: Acquire here, AcqRel in `seal`.
         let sealed = self.buffers[buffer].sealed.load(Ordering::Acquire) == batch.value();
         let mut ready = 0;
         for (slot, line) in self.slots_of(buffer)?.iter().enumerate().rev() {
@@ -530,6 +538,7 @@ impl<'a> Protocol<'a> {
     pub fn aim_unless(&self, must_wait: impl Fn(BatchNo) -> bool) -> Result<bool> {
         loop {
             let (mut moved, mut after, mut unfinished) = (false, None, None);
+            // SYNC ring.open: Acquire here, AcqRel in `open_next`.
             self.assist(Place::unpack(self.control.write.open.load(Ordering::Acquire)))?;
             while let Some((index, word)) = self.oldest_filling(after)? {
                 match self.progress(index, word.batch)? {
@@ -570,6 +579,7 @@ impl<'a> Protocol<'a> {
         let line = &self.buffers[taken.buffer];
         let mine = BufferWord::taken(taken.batch, taken.owner).pack();
         let filling = BufferWord::filling(taken.batch).pack();
+        // SYNC ring.filling: Release here, Acquire in `oldest_filling`.
         let _ = line.word.compare_exchange(mine, filling, Ordering::AcqRel, Ordering::Relaxed);
         self.control.readable.ring_if_waiting();
     }
@@ -601,10 +611,12 @@ impl<'a> Protocol<'a> {
 
     /// Closes the batches that `choose` picks, of those that are not complete and not closed yet, oldest first.
     fn seal(&self, mut choose: impl FnMut(usize, usize) -> bool) -> Result<()> {
+        // SYNC ring.open: Acquire here, AcqRel in `open_next`.
         self.assist(Place::unpack(self.control.write.open.load(Ordering::Acquire)))?;
         let mut after = None;
         while let Some((index, word)) = self.oldest_filling(after)? {
             let sealed = &self.buffers[index].sealed;
+            // SYNC ring.sealed: Acquire here, AcqRel below.
             let before = sealed.load(Ordering::Acquire);
             let (committed, claimed) = self.count(index, word.batch)?;
             let open = committed < self.batch_size && BatchNo::new(before).is_before(word.batch);
@@ -620,6 +632,7 @@ impl<'a> Protocol<'a> {
 
     /// How many slots of a batch are Ready, and how many are Claimed.
     pub fn count(&self, buffer: usize, batch: BatchNo) -> Result<(usize, usize)> {
+        // SYNC ring.ready: Acquire here, Release in `commit`.
         let words =
             self.slots_of(buffer)?.iter().map(|slot| SlotWord::unpack(slot.word.load(Ordering::Acquire)));
         Ok(words.filter(|word| word.batch == batch).fold((0, 0), |(ready, claimed), word| match word.kind {

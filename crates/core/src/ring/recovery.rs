@@ -37,14 +37,17 @@ pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<R
     let mut repairs = Repairs::default();
     let mut holes = 0;
     for (index, line) in ring.buffers.iter().enumerate() {
+        // SYNC ring.filling: Acquire here, AcqRel in `assist`. Then `open` below is not older (I4).
         let word = line.word.load(Ordering::Acquire);
         let buffer = BufferWord::unpack(word);
         if buffer.kind == BufferKind::Taken && memo.is_dead(buffer.owner) {
             let filling = BufferWord::filling(buffer.batch).pack();
+            // SYNC ring.filling: Release here, Acquire in `oldest_filling`.
             let won = line.word.compare_exchange(word, filling, Ordering::AcqRel, Ordering::Relaxed).is_ok();
             repairs.batches += won as usize;
         }
         // The open buffer may not be marked yet; its slots name the batch all the same.
+        // SYNC ring.open: Acquire here, AcqRel in `open_next`.
         let open = Place::unpack(ring.control.write.open.load(Ordering::Acquire));
         let batch = match buffer.kind {
             BufferKind::Filling => buffer.batch,
@@ -54,6 +57,7 @@ pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<R
         let passed = passed_by_cursor(ring, open, batch);
         let free = SlotWord::free(batch).pack();
         for (position, slot) in ring.slots_of(index)?.iter().enumerate() {
+            // SYNC ring.claim: Acquire here, AcqRel in `claim_slot`.
             let word = slot.word.load(Ordering::Acquire);
             let claim = SlotWord::unpack(word);
             if claim.batch == batch && claim.kind == SlotKind::Claimed && memo.is_dead(claim.owner) {

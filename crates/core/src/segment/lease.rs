@@ -78,12 +78,14 @@ static FORK_HANDLER: Once = Once::new();
 static LISTING: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn before_fork() {
+    // SYNC lease.listing: Acquire here, Release wherever it is let go. What was listed before is seen.
     while LISTING.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
         std::thread::yield_now();
     }
 }
 
 extern "C" fn after_fork_in_parent() {
+    // SYNC lease.listing: Release here, Acquire in `before_fork`.
     LISTING.store(false, Ordering::Release);
 }
 
@@ -101,6 +103,7 @@ fn without_fork<T>(change: impl FnOnce() -> T) -> T {
 }
 
 extern "C" fn after_fork_in_child() {
+    // SYNC lease.listing: as in `after_fork_in_parent`.
     LISTING.store(false, Ordering::Release);
     GENERATION.fetch_add(1, Ordering::Relaxed);
     for entry in &LEASES {
@@ -269,10 +272,13 @@ impl Seat {
             return Err(segment.not_found());
         }
         let record = &seats[index];
+        // SYNC seat.state: Acquire here and wherever it is looked at, Release where it changes: what a holder did before it
+        // left, and its role, pid and life before it joined.
         let left_cleanly =
             matches!(record.state.load(Ordering::Acquire), seat_state::NEVER | seat_state::LEFT);
         // First: from here on, claims of the last holder name a life that is over, and anybody may take them back. If
         // we die or are stopped before we have done so, others can.
+        // SYNC seat.life: AcqRel here, Acquire wherever it is looked at. Who sees it knows that the lock changed hands before.
         let life = record.life.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
         if !left_cleanly {
             sweep(index);
@@ -281,6 +287,7 @@ impl Seat {
         record.pid.store(std::process::id(), Ordering::Relaxed);
         record.joined_unix_ns.store(super::unix_ns(), Ordering::Relaxed);
         record.retries.store(0, Ordering::Relaxed);
+        // SYNC seat.state: Release here.
         record.state.store(seat_state::JOINED, Ordering::Release);
         Ok((lease, Owner::new(index, life)))
     }
@@ -323,6 +330,7 @@ impl Seat {
     pub fn is_alive(&self, owner: Owner) -> bool {
         let seats = self.segment.seats();
         let Some(record) = seats.get(owner.seat()) else { return false };
+        // SYNC seat.life: Acquire here, AcqRel in `take`.
         if record.life.load(Ordering::Acquire) & ((1 << LIFE_BITS) - 1) != owner.life() {
             return false; // Somebody else sits there now, and swept the seat first.
         }
@@ -372,6 +380,7 @@ impl Seat {
     /// Says that we leave (the lock stays until we are dropped). True when nobody else in our role is left. Whoever comes
     /// or goes in this role holds the [`Gate`].
     pub fn leave_as_last(&self) -> bool {
+        // SYNC seat.state: Release here.
         self.record().state.store(seat_state::LEFT, Ordering::Release);
         self.census(self.role).alive == 0
     }
@@ -383,6 +392,7 @@ impl Seat {
             if record.role.load(Ordering::Relaxed) != role as u32 {
                 continue;
             }
+            // SYNC seat.state, seat.life: Acquire here.
             match record.state.load(Ordering::Acquire) {
                 seat_state::JOINED
                     if self.is_alive(Owner::new(index, record.life.load(Ordering::Acquire))) =>
@@ -403,6 +413,7 @@ impl Seat {
             if record.role.load(Ordering::Relaxed) != role as u32 {
                 continue;
             }
+            // SYNC seat.state, seat.life: Acquire here.
             let owner = Owner::new(index, record.life.load(Ordering::Acquire));
             match record.state.load(Ordering::Acquire) {
                 seat_state::JOINED | seat_state::DIED if self.is_alive(owner) => census.alive += 1,
@@ -447,6 +458,7 @@ pub struct Census {
 impl Drop for Seat {
     fn drop(&mut self) {
         if self.owner().is_some() {
+            // SYNC seat.state: Release here.
             self.record().state.store(seat_state::LEFT, Ordering::Release);
         }
     }

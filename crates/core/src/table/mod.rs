@@ -163,15 +163,14 @@ impl Table {
 
     fn shut_down(&self) {
         let control = self.protocol().control;
-        // SYNC table.closed: Release here, Acquire in `is_closed`.
+        // SYNC table.closed: Release here, Acquire in `is_closed`. The ring below wakes those who looked before.
         control.read.closed.store(1, Ordering::Release);
         control.changed.ring();
     }
 
     /// Whether the last learner has left.
     pub fn is_closed(&self) -> bool {
-        // SYNC table.closed: Acquire here, Release in `shut_down`.
-        self.protocol().control.read.closed.load(Ordering::Acquire) != 0
+        is_closed(&self.protocol())
     }
 
     /// Whether the table was there already.
@@ -318,22 +317,19 @@ impl Table {
     }
 }
 
-/// Refuses a table of another capacity than the one asked for.
+/// Refuses a table of another capacity than the one asked for, or one that is shut down.
 fn fits((segment, geometry): (Segment, Geometry), spec: &TableSpec<'_>) -> Result<(Segment, Geometry)> {
-    if geometry.capacity != spec.capacity {
-        return Err(Error::Geometry {
-            name: segment.name().to_owned(),
-            creator: segment.header().creator_pid,
-            what: "capacity",
-            theirs: geometry.capacity as u64,
-            ours: spec.capacity as u64,
-        });
+    segment.check_sizes(&[("capacity", geometry.capacity, spec.capacity)])?;
+    if is_closed(&protocol_over(&segment, &geometry)) {
+        Err(segment.shut_down()?)
+    } else {
+        Ok((segment, geometry))
     }
-    if protocol_over(&segment, &geometry).control.read.closed.load(Ordering::Acquire) != 0 {
-        // Its last learner takes the name away first: then there is none, and the next one may be made.
-        return Err(if segment.is_unlinked()? { segment.not_found() } else { Error::Closed });
-    }
-    Ok((segment, geometry))
+}
+
+fn is_closed(table: &Protocol<'_>) -> bool {
+    // SYNC table.closed: Acquire here, Release in `shut_down`.
+    table.control.read.closed.load(Ordering::Acquire) != 0
 }
 
 /// The words of a table that is mapped.

@@ -137,24 +137,14 @@ impl Weights {
     }
 
     fn fits(self, spec: &WeightsSpec<'_>) -> Result<Weights> {
-        let (name, creator) = (self.segment.name().to_owned(), self.segment.header().creator_pid);
-        let differs = |what, theirs: usize, ours: usize| {
-            let (name, theirs, ours) = (name.clone(), theirs as u64, ours as u64);
-            Err(Error::Geometry { name, creator, what, theirs, ours })
-        };
         let theirs = &self.geometry;
-        if theirs.leaf_bytes != spec.leaf_bytes {
-            return differs("leaves", theirs.leaves(), spec.leaf_bytes.len());
-        }
-        if theirs.max_buffers != spec.max_buffers {
-            return differs("max_buffers", theirs.max_buffers, spec.max_buffers);
-        }
-        if theirs.seats != spec.max_peers {
-            return differs("seats", theirs.seats, spec.max_peers);
-        }
-        if self.checksum != spec.checksum {
-            return differs("checksum", self.checksum as usize, spec.checksum as usize);
-        }
+        self.segment.check_sizes(&[
+            ("leaves", theirs.leaves(), spec.leaf_bytes.len()),
+            ("bytes", theirs.leaf_bytes.iter().sum(), spec.leaf_bytes.iter().sum()),
+            ("max_buffers", theirs.max_buffers, spec.max_buffers),
+            ("seats", theirs.seats, spec.max_peers),
+            ("checksum", self.checksum as usize, spec.checksum as usize),
+        ])?;
         Ok(self)
     }
 
@@ -235,6 +225,7 @@ impl Weights {
 
     /// Whether somebody took the name away for good.
     pub fn is_closed(&self) -> bool {
+        // SYNC weights.closed: Acquire here, Release in `shut_down`. What was published before that is found by a look after this.
         self.protocol().control.write.closed.load(Ordering::Acquire) != 0
     }
 
@@ -243,6 +234,7 @@ impl Weights {
     pub fn shut_down(&self) -> Result<()> {
         let control = self.protocol().control;
         self.segment.unlink()?;
+        // SYNC weights.closed: Release here, Acquire in `is_closed`. The ring below wakes those who looked before.
         control.write.closed.store(1, Ordering::Release);
         control.published.ring();
         Ok(())

@@ -151,6 +151,7 @@ impl Reader {
             let free = used_now(used).trailing_ones();
             ((free as usize) < PINS).then(|| now | u64::from(used_now(used)) | 1 << free)
         };
+        // SYNC reader.pins: Acquire here, Release in `LentPin::drop`. The thread that had it has unpinned.
         let before = self.pins_used.fetch_update(Ordering::Acquire, Ordering::Relaxed, lend).ok()?;
         Some(LentPin { used: &self.pins_used, index: used_now(before).trailing_ones() as usize })
     }
@@ -224,6 +225,7 @@ impl LentPin<'_> {
 
 impl Drop for LentPin<'_> {
     fn drop(&mut self) {
+        // SYNC reader.pins: Release here, Acquire in `lend_pin`.
         self.used.fetch_and(!(1 << self.index), Ordering::Release);
     }
 }

@@ -26,6 +26,8 @@ pub fn clear_dead_pins(weights: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) 
     for pin in weights.pins.iter().flat_map(|line| &line.pins) {
         let word = pin.load(Ordering::Relaxed);
         if Holder::unpack(word).is_some_and(|holder| memo.is_dead(holder.owner)) {
+            // SYNC weights.unpin: as in `Protocol::unpin`, in the name of the dead, whose reads are over. A newcomer to the seat
+            // has another life in its word, so this fails on it.
             cleared += pin.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() as usize;
         }
     }
@@ -49,6 +51,7 @@ pub fn sweep(weights: &Protocol<'_>, seat: usize) {
     let writer = &weights.control.write.writer;
     let word = writer.load(Ordering::Relaxed);
     if Holder::unpack(word).is_some_and(|holder| holder.owner.seat() == seat) {
+        // SYNC weights.writer: as in `leave_writer`, in the name of the dead.
         let _ = writer.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
