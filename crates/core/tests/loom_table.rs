@@ -6,7 +6,10 @@
 //! keep must have equal halves. A death is a panic at a crash point, caught in its thread.
 #![cfg(loom)]
 
+mod mortal;
+
 use loom::thread;
+use mortal::explore;
 use rollway_core::segment::Owner;
 use rollway_core::sync::{AtomicU32, AtomicU64, Ordering, Point, crash_point, fault};
 use rollway_core::table::layout::{Control, RowKind, RowWord};
@@ -15,13 +18,6 @@ use rollway_core::table::recovery::recover;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
-
-fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
-    builder.max_branches = 20_000;
-    builder.check(model);
-}
 
 /// One table on loom's heap, whose rows hold a number twice.
 struct Heap {

@@ -6,8 +6,11 @@
 //! error, and a wake-up that is lost is a deadlock; loom reports both.
 #![cfg(loom)]
 
+mod mortal;
+
 use loom::cell::UnsafeCell;
 use loom::thread;
+use mortal::explore;
 use rollway_core::sync::AtomicU64;
 use rollway_core::vector_env::layout::{Control, Line};
 use rollway_core::vector_env::protocol::Protocol;
@@ -98,13 +101,6 @@ impl Heap {
             self.control.answered.wait(ticket, FOR_EVER);
         }
     }
-}
-
-fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
-    builder.max_branches = 20_000;
-    builder.check(model);
 }
 
 fn with_workers(heap: &Arc<Heap>, workers: usize, caller: impl FnOnce()) {

@@ -7,7 +7,9 @@
 //! its thread.
 #![cfg(loom)]
 
-use loom::thread;
+mod mortal;
+
+use mortal::{explore, owner, spawn};
 use rollway_core::segment::Owner;
 use rollway_core::sync::{AtomicU64, Ordering, Point, crash_point, fault};
 use rollway_core::weights::layout::{BufferHead, Control, Latest, LeafEntry, PinLine};
@@ -17,23 +19,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const LEAVES: usize = 2;
-
-fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
-    builder.max_branches = 20_000;
-    let count = Arc::new(std::sync::atomic::AtomicU64::new(0));
-    let counter = count.clone();
-    builder.check(move || {
-        counter.fetch_add(1, Ordering::Relaxed);
-        model()
-    });
-    println!("{} executions", count.load(Ordering::Relaxed));
-}
-
-fn owner(seat: usize) -> Owner {
-    Owner::new(seat, 1)
-}
 
 /// Weights on loom's heap.
 struct Heap {
@@ -115,12 +100,9 @@ fn a_pinned_reader_is_never_overtaken_while_there_is_another_buffer() {
     explore(3, || {
         let heap = Heap::new(3, 1);
         heap.write(ALL, 1, nobody_is_dead);
-        let writer = thread::spawn({
-            let heap = heap.clone();
-            move || {
-                for value in 2..=4 {
-                    heap.write(ALL, value, nobody_is_dead);
-                }
+        let writer = spawn(&heap, move |heap| {
+            for value in 2..=4 {
+                heap.write(ALL, value, nobody_is_dead);
             }
         });
         let (version, copy, whole) = heap.attempt(0).unwrap();
@@ -135,12 +117,9 @@ fn a_reader_that_is_overtaken_notices() {
     explore(3, || {
         let heap = Heap::new(2, 1);
         heap.write(ALL, 1, nobody_is_dead);
-        let writer = thread::spawn({
-            let heap = heap.clone();
-            move || {
-                heap.write(ALL, 2, nobody_is_dead);
-                heap.write(ALL, 3, nobody_is_dead);
-            }
+        let writer = spawn(&heap, move |heap| {
+            heap.write(ALL, 2, nobody_is_dead);
+            heap.write(ALL, 3, nobody_is_dead);
         });
         let (version, copy, whole) = heap.attempt(0).unwrap();
         assert!(!whole || copy == [version; LEAVES], "{copy:?} was taken for version {version}");
@@ -153,12 +132,9 @@ fn a_reader_that_is_overtaken_notices() {
 fn versions_do_not_go_back_for_a_reader() {
     explore(2, || {
         let heap = Heap::new(3, 1);
-        let writer = thread::spawn({
-            let heap = heap.clone();
-            move || {
-                heap.write(ALL, 1, nobody_is_dead);
-                heap.write(ALL, 2, nobody_is_dead);
-            }
+        let writer = spawn(&heap, move |heap| {
+            heap.write(ALL, 1, nobody_is_dead);
+            heap.write(ALL, 2, nobody_is_dead);
         });
         let first = heap.attempt(0);
         let second = heap.attempt(0);
@@ -171,11 +147,8 @@ fn versions_do_not_go_back_for_a_reader() {
 fn a_reader_that_waits_for_a_version_is_woken() {
     explore(3, || {
         let heap = Heap::new(3, 1);
-        let writer = thread::spawn({
-            let heap = heap.clone();
-            move || {
-                heap.write(ALL, 1, nobody_is_dead);
-            }
+        let writer = spawn(&heap, move |heap| {
+            heap.write(ALL, 1, nobody_is_dead);
         });
         let bell = &heap.control.published;
         loop {
@@ -194,10 +167,7 @@ fn a_reader_that_waits_for_a_version_is_woken() {
 fn of_two_who_would_write_one_does() {
     explore(3, || {
         let heap = Heap::new(3, 0);
-        let other = thread::spawn({
-            let heap = heap.clone();
-            move || heap.weights().take_writer(owner(1), nobody_is_dead)
-        });
+        let other = spawn(&heap, |heap| heap.weights().take_writer(owner(1), nobody_is_dead));
         let mine = heap.weights().take_writer(owner(0), nobody_is_dead);
         let theirs = other.join().unwrap();
         assert!(mine.is_ok() != theirs.is_ok());
@@ -211,20 +181,17 @@ fn a_writer_dies_at(point: Point) {
         let heap = Heap::new(3, 1);
         let is_dead = |dead: Owner| dead == owner(5);
         heap.write(ALL, 1, nobody_is_dead);
-        let victim = thread::spawn({
-            let heap = heap.clone();
-            move || {
-                fault::on_point(move |at| {
-                    if at == point {
-                        resume_unwind(Box::new(point));
-                    }
-                });
-                let death = catch_unwind(AssertUnwindSafe(|| {
-                    heap.weights().take_writer(owner(5), nobody_is_dead).unwrap();
-                    heap.write([true, false], 50, nobody_is_dead);
-                }));
-                assert!(death.is_err(), "{point:?} was not reached");
-            }
+        let victim = spawn(&heap, move |heap| {
+            fault::on_point(move |at| {
+                if at == point {
+                    resume_unwind(Box::new(point));
+                }
+            });
+            let death = catch_unwind(AssertUnwindSafe(|| {
+                heap.weights().take_writer(owner(5), nobody_is_dead).unwrap();
+                heap.write([true, false], 50, nobody_is_dead);
+            }));
+            assert!(death.is_err(), "{point:?} was not reached");
         });
         let (version, copy, whole) = heap.attempt(0).unwrap();
         assert!(whole && copy == [if version == 1 { 1 } else { 50 }, 1], "{copy:?} in version {version}");
