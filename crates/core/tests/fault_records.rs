@@ -17,13 +17,12 @@
 
 mod fixture;
 
-use fixture::{Name, Process, eventually, say, soon, stay, told};
+use fixture::{Name, Process, eventually, matrix, say, soon, stay, told};
 use rollway_core::Error;
 use rollway_core::records::{Consumer, IfExists, Label, OnFull, Producer, ProducerSpec, RecordsSpec};
-use rollway_core::sync::{Point, crash_point, fault};
+use rollway_core::sync::{Point, crash_point};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io::Write;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -60,18 +59,18 @@ enum Role {
     Recovers,
 }
 
-const ROLES: [Role; 7] = [
-    Role::Sends,
-    Role::TakesOver,
-    Role::WakesReader,
-    Role::Drops,
-    Role::Takes,
-    Role::WakesWriter,
-    Role::Recovers,
-];
+impl matrix::Role for Role {
+    const ROLES: &'static [Role] = &[
+        Role::Sends,
+        Role::TakesOver,
+        Role::WakesReader,
+        Role::Drops,
+        Role::Takes,
+        Role::WakesWriter,
+        Role::Recovers,
+    ];
+    const POINTS: &'static [Point] = &Point::RECORDS;
 
-impl Role {
-    /// The points that this role reaches by itself, and at which of its visits it falls.
     fn traps(self) -> &'static [(Point, &'static [usize])] {
         match self {
             Role::Sends => &[
@@ -93,45 +92,11 @@ impl Role {
     }
 }
 
-/// One cell of the matrix.
-#[derive(Debug, Clone, Copy)]
-struct Case {
-    role: Role,
-    point: Point,
-    nth: usize,
-    signal: i32,
-}
-
-impl fmt::Display for Case {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Case { role, point, nth, signal } = self;
-        let signal = if *signal == libc::SIGKILL { "SIGKILL" } else { "SIGSTOP" };
-        write!(f, "[{signal} of {role:?} at {point:?}, visit {nth}]")
-    }
-}
-
-impl Case {
-    fn for_each(role: Role, run: impl Fn(Case)) {
-        for &(point, visits) in role.traps() {
-            for &nth in visits {
-                for signal in [libc::SIGKILL, libc::SIGSTOP] {
-                    run(Case { role, point, nth, signal });
-                }
-            }
-        }
-    }
-
-    fn is_kill(&self) -> bool {
-        self.signal == libc::SIGKILL
-    }
-}
+type Case = matrix::Case<Role>;
 
 #[test]
 fn every_point_has_a_role_that_falls_there() {
-    for point in Point::RECORDS {
-        let reached = ROLES.iter().any(|role| role.traps().iter().any(|(trap, _)| *trap == point));
-        assert!(reached, "no role of the kill matrix reaches {point:?}");
-    }
+    matrix::check_points::<Role>();
 }
 
 #[test]
@@ -324,23 +289,14 @@ impl Scene {
     }
 
     fn start(&self) -> Process {
-        let Case { role, point, nth, signal } = self.case;
-        let role = ROLES.iter().position(|other| *other == role).unwrap();
-        let point = Point::RECORDS.iter().position(|other| *other == point).unwrap();
-        let orders = format!("{role} {point} {nth} {signal}");
+        let orders = self.case.orders();
         let diary = self.diary.display().to_string();
         Process::start("a_victim", &[("NAME", &self.name), ("ORDERS", &orders), ("DIARY", &diary)])
     }
 
     /// Waits until the victim is dead or stopped, by its own signal.
     fn falls(&self, victim: &Process) {
-        let wanted = if self.case.is_kill() { 'Z' } else { 'T' };
-        let state = || {
-            let stat = std::fs::read_to_string(format!("/proc/{}/stat", victim.pid())).unwrap();
-            stat.rsplit(')').next().unwrap().trim_start().chars().next().unwrap()
-        };
-        assert!(eventually(|| matches!(state(), 'Z' | 'T')), "{} the victim never fell", self.case);
-        assert_eq!(state(), wanted, "{} the point was never reached", self.case);
+        self.case.falls(victim);
         assert!(!self.noted("fell").is_empty(), "{} the victim ended before its point", self.case);
     }
 
@@ -482,14 +438,12 @@ fn child_that_holds() {
 #[test]
 #[ignore = "a process of other tests: does as it was told, and falls"]
 fn a_victim() {
-    let orders: Vec<usize> = told("ORDERS").split(' ').map(|word| word.parse().unwrap()).collect();
-    let [role, point, nth, signal] = orders[..] else { panic!("{orders:?}") };
-    let (role, point) = (ROLES[role], Point::RECORDS[point]);
+    let case = Case::told();
     let diary = std::fs::OpenOptions::new().create(true).append(true).open(told("DIARY")).unwrap();
     let diary = Rc::new(RefCell::new(diary));
     let in_hand = Rc::new(Cell::new((VICTIM, 0)));
-    let (noting, hand, mut visits) = (diary.clone(), in_hand.clone(), 0);
-    fault::on_point(move |at| {
+    let (noting, hand) = (diary.clone(), in_hand.clone());
+    case.set_trap(move |at, falls| {
         let note = |what: &str| {
             let (whose, which) = hand.get();
             writeln!(noting.borrow_mut(), "{what} {whose} {which}").unwrap();
@@ -499,16 +453,12 @@ fn a_victim() {
             Point::RecordFreed => note("released"),
             _ => {}
         }
-        visits += (at == point) as usize;
-        if at == point && visits == nth {
+        if falls {
             note("fell");
-            // To this very thread, which falls before the call returns; another one might take a signal to the process.
-            // SAFETY: has no memory to break.
-            unsafe { libc::raise(signal as i32) };
         }
     });
     let name = told("NAME");
-    match role {
+    match case.role {
         Role::Sends | Role::TakesOver | Role::WakesReader => {
             let producer = Producer::attach(&name, SCHEMA, ANYONE).unwrap();
             for which in 0..RECORDS {
@@ -526,7 +476,7 @@ fn a_victim() {
         }
         Role::Takes | Role::WakesWriter => {
             let consumer = Consumer::attach(&name, None, None).unwrap();
-            if role == Role::WakesWriter {
+            if case.role == Role::WakesWriter {
                 assert!(eventually(|| consumer.records().totals().blocked == 1));
             }
             while let Ok(Some(record)) = Consumer::take(&consumer, soon()) {

@@ -12,12 +12,11 @@
 
 mod fixture;
 
-use fixture::{Name, Process, eventually, soon, told};
+use fixture::{Name, Process, eventually, matrix, soon, told};
 use rollway_core::segment::lease::count_alive;
-use rollway_core::sync::{Point, fault};
+use rollway_core::sync::Point;
 use rollway_core::table::{Field, Piece, Sampler, Source, Table, TableSpec};
 use rollway_core::terms::IfExists;
-use std::fmt;
 
 const CAPACITY: usize = 40;
 /// Each number of a row is the same.
@@ -45,9 +44,10 @@ enum Role {
     Recovers,
 }
 
-const ROLES: [Role; 3] = [Role::Adds, Role::Wakes, Role::Recovers];
+impl matrix::Role for Role {
+    const ROLES: &'static [Role] = &[Role::Adds, Role::Wakes, Role::Recovers];
+    const POINTS: &'static [Point] = &Point::TABLE;
 
-impl Role {
     fn traps(self) -> &'static [(Point, &'static [usize])] {
         match self {
             Role::Adds => &[
@@ -64,53 +64,30 @@ impl Role {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Case {
-    role: Role,
-    point: Point,
-    nth: usize,
-    signal: i32,
-}
-
-impl fmt::Display for Case {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Case { role, point, nth, signal } = self;
-        let signal = if *signal == libc::SIGKILL { "SIGKILL" } else { "SIGSTOP" };
-        write!(f, "[{signal} of {role:?} at {point:?}, visit {nth}]")
-    }
-}
+type Case = matrix::Case<Role>;
 
 #[test]
 fn every_point_has_a_role_that_falls_there() {
-    for point in Point::TABLE {
-        let reached = ROLES.iter().any(|role| role.traps().iter().any(|(trap, _)| *trap == point));
-        assert!(reached, "no role of the kill matrix reaches {point:?}");
-    }
+    matrix::check_points::<Role>();
 }
 
 #[test]
 fn an_adder_may_die_or_stop_at_every_point() {
-    for_each(Role::Adds);
+    Case::for_each(Role::Adds, falls);
 }
 
 #[test]
 fn an_adder_may_die_or_stop_with_the_bell_in_hand() {
-    for_each(Role::Wakes);
+    Case::for_each(Role::Wakes, falls);
 }
 
 #[test]
 fn one_who_recovers_may_die_or_stop_himself() {
-    for_each(Role::Recovers);
+    Case::for_each(Role::Recovers, falls);
 }
 
-fn for_each(role: Role) {
-    for &(point, visits) in role.traps() {
-        for &nth in visits {
-            for signal in [libc::SIGKILL, libc::SIGSTOP] {
-                falls(Case { role, point, nth, signal });
-            }
-        }
-    }
+fn start(case: Case, name: &str) -> Process {
+    Process::start("a_victim", &[("NAME", name), ("ORDERS", &case.orders())])
 }
 
 fn falls(case: Case) {
@@ -118,28 +95,25 @@ fn falls(case: Case) {
     let table = Table::open(&spec(&name), IfExists::Fail).unwrap();
     let dead = (case.role == Role::Recovers).then(|| {
         // One more who is killed in the middle of his rows, and whom the victim will bury.
-        let orders =
-            orders(Case { role: Role::Adds, point: Point::RowsWritten, nth: 2, signal: libc::SIGKILL });
-        let dead = Process::start("a_victim", &[("NAME", &name), ("ORDERS", &orders)]);
+        let case = Case { role: Role::Adds, point: Point::RowsWritten, nth: 2, signal: libc::SIGKILL };
+        let dead = start(case, &name);
         // Its lease too: a process shows as ended when its first thread has, and the last one lets go of it.
-        assert!(eventually(|| state(&dead) == 'Z' && count_alive(table.segment()).unwrap() == 1), "{case}");
+        assert!(eventually(|| dead.state() == 'Z' && count_alive(table.segment()).unwrap() == 1), "{case}");
         dead
     });
     let sleeper = std::thread::scope(|scope| {
         let sleeper =
             (case.role == Role::Wakes).then(|| scope.spawn(|| table.wait_for_rows(1, soon()).unwrap()));
         assert!(sleeper.is_none() || eventually(|| table.protocol().control.changed.has_waiter()), "{case}");
-        let victim = Process::start("a_victim", &[("NAME", &name), ("ORDERS", &orders(case))]);
-        assert!(eventually(|| matches!(state(&victim), 'Z' | 'T')), "{case} the victim never fell");
-        let fell_by = if case.signal == libc::SIGKILL { 'Z' } else { 'T' };
-        assert_eq!(state(&victim), fell_by, "{case} the point was never reached");
+        let victim = start(case, &name);
+        case.falls(&victim);
         assert!(sleeper.is_none_or(|sleeper| sleeper.join().unwrap()), "{case} the sleeper never woke");
         victim
     });
     let mut victim = sleeper;
     check_whole(&table, case);
     // As above: the last thread lets go of the lease.
-    let let_go = case.signal == libc::SIGSTOP || eventually(|| table.census().writing == 0);
+    let let_go = !case.is_kill() || eventually(|| table.census().writing == 0);
     assert!(let_go, "{case} the dead still hold rows");
     let held = table.census().writing;
     // Round and round: what the victim holds is passed over while it lives.
@@ -153,7 +127,7 @@ fn falls(case: Case) {
         table.rows() - table.census().ready,
         if held > 0 { table.rows() - (CAPACITY - held) } else { 0 }
     );
-    if case.signal == libc::SIGKILL {
+    if case.is_kill() {
         victim.kill();
     } else {
         victim.signal(libc::SIGCONT);
@@ -208,35 +182,14 @@ fn check_whole(table: &Table, case: Case) {
     );
 }
 
-fn state(process: &Process) -> char {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid())).unwrap();
-    stat.rsplit(')').next().unwrap().trim_start().chars().next().unwrap()
-}
-
-fn orders(case: Case) -> String {
-    let role = ROLES.iter().position(|other| *other == case.role).unwrap();
-    let point = Point::TABLE.iter().position(|other| *other == case.point).unwrap();
-    format!("{role} {point} {} {}", case.nth, case.signal)
-}
-
 #[test]
 #[ignore = "a process of other tests: does as it was told, and falls"]
 fn a_victim() {
-    let orders: Vec<usize> = told("ORDERS").split(' ').map(|word| word.parse().unwrap()).collect();
-    let [role, point, nth, signal] = orders[..] else { panic!("{orders:?}") };
-    let (role, point) = (ROLES[role], Point::TABLE[point]);
-    let mut visits = 0;
-    fault::on_point(move |at| {
-        visits += (at == point) as usize;
-        if at == point && visits == nth {
-            // To this very thread, which falls before the call returns.
-            // SAFETY: has no memory to break.
-            unsafe { libc::raise(signal as i32) };
-        }
-    });
+    let case = Case::told();
+    case.set_trap(|_, _| {});
     // Whoever sits down where somebody died puts his rows right first.
     let table = attach(&told("NAME"));
-    if role != Role::Recovers {
+    if case.role != Role::Recovers {
         (0..12).for_each(|n| add(&table, VICTIM + n, 9));
     }
 }

@@ -16,12 +16,11 @@
 mod fixture;
 mod weights_fixture;
 
-use fixture::{Name, Process, eventually, soon, told};
+use fixture::{Name, Process, eventually, matrix, soon, told};
 use rollway_core::Error;
 use rollway_core::segment::Owner;
-use rollway_core::sync::{Point, fault};
+use rollway_core::sync::Point;
 use rollway_core::weights::{IfExists, Reader, Weights, Writer};
-use std::fmt;
 use std::sync::Arc;
 use weights_fixture::{create, read, reader, spec, update, write};
 
@@ -38,10 +37,10 @@ enum Role {
     Reads,
 }
 
-const ROLES: [Role; 3] = [Role::Writes, Role::Wakes, Role::Reads];
+impl matrix::Role for Role {
+    const ROLES: &'static [Role] = &[Role::Writes, Role::Wakes, Role::Reads];
+    const POINTS: &'static [Point] = &Point::WEIGHTS;
 
-impl Role {
-    /// The points that this role reaches by itself, and at which of its visits it falls.
     fn traps(self) -> &'static [(Point, &'static [usize])] {
         match self {
             Role::Writes => &[
@@ -58,63 +57,15 @@ impl Role {
     }
 }
 
-/// One cell of the matrix.
-#[derive(Debug, Clone, Copy)]
-struct Case {
-    role: Role,
-    point: Point,
-    nth: usize,
-    signal: i32,
-}
+type Case = matrix::Case<Role>;
 
-impl fmt::Display for Case {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Case { role, point, nth, signal } = self;
-        let signal = if *signal == libc::SIGKILL { "SIGKILL" } else { "SIGSTOP" };
-        write!(f, "[{signal} at visit {nth} of {point:?}, {role:?}]")
-    }
-}
-
-impl Case {
-    fn for_each(role: Role, run: impl Fn(Case)) {
-        for &(point, visits) in role.traps() {
-            for &nth in visits {
-                for signal in [libc::SIGKILL, libc::SIGSTOP] {
-                    run(Case { role, point, nth, signal });
-                }
-            }
-        }
-    }
-
-    fn is_kill(&self) -> bool {
-        self.signal == libc::SIGKILL
-    }
-
-    fn start(&self, name: &str) -> Process {
-        let role = ROLES.iter().position(|role| *role == self.role).unwrap();
-        let point = Point::WEIGHTS.iter().position(|point| *point == self.point).unwrap();
-        let orders = format!("{role} {point} {} {}", self.nth, self.signal);
-        Process::start("a_victim", &[("NAME", name), ("ORDERS", &orders)])
-    }
-
-    /// Waits until the victim has fallen.
-    fn falls(&self, victim: &Process) {
-        let state = || {
-            let stat = std::fs::read_to_string(format!("/proc/{}/stat", victim.pid())).unwrap();
-            stat.rsplit(')').next().unwrap().trim_start().chars().next().unwrap()
-        };
-        assert!(eventually(|| matches!(state(), 'Z' | 'T')), "{self} the victim never fell");
-        let wanted = if self.is_kill() { 'Z' } else { 'T' };
-        assert_eq!(state(), wanted, "{self} the point was never reached");
-    }
+fn start(case: Case, name: &str) -> Process {
+    Process::start("a_victim", &[("NAME", name), ("ORDERS", &case.orders())])
 }
 
 #[test]
 fn every_point_has_a_role_that_falls_there() {
-    for point in Point::WEIGHTS {
-        let reached = ROLES.iter().any(|role| role.traps().iter().any(|(trap, _)| *trap == point));
-        assert!(reached, "no role of the kill matrix reaches {point:?}");
-    }
+    matrix::check_points::<Role>();
 }
 
 #[test]
@@ -147,7 +98,7 @@ fn a_writer_falls(case: Case) {
     });
     assert!(sleeper.is_none() || eventually(|| protocol.control.published.has_waiter()), "{case}");
 
-    let mut victim = case.start(&name);
+    let mut victim = start(case, &name);
     case.falls(&victim);
     let (version, values) = read(&reader).expect("a version is there");
     assert_eq!(values, [version; 3], "{case}");
@@ -190,7 +141,7 @@ fn a_reader_may_die_or_stop_at_every_point() {
         let writer = create(&spec(Some(&name)));
         let reader = reader(&writer);
         write(&writer, 1);
-        let mut victim = case.start(&name);
+        let mut victim = start(case, &name);
         case.falls(&victim);
         if case.is_kill() {
             assert!(!victim.wait(), "{case} the victim ended before its point");
@@ -214,20 +165,10 @@ fn a_reader_may_die_or_stop_at_every_point() {
 #[test]
 #[ignore = "a process of other tests: does as it was told, and falls"]
 fn a_victim() {
-    let orders: Vec<usize> = told("ORDERS").split(' ').map(|word| word.parse().unwrap()).collect();
-    let [role, point, nth, signal] = orders[..] else { panic!("{orders:?}") };
-    let (role, point) = (ROLES[role], Point::WEIGHTS[point]);
-    let mut visits = 0;
-    fault::on_point(move |at| {
-        visits += (at == point) as usize;
-        if at == point && visits == nth {
-            // To this very thread, which falls before the call returns; another one might take a signal to the process.
-            // SAFETY: has no memory to break.
-            unsafe { libc::raise(signal as i32) };
-        }
-    });
+    let case = Case::told();
+    case.set_trap(|_, _| {});
     let weights = Arc::new(Weights::open(&told("NAME"), None).unwrap());
-    match role {
+    match case.role {
         Role::Writes | Role::Wakes => {
             let writer = Writer::on(weights, 1).unwrap();
             for _ in 0..VERSIONS {
