@@ -124,6 +124,19 @@ def until(condition, timeout=10.0):
         time.sleep(0.001)
 
 
+def forked(target, *args):
+    """Runs it in a forked child, whose pid it gives; the exit status is 0 when it returned."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            target(*args)
+            code = 0
+        finally:
+            os._exit(code)
+    return pid
+
+
 class Ledger:
     """Numbers in memory that outlives the processes that note them: what each worker has certainly committed."""
 

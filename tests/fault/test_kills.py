@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rollway
-from conftest import Ledger, until
+from conftest import Ledger, forked, until
 
 WORDS = 64
 EXAMPLE = {"id": np.zeros(3, np.int64), "payload": np.zeros(WORDS, np.int64)}
@@ -17,18 +17,6 @@ EXAMPLE = {"id": np.zeros(3, np.int64), "payload": np.zeros(WORDS, np.int64)}
 
 def payload(worker, life, counter):
     return (np.arange(WORDS, dtype=np.int64) * 31 + worker * 1_000_003 + life * 7919 + counter) ^ 0x5A5A
-
-
-def forked(target, *args):
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            target(*args)
-            code = 0
-        finally:
-            os._exit(code)
-    return pid
 
 
 def produce(name, worker, life, ledger, index, limit):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rollway
-from conftest import Ledger, until
+from conftest import Ledger, forked, until
 
 SCHEMA = {"id": "int64[3]", "tokens": "int32[*]", "sums": "int64[*]"}
 
@@ -18,18 +18,6 @@ def content(worker, life, counter):
     length = random.Random(worker * 7919 + life * 104_729 + counter).randrange(0, 4000)
     tokens = (np.arange(length, dtype=np.int32) * 31 + worker * 1009 + life * 7919 + counter) ^ 0x5A5A
     return {"id": np.array([worker, life, counter]), "tokens": tokens, "sums": np.array([length, int(tokens.sum())])}
-
-
-def forked(target, *args):
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            target(*args)
-            code = 0
-        finally:
-            os._exit(code)
-    return pid
 
 
 def produce(name, worker, life, ledger, index, limit):

@@ -8,22 +8,10 @@ import signal
 import numpy as np
 import pytest
 
-from conftest import Ledger, until
+from conftest import Ledger, forked, until
 from rollway import ReplayBuffer, RowsOverrun
 
 WIDTH = 200
-
-
-def forked(target, *args):
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            target(*args)
-            code = 0
-        finally:
-            os._exit(code)
-    return pid
 
 
 def add(buffer, worker, ledger, index):

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 
 import rollway
-
-torch = pytest.importorskip("torch", reason="torch is not installed (make test installs it)")
 
 
 def test_cpu_tensors_are_sent_as_they_are():

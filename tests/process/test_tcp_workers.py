@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import rollway
-from conftest import Ledger, until
+from conftest import Ledger, forked, until
 
 WORDS = 64
 EXAMPLE = {"id": np.zeros(2, np.int64), "payload": np.zeros(WORDS, np.int64), "sum": np.int64(0)}
@@ -108,18 +108,6 @@ class Tally:
             while True:
                 with server.sample(timeout=0.01, at_least=1) as taken:
                     self.add(taken)
-
-
-def forked(target, *args):
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            target(*args)
-            code = 0
-        finally:
-            os._exit(code)
-    return pid
 
 
 def ended_well(pid):

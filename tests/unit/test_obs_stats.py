@@ -12,20 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollway
+from conftest import forked
 from rollway import RunningObsStats, SharedObsNormStats
 from rollway.running_obs_stats import Moments
-
-
-def in_a_child(target, *args):
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            target(*args)
-            code = 0
-        finally:
-            os._exit(code)
-    return pid
 
 
 def ended(pid):
@@ -91,7 +80,7 @@ def put_for_ever(stats):
 
 def test_a_writer_that_never_stops_and_is_killed_tears_nothing(stats):
     for _ in range(3):
-        pid = in_a_child(put_for_ever, stats)
+        pid = forked(put_for_ever, stats)
         seen = []
         while len(seen) < 200:
             if (got := stats.get()) is not None:
@@ -140,10 +129,10 @@ def test_what_dead_collectors_added_stays_and_their_successors_go_on():
     data = np.random.default_rng(1).normal(3, 2, size=(3, 40, 5, 4)).astype(np.float32)
     with RunningObsStats(obs_dim=4, num_collectors=3) as stats:
         assert stats.merged().count == 0 and stats.merged().std.tolist() == [1] * 4
-        pids = [in_a_child(add_and_die, stats, index, data[index][:20]) for index in range(3)]
+        pids = [forked(add_and_die, stats, index, data[index][:20]) for index in range(3)]
         assert [ended(pid) for pid in pids] == [-signal.SIGKILL] * 3
         assert stats.merged().count == 3 * 20 * 5
-        pids = [in_a_child(add_all, stats, index, data[index][20:]) for index in range(3)]
+        pids = [forked(add_all, stats, index, data[index][20:]) for index in range(3)]
         assert [ended(pid) for pid in pids] == [0] * 3
         merged, flat = stats.merged(), data.reshape(-1, 4).astype(np.float64)
     assert merged.count == len(flat)

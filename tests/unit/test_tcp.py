@@ -16,8 +16,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 import rollway
 from conftest import until
@@ -732,8 +734,6 @@ def test_arrays_that_are_not_contiguous_are_sent_as_they_look():
 
 
 def test_torch_tensors_and_bfloat16_are_sent():
-    torch = pytest.importorskip("torch")
-    ml_dtypes = pytest.importorskip("ml_dtypes")
     example = {"obs": torch.zeros(3), "half": np.zeros(2, ml_dtypes.bfloat16)}
     sample = {"obs": torch.arange(3.0, requires_grad=True), "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16)}
     batch = once(example, sample)

@@ -12,6 +12,7 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 import rollway
 from conftest import until
@@ -83,7 +84,6 @@ def test_only_what_changed_travels_and_is_copied(sync, endpoint):
 
 
 def test_torch_modules_are_read_into():
-    torch = pytest.importorskip("torch")
     learner, worker = torch.nn.Linear(4, 3, dtype=torch.bfloat16), torch.nn.Linear(4, 3, dtype=torch.bfloat16)
     with (
         rollway.SharedWeightSync.from_state_dict(learner.state_dict()) as sync,
