@@ -7,7 +7,8 @@
 //!
 //! C2  Large copies go around the cache, four pages side by side: a plain copy would first read every line that it is about to
 //!     overwrite. Such stores keep no order with others, so each copy is fenced before and after: nothing of it is seen
-//!     before what was stored before it, or after what is stored after it.
+//!     before what was stored before it, or after what is stored after it. Single lines are not fenced: who carries them does
+//!     it once, for all of them.
 
 use std::ffi::c_void;
 
@@ -133,5 +134,63 @@ unsafe fn copy_blocks(to: *mut u8, from: *const u8, blocks: usize) {
             out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
             options(nostack),
         );
+    }
+}
+
+/// Whether single lines can be carried around the cache.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn carries_lines() -> bool {
+    false
+}
+
+/// Whether single lines can be carried around the cache.
+#[cfg(target_arch = "x86_64")]
+pub fn carries_lines() -> bool {
+    std::arch::is_x86_feature_detected!("avx")
+}
+
+/// Copies whole cache lines around the cache, in no order with other stores (C2): call [`settle`] before they are published.
+///
+/// # Safety
+/// As for `copy_nonoverlapping` (but see C1); [`carries_lines`], both addresses are multiples of 64, and there is a line.
+#[inline(always)]
+pub unsafe fn carry_lines(to: *mut u8, from: *const u8, lines: usize) {
+    debug_assert!(to.align_offset(64) == 0 && from.align_offset(64) == 0 && lines > 0);
+    // SAFETY: reads and writes `lines` lines, as the caller promises. The compiler takes the block for code that it cannot
+    // see, which may change any memory (C1).
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::asm!(
+            "2:",
+            "vmovdqa ymm0, [{from}]",
+            "vmovdqa ymm1, [{from} + 32]",
+            "vmovntdq [{to}], ymm0",
+            "vmovntdq [{to} + 32], ymm1",
+            "add {from}, 64",
+            "add {to}, 64",
+            "dec {lines}",
+            "jnz 2b",
+            "vzeroupper",
+            to = inout(reg) to => _,
+            from = inout(reg) from => _,
+            lines = inout(reg) lines => _,
+            out("ymm0") _, out("ymm1") _,
+            options(nostack),
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: as the caller promises.
+    unsafe {
+        plain(to, from, 64 * lines)
+    };
+}
+
+/// What was carried before is seen before anything that is stored from now on (C2).
+#[inline(always)]
+pub fn settle() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: an instruction that every x86-64 processor has, and that only orders stores.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
     }
 }

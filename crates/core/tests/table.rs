@@ -39,6 +39,36 @@ fn table(capacity: usize) -> Table {
     Table::open(&spec(None, capacity), IfExists::Fail).unwrap()
 }
 
+/// Rows of a page, that hold one number all over: long enough to be met half written.
+const WIDE: usize = 512;
+
+/// So many of these are filled around the cache.
+const LARGE: usize = 16_384;
+
+fn wide_table(capacity: usize) -> Table {
+    let fields = [Field { offset: 0, bytes: 8 * WIDE }];
+    let spec = TableSpec { row_bytes: 8 * WIDE, fields: &fields, ..spec(None, capacity) };
+    Table::open(&spec, IfExists::Fail).unwrap()
+}
+
+fn add_wide(table: &Table, values: impl IntoIterator<Item = u64>) {
+    let rows: Vec<[u64; WIDE]> = values.into_iter().map(|value| [value; WIDE]).collect();
+    let source = Source { data: rows.as_ptr().cast(), stride: 8 * WIDE as isize, patch: None };
+    // SAFETY: the source has as many rows.
+    unsafe { table.add(&[source], &mut 0, rows.len(), soon()) }.unwrap();
+}
+
+fn sample_wide(table: &Table, sampler: &Sampler, batch: usize) -> Vec<u64> {
+    let mut rows = vec![[0u64; WIDE]; batch];
+    let (bytes, data) = (8 * WIDE, rows.as_mut_ptr().cast());
+    // SAFETY: there is room for `batch` rows.
+    unsafe { sampler.sample(table, batch, &[Piece { offset: 0, bytes, data, stride: bytes }]) }.unwrap();
+    for row in &rows {
+        assert!(row.iter().all(|value| *value == row[0]), "a torn row: {row:?}");
+    }
+    rows.iter().map(|row| row[0]).collect()
+}
+
 fn add(table: &Table, values: &[u64]) {
     let source = Source { data: values.as_ptr().cast(), stride: 8, patch: None };
     let mut done = 0;
@@ -212,28 +242,49 @@ fn waiting_for_rows_ends_with_them_or_with_the_time() {
 
 #[test]
 fn adders_and_samplers_at_once_lose_and_tear_nothing() {
-    let table = Arc::new(table(257));
-    let adders: Vec<_> = (0..3u64)
-        .map(|n| {
-            let table = table.clone();
-            std::thread::spawn(move || {
-                for first in (0..20_000u64).step_by(40) {
-                    add(&table, &(first..first + 40).map(|k| n << 32 | k).collect::<Vec<_>>());
-                }
+    for capacity in [65, LARGE] {
+        let table = Arc::new(wide_table(capacity));
+        let adders: Vec<_> = (0..3u64)
+            .map(|n| {
+                let table = table.clone();
+                std::thread::spawn(move || {
+                    for first in (0..20_000u64).step_by(40) {
+                        add_wide(&table, (first..first + 40).map(|k| n << 32 | k));
+                    }
+                })
             })
-        })
-        .collect();
-    assert!(table.wait_for_rows(1, soon()).unwrap());
-    while !adders.iter().all(|adder| adder.is_finished()) {
-        try_sample(&table, &Sampler::new(None), 300).unwrap();
+            .collect();
+        assert!(table.wait_for_rows(1, soon()).unwrap());
+        while !adders.iter().all(|adder| adder.is_finished()) {
+            sample_wide(&table, &Sampler::new(None), 300);
+        }
+        adders.into_iter().for_each(|adder| adder.join().unwrap());
+        let totals = table.totals();
+        assert_eq!((totals.added, table.census().ready, table.rows()), (60_000, capacity, capacity));
+        // What remains is young: each adder's last rows, up to a lap and what was passed over.
+        let found = distinct(sample_wide(&table, &Sampler::new(Some(1)), 5000));
+        let oldest = found.into_iter().map(|value| value & 0xffff_ffff).min().unwrap();
+        assert!(
+            capacity == LARGE || oldest > 10_000 || totals.skipped > 0,
+            "row {oldest} should have been overwritten"
+        );
     }
-    adders.into_iter().for_each(|adder| adder.join().unwrap());
-    let totals = table.totals();
-    assert_eq!((totals.added, table.census().ready, table.rows()), (60_000, 257, 257));
-    // What remains is young: each adder's last rows, up to a lap and what was passed over.
-    let oldest =
-        distinct(sample(&table, 1, 5000)).into_iter().map(|value| value & 0xffff_ffff).min().unwrap();
-    assert!(oldest > 10_000 || totals.skipped > 0, "row {oldest} should have been overwritten");
+}
+
+#[test]
+fn a_table_filled_around_the_cache_holds_what_was_added() {
+    let table = wide_table(LARGE);
+    // Long runs, runs that are too short to go around, and one that goes round the end.
+    let mut next = 0..;
+    for len in [1000, 7, 1, 64, 8, LARGE] {
+        add_wide(&table, next.by_ref().take(len));
+    }
+    let (last, mut found) = (next.start, Vec::new());
+    let sampler = Sampler::new(Some(3));
+    (0..20).for_each(|_| found.extend(sample_wide(&table, &sampler, LARGE)));
+    let found = distinct(found);
+    assert!(found.iter().all(|value| (last - LARGE as u64..last).contains(value)), "an old row");
+    assert!(found.len() > LARGE - 10, "of {LARGE} rows {} were found", found.len());
 }
 
 #[test]

@@ -4,15 +4,25 @@
 //! costs few. Pieces of two adders alternate; each row is whole.
 
 use super::Table;
-use super::layout::Tally;
+use super::layout::{Geometry, LINE, Tally};
 use super::protocol::Claim;
+use crate::carry::{carries_lines, carry_lines, settle};
 use crate::error::{Error, Result};
+use crate::prefetch::prefetch_to_write;
+use crate::segment::header::PAGE;
 use crate::segment::lease::Memo;
 use crate::sync::{AtomicU64, Ordering, Point, crash_point};
 use crate::wait::Patience;
 
 /// The most rows that one adder has in hand at a time.
 pub const PIECE: usize = 64;
+
+/// Of how many rows ahead the lines are fetched.
+const AHEAD: usize = 4;
+/// A table of this many bytes is filled around the cache. A smaller one may be in it.
+const AROUND_BYTES: usize = 64 << 20;
+/// Fewer rows than these are not worth it.
+const AROUND_ROWS: usize = 8;
 
 /// Where the rows of one field come from: each field of a row in one piece, and so many bytes from one row to the next.
 #[derive(Debug, Clone, Copy)]
@@ -113,18 +123,76 @@ impl Table {
     /// The claim is ours, and the sources have as many rows from `from` on.
     #[inline]
     unsafe fn fill(&self, sources: &[Source], from: usize, claim: &Claim) {
-        for (from, row) in (from..).zip(claim.rows()) {
-            let place = self.row(row);
-            for (source, field) in sources.iter().zip(&self.geometry.fields) {
-                // SAFETY: the field lies in the row, which is ours (I1). Readers copy the same bytes now and then, and
-                // throw away what they copied (I3).
-                unsafe { copy(source.row(from), place.add(field.offset), field.bytes) };
-                crash_point(Point::RowHalfWritten);
+        // SAFETY: as the caller promises.
+        unsafe {
+            if self.is_filled_around_the_cache() && claim.len >= AROUND_ROWS {
+                self.fill_around(sources, from, claim);
+            } else {
+                self.fill_plainly(sources, from, claim);
             }
         }
         crash_point(Point::RowsWritten);
     }
+
+    /// # Safety
+    /// As for `fill`.
+    unsafe fn fill_plainly(&self, sources: &[Source], from: usize, claim: &Claim) {
+        let stride = self.geometry.stride;
+        for (from, row) in (from..).zip(claim.rows()) {
+            let place = self.row(row);
+            if row + AHEAD < claim.rows().end {
+                let ahead = place.wrapping_add(AHEAD * stride);
+                (0..stride.min(PAGE))
+                    .step_by(LINE)
+                    .for_each(|line| prefetch_to_write(ahead.wrapping_add(line)));
+            }
+            // SAFETY: the row is ours (I1). Readers copy the same bytes now and then, and throw away what they copied (I3).
+            unsafe { self.pack(sources, from, place) };
+        }
+    }
+
+    /// By way of a row in the cache, from where whole lines go around it: a plain copy would first read every line of the table
+    /// that it is about to overwrite.
+    ///
+    /// # Safety
+    /// As for `fill`; [`is_filled_around_the_cache`](Self::is_filled_around_the_cache).
+    unsafe fn fill_around(&self, sources: &[Source], from: usize, claim: &Claim) {
+        let mut stage = Stage([0; PAGE]);
+        for (from, row) in (from..).zip(claim.rows()) {
+            let stage = stage.0.as_mut_ptr();
+            // SAFETY: a row fits the stage, which is ours alone, and is whole lines long, as the table's rows are. The place is
+            // ours by a claim (I1): a locked instruction, before which no such store is seen (I3).
+            unsafe {
+                self.pack(sources, from, stage);
+                carry_lines(self.row(row), stage, self.geometry.stride / LINE);
+            }
+        }
+        settle(); // Before `commit` (I2).
+    }
+
+    /// Whether rows are whole lines, small, and in a table that no cache holds.
+    fn is_filled_around_the_cache(&self) -> bool {
+        let Geometry { stride, capacity, .. } = self.geometry;
+        stride.is_multiple_of(LINE) && stride <= PAGE && capacity * stride >= AROUND_BYTES && carries_lines()
+    }
+
+    /// Copies one row, field by field.
+    ///
+    /// # Safety
+    /// `place` has room for a row, is ours, and the sources have a row `from`.
+    #[inline]
+    unsafe fn pack(&self, sources: &[Source], from: usize, place: *mut u8) {
+        for (source, field) in sources.iter().zip(&self.geometry.fields) {
+            // SAFETY: the field lies in the row; the rest is as the caller promises.
+            unsafe { copy(source.row(from), place.add(field.offset), field.bytes) };
+            crash_point(Point::RowHalfWritten);
+        }
+    }
 }
+
+/// One row, on the lines that it has in the table.
+#[repr(align(64))]
+struct Stage([u8; PAGE]);
 
 /// Copies bytes. The sizes of single numbers, of which most fields are, without a call.
 ///

@@ -211,7 +211,8 @@ pub struct Geometry {
     pub body_bytes: usize,
 }
 
-const LINE: usize = 64;
+/// A cache line.
+pub const LINE: usize = 64;
 
 impl Geometry {
     /// Checks the sizes and derives the offsets.
