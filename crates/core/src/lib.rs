@@ -18,7 +18,7 @@
 //! | [`terms`] | what a user chooses: what to do when there is no room, or when the name is taken |
 //! | [`wait`] | how long to block, and when to look around |
 //! | [`metrics`] | histograms that live in the segment |
-//! | [`prefetch`](mod@prefetch), [`carry`] | hints to the processor; copies around the cache, or behind the compiler's back |
+//! | [`prefetch`](mod@prefetch), [`carry`], [`share`] | hints to the processor; copies around the cache, or behind the compiler's back; by several threads |
 //! | [`net`] | samples from other hosts, over TCP, straight into the ring |
 
 pub mod block;
@@ -31,6 +31,7 @@ pub mod prefetch;
 pub mod records;
 pub mod ring;
 pub mod segment;
+pub mod share;
 pub mod sync;
 pub mod table;
 pub mod terms;

@@ -8,8 +8,8 @@ use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
 use rollway_core::net::{ClientTls, WeightMirror as Core, WeightMirrorSpec};
 use rollway_core::ring::Patience;
+use rollway_core::share::default_threads;
 use rollway_core::weights::Target;
-use rollway_core::weights::copy::default_threads;
 use std::path::PathBuf;
 
 /// Weights that a thread of the core keeps up to date. Not for users: addresses are taken as they are.

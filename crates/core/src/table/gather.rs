@@ -10,8 +10,10 @@ use crate::carry::plain;
 use crate::error::{Error, Result};
 use crate::prefetch::{prefetch, prefetch_all};
 use crate::segment::lease::generation;
+use crate::share::{default_threads, share_out};
 use crate::sync::Ordering;
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// Rows are asked for this many bytes before they are copied, so that memory answers in the meantime.
@@ -20,8 +22,8 @@ const AHEAD_BYTES: usize = 4096;
 const AHEAD_ROWS: Range<usize> = 2..32;
 /// A batch is shared among threads when each has this much to copy: starting one costs as much as copying an eighth of it.
 const THREAD_BYTES: usize = 1 << 20;
-/// The most threads for one batch: then memory is the limit.
-const MAX_THREADS: usize = 4;
+/// How many parts of a batch there are for each thread: one that starts late finds less to do.
+const PARTS: usize = 8;
 /// Draws that fail one after the other before all rows are looked at, and looks before we give up.
 const BLIND_DRAWS: u64 = 32;
 const LOOKS: u64 = 10_000;
@@ -86,17 +88,17 @@ impl Sampler {
         let redrawn = AtomicUsize::new(0);
         // SAFETY: as the caller promises; each part is of other rows.
         let gather = |part: Range<usize>| unsafe { table.gather(draws, part, pieces, &redrawn) };
-        let done = match threads(batch * table.geometry.row_bytes) {
-            1 => gather(0..batch),
-            threads => std::thread::scope(|scope| {
-                let each = batch.div_ceil(threads);
-                let parts = (1..threads).map(|n| (n * each).min(batch)..((n + 1) * each).min(batch));
-                let others: Vec<_> = parts.map(|part| scope.spawn(|| gather(part))).collect();
-                let mine = gather(0..each.min(batch));
-                others.into_iter().fold(mine, |done, other| {
-                    done.and(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-                })
-            }),
+        let threads = threads(batch * table.geometry.row_bytes);
+        let done = if threads == 1 {
+            gather(0..batch)
+        } else {
+            let parts = batch.div_ceil(PARTS * threads);
+            let parts: Vec<_> = (0..batch).step_by(parts).map(|n| n..(n + parts).min(batch)).collect();
+            let failed = OnceLock::new();
+            share_out(&parts, threads, |part| {
+                gather(part.clone()).unwrap_or_else(|error| _ = failed.set(error));
+            });
+            failed.into_inner().map_or(Ok(()), Err)
         };
         let tally = table.tally(owner);
         tally.redrawn.fetch_add(redrawn.into_inner() as u64, Ordering::Relaxed);
@@ -108,8 +110,8 @@ impl Sampler {
 
 /// How many threads a batch of so many bytes is worth.
 fn threads(bytes: usize) -> usize {
-    let worth = (bytes / THREAD_BYTES).clamp(1, MAX_THREADS);
-    if worth == 1 { 1 } else { worth.min(std::thread::available_parallelism().map_or(1, usize::from)) }
+    let worth = bytes / THREAD_BYTES;
+    if worth > 1 { worth.min(default_threads()) } else { 1 }
 }
 
 /// Which rows a batch is made of.

@@ -1,28 +1,18 @@
 //! Copying leaves, by several threads when they are large, and without the compiler's help.
 //!
 //! A reader may copy from a buffer that the writer is overwriting (I4 of the protocol): see C1 in [`crate::carry`].
-//!
-//! Who copies what is decided while it runs: each thread takes the next piece when it is done with its last one, so a
-//! thread that another process keeps from its core holds up no more than a piece.
 
 use crate::carry::{around_the_cache, plain};
+use crate::share::share_out;
 use crate::sync::{Point, crash_point};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a thread copies at once.
 const PIECE: usize = 1 << 20;
 /// A further thread must have this much to do: starting one costs as much as copying some hundred kilobytes.
 const SHARE: usize = 4 << 20;
-/// More threads than this do not make memory faster.
-const MOST_THREADS: usize = 4;
-
 /// Copies of this much altogether go around the cache. Below it, whoever reads next may find them there.
 const STREAM: usize = 16 << 20;
-
-/// How many threads copy, unless somebody says: as many as this process may use, at most four.
-pub fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_THREADS))
-}
 
 /// One leaf's way from here to there.
 #[derive(Debug, Clone, Copy)]
@@ -56,7 +46,7 @@ pub unsafe fn copy_all(legs: &[Leg], threads: usize) {
     }
     let large = pieces.iter().map(|piece| piece.bytes).sum::<usize>() >= STREAM;
     let carry = if large { around_the_cache() } else { plain };
-    share_out(&pieces, threads, |piece| {
+    share_out(&pieces, worth(legs, threads), |piece| {
         // For the kill matrix, in two halves.
         let half = if cfg!(feature = "fault") { piece.bytes / 2 } else { piece.bytes };
         // SAFETY: the piece is a part of a leg, for which the caller answers; both halves are inside it.
@@ -75,10 +65,10 @@ pub unsafe fn copy_all(legs: &[Leg], threads: usize) {
 /// # Safety
 /// Every leg's `to` is mapped for reading, and nobody writes to it until this returns.
 pub unsafe fn checksums(legs: &[Leg], threads: usize) -> Vec<u64> {
-    let sums: Vec<_> = legs.iter().map(|_| std::sync::atomic::AtomicU64::new(0)).collect();
+    let sums: Vec<_> = legs.iter().map(|_| AtomicU64::new(0)).collect();
     let numbered: Vec<Leg> =
         legs.iter().enumerate().map(|(number, leg)| Leg { leaf: number, ..*leg }).collect();
-    share_out(&numbered, threads, |leg| {
+    share_out(&numbered, worth(legs, threads), |leg| {
         // SAFETY: as the caller promises.
         let bytes = unsafe { std::slice::from_raw_parts(leg.to, leg.bytes) };
         sums[leg.leaf].store(xxhash_rust::xxh3::xxh3_64(bytes), Ordering::Relaxed);
@@ -86,23 +76,9 @@ pub unsafe fn checksums(legs: &[Leg], threads: usize) -> Vec<u64> {
     sums.into_iter().map(|sum| sum.into_inner()).collect()
 }
 
-/// Does `work` on every leg, by the calling thread and as many others as it pays for.
-fn share_out(legs: &[Leg], threads: usize, work: impl Fn(&Leg) + Sync) {
-    let bytes: usize = legs.iter().map(|leg| leg.bytes).sum();
-    let next = AtomicUsize::new(0);
-    let toil = || {
-        while let Some(leg) = legs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            work(leg);
-        }
-    };
-    let others = threads.min(bytes / SHARE).max(1) - 1;
-    std::thread::scope(|scope| {
-        for _ in 0..others {
-            // Where no further thread is to be had, the others do its share.
-            let _ = std::thread::Builder::new().name("rollway-copy".to_owned()).spawn_scoped(scope, toil);
-        }
-        toil();
-    });
+/// How many of `threads` threads it pays to use.
+fn worth(legs: &[Leg], threads: usize) -> usize {
+    threads.min(legs.iter().map(|leg| leg.bytes).sum::<usize>() / SHARE)
 }
 
 #[cfg(test)]

@@ -1,0 +1,47 @@
+//! Work that several threads share. Who does what is decided while it runs: each takes the next piece when it is done with its
+//! last one, so a thread that starts late, or that another process keeps from its core, holds up no more than a piece.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// More threads than this do not make memory faster.
+const MOST_THREADS: usize = 4;
+
+/// How many threads copy, unless somebody says: as many as this process may use, at most four.
+pub fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_THREADS))
+}
+
+/// Does every piece of `work` once, by the calling thread and `threads - 1` others. They are gone when this returns.
+pub fn share_out<T: Sync>(work: &[T], threads: usize, toil: impl Fn(&T) + Sync) {
+    let next = AtomicUsize::new(0);
+    let toil = || {
+        // Relaxed: a number that nobody else gets is all that is asked of it. The scope's end orders the rest.
+        while let Some(piece) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
+            toil(piece);
+        }
+    };
+    if threads <= 1 {
+        return toil();
+    }
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // Where no further thread is to be had, the others do its share.
+            let _ = std::thread::Builder::new().name("rollway-copy".to_owned()).spawn_scoped(scope, toil);
+        }
+        toil();
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_piece_is_done_once_whatever_the_number_of_threads() {
+        for threads in [0, 1, 3, 8] {
+            let counts: Vec<AtomicUsize> = (0..100).map(|_| AtomicUsize::new(0)).collect();
+            share_out(&counts, threads, |count| _ = count.fetch_add(1, Ordering::Relaxed));
+            assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+        }
+    }
+}
