@@ -29,14 +29,14 @@ pub enum Error {
 
     #[error(
         "cannot reserve {need} bytes of shared memory for '{name}': {dir} has {free} of {total} bytes free. \
-         Use a smaller batch or fewer buffers, free stale segments with `rollway gc`, or enlarge {dir} \
+         Ask for less (a smaller batch or capacity, fewer buffers), free stale segments with `rollway gc`, or enlarge {dir} \
          (docker: --shm-size, kubernetes: an emptyDir with medium Memory, root: mount -o remount,size=… {dir})"
     )]
     NoMemory { name: String, need: u64, free: u64, total: u64, dir: String },
 
     #[error(
         "cannot reserve {need} bytes for '{name}': there are {left} bytes of memory left on this machine, or in this \
-         container. Use a smaller batch or fewer buffers"
+         container. Ask for less (a smaller batch or capacity, fewer buffers)"
     )]
     NoRam { name: String, need: u64, left: u64 },
 
