@@ -3,6 +3,7 @@
 import mmap
 import os
 import secrets
+import shutil
 import signal
 import struct
 import subprocess
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import rollway
+from authority import Authority
 from rollway import _core
 
 
@@ -148,3 +150,15 @@ class Ledger:
 
     def read(self, index):
         return struct.unpack_from("q", self.memory, index * 8)[0]
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory):
+    if shutil.which("openssl") is None:
+        pytest.skip("making certificates needs openssl(1)")
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="session")
+def certificate(authority):
+    return authority.issue("DNS:learner.example", "IP:127.0.0.1")

@@ -8,9 +8,7 @@ import dataclasses
 import gc
 import math
 import re
-import shutil
 import socket
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -22,6 +20,7 @@ import pytest
 import torch
 
 import rollway
+from authority import Authority
 from conftest import until
 
 ONE = np.zeros(1, np.int64)
@@ -901,54 +900,6 @@ def test_transports_are_values():
         transport.port = 5
     with serve(transport=transport) as one, serve(transport=transport) as two:
         assert one.port != two.port, "one description serves for many"
-
-
-class Authority:
-    """A certificate authority of this test run, made with openssl(1)."""
-
-    def __init__(self, folder, name="authority"):
-        self.folder, self.pem = folder, folder / "ca.pem"
-        self._openssl(f"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN={name}", "ca")
-
-    def _openssl(self, command, name):
-        files = ["-keyout", str(self.folder / f"{name}.key"), "-out", str(self.folder / f"{name}.pem")]
-        subprocess.run(["openssl", *command.split(), *files], check=True, capture_output=True)
-
-    def issue(self, *names):
-        """A `Tls` whose certificate is good for these names."""
-        name = names[0].partition(":")[2]
-        made = f"req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN={name}"
-        extensions = self.folder / f"{name}.ext"
-        extensions.write_text(f"subjectAltName={','.join(names)}\nbasicConstraints=CA:FALSE\n")
-        self._openssl(made, f"{name}.request")
-        key, certificate = self.folder / f"{name}.request.key", self.folder / f"{name}.pem"
-        signing = f"x509 -req -days 2 -in {name}.request.pem -CA ca.pem -CAkey ca.key -CAcreateserial"
-        subprocess.run(
-            ["openssl", *signing.split(), "-extfile", extensions.name, "-out", certificate.name],
-            check=True,
-            capture_output=True,
-            cwd=self.folder,
-        )
-        return rollway.Tls(certificate, key)
-
-    def self_signed(self, address):
-        """A `Tls` whose certificate vouches for itself."""
-        extensions = f"-addext subjectAltName={address} -addext basicConstraints=critical,CA:FALSE"
-        made = f"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=self {extensions}"
-        self._openssl(made, "self")
-        return rollway.Tls(self.folder / "self.pem", self.folder / "self.key")
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory):
-    if shutil.which("openssl") is None:
-        pytest.skip("making certificates needs openssl(1)")
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
-def certificate(authority):
-    return authority.issue("DNS:learner.example", "IP:127.0.0.1")
 
 
 def test_samples_go_over_tls(authority, certificate):

@@ -71,6 +71,17 @@ def test_a_worker_reads_what_the_learner_wrote(sync, endpoint):
         weights.read_weights()
 
 
+def test_weights_go_over_tls(sync, authority, certificate):
+    with sync.serve(rollway.TcpTransport(tls=certificate, token=TOKEN)) as endpoint:
+        with connect(endpoint, token=TOKEN, ca=authority.pem, server_name="learner.example") as weights:
+            for number in (2, 3):
+                sync.write_weights(tree(number))
+                assert weights.wait_for_version(number, SOON) == number
+                assert filled(weights.read_weights()) == number
+        with pytest.raises(rollway.TlsFailed, match="not valid for name"):
+            connect(endpoint, token=TOKEN, ca=authority.pem, server_name="other.example")
+
+
 def test_only_what_changed_travels_and_is_copied(sync, endpoint):
     with connect(endpoint) as weights:
         weights.wait_for_version(1, SOON)
