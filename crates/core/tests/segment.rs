@@ -9,7 +9,7 @@ use rollway_core::ring::producer::ProducerSpec;
 use rollway_core::ring::{Consumer, IfExists, OnFull, Patience, Producer, RingSpec};
 use rollway_core::segment::header::{Header, LAYOUT_VERSION, PAGE, SeatRecord};
 use rollway_core::segment::lease::Undertaker;
-use rollway_core::segment::{PREFIX, Role, Seat, Segment, Spec, arrival, catalog, directory};
+use rollway_core::segment::{Owner, PREFIX, Role, Seat, Segment, Spec, Surety, arrival, catalog, directory};
 use rollway_core::sync::Ordering;
 use rollway_core::{Error, Result};
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -1022,6 +1022,42 @@ fn the_seat_of_a_dead_producer_is_swept_by_the_next_one() {
     assert_eq!(consumer.ring().protocol().control.counters.recovered_slots.load(Ordering::Relaxed), 1);
     (1..=2).for_each(|value| send(&producer, value));
     assert_eq!(receive(&consumer).len(), 2, "the batch is whole: the dead one's slot was used again");
+    consumer.close().unwrap();
+}
+
+#[test]
+fn what_a_dead_producer_claimed_is_not_taken_back_while_somebody_stands_surety() {
+    let name = Name::new("surety");
+    let consumer = create(&name);
+    let mut claimer = Actor::start("claimer", &name);
+    assert_eq!(claimer.hear(), "claimed");
+    let (segment, owner) = (consumer.ring().segment(), Owner::new(1, 1));
+    let (first, second) = (Surety::stand(segment, owner).unwrap(), Surety::stand(segment, owner).unwrap());
+    claimer.kill();
+    let witness = attach(&name).unwrap();
+    assert_eq!(witness.owner().unwrap().seat(), 2, "the dead one's seat is not to be had");
+    drop(first);
+    assert_eq!(attach(&name).unwrap().owner().unwrap().seat(), 3, "the other one may still be writing");
+    assert_eq!(consumer.ring().census().claimed_slots, 1);
+    assert_eq!((consumer.producers().alive, consumer.producers().died), (2, vec![]));
+    assert_refused!(Surety::stand(segment, owner), Error::PeersGone(_));
+    drop(second);
+    assert_eq!((consumer.producers().alive, consumer.producers().died), (1, vec![claimer.pid()]));
+    assert_eq!(attach(&name).unwrap().owner().unwrap().seat(), 1);
+    assert_eq!(consumer.ring().census().claimed_slots, 0);
+    consumer.close().unwrap();
+}
+
+#[test]
+fn a_surety_for_one_who_left_in_good_order_keeps_nobody_from_its_seat() {
+    let name = Name::new("surety-left");
+    let consumer = create(&name);
+    let producer = attach(&name).unwrap();
+    let owner = producer.owner().unwrap();
+    let _surety = Surety::stand(consumer.ring().segment(), owner).unwrap();
+    drop(producer);
+    let next = attach(&name).unwrap().owner().unwrap();
+    assert!(next.seat() == owner.seat() && next != owner);
     consumer.close().unwrap();
 }
 

@@ -82,8 +82,9 @@ impl Producer {
         self.sequence.load(Ordering::Relaxed)
     }
 
+    /// Who claims through this handle. Sits down anew in a forked child.
     #[inline]
-    fn owner(&self) -> Result<Owner> {
+    pub fn owner(&self) -> Result<Owner> {
         match self.seat.owner() {
             Some(owner) => Ok(owner),
             None => self.rejoin(),

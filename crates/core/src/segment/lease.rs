@@ -4,6 +4,8 @@
 //! (OFD) lock. Whether somebody lives is asked by testing that lock, never by a timer, and it also works between
 //! containers that share the file system but not the process ids. A stopped process keeps its lock.
 //!
+//! A process that writes where another one has claimed stands [`Surety`] for it: the other counts as alive until both are gone.
+//!
 //! What would break it, and what stands against that:
 //!
 //! * OFD locks belong to the *open file*, which a mapping also keeps alive. So the lease has an open file of its own
@@ -172,6 +174,23 @@ impl Lease {
         self.fcntl(libc::F_OFD_SETLK, libc::F_WRLCK, seat, seats).is_ok()
     }
 
+    /// Takes a seat's lock, unless somebody stands surety for the one who died there.
+    fn try_seat(&self, seat: usize, record: &SeatRecord) -> bool {
+        if !self.try_lock(seat, 1) {
+            return false;
+        }
+        let free = record.is_left() || !self.is_locked(SURETIES + seat, 1);
+        if !free {
+            let _ = self.fcntl(libc::F_OFD_SETLK, libc::F_UNLCK, seat, 1);
+        }
+        free
+    }
+
+    /// Whether somebody else sits there, or stands surety for the one who did.
+    fn is_taken(&self, seat: usize) -> bool {
+        self.is_locked(seat, 1) || self.is_locked(SURETIES + seat, 1)
+    }
+
     /// Whether anybody but this lease holds one of the locks. Doubt counts as life.
     fn is_locked(&self, seat: usize, seats: usize) -> bool {
         self.fcntl(libc::F_OFD_GETLK, libc::F_WRLCK, seat, seats)
@@ -184,7 +203,7 @@ impl Drop for Lease {
         // In a forked child the handler has closed the descriptor, and its number may be somebody else's by now.
         if self.generation == generation() {
             // Not left to `close`: a child between vfork and exec has a copy of the descriptor.
-            let _ = self.fcntl(libc::F_OFD_SETLK, libc::F_UNLCK, 0, GATE + 1);
+            let _ = self.fcntl(libc::F_OFD_SETLK, libc::F_UNLCK, 0, SURETIES + super::header::MAX_SEATS);
             without_fork(|| {
                 LEASES[self.entry].store(-1, Ordering::Relaxed);
                 // SAFETY: opened by us, closed once.
@@ -199,6 +218,27 @@ const UNDERTAKER: usize = super::header::MAX_SEATS;
 
 /// The byte that consumers lock while they sit down, and while they leave and look whether they were the last.
 const GATE: usize = UNDERTAKER + 1;
+
+/// The first of the bytes, one for each seat, that are locked for reading by those who stand surety for its holder.
+const SURETIES: usize = GATE + 1;
+
+/// Held by a process that writes where another one has claimed: as long as it is, the other one's claims are not taken back,
+/// even if it is dead. If the other one has left in good order, it means nothing.
+#[derive(Debug)]
+pub struct Surety(#[allow(dead_code)] Lease);
+
+impl Surety {
+    /// For the holder of a seat, who must be alive: then nothing was taken back before.
+    pub fn stand(segment: &Segment, owner: Owner) -> Result<Surety> {
+        let gone = || Error::PeersGone(format!("the one to write for in '{}' has died", segment.name()));
+        let record = segment.seats().get(owner.seat()).ok_or_else(gone)?;
+        let lease = Lease::open(segment)?;
+        lease.fcntl(libc::F_OFD_SETLK, libc::F_RDLCK, SURETIES + owner.seat(), 1)?;
+        // SYNC seat.life: Acquire here, AcqRel in `sit_down`. After the lock: whoever takes the seat from now on has to look at it.
+        let life = record.life.load(Ordering::Acquire) & ((1 << LIFE_BITS) - 1);
+        if life == owner.life() && lease.is_locked(owner.seat(), 1) { Ok(Surety(lease)) } else { Err(gone()) }
+    }
+}
 
 /// Held by a consumer that comes or goes, so that nobody sits down in a ring that is being shut down.
 #[derive(Debug)]
@@ -239,6 +279,15 @@ pub fn count_alive(segment: &Segment) -> Result<usize> {
     Ok((0..segment.seats().len()).filter(|&seat| lease.is_locked(seat, 1)).count())
 }
 
+impl SeatRecord {
+    /// Whether nobody sat here yet, or the last one left in good order.
+    fn is_left(&self) -> bool {
+        // SYNC seat.state: Acquire here and wherever it is looked at, Release where it changes: what a holder did before it
+        // left, and its role, pid and life before it joined.
+        matches!(self.state.load(Ordering::Acquire), seat_state::NEVER | seat_state::LEFT)
+    }
+}
+
 /// A participant's place, for as long as it lives.
 #[derive(Debug)]
 pub struct Seat {
@@ -260,7 +309,7 @@ impl Seat {
     fn sit_down(segment: &Segment, role: Role, sweep: impl Fn(usize)) -> Result<(Lease, Owner)> {
         let lease = Lease::open(segment)?;
         let seats = segment.seats();
-        let Some(index) = (0..seats.len()).find(|&seat| lease.try_lock(seat, 1)) else {
+        let Some(index) = (0..seats.len()).find(|&seat| lease.try_seat(seat, &seats[seat])) else {
             // An undertaker has them all: the segment was stale, and is as good as gone.
             if lease.is_locked(UNDERTAKER, 1) || segment.is_unlinked()? {
                 return Err(segment.not_found());
@@ -272,10 +321,7 @@ impl Seat {
             return Err(segment.not_found());
         }
         let record = &seats[index];
-        // SYNC seat.state: Acquire here and wherever it is looked at, Release where it changes: what a holder did before it
-        // left, and its role, pid and life before it joined.
-        let left_cleanly =
-            matches!(record.state.load(Ordering::Acquire), seat_state::NEVER | seat_state::LEFT);
+        let left_cleanly = record.is_left();
         // First: from here on, claims of the last holder name a life that is over, and anybody may take them back. If
         // we die or are stopped before we have done so, others can.
         // SYNC seat.life: AcqRel here, Acquire wherever it is looked at. Who sees it knows that the lock changed hands before.
@@ -340,7 +386,7 @@ impl Seat {
         // No fork in between: the child would inherit a mutex that nobody unlocks.
         let alive = without_fork(|| {
             let lease = self.lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            lease.generation != generation() || lease.is_locked(owner.seat(), 1)
+            lease.generation != generation() || lease.is_taken(owner.seat())
         });
         if !alive {
             self.note_death(owner.seat());

@@ -23,7 +23,7 @@ mod memory;
 
 use crate::error::{Error, Result};
 use header::{Extent, GEOMETRY_WORDS, Header, LAYOUT_VERSION, MAGIC, PAGE, SeatRecord};
-pub use lease::{Census, Owner, Role, Seat};
+pub use lease::{Census, Owner, Role, Seat, Surety};
 use rustix::fs::{self, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
