@@ -69,7 +69,7 @@ class AppoSettings(Settings):
     """
     env_workers: int | None = None
     """Processes that step a collector's environments, and write what they say straight into the ring (`make_vec`). When
-    left out the collector steps them itself, which is faster where an environment takes microseconds.
+    left out the collector steps them itself.
     """
     epochs: int = 4
     minibatches: int = 4
