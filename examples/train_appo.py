@@ -1,4 +1,7 @@
-"""Asynchronous PPO from Python: two collectors step CartPole, this process learns. Try ``--iterations 200``."""
+"""Asynchronous PPO from Python. Try ``--iterations 200``.
+
+A collector acts, its two workers step CartPole and write rollouts straight into the ring, and this process learns.
+"""
 
 import argparse
 import tempfile
@@ -14,8 +17,8 @@ def main() -> None:
     parser.add_argument("--log-dir", type=Path, default=Path(tempfile.gettempdir()) / "rollway-appo")
     options = parser.parse_args()
 
-    settings = {"learning_rate": 1e-3, "rollout_steps": 64, "seed": 1}
-    with AppoRunner(options.env, rl_cfg=settings, num_envs=16, num_collectors=2) as runner:
+    settings = {"learning_rate": 1e-3, "rollout_steps": 64, "env_workers": 2, "seed": 1}
+    with AppoRunner(options.env, rl_cfg=settings, num_envs=16, num_collectors=1) as runner:
         for progress in runner.train(options.iterations, log_dir=options.log_dir):
             print(
                 f"{progress.env_steps:>7,} steps  return {progress.mean_return:6.1f}  "

@@ -173,6 +173,11 @@ class RolloutRingBuffer:
         tree: dict[str, Array] = self._reserved(None).tree
         return tree
 
+    @property
+    def writer(self) -> Producer:
+        """Whose slot `write_buffer` is: what `ShmVectorEnv.collect_into` asks for."""
+        return self._writer()
+
     def wait_for_slot(self, timeout: float | None = None) -> bool:
         """Reserves the slot that `write_buffer` will show, in at most so many seconds. False when there was none."""
         try:

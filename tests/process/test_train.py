@@ -29,18 +29,22 @@ def nothing_left():
     assert not [segment.name for segment in rollway.segments() if segment.creator_pid == os.getpid()]
 
 
-def test_appo_doubles_the_return_although_a_collector_is_killed(tmp_path):
+@pytest.mark.parametrize("env_workers", [None, 1], ids=["on its own", "with a worker"])
+def test_appo_doubles_the_return_although_a_collector_is_killed(tmp_path, env_workers):
     killed = []
-    with AppoRunner("CartPole-v1", rl_cfg={"return_window": 50, "seed": 1}) as runner:
+    with AppoRunner("CartPole-v1", rl_cfg={"return_window": 50, "seed": 1, "env_workers": env_workers}) as runner:
         for progress in runner.train(save_interval=5, log_dir=tmp_path):
             if progress.iteration == 3:
-                killed.append(runner.supervisor.pids()[1])
-                os.kill(killed[0], signal.SIGKILL)
+                pid = runner.supervisor.pids()[1]
+                killed += [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+                os.kill(pid, signal.SIGKILL)
             if progress.mean_return >= 44 and progress.restarts and progress.collectors == 2:
                 break
             assert progress.env_steps < 150_000, progress  # random actions hold the pole for 22 steps
         assert [death.signal_name for death in runner.supervisor.deaths] == ["SIGKILL"]
         assert killed[0] not in runner.supervisor.pids().values()
+        assert len(killed) == 1 + (env_workers or 0)
+        until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in killed))
     rows = training_log.read(tmp_path)
     assert [row["iteration"] for row in rows] == list(range(1, len(rows) + 1))
     assert Policy.load(tmp_path / "iteration_5").evaluate(episodes=3) > 0

@@ -75,6 +75,18 @@ impl Bell {
         }
     }
 
+    /// Moves the bell for those who watch it awake, and wakes those who sleep. Call it after the change and a SeqCst
+    /// fence, which pairs with the one in `announce` (B1).
+    pub fn call(&self) {
+        if self.has_waiter() {
+            self.ring();
+        } else {
+            // SYNC bell.moved: Release here, Acquire in `count`. Who sees it move sees the change. Who announces itself just now
+            // does not sleep on its ticket.
+            self.rung.fetch_add(1, Ordering::Release);
+        }
+    }
+
     /// Whether somebody is announced. Meaningful only after a SeqCst fence that follows the change.
     pub fn has_waiter(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) != 0
@@ -90,9 +102,10 @@ impl Bell {
         self.wake_all();
     }
 
-    /// How often the bell was rung, modulo 2³².
+    /// How often the bell has moved, modulo 2³².
     pub fn count(&self) -> u32 {
-        self.rung.load(Ordering::Relaxed)
+        // SYNC bell.moved: Acquire here, Release in `call` and `ring`.
+        self.rung.load(Ordering::Acquire)
     }
 
     /// Sleeps until the bell is rung after `ticket` was drawn, or until `timeout` is over.

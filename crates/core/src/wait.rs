@@ -59,6 +59,61 @@ impl Patrol {
     }
 }
 
+/// Waiting awake for a moment before sleeping, as long as that pays.
+///
+/// A core with nobody to run is halted, and waking it takes tens of microseconds on a virtual machine: longer than many
+/// a wait. Who waits awake gives the core away before every look, so it keeps nobody from it. One wait that was longer
+/// than [`LIMIT`](Self::LIMIT) ends that, and one that was not, slept or not, begins it again: who waits for somebody that
+/// thinks sleeps at once.
+#[derive(Debug)]
+pub struct Vigil {
+    allowed: bool,
+    pays: bool,
+    since: Option<Instant>,
+}
+
+/// How a [`Vigil`] ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Vigilance {
+    /// What was watched for has happened.
+    Rewarded,
+    /// It took too long. Signals that came meanwhile have interrupted nothing.
+    Exhausted,
+    /// There is none: sleep.
+    Pointless,
+}
+
+impl Vigil {
+    const LIMIT: Duration = Duration::from_micros(200);
+
+    /// Only where every one of those who wait has a core to do so.
+    pub fn among(waiters: usize) -> Vigil {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Vigil { allowed: waiters <= cores, pays: false, since: None }
+    }
+
+    /// Watches until `happened`, if it pays. A wait may have several watches; it is over with [`end`](Self::end).
+    pub fn watch(&mut self, happened: impl Fn() -> bool) -> Vigilance {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if !(self.allowed && self.pays) {
+            return Vigilance::Pointless;
+        }
+        while !happened() {
+            if since.elapsed() >= Self::LIMIT {
+                self.pays = false;
+                return Vigilance::Exhausted;
+            }
+            std::thread::yield_now();
+        }
+        Vigilance::Rewarded
+    }
+
+    /// The wait is over: learns from how long it was.
+    pub fn end(&mut self) {
+        self.pays = self.since.take().is_none_or(|since| since.elapsed() < Self::LIMIT);
+    }
+}
+
 /// How long a consumer waits for an unfinished batch for the sake of order, while a younger one is complete.
 ///
 /// A writer that was merely preempted is back within a few milliseconds, so that samples stay in order. One that is
@@ -104,5 +159,37 @@ impl Solitude {
             return false;
         }
         self.since.get_or_insert_with(Instant::now).elapsed() >= limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Vigil, Vigilance};
+
+    #[test]
+    fn nobody_watches_before_a_wait_was_short() {
+        let mut vigil = Vigil::among(1);
+        assert_eq!(vigil.watch(|| true), Vigilance::Pointless);
+    }
+
+    #[test]
+    fn a_long_wait_ends_the_watching_and_a_short_one_begins_it_again() {
+        let mut vigil = Vigil::among(1);
+        for _ in 0..2 {
+            vigil.end(); // There was no wait at all.
+            assert_eq!(vigil.watch(|| true), Vigilance::Rewarded);
+            assert_eq!(vigil.watch(|| false), Vigilance::Exhausted);
+            assert_eq!(vigil.watch(|| false), Vigilance::Pointless);
+            vigil.end();
+            assert_eq!(vigil.watch(|| false), Vigilance::Pointless);
+            vigil.end();
+        }
+    }
+
+    #[test]
+    fn nobody_watches_where_there_are_more_waiters_than_cores() {
+        let mut vigil = Vigil::among(usize::MAX);
+        vigil.end();
+        assert_eq!(vigil.watch(|| true), Vigilance::Pointless);
     }
 }

@@ -142,6 +142,30 @@ fn of_two_workers_the_last_to_answer_wakes_the_caller() {
 }
 
 #[test]
+fn a_worker_that_watches_awake_finds_all_that_was_asked() {
+    explore(3, || {
+        let heap = Heap::new(1, 2);
+        let watcher = {
+            let heap = heap.clone();
+            thread::spawn(move || {
+                let (words, bell) = (heap.words(), &heap.lines[0].work);
+                let moved = bell.count();
+                if words.tasks(0).next().is_none() {
+                    while bell.count() == moved {
+                        thread::yield_now();
+                    }
+                    assert_eq!(words.tasks(0).count(), 2);
+                }
+            })
+        };
+        heap.ask(0, 1);
+        heap.ask(1, 2);
+        heap.words().rouse(0..1);
+        watcher.join().unwrap();
+    });
+}
+
+#[test]
 fn half_of_the_answers_are_enough_when_the_caller_says_so() {
     explore(1, || {
         let heap = Heap::new(2, 2);

@@ -20,7 +20,11 @@ fn caller(workers: usize, envs: usize) -> (Caller, Name) {
 fn serve(name: &str, index: usize) {
     let worker = Worker::attach(name, index).unwrap();
     loop {
-        match worker.wait().unwrap() {
+        let call = match worker.wait() {
+            Err(Error::Interrupted) => continue, // It has watched in vain; the next wait is slept.
+            call => call.unwrap(),
+        };
+        match call {
             Call::Tasks(tasks) => {
                 let flags: Vec<u8> = tasks.iter().map(|task| task.request.argument as u8).collect();
                 worker.answer(&tasks, &flags);

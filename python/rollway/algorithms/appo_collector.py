@@ -18,7 +18,10 @@ from rollway.shared_weight_sync import SharedWeightSync
 
 
 def make_ring(env: Environment, settings: AppoSettings, num_envs: int, num_slots: int) -> RolloutRingBuffer:
-    """The ring of rollouts, with what `collect` writes beside the usual fields."""
+    """The ring of rollouts, with what `collect` writes beside the usual fields.
+
+    ``next_obs`` has the final observations of the episodes that ended, and nothing elsewhere.
+    """
     steps = settings.rollout_steps
     return RolloutRingBuffer(
         num_envs,
@@ -48,7 +51,7 @@ def collect(
     actor = weights.read_weights()
     env_seed, action_seed = np.random.SeedSequence([settings.seed, collector.index, collector.life]).generate_state(2)
     random = np.random.default_rng(action_seed)
-    with env.vector(rollouts.num_envs) as envs:
+    with env.vector(rollouts.num_envs, settings.env_workers) as envs:
         obs = envs.reset(int(env_seed))
         while not collector.stop.is_set():
             began = time.monotonic()
@@ -56,17 +59,22 @@ def collect(
             waited = time.monotonic() - began
             if weights.version > weights.read_version:
                 weights.read_weights_into(actor)
-            with rollouts.writing(version=weights.read_version) as rollout:
+            with (
+                rollouts.writing(version=weights.read_version) as rollout,
+                envs.into(rollouts, rollout) as in_place,
+            ):
                 for t in range(rollouts.num_steps):
                     actions, log_probs = act(actor, obs, random)
                     step = envs.step(actions)
-                    rollout["obs"][:, t] = obs
+                    if not in_place:
+                        rollout["obs"][:, t] = obs
+                        rollout["rewards"][:, t] = step.rewards
                     rollout["actions"][:, t] = actions
                     rollout["log_probs"][:, t] = log_probs
-                    rollout["rewards"][:, t] = step.rewards
-                    rollout["dones"][:, t] = step.terminated | step.truncated
+                    ended = step.terminated | step.truncated
+                    rollout["dones"][:, t] = ended
                     rollout["truncated"][:, t] = step.truncated
-                    rollout["next_obs"][:, t] = step.next_obs
+                    rollout["next_obs"][ended, t] = step.next_obs[ended]
                     rollout["episode_return"][:, t] = step.episode_return
                     obs = step.obs
                 rollout["last_obs"][:] = obs

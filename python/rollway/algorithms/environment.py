@@ -7,8 +7,10 @@ there is no step whose action is ignored. Observations are flattened to ``[n, ob
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +21,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 from rollway.errors import UnusableEnvironment
+from rollway.rollout_ring_buffer import RolloutRingBuffer
+from rollway.vector_env import FaultPolicy, make_vec
+from rollway.vector_env.shm_vector_env import ShmVectorEnv
 
 Floats = NDArray[np.float32]
 Flags = NDArray[np.bool_]
@@ -83,9 +88,9 @@ class Environment:
             return cls(name, overrides, obs_dim, "box", 0, 0, low, high, done.shape, threshold)
         raise UnusableEnvironment(f"{name!r} has actions of {_kind(done)}: the algorithms take Discrete and float Box.")
 
-    def vector(self, num_envs: int) -> EnvironmentVector:
-        """So many of them, stepped together in this process."""
-        return EnvironmentVector(self, num_envs)
+    def vector(self, num_envs: int, num_workers: int | None = None) -> EnvironmentVector:
+        """So many of them, stepped together: by this process, or by so many workers."""
+        return EnvironmentVector(self, num_envs, num_workers)
 
 
 class Step(NamedTuple):
@@ -104,13 +109,18 @@ class Step(NamedTuple):
 
 
 class EnvironmentVector:
-    """Several environments of one kind, in one process. A context manager; belongs to one collector."""
+    """Several environments of one kind. A context manager; belongs to one collector."""
 
-    def __init__(self, kind: Environment, num_envs: int) -> None:
+    def __init__(self, kind: Environment, num_envs: int, num_workers: int | None = None) -> None:
         self.kind = kind
-        self._envs = SyncVectorEnv(
-            [lambda: gymnasium.make(kind.name, **kind.overrides)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP
-        )
+        makers = [partial(gymnasium.make, kind.name, **kind.overrides)] * num_envs
+        mode = AutoresetMode.SAME_STEP
+        self._envs: SyncVectorEnv | ShmVectorEnv
+        if num_workers is None:
+            self._envs = SyncVectorEnv(makers, autoreset_mode=mode)
+        else:
+            workers = min(num_workers, num_envs)
+            self._envs = make_vec(makers, num_workers=workers, autoreset_mode=mode, restart=FaultPolicy())
         self._return = np.zeros(num_envs, np.float32)
 
     def __enter__(self) -> EnvironmentVector:
@@ -126,10 +136,31 @@ class EnvironmentVector:
         self._return[:] = 0
         return self._flat(obs)
 
+    @contextmanager
+    def into(self, ring: RolloutRingBuffer, rollout: Mapping[str, NDArray[Any]]) -> Iterator[bool]:
+        """In the block, workers write what their environments say straight into the next step of a rollout.
+
+        Gives whether there are workers: without them nothing is written. `Step.obs` lies in the rollout then.
+        """
+        if not isinstance(self._envs, ShmVectorEnv):
+            yield False
+            return
+        shape = self._envs.single_observation_space.shape or ()
+        rows, steps, _ = rollout["obs"].shape
+        with self._envs.collect_into(
+            ring.writer,
+            observations=rollout["obs"].reshape(rows, steps, *shape).swapaxes(0, 1),
+            rewards=rollout["rewards"].T,
+            terminations=rollout["dones"].T,
+            truncations=rollout["truncated"].T,
+        ):
+            yield True
+
     def step(self, actions: Floats) -> Step:
         """One step everywhere. Actions as the networks give them: ``[n, action_dim]`` float32, boxes clipped here."""
         after, rewards, terminated, truncated, info = self._envs.step(self._native(actions))
         obs = self._flat(after)
+        terminated, truncated = terminated.astype(np.bool_), truncated.astype(np.bool_)  # numbers, in a rollout
         ended = terminated | truncated
         next_obs = obs
         if ended.any():

@@ -67,6 +67,10 @@ class AppoSettings(Settings):
     """Rollouts that there is room for; one for each collector when left out. Collectors wait when there is no room,
     which bounds the staleness.
     """
+    env_workers: int | None = None
+    """Processes that step a collector's environments, and write what they say straight into the ring (`make_vec`). When
+    left out the collector steps them itself.
+    """
     epochs: int = 4
     minibatches: int = 4
     lam: float = 0.95

@@ -77,6 +77,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         self.observation_space, self.action_space = spaces.observation_space, spaces.action_space
         self.metadata = {**spaces.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = spaces.render_mode
+        self._actions = self._troupe.floor.actions[0] if self._troupe.action.single else None
+        """Where actions that are one array go."""
         self._received: list[int] = []
         self._stepping = False
         """Whether `step_async` was called, and `step_wait` was not."""
@@ -397,6 +399,16 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             raise ConnectionClosedError("this vector environment is closed")
 
     def _write_actions(self, actions: Any, envs: list[int] | None) -> None:
+        whole = self._actions
+        if (
+            whole is not None
+            and envs is None
+            and type(actions) is np.ndarray
+            and actions.shape == whole.shape
+            and actions.dtype == whole.dtype
+        ):
+            whole[:] = actions
+            return
         troupe, rows = self._troupe, self.num_envs if envs is None else len(envs)
         arrays, values = troupe.floor.actions, troupe.action.split(actions)
         for part, array, value in zip(troupe.action.parts, arrays, values, strict=True):

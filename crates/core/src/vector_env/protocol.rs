@@ -55,14 +55,12 @@ impl Protocol<'_> {
         number
     }
 
-    /// Caller: wakes those of `workers` that sleep, after asking.
+    /// Caller: calls `workers`, after asking. Those that are awake pay no more than a look at a word.
     pub fn rouse(&self, workers: impl Iterator<Item = usize>) {
         // SYNC bell.dekker: the requests come before the look at who is announced (B1).
         fence(Ordering::SeqCst);
         for worker in workers {
-            if self.lines[worker].work.has_waiter() {
-                self.lines[worker].work.ring();
-            }
+            self.lines[worker].work.call();
         }
     }
 

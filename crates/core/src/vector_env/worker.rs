@@ -6,8 +6,9 @@ use super::protocol::Task;
 use crate::error::{Error, Result};
 use crate::segment::{Role, Seat};
 use crate::sync::{Ordering, Woken};
+use crate::wait::{Vigil, Vigilance};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// One worker's handle. One thread uses it.
@@ -18,6 +19,7 @@ pub struct Worker {
     seat: Seat,
     index: usize,
     letters: std::sync::atomic::AtomicU64,
+    vigil: Mutex<Vigil>,
 }
 
 /// What there is to do.
@@ -50,7 +52,7 @@ impl Worker {
         protocol.lines[index].owner.store(Incumbent(Some(owner)).pack(), Ordering::Release);
         // Letters to our predecessor were lost with it.
         let letters = protocol.mail(index).into();
-        Ok(Worker { stage, seat, index, letters })
+        Ok(Worker { stage, seat, index, letters, vigil: Vigil::among(workers).into() })
     }
 
     /// Whether the caller lives. Asked once, after the watch on its process was set up ([`super::parent`]): then that was the
@@ -61,15 +63,26 @@ impl Worker {
         Incumbent::unpack(word).0.is_some_and(|caller| self.seat.is_alive(caller))
     }
 
-    /// Sleeps until there is something to do.
+    /// Waits until there is something to do: awake where the last wait was short, then asleep.
+    ///
+    /// `Interrupted` after a signal, or when one may have come unnoticed before we go to sleep: call again.
     pub fn wait(&self) -> Result<Call> {
         let bell = &self.stage.protocol().lines[self.index].work;
+        let mut vigil = self.vigil.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
+            let moved = bell.count();
             if let Some(call) = self.look() {
+                vigil.end();
                 return Ok(call);
+            }
+            match vigil.watch(|| bell.count() != moved) {
+                Vigilance::Rewarded => continue,
+                Vigilance::Exhausted => return Err(Error::Interrupted),
+                Vigilance::Pointless => {}
             }
             let ticket = bell.announce();
             if let Some(call) = self.look() {
+                vigil.end();
                 return Ok(call);
             }
             if bell.wait(ticket, LONG) == Woken::Interrupted {
