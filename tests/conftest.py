@@ -126,6 +126,14 @@ def until(condition, timeout=10.0):
         time.sleep(0.001)
 
 
+def is_gone(pid):
+    """Whether a process has ended, perhaps as a zombie that nobody has waited for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def forked(target, *args):
     """Runs it in a forked child, whose pid it gives; the exit status is 0 when it returned."""
     pid = os.fork()

@@ -8,7 +8,7 @@ import pytest
 from runner_stage import DIMS, Learner, collect
 
 import rollway
-from conftest import until
+from conftest import is_gone, until
 
 STAGE = str(Path(__file__).parent)
 
@@ -28,13 +28,6 @@ def pids_until_go(learner, pids, more=0):
         if line.startswith("pid "):
             pids.append(int(line.split()[1]))
     return pids
-
-
-def is_gone(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def is_collected(name):

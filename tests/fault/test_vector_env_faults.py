@@ -9,7 +9,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import rollway
-from conftest import until
+from conftest import is_gone, until
 from rollway import FaultPolicy, _core
 from vector_env_toys import Counter, Sampler, counters
 
@@ -32,14 +32,6 @@ def segments_of(pid):
 def nothing_is_left():
     yield
     assert not segments_of(os.getpid())
-
-
-def is_gone(pid):
-    """Ended, or a zombie that nobody has waited for yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 def test_an_exception_shows_its_own_traceback_and_is_the_cause():

@@ -3,7 +3,6 @@
 import os
 import pickle
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from collector_targets import (
 )
 
 import rollway
-from conftest import until
+from conftest import is_gone, until
 from rollway import AsyncRunner, RestartPolicy, RolloutRingBuffer, training_log
 
 DIMS = {"num_envs": 2, "num_steps": 3, "obs_dim": 4, "action_dim": 1}
@@ -51,13 +50,6 @@ def wait_for_reports(runner, enough):
 
     until(look, timeout=60)
     return found
-
-
-def is_gone(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def test_collectors_fill_a_ring_and_are_stopped_while_they_wait_for_room(name):

@@ -1,7 +1,9 @@
 """Rollouts collected straight into the slots of a ring: what arrives is what the environments said."""
 
 import itertools
+import multiprocessing
 import os
+import signal
 from pathlib import Path
 
 import gymnasium as gym
@@ -11,7 +13,9 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
 import rollway
+from conftest import Ledger, forked, is_gone, until
 from rollway import FaultPolicy, _core
+from rollway.vector_env import worker
 from vector_env_toys import LOOSE, NESTED, Counter, Sampler, counters
 
 STEPS, ENVS = 5, 3
@@ -225,3 +229,60 @@ def test_images_arrive_whole():
                 envs.step([0] * ENVS)
         obs = server.sample().batch["obs"][0]
         assert [np.unique(obs[step]).tolist() for step in range(STEPS + 1)] == [[n] for n in range(STEPS + 1)]
+
+
+def collect_until_killed(name, sample, workers):
+    """Steps once in a slot, and waits there. Its workers do not notice when it dies."""
+    worker.end_with = lambda pid: None
+    with rollway.ShmClient(name, sample) as client:
+        envs = rollway.make_vec(counters(ENVS), num_workers=2, context="fork")
+        envs.reset()
+        with client.reserve() as slot, envs.collect_into(client, **places(slot)):
+            envs.step([0] * ENVS)
+            for index, pid in enumerate(multiprocessing.active_children()):
+                workers.note(index, pid.pid)
+            signal.pause()
+
+
+def test_the_slot_of_a_killed_collector_is_nobody_elses_before_its_workers_have_ended():
+    sample, workers = example(), Ledger(2)
+    with rollway.Server(sample, 1, rollway.ShmTransport()) as server:
+
+        def recovered():
+            rollway.ShmClient(server.name, sample).close()  # whoever sits down sweeps the seats of the dead
+            return server.stats()["recovered_slots"]
+
+        collector = forked(collect_until_killed, server.name, sample, workers)
+        until(lambda: workers.read(1))
+        os.kill(collector, signal.SIGKILL)
+        os.waitpid(collector, 0)
+        assert recovered() == 0
+        os.kill(workers.read(0), signal.SIGKILL)
+        until(lambda: is_gone(workers.read(0)))
+        assert recovered() == 0, "the other worker may be writing"
+        os.kill(workers.read(1), signal.SIGKILL)
+        until(lambda: is_gone(workers.read(1)))
+        assert recovered() == 1
+    rollway.gc()
+
+
+def test_a_worker_that_is_started_anew_knows_the_slots_that_are_still_used():
+    sample = example()
+    with (
+        rollway.Server(sample, 1, rollway.ShmTransport()) as server,
+        rollway.make_vec(counters(ENVS), num_workers=2, restart=FaultPolicy()) as envs,
+    ):
+        envs.reset()
+        with rollway.ShmClient(server.name, sample) as closed:
+            with closed.reserve() as slot, envs.collect_into(closed, **places(slot)):
+                for _ in range(STEPS):
+                    envs.step([0] * ENVS)
+        server.sample().release()
+        with rollway.ShmClient(server.name, sample) as client:
+            with client.reserve() as slot, envs.collect_into(client, **places(slot)):
+                for step in range(STEPS):
+                    if step == 1:
+                        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+                    envs.step([0] * ENVS)
+            rewards = server.sample().batch["rewards"][0]
+        assert (rewards == 0).any() and (rewards[-1] > 0).all()

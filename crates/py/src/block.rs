@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 use rollway_core::Error;
 use rollway_core::block::Block as Core;
-use rollway_core::segment::Segment;
+use rollway_core::segment::{Owner, Segment, Surety};
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -61,11 +61,16 @@ impl Block {
     }
 }
 
-/// The body of any segment of ours, as a writable memoryview. What may be written there, and when, its own handles say.
+/// The body of a ring, as a writable memoryview, for one who writes into the slots of another. As long as the view lives, what
+/// that one has claimed is not taken back.
 #[pyfunction]
-pub fn map_segment<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-    let segment = Arc::new(Segment::open(name, None).map_err(|e| to_py(py, e))?);
-    view(py, segment.body(), segment)
+pub fn map_for<'py>(py: Python<'py>, name: &str, owner: u64) -> PyResult<Bound<'py, PyAny>> {
+    let mapped = Segment::open(name, None).and_then(|segment| {
+        let surety = Surety::stand(&segment, Owner::from_bits(owner))?;
+        Ok((segment, surety))
+    });
+    let mapped = Arc::new(mapped.map_err(|e| to_py(py, e))?);
+    view(py, mapped.0.body(), mapped)
 }
 
 /// A memoryview of bytes that stay mapped as long as `owner` lives.

@@ -231,6 +231,12 @@ impl Producer {
         Ok(self.core(py)?.producer_id())
     }
 
+    /// Who claims slots through this handle, as the ring knows it.
+    #[getter]
+    fn owner(&self, py: Python<'_>) -> PyResult<u64> {
+        self.core(py)?.owner().map(|owner| owner.bits()).map_err(|e| to_py(py, e))
+    }
+
     /// How many learners live, and the pids of those who died without closing.
     fn learners(&self, py: Python<'_>) -> PyResult<(usize, Vec<u32>)> {
         let census = self.core(py)?.consumers();

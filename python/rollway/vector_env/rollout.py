@@ -24,6 +24,10 @@ class Memory(Protocol):
     def name(self) -> str:
         """Of the segment."""
 
+    @property
+    def owner(self) -> int:
+        """Who claims its slots, as the segment knows it."""
+
     def memory(self) -> tuple[int, int]:
         """Address and size of the segment's body in this process."""
 
@@ -59,6 +63,8 @@ class Target:
     segment: str
     client: int
     """Which client's: another one of the same name may have another segment."""
+    owner: int
+    """Who claimed the slot. Workers stand surety for it: it is not given to others while one of them may write."""
     first: int
     steps: int
     observations: tuple[Place, ...]

@@ -328,7 +328,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         if key not in self._targets:
             used = [target.first + target.steps for target in self._targets.values()]
             first = max(used, default=self._troupe.blueprint.BUFFERS)
-            target = Target(client.name, number, first, steps, tuple(places), *more)
+            target = Target(client.name, number, client.owner, first, steps, tuple(places), *more)
             self._troupe.aim(target)
             self._targets[key] = target
         return self._targets[key]

@@ -20,8 +20,8 @@ from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 from numpy import ndarray
 
-from rollway._core import EnvWorker, end_with, map_segment
-from rollway.errors import SystemCallFailed
+from rollway._core import EnvWorker, end_with, map_for
+from rollway.errors import PeerDied, SegmentNotFound, SystemCallFailed
 from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
 from rollway.vector_env.member import Member, Notes
 from rollway.vector_env.rollout import Target
@@ -119,7 +119,8 @@ class Desk:
         self._maps: dict[int, memoryview] = {}
         self._sinks = {number: Sink(self._layout, buffer) for number, buffer in enumerate(floor.buffers)}
         for target in orders.targets:
-            self._aim(target)
+            with contextlib.suppress(PeerDied, SegmentNotFound):  # its client is closed: nobody will ask for it
+                self._aim(target)
         self._source = Source(blueprint.action, floor.actions, orders.envs)
         self._in_hand = floor.in_hand.data[orders.worker : orders.worker + 1]
         self._lengths, self._letters = floor.lengths.data, floor.letters
@@ -269,7 +270,7 @@ class Desk:
     def _aim(self, target: Target) -> None:
         """Learns other places to write to."""
         if target.client not in self._maps:
-            self._maps[target.client] = map_segment(target.segment)
+            self._maps[target.client] = map_for(target.segment, target.owner)
         for step, buffer in enumerate(target.buffers(self._maps[target.client], self._buffers[0])):
             self._sinks[target.first + step] = Sink(self._layout, buffer)
 
