@@ -163,6 +163,7 @@ RECORDS = Programme(
         RollwayRecords("send"),
         RollwayRecords("read_async"),
         SkyrlGenerate("resumed"),
+        SkyrlGenerate("resumed, since the send"),
         SkyrlGenerate("returned"),
         FasterFifoRecords(),
         RayRefs("each"),

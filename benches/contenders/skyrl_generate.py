@@ -1,9 +1,10 @@
 """`generate()` of SkyRL's generator over records, for latency: a coroutine asks it for one trajectory, again and again.
 
 The sender's records are those of an Atropos environment, with the schema and metadata of the integration, and 2,048
-tokens. `resumed` ends when `generate()` was woken with its groups and turns to the first trajectory; `returned` ends
-when its caller has the output, for which SkyRL wants lists of tokens, masks and logprobs, and its metrics. That takes
-most of a millisecond, so it is asked 200 times a second.
+tokens. `resumed` begins at the commit of the record and ends when `generate()` was woken with its groups and turns to
+the first trajectory; `resumed, since the send` begins before the sender's call, as all other latencies do. `returned`
+does, too, and ends when the caller has the output, for which SkyRL wants lists of tokens, masks and logprobs, and its
+metrics. That takes most of a millisecond, so it is asked 200 times a second.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from trajectories import Trajectories
 from workloads import Item
 
 _STAMP = 2  # tokens that hold the time of the send: the prompt
-Moment = Literal["resumed", "returned"]
+Moment = Literal["resumed", "resumed, since the send", "returned"]
 
 
 class _Sender(Producer):
@@ -60,7 +61,7 @@ class _Generator(Consumer):
         from rollway.integrations.skyrl import AtroposSHMGenerator, generator
 
         self._moment = moment
-        self._resumed_ns = 0
+        self._committed_ns = self._resumed_ns = 0
         self._convert = generator.trajectory_of
         generator.trajectory_of = self._note  # the first that generate() calls when it goes on
         room = lane_bytes(workload, 8 * workload.capacity)
@@ -76,13 +77,14 @@ class _Generator(Consumer):
         waits = []
         for _ in range(count):
             output = await self._generator.generate(wanted)
-            now = self._resumed_ns if self._moment == "resumed" else time.monotonic_ns()
-            stamp = np.array(output["prompt_token_ids"][0], np.int32).view(np.int64)
-            waits.append(now - int(stamp[0]))
+            now = time.monotonic_ns() if self._moment == "returned" else self._resumed_ns
+            sent = int(np.array(output["prompt_token_ids"][0], np.int32).view(np.int64)[0])
+            waits.append(now - (self._committed_ns if self._moment == "resumed" else sent))
         return waits
 
     def _note(self, record: Any) -> Any:
         self._resumed_ns = time.monotonic_ns()
+        self._committed_ns = record.committed_ns
         return self._convert(record)
 
     def close(self) -> None:

@@ -1,28 +1,25 @@
-"""AsyncBell: lets coroutines wait for something that only a thread can wait for.
+"""AsyncBell: lets coroutines wait for what a native handle waits for.
 
-One thread per handle, started by the first coroutine that has to wait, asleep in native code while anybody does. It
-takes nothing: it only tells the coroutines to look, so a cancelled one loses nothing.
+For each event loop a `Sentry` stands by: a native thread, asleep while nobody waits, and a descriptor that the loop
+watches. No Python runs between the one who rings and the loop that wakes. The bell takes nothing: it only tells the
+coroutines to look, so a cancelled one loses nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 
+from rollway._core import Sentry
 from rollway.errors import ConnectionClosedError
-
-_LOOK_AGAIN_S = 1.0
 
 
 class AsyncBell:
-    """``await bell.rung()`` returns when ``wait`` says there is something, or when the handle is closed."""
+    """``await bell.rung()`` returns when it is worth looking at the handle, or when the handle is closed."""
 
-    def __init__(self, wait: Callable[[float], bool]) -> None:
-        self._wait = wait
-        self._changed = threading.Condition()
-        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[bool]]] = []
-        self._thread: threading.Thread | None = None
+    def __init__(self, sentry: Callable[[], Sentry]) -> None:
+        self._sentry = sentry
+        self._ears: dict[asyncio.AbstractEventLoop, _Ear] = {}
         self._closed = False
 
     async def rung(self, timeout: float | None = None) -> bool:
@@ -31,15 +28,12 @@ class AsyncBell:
         Not by `asyncio.wait_for`, which would make a task of each wait and need two more turns of the loop to end it.
         """
         loop = asyncio.get_running_loop()
+        ear = None if self._closed else self._ears.get(loop) or self._listen(loop)
+        if ear is None:
+            return True
         waiter: asyncio.Future[bool] = loop.create_future()
-        with self._changed:
-            if self._closed:
-                return True
-            self._waiters.append((loop, waiter))
-            if self._thread is None or not self._thread.is_alive():  # not alive: this is a forked child
-                self._thread = threading.Thread(target=self._run, name="rollway-async", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+        ear.waiters.append(waiter)
+        ear.sentry.post()
         timer = None if timeout is None else loop.call_later(timeout, _settle, waiter, False)
         rung = False
         try:
@@ -47,37 +41,48 @@ class AsyncBell:
         finally:
             if timer is not None:
                 timer.cancel()
-            if not rung:
-                with self._changed:
-                    self._waiters = [one for one in self._waiters if one[1] is not waiter]
+            if not rung and waiter in ear.waiters:
+                ear.waiters.remove(waiter)
         return rung
 
     def close(self) -> None:
-        """Wakes everybody and ends the thread."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        """Wakes everybody. A sentry ends when its loop has heard of it, or is gone."""
+        self._closed = True
+        for ear in list(self._ears.values()):
+            ear.last = True
+            ear.sentry.signal()
+        self._ears.clear()
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiters or self._closed)
-                if self._closed:
-                    break
-            try:
-                if not self._wait(_LOOK_AGAIN_S) and not self._closed:
-                    continue
-            except ConnectionClosedError:
-                break
-            self._wake()
-        self._wake()
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> _Ear | None:
+        """Posts a sentry for one more loop, and forgets those of loops that are closed. None when the handle is."""
+        for other in [other for other in list(self._ears) if other.is_closed()]:
+            self._ears.pop(other, None)
+        try:
+            ear = self._ears[loop] = _Ear(self._sentry())
+        except ConnectionClosedError:
+            return None
+        if self._closed:  # asked when the ear is there: `close` tells those that it sees
+            return None
+        loop.add_reader(ear.sentry.fileno(), ear.hear, loop)
+        return ear
 
-    def _wake(self) -> None:
-        with self._changed:
-            waiters, self._waiters = self._waiters, []
-        for loop, waiter in waiters:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_settle, waiter, True)
+
+class _Ear:
+    """What one loop hears of its sentry."""
+
+    def __init__(self, sentry: Sentry) -> None:
+        self.sentry = sentry
+        self.waiters: list[asyncio.Future[bool]] = []
+        self.last = False
+
+    def hear(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The loop calls it when the descriptor is readable."""
+        self.sentry.clear()
+        if self.last:
+            loop.remove_reader(self.sentry.fileno())
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            _settle(waiter, True)
 
 
 def _settle(waiter: asyncio.Future[bool], rung: bool) -> None:

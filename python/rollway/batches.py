@@ -15,6 +15,7 @@ from rollway.schema import as_array, describe
 
 Array = np.ndarray[Any, Any]
 _MOST_TOKENS = 2**31 - 1  # what int32 counts to
+_INT8 = np.dtype(np.int8)
 
 
 @dataclass(frozen=True)
@@ -89,22 +90,25 @@ def pad(
         raise InvalidArgument(f"side is {side!r}; it must be 'right' or 'left'")
     table = _Table(records, leaves)
     measure = table.ragged(by)
-    lengths = table.lengths(measure)
-    made = _Outputs(out)
-    fields: dict[str, Any] = {}
+    made, fields = _Outputs(out), {}
+    packed: list[tuple[int, Array]] = []
+    padded: list[tuple[int, Array, bytes]] = []
     for leaf in table.leaves:
-        if not leaf.ragged:
-            fields[leaf.name] = table.stack(leaf, made)
-            continue
-        rows = table.width(leaf, length)
-        kept, array = made.take(leaf.name, leaf.dtype, (len(table), rows, *leaf.shape))
-        value = np.asarray(fill[leaf.name], leaf.dtype).tobytes() if fill and leaf.name in fill else b"\0"
-        table.native.pad(table.index(leaf), array, value, side == "left")
-        fields[leaf.name] = kept
-    kept, array = made.take("mask", np.dtype(np.int8), (len(table), table.width(measure, length)))
-    table.native.mask(table.index(measure), array, side == "left")
+        index = table.index(leaf)
+        if leaf.ragged:
+            value = np.asarray(fill[leaf.name], leaf.dtype).tobytes() if fill and leaf.name in fill else b"\0"
+            shape = (len(table), table.width(leaf, length), *leaf.shape)
+            fields[leaf.name], array = made.take(leaf.name, leaf.dtype, shape)
+            padded.append((index, array, value))
+        else:
+            fields[leaf.name], array = made.take(leaf.name, leaf.dtype, (len(table), *leaf.shape))
+            packed.append((index, array))
+    mask, array = made.take("mask", _INT8, (len(table), table.width(measure, length)))
     made.check_all_used()
-    return PaddedBatch(fields, kept, lengths)
+    batch = PaddedBatch(fields, mask, table.lengths(measure))
+    # Last: after so many bytes, no cache holds the interpreter any more.
+    table.native.assemble(packed, padded, (table.index(measure), array), side == "left")
+    return batch
 
 
 def pack(
@@ -131,20 +135,20 @@ def pack(
     longest, total = table.native.extent(table.index(measure))
     if total > _MOST_TOKENS:
         raise InvalidArgument(f"{total} tokens are more than cu_seqlens (int32) can count: pack fewer records")
-    made = _Outputs(out)
-    fields: dict[str, Any] = {}
+    made, fields = _Outputs(out), {}
+    packed: list[tuple[int, Array]] = []
     for leaf in table.leaves:
-        if not leaf.ragged:
-            fields[leaf.name] = table.stack(leaf, made)
-            continue
-        rows = total if leaf is measure else table.native.extent(table.index(leaf))[1]
-        kept, array = made.take(leaf.name, leaf.dtype, (rows, *leaf.shape), longer=True)
-        table.native.pack(table.index(leaf), array)
-        fields[leaf.name] = kept
+        index, rows = table.index(leaf), len(table)
+        if leaf.ragged:
+            rows = total if leaf is measure else table.native.extent(index)[1]
+        fields[leaf.name], array = made.take(leaf.name, leaf.dtype, (rows, *leaf.shape), longer=leaf.ragged)
+        packed.append((index, array))
     made.check_all_used()
     cu_seqlens = np.empty(len(table) + 1, np.int32)
     table.native.cu_seqlens(table.index(measure), cu_seqlens)
-    return PackedBatch(fields, cu_seqlens, longest)
+    batch = PackedBatch(fields, cu_seqlens, longest)
+    table.native.assemble(packed, [], None, False)  # last, as in `pad`
+    return batch
 
 
 def token_batches(
@@ -169,7 +173,7 @@ class _Table:
     schema: RecordSchema
 
     def __init__(self, records: Sequence[Record], leaves: Sequence[str] | None) -> None:
-        self.records = list(records)
+        self.records = records if isinstance(records, list) else list(records)
         self.native = RecordTable(self.records)
         self.schema = self.native.plan.schema
         self._names = list(self.schema)
@@ -205,11 +209,6 @@ class _Table:
             row = int(self.lengths(leaf).argmax())
             raise InvalidArgument(f"record {row} has {longest} rows of '{leaf.name}', more than length = {length}")
         return longest if length is None else length
-
-    def stack(self, leaf: RaggedLeaf, made: _Outputs) -> Any:
-        kept, array = made.take(leaf.name, leaf.dtype, (len(self.records), *leaf.shape))
-        self.native.pack(self.index(leaf), array)
-        return kept
 
 
 class _Outputs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from rollway._core import Record
@@ -46,11 +46,13 @@ class Group:
             record.release()
 
 
-@dataclass
 class _Pending:
-    since: float
-    records: dict[int, Record] = field(default_factory=dict)
-    tombstones: dict[int, str] = field(default_factory=dict)
+    __slots__ = ("records", "since", "tombstones")
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.records: dict[int, Record] = {}
+        self.tombstones: dict[int, str] = {}
 
     def settled(self) -> int:
         return len(self.records) + len(self.tombstones)
@@ -270,9 +272,11 @@ class GroupAssembler:
         self._finished[key] = None
         if len(self._finished) > self._memory:
             del self._finished[next(iter(self._finished))]
-        records = [pending.records[repetition] for repetition in sorted(pending.records)]
-        missing = [repetition for repetition in range(self.size) if repetition not in pending.records]
-        behind = max((self._version - record.version for record in records), default=0)
+        found, missing = pending.records, []
+        if len(found) < self.size:
+            missing = [repetition for repetition in range(self.size) if repetition not in found]
+        records = [found[repetition] for repetition in sorted(found)]
+        behind = self._version - min([record.version for record in records], default=self._version)
         group = Group(key, records, missing, pending.tombstones, behind)
         self.counts.dead += not records
         if not keep:

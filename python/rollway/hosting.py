@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rollway._core import HistSnapshot
+from rollway._core import HistSnapshot, Sentry
 from rollway.async_bell import AsyncBell
 from rollway.errors import ConnectionClosedError, InvalidArgument
 from rollway.shm_transport import ShmTransport
@@ -27,7 +27,7 @@ class _Consumer(Protocol):
     def closed(self) -> bool: ...
     @property
     def resumed(self) -> bool: ...
-    def wait_readable(self, timeout: float) -> bool: ...
+    def sentry(self) -> Sentry: ...
     def producers(self) -> tuple[int, list[int]]: ...
     def stats(self) -> dict[str, int]: ...
     def histograms(self) -> dict[str, HistSnapshot]: ...
@@ -42,7 +42,7 @@ class Hosting:
         self._transports = transports
         self._intake = intake
         self._endpoints: list[Endpoint] = []
-        self._bell = AsyncBell(consumer.wait_readable)
+        self._bell = AsyncBell(consumer.sentry)
         self._endings: list[Callable[[], None]] = [self._bell.close, consumer.close]
         # Also at interpreter exit, so that a learner that forgets to close leaves no segment behind.
         self._end = weakref.finalize(self, _run_all, self._endings)

@@ -54,7 +54,7 @@ class RecordKey(NamedTuple):
     @property
     def group(self) -> GroupKey:
         """The key without the repetition."""
-        return GroupKey(*self[:4])
+        return tuple.__new__(GroupKey, self[:4])  # half the time of a call of the class, and once for every record
 
     def pack(self) -> bytes:
         """As it stands in a record."""

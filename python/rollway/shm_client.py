@@ -59,7 +59,7 @@ class ShmClient(Producer, AsyncSends):
             self = super().__new__(cls, name, schema.plan(), producer_id, on_full, connect_timeout_s, peer_timeout_s)
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
-        self._bell = AsyncBell(super(ShmClient, self).wait_writable)
+        self._bell = AsyncBell(super(ShmClient, self).sentry)
         self._vigil = Vigil(super(ShmClient, self).learners, peer_timeout_s)
         return self
 

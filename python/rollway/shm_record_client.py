@@ -61,7 +61,7 @@ class ShmRecordClient(RecordProducer, AsyncRecordSends):
             self = super().__new__(cls, name, schema.plan(), producer_id, on_full, connect_timeout_s, peer_timeout_s)
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
-        self._bell = AsyncBell(super(ShmRecordClient, self).wait_writable)
+        self._bell = AsyncBell(super(ShmRecordClient, self).sentry)
         self._vigil = Vigil(super(ShmRecordClient, self).learners, peer_timeout_s)
         return self
 

@@ -84,5 +84,5 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
             )
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
-        self._begin(AsyncBell(super(TcpClient, self).wait_writable))
+        self._begin(AsyncBell(super(TcpClient, self).sentry))
         return self

@@ -88,5 +88,5 @@ class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
             )
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
-        self._begin(AsyncBell(super(TcpRecordClient, self).wait_writable))
+        self._begin(AsyncBell(super(TcpRecordClient, self).sentry))
         return self

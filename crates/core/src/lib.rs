@@ -17,6 +17,7 @@
 //! | [`vector_env`] | environments in worker processes, stepped by one caller |
 //! | [`terms`] | what a user chooses: what to do when there is no room, or when the name is taken |
 //! | [`wait`] | how long to block, and when to look around |
+//! | [`sentry`] | waits in a thread, for event loops |
 //! | [`metrics`] | histograms that live in the segment |
 //! | [`prefetch`](mod@prefetch), [`carry`], [`share`] | hints to the processor; copies around the cache, or behind the compiler's back; by several threads |
 //! | [`net`] | samples from other hosts, over TCP, straight into the ring |
@@ -31,6 +32,8 @@ pub mod prefetch;
 pub mod records;
 pub mod ring;
 pub mod segment;
+#[cfg(not(loom))]
+pub mod sentry;
 pub mod share;
 pub mod sync;
 pub mod table;

@@ -6,6 +6,7 @@ use crate::histogram::HistSnapshot;
 use crate::plan::Plan;
 use crate::producer::{on_full, patience, seconds};
 use crate::sample::Sample;
+use crate::sentry::Sentry;
 use crate::tcp_server::Endpoints;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -95,10 +96,9 @@ impl Consumer {
         Self::sample(slf, Core::take_in_turn(core))
     }
 
-    /// Sleeps until there is a batch to take, at most `timeout` seconds; false when there is none.
-    fn wait_readable(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
-        let (core, patience) = (self.core(py)?, patience(Some(timeout))?);
-        blocking(py, || core.wait_readable(patience))?.map_err(|e| to_py(py, e))
+    /// Waits for a batch to take, for event loops, and takes none.
+    fn sentry(&self, py: Python<'_>) -> PyResult<Sentry> {
+        Sentry::over(py, &self.core(py)?, Core::wait_readable)
     }
 
     fn flush(&self, py: Python<'_>) -> PyResult<()> {

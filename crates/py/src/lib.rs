@@ -27,12 +27,14 @@ mod rows;
 mod sample;
 mod sample_info;
 mod scalar;
+mod sentry;
 mod slot;
 mod table;
 mod tcp_client;
 mod tcp_connection;
 mod tcp_record_client;
 mod tcp_server;
+mod wanted;
 mod weight_mirror;
 mod weights;
 
@@ -73,6 +75,8 @@ mod _core {
     use super::sample::Sample;
     #[pymodule_export]
     use super::sample_info::SampleInfo;
+    #[pymodule_export]
+    use super::sentry::Sentry;
     #[pymodule_export]
     use super::slot::Slot;
     #[pymodule_export]

@@ -5,6 +5,7 @@ use crate::errors::{blocking, named, to_py};
 use crate::gil::GilCell;
 use crate::plan::{Expect, Plan};
 use crate::rows::Rows;
+use crate::sentry::Sentry;
 use crate::slot::{Mapping, Slot};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -203,6 +204,11 @@ impl Producer {
     fn wait_writable(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let (core, patience) = (self.core(py)?, patience(Some(timeout))?);
         blocking(py, || core.wait_writable(patience))?.map_err(|e| to_py(py, e))
+    }
+
+    /// Waits for room, for event loops, and takes none.
+    fn sentry(&self, py: Python<'_>) -> PyResult<Sentry> {
+        Sentry::over(py, &self.core(py)?, Core::wait_writable)
     }
 
     /// Leaves the ring. What was committed stays; what is reserved is given back when its slot is dropped.

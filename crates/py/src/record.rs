@@ -36,6 +36,7 @@ pub struct Record {
     placement: Placement,
     base: usize,
     stamp: Stamp,
+    committed_ns: u64,
     key: GilCell<Option<Py<PyAny>>>,
     metadata: GilCell<Option<Py<PyAny>>>,
 }
@@ -65,6 +66,7 @@ impl Record {
             placement,
             base,
             stamp: info.stamp,
+            committed_ns: info.committed_ns,
             key: GilCell::new(None),
             metadata: GilCell::new(None),
         })
@@ -224,6 +226,12 @@ impl Record {
     #[getter]
     fn sequence(&self) -> u64 {
         self.stamp.sequence
+    }
+
+    /// When it was committed, on the clock of `time.monotonic_ns`.
+    #[getter]
+    fn committed_ns(&self) -> u64 {
+        self.committed_ns
     }
 
     /// Bytes in shared memory.

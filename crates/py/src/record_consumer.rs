@@ -7,6 +7,7 @@ use crate::histogram::HistSnapshot;
 use crate::producer::{on_full, patience, seconds};
 use crate::record::Record;
 use crate::record_plan::RecordPlan;
+use crate::sentry::Sentry;
 use crate::tcp_server::Endpoints;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -115,10 +116,9 @@ impl RecordConsumer {
         PyList::new(py, records.collect::<PyResult<Vec<_>>>()?)
     }
 
-    /// Sleeps until there is a record to take, at most `timeout` seconds; false when there is none.
-    fn wait_readable(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
-        let (core, patience) = (self.core(py)?, patience(Some(timeout))?);
-        blocking(py, || core.wait_readable(patience))?.map_err(|e| to_py(py, e))
+    /// Waits for a record to take, for event loops, and takes none.
+    fn sentry(&self, py: Python<'_>) -> PyResult<Sentry> {
+        Sentry::over(py, &self.core(py)?, Core::wait_readable)
     }
 
     /// Tells the workers which weights are the newest.

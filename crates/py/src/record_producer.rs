@@ -7,6 +7,8 @@ use crate::record_consumer::{RecordConsumer, record_stats};
 use crate::record_label::{Label, TOMBSTONE};
 use crate::record_plan::{Parts, RecordPlan, rows_of};
 use crate::record_slot::{Place, RecordMapping, RecordSlot};
+use crate::sentry::Sentry;
+use crate::wanted::Wanted;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::Error;
@@ -16,7 +18,6 @@ use rollway_core::records::{
 use rollway_core::segment::arrival;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Copies larger than this let other threads of the interpreter run meanwhile.
 const DETACH_BYTES: usize = 256 * 1024;
@@ -28,8 +29,7 @@ pub struct RecordProducer {
     plan: Py<RecordPlan>,
     mapping: Py<RecordMapping>,
     name: String,
-    /// The smallest record that found no room lately: what `wait_writable` waits for.
-    wanted: AtomicUsize,
+    wanted: Arc<Wanted>,
 }
 
 #[pymethods]
@@ -103,7 +103,7 @@ impl RecordProducer {
         match Core::reserve(&*core, parts.bytes(), Patience::Never) {
             Ok(room) => self.fill(py, room, &parts, &label),
             Err(Error::Full) => {
-                self.wanted.fetch_min(parts.bytes(), Ordering::Relaxed);
+                self.wanted.note(parts.bytes());
                 Ok(false)
             }
             Err(error) => Err(self.explain(py, error, None)),
@@ -152,18 +152,16 @@ impl RecordProducer {
         RecordSlot::new(mapping, &self.plan, &parts, place, rows, &label)
     }
 
-    /// Sleeps until what found no room lately may find some, at most `timeout` seconds; false when not.
-    fn wait_writable(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
-        let (core, patience) = (self.core(py)?, patience(Some(timeout))?);
-        let wanted = match self.wanted.load(Ordering::Relaxed) {
-            usize::MAX => 1,
-            bytes => bytes,
-        };
-        let room = blocking(py, || core.wait_room(wanted, patience))?.map_err(|e| to_py(py, e))?;
-        if room {
-            self.wanted.store(usize::MAX, Ordering::Relaxed); // Whoever fails again says so again.
-        }
-        Ok(room)
+    /// Waits until what found no room lately may find some, for event loops, and takes none.
+    fn sentry(&self, py: Python<'_>) -> PyResult<Sentry> {
+        let wanted = self.wanted.clone();
+        Sentry::over(py, &self.core(py)?, move |core, patience| {
+            let room = core.wait_room(wanted.bytes(), patience)?;
+            if room {
+                wanted.forget();
+            }
+            Ok(room)
+        })
     }
 
     /// Leaves. What was committed stays to be read; what is reserved is given back when its slot is dropped.
@@ -223,7 +221,7 @@ impl RecordProducer {
     fn wrap(py: Python<'_>, core: Core, plan: Py<RecordPlan>, name: String) -> PyResult<RecordProducer> {
         let mapping = Py::new(py, RecordMapping(core.records().clone()))?;
         let core = GilCell::new(Some(Arc::new(core)));
-        Ok(RecordProducer { core, plan, mapping, name, wanted: AtomicUsize::new(usize::MAX) })
+        Ok(RecordProducer { core, plan, mapping, name, wanted: Arc::default() })
     }
 
     fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {

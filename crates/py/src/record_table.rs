@@ -6,9 +6,14 @@ use crate::record::Record;
 use crate::record_plan::RecordPlan;
 use numpy::npyffi;
 use pyo3::exceptions::PyIndexError;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
-use rollway_core::records::assemble::{self, Side};
+use rollway_core::prefetch::prefetch_all;
+use rollway_core::records::assemble::{self, Part, Side};
+
+/// Records lie here and there: so many before one is needed, it is fetched.
+const AHEAD: usize = 8;
 
 /// The records of a batch: of one schema, and not released while it is made.
 #[pyclass(frozen, module = "rollway._core")]
@@ -31,7 +36,13 @@ impl RecordTable {
     #[new]
     fn new(py: Python<'_>, records: &Bound<'_, PyList>) -> PyResult<RecordTable> {
         let mut table: Vec<Py<Record>> = Vec::with_capacity(records.len());
-        for record in records {
+        for (index, record) in records.iter().enumerate() {
+            if index + AHEAD < records.len() {
+                // SAFETY: the GIL is held, and the list has that item; only its address is used.
+                let later =
+                    unsafe { ffi::PyList_GetItem(records.as_ptr(), (index + AHEAD) as ffi::Py_ssize_t) };
+                prefetch_all(later.cast(), size_of::<Record>());
+            }
             table.push(record.cast_into::<Record>()?.unbind());
         }
         let Some(first) = table.first() else {
@@ -65,23 +76,19 @@ impl RecordTable {
     /// Writes how many rows a leaf has in each record into `out`, an array of int64.
     fn lengths(&self, leaf: usize, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let rows = &self.column(leaf)?.rows;
-        write_to(out, |bytes| {
-            for (place, count) in bytes.chunks_exact_mut(8).zip(rows) {
-                place.copy_from_slice(&(*count as i64).to_ne_bytes());
-            }
-            Ok(())
-        })
+        for (place, count) in bytes_of(out)?.chunks_exact_mut(8).zip(rows) {
+            place.copy_from_slice(&(*count as i64).to_ne_bytes());
+        }
+        Ok(())
     }
 
     /// Writes where each record begins in a packed leaf, and where the last one ends, into `out`, an array of int32.
     fn cu_seqlens(&self, py: Python<'_>, leaf: usize, out: &Bound<'_, PyAny>) -> PyResult<()> {
         let ends = assemble::cu_seqlens(&self.column(leaf)?.rows).map_err(|e| to_py(py, e))?;
-        write_to(out, |bytes| {
-            for (place, end) in bytes.chunks_exact_mut(4).zip(&ends) {
-                place.copy_from_slice(&end.to_ne_bytes());
-            }
-            Ok(())
-        })
+        for (place, end) in bytes_of(out)?.chunks_exact_mut(4).zip(&ends) {
+            place.copy_from_slice(&end.to_ne_bytes());
+        }
+        Ok(())
     }
 
     /// The most rows that a leaf has in any record, and how many it has in all of them.
@@ -90,29 +97,37 @@ impl RecordTable {
         Ok((rows.iter().copied().max().unwrap_or(0), rows.iter().sum()))
     }
 
-    /// Writes 1 where a leaf has data and 0 where there is padding into `out`, a `[B, T]` array of bytes.
-    fn mask(&self, leaf: usize, out: &Bound<'_, PyAny>, left: bool) -> PyResult<()> {
-        let rows = &self.column(leaf)?.rows;
-        write_to(out, |bytes| assemble::mask(bytes, rows, bytes.len() / rows.len(), side(left)))
-    }
-
-    /// Copies one leaf of every record into `out`, a `[B, T, …]` array, with `fill` (one item) where there is nothing.
-    fn pad(
+    /// Copies leaves of every record into arrays, with the GIL released: `packed` ones one after the other, `padded` ones
+    /// as `[B, T, …]` with an item to fill with where there is nothing. `mask` says of which leaf to mark the data, with
+    /// 1 in a `[B, T]` array of bytes.
+    fn assemble(
         &self,
         py: Python<'_>,
-        leaf: usize,
-        out: &Bound<'_, PyAny>,
-        fill: &[u8],
+        packed: Vec<(usize, Bound<'_, PyAny>)>,
+        padded: Vec<(usize, Bound<'_, PyAny>, Vec<u8>)>,
+        mask: Option<(usize, Bound<'_, PyAny>)>,
         left: bool,
     ) -> PyResult<()> {
-        let rows = self.rows(py, leaf)?;
-        write_to(out, |bytes| assemble::pad(bytes, &rows, bytes.len() / rows.len(), fill, side(left)))
-    }
-
-    /// Copies one leaf of every record into `out`, one after the other.
-    fn pack(&self, py: Python<'_>, leaf: usize, out: &Bound<'_, PyAny>) -> PyResult<()> {
-        let rows = self.rows(py, leaf)?;
-        write_to(out, |bytes| assemble::pack(bytes, &rows))
+        if let Some(index) = self.records.iter().position(|record| record.get().is_released(py)) {
+            let message = format!("record {index} of the batch was released before it was copied");
+            return Err(named(py, "InvalidArgument", message));
+        }
+        let side = if left { Side::Left } else { Side::Right };
+        let mut parts = Vec::with_capacity(packed.len() + padded.len() + 1);
+        for (leaf, array) in &packed {
+            parts.push(Part::Packed { to: bytes_of(array)?, rows: self.column(*leaf)?.slices() });
+        }
+        for (leaf, array, fill) in &padded {
+            let (to, rows) = (bytes_of(array)?, self.column(*leaf)?.slices());
+            let row_bytes = to.len() / rows.len();
+            parts.push(Part::Padded { to, rows, row_bytes, fill, side });
+        }
+        if let Some((leaf, array)) = &mask {
+            let (to, counts) = (bytes_of(array)?, &self.column(*leaf)?.rows);
+            let length = to.len() / counts.len();
+            parts.push(Part::Mask { to, counts, length, side });
+        }
+        py.detach(|| assemble::assemble(&mut parts)).map_err(|e| to_py(py, e))
     }
 }
 
@@ -121,35 +136,27 @@ impl RecordTable {
         let leaves = self.columns.len();
         self.columns.get(leaf).ok_or_else(|| PyIndexError::new_err(format!("leaf {leaf} of {leaves}")))
     }
+}
 
-    fn rows(&self, py: Python<'_>, leaf: usize) -> PyResult<Vec<&[u8]>> {
-        let places = &self.column(leaf)?.places;
-        if let Some(index) = self.records.iter().position(|record| record.get().is_released(py)) {
-            let message = format!("record {index} of the batch was released before it was copied");
-            return Err(named(py, "InvalidArgument", message));
-        }
-        // SAFETY: the leaf lies in the record, which we keep alive. Another thread that releases it while we copy gets old
-        // bytes into its own batch, never unmapped ones.
-        let row =
+impl Column {
+    /// The bytes of the leaf, by record. They stay while the table keeps the records, released or not: another thread that
+    /// releases one while we copy gets old bytes into its own batch, never unmapped ones.
+    fn slices(&self) -> Vec<&[u8]> {
+        // SAFETY: the leaf lies in the record, which the table keeps alive, and with it the mapping.
+        let slice =
             |&(data, bytes): &(usize, usize)| unsafe { std::slice::from_raw_parts(data as *const u8, bytes) };
-        Ok(places.iter().map(row).collect())
+        self.places.iter().map(slice).collect()
     }
 }
 
-fn side(left: bool) -> Side {
-    if left { Side::Left } else { Side::Right }
-}
-
-/// Gives `fill` the bytes of a numpy array that may be written to and has no gaps, with the GIL released.
-fn write_to(
-    array: &Bound<'_, PyAny>,
-    fill: impl FnOnce(&mut [u8]) -> rollway_core::Result<()> + Send,
-) -> PyResult<()> {
+/// The bytes of a numpy array that may be written to and has no gaps.
+#[allow(clippy::mut_from_ref)] // Python's arrays know no such difference.
+fn bytes_of<'a>(array: &'a Bound<'_, PyAny>) -> PyResult<&'a mut [u8]> {
     let py = array.py();
     // SAFETY: the type is checked before the fields are read. The array is alive while it is borrowed; if another thread
     // writes to it meanwhile, it spoils its own batch, as with any numpy array.
-    let bytes = unsafe {
-        if pyo3::ffi::Py_TYPE(array.as_ptr()) != crate::array::ndarray_type(py) {
+    unsafe {
+        if ffi::Py_TYPE(array.as_ptr()) != crate::array::ndarray_type(py) {
             return Err(named(py, "InvalidArgument", "out must be a numpy array".to_owned()));
         }
         let fields = &(*array.as_ptr().cast::<npyffi::PyArrayObject>()).fields;
@@ -160,9 +167,8 @@ fn write_to(
         }
         let bytes: usize = array.getattr("nbytes")?.extract()?;
         let data = if bytes == 0 { std::ptr::NonNull::dangling().as_ptr() } else { fields.data.cast() };
-        std::slice::from_raw_parts_mut(data, bytes)
-    };
-    py.detach(|| fill(bytes)).map_err(|e| to_py(py, e))
+        Ok(std::slice::from_raw_parts_mut(data, bytes))
+    }
 }
 
 /// Splits records of these lengths, in order, into batches that fit a budget of tokens: `(first, behind the last)`.

@@ -4,6 +4,7 @@ use crate::errors::{blocking, to_py};
 use crate::plan::{Expect, Plan};
 use crate::producer::{check_timeout, patience};
 use crate::rows::Rows;
+use crate::sentry::Sentry;
 use crate::tcp_connection::{Connection, DETACH_BYTES, Options, TcpConnection};
 use pyo3::prelude::*;
 use rollway_core::Error;
@@ -132,10 +133,9 @@ impl TcpSender {
         }
     }
 
-    /// Sleeps until there is room, at most `timeout` seconds; false when there is none.
-    fn wait_writable(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
-        let patience = patience(Some(timeout))?;
-        blocking(py, || self.core.wait_writable(patience))?.map_err(|e| self.explain(py, e, None))
+    /// Waits for room, for event loops, and takes none.
+    fn sentry(&self, py: Python<'_>) -> PyResult<Sentry> {
+        Sentry::over(py, &self.core, Core::wait_writable)
     }
 }
 

@@ -5,7 +5,9 @@ use crate::producer::{check_timeout, patience};
 use crate::record_label::{Label, TOMBSTONE};
 use crate::record_plan::{Parts, RecordPlan, rows_of};
 use crate::record_slot::{Place, RecordDraft, RecordSlot};
+use crate::sentry::Sentry;
 use crate::tcp_connection::{Connection, DETACH_BYTES, Options, TcpConnection};
+use crate::wanted::Wanted;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::Error;
@@ -13,7 +15,6 @@ use rollway_core::net::TcpRecordClient as Core;
 use rollway_core::ring::Patience;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// One worker's connection to a learner of records. Subclassed in Python.
 #[pyclass(frozen, subclass, extends = TcpConnection, module = "rollway._core")]
@@ -21,8 +22,7 @@ pub struct TcpRecordSender {
     core: Arc<Core>,
     plan: Py<RecordPlan>,
     connection: Arc<Connection>,
-    /// The smallest record that found no room lately: what `wait_writable` waits for.
-    wanted: AtomicUsize,
+    wanted: Arc<Wanted>,
 }
 
 #[pymethods]
@@ -57,10 +57,9 @@ impl TcpRecordSender {
         let spec = options.spec(py, host, port)?;
         let core = Core::start(spec, &plan.get().text).map_err(|e| to_py(py, e))?;
         blocking(py, || core.ready(Patience::Forever))?.map_err(|e| to_py(py, e))?;
-        let wanted = AtomicUsize::new(usize::MAX);
         let core = Arc::new(core);
         let (connection, base) = Connection::of(&core, address, "records");
-        let handle = TcpRecordSender { core, plan, connection, wanted };
+        let handle = TcpRecordSender { core, plan, connection, wanted: Arc::default() };
         Ok(PyClassInitializer::from(base).add_subclass(handle))
     }
 
@@ -96,7 +95,7 @@ impl TcpRecordSender {
         match self.take(py, &parts, &label) {
             Ok(()) => Ok(true),
             Err(Error::Full) => {
-                self.wanted.fetch_min(parts.bytes(), Ordering::Relaxed);
+                self.wanted.note(parts.bytes());
                 Ok(false)
             }
             Err(error) => Err(self.connection.explain(py, error, None)),
@@ -149,19 +148,16 @@ impl TcpRecordSender {
         RecordSlot::new(draft.as_any(), &this.plan, &parts, place, rows, &label)
     }
 
-    /// Sleeps until what found no room lately may find some, at most `timeout` seconds; false when not.
-    fn wait_writable(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
-        let patience = patience(Some(timeout))?;
-        let wanted = match self.wanted.load(Ordering::Relaxed) {
-            usize::MAX => 1,
-            bytes => bytes,
-        };
-        let room = blocking(py, || self.core.wait_writable(wanted, patience))?
-            .map_err(|e| self.connection.explain(py, e, None))?;
-        if room {
-            self.wanted.store(usize::MAX, Ordering::Relaxed); // Whoever fails again says so again.
-        }
-        Ok(room)
+    /// Waits until what found no room lately may find some, for event loops, and takes none.
+    fn sentry(&self, py: Python<'_>) -> PyResult<Sentry> {
+        let wanted = self.wanted.clone();
+        Sentry::over(py, &self.core, move |core, patience| {
+            let room = core.wait_writable(wanted.bytes(), patience)?;
+            if room {
+                wanted.forget();
+            }
+            Ok(room)
+        })
     }
 
     /// The newest weights that the learner told of, as of its last word; 0 until it did.

@@ -3,6 +3,7 @@
 //! All of it is pure: slices in, slices out, and every byte of the destination is written once. A source that does not fit
 //! is an error; nothing is ever cut off. One thread copies: that several pay was not shown.
 
+use crate::carry::stepwise;
 use crate::error::{Error, Result};
 use std::ops::Range;
 
@@ -26,48 +27,139 @@ fn out(what: &'static str, value: usize, range: String) -> Error {
     Error::OutOfRange { what, value: value as u64, range }
 }
 
-/// Copies each of `rows` to a row of `row_bytes` in `dst`, and fills what is left of it with `fill`, one item over and over.
+/// One array of a batch, and what it is made of: a row of it for each record.
+#[derive(Debug)]
+pub enum Part<'a> {
+    /// The rows, one behind the other.
+    Packed { to: &'a mut [u8], rows: Vec<&'a [u8]> },
+    /// Each row in `row_bytes`, and `fill` in what is left of it, one item over and over.
+    Padded { to: &'a mut [u8], rows: Vec<&'a [u8]>, row_bytes: usize, fill: &'a [u8], side: Side },
+    /// For each row of `length` items, 1 where there is data and 0 where there is padding.
+    Mask { to: &'a mut [u8], counts: &'a [usize], length: usize, side: Side },
+}
+
+/// Writes a batch, record by record: what lies together is read together, and only once.
 ///
 /// ```
-/// use rollway_core::records::assemble::{Side, pad};
-/// let mut batch = [9; 8];
-/// pad(&mut batch, &[b"ab", b"xyz"], 4, b"-", Side::Left).unwrap();
-/// assert_eq!(&batch, b"--ab-xyz");
+/// use rollway_core::records::assemble::{Part, Side, assemble};
+/// let (mut batch, mut mask) = ([9; 8], [9; 8]);
+/// let rows: Vec<&[u8]> = vec![b"ab", b"xyz"];
+/// assemble(&mut [
+///     Part::Padded { to: &mut batch, rows, row_bytes: 4, fill: b"-", side: Side::Left },
+///     Part::Mask { to: &mut mask, counts: &[2, 3], length: 4, side: Side::Left },
+/// ])
+/// .unwrap();
+/// assert_eq!((&batch, mask), (b"--ab-xyz", [0, 0, 1, 1, 0, 1, 1, 1]));
 /// ```
-pub fn pad(dst: &mut [u8], rows: &[&[u8]], row_bytes: usize, fill: &[u8], side: Side) -> Result<()> {
-    if rows.len().checked_mul(row_bytes) != Some(dst.len()) {
-        let range = format!("{} rows of {row_bytes}", rows.len());
-        return Err(out("bytes of the batch", dst.len(), range));
+pub fn assemble(parts: &mut [Part<'_>]) -> Result<()> {
+    for part in parts.iter() {
+        part.check()?;
     }
-    if fill.is_empty() || !row_bytes.is_multiple_of(fill.len()) {
-        let range = format!("a divisor of the row's {row_bytes} bytes");
-        return Err(out("bytes of the fill value", fill.len(), range));
-    }
-    for (index, row) in rows.iter().enumerate() {
-        if row.len() > row_bytes {
-            let range = format!("at most {row_bytes} in this batch; record {index} has more");
-            return Err(out("bytes of a row", row.len(), range));
+    let records = parts.iter().map(Part::records).max().unwrap_or(0);
+    for record in 0..records {
+        for part in parts.iter_mut().filter(|part| record < part.records()) {
+            part.write(record);
         }
-        if !row.len().is_multiple_of(fill.len()) {
-            let range = format!("a multiple of {}; record {index} has another length", fill.len());
-            return Err(out("bytes of a row", row.len(), range));
-        }
-    }
-    if row_bytes == 0 {
-        return Ok(());
-    }
-    for (room, row) in dst.chunks_exact_mut(row_bytes).zip(rows) {
-        let (data, padding) = match side {
-            Side::Right => room.split_at_mut(row.len()),
-            Side::Left => {
-                let (padding, data) = room.split_at_mut(row_bytes - row.len());
-                (data, padding)
-            }
-        };
-        data.copy_from_slice(row);
-        repeat(padding, fill);
     }
     Ok(())
+}
+
+impl Part<'_> {
+    fn records(&self) -> usize {
+        match self {
+            Part::Packed { rows, .. } | Part::Padded { rows, .. } => rows.len(),
+            Part::Mask { counts, .. } => counts.len(),
+        }
+    }
+
+    /// Whether everything fits.
+    fn check(&self) -> Result<()> {
+        match self {
+            Part::Packed { to, rows } => {
+                let total: usize = rows.iter().map(|row| row.len()).sum();
+                if total != to.len() {
+                    return Err(out("bytes of the batch", to.len(), format!("{total}, the sum of its rows")));
+                }
+            }
+            Part::Padded { to, rows, row_bytes, fill, .. } => {
+                if rows.len().checked_mul(*row_bytes) != Some(to.len()) {
+                    let range = format!("{} rows of {row_bytes}", rows.len());
+                    return Err(out("bytes of the batch", to.len(), range));
+                }
+                if fill.is_empty() || !row_bytes.is_multiple_of(fill.len()) {
+                    let range = format!("a divisor of the row's {row_bytes} bytes");
+                    return Err(out("bytes of the fill value", fill.len(), range));
+                }
+                for (index, row) in rows.iter().enumerate() {
+                    if row.len() > *row_bytes {
+                        let range = format!("at most {row_bytes} in this batch; record {index} has more");
+                        return Err(out("bytes of a row", row.len(), range));
+                    }
+                    if !row.len().is_multiple_of(fill.len()) {
+                        let range =
+                            format!("a multiple of {}; record {index} has another length", fill.len());
+                        return Err(out("bytes of a row", row.len(), range));
+                    }
+                }
+            }
+            Part::Mask { to, counts, length, .. } => {
+                if counts.len().checked_mul(*length) != Some(to.len()) {
+                    let range = format!("{} rows of {length}", counts.len());
+                    return Err(out("bytes of the mask", to.len(), range));
+                }
+                if let Some((index, &count)) = counts.iter().enumerate().find(|&(_, count)| count > length) {
+                    let range = format!("at most {length} in this batch; record {index} has more");
+                    return Err(out("items of a row", count, range));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes one record's row. They are written in order.
+    #[inline]
+    fn write(&mut self, record: usize) {
+        match self {
+            Part::Packed { to, rows } => {
+                let row = rows[record];
+                let (room, rest) = std::mem::take(to).split_at_mut(row.len());
+                copy(room, row);
+                *to = rest;
+            }
+            Part::Padded { to, rows, row_bytes, fill, side } => {
+                let (row, room) = (rows[record], &mut to[record * *row_bytes..][..*row_bytes]);
+                let (data, padding) = side.split(room, row.len());
+                copy(data, row);
+                repeat(padding, fill);
+            }
+            Part::Mask { to, counts, length, side } => {
+                let (data, padding) = side.split(&mut to[record * *length..][..*length], counts[record]);
+                data.fill(1);
+                padding.fill(0);
+            }
+        }
+    }
+}
+
+impl Side {
+    /// The data and the padding of a row.
+    #[inline]
+    fn split(self, row: &mut [u8], data: usize) -> (&mut [u8], &mut [u8]) {
+        match self {
+            Side::Right => row.split_at_mut(data),
+            Side::Left => {
+                let (padding, data) = row.split_at_mut(row.len() - data);
+                (data, padding)
+            }
+        }
+    }
+}
+
+#[inline]
+fn copy(to: &mut [u8], from: &[u8]) {
+    assert_eq!(to.len(), from.len());
+    // SAFETY: both have the bytes; what may be changed does not overlap what may not.
+    unsafe { stepwise(to.as_mut_ptr(), from.as_ptr(), from.len()) };
 }
 
 /// Fills `room` with one item, over and over.
@@ -87,43 +179,6 @@ fn repeat(room: &mut [u8], item: &[u8]) {
         rest[..more].copy_from_slice(&ready[..more]);
         done += more;
     }
-}
-
-/// Writes 1 where a padded row of `length` items has data, and 0 where it has padding.
-pub fn mask(dst: &mut [u8], lens: &[usize], length: usize, side: Side) -> Result<()> {
-    if lens.len().checked_mul(length) != Some(dst.len()) {
-        return Err(out("bytes of the mask", dst.len(), format!("{} rows of {length}", lens.len())));
-    }
-    if let Some((index, &len)) = lens.iter().enumerate().find(|&(_, &len)| len > length) {
-        let range = format!("at most {length} in this batch; record {index} has more");
-        return Err(out("items of a row", len, range));
-    }
-    if length == 0 {
-        return Ok(());
-    }
-    for (row, &len) in dst.chunks_exact_mut(length).zip(lens) {
-        let (left, left_len, right) = match side {
-            Side::Right => (1, len, 0),
-            Side::Left => (0, length - len, 1),
-        };
-        row[..left_len].fill(left);
-        row[left_len..].fill(right);
-    }
-    Ok(())
-}
-
-/// Copies `rows` to `dst`, one behind the other.
-pub fn pack(mut dst: &mut [u8], rows: &[&[u8]]) -> Result<()> {
-    let total: usize = rows.iter().map(|row| row.len()).sum();
-    if total != dst.len() {
-        return Err(out("bytes of the batch", dst.len(), format!("{total}, the sum of its rows")));
-    }
-    for row in rows {
-        let (room, rest) = dst.split_at_mut(row.len());
-        room.copy_from_slice(row);
-        dst = rest;
-    }
-    Ok(())
 }
 
 /// Where each record starts in a packed batch, and where the last one ends.
@@ -177,6 +232,18 @@ mod tests {
     use super::*;
     use proptest::collection::vec;
     use proptest::prelude::*;
+
+    fn pad(to: &mut [u8], rows: &[&[u8]], row_bytes: usize, fill: &[u8], side: Side) -> Result<()> {
+        assemble(&mut [Part::Padded { to, rows: rows.to_vec(), row_bytes, fill, side }])
+    }
+
+    fn mask(to: &mut [u8], counts: &[usize], length: usize, side: Side) -> Result<()> {
+        assemble(&mut [Part::Mask { to, counts, length, side }])
+    }
+
+    fn pack(to: &mut [u8], rows: &[&[u8]]) -> Result<()> {
+        assemble(&mut [Part::Packed { to, rows: rows.to_vec() }])
+    }
 
     proptest! {
         /// Against the plain way to do it, with items of any size.

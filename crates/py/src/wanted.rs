@@ -1,0 +1,32 @@
+//! `Wanted`: how much room a worker's coroutines wait for.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The smallest record that found no room lately. A hint: whoever finds none again says so again.
+pub struct Wanted(AtomicUsize);
+
+impl Default for Wanted {
+    fn default() -> Wanted {
+        Wanted(AtomicUsize::new(usize::MAX))
+    }
+}
+
+impl Wanted {
+    /// A record of so many bytes found no room.
+    pub fn note(&self, bytes: usize) {
+        self.0.fetch_min(bytes, Ordering::Relaxed);
+    }
+
+    /// What to wait for; any room when nobody said.
+    pub fn bytes(&self) -> usize {
+        match self.0.load(Ordering::Relaxed) {
+            usize::MAX => 1,
+            bytes => bytes,
+        }
+    }
+
+    /// There is room.
+    pub fn forget(&self) {
+        self.0.store(usize::MAX, Ordering::Relaxed);
+    }
+}
