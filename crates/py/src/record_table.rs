@@ -127,7 +127,7 @@ impl RecordTable {
             let length = to.len() / counts.len();
             parts.push(Part::Mask { to, counts, length, side });
         }
-        py.detach(|| assemble::assemble(&mut parts)).map_err(|e| to_py(py, e))
+        py.detach(|| assemble::assemble(parts)).map_err(|e| to_py(py, e))
     }
 }
 

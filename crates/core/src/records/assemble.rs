@@ -1,11 +1,18 @@
 //! Many records into one batch: the rows of one ragged leaf of each, padded to one length or packed end to end.
 //!
 //! All of it is pure: slices in, slices out, and every byte of the destination is written once. A source that does not fit
-//! is an error; nothing is ever cut off. One thread copies: that several pay was not shown.
+//! is an error; nothing is ever cut off. Threads share a large batch.
 
 use crate::carry::stepwise;
 use crate::error::{Error, Result};
+use crate::share::{default_threads, share_out};
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+/// Each thread must have this much to write: starting one costs as much as copying a quarter of it.
+const THREAD_BYTES: usize = 1 << 20;
+/// How many portions of a batch there are for each thread: one that starts late finds less to do.
+const PORTIONS: usize = 8;
 
 /// Where the padding of a row is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,27 +51,76 @@ pub enum Part<'a> {
 /// use rollway_core::records::assemble::{Part, Side, assemble};
 /// let (mut batch, mut mask) = ([9; 8], [9; 8]);
 /// let rows: Vec<&[u8]> = vec![b"ab", b"xyz"];
-/// assemble(&mut [
+/// assemble(vec![
 ///     Part::Padded { to: &mut batch, rows, row_bytes: 4, fill: b"-", side: Side::Left },
 ///     Part::Mask { to: &mut mask, counts: &[2, 3], length: 4, side: Side::Left },
 /// ])
 /// .unwrap();
 /// assert_eq!((&batch, mask), (b"--ab-xyz", [0, 0, 1, 1, 0, 1, 1, 1]));
 /// ```
-pub fn assemble(parts: &mut [Part<'_>]) -> Result<()> {
-    for part in parts.iter() {
+pub fn assemble(mut parts: Vec<Part<'_>>) -> Result<()> {
+    for part in &parts {
         part.check()?;
     }
-    let records = parts.iter().map(Part::records).max().unwrap_or(0);
-    for record in 0..records {
+    let bytes: usize = parts.iter().map(Part::bytes).sum();
+    let threads = default_threads().min(bytes / THREAD_BYTES);
+    if threads <= 1 {
+        write(&mut parts);
+        return Ok(());
+    }
+    let each = records(&parts).div_ceil(threads * PORTIONS);
+    let mut portions = Vec::new();
+    while records(&parts) > 0 {
+        let portion: Vec<_> = parts.iter_mut().map(|part| part.take(each)).collect();
+        portions.push(Mutex::new(portion));
+    }
+    share_out(&portions, threads, |portion| {
+        write(&mut portion.lock().unwrap_or_else(PoisonError::into_inner)); // Nobody else has it.
+    });
+    Ok(())
+}
+
+/// How many records there are.
+fn records(parts: &[Part<'_>]) -> usize {
+    parts.iter().map(Part::records).max().unwrap_or(0)
+}
+
+/// Writes all of it. Everything fits.
+fn write(parts: &mut [Part<'_>]) {
+    for record in 0..records(parts) {
         for part in parts.iter_mut().filter(|part| record < part.records()) {
             part.write(record);
         }
     }
-    Ok(())
 }
 
-impl Part<'_> {
+impl<'a> Part<'a> {
+    fn bytes(&self) -> usize {
+        match self {
+            Part::Packed { to, .. } | Part::Padded { to, .. } | Part::Mask { to, .. } => to.len(),
+        }
+    }
+
+    /// Takes the first records off, as a part of their own. Everything fits.
+    fn take(&mut self, count: usize) -> Part<'a> {
+        let count = count.min(self.records());
+        match self {
+            Part::Packed { to, rows } => {
+                let rows = first(rows, count);
+                Part::Packed { to: cut(to, rows.iter().map(|row| row.len()).sum()), rows }
+            }
+            Part::Padded { to, rows, row_bytes, fill, side } => {
+                let (rows, to) = (first(rows, count), cut(to, count * *row_bytes));
+                Part::Padded { to, rows, row_bytes: *row_bytes, fill, side: *side }
+            }
+            Part::Mask { to, counts, length, side } => {
+                let (mine, rest) = counts.split_at(count);
+                *counts = rest;
+                Part::Mask { to: cut(to, count * *length), counts: mine, length: *length, side: *side }
+            }
+        }
+    }
+
     fn records(&self) -> usize {
         match self {
             Part::Packed { rows, .. } | Part::Padded { rows, .. } => rows.len(),
@@ -122,9 +178,7 @@ impl Part<'_> {
         match self {
             Part::Packed { to, rows } => {
                 let row = rows[record];
-                let (room, rest) = std::mem::take(to).split_at_mut(row.len());
-                copy(room, row);
-                *to = rest;
+                copy(cut(to, row.len()), row);
             }
             Part::Padded { to, rows, row_bytes, fill, side } => {
                 let (row, room) = (rows[record], &mut to[record * *row_bytes..][..*row_bytes]);
@@ -153,6 +207,20 @@ impl Side {
             }
         }
     }
+}
+
+/// Takes the first bytes off.
+#[inline]
+fn cut<'a>(from: &mut &'a mut [u8], bytes: usize) -> &'a mut [u8] {
+    let (head, rest) = std::mem::take(from).split_at_mut(bytes);
+    *from = rest;
+    head
+}
+
+/// Takes the first rows off.
+fn first<'a>(rows: &mut Vec<&'a [u8]>, count: usize) -> Vec<&'a [u8]> {
+    let rest = rows.split_off(count);
+    std::mem::replace(rows, rest)
 }
 
 #[inline]
@@ -234,15 +302,15 @@ mod tests {
     use proptest::prelude::*;
 
     fn pad(to: &mut [u8], rows: &[&[u8]], row_bytes: usize, fill: &[u8], side: Side) -> Result<()> {
-        assemble(&mut [Part::Padded { to, rows: rows.to_vec(), row_bytes, fill, side }])
+        assemble(vec![Part::Padded { to, rows: rows.to_vec(), row_bytes, fill, side }])
     }
 
     fn mask(to: &mut [u8], counts: &[usize], length: usize, side: Side) -> Result<()> {
-        assemble(&mut [Part::Mask { to, counts, length, side }])
+        assemble(vec![Part::Mask { to, counts, length, side }])
     }
 
     fn pack(to: &mut [u8], rows: &[&[u8]]) -> Result<()> {
-        assemble(&mut [Part::Packed { to, rows: rows.to_vec() }])
+        assemble(vec![Part::Packed { to, rows: rows.to_vec() }])
     }
 
     proptest! {
