@@ -3,7 +3,6 @@
 //! All of it is pure: slices in, slices out, and every byte of the destination is written once. A source that does not fit
 //! is an error; nothing is ever cut off. One thread copies: that several pay was not shown.
 
-use crate::carry::stepwise;
 use crate::error::{Error, Result};
 use std::ops::Range;
 
@@ -123,13 +122,13 @@ impl Part<'_> {
             Part::Packed { to, rows } => {
                 let row = rows[record];
                 let (room, rest) = std::mem::take(to).split_at_mut(row.len());
-                copy(room, row);
+                room.copy_from_slice(row);
                 *to = rest;
             }
             Part::Padded { to, rows, row_bytes, fill, side } => {
                 let (row, room) = (rows[record], &mut to[record * *row_bytes..][..*row_bytes]);
                 let (data, padding) = side.split(room, row.len());
-                copy(data, row);
+                data.copy_from_slice(row);
                 repeat(padding, fill);
             }
             Part::Mask { to, counts, length, side } => {
@@ -153,13 +152,6 @@ impl Side {
             }
         }
     }
-}
-
-#[inline]
-fn copy(to: &mut [u8], from: &[u8]) {
-    assert_eq!(to.len(), from.len());
-    // SAFETY: both have the bytes; what may be changed does not overlap what may not.
-    unsafe { stepwise(to.as_mut_ptr(), from.as_ptr(), from.len()) };
 }
 
 /// Fills `room` with one item, over and over.
