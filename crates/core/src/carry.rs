@@ -1,4 +1,4 @@
-//! Carrying bytes that somebody else may be changing, or that no cache holds. Weights, tables and records use it.
+//! Carrying bytes that somebody else may be changing, or that no cache holds. Weights and tables use it.
 //!
 //! C1  A reader may copy from memory that its writer is overwriting: it finds out afterwards and throws the copy away. To the
 //!     compiler that would be a data race, about which it may assume what it likes. So the bytes go through code that it
@@ -9,10 +9,6 @@
 //!     overwrite. Such stores keep no order with others, so each copy is fenced before and after: nothing of it is seen
 //!     before what was stored before it, or after what is stored after it. Single lines are not fenced: who carries them does
 //!     it once, for all of them.
-//!
-//! C3  Rows of some kilobytes go through the cache in steps of 64 bytes. The C library copies them by one instruction of the
-//!     processor (`rep movsb`), which takes its time to start, and half as long again where source and target are in no near
-//!     cache.
 
 use std::ffi::c_void;
 
@@ -30,58 +26,6 @@ pub type Carry = unsafe fn(*mut u8, *const u8, usize);
 pub unsafe fn plain(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: a static of function pointer type, read in a way that hides its value; the rest is as the caller promises.
     unsafe { (&raw const COPY).read_volatile()(to.cast(), from.cast(), bytes) };
-}
-
-/// What one step of [`stepwise`] copies; less than that goes the plain way.
-#[cfg(target_arch = "x86_64")]
-const STEP: usize = 64;
-
-/// Row by row (C3).
-///
-/// # Safety
-/// As for `copy_nonoverlapping`; but see C1.
-#[inline]
-pub unsafe fn stepwise(to: *mut u8, from: *const u8, bytes: usize) {
-    // SAFETY: as the caller promises. The last step is taken from the end: it may copy again what an earlier one did.
-    unsafe {
-        #[cfg(target_arch = "x86_64")]
-        if bytes >= STEP {
-            copy_steps(to, from, bytes / STEP);
-            return copy_steps(to.add(bytes - STEP), from.add(bytes - STEP), 1);
-        }
-        plain(to, from, bytes);
-    }
-}
-
-/// # Safety
-/// `steps` steps, at least one, are readable and writable.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-unsafe fn copy_steps(to: *mut u8, from: *const u8, steps: usize) {
-    // SAFETY: reads and writes `steps` steps, as the caller promises; SSE2 is a part of x86-64. The compiler takes the block
-    // for code that it cannot see, which may change any memory (C1).
-    unsafe {
-        std::arch::asm!(
-            "2:",
-            "movups xmm0, [{from}]",
-            "movups xmm1, [{from} + 16]",
-            "movups xmm2, [{from} + 32]",
-            "movups xmm3, [{from} + 48]",
-            "movups [{to}], xmm0",
-            "movups [{to} + 16], xmm1",
-            "movups [{to} + 32], xmm2",
-            "movups [{to} + 48], xmm3",
-            "add {from}, 64",
-            "add {to}, 64",
-            "dec {steps}",
-            "jnz 2b",
-            to = inout(reg) to => _,
-            from = inout(reg) from => _,
-            steps = inout(reg) steps => _,
-            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
-            options(nostack),
-        );
-    }
 }
 
 /// The best way to copy to where no cache holds anything (C2).
@@ -259,7 +203,7 @@ mod tests {
     fn every_way_carries_every_byte_and_no_more() {
         let source: Vec<u8> = (0..6 * 4096).map(|at| (at * 31 + at / 251) as u8).collect();
         for bytes in (0..300).chain([4096, 16_384, 16_384 + 4095]) {
-            for carry in [plain, stepwise, around_the_cache()] {
+            for carry in [plain, around_the_cache()] {
                 let mut target = vec![0xAA; bytes + 2];
                 // SAFETY: source and target have the bytes, and are apart.
                 unsafe { carry(target[1..].as_mut_ptr(), source[3..].as_ptr(), bytes) };

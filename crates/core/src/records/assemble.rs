@@ -3,7 +3,6 @@
 //! All of it is pure: slices in, slices out, and every byte of the destination is written once. A source that does not fit
 //! is an error; nothing is ever cut off. Threads share a large batch.
 
-use crate::carry::stepwise;
 use crate::error::{Error, Result};
 use crate::share::{default_threads, share_out};
 use std::ops::Range;
@@ -178,12 +177,12 @@ impl<'a> Part<'a> {
         match self {
             Part::Packed { to, rows } => {
                 let row = rows[record];
-                copy(cut(to, row.len()), row);
+                cut(to, row.len()).copy_from_slice(row);
             }
             Part::Padded { to, rows, row_bytes, fill, side } => {
                 let (row, room) = (rows[record], &mut to[record * *row_bytes..][..*row_bytes]);
                 let (data, padding) = side.split(room, row.len());
-                copy(data, row);
+                data.copy_from_slice(row);
                 repeat(padding, fill);
             }
             Part::Mask { to, counts, length, side } => {
@@ -221,13 +220,6 @@ fn cut<'a>(from: &mut &'a mut [u8], bytes: usize) -> &'a mut [u8] {
 fn first<'a>(rows: &mut Vec<&'a [u8]>, count: usize) -> Vec<&'a [u8]> {
     let rest = rows.split_off(count);
     std::mem::replace(rows, rest)
-}
-
-#[inline]
-fn copy(to: &mut [u8], from: &[u8]) {
-    assert_eq!(to.len(), from.len());
-    // SAFETY: both have the bytes; what may be changed does not overlap what may not.
-    unsafe { stepwise(to.as_mut_ptr(), from.as_ptr(), from.len()) };
 }
 
 /// Fills `room` with one item, over and over.
