@@ -1056,8 +1056,12 @@ fn a_surety_for_one_who_left_in_good_order_keeps_nobody_from_its_seat() {
     let owner = producer.owner().unwrap();
     let _surety = Surety::stand(consumer.ring().segment(), owner).unwrap();
     drop(producer);
+    let mut claimer = Actor::start("claimer", &name);
+    assert_eq!(claimer.hear(), "claimed");
+    claimer.kill();
     let next = attach(&name).unwrap().owner().unwrap();
     assert!(next.seat() == owner.seat() && next != owner);
+    assert_eq!(consumer.ring().census().claimed_slots, 0, "it was for another holder of the seat");
     consumer.close().unwrap();
 }
 

@@ -174,21 +174,24 @@ impl Lease {
         self.fcntl(libc::F_OFD_SETLK, libc::F_WRLCK, seat, seats).is_ok()
     }
 
-    /// Takes a seat's lock, unless somebody stands surety for the one who died there.
+    /// Takes a seat's lock, unless somebody stands surety for the one who died there. From then on nobody can any more: that
+    /// lock is ours as well, until a later life has begun and beyond.
     fn try_seat(&self, seat: usize, record: &SeatRecord) -> bool {
         if !self.try_lock(seat, 1) {
             return false;
         }
-        let free = record.is_left() || !self.is_locked(SURETIES + seat, 1);
+        // SYNC seat.life: Acquire here, AcqRel in `sit_down`. The seat is locked, so it does not move.
+        let last = Owner::new(seat, record.life.load(Ordering::Acquire));
+        let free = record.is_left() || self.try_lock(surety_of(last), 1);
         if !free {
             let _ = self.fcntl(libc::F_OFD_SETLK, libc::F_UNLCK, seat, 1);
         }
         free
     }
 
-    /// Whether somebody else sits there, or stands surety for the one who did.
-    fn is_taken(&self, seat: usize) -> bool {
-        self.is_locked(seat, 1) || self.is_locked(SURETIES + seat, 1)
+    /// Whether somebody else sits there, or stands surety for this holder.
+    fn is_held(&self, owner: Owner) -> bool {
+        self.is_locked(owner.seat(), 1) || self.is_locked(surety_of(owner), 1)
     }
 
     /// Whether anybody but this lease holds one of the locks. Doubt counts as life.
@@ -203,7 +206,7 @@ impl Drop for Lease {
         // In a forked child the handler has closed the descriptor, and its number may be somebody else's by now.
         if self.generation == generation() {
             // Not left to `close`: a child between vfork and exec has a copy of the descriptor.
-            let _ = self.fcntl(libc::F_OFD_SETLK, libc::F_UNLCK, 0, SURETIES + super::header::MAX_SEATS);
+            let _ = self.fcntl(libc::F_OFD_SETLK, libc::F_UNLCK, 0, SURETIES + (1 << OWNER_BITS));
             without_fork(|| {
                 LEASES[self.entry].store(-1, Ordering::Relaxed);
                 // SAFETY: opened by us, closed once.
@@ -219,8 +222,12 @@ const UNDERTAKER: usize = super::header::MAX_SEATS;
 /// The byte that consumers lock while they sit down, and while they leave and look whether they were the last.
 const GATE: usize = UNDERTAKER + 1;
 
-/// The first of the bytes, one for each seat, that are locked for reading by those who stand surety for its holder.
+/// The first of the bytes, one for each life on each seat, that are locked for reading by those who stand surety for it.
 const SURETIES: usize = GATE + 1;
+
+fn surety_of(owner: Owner) -> usize {
+    SURETIES + owner.bits() as usize
+}
 
 /// Held by a process that writes where another one has claimed: as long as it is, the other one's claims are not taken back,
 /// even if it is dead. If the other one has left in good order, it means nothing.
@@ -233,8 +240,9 @@ impl Surety {
         let gone = || Error::PeersGone(format!("the one to write for in '{}' has died", segment.name()));
         let record = segment.seats().get(owner.seat()).ok_or_else(gone)?;
         let lease = Lease::open(segment)?;
-        lease.fcntl(libc::F_OFD_SETLK, libc::F_RDLCK, SURETIES + owner.seat(), 1)?;
-        // SYNC seat.life: Acquire here, AcqRel in `sit_down`. After the lock: whoever takes the seat from now on has to look at it.
+        lease.fcntl(libc::F_OFD_SETLK, libc::F_RDLCK, surety_of(owner), 1).map_err(|_| gone())?;
+        // SYNC seat.life: Acquire here, AcqRel in `sit_down`. After our lock: whoever takes the seat from now on meets it, and
+        // whoever has taken it before has kept us from it, or has begun another life.
         let life = record.life.load(Ordering::Acquire) & ((1 << LIFE_BITS) - 1);
         if life == owner.life() && lease.is_locked(owner.seat(), 1) { Ok(Surety(lease)) } else { Err(gone()) }
     }
@@ -386,7 +394,7 @@ impl Seat {
         // No fork in between: the child would inherit a mutex that nobody unlocks.
         let alive = without_fork(|| {
             let lease = self.lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            lease.generation != generation() || lease.is_taken(owner.seat())
+            lease.generation != generation() || lease.is_held(owner)
         });
         if !alive {
             self.note_death(owner.seat());
