@@ -97,7 +97,8 @@ impl Desk {
                 ON => match wait(Patience::of(Some(SLICE))) {
                     Ok(false) | Err(Error::Interrupted) => {}
                     Ok(true) | Err(_) => {
-                        // Before the signal: whoever hears it may post us again. It fails when we are relieved.
+                        // SYNC sentry.duty: Release here, Acquire in `post`. Before the signal: whoever hears it may post us
+                        // again. It fails when we are relieved.
                         let _ = self.duty.compare_exchange(ON, OFF, Ordering::AcqRel, Ordering::Relaxed);
                         self.signal();
                     }

@@ -1,6 +1,7 @@
 //! Work that several threads share. Who does what is decided while it runs: each takes the next piece when it is done with its
 //! last one, so a thread that starts late, or that another process keeps from its core, holds up no more than a piece.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// More threads than this do not make memory faster.
@@ -8,7 +9,9 @@ const MOST_THREADS: usize = 4;
 
 /// How many threads copy, unless somebody says: as many as this process may use, at most four.
 pub fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_THREADS))
+    static THREADS: OnceLock<usize> = OnceLock::new(); // Asking takes ten microseconds: the kernel's files are read for it.
+    *THREADS
+        .get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_THREADS)))
 }
 
 /// Does every piece of `work` once, by the calling thread and `threads - 1` others. They are gone when this returns.
