@@ -25,7 +25,7 @@ use super::weight_frames::{give, over};
 use super::wire::{Stream, Wire};
 use super::{frame, server};
 use crate::error::Error;
-use std::io::{self, IoSliceMut};
+use std::io::{self, ErrorKind, IoSliceMut};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -54,8 +54,13 @@ pub enum End {
 }
 
 impl From<io::Error> for End {
-    fn from(_: io::Error) -> End {
-        End::Broken
+    /// A host that is gone is met here as well, if the kernel noticed first ([`super::give_up_after`]): with what it
+    /// heard of the way there, or with a timeout.
+    fn from(error: io::Error) -> End {
+        match error.kind() {
+            ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => silent(),
+            _ => End::Broken,
+        }
     }
 }
 
@@ -374,4 +379,8 @@ pub fn closed(error: Error) -> End {
 
 pub fn too_slow() -> End {
     End::Parted(Farewell::TooSlow, "a frame was not finished in time".to_owned())
+}
+
+pub fn silent() -> End {
+    End::Parted(Farewell::Silent, "nothing was heard of the client".to_owned())
 }

@@ -2,7 +2,7 @@
 //!
 //! Every future here may be dropped at any await: what was read stays.
 
-use super::connection::{End, too_slow};
+use super::connection::{End, silent, too_slow};
 use super::frame::{Damage, Farewell, HEADER_BYTES, Header};
 use super::server::{SILENCES, TcpServerSpec};
 use super::wire::Wire;
@@ -33,7 +33,7 @@ impl Ears {
         spec: &TcpServerSpec,
         mut ping: impl FnMut(&mut Wire),
     ) -> Result<Header, End> {
-        let mut silent = 0;
+        let mut silences = 0;
         let mut deadline = None;
         while self.have < HEADER_BYTES {
             let due = match (self.have, deadline) {
@@ -46,10 +46,9 @@ impl Ears {
                 Ok(read) => self.have += read?,
                 Err(_) if self.have > 0 => return Err(too_slow()),
                 Err(_) => {
-                    silent += 1;
-                    if silent == SILENCES {
-                        let text = "nothing was heard of the client".to_owned();
-                        return Err(End::Parted(Farewell::Silent, text));
+                    silences += 1;
+                    if silences == SILENCES {
+                        return Err(silent());
                     }
                     ping(wire);
                 }
