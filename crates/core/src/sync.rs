@@ -9,11 +9,25 @@ pub use loom::sync::atomic::{Ordering, fence};
 #[cfg(loom)]
 mod watched;
 #[cfg(not(loom))]
-pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[cfg(loom)]
 pub use watched::{AtomicU32, AtomicU64};
 
 use std::time::Duration;
+
+/// [`std::sync::atomic::fence`], without `mfence`, which the compiler makes of a SeqCst one: any locked instruction orders
+/// loads after stores just as well, and costs a `send` 30 ns less.
+#[cfg(not(loom))]
+#[inline(always)]
+pub fn fence(ordering: Ordering) {
+    #[cfg(target_arch = "x86_64")]
+    if ordering == Ordering::SeqCst {
+        // SAFETY: it changes no byte of the stack, only flags, and is a barrier to the compiler: it may touch any memory.
+        unsafe { std::arch::asm!("lock or dword ptr [rsp], 0", options(nostack)) };
+        return;
+    }
+    std::sync::atomic::fence(ordering);
+}
 
 /// Why [`Bell::wait`] came back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use std::sync::Arc;
 #[pyclass(frozen, module = "rollway")]
 pub struct SampleInfo {
     consumer: Py<Consumer>,
-    stamps: Box<[Stamp]>,
+    stamps: Vec<Stamp>,
     /// Counted from 1 over the life of the ring.
     #[pyo3(get)]
     batch_number: u64,
@@ -33,8 +33,7 @@ impl SampleInfo {
         batch: &CoreBatch<Arc<Core>>,
         runs: &[(usize, usize)],
     ) -> SampleInfo {
-        let rows = runs.iter().flat_map(|&(first, len)| first..first + len);
-        let stamps: Box<[Stamp]> = rows.map(|row| batch.stamp(row)).collect();
+        let stamps = batch.stamps(runs);
         if let Some(oldest) = stamps.first() {
             batch.record_dwell(oldest);
         }

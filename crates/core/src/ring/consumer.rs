@@ -1,7 +1,6 @@
 //! A consumer: takes whole batches, reads them in place, gives them back.
 
-use super::layout::BatchNo;
-use super::layout::Stamp;
+use super::layout::{BatchNo, Slot, SlotWord, Stamp};
 use super::protocol::Taken;
 use super::{IfExists, Ring, RingSpec, monotonic_ns, stamp_of};
 use crate::error::{Error, Result};
@@ -298,10 +297,9 @@ impl<C: Deref<Target = Consumer>> Batch<C> {
             return vec![(0, taken.ready)];
         }
         let mut runs: Vec<(usize, usize)> = Vec::new();
-        let slots = protocol.slots_of(taken.buffer).unwrap_or_default();
-        for (row, slot) in slots.iter().enumerate() {
+        for (row, slot) in self.slots().iter().enumerate() {
             // SYNC ring.ready: Acquire here, Release in `commit` (I2).
-            let word = super::layout::SlotWord::unpack(slot.word.load(Ordering::Acquire));
+            let word = SlotWord::unpack(slot.word.load(Ordering::Acquire));
             if !word.is_ready_for(taken.batch) {
                 continue;
             }
@@ -320,8 +318,22 @@ impl<C: Deref<Target = Consumer>> Batch<C> {
 
     /// The stamp of one row.
     pub fn stamp(&self, row: usize) -> Stamp {
+        stamp_of(&self.slots()[row])
+    }
+
+    /// The stamps of all rows that have a sample, in `runs`.
+    pub fn stamps(&self, runs: &[(usize, usize)]) -> Vec<Stamp> {
+        let mut stamps = Vec::with_capacity(self.len());
+        for &(first, len) in runs {
+            stamps.extend(self.slots()[first..first + len].iter().map(stamp_of));
+        }
+        stamps
+    }
+
+    fn slots(&self) -> &[Slot] {
         let protocol = self.consumer.ring.protocol();
-        stamp_of(&protocol.slots[self.taken().buffer * protocol.batch_size + row])
+        let first = self.taken().buffer * protocol.batch_size;
+        &protocol.slots[first..first + protocol.batch_size]
     }
 
     /// Notes how long a sample of the batch waited.
