@@ -2,10 +2,10 @@
 
 `python benches/vector_env.py` steps CartPole × 16 and × 64, an image that is only moved × 16, environments that sleep 1
 ms × 16 and 0.1 to 5 ms × 16, with rollway, Gymnasium's SyncVectorEnv and AsyncVectorEnv(shared_memory=True),
-Stable-Baselines3's SubprocVecEnv, PufferLib and EnvPool's C++ CartPole, by turns. Then numbers of workers, and what
-idle workers cost. What is not installed is said to be missing. PufferLib wants an older Gymnasium: give it an
-interpreter of its own with `--pufferlib PYTHON`. Writes docs/bench/vector_env.json (raw samples) and .md. It asserts
-nothing about time.
+Stable-Baselines3's SubprocVecEnv, PufferLib and EnvPool's C++ CartPole, by turns. Then numbers of workers, beside
+processes that only take turns, and what idle workers cost. What is not installed is said to be missing. PufferLib wants
+an older Gymnasium: give it an interpreter of its own with `--pufferlib PYTHON`. Writes docs/bench/vector_env.json (raw
+samples) and .md. It asserts nothing about time.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 import machine
 import rollway
+from relay import Relay
 from worlds import WORLDS
 
 Advance = Callable[[], int]
@@ -269,8 +270,10 @@ def bars(cells: dict[str, Any]) -> list[tuple[str, float | None, float]]:
         words = f"{cell}: send/recv of half, to stepping all (the limit is {limit(world, 16, 8):.2f})"
         found.append((words, ratio(cells[cell], "rollway, send/recv", "rollway"), 1.5))
     sweep = cells["workers, cartpole x 64"]
-    others = [r for n in sweep["samples"] if (r := ratio(sweep, "16", n)) is not None]
-    found.append(("cartpole x 64: 16 workers, to the best number", min(others, default=None), 0.8))
+    others = [r for n in sweep["samples"] if n.isdigit() and (r := ratio(sweep, "16", n)) is not None]
+    bare = ratio(sweep, "bare, 16", "bare, 2")
+    words = f"cartpole x 64: 16 workers, to the best number (processes that only take turns: {bare:.2f})"
+    found.append((words, min(others, default=None), 0.8))
     return found
 
 
@@ -312,6 +315,7 @@ def main() -> None:
         title = f"workers, cartpole x {num_envs}"
         if options.only is None or options.only in title:
             numbers = [(str(n), lambda n=n, e=num_envs: ours("cartpole", e, n)) for n in (1, 2, 4, 8, 16)]
+            numbers += [(f"bare, {n}", lambda n=n, e=num_envs: Relay(WORLDS["cartpole"], e, n)) for n in (2, 16)]
             cells[title] = compete(numbers, options.rounds, options.seconds)
     lines = table(cells)
     idle = None

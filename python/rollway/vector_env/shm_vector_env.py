@@ -78,7 +78,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         self.metadata = {**spaces.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = spaces.render_mode
         self._actions = self._troupe.floor.actions[0] if self._troupe.action.single else None
-        """Where actions that are one array go."""
+        """Where actions that are one array go, if it has this shape and dtype."""
+        self._actions_look = None if self._actions is None else (self._actions.shape, self._actions.dtype)
         self._received: list[int] = []
         self._stepping = False
         """Whether `step_async` was called, and `step_wait` was not."""
@@ -399,15 +400,13 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             raise ConnectionClosedError("this vector environment is closed")
 
     def _write_actions(self, actions: Any, envs: list[int] | None) -> None:
-        whole = self._actions
         if (
-            whole is not None
+            self._actions is not None
             and envs is None
             and type(actions) is np.ndarray
-            and actions.shape == whole.shape
-            and actions.dtype == whole.dtype
+            and (actions.shape, actions.dtype) == self._actions_look
         ):
-            whole[:] = actions
+            self._actions[:] = actions
             return
         troupe, rows = self._troupe, self.num_envs if envs is None else len(envs)
         arrays, values = troupe.floor.actions, troupe.action.split(actions)

@@ -153,7 +153,7 @@ class Troupe:
         while len(done) < count:
             kind, ids, flags = self.core.wait(count - len(done), self.timeout_s, timeout)
             if kind == "answered":
-                if not done and not any(flags):
+                if not done and flags.count(0) == len(ids):
                     return self._arrived(ids), []
                 broken = [env for env, flag in zip(ids, flags, strict=True) if flag & FAULT]
                 done.update((env, flag) for env, flag in zip(ids, flags, strict=True) if not flag & FAULT)
@@ -291,8 +291,11 @@ class Troupe:
 
     def observations(self, copy: bool) -> Any:
         """The newest ones of all environments."""
+        arrays = self.view(self.buffer).observations
+        if self.layout.single and (only := arrays[0]) is not None:
+            return only.copy() if copy else only
         parts: list[Any] = []
-        for index, array in enumerate(self.view(self.buffer).observations):
+        for index, array in enumerate(arrays):
             if array is None:
                 parts.append(tuple(self._loose[index]))
             else:

@@ -157,7 +157,8 @@ class Desk:
 
     def _advance(self, envs: list[int], sink: Sink) -> bytes:
         """Steps environments: the hot path."""
-        members, first, hand, write = self._members, self._first, self._in_hand, sink.write
+        first, hand, write = self._first, self._in_hand, sink.write
+        members = [self._members[env - first] for env in envs]
         rows, shape, loose = sink.rows, sink.shape, self._layout.loose
         rewards, terminations, truncations = sink.rewards, sink.terminations, sink.truncations
         if self._source.loose:
@@ -165,12 +166,11 @@ class Desk:
         actions = self._source.take(envs)
         flags = bytearray(len(envs))
         notes: Any
-        for position, env in enumerate(envs):
+        for position, (env, member, action) in enumerate(zip(envs, members, actions, strict=True)):
             hand[0] = env + 1
-            member = members[env - first]
             try:
                 if not member.due:
-                    observation, reward, terminated, truncated, notes = member.step(actions[position])
+                    observation, reward, terminated, truncated, notes = member.step(action)
                     if terminated or truncated:
                         observation, notes = member.finish(observation, notes)
                     elif notes:
@@ -180,7 +180,7 @@ class Desk:
                     continue
                 else:
                     observation, reward, terminated, truncated, notes = member.special()
-                if rows is not None and type(observation) is ndarray and observation.shape == shape:
+                if type(observation) is ndarray and observation.shape == shape:
                     rows[env] = observation
                 else:
                     write(env, observation)
@@ -313,10 +313,11 @@ class Sink:
         self.rewards: Any = buffer.rewards.data
         self.terminations: Any = buffer.terminations.data
         self.truncations: Any = buffer.truncations.data
-        self.rows = buffer.observations[0] if layout.single else None
-        """Where an observation that is one array goes, if it has the right `shape`."""
-        self.shape = None if self.rows is None else self.rows.shape[1:]
-        self.write: Callable[[int, Any], None] = self._write_parts if self.rows is None else _row_writer(self.rows, "")
+        rows = buffer.observations[0] if layout.single else None
+        self.rows: Any = rows
+        """Where an observation that is one array goes, if it has this `shape`; there is none where nothing has it."""
+        self.shape = None if rows is None else rows.shape[1:]
+        self.write: Callable[[int, Any], None] = self._write_parts if rows is None else _row_writer(rows, "")
         self._writers = [
             None if array is None else _row_writer(array, part.path)
             for array, part in zip(self._arrays, layout.parts, strict=True)
