@@ -176,23 +176,22 @@ class _Table:
         self.records = records if isinstance(records, list) else list(records)
         self.native = RecordTable(self.records)
         self.schema = self.native.plan.schema
-        self._names = list(self.schema)
         unknown = [name for name in leaves or () if name not in self.schema]
         if unknown:
             raise InvalidArgument(
                 f"there is no leaf {', '.join(map(repr, unknown))}; there are {', '.join(self.schema)}"
             )
-        self.leaves = [self.schema[name] for name in (leaves or self.schema)]
+        self.leaves = tuple(self.schema[name] for name in leaves) if leaves else self.schema.leaves
 
     def index(self, leaf: RaggedLeaf) -> int:
-        return self._names.index(leaf.name)
+        return self.schema.leaves.index(leaf)
 
     def ragged(self, by: str | None) -> RaggedLeaf:
         """The leaf that the batch is measured by."""
-        candidates = [leaf for leaf in self.leaves if leaf.ragged and by in (None, leaf.name)]
-        if not candidates:
-            raise InvalidArgument(f"{by!r} is no ragged leaf of the batch" if by else "the batch has no ragged leaf")
-        return candidates[0]
+        for leaf in self.leaves:
+            if leaf.ragged and by in (None, leaf.name):
+                return leaf
+        raise InvalidArgument(f"{by!r} is no ragged leaf of the batch" if by else "the batch has no ragged leaf")
 
     def __len__(self) -> int:
         return len(self.records)

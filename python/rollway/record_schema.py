@@ -58,6 +58,8 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
         if not leaves:
             raise SchemaMismatch("the schema has no leaves: give at least one, like {'tokens': 'int32[*]'}")
         self._leaves = {name: _leaf(name, notation) for name, notation in leaves.items()}
+        self.leaves = tuple(self._leaves.values())
+        """The same, in order."""
 
     @classmethod
     def of(cls, schema: RecordSchema | Mapping[str, str]) -> RecordSchema:
@@ -89,12 +91,12 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
     @functools.cached_property
     def text(self) -> bytes:
         """The schema as it stands in a segment."""
-        rows = [[leaf.name, dtype_text(leaf.dtype), list(leaf.dims)] for leaf in self.values()]
+        rows = [[leaf.name, dtype_text(leaf.dtype), list(leaf.dims)] for leaf in self.leaves]
         return json.dumps(rows, separators=(",", ":")).encode()
 
     def plan(self) -> RecordPlan:
         """The schema, compiled for native code."""
-        leaves = [(leaf.name, leaf.dtype, list(leaf.shape), leaf.row_bytes, leaf.ragged) for leaf in self.values()]
+        leaves = [(leaf.name, leaf.dtype, list(leaf.shape), leaf.row_bytes, leaf.ragged) for leaf in self.leaves]
         return RecordPlan(self, self.text, leaves)
 
     def conform(self, data: Any) -> list[np.ndarray[Any, Any]]:
@@ -103,7 +105,7 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
             raise SchemaMismatch(f"a record is a dict of {', '.join(self)}; this is a {type(data).__name__}")
         if data.keys() != self._leaves.keys():
             raise leaves_differ("record", self.keys(), {str(name) for name in data})
-        return [_fit(leaf, data[leaf.name]) for leaf in self.values()]
+        return [_fit(leaf, data[leaf.name]) for leaf in self.leaves]
 
     def explain(self, foreign: ForeignSchema) -> SchemaMismatch:
         """Says how a schema elsewhere differs from this one."""

@@ -261,7 +261,7 @@ class RolloutRingBuffer:
         """
         views = self._writable_views()
         for view in views.values():
-            view.flags.writeable = False
+            view.setflags(write=False)
         return views
 
     def copy_read_slot_to_torch(self, destination: Mapping[str, Any]) -> None:

@@ -246,6 +246,22 @@ def test_what_nobody_has_asked_for_stays_in_the_ring(server, env):
     assert (stats["ready_records"], stats["stashed_records"], stats["taken_records"]) == (9, 0, 0)
 
 
+def test_what_only_a_cancelled_call_has_asked_for_stays_in_the_ring_too(server, env):
+    async def one():
+        generator = generator_of(server)
+        first, second = (asyncio.create_task(generator.generate(batch(i))) for i in "12")
+        await asyncio.sleep(0.01)  # both wait, for two records
+        second.cancel()
+        await asyncio.sleep(0)
+        for i in range(3):
+            send_group(env, str(i))
+        await first
+        return generator.stats()
+
+    stats = run(one())
+    assert (stats["ready_records"], stats["stashed_records"], stats["taken_records"]) == (2, 0, 0)
+
+
 def test_a_generator_can_be_used_from_one_event_loop_after_another(server, env):
     generator = generator_of(server)
     for instance in ("x", "y"):

@@ -115,7 +115,7 @@ class Dispatcher:
         elif not waiter.answer.cancelled() and waiter.answer.exception() is None:
             self._stash.put_back(waiter.answer.result())
         self._serve()
-        self._rest()
+        self._read_for_fewer()
 
     def _time_out(self, waiter: _Waiter) -> None:
         if not waiter.answer.done():
@@ -123,7 +123,7 @@ class Dispatcher:
             waiter.answer.set_exception(TrajectoryTimeout(text))
             self._waiters.remove(waiter)
             self._serve()
-            self._rest()
+            self._read_for_fewer()
 
     def _fail(self, error: BaseException) -> None:
         """Hands a failure to those who wait, or else to the next caller."""
@@ -140,15 +140,25 @@ class Dispatcher:
         """Makes sure that somebody reads, and looks around."""
         if self._reader is None or self._reader.done() or self._reader.get_loop() is not loop:
             self._stop()
-            self._reader = loop.create_task(self._read(), name="rollway-skyrl-reader")
-            self._reader.add_done_callback(self._read_ended)
+            self._start_reader(loop)
             self._alone_since = None
             self._patrol = loop.call_later(self._patrol_s(), self._look_around, loop)
+
+    def _start_reader(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._reader = loop.create_task(self._read(), name="rollway-skyrl-reader")
+        self._reader.add_done_callback(self._read_ended)
 
     def _rest(self) -> None:
         """Stops reading if nobody waits."""
         if not self._waiters:
             self._stop()
+
+    def _read_for_fewer(self) -> None:
+        """Somebody waits no more: the reader counts anew how much the others wait for."""
+        self._rest()
+        if self._reader is not None and not self._reader.done():
+            self._reader.cancel()
+            self._start_reader(self._reader.get_loop())
 
     def _stop(self) -> None:
         """Ends the reader, which takes nothing when it is cancelled, and the patrol."""

@@ -35,7 +35,7 @@ class Trajectory:
 
 def trainable(masks: np.ndarray[Any, Any]) -> bool:
     """Whether any token is trained. Most trajectories end with one."""
-    return len(masks) > 0 and (masks[-1] != UNTRAINED or bool((masks != UNTRAINED).any()))
+    return len(masks) > 0 and (masks.item(-1) != UNTRAINED or bool((masks != UNTRAINED).any()))
 
 
 def trajectory_of(record: Record) -> Trajectory:
