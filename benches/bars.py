@@ -11,10 +11,21 @@ from summary import Ratio, Record, extra, idle_percent, latency_us, losses, prod
 
 
 def ring(record: Record) -> list[Ratio]:
-    """Medians against medians of the same run, 1 producer."""
+    """Medians against medians of the same run, 1 and 4 producers; a name says what its bar is, where there is one.
 
-    def rate(contender: str, workload: str) -> float | None:
-        return throughput(record, contender, workload, 1).median
+    The limit is what one process can copy, and what as many processes as there are producers can.
+    """
+    send, many, limit = "rollway send", "rollway send_many", "memcpy (limit)"
+    peers = {
+        "naive": ("naive numpy ring, polling", 2),
+        "iceoryx2": ("iceoryx2 (Python, u8 slice)", 4),
+        "echo": ("id-echo TCP", 10),
+        "mp.Queue": ("multiprocessing.Queue", 20),
+    }
+    found = []
+
+    def rate(contender: str, workload: str, producers: int) -> float | None:
+        return throughput(record, contender, workload, producers).median
 
     def cpu(contender: str, workload: str) -> float | None:
         return producer_cpu_ns(record, contender, workload, 1).median
@@ -22,31 +33,30 @@ def ring(record: Record) -> list[Ratio]:
     def p(contender: str, percentile: float) -> float | None:
         return latency_us(record, contender, percentile).median
 
-    send, many = "rollway send", "rollway send_many"
-    naive, iceoryx = "naive numpy ring, polling", "iceoryx2 (Python, u8 slice)"
-    echo, queue = "id-echo TCP", "multiprocessing.Queue"
-    share = _over(rate(send, "trajectory"), rate("memcpy (limit)", "trajectory"))
-    by_cpu = _over(cpu("memcpy (limit)", "trajectory"), cpu(send, "trajectory"))
-    found = [
-        Ratio("trajectory, send, of memcpy", None if share is None else 100 * share, "%"),
-        Ratio("trajectory, send, of memcpy, by producer CPU", None if by_cpu is None else 100 * by_cpu, "%"),
-    ]
-    for short, peer in (("naive", naive), ("iceoryx2", iceoryx), ("echo", echo), ("mp.Queue", queue)):
-        found.append(
-            Ratio(f"trajectory, send / {short}", _over(rate(send, "trajectory"), rate(peer, "trajectory")), "x")
-        )
-    for way in (send, many):
-        for short, peer in (("naive", naive), ("echo", echo)):
-            value = _over(rate(way, "transition"), rate(peer, "transition"))
-            found.append(Ratio(f"transition, {way.split()[1]} / {short}", value, "x"))
+    for producers, words in ((1, "1 producer"), (4, "4 producers")):
+        ours = rate(send, "trajectory", producers)
+        for copying in sorted({1, producers}):
+            by = "one process" if copying == 1 else f"{copying} processes"
+            bar = " (bar: 80 %)" if copying == 1 else ""
+            share = _per_cent(ours, rate(limit, "trajectory", copying))
+            found.append(Ratio(f"trajectory, {words}, send, of memcpy by {by}{bar}", share, "%"))
+        for short, (peer, bar_x) in peers.items():
+            value = _over(ours, rate(peer, "trajectory", producers))
+            found.append(Ratio(f"trajectory, {words}, send / {short} (bar: {bar_x})", value, "x"))
+        for way, short, bar_x in ((send, "naive", 5), (send, "echo", 50), (many, "naive", 40), (many, "echo", 50)):
+            value = _over(rate(way, "transition", producers), rate(peers[short][0], "transition", producers))
+            found.append(Ratio(f"transition, {words}, {way.split()[1]} / {short} (bar: {bar_x})", value, "x"))
+    queue, iceoryx = p(peers["mp.Queue"][0], 99), p("iceoryx2, event", 50)
+    by_cpu = _per_cent(cpu(limit, "trajectory"), cpu(send, "trajectory"))
     return [
         *found,
-        Ratio("transition, wall time per send (1 / throughput)", _over(1e9, rate(send, "transition")), "ns"),
+        Ratio("trajectory, 1 producer, send, of memcpy, by producer CPU", by_cpu, "%"),
+        Ratio("transition, wall time per send (1 / throughput)", _over(1e9, rate(send, "transition", 1)), "ns"),
         Ratio("transition, producer CPU per send", cpu(send, "transition"), "ns"),
-        Ratio("latency, rollway p50 / iceoryx2 event p50", _over(p(send, 50), p("iceoryx2, event", 50)), "x"),
-        Ratio("latency, rollway p99 / mp.Queue p99", _over(p(send, 99), p(queue, 99)), "x"),
+        Ratio("latency, rollway p50 / iceoryx2 event p50 (bar: 0.5)", _over(p(send, 50), iceoryx), "x"),
+        Ratio("latency, rollway p99 / mp.Queue p99 (bar: 0.33)", _over(p(send, 99), queue), "x"),
         Ratio("latency, rollway p50 / bare futex p50", _over(p(send, 50), p("bare futex in C (floor)", 50)), "x"),
-        Ratio("idle, CPU of the waiting consumer", idle_percent(record).median, "% of a core"),
+        Ratio("idle, CPU of the waiting consumer (bar: 1 %)", idle_percent(record).median, "% of a core"),
     ]
 
 
@@ -113,9 +123,11 @@ def records(record: Record) -> list[Ratio]:
             where = f"{workload}, {producers} producer{'s' * (producers > 1)}"
             ours = rate(send, workload, producers)
             for way in (send, *others):
-                share = _per_cent(rate(way, workload, producers), rate(limit, workload, producers))
-                bar = " (bar: 70 %)" if asked else ""
-                add(f"{where}, {way.removeprefix('rollway records ')}, of memcpy{bar}", share, "%")
+                for copying in sorted({1, producers}):
+                    share = _per_cent(rate(way, workload, producers), rate(limit, workload, copying))
+                    by = "one process" if copying == 1 else f"{copying} processes"
+                    bar = " (bar: 70 %)" if asked and copying == 1 else ""
+                    add(f"{where}, {way.removeprefix('rollway records ')}, of memcpy by {by}{bar}", share, "%")
             cpu = [producer_cpu_ns(record, c, workload, producers).median for c in (limit, send)]
             add(f"{where}, send, of memcpy, by producer CPU", _per_cent(*cpu), "%")
             theirs = (
