@@ -65,9 +65,9 @@ impl Patrol {
 /// a wait. Who waits awake gives the core away before every look, so it keeps nobody from it. One wait that was longer
 /// than [`LIMIT`](Self::LIMIT) ends that, and one that was not, slept or not, begins it again: who waits for somebody that
 /// thinks sleeps at once.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Vigil {
-    allowed: bool,
+    forbidden: bool,
     pays: bool,
     since: Option<Instant>,
 }
@@ -89,13 +89,13 @@ impl Vigil {
     /// Only where every one of those who wait has a core to do so.
     pub fn among(waiters: usize) -> Vigil {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Vigil { allowed: waiters <= cores, pays: false, since: None }
+        Vigil { forbidden: waiters > cores, ..Vigil::default() }
     }
 
     /// Watches until `happened`, if it pays. A wait may have several watches; it is over with [`end`](Self::end).
     pub fn watch(&mut self, happened: impl Fn() -> bool) -> Vigilance {
         let since = *self.since.get_or_insert_with(Instant::now);
-        if !(self.allowed && self.pays) {
+        if self.forbidden || !self.pays {
             return Vigilance::Pointless;
         }
         while !happened() {

@@ -7,7 +7,7 @@ mod fixture;
 use fixture::*;
 use rollway_core::Error;
 use rollway_core::ring::producer::ProducerSpec;
-use rollway_core::ring::{Consumer, IfExists, OnFull, Patience, Producer, RingSpec};
+use rollway_core::ring::{Consumer, IfExists, OnFull, Patience, Producer, RingSpec, Slot};
 use rollway_core::sync::Ordering;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -472,6 +472,68 @@ fn after_the_close_producers_are_told_and_the_rest_can_be_taken() {
     assert_eq!(receive(&consumer), [0, 1]);
     assert!(is_closed(Consumer::take(&consumer, soon(), None)));
     assert!(is_closed(Consumer::take(&consumer, Patience::Never, None)));
+}
+
+// ── waiting awake ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+/// Sends when there is room, which it waits for as Python's `send` does. Whether it was awake all the while.
+fn send_waking(producer: &Producer, value: u64) -> bool {
+    let at_once = producer.claim(1, Patience::Never);
+    let awake = match at_once {
+        Err(Error::Full) => producer.claim_awake(1).unwrap(),
+        _ => None,
+    };
+    let claim = awake.unwrap_or_else(|| match at_once {
+        Ok(Some(claim)) => claim,
+        _ => producer.claim(1, soon()).unwrap().unwrap(),
+    });
+    let slot = Slot::of(producer, claim);
+    write_sample([slot.leaf(0), slot.leaf(1)], value, || {});
+    slot.commit(0);
+    awake.is_some()
+}
+
+#[test]
+fn a_stream_that_is_held_up_for_moments_only_is_sent_awake_and_arrives_in_order() {
+    let consumer = private(1, 2);
+    let producer = producer(&consumer);
+    let (mut sent, mut awake) = (0, false);
+    std::thread::scope(|scope| {
+        let received = scope.spawn(|| {
+            let mut all = Vec::new();
+            while let Ok(Some(batch)) = Consumer::take(&consumer, soon(), None) {
+                all.extend(values(&batch));
+            }
+            all
+        });
+        assert!(eventually(|| {
+            awake |= send_waking(&producer, sent);
+            sent += 1;
+            awake && sent >= 1000
+        }));
+        consumer.ring().shut_down();
+        assert!(received.join().unwrap().into_iter().eq(0..sent));
+    });
+}
+
+#[test]
+fn nobody_waits_awake_for_one_that_takes_its_time() {
+    let consumer = private(1, 2);
+    let producer = producer(&consumer);
+    (0..2).for_each(|value| send(&producer, value));
+    assert!(producer.claim_awake(1).unwrap().is_none(), "no wait has been short yet");
+    assert!(matches!(producer.claim(1, briefly()), Err(Error::Timeout)));
+    assert!(producer.claim_awake(1).unwrap().is_none(), "the last one was long");
+}
+
+#[test]
+fn nobody_waits_awake_where_the_policy_is_not_to_wait() {
+    let consumer = private(1, 2);
+    for policy in [OnFull::Error, OnFull::DropNewest, OnFull::DropOldest] {
+        let spec = ProducerSpec { on_full: Some(policy), ..ANYONE };
+        let producer = Producer::on(consumer.ring().clone(), spec).unwrap();
+        assert!(producer.claim_awake(1).unwrap().is_none(), "{policy:?}");
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use pyo3::types::PyDict;
 use rollway_core::Error;
 use rollway_core::ring::producer::ProducerSpec;
 use rollway_core::ring::protocol::Claim;
-use rollway_core::ring::{OnFull, Patience, Producer as Core, monotonic_ns};
+use rollway_core::ring::{OnFull, Patience, Producer as Core, Slot as CoreSlot, monotonic_ns};
 use rollway_core::segment::arrival;
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,6 +63,22 @@ pub fn on_full(policy: &str) -> PyResult<OnFull> {
         _ => Err(pyo3::exceptions::PyValueError::new_err(format!(
             "on_full is '{policy}'; it must be 'block', 'drop_oldest', 'drop_newest' or 'error'"
         ))),
+    }
+}
+
+/// Waits for room and claims it, with the GIL released. The outer error is Ctrl-C's.
+fn claim(
+    py: Python<'_>,
+    core: &Core,
+    want: usize,
+    patience: Patience,
+) -> PyResult<rollway_core::Result<Option<Claim>>> {
+    match py.detach(|| core.claim_awake(want)) {
+        Ok(None) => {
+            py.check_signals()?;
+            blocking(py, || core.claim(want, patience))
+        }
+        ended => Ok(ended),
     }
 }
 
@@ -174,16 +190,14 @@ impl Producer {
         check_timeout(timeout)?;
         let (py, this) = (slf.py(), slf.get());
         let core = this.core(py)?;
-        let slot = match Core::reserve(core.clone(), 1, Patience::Never) {
-            Err(Error::Full) if timeout != Some(0.0) => {
-                let patience = patience(timeout)?;
-                blocking(py, || Core::reserve(core.clone(), 1, patience))?
-            }
+        let claimed = match core.claim(1, Patience::Never) {
+            Err(Error::Full) if timeout != Some(0.0) => claim(py, &core, 1, patience(timeout)?)?,
             at_once => at_once,
         };
         // Dropped, says the policy; but the caller needs something to write into.
-        let slot = slot.and_then(|slot| slot.ok_or(Error::Full)).map_err(|e| this.explain(py, e, timeout))?;
-        Slot::new(this.mapping.bind(py), slot, this.plan.get())
+        let claim = claimed.and_then(|claim| claim.ok_or(Error::Full));
+        let claim = claim.map_err(|e| this.explain(py, e, timeout))?;
+        Slot::new(this.mapping.bind(py), CoreSlot::of(core, claim), this.plan.get())
     }
 
     /// Like `reserve`, but never waits: `None` when there is no room.
@@ -300,7 +314,7 @@ impl Producer {
         timeout: Option<f64>,
     ) -> PyResult<bool> {
         let (core, patience) = (self.core(py)?, patience(timeout)?);
-        let claimed = blocking(py, || core.claim(1, patience))?;
+        let claimed = claim(py, &core, 1, patience)?;
         match claimed.map_err(|error| self.explain(py, error, timeout))? {
             Some(claim) => {
                 self.copy(&core, &claim, rows, 0);
@@ -325,9 +339,7 @@ impl Producer {
         while sent < rows.count {
             let want = rows.count - sent;
             let claimed = match core.claim(want, Patience::Never) {
-                Err(Error::Full) if patience != Patience::Never => {
-                    blocking(py, || core.claim(want, patience))?
-                }
+                Err(Error::Full) if patience != Patience::Never => claim(py, &core, want, patience)?,
                 at_once => at_once,
             };
             let claim = match claimed {

@@ -7,10 +7,10 @@ use crate::error::{Error, Result};
 use crate::segment::{Census, Owner, Role, Seat};
 use crate::sync::{Ordering, Point, Woken, crash_point};
 pub use crate::terms::{OnFull, ProducerSpec};
-use crate::wait::{Patience, Patrol, Solitude};
+use crate::wait::{Patience, Patrol, Solitude, Vigil, Vigilance};
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Who made the samples of a claim: the stamps of its rows.
@@ -36,6 +36,8 @@ pub struct Producer {
     sequence: AtomicU64,
     /// Where it claimed last.
     lane: crate::sync::AtomicU64,
+    /// Of the thread that waits for room. Another one, with the same handle, sleeps at once.
+    vigil: Mutex<Vigil>,
 }
 
 impl Producer {
@@ -56,7 +58,8 @@ impl Producer {
         let on_full = spec.on_full.unwrap_or(ring.on_full);
         let (peer_timeout, sequence) = (spec.peer_timeout, AtomicU64::new(0));
         let lane = Default::default();
-        Ok(Producer { ring, seat, producer_id, chosen_id, on_full, peer_timeout, sequence, lane })
+        let vigil = Mutex::default();
+        Ok(Producer { ring, seat, producer_id, chosen_id, on_full, peer_timeout, sequence, lane, vigil })
     }
 
     pub fn ring(&self) -> &Arc<Ring> {
@@ -151,10 +154,44 @@ impl Producer {
         }
     }
 
+    /// Waits for room without sleeping, where the last wait was short, and claims. `None`: sleep, in
+    /// [`claim`](Self::claim). Signals that come meanwhile interrupt nothing: look for them then.
+    pub fn claim_awake(&self, want: usize) -> Result<Option<Claim>> {
+        if self.on_full != OnFull::Block {
+            return Ok(None);
+        }
+        let Ok(mut vigil) = self.vigil.try_lock() else { return Ok(None) };
+        let (protocol, owner) = (self.ring.protocol(), self.owner()?);
+        loop {
+            let open = protocol.control.write.open.load(Ordering::Relaxed);
+            match vigil.watch(|| protocol.may_have_room(open) || self.ring.is_closed()) {
+                Vigilance::Exhausted | Vigilance::Pointless => return Ok(None),
+                Vigilance::Rewarded if self.ring.is_closed() => return Err(Error::Closed),
+                Vigilance::Rewarded => {}
+            }
+            let claim = protocol.try_claim(self.claimant(owner), want).map_err(|d| self.ring.damaged(d))?;
+            if claim.is_some() {
+                vigil.end();
+                protocol.control.counters.blocked.fetch_add(1, Ordering::Relaxed);
+                return Ok(claim);
+            }
+        }
+    }
+
     fn wait_for_room(&self, owner: Owner, want: usize, patience: Patience) -> Result<Claim> {
         if patience == Patience::Never {
             return Err(Error::Full);
         }
+        let claim = self.sleep_for_room(owner, want, patience);
+        if !matches!(claim, Err(Error::Interrupted))
+            && let Ok(mut vigil) = self.vigil.try_lock()
+        {
+            vigil.end();
+        }
+        claim
+    }
+
+    fn sleep_for_room(&self, owner: Owner, want: usize, patience: Patience) -> Result<Claim> {
         let protocol = self.ring.protocol();
         let control = protocol.control;
         control.counters.blocked.fetch_add(1, Ordering::Relaxed);
@@ -201,7 +238,7 @@ impl Producer {
         want: usize,
         patience: Patience,
     ) -> Result<Option<Slot<P>>> {
-        Ok(this.claim(want, patience)?.map(|claim| Slot { producer: this, claim: Some(claim) }))
+        Ok(this.claim(want, patience)?.map(|claim| Slot::of(this, claim)))
     }
 
     /// Where a leaf of a claimed row lies.
@@ -288,6 +325,11 @@ pub struct Slot<P: Deref<Target = Producer>> {
 }
 
 impl<P: Deref<Target = Producer>> Slot<P> {
+    /// A guard for a claim of this producer.
+    pub fn of(producer: P, claim: Claim) -> Slot<P> {
+        Slot { producer, claim: Some(claim) }
+    }
+
     /// How many slots the run has.
     #[allow(clippy::len_without_is_empty)] // A run has at least one slot.
     pub fn len(&self) -> usize {

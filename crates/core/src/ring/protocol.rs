@@ -144,6 +144,16 @@ impl<'a> Protocol<'a> {
         }
     }
 
+    /// Whether to try again, after the ring was full with the batch `open` being filled. It promises nothing.
+    pub fn may_have_room(&self, open: u64) -> bool {
+        let write = &self.control.write;
+        let is_free =
+            |line: &Buffer| BufferWord::unpack(line.word.load(Ordering::Relaxed)).kind == BufferKind::Free;
+        write.open.load(Ordering::Relaxed) != open
+            || write.holes.load(Ordering::Relaxed) != 0
+            || self.buffers.iter().any(is_free)
+    }
+
     /// Goes on in the block that the cursor gave him last, a run too: so one producer's samples stay in order.
     #[inline]
     fn claim_in_lane(&self, slots: &[Slot], open: Place, who: Claimant<'_>, want: usize) -> Option<Claim> {
