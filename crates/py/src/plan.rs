@@ -93,6 +93,24 @@ impl Node {
         }
     }
 
+    fn collect(&self, object: &Bound<'_, PyAny>, arrays: &mut Vec<Py<PyAny>>) -> PyResult<()> {
+        match self {
+            Node::Leaf(_) => arrays.push(object.clone().unbind()),
+            Node::Foreign => {}
+            Node::Tuple(children) | Node::List(children) => {
+                for (index, child) in children.iter().enumerate() {
+                    child.collect(&object.get_item(index)?, arrays)?;
+                }
+            }
+            Node::Dict(entries) => {
+                for Entry { key, child, .. } in entries {
+                    child.collect(&object.get_item(key)?, arrays)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// `None` where Python has to build it.
     fn build<'py>(
         &self,
@@ -156,6 +174,14 @@ impl Plan {
         // SAFETY: the GIL is held throughout, `data` is alive, and no Python code runs in between: dict look-ups by the
         // exact type compare strings only. So every borrowed pointer stays valid until we return.
         unsafe { self.walk(&self.root, data.as_ptr(), expect, &mut rows, found) }.then(|| rows.unwrap_or(1))
+    }
+
+    /// The arrays of `data`, in which `find` has just found them all.
+    #[cold]
+    pub fn arrays(&self, data: &Bound<'_, PyAny>) -> PyResult<Vec<Py<PyAny>>> {
+        let mut arrays = Vec::with_capacity(self.leaves.len());
+        self.root.collect(data, &mut arrays)?;
+        Ok(arrays)
     }
 
     /// # Safety

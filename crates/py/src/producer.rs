@@ -130,14 +130,17 @@ impl Producer {
         timeout: Option<f64>,
     ) -> PyResult<bool> {
         check_timeout(timeout)?;
-        let rows = Rows::of(self.plan.get(), data, Expect::Sample)?;
+        let mut rows = Rows::of(self.plan.get(), data, Expect::Sample)?;
         let now = self.core.with(py, |core| match core {
             Some(core) => self.send_now(core, &rows, version),
             None => Err(Error::Closed),
         });
         match now {
             Ok(sent) => Ok(sent),
-            Err(Error::Full) if timeout != Some(0.0) => self.send_blocking(py, &rows, version, timeout),
+            Err(Error::Full) if timeout != Some(0.0) => {
+                rows.keep(self.plan.get(), data)?;
+                self.send_blocking(py, &rows, version, timeout)
+            }
             Err(error) => Err(self.explain(py, error, timeout)),
         }
     }
@@ -333,7 +336,8 @@ impl Producer {
         version: u32,
         patience: Patience,
     ) -> PyResult<(usize, rollway_core::Result<()>)> {
-        let rows = Rows::of(self.plan.get(), data, Expect::Stack)?;
+        let mut rows = Rows::of(self.plan.get(), data, Expect::Stack)?;
+        rows.keep(self.plan.get(), data)?;
         let core = self.core(py)?;
         let mut sent = 0;
         while sent < rows.count {
@@ -367,8 +371,8 @@ impl Producer {
     fn copy(&self, core: &Core, claim: &Claim, rows: &Rows, first: usize) {
         for (index, leaf) in self.plan.get().leaves.iter().enumerate() {
             // SAFETY: the plan's sizes are the ring's (checked when attaching); the claim is ours, so nobody else uses
-            // those rows (I1); the source has at least `first + len` rows of `bytes` bytes and is kept alive by the
-            // caller's arguments.
+            // those rows (I1); the source has at least `first + len` rows of `bytes` bytes, and is alive: the GIL is held,
+            // or the rows are kept.
             unsafe {
                 let source = rows.leaf(index).add(first * leaf.bytes);
                 std::ptr::copy_nonoverlapping(source, core.leaf(claim, index), leaf.bytes * claim.len);

@@ -100,17 +100,18 @@ pub struct Parts {
     numbers: Vec<[u8; 8]>,
     /// Lists of numbers, as bytes: where others point to.
     lists: Vec<Vec<u8>>,
-    /// Arrays that Python made for us.
-    converted: Vec<Py<PyAny>>,
+    /// Arrays that Python made for us, and those that [`keep`](Self::keep) holds on to.
+    kept: Vec<Py<PyAny>>,
 }
 
-// SAFETY: the pointers are to bytes of arrays and bytes objects; they are read while those are alive (see `Parts::of`).
+// SAFETY: the pointers are to bytes of arrays and bytes objects; they are read while those are alive (see `of` and `keep`).
 unsafe impl Send for Parts {}
 // SAFETY: as above; Parts is never changed after it was made.
 unsafe impl Sync for Parts {}
 
 impl Parts {
-    /// The arrays of `data`. The pointers are good while `data`, `key` and `metadata` are alive and unchanged.
+    /// The arrays of `data`. The pointers are good while `key` and `metadata` are alive and the GIL is held; for longer,
+    /// call [`keep`](Self::keep).
     #[inline]
     pub fn of(
         py: Python<'_>,
@@ -127,6 +128,16 @@ impl Parts {
         }
         parts.arrange(py, plan)?;
         Ok(parts)
+    }
+
+    /// Holds on to the arrays of `data`. Before the GIL is let go: others may take them out of it then.
+    #[cold]
+    pub fn keep(&mut self, plan: &RecordPlan, data: &Bound<'_, PyAny>) -> PyResult<()> {
+        let Ok(data) = data.cast::<PyDict>() else { return Ok(()) }; // It was converted, and so is ours.
+        for leaf in &plan.leaves {
+            self.kept.extend(data.get_item(&leaf.name)?.map(Bound::unbind));
+        }
+        Ok(())
     }
 
     /// A record with no data: every ragged leaf is empty, every fixed one zero.
@@ -153,7 +164,7 @@ impl Parts {
     fn hidden(key: &[u8], metadata: &[u8]) -> Parts {
         let (sources, placement) = (PerLeaf::new(), Placement::default());
         let mut parts =
-            Parts { sources, placement, numbers: Vec::new(), lists: Vec::new(), converted: Vec::new() };
+            Parts { sources, placement, numbers: Vec::new(), lists: Vec::new(), kept: Vec::new() };
         for bytes in [key, metadata] {
             parts.push(Source { data: bytes.as_ptr(), rows: bytes.len() });
         }
@@ -256,7 +267,7 @@ impl Parts {
         unsafe {
             if let Some(array) = array::of_scalar(py, item) {
                 let source = array_of(plan, leaf, array.as_ptr());
-                self.converted.push(array.unbind());
+                self.kept.push(array.unbind());
                 return source;
             }
             let bytes = number.bytes(item)?;
@@ -305,7 +316,7 @@ impl Parts {
             let data: usize = array.getattr("ctypes")?.getattr("data")?.extract()?;
             let rows = if leaf.ragged { array.len()? } else { 1 };
             self.push(Source { data: data as *const u8, rows });
-            self.converted.push(array.unbind());
+            self.kept.push(array.unbind());
         }
         Ok(())
     }

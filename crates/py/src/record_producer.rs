@@ -83,8 +83,16 @@ impl RecordProducer {
     ) -> PyResult<bool> {
         check_timeout(timeout)?;
         let label = Label::of(py, key, metadata, version)?;
-        let parts = Parts::of(py, self.plan.get(), data, label.key(), label.metadata())?;
-        self.put(py, &parts, &label, timeout)
+        let mut parts = self.parts(py, data, &label)?;
+        let core = self.core(py)?;
+        match Core::reserve(&*core, parts.bytes(), Patience::Never) {
+            Ok(room) => self.fill(py, room, &parts, &label),
+            Err(Error::Full) => {
+                parts.keep(self.plan.get(), data)?;
+                self.put(py, &parts, &label, timeout)
+            }
+            Err(error) => Err(self.explain(py, error, timeout)),
+        }
     }
 
     /// Like `send`, but never waits: false when there is no room.
@@ -98,7 +106,7 @@ impl RecordProducer {
         version: u32,
     ) -> PyResult<bool> {
         let label = Label::of(py, key, metadata, version)?;
-        let parts = Parts::of(py, self.plan.get(), data, label.key(), label.metadata())?;
+        let parts = self.parts(py, data, &label)?;
         let core = self.core(py)?;
         match Core::reserve(&*core, parts.bytes(), Patience::Never) {
             Ok(room) => self.fill(py, room, &parts, &label),
@@ -224,6 +232,17 @@ impl RecordProducer {
         Ok(RecordProducer { core, plan, mapping, name, wanted: Arc::default() })
     }
 
+    /// What goes into a record; kept, if it is large.
+    #[inline]
+    fn parts(&self, py: Python<'_>, data: &Bound<'_, PyAny>, label: &Label<'_>) -> PyResult<Parts> {
+        let plan = self.plan.get();
+        let mut parts = Parts::of(py, plan, data, label.key(), label.metadata())?;
+        if parts.bytes() >= DETACH_BYTES {
+            parts.keep(plan, data)?;
+        }
+        Ok(parts)
+    }
+
     fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
         self.core.with(py, |core| core.clone()).ok_or_else(|| self.explain(py, Error::Closed, None))
     }
@@ -259,10 +278,10 @@ impl RecordProducer {
         let Some(room) = room else { return Ok(false) };
         let plan = self.plan.get();
         if parts.bytes() >= DETACH_BYTES {
-            // SAFETY: the reservation has room for all parts and is ours; the caller's arguments keep the sources alive.
+            // SAFETY: the reservation has room for all parts and is ours; the sources are alive, for such a record is kept.
             py.detach(|| unsafe { parts.write(plan, room.as_mut_ptr()) });
         } else {
-            // SAFETY: as above.
+            // SAFETY: as above; the GIL is held.
             unsafe { parts.write(plan, room.as_mut_ptr()) };
         }
         let label = CoreLabel { version: label.version, kind: label.kind, origin: None };

@@ -14,29 +14,38 @@ pub struct Rows {
     spilled: Vec<*const u8>,
     /// Stacked samples in each array.
     pub count: usize,
-    /// Arrays that Python made for us.
-    _converted: Option<Py<PyList>>,
+    /// What Python converted for us, or what [`keep`](Self::keep) holds on to.
+    kept: Vec<Py<PyAny>>,
 }
 
-// SAFETY: the pointers are to bytes of arrays; they are read while their arrays are alive (see `Rows::of`).
+// SAFETY: the pointers are to bytes of arrays; they are read while their arrays are alive (see `of` and `keep`).
 unsafe impl Send for Rows {}
 // SAFETY: as above; Rows is never changed after it was made.
 unsafe impl Sync for Rows {}
 
 impl Rows {
-    /// The arrays of `data`, checked against the plan. The pointers are good while `data` is alive and unchanged, or
-    /// for ever (with the list that we own) when Python had to convert something.
+    /// The arrays of `data`, checked against the plan. The pointers are good while the GIL is held; for longer, call
+    /// [`keep`](Self::keep).
     #[inline]
     pub fn of(plan: &Plan, data: &Bound<'_, PyAny>, expect: Expect) -> PyResult<Rows> {
         let leaves = plan.leaves.len();
         let spilled = if leaves > INLINE { vec![null(); leaves] } else { Vec::new() };
-        let mut rows = Rows { inline: [null(); INLINE], spilled, count: 0, _converted: None };
+        let mut rows = Rows { inline: [null(); INLINE], spilled, count: 0, kept: Vec::new() };
         let found = if leaves > INLINE { &mut rows.spilled[..] } else { &mut rows.inline[..leaves] };
         match plan.find(data, expect, found) {
             Some(count) => rows.count = count,
             None => rows.convert(plan, data, expect)?,
         }
         Ok(rows)
+    }
+
+    /// Holds on to the arrays. Before the GIL is let go: others may take them out of `data` then.
+    #[inline]
+    pub fn keep(&mut self, plan: &Plan, data: &Bound<'_, PyAny>) -> PyResult<()> {
+        if self.kept.is_empty() {
+            self.kept = plan.arrays(data)?;
+        }
+        Ok(())
     }
 
     /// Asks `Schema.conform` for a list of exact arrays; it raises with the name of the leaf that does not fit.
@@ -56,7 +65,7 @@ impl Rows {
             *place = address as *const u8;
         }
         self.count = arrays.first().map_or(0, |&(_, rows)| rows);
-        self._converted = Some(list.unbind());
+        self.kept.push(list.into_any().unbind());
         Ok(())
     }
 

@@ -72,11 +72,12 @@ impl TcpSender {
         timeout: Option<f64>,
     ) -> PyResult<bool> {
         check_timeout(timeout)?;
-        let rows = Rows::of(self.plan.get(), data, Expect::Sample)?;
+        let mut rows = self.sample(data)?;
         let core = &self.core;
         match self.take(py, &rows, 0, version) {
             Ok(_) => Ok(true),
             Err(Error::Full) if timeout != Some(0.0) => {
+                rows.keep(self.plan.get(), data)?;
                 let patience = patience(timeout)?;
                 let leaves = rows.leaves_from(self.plan.get(), 0);
                 // SAFETY: as in `take`.
@@ -91,7 +92,7 @@ impl TcpSender {
     /// Like `send`, but never waits: false when there is no room.
     #[pyo3(signature = (data, *, version=0))]
     fn try_send(&self, py: Python<'_>, data: &Bound<'_, PyAny>, version: u32) -> PyResult<bool> {
-        let rows = Rows::of(self.plan.get(), data, Expect::Sample)?;
+        let rows = self.sample(data)?;
         match self.take(py, &rows, 0, version) {
             Ok(_) => Ok(true),
             Err(Error::Full) => Ok(false),
@@ -140,13 +141,23 @@ impl TcpSender {
 }
 
 impl TcpSender {
+    /// The arrays of one sample; kept, if it is large.
+    #[inline]
+    fn sample(&self, data: &Bound<'_, PyAny>) -> PyResult<Rows> {
+        let mut rows = Rows::of(self.plan.get(), data, Expect::Sample)?;
+        if self.sample_bytes >= DETACH_BYTES {
+            rows.keep(self.plan.get(), data)?;
+        }
+        Ok(rows)
+    }
+
     /// Takes rows from `first` on, as far as there is room.
     #[inline]
     fn take(&self, py: Python<'_>, rows: &Rows, first: usize, version: u32) -> rollway_core::Result<usize> {
         let leaves = rows.leaves_from(self.plan.get(), first);
         let count = rows.count - first;
-        // SAFETY: the arrays were checked against the plan, whose sizes are the client's; they have `count` rows, and are
-        // kept alive by the caller's arguments.
+        // SAFETY: the arrays were checked against the plan, whose sizes are the client's; they have `count` rows. They are
+        // alive: the GIL is held, or the rows are kept.
         let send = || unsafe { self.core.send(leaves.get(), count, version, Patience::Never) };
         if self.sample_bytes * count >= DETACH_BYTES { py.detach(send) } else { send() }
     }
@@ -158,7 +169,8 @@ impl TcpSender {
         version: u32,
         patience: Patience,
     ) -> PyResult<(usize, rollway_core::Result<()>)> {
-        let rows = Rows::of(self.plan.get(), data, Expect::Stack)?;
+        let mut rows = Rows::of(self.plan.get(), data, Expect::Stack)?;
+        rows.keep(self.plan.get(), data)?;
         let core = &self.core;
         let mut sent = 0;
         while sent < rows.count {

@@ -76,7 +76,8 @@ impl TcpRecordSender {
     ) -> PyResult<bool> {
         check_timeout(timeout)?;
         let label = Label::of(py, key, metadata, version)?;
-        let parts = Parts::of(py, self.plan.get(), data, label.key(), label.metadata())?;
+        let mut parts = Parts::of(py, self.plan.get(), data, label.key(), label.metadata())?;
+        parts.keep(self.plan.get(), data)?;
         self.put(py, &parts, &label, timeout)
     }
 
@@ -91,7 +92,8 @@ impl TcpRecordSender {
         version: u32,
     ) -> PyResult<bool> {
         let label = Label::of(py, key, metadata, version)?;
-        let parts = Parts::of(py, self.plan.get(), data, label.key(), label.metadata())?;
+        let mut parts = Parts::of(py, self.plan.get(), data, label.key(), label.metadata())?;
+        parts.keep(self.plan.get(), data)?;
         match self.take(py, &parts, &label) {
             Ok(()) => Ok(true),
             Err(Error::Full) => {
@@ -205,7 +207,7 @@ fn send(
     patience: Patience,
 ) -> rollway_core::Result<()> {
     core.send(parts.bytes(), version, kind, patience, |room| {
-        // SAFETY: the room has the bytes of all parts, and is ours; the caller's arguments keep the sources alive.
+        // SAFETY: the room has the bytes of all parts, and is ours; the sources are kept.
         unsafe { parts.write(plan, room.as_mut_ptr()) };
     })
 }

@@ -1,0 +1,68 @@
+"""What a call sends is what it was given, also when it has to wait and the caller's container changes meanwhile."""
+
+import threading
+import time
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+import rollway
+
+WORDS = 1000
+EXAMPLE = {"x": np.zeros(WORDS, np.int64)}
+RECORD = {"x": "int64[*]"}
+
+
+def open_way(way, name, stack):
+    """A server, and a call that sends to it: each waits after a few."""
+    transport = rollway.TcpTransport() if "tcp" in way else rollway.ShmTransport(name)
+    if "records" in way:
+        server = stack.enter_context(rollway.RecordServer(RECORD, transport, lane_bytes=20_480, lanes=2))
+        clients, schema = (rollway.ShmRecordClient, rollway.TcpRecordClient), RECORD
+    else:
+        server = stack.enter_context(rollway.Server(EXAMPLE, 1, transport, num_buffers=2))
+        clients, schema = (rollway.ShmClient, rollway.TcpClient), EXAMPLE
+    server.start()
+    if way == "submit":
+        return server, server.submit
+    if "tcp" in way:
+        client = clients[1]("localhost", server.port, schema, max_inflight_msgs=1)
+    else:
+        client = clients[0](name, schema)
+    stack.enter_context(client)
+    return server, client.send_many if way == "send_many" else client.send
+
+
+def values(server):
+    if isinstance(server, rollway.RecordServer):
+        with server.read(10) as record:
+            return set(record["x"].tolist())
+    with server.sample(10) as sample:
+        return set(sample.batch["x"].ravel().tolist())
+
+
+@pytest.mark.parametrize("way", ["submit", "send", "send_many", "records", "tcp", "tcp records"])
+def test_an_array_that_is_taken_out_of_the_dict_while_its_send_waits_is_sent_all_the_same(way, name):
+    shape = (1, WORDS) if way == "send_many" else WORDS
+    data, sent, enough = {"x": np.full(shape, 7)}, [], threading.Event()
+    with ExitStack() as stack:
+        server, send = open_way(way, name, stack)
+
+        def fill():
+            while not enough.is_set():
+                sent.append(send(data))
+
+        thread = threading.Thread(target=fill)
+        thread.start()
+        count = -1
+        while count != len(sent):  # until one waits
+            count = len(sent)
+            time.sleep(0.2)
+        enough.set()
+        data["x"] = np.full(shape, 8)
+        others = [np.full(shape, 666) for _ in range(100)]  # one of them where the sevens were, if nobody holds them
+        assert [values(server) for _ in range(count + 1)] == [{7}] * (count + 1)
+        thread.join(10)
+        assert not thread.is_alive()
+        del others
