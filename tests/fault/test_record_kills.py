@@ -171,3 +171,25 @@ def test_killed_learners_lose_nothing(name):
         assert keeper.try_read() is None
     came = [released.read(counter) + (counter in tally.seen[0, 0]) for counter in range(300)]
     assert came == [1] * 300
+
+
+def test_one_who_only_tries_gets_what_a_killed_learner_held(name):
+    def take_and_die():
+        server = rollway.RecordServer(SCHEMA, rollway.ShmTransport(name))
+        held = [server.read(timeout=10) for _ in range(3)]
+        os.kill(os.getpid(), signal.SIGKILL if held else 0)
+
+    came = []
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name)) as server:
+        with rollway.ShmRecordClient(name, SCHEMA) as client:
+            for counter in range(3):
+                client.send(content(0, 0, counter))
+            os.waitpid(forked(take_and_die), 0)
+
+            def try_once():
+                if (record := server.try_read()) is not None:
+                    came.append(int(record["id"][2]))
+                return len(came) == 3
+
+            until(try_once)
+    assert came == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""What a call sends is what it was given, also when it has to wait and the caller's container changes meanwhile."""
+"""Calls that have to wait: what they send is what they were given, whatever happens meanwhile, and a close ends them."""
 
 import threading
 import time
@@ -66,3 +66,24 @@ def test_an_array_that_is_taken_out_of_the_dict_while_its_send_waits_is_sent_all
         thread.join(10)
         assert not thread.is_alive()
         del others
+
+
+def test_the_close_of_a_client_of_records_ends_its_own_send_that_waits(name):
+    with ExitStack() as stack:
+        _, send = open_way("records", name, stack)
+        client, raised = send.__self__, []
+
+        def fill():
+            try:
+                while True:
+                    send({"x": np.zeros(WORDS, np.int64)})
+            except rollway.ConnectionClosedError as error:
+                raised.append(str(error))
+
+        thread = threading.Thread(target=fill)
+        thread.start()
+        while not client.stats()["blocked"]:
+            time.sleep(0.01)
+        client.close()
+        thread.join(10)
+        assert raised == [f"this client of '{name}' is closed"]

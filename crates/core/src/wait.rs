@@ -1,5 +1,6 @@
 //! How long to wait, and when to look around while waiting.
 
+use crate::metrics::monotonic_ns;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -56,6 +57,21 @@ impl Patrol {
         let pause = self.next;
         self.next = (pause * 2).min(Self::LONGEST);
         pause
+    }
+}
+
+/// The same for those who only try and never sleep: when to look around, after a try that found nothing.
+#[derive(Debug, Default)]
+pub struct Rounds {
+    last_ns: AtomicU64,
+}
+
+impl Rounds {
+    /// Whether it is time. One of several threads is told so.
+    pub fn are_due(&self) -> bool {
+        let (now, last) = (monotonic_ns(), self.last_ns.load(Ordering::Relaxed));
+        now.saturating_sub(last) >= Patrol::LONGEST.as_nanos() as u64
+            && self.last_ns.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 }
 

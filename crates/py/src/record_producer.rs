@@ -174,7 +174,9 @@ impl RecordProducer {
 
     /// Leaves. What was committed stays to be read; what is reserved is given back when its slot is dropped.
     fn close(&self, py: Python<'_>) {
-        drop(self.core.replace(py, None));
+        if let Some(core) = self.core.replace(py, None) {
+            core.close(); // Also for those who wait with it: they hold on to it, and are woken.
+        }
     }
 
     #[getter]

@@ -8,7 +8,7 @@ use crate::metrics::monotonic_ns;
 use crate::prefetch::prefetch;
 use crate::segment::{Census, Owner, Role, Seat};
 use crate::sync::Woken;
-use crate::wait::{Patrol, Solitude};
+use crate::wait::{Patrol, Rounds, Solitude};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -32,6 +32,7 @@ pub struct Consumer {
     /// How often to look again before sleeping; 0 on one core.
     eagerness: AtomicUsize,
     wake: Mutex<Wake>,
+    rounds: Rounds,
 }
 
 impl Consumer {
@@ -70,6 +71,7 @@ impl Consumer {
             turn: AtomicUsize::new(0),
             eagerness: AtomicUsize::new(if has_several_cores() { *LOOKS.start() } else { 0 }),
             wake: Mutex::default(),
+            rounds: Rounds::default(),
         })
     }
 
@@ -159,7 +161,14 @@ impl Consumer {
             return Ok(Some(taken));
         }
         if patience == Patience::Never {
-            return if self.records.is_closed() { self.last_look(owner).map(Some) } else { Ok(None) };
+            if self.records.is_closed() {
+                return self.last_look(owner).map(Some);
+            }
+            if !self.rounds.are_due() {
+                return Ok(None);
+            }
+            super::patrol(&self.wake, &self.records, &self.seat);
+            return self.try_take(owner);
         }
         if let Some(taken) = self.look_again(owner)? {
             return Ok(Some(taken));

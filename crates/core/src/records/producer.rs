@@ -10,7 +10,7 @@ use crate::metrics::monotonic_ns;
 use crate::segment::header::PAGE;
 use crate::segment::{Census, Owner, Role, Seat, lease};
 use crate::sync::{Point, Woken, crash_point};
-use crate::wait::{Patrol, Solitude};
+use crate::wait::{Patrol, Rounds, Solitude};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -43,6 +43,7 @@ pub struct Producer {
     on_full: OnFull,
     peer_timeout: Option<Duration>,
     wake: Mutex<Wake>,
+    rounds: Rounds,
 }
 
 /// What one process has of a producer. A forked child has its own, behind its parent's; so a lock that a thread of the parent
@@ -138,6 +139,7 @@ impl Producer {
             chosen_id: spec.producer_id,
             peer_timeout: spec.peer_timeout,
             wake: Mutex::default(),
+            rounds: Rounds::default(),
         })
     }
 
@@ -296,6 +298,13 @@ impl Producer {
         patience: Patience,
         full: Attempt,
     ) -> Result<Option<Room>> {
+        let waits = self.on_full == OnFull::Block && patience != Patience::Never;
+        if !waits && self.rounds.are_due() {
+            self.patrol(); // Who waits does so on his own.
+            if let Attempt::Room(room) = self.try_reserve(tenure, bytes)? {
+                return Ok(Some(room));
+            }
+        }
         match self.on_full {
             OnFull::Block => self.wait_for_room(tenure, bytes, patience).map(Some),
             OnFull::Error => Err(self.refusal_or(tenure, Error::Full)),
