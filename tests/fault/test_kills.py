@@ -253,3 +253,37 @@ def test_learners_killed_again_and_again_lose_nothing_that_they_had_not_released
         assert all(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0 for pid in pids)
         # A learner killed between its release and its note leaves one batch of 16 unaccounted for.
         assert workers * each - 16 * kills <= released + rest <= workers * each
+
+
+def test_those_who_only_try_find_what_a_killed_learner_and_a_killed_worker_held(name):
+    example = {"x": np.zeros(1, np.int64)}
+
+    def take_all_and_die():
+        server = rollway.Server(example, 1, rollway.ShmTransport(name), num_buffers=2)
+        held = [server.sample(10) for _ in range(2)]
+        os.kill(os.getpid(), signal.SIGKILL if held else 0)
+
+    def reserve_and_die():
+        slot = rollway.ShmClient(name, example).reserve(10)
+        os.kill(os.getpid(), signal.SIGKILL if slot else 0)
+
+    came = []
+    with rollway.Server(example, 1, rollway.ShmTransport(name), num_buffers=2) as server:
+        with rollway.ShmClient(name, example) as client:
+            for value in range(2):
+                client.send({"x": np.array([value])})
+            os.waitpid(forked(take_all_and_die), 0)
+
+            def try_to_take(count):
+                if (sample := server.try_sample()) is not None:
+                    came.append(int(sample.batch["x"][0, 0]))
+                return len(came) == count
+
+            until(lambda: try_to_take(2))
+            for _ in range(2):
+                os.waitpid(forked(reserve_and_die), 0)
+            for value in (2, 3):
+                until(lambda value=value: client.try_send({"x": np.array([value])}))
+            until(lambda: try_to_take(4))
+    assert came[:2] == [0, 1]
+    assert sorted(came[2:]) == [2, 3]  # one of them in the place of the dead, which is older

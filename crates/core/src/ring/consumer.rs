@@ -6,7 +6,7 @@ use super::{IfExists, Ring, RingSpec, monotonic_ns, stamp_of};
 use crate::error::{Error, Result};
 use crate::segment::{Owner, Role, Seat};
 use crate::sync::{Ordering, Woken};
-use crate::wait::{Courtesy, Patience, Patrol, Solitude};
+use crate::wait::{Courtesy, Patience, Patrol, Rounds, Solitude};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -22,6 +22,7 @@ pub struct Consumer {
     courtesy: Courtesy,
     /// Batches taken past an older one since the last look at its writers.
     overtaken: AtomicU64,
+    rounds: Rounds,
 }
 
 impl Consumer {
@@ -54,6 +55,7 @@ impl Consumer {
             peer_timeout,
             courtesy: Courtesy::default(),
             overtaken: AtomicU64::new(0),
+            rounds: Rounds::default(),
         })
     }
 
@@ -96,6 +98,10 @@ impl Consumer {
         let owner = self.owner()?;
         if patience == Patience::Never {
             let mut taken = self.take_any(owner)?;
+            if taken.is_none() && self.rounds.are_due() {
+                self.ring.recover(&self.seat)?; // Who waits does so on his own.
+                taken = self.take_any(owner)?;
+            }
             if taken.is_none() && self.seal_at_least(at_least)? {
                 taken = self.take_any(owner)?;
             }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::segment::{Census, Owner, Role, Seat};
 use crate::sync::{Ordering, Point, Woken, crash_point};
 pub use crate::terms::{OnFull, ProducerSpec};
-use crate::wait::{Patience, Patrol, Solitude, Vigil, Vigilance};
+use crate::wait::{Patience, Patrol, Rounds, Solitude, Vigil, Vigilance};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
@@ -38,6 +38,7 @@ pub struct Producer {
     lane: crate::sync::AtomicU64,
     /// Of the thread that waits for room. Another one, with the same handle, sleeps at once.
     vigil: Mutex<Vigil>,
+    rounds: Rounds,
 }
 
 impl Producer {
@@ -58,8 +59,19 @@ impl Producer {
         let on_full = spec.on_full.unwrap_or(ring.on_full);
         let (peer_timeout, sequence) = (spec.peer_timeout, AtomicU64::new(0));
         let lane = Default::default();
-        let vigil = Mutex::default();
-        Ok(Producer { ring, seat, producer_id, chosen_id, on_full, peer_timeout, sequence, lane, vigil })
+        let (vigil, rounds) = (Mutex::default(), Rounds::default());
+        Ok(Producer {
+            ring,
+            seat,
+            producer_id,
+            chosen_id,
+            on_full,
+            peer_timeout,
+            sequence,
+            lane,
+            vigil,
+            rounds,
+        })
     }
 
     pub fn ring(&self) -> &Arc<Ring> {
@@ -129,6 +141,14 @@ impl Producer {
     #[cold]
     fn claim_in_full_ring(&self, owner: Owner, want: usize, patience: Patience) -> Result<Option<Claim>> {
         let counters = &self.ring.protocol().control.counters;
+        let waits = self.on_full == OnFull::Block && patience != Patience::Never;
+        if !waits && self.rounds.are_due() {
+            self.ring.recover(&self.seat)?; // Who waits does so on his own.
+            let claim = self.ring.protocol().try_claim(self.claimant(owner), want);
+            if let Some(claim) = claim.map_err(|d| self.ring.damaged(d))? {
+                return Ok(Some(claim));
+            }
+        }
         match self.on_full {
             OnFull::Block => self.wait_for_room(owner, want, patience).map(Some),
             OnFull::Error => Err(Error::Full),
