@@ -455,3 +455,9 @@ def test_a_key_comes_out_as_it_went_in(shared_server, key):
     shared_server.submit(trajectory(0), key=key)
     record = shared_server.read()
     assert record.key == key and type(record.key) is RecordKey and type(record.key.step) is int
+
+
+@pytest.mark.parametrize("key", [("run", "train", 0, "task", 0), "task", 7])
+def test_a_key_that_is_none_is_said_to_be_none(key):
+    with rollway.RecordServer({"x": "int32[*]"}) as server, pytest.raises(rollway.InvalidArgument, match="RecordKey"):
+        server.submit({"x": [1]}, key=key)

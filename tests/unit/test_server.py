@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import optree
 import pytest
 
 import rollway
@@ -427,3 +428,24 @@ def test_pinning_without_a_gpu_is_a_clear_error_and_leaves_nothing(name):
         pytest.skip("there is a GPU here: scripts/check_cuda.py checks pinning on it")
     with pytest.raises(RuntimeError, match=r"pin_host_memory (needs the NVIDIA driver|failed at)"):
         rollway.Server(ONE, 1, rollway.ShmTransport(name), pin_host_memory=True)
+
+
+def test_a_batch_that_cannot_be_built_is_offered_again():
+    refused = ["not now", "nor now"]
+
+    class Own:
+        def __init__(self, x):
+            self.x = x
+
+    def build(_, leaves):
+        if leaves[0].ndim == 2 and refused:
+            raise RuntimeError(refused.pop(0))
+        return Own(*leaves)
+
+    optree.register_pytree_node(Own, lambda own: ((own.x,), None, ("x",)), build, namespace="rollway")
+    with rollway.Server(Own(np.zeros(1)), 1) as server:
+        server.submit(Own(np.ones(1)))
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"no[tr] now"):
+                server.sample(1)
+        assert server.sample(1).batch.x.tolist() == [[1.0]]

@@ -28,6 +28,13 @@ impl Batch {
         drop(self.batch.replace(py, None));
     }
 
+    /// Puts it back, for whoever asks next.
+    pub fn give_back(&self, py: Python<'_>) {
+        if let Some(batch) = self.batch.replace(py, None) {
+            batch.give_back();
+        }
+    }
+
     pub fn is_released(&self, py: Python<'_>) -> bool {
         self.batch.with(py, Option::is_none)
     }

@@ -1,5 +1,6 @@
 //! A `RecordKey` as bytes and back, natively. `rollway.record_key` defines the format, and words the errors.
 
+use crate::errors::named;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -19,7 +20,14 @@ fn class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
 pub fn pack(key: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     match pack_exact(key)? {
         Some(packed) => Ok(packed),
-        None => Ok(key.call_method0("pack")?.cast_into::<PyBytes>()?.as_bytes().to_vec()),
+        None if key.is_instance(class(key.py())?)? => {
+            Ok(key.call_method0("pack")?.cast_into::<PyBytes>()?.as_bytes().to_vec())
+        }
+        None => {
+            let message =
+                format!("key is {}; it must be a rollway.RecordKey(run, phase, step, …)", key.repr()?);
+            Err(named(key.py(), "InvalidArgument", message))
+        }
     }
 }
 

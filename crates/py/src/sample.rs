@@ -38,11 +38,12 @@ impl Sample {
         let runs = batch.runs();
         let info = Py::new(py, SampleInfo::of(consumer, &batch, &runs))?;
         let room = Bound::new(py, Batch::new(batch))?;
-        let tree = Batch::tree(&room, plan, &runs, writable)?.unbind();
+        // What cannot be built goes back, unread: nothing is lost.
+        let tree = Batch::tree(&room, plan, &runs, writable).inspect_err(|_| room.get().give_back(py))?;
         if runs.len() != 1 {
             room.get().release(py); // The samples were copied out.
         }
-        Ok(Sample { batch: tree, info, room: Some(room.unbind()) })
+        Ok(Sample { batch: tree.unbind(), info, room: Some(room.unbind()) })
     }
 }
 
