@@ -6,6 +6,7 @@ records.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -42,6 +43,7 @@ class Hosting:
         self._transports = transports
         self._intake = intake
         self._endpoints: list[Endpoint] = []
+        self._starting = threading.Lock()
         self._bell = AsyncBell(consumer.sentry)
         self._endings: list[Callable[[], None]] = [self._bell.close, consumer.close]
         # Also at interpreter exit, so that a learner that forgets to close leaves no segment behind.
@@ -52,13 +54,17 @@ class Hosting:
 
         Workers in shared memory can attach from the moment the server exists.
         """
-        if self.closed:
-            raise ConnectionClosedError("this server is closed")
-        while self._transports:
-            endpoint = self._transports[0].start(self._intake)
-            self._endings.insert(0, endpoint.stop)
-            self._endpoints.append(endpoint)
-            del self._transports[0]
+        with self._starting:
+            if self.closed:
+                raise ConnectionClosedError("this server is closed")
+            while self._transports:
+                endpoint = self._transports[0].start(self._intake)
+                self._endings.insert(0, endpoint.stop)
+                self._endpoints.append(endpoint)
+                del self._transports[0]
+                if not self._end.alive:  # another thread closes: it may have been too early to see this ending
+                    endpoint.stop()
+                    raise ConnectionClosedError("this server is closed")
 
     @property
     def name(self) -> str | None:
@@ -140,5 +146,15 @@ def sort_out(transport: Any) -> tuple[ShmTransport | None, list[Any]]:
 
 
 def _run_all(endings: list[Callable[[], None]]) -> None:
-    for end in endings:
-        end()
+    """Runs every ending, also after one that fails, and raises what failed first."""
+    failure: BaseException | None = None
+    for end in list(endings):
+        try:
+            end()
+        except BaseException as error:  # noqa: BLE001  raised when all have run
+            if failure is None:
+                failure = error
+            else:
+                failure.add_note(f"and after it: {error!r}")
+    if failure is not None:
+        raise failure
