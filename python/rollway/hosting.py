@@ -6,6 +6,7 @@ records.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -40,6 +41,8 @@ class Hosting:
 
     def __init__(self, consumer: _Consumer, transports: list[Any], intake: object) -> None:
         self._host = consumer
+        self._resumed = consumer.resumed
+        self._producers = (0, 0)  # alive and died, when last seen
         self._transports = transports
         self._intake = intake
         self._endpoints: list[Endpoint] = []
@@ -90,14 +93,15 @@ class Hosting:
     @property
     def resumed(self) -> bool:
         """Whether it was there already, with what had been committed to it."""
-        return self._host.resumed
+        return self._resumed
 
     def stats(self) -> dict[str, int]:
         """Plain numbers about what is there, about the workers (how many live, how many died without closing), and
-        about the transports, each name with its prefix (``tcp_``).
+        about the transports, each name with its prefix (``tcp_``). After `close`, the last ones.
         """
-        alive, died = self._host.producers()
-        stats = {**self._host.stats(), "producers_alive": alive, "producers_died": len(died)}
+        self._count_producers()
+        alive, died = self._producers
+        stats = {**self._host.stats(), "producers_alive": alive, "producers_died": died}
         for endpoint in self._endpoints:
             for name, value in endpoint.stats().items():
                 stats[name] = stats.get(name, 0) + value
@@ -114,6 +118,7 @@ class Hosting:
 
         Views that you kept stay readable. If other learners are attached, only this one leaves.
         """
+        self._count_producers()
         self._end()
 
     def __enter__(self) -> Self:
@@ -126,6 +131,11 @@ class Hosting:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    def _count_producers(self) -> None:
+        with contextlib.suppress(ConnectionClosedError):  # then what was counted last is all there is to know
+            alive, died = self._host.producers()
+            self._producers = alive, len(died)
 
     def _refused(self) -> str:
         """Who was not let in, for the message of a timeout; empty when nobody was refused."""
