@@ -6,6 +6,8 @@ records.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -39,9 +41,12 @@ class Hosting:
 
     def __init__(self, consumer: _Consumer, transports: list[Any], intake: object) -> None:
         self._host = consumer
+        self._resumed = consumer.resumed
+        self._producers = (0, 0)  # alive and died, when last seen
         self._transports = transports
         self._intake = intake
         self._endpoints: list[Endpoint] = []
+        self._starting = threading.Lock()
         self._bell = AsyncBell(consumer.sentry)
         self._endings: list[Callable[[], None]] = [self._bell.close, consumer.close]
         # Also at interpreter exit, so that a learner that forgets to close leaves no segment behind.
@@ -52,13 +57,17 @@ class Hosting:
 
         Workers in shared memory can attach from the moment the server exists.
         """
-        if self.closed:
-            raise ConnectionClosedError("this server is closed")
-        while self._transports:
-            endpoint = self._transports[0].start(self._intake)
-            self._endings.insert(0, endpoint.stop)
-            self._endpoints.append(endpoint)
-            del self._transports[0]
+        with self._starting:
+            if self.closed:
+                raise ConnectionClosedError("this server is closed")
+            while self._transports:
+                endpoint = self._transports[0].start(self._intake)
+                self._endings.insert(0, endpoint.stop)
+                self._endpoints.append(endpoint)
+                del self._transports[0]
+                if not self._end.alive:  # another thread closes: it may have been too early to see this ending
+                    endpoint.stop()
+                    raise ConnectionClosedError("this server is closed")
 
     @property
     def name(self) -> str | None:
@@ -84,14 +93,15 @@ class Hosting:
     @property
     def resumed(self) -> bool:
         """Whether it was there already, with what had been committed to it."""
-        return self._host.resumed
+        return self._resumed
 
     def stats(self) -> dict[str, int]:
         """Plain numbers about what is there, about the workers (how many live, how many died without closing), and
-        about the transports, each name with its prefix (``tcp_``).
+        about the transports, each name with its prefix (``tcp_``). After `close`, the last ones.
         """
-        alive, died = self._host.producers()
-        stats = {**self._host.stats(), "producers_alive": alive, "producers_died": len(died)}
+        self._count_producers()
+        alive, died = self._producers
+        stats = {**self._host.stats(), "producers_alive": alive, "producers_died": died}
         for endpoint in self._endpoints:
             for name, value in endpoint.stats().items():
                 stats[name] = stats.get(name, 0) + value
@@ -108,6 +118,7 @@ class Hosting:
 
         Views that you kept stay readable. If other learners are attached, only this one leaves.
         """
+        self._count_producers()
         self._end()
 
     def __enter__(self) -> Self:
@@ -120,6 +131,11 @@ class Hosting:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    def _count_producers(self) -> None:
+        with contextlib.suppress(ConnectionClosedError):  # then what was counted last is all there is to know
+            alive, died = self._host.producers()
+            self._producers = alive, len(died)
 
     def _refused(self) -> str:
         """Who was not let in, for the message of a timeout; empty when nobody was refused."""
@@ -140,5 +156,15 @@ def sort_out(transport: Any) -> tuple[ShmTransport | None, list[Any]]:
 
 
 def _run_all(endings: list[Callable[[], None]]) -> None:
-    for end in endings:
-        end()
+    """Runs every ending, also after one that fails, and raises what failed first."""
+    failure: BaseException | None = None
+    for end in list(endings):
+        try:
+            end()
+        except BaseException as error:  # noqa: BLE001  raised when all have run
+            if failure is None:
+                failure = error
+            else:
+                failure.add_note(f"and after it: {error!r}")
+    if failure is not None:
+        raise failure

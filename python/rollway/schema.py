@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import threading
 from collections.abc import Sequence, Set
 from typing import Any, NamedTuple, NoReturn
 
@@ -21,6 +22,7 @@ from rollway.errors import ForeignSchema, SchemaMismatch
 
 NAMESPACE = "rollway"
 _registered: set[type] = set()
+_registering = threading.RLock()
 
 
 class Leaf(NamedTuple):
@@ -191,6 +193,8 @@ def as_array(value: Any, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[A
     """What the value is as an array: no copy where there is a way without."""
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
+    if isinstance(value, type):
+        raise SchemaMismatch(f"leaf '{path}' is the class {value.__name__}: give an instance of it, or an array")
     if isinstance(value, bool | int | float | complex):
         return _scalar(value, path, dtype)
     if hasattr(value, "detach"):  # a torch tensor
@@ -254,16 +258,19 @@ def _native_tree(spec: optree.PyTreeSpec) -> Any:
 
 def register_dataclasses(tree: Any) -> None:
     """Makes plain dataclasses into pytree nodes; optree takes them for leaves otherwise."""
-    while True:
-        leaves = optree.tree_leaves(tree, namespace=NAMESPACE)
-        found: set[Any] = {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf)} - _registered
-        if not found:
-            return
-        for cls in found:
-            optree.register_pytree_node(
-                cls, _flatten_dataclass, functools.partial(_make_dataclass, cls), namespace=NAMESPACE
-            )
-            _registered.add(cls)
+    with _registering:
+        while found := {type(leaf) for leaf in _dataclasses(tree)} - _registered:
+            for cls in found:
+                optree.register_pytree_node(
+                    cls, _flatten_dataclass, functools.partial(_make_dataclass, cls), namespace=NAMESPACE
+                )
+                _registered.add(cls)
+
+
+def _dataclasses(tree: Any) -> list[Any]:
+    """The leaves that are instances of dataclasses; a class itself is none."""
+    leaves = optree.tree_leaves(tree, namespace=NAMESPACE)
+    return [leaf for leaf in leaves if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)]
 
 
 def _flatten_dataclass(value: Any) -> tuple[tuple[Any, ...], tuple[str, ...], tuple[str, ...]]:

@@ -66,6 +66,12 @@ def test_an_environment_with_an_action_under_way_takes_no_other():
             envs.recv()
 
 
+@pytest.mark.parametrize("policy", ["x", FaultPolicy, rollway.RestartPolicy(max_restarts=3)], ids=str)
+def test_a_policy_of_another_kind_is_refused_before_anything_is_started(policy):
+    with pytest.raises(rollway.InvalidArgument, match="restart must be a FaultPolicy, or None"):
+        rollway.make_vec(counters(2), num_workers=2, restart=policy)
+
+
 def test_recv_with_a_timeout_loses_nothing(tmp_path):
     gate = tmp_path / "gate"
     with rollway.make_vec(counters(2, gate=gate), num_workers=2, batch_size=2) as envs:

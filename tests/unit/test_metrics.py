@@ -1,6 +1,10 @@
 """Server.stats, Server.histograms and their OpenMetrics form: plain numbers that add up."""
 
+import sys
+
 import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import rollway
@@ -72,3 +76,53 @@ def test_a_histogram_starts_empty():
             "queue_dwell": 0,
             "wait": 0,
         }
+
+
+def ready_samples(text):
+    families, _ = samples_of(text)
+    return {sample.labels["ring"]: sample.value for sample in families["rollway_ready_samples"].samples}
+
+
+def test_several_servers_are_told_apart_by_their_rings(name):
+    with (
+        rollway.Server(EXAMPLE, 2, rollway.ShmTransport(name)) as first,
+        rollway.Server(EXAMPLE, 2) as second,
+        rollway.Server(EXAMPLE, 2) as third,
+    ):
+        first.submit(EXAMPLE)
+        third.submit_many({"x": np.zeros((2, 4), np.float32)})
+        registry = CollectorRegistry(auto_describe=True)
+        registry.register(Collector(first, second, third))
+        assert ready_samples(openmetrics(first, second, third)) == {name: 1, "in-process": 0, "in-process-2": 2}
+        assert registry.get_sample_value("rollway_ready_samples", {"ring": "in-process-2"}) == 2
+        assert registry.get_sample_value("rollway_memcpy_seconds_count", {"ring": name}) == 1
+
+
+def test_a_closed_server_shows_its_last_numbers_and_spoils_no_scrape(name):
+    with rollway.Server(EXAMPLE, 2) as other:
+        with rollway.Server(EXAMPLE, 2, [rollway.ShmTransport(name), rollway.TcpTransport()]) as server:
+            worker = rollway.ShmClient(name, EXAMPLE)
+            worker.send(EXAMPLE)
+            before = server.stats()
+        after = server.stats()
+        assert after.keys() == before.keys() and server.resumed is False
+        assert (after["ready_samples"], after["producers_alive"]) == (1, 1)
+        worker.close()
+        assert ready_samples(openmetrics(server, other)) == {name: 1, "in-process": 0}
+
+
+def test_the_numbers_of_closed_records_can_be_read(name):
+    with rollway.RecordServer({"x": "int32[*]"}, rollway.ShmTransport(name)) as server:
+        server.submit({"x": np.zeros(3, np.int32)})
+        before = server.stats()
+    assert server.stats()["ready_records"] == before["ready_records"] == 1 and server.resumed is False
+
+
+def test_without_prometheus_client_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with rollway.Server(EXAMPLE, 2) as server:
+        for use in (Collector, openmetrics):
+            with pytest.raises(
+                rollway.MissingExtra, match=r"needs prometheus-client: pip install 'rollway\[metrics\]'"
+            ):
+                use(server)

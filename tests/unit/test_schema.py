@@ -1,10 +1,13 @@
 """Schemas: what is accepted, and what the error says when it is not."""
 
+import contextlib
 import dataclasses
+import threading
 from collections import OrderedDict, namedtuple
 
 import ml_dtypes
 import numpy as np
+import optree
 import pytest
 
 import rollway
@@ -192,6 +195,29 @@ class DlpackOnly:
 def test_anything_with_array_or_dlpack_is_accepted(wrap):
     value = np.arange(3, dtype=np.float32)
     assert round_trip({"a": wrap(np.zeros(3, np.float32))}, {"a": wrap(value)})["a"][0].tolist() == [0, 1, 2]
+
+
+def test_threads_may_be_the_first_to_use_a_dataclass(monkeypatch):
+    Fresh = dataclasses.make_dataclass("Fresh", ["obs"])
+    both, register, found = threading.Barrier(2), optree.register_pytree_node, []
+
+    def slowly(*args, **kwargs):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # the other, if that comes so far
+        return register(*args, **kwargs)
+
+    monkeypatch.setattr(optree, "register_pytree_node", slowly)
+    threads = [threading.Thread(target=lambda: found.append(Schema.of(Fresh(np.zeros(2))))) for _ in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join(10) for thread in threads]
+    assert [[leaf.path for leaf in schema.leaves] for schema in found] == [["obs"], ["obs"]]
+
+
+@pytest.mark.parametrize("cls", [Transition, Step, np.float32])
+def test_a_class_in_place_of_an_instance_is_refused(cls):
+    with pytest.raises(rollway.SchemaMismatch, match=f"leaf 'x' is the class {cls.__name__}: give an instance"):
+        Schema.of({"x": cls})
+    Schema.of({"x": Transition(np.zeros(1), np.zeros(1))})
 
 
 def test_send_many_wants_a_leading_dimension_of_equal_length(example):

@@ -4,6 +4,7 @@ What needs processes of its own is in process/test_tcp_workers, what needs a bad
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import math
@@ -668,6 +669,67 @@ def test_a_transport_that_fails_to_start_takes_the_others_with_it():
         with serve(1, [rollway.TcpTransport(), pipe, Broken()]):
             pass
     assert pipe.stopped == 1 and listeners() == 0
+
+
+class Eventful(Pipe):
+    """Something happens while it starts."""
+
+    starts = 0
+
+    def __init__(self, event):
+        super().__init__()
+        self.event = event
+
+    def start(self, intake):
+        self.starts += 1
+        super().start(intake)
+        self.event()
+        return self
+
+
+def test_threads_that_start_a_server_start_each_transport_once():
+    both, done = threading.Barrier(2), []
+
+    def meet():
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)  # the other, if that comes so far
+
+    def start():
+        server.start()
+        done.append(True)
+
+    slow, pipe = Eventful(meet), Pipe()
+    server = serve(1, [slow, pipe])
+    threads = [threading.Thread(target=start) for _ in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join(10) for thread in threads]
+    assert done == [True, True] and slow.starts == 1 and server.endpoints == [slow, pipe]
+    server.close()
+
+
+def test_a_server_that_is_closed_while_it_starts_leaves_no_endpoint_behind():
+    pipe = Eventful(lambda: server.close())
+    server = serve(1, pipe)
+    with pytest.raises(rollway.ConnectionClosedError, match="this server is closed"):
+        server.start()
+    assert pipe.stopped == 1
+
+
+def test_an_endpoint_that_fails_to_stop_keeps_none_of_the_others_open(name):
+    class Stuck(Pipe):
+        def stop(self):
+            super().stop()
+            raise OSError("stuck on purpose")
+
+    pipe, first, second = Pipe(), Stuck(), Stuck()
+    server = serve(1, [rollway.ShmTransport(name), pipe, first, second, rollway.TcpTransport()])
+    server.start()
+    with pytest.raises(OSError, match="stuck on purpose") as raised:
+        server.close()
+    assert raised.value.__notes__ == ["and after it: OSError('stuck on purpose')"]
+    assert (pipe.stopped, first.stopped, second.stopped) == (1, 1, 1)
+    assert listeners() == 0 and server.closed, "the name fixture looks for the segment"
+    server.close()
 
 
 @pytest.mark.parametrize("transport", [5, "tcp", object(), [rollway.TcpTransport(), None]])

@@ -36,6 +36,8 @@ class Patience:
     """What is left of it: the faults of each environment."""
 
     def __init__(self, policy: FaultPolicy | None) -> None:
+        if not isinstance(policy, FaultPolicy | None):
+            raise InvalidArgument(f"restart must be a FaultPolicy, or None for none; not {policy!r}")
         self._policy = policy
         self._faults: dict[int, deque[float]] = {}
 
