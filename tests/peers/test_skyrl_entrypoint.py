@@ -23,6 +23,21 @@ def test_backend_none_is_accepted_and_what_only_an_engine_could_use_is_off():
     assert cfg.generator.inference_engine.enable_ray_prometheus_stats is False
 
 
+def test_evaluation_is_off_and_the_log_says_so_unless_it_is_asked_for(caplog):
+    silent = [one for one in PLAIN if not one.startswith("trainer.eval")]
+    for more in ([], ["trainer.eval_before_train=false"]):
+        trainer = prepare([*silent, *more]).trainer
+        assert (trainer.eval_interval, trainer.eval_before_train) == (-1, False)
+        assert "trainer.eval_interval=-1 trainer.eval_before_train=false" in caplog.text
+        caplog.clear()
+    assert prepare([*silent, "trainer.eval_interval=3"]).trainer.eval_interval == 3
+    assert prepare([*silent, "trainer.eval_before_train=true"]).trainer.eval_interval == 5
+    own = [one for one in silent if not one.endswith("backend=none")]
+    engine = ["generator.external.enabled=false", "generator.inference_engine.num_engines=1"]
+    assert prepare([*own, *engine]).trainer.eval_interval == 5
+    assert not caplog.records
+
+
 def test_the_external_settings_are_read_and_the_config_can_be_sent_to_another_process():
     cfg = prepare([*PLAIN, "generator.external.shm_name=run1", "generator.external.max_staleness=3"])
     again = pickle.loads(pickle.dumps(cfg)).generator.external

@@ -371,6 +371,20 @@ def test_a_timeout_says_what_is_missing_and_who_is_attached(server, env):
     assert len(run(generator.generate(batch("1", "2", size=2)))["rewards"]) == 4  # it had taken nothing
 
 
+def test_a_timeout_says_when_no_environment_ever_sent_that_phase(server, env):
+    generator = generator_of(server, timeout_s=0.2)
+    send_group(env, "x")
+    with pytest.raises(
+        TrajectoryTimeout, match=r"no environment has sent a record of phase 'eval'.*eval_interval=-1"
+    ) as raised:
+        run(generator.generate(batch("1", phase="eval")))
+    assert "Is the environment running" not in str(raised.value)  # it is: the other phase came
+    with pytest.raises(TrajectoryTimeout) as raised:
+        run(generator_of(server, timeout_s=0.2).generate(batch("1", "2")))
+    assert "no environment has sent a record of phase 'train'" in str(raised.value)
+    assert "Is the environment running" in str(raised.value)
+
+
 def test_by_id_a_timeout_names_the_instance_and_what_came_instead(server, env):
     generator = generator_of(server, match="id", timeout_s=0.2)
     send_group(env, "other")

@@ -1,11 +1,13 @@
 """The configuration of external generation: ``generator.external.*`` in SkyRL's own, strict dataclasses.
 
 `prepare` turns command-line overrides into a config that SkyRL's validation accepts: ``backend=none`` becomes the name
-that the code behind it knows, and what only an engine of SkyRL's own could use is switched off.
+that the code behind it knows, and what only an engine of SkyRL's own could use is switched off. So is evaluation,
+unless it is asked for: Atropos sends none.
 """
 
 # No `from __future__ import annotations` here: SkyRL reads the types of these fields, and wants them as types.
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +18,12 @@ from skyrl.train.utils import validate_cfg
 from rollway import InvalidArgument, RecordServer, ShmTransport, TcpTransport, Tls
 from rollway.integrations.atropos import ATROPOS_SCHEMA
 
+_log = logging.getLogger(__name__)
+
 _BACKEND = "generator.inference_engine.backend="
 _OVERRIDE = "trainer.override_entrypoint="
+_EVAL_INTERVAL = "trainer.eval_interval="
+_EVAL_BEFORE_TRAIN = "trainer.eval_before_train="
 
 
 @dataclass
@@ -140,8 +146,20 @@ def prepare(arguments: Sequence[str]) -> ExternalTrainConfig:
     # Nothing shares GPUs with an engine, nothing is put to sleep, and there is no engine to ask for statistics.
     cfg.trainer.placement.colocate_all = False
     cfg.generator.inference_engine.enable_ray_prometheus_stats = False
+    if cfg.trainer.eval_interval > 0 and not _asks_for_evaluation(kept, cfg.trainer.eval_before_train):
+        cfg.trainer.eval_interval, cfg.trainer.eval_before_train = -1, False
+        _log.warning(
+            "SkyRL's evaluation is off (trainer.eval_interval=-1 trainer.eval_before_train=false): an Atropos "
+            "environment sends nothing of phase 'eval'. If one of yours does, set trainer.eval_interval yourself"
+        )
     validate_cfg(cfg)
     return cfg
+
+
+def _asks_for_evaluation(arguments: Sequence[str], before_train: bool) -> bool:
+    """Whether the user has set the interval himself, or the evaluation before training."""
+    names = (_EVAL_INTERVAL, _EVAL_BEFORE_TRAIN) if before_train else (_EVAL_INTERVAL,)
+    return any(argument.startswith(names) for argument in arguments)
 
 
 def _one_of(name: str, value: str | None, allowed: Sequence[str | None]) -> None:

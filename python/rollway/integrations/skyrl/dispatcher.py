@@ -243,9 +243,11 @@ class Dispatcher:
         name = self._server.name
         pids = sorted({pid for one in segments() if one.name == name for pid in one.pids})
         where = f"segment '{name}' (processes attached, this one too: {pids})" if name else f"port {self._server.port}"
+        others_came = bool(self._stash.phases) and ask.phase not in self._stash.phases  # then somebody runs
         lost = ", ".join(f"{count} {why.replace('_', ' ')}" for why, count in self._stash.counts().items() if count)
         return (
             f"{self._stash.describe(ask)}. At {where}: {stats['producers_alive']} environment workers live, "
             f"{stats['producers_died']} died; {stats['ready_records']} records in the ring, {len(self._stash)} stashed"
-            f"{'; not used: ' + lost if lost else ''}. Is the environment running, with the same shm_name or address?"
+            f"{'; not used: ' + lost if lost else ''}."
+            f"{' Is the environment running, with the same shm_name or address?' if not others_came else ''}"
         )

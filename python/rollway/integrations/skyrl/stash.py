@@ -58,6 +58,8 @@ class Stash:
         }
         self._queues: defaultdict[tuple[str, str], deque[Settled]] = defaultdict(deque)
         self._unused: Counter[str] = Counter()
+        self.phases: set[str] = set()
+        """Those of which anything has come so far."""
 
     def __len__(self) -> int:
         """Records held."""
@@ -83,6 +85,7 @@ class Stash:
     def add(self, record: Record) -> None:
         """Takes in a record, or a tombstone: one is enough to end its group."""
         key, assembler = self._where(record)
+        self.phases.add(key.phase)
         reason = record.metadata["reason"] if record.is_tombstone else None
         if reason is not None and key.repetition_id >= assembler.size:  # its group was too large; the others say so too
             record.release()
@@ -141,6 +144,7 @@ class Stash:
         others = [group_text(queue[0].key) for name, queue in self._queues.items() if queue and name not in wanted]
         return (
             text
+            + (f"; {_never(ask.phase)}" if ask.phase not in self.phases else "")
             + (f"; not whole: {_some(parts)}" if parts else "")
             + (f"; here, but not asked for: {_some(others)}" if others else "")
         )
@@ -238,6 +242,14 @@ def _reason(group: Group) -> str | None:
         return f"repetitions {group.missing} did not come in time"
     empty = [at for at, record in enumerate(group.records) if not trainable(record["masks"])]
     return f"repetition {empty[0]} has nothing to train on, its mask is −100 throughout" if empty else None
+
+
+def _never(phase: str) -> str:
+    hint = (
+        " (Atropos evaluates inside the environment and sends none: trainer.eval_interval=-1 "
+        "trainer.eval_before_train=false)"
+    )
+    return f"no environment has sent a record of phase '{phase}' so far{hint if phase == 'eval' else ''}"
 
 
 def _some(texts: Sequence[str]) -> str:
