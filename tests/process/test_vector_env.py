@@ -1,11 +1,13 @@
 """make_vec: part of the environments at a time, ways to start processes, and the life of the workers."""
 
 import os
+import pickle
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import rollway
 from conftest import until
@@ -121,6 +123,20 @@ def test_large_infos_and_loose_observations_arrive_in_any_order():
         actions = [envs.single_action_space.sample() for _ in range(2)]
         envs.send({key: tuple(one[key] for one in actions) for key in LOOSE.spaces})
         assert all(isinstance(said, str) for said in envs.recv()[0]["said"])
+
+
+def test_a_request_that_cannot_travel_asks_nobody():
+    with rollway.make_vec(lambda: Sampler(spaces.Text(5)), 2, num_workers=2, batch_size=2) as envs:
+        envs.reset(seed=1)
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            envs.reset(options={"f": lambda: 1})
+        for few in (envs.step, lambda actions: envs.send(actions, [0, 1])):
+            with pytest.raises(rollway.InvalidArgument, match="1 actions for 2 environments"):
+                few(("a",))
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            envs.set_attr("left", [1, lambda: 1])
+        assert envs.step(("a", "b"))[1].shape == (2,)
+        envs.reset()
 
 
 def test_a_killed_environment_does_not_hold_the_others(tmp_path):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from gymnasium import Env
@@ -32,6 +33,11 @@ class WorkerSilent(Exception):
     def __init__(self, worker: int) -> None:
         super().__init__(worker)
         self.worker = worker
+
+
+def packed(message: Any) -> bytes:
+    """A message as it travels, to be sent once nothing can go wrong any more."""
+    return bytes(ForkingPickler.dumps(message))
 
 
 class Crew:
@@ -69,12 +75,12 @@ class Crew:
         process = self._processes[worker]
         return None if process is None else process.pid
 
-    def send(self, worker: int, message: Any) -> None:
+    def send(self, worker: int, letter: bytes) -> None:
         """To a worker, by its pipe."""
         pipe = self._pipes[worker]
         assert pipe is not None  # started
         try:
-            pipe.send(message)
+            pipe.send_bytes(letter)
         except (BrokenPipeError, ConnectionResetError):
             raise WorkerGone(worker) from None
 

@@ -22,7 +22,7 @@ from rollway.vector_env.fault_policy import FaultPolicy
 from rollway.vector_env.layout import Array, Buffer
 from rollway.vector_env.rollout import Memory, Place, Target, check_rollout
 from rollway.vector_env.task import RESET, SEND, STEP
-from rollway.vector_env.troupe import Note, Troupe
+from rollway.vector_env.troupe import Note, Packed, Troupe
 
 Result = tuple[Any, Array, Array, Array, dict[str, Any]]
 _RESERVED = ("reset", "step", "close")
@@ -99,14 +99,13 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         """
         seeds, mask, options = self._plan_reset(seed, options)
         troupe = self._troupe
+        envs: list[int] = list(range(self.num_envs)) if mask is None else np.flatnonzero(mask).tolist()
+        request = troupe.pack({env: (seeds[env], options) for env in envs})
         troupe.buffer = 1 - troupe.buffer
-        if mask is None:
-            envs: list[int] = list(range(self.num_envs))
-        else:
-            envs = np.flatnonzero(mask).tolist()
+        if mask is not None:
             for env in np.flatnonzero(~mask).tolist():
                 troupe.carry(env)
-        troupe.ask(RESET, envs, {env: (seeds[env], options) for env in envs})
+        troupe.ask(RESET, request)
         try:
             _, notes = troupe.gather(len(envs))
         except EnvRaised:
@@ -156,9 +155,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         if self._stepping or troupe.is_busy():
             raise InvalidArgument("a step is under way: take its results with step_wait() or recv() first")
         if troupe.action.loose:
-            whole = list(iterate(self.action_space, actions))
+            request = self._pack_actions(actions, range(self.num_envs))
             self._turn_over()
-            troupe.ask(STEP, range(self.num_envs), dict(enumerate(whole)))
+            troupe.ask(STEP, request)
         else:
             self._write_actions(actions, None)
             self._turn_over()
@@ -205,8 +204,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         seeds, mask, options = self._plan_reset(seed, options)
         if mask is not None:
             raise InvalidArgument("async_reset() resets all environments: reset_mask is for reset()")
+        request = self._troupe.pack({env: (seeds[env], options) for env in range(self.num_envs)})
         self._troupe.settle()
-        self._troupe.ask(RESET, range(self.num_envs), {env: (seeds[env], options) for env in range(self.num_envs)})
+        self._troupe.ask(RESET, request)
 
     def send(self, actions: Any, env_id: Sequence[int] | Array | None = None) -> None:
         """Steps some environments, and does not wait.
@@ -231,8 +231,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         if troupe.buffer != 0:
             troupe.settle()
         if troupe.action.loose:
-            batched = batch_space(self.single_action_space, len(envs))
-            troupe.ask(SEND, envs, dict(zip(envs, iterate(batched, actions), strict=True)))
+            troupe.ask(SEND, self._pack_actions(actions, envs))
         else:
             self._write_actions(actions, envs)
             troupe.core.ask(SEND, 0, envs)
@@ -398,6 +397,15 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
     def _must_be_open(self) -> None:
         if self.closed:
             raise ConnectionClosedError("this vector environment is closed")
+
+    def _pack_actions(self, actions: Any, envs: Sequence[int]) -> Packed:
+        """Actions with loose parts: they travel whole."""
+        every = len(envs) == self.num_envs
+        space = self.action_space if every else batch_space(self.single_action_space, len(envs))
+        whole = list(iterate(space, actions))
+        if len(whole) != len(envs):
+            raise InvalidArgument(f"there are {len(whole)} actions for {len(envs)} environments")
+        return self._troupe.pack(dict(zip(envs, whole, strict=True)))
 
     def _write_actions(self, actions: Any, envs: list[int] | None) -> None:
         if (

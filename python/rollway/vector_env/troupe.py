@@ -12,7 +12,7 @@ import pickle
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,7 +21,7 @@ from gymnasium.vector import AutoresetMode
 from rollway._core import EnvCaller
 from rollway.errors import EnvDied, EnvHung, EnvRaised
 from rollway.vector_env.agreement import Agreement, ObservationMode
-from rollway.vector_env.crew import Crew, Maker, WorkerGone, WorkerSilent
+from rollway.vector_env.crew import Crew, Maker, WorkerGone, WorkerSilent, packed
 from rollway.vector_env.fault_policy import FaultPolicy, Patience
 from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
 from rollway.vector_env.rollout import Target
@@ -30,6 +30,8 @@ from rollway.vector_env.worker import Introduction, Orders
 
 Note = tuple[int, dict[str, Any]]
 """An environment, and something that it says beside its arrays."""
+Packed = tuple[list[int], dict[int, bytes]]
+"""Environments, and by worker what it has to know about the request."""
 _LETTER_BYTES = 4096
 _ADVICE = "Use restart=FaultPolicy() to have its environments begun anew while the others go on"
 
@@ -105,7 +107,7 @@ class Troupe:
         self.floor = self.blueprint.floor(self.core.memory)
         for worker in range(workers):
             self.core.expect(worker, self._crew.pid(worker) or 0)
-            self._crew.send(worker, (self.blueprint, name))
+            self._crew.send(worker, packed((self.blueprint, name)))
         for worker in range(workers):
             self._hear(worker, "ready")
 
@@ -131,14 +133,20 @@ class Troupe:
 
     # ── asking and waiting ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def ask(self, what: int, envs: Iterable[int], parameters: dict[int, Any]) -> None:
+    def pack(self, parameters: dict[int, Any]) -> Packed:
+        """The parameters of a request, by environment, ready to travel. What cannot travel raises here."""
+        shares: dict[int, dict[int, Any]] = {}
+        for env, parameter in parameters.items():
+            shares.setdefault(self._worker_of[env], {})[env] = parameter
+        return list(parameters), {worker: packed(share) for worker, share in shares.items()}
+
+    def ask(self, what: int, request: Packed) -> None:
         """Asks for something that has parameters. They go by the pipe, after the request: then its reader is awake."""
-        envs = list(envs)
+        envs, letters = request
         self.core.ask(what, self.buffer, envs)
-        for worker in dict.fromkeys(self._worker_of[env] for env in envs):
-            share = self.shares[worker]
+        for worker, letter in letters.items():
             with contextlib.suppress(WorkerGone):  # `gather` will find out, and knows what to do
-                self._crew.send(worker, {env: parameters[env] for env in envs if env in share})
+                self._crew.send(worker, letter)
 
     def is_busy(self, env: int | None = None) -> bool:
         """Whether an environment (or any) was asked, and its answer not given to the caller."""
@@ -216,9 +224,10 @@ class Troupe:
     def consult(self, message: Callable[[int], tuple[Any, ...]]) -> tuple[Any, ...]:
         """Sends a letter to every worker; the results of all environments."""
         self._letters += 1
-        for worker in range(len(self.shares)):
+        letters = [packed((self._letters, *message(worker))) for worker in range(len(self.shares))]
+        for worker, letter in enumerate(letters):
             try:
-                self._crew.send(worker, (self._letters, *message(worker)))
+                self._crew.send(worker, letter)
             except WorkerGone:
                 self._raise_death(worker)
             self.core.post(worker)
@@ -393,7 +402,7 @@ class Troupe:
         self._restarts[env] += 1
         if seed is not None:
             seed = int(np.random.SeedSequence([seed, self._restarts[env]]).generate_state(1)[0])
-        self.ask(RESTORE, [env], {env: (seed, remake)})
+        self.ask(RESTORE, self.pack({env: (seed, remake)}))
 
     def _mourn(self, env: int, what: str) -> None:
         """Notes how an episode ended, and with which observation."""
