@@ -107,7 +107,8 @@ class StagedCopies:
             _check_tensors(out, stage)
         fill(rows, stage.block)
         if out is None:
-            sent = self._layout.tensors(torch.from_numpy(stage.block).to(self._device, non_blocking=True))
+            block = torch.from_numpy(stage.block).to(self._device, non_blocking=True, copy=True)
+            sent = self._layout.tensors(block)
         else:
             for name, tensor in stage.items():
                 out[name].copy_(tensor, non_blocking=True)
@@ -160,6 +161,20 @@ def _torch_dtype(dtype: np.dtype[Any]) -> Any:
         return getattr(_torch(), dtype.name)
     except AttributeError:
         raise InvalidArgument(f"torch has no dtype {dtype.name}: use another one for this field") from None
+
+
+def device_name(device: Any) -> str:
+    """A device, which may be a `torch.device`, as text: ``"cpu"`` for every way to say so. Touches no device."""
+    if not isinstance(device, str):
+        try:
+            device = str(_torch().device(device))
+        except (ImportError, RuntimeError, TypeError) as error:
+            raise InvalidArgument(f"device is {device!r}, which is none: {error}") from None
+    if device.partition(":")[0] == "cpu":
+        return "cpu"
+    if not has_torch():
+        raise InvalidArgument(f"device is {device!r}, which needs torch: pip install 'rollway[torch]', or use 'cpu'")
+    return device
 
 
 @functools.cache

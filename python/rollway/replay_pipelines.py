@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rollway.errors import ConnectionClosedError, InvalidArgument, NotInThisProcess, WaitTimeout
-from rollway.replay_batch import Batch, Fill, RowLayout, has_torch
+from rollway.replay_batch import Batch, Fill, RowLayout, device_name
 from rollway.replay_buffer import ReplayBuffer
 
 
@@ -50,14 +50,14 @@ class ReplayPipeline:
         replay_buffer: ReplayBuffer,
         *,
         sample_count: int,
-        device: str | None = None,
+        device: Any = None,
         base_seed: int | None = None,
     ) -> None:
         if sample_count < 1:
             raise InvalidArgument(f"sample_count = {sample_count} is out of range: at least 1")
         self._buffer = replay_buffer
         self._sample_count = sample_count
-        self.device = replay_buffer.device if device is None else device
+        self.device = replay_buffer.device if device is None else device_name(device)
         if base_seed is not None:
             replay_buffer.reseed(base_seed)
         slots = [_slot(replay_buffer.layout, sample_count, self.device) for _ in range(2)]
@@ -302,8 +302,6 @@ def _slot(layout: RowLayout, rows: int, device: str) -> _Slot:
     if device == "cpu":
         host = Batch.empty(layout, rows)
         return _Slot(host, host)
-    if not has_torch():
-        raise InvalidArgument(f"device is {device!r}, which needs torch: pip install 'rollway[torch]', or use 'cpu'")
     torch: Any = importlib.import_module("torch")  # Its streams and events are untyped.
     place = torch.device(device)
     if place.type != "cuda":

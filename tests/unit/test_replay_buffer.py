@@ -186,6 +186,16 @@ def test_the_same_seed_and_content_give_the_same_batches(buffer):
         assert not torch.equal(first, other.sample(64)["rewards"])
 
 
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")])
+def test_a_batch_stays_as_it_is_however_the_cpu_is_called(device):
+    with ReplayBuffer(4, OBS, ACT, device) as buffer, ReplayBuffer.attach(buffer.name, device) as other:
+        buffer.add(*transitions([1] * 4))
+        batches = [one.sample(2) for one in (buffer, other)]
+        buffer.add(*transitions([2] * 4))
+        assert all(one.sample(2)["rewards"].tolist() == [2, 2] for one in (buffer, other))
+        assert all(batch["rewards"].tolist() == [1, 1] for batch in batches)
+
+
 def test_out_is_filled_in_place(buffer):
     buffer.add(*transitions(range(10)))
     batch = buffer.sample(16)
