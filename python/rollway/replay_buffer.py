@@ -19,7 +19,7 @@ import numpy as np
 from rollway._core import Table
 from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch, WaitTimeout
 from rollway.record_schema import RaggedLeaf, RecordSchema
-from rollway.replay_batch import Batch, RowLayout, StagedCopies, as_host_array, device_name
+from rollway.replay_batch import Batch, RowLayout, StagedCopies, as_host_array, device_name, fill_field_by_field
 
 _PATIENCE_S = 30.0
 """How long an add waits while every row of the buffer is being written by others."""
@@ -212,10 +212,10 @@ class ReplayBuffer:
 
         The arrays are torch tensors on ``device`` (numpy arrays where torch is not installed): views into one block of
         packed rows, which one copy takes to a GPU. ``out`` takes the result of an earlier call and fills it again,
-        which saves the allocation; or a dict of contiguous arrays, one for each field. An empty buffer raises
-        `BufferEmpty`.
+        which saves the allocation, also the arrays that you have put into it; or a dict of contiguous arrays, one for
+        each field. An empty buffer raises `BufferEmpty`.
         """
-        if type(out) is Batch and out.rows == batch_size and self.device == "cpu":
+        if type(out) is Batch and self.device == "cpu" and out.takes(self._layout, batch_size):
             self._table.sample(batch_size, out.block)
             return out
         batch_size = _natural("batch_size", batch_size)
@@ -227,6 +227,9 @@ class ReplayBuffer:
             batch = Batch.empty(self._layout, batch_size)
             self._table.sample(batch_size, batch.block)
             return batch
+        if type(out) is Batch:  # Of another layout, or copied, or with fields that the caller has put there.
+            fill_field_by_field(out, self._layout, batch_size, self._table.sample)
+            return out
         if out.keys() != self._schema.keys():
             raise InvalidArgument(
                 f"out has the fields {', '.join(map(str, out))}; it must have {', '.join(self._schema)}"

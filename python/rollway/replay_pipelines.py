@@ -63,7 +63,7 @@ class ReplayPipeline:
         slots = [_slot(replay_buffer.layout, sample_count, self.device) for _ in range(2)]
         self._kitchen = _Kitchen(replay_buffer.fill, sample_count, slots)
         self._tick: int | None = None
-        self._hot: tuple[int | None, _Slot] | None = None
+        self._hot: tuple[int, _Slot, dict[str, Any]] | None = None
         self._ticks = 0
         self._pid = os.getpid()
         self._end = weakref.finalize(self, self._kitchen.close)
@@ -127,7 +127,7 @@ class ReplayPipeline:
                 raise InvalidArgument(
                     f"the batch of tick {self._hot[0]} is in use: call after_tick() before tick {tick_id}"
                 )
-            return self._hot[1].batch
+            return self._hot[2]
         self.start_prepare(tick_id, sample_count)
         return self._take(tick_id, timeout)
 
@@ -140,9 +140,10 @@ class ReplayPipeline:
     def _take(self, tick_id: int, timeout: float | None) -> dict[str, Any]:
         slot = self._wait(timeout)
         self._kitchen.swap()
-        self._tick, self._hot = None, (tick_id, slot)
+        batch = dict(slot.fields)  # The learner may replace fields in it; the slot keeps its own.
+        self._tick, self._hot = None, (tick_id, slot, batch)
         slot.arrive()
-        return slot.batch
+        return batch
 
     def _wait(self, timeout: float | None) -> _Slot:
         made = self._kitchen.wait(timeout)
@@ -250,7 +251,7 @@ class _Kitchen:
 class _Slot:
     """A batch on the host."""
 
-    batch: dict[str, Any]
+    fields: dict[str, Any]
     host: Batch
 
     def make(self, fill: Fill, rows: int) -> None:
