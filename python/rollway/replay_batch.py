@@ -63,14 +63,20 @@ class RowLayout:
 
 
 class Batch(dict[str, Any]):
-    """A sampled batch: an array for each field, all of them views into one ``block`` of packed rows on the host."""
+    """A sampled batch: an array for each field, all of them views into one ``block`` of packed rows on the host.
 
-    __slots__ = ("block", "rows")
+    It is the caller's: fields may have been replaced since. And a copy of it has arrays of its own and no block.
+    """
 
-    def __init__(self, fields: dict[str, Any], block: np.ndarray[Any, Any], rows: int) -> None:
+    __slots__ = ("_layout", "_views", "block")
+
+    def __init__(
+        self, fields: dict[str, Any], layout: RowLayout | None = None, block: np.ndarray[Any, Any] | None = None
+    ) -> None:
         super().__init__(fields)
-        self.block = block
-        self.rows = rows
+        self._layout = layout
+        self._views = fields
+        self.block = np.empty(0, np.uint8) if block is None else block
 
     @classmethod
     def empty(cls, layout: RowLayout, rows: int, pinned: bool = False) -> Batch:
@@ -78,9 +84,33 @@ class Batch(dict[str, Any]):
         nbytes = rows * layout.row_bytes
         if not has_torch():
             block = np.empty(nbytes, np.uint8)
-            return cls(layout.arrays(block), block, rows)
+            return cls(layout.arrays(block), layout, block)
         tensor = _torch().empty(nbytes, dtype=_torch().uint8, pin_memory=pinned)
-        return cls(layout.tensors(tensor), tensor.numpy(), rows)
+        return cls(layout.tensors(tensor), layout, tensor.numpy())
+
+    def takes(self, layout: RowLayout, rows: int) -> bool:
+        """Whether so many rows of this layout, written to the block, are what the fields show."""
+        if self._layout is not layout or len(self.block) != rows * layout.row_bytes:
+            return False
+        return all(self.get(name) is view for name, view in self._views.items())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Batch, (dict(self),)
+
+
+def fill_field_by_field(out: dict[str, Any], layout: RowLayout, rows: int, fill: Fill) -> None:
+    """Fills host arrays of any strides, by way of a block. Refuses, before it draws, what does not fit."""
+    batch = Batch.empty(layout, rows)
+    pairs = []
+    for name, field in batch.items():
+        there, here = as_host_array(out.get(name)), as_host_array(field)
+        fits = isinstance(there, np.ndarray) and there.shape == here.shape and there.dtype == here.dtype
+        if not fits or not there.flags.writeable:
+            raise InvalidArgument(f"out['{name}'] must be an array of {here.dtype}, {list(here.shape)}")
+        pairs.append((there, here))
+    fill(rows, batch.block)
+    for there, here in pairs:
+        there[...] = here
 
 
 class StagedCopies:
@@ -100,14 +130,15 @@ class StagedCopies:
         torch = _torch()
         if self._copied is not None:
             self._copied.synchronize()  # The last copy may still read the stage.
-        if self._stage is None or self._stage.rows != rows:
+        if self._stage is None or not self._stage.takes(self._layout, rows):
             self._stage = Batch.empty(self._layout, rows, pinned=self._device.type == "cuda")
         stage = self._stage
         if out is not None:
             _check_tensors(out, stage)
         fill(rows, stage.block)
         if out is None:
-            sent = self._layout.tensors(torch.from_numpy(stage.block).to(self._device, non_blocking=True))
+            block = torch.from_numpy(stage.block).to(self._device, non_blocking=True, copy=True)
+            sent = self._layout.tensors(block)
         else:
             for name, tensor in stage.items():
                 out[name].copy_(tensor, non_blocking=True)
@@ -134,11 +165,11 @@ def as_host_array(value: Any) -> Any:
         raise InvalidArgument(f"out has a tensor on {value.device}, and the buffer is on the CPU")
     name = str(value.dtype).removeprefix("torch.")
     if not name.startswith(("bfloat", "float8")):
-        return value.numpy()
+        return value.detach().numpy()
     import ml_dtypes  # numpy has no name for these
 
     raw = {1: "int8", 2: "int16"}[value.element_size()]
-    return value.view(getattr(_torch(), raw)).numpy().view(getattr(ml_dtypes, name))
+    return value.detach().view(getattr(_torch(), raw)).numpy().view(getattr(ml_dtypes, name))
 
 
 def _rounded(number: int, multiple: int) -> int:
@@ -160,6 +191,19 @@ def _torch_dtype(dtype: np.dtype[Any]) -> Any:
         return getattr(_torch(), dtype.name)
     except AttributeError:
         raise InvalidArgument(f"torch has no dtype {dtype.name}: use another one for this field") from None
+
+
+def device_name(device: Any) -> str:
+    """A device, which may be a `torch.device`, as text: ``"cpu"`` for every way to say so. Touches no device."""
+    try:
+        name = device if isinstance(device, str) else str(_torch().device(device))
+    except (ImportError, RuntimeError, TypeError) as error:
+        raise InvalidArgument(f"device is {device!r}, which is none: {error}") from None
+    if name.partition(":")[0] == "cpu":
+        return "cpu"
+    if not has_torch():
+        raise InvalidArgument(f"device is {name!r}, which needs torch: pip install 'rollway[torch]', or use 'cpu'")
+    return name
 
 
 @functools.cache

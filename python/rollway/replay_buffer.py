@@ -19,7 +19,7 @@ import numpy as np
 from rollway._core import Table
 from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch, WaitTimeout
 from rollway.record_schema import RaggedLeaf, RecordSchema
-from rollway.replay_batch import Batch, RowLayout, StagedCopies, as_host_array, has_torch
+from rollway.replay_batch import Batch, RowLayout, StagedCopies, as_host_array, device_name, fill_field_by_field
 
 _PATIENCE_S = 30.0
 """How long an add waits while every row of the buffer is being written by others."""
@@ -38,7 +38,7 @@ class ReplayBuffer:
         capacity: Transitions.
         obs_dim: Numbers in an observation.
         action_dim: Numbers in an action.
-        device: Where `sample` puts its batches.
+        device: Where `sample` puts its batches: a name, or a `torch.device`.
         defer_gpu: Accepted for UniLab's sake; the device is never touched before the first `sample`.
         critic_dim: Numbers in an observation for the critic; 0 for none.
         packed_cpu_storage: Accepted for UniLab's sake; rows are always packed.
@@ -64,7 +64,7 @@ class ReplayBuffer:
         capacity: int,
         obs_dim: int,
         action_dim: int,
-        device: str = "cpu",
+        device: Any = "cpu",
         defer_gpu: bool = False,
         critic_dim: int = 0,
         packed_cpu_storage: bool = False,
@@ -77,7 +77,7 @@ class ReplayBuffer:
         max_peers: int = 1024,
     ) -> None:
         del defer_gpu, packed_cpu_storage
-        _check_device(device)
+        device = device_name(device)
         schema = _schema(obs_dim, action_dim, critic_dim, fields or {})
         layout = RowLayout(schema)
         try:
@@ -98,9 +98,9 @@ class ReplayBuffer:
         self._start(table, layout, device)
 
     @classmethod
-    def attach(cls, name: str, device: str = "cpu", *, seed: int | None = None) -> Self:
+    def attach(cls, name: str, device: Any = "cpu", *, seed: int | None = None) -> Self:
         """Opens a buffer that another process made, with the fields and the capacity that it has."""
-        _check_device(device)
+        device = device_name(device)
         schema = RecordSchema.from_text(Table.schema_of(name))
         layout = RowLayout(schema)
         self = cls.__new__(cls)
@@ -212,10 +212,10 @@ class ReplayBuffer:
 
         The arrays are torch tensors on ``device`` (numpy arrays where torch is not installed): views into one block of
         packed rows, which one copy takes to a GPU. ``out`` takes the result of an earlier call and fills it again,
-        which saves the allocation; or a dict of contiguous arrays, one for each field. An empty buffer raises
-        `BufferEmpty`.
+        which saves the allocation, also the arrays that you have put into it; or a dict of contiguous arrays, one for
+        each field. An empty buffer raises `BufferEmpty`.
         """
-        if type(out) is Batch and out.rows == batch_size and self.device == "cpu":
+        if type(out) is Batch and self.device == "cpu" and out.takes(self._layout, batch_size):
             self._table.sample(batch_size, out.block)
             return out
         batch_size = _natural("batch_size", batch_size)
@@ -227,6 +227,9 @@ class ReplayBuffer:
             batch = Batch.empty(self._layout, batch_size)
             self._table.sample(batch_size, batch.block)
             return batch
+        if type(out) is Batch:  # Of another layout, or copied, or with fields that the caller has put there.
+            fill_field_by_field(out, self._layout, batch_size, self._table.sample)
+            return out
         if out.keys() != self._schema.keys():
             raise InvalidArgument(
                 f"out has the fields {', '.join(map(str, out))}; it must have {', '.join(self._schema)}"
@@ -357,11 +360,6 @@ def _seed(seed: int | None) -> int | None:
     if seed is not None and not 0 <= operator.index(seed) < 2**64:
         raise InvalidArgument(f"seed = {seed} is out of range: 0 to 2**64 - 1")
     return seed
-
-
-def _check_device(device: str) -> None:
-    if device != "cpu" and not has_torch():
-        raise InvalidArgument(f"device is {device!r}, which needs torch: pip install 'rollway[torch]', or use 'cpu'")
 
 
 def _column(leaf: RaggedLeaf, value: Any, name: str) -> np.ndarray[Any, Any]:

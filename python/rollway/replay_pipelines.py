@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rollway.errors import ConnectionClosedError, InvalidArgument, NotInThisProcess, WaitTimeout
-from rollway.replay_batch import Batch, Fill, RowLayout, has_torch
+from rollway.replay_batch import Batch, Fill, RowLayout, device_name
 from rollway.replay_buffer import ReplayBuffer
 
 
@@ -50,20 +50,20 @@ class ReplayPipeline:
         replay_buffer: ReplayBuffer,
         *,
         sample_count: int,
-        device: str | None = None,
+        device: Any = None,
         base_seed: int | None = None,
     ) -> None:
         if sample_count < 1:
             raise InvalidArgument(f"sample_count = {sample_count} is out of range: at least 1")
         self._buffer = replay_buffer
         self._sample_count = sample_count
-        self.device = replay_buffer.device if device is None else device
+        self.device = replay_buffer.device if device is None else device_name(device)
         if base_seed is not None:
             replay_buffer.reseed(base_seed)
         slots = [_slot(replay_buffer.layout, sample_count, self.device) for _ in range(2)]
         self._kitchen = _Kitchen(replay_buffer.fill, sample_count, slots)
         self._tick: int | None = None
-        self._hot: tuple[int | None, _Slot] | None = None
+        self._hot: tuple[int, _Slot, dict[str, Any]] | None = None
         self._ticks = 0
         self._pid = os.getpid()
         self._end = weakref.finalize(self, self._kitchen.close)
@@ -127,7 +127,7 @@ class ReplayPipeline:
                 raise InvalidArgument(
                     f"the batch of tick {self._hot[0]} is in use: call after_tick() before tick {tick_id}"
                 )
-            return self._hot[1].batch
+            return self._hot[2]
         self.start_prepare(tick_id, sample_count)
         return self._take(tick_id, timeout)
 
@@ -140,9 +140,10 @@ class ReplayPipeline:
     def _take(self, tick_id: int, timeout: float | None) -> dict[str, Any]:
         slot = self._wait(timeout)
         self._kitchen.swap()
-        self._tick, self._hot = None, (tick_id, slot)
+        batch = dict(slot.fields)  # The learner may replace fields in it; the slot keeps its own.
+        self._tick, self._hot = None, (tick_id, slot, batch)
         slot.arrive()
-        return slot.batch
+        return batch
 
     def _wait(self, timeout: float | None) -> _Slot:
         made = self._kitchen.wait(timeout)
@@ -250,7 +251,7 @@ class _Kitchen:
 class _Slot:
     """A batch on the host."""
 
-    batch: dict[str, Any]
+    fields: dict[str, Any]
     host: Batch
 
     def make(self, fill: Fill, rows: int) -> None:
@@ -302,8 +303,6 @@ def _slot(layout: RowLayout, rows: int, device: str) -> _Slot:
     if device == "cpu":
         host = Batch.empty(layout, rows)
         return _Slot(host, host)
-    if not has_torch():
-        raise InvalidArgument(f"device is {device!r}, which needs torch: pip install 'rollway[torch]', or use 'cpu'")
     torch: Any = importlib.import_module("torch")  # Its streams and events are untyped.
     place = torch.device(device)
     if place.type != "cuda":

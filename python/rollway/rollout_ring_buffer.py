@@ -194,8 +194,9 @@ class RolloutRingBuffer:
         self._forget_parents_slots()
         if self._slot is None:
             raise InvalidArgument("there is no rollout to publish: write into write_buffer first")
+        _check_version(version)
+        self._slot.version = version
         slot, self._slot = self._slot, None
-        slot.version = version
         slot.commit()
 
     def abort_write(self) -> None:
@@ -210,6 +211,7 @@ class RolloutRingBuffer:
 
         `WaitTimeout` when there is no slot within ``timeout`` seconds.
         """
+        _check_version(version)
         tree: dict[str, Array] = self._reserved(timeout).tree
         try:
             yield tree
@@ -442,6 +444,11 @@ class _Ends:
 def _attached(dims: tuple[int, int, int, int], name: str, given: dict[str, Any]) -> RolloutRingBuffer:
     """What a pickled handle becomes in the other process."""
     return RolloutRingBuffer(*dims, create=False, shm_name_prefix=name, **given)
+
+
+def _check_version(version: int) -> None:
+    if not 0 <= version < 2**32:
+        raise InvalidArgument(f"version = {version} is out of range: 0 to 2**32 - 1")
 
 
 def _one_name(given: str | Mapping[str, str]) -> str:

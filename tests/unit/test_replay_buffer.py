@@ -186,6 +186,16 @@ def test_the_same_seed_and_content_give_the_same_batches(buffer):
         assert not torch.equal(first, other.sample(64)["rewards"])
 
 
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")])
+def test_a_batch_stays_as_it_is_however_the_cpu_is_called(device):
+    with ReplayBuffer(4, OBS, ACT, device) as buffer, ReplayBuffer.attach(buffer.name, device) as other:
+        buffer.add(*transitions([1] * 4))
+        batches = [one.sample(2) for one in (buffer, other)]
+        buffer.add(*transitions([2] * 4))
+        assert all(one.sample(2)["rewards"].tolist() == [2, 2] for one in (buffer, other))
+        assert all(batch["rewards"].tolist() == [1, 1] for batch in batches)
+
+
 def test_out_is_filled_in_place(buffer):
     buffer.add(*transitions(range(10)))
     batch = buffer.sample(16)
@@ -210,6 +220,35 @@ def test_out_is_filled_in_place(buffer):
     with pytest.raises(InvalidArgument, match="out"):
         buffer.sample(17, out=tensors)
     assert all(torch.equal(before[name], tensors[name]) for name in before)
+
+
+def test_out_is_filled_also_where_the_caller_has_put_other_arrays(buffer):
+    buffer.add(*transitions([1] * 100))
+    replaced, grown, grad = buffer.sample(4), buffer.sample(4), buffer.sample(4)
+    replaced["obs"] = replaced["obs"] * 10
+    grown["weights"] = torch.ones(4)
+    grad["obs"] = grad["obs"].clone().requires_grad_()
+    copies = [made(buffer.sample(4)) for made in (copy.deepcopy, copy.copy, lambda it: pickle.loads(pickle.dumps(it)))]
+    buffer.add(*transitions([2] * 100))
+    for batch in (replaced, grown, grad, *copies):
+        assert buffer.sample(4, out=batch) is batch
+        assert {batch[name].unique().item() for name in ("obs", "actions", "rewards")} == {2}
+        assert batch["next_obs"].unique().tolist() == [3]
+    for broken in ({"obs": np.zeros((4, OBS))}, {"obs": torch.zeros(3, OBS)}, {"obs": None}):
+        replaced.update(broken)
+        with pytest.raises(InvalidArgument, match="obs"):
+            buffer.sample(4, out=replaced)
+
+
+def test_a_batch_of_another_buffer_is_not_filled_as_if_it_were_ones_own(buffer):
+    buffer.add(*transitions([1]))
+    with ReplayBuffer(10, OBS - 1, ACT + 2, "cpu") as other, ReplayBuffer.attach(buffer.name) as same:
+        numbers = np.zeros((1, 8), np.float32)
+        other.add(numbers[:, : OBS - 1], numbers[:, : ACT + 2], [0.0], numbers[:, : OBS - 1], [0.0], [0.0])
+        assert other.layout.row_bytes == buffer.layout.row_bytes
+        with pytest.raises(InvalidArgument, match="obs"):
+            buffer.sample(2, out=other.sample(2))
+        assert buffer.sample(2, out=same.sample(2))["next_obs"].unique().tolist() == [2]
 
 
 def test_fields_of_any_dtype_and_shape():

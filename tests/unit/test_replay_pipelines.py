@@ -44,6 +44,25 @@ def test_a_batch_stays_as_it_is_until_the_next_call(buffer):
         assert all(torch.equal(batch[name], before[name]) for name in before)
 
 
+def test_a_field_that_the_learner_replaced_is_fresh_in_later_batches(buffer):
+    add(buffer, *[1] * 100)
+    with ReplayPipeline(buffer, sample_count=4) as pipeline:
+        for _ in range(4):
+            batch = pipeline.next(timeout=30)
+            assert len(batch) == 6 and batch["obs"].unique().tolist() == [1]
+            batch["obs"] = batch["obs"] * 10
+            batch["mine"] = batch.pop("dones")
+
+
+@pytest.mark.parametrize("device", ["cpu:0", torch.device("cpu")])
+def test_the_cpu_may_be_called_by_any_of_its_names(device):
+    with ReplayBuffer(10, 1, 1, device) as buffer:
+        add(buffer, 7)
+        for given in (None, device):
+            with ReplayPipeline(buffer, sample_count=2, device=given) as pipeline:
+                assert pipeline.next(timeout=30)["rewards"].tolist() == [7, 7]
+
+
 def test_it_is_an_iterator_that_ends_when_it_is_closed(buffer):
     add(buffer, 1)
     pipeline = ReplayPipeline(buffer, sample_count=2)

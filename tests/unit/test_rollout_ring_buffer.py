@@ -269,3 +269,17 @@ def test_writers_hear_that_the_ring_is_closed(name):
     with pytest.raises(rollway.ConnectionClosedError, match="closed"):
         ring.wait_for_data(0)
     assert "closed" in repr(ring)
+
+
+def test_a_version_that_is_none_is_refused_and_the_rollout_stays(ring):
+    ring.write_buffer["rewards"][:] = 3
+    for version in (-1, 2**32):
+        with pytest.raises(rollway.InvalidArgument, match="version"):
+            ring.signal_write_done(version=version)
+        with pytest.raises(rollway.InvalidArgument, match="version"), ring.writing(version=version):
+            pytest.fail("the block is not entered")
+    with pytest.raises(TypeError):
+        ring.signal_write_done(version="7")
+    ring.signal_write_done(version=2**32 - 1)
+    assert ring.wait_for_data(10) and ring.read_info().version == 2**32 - 1
+    assert (ring.read_numpy_views()["rewards"] == 3).all()
