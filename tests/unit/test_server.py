@@ -324,6 +324,89 @@ def test_close_wakes_everybody():
     assert results["sample"] is None and "closed" in results["submit"]
 
 
+def in_thread(call):
+    """Runs a call in a thread; gives a function that waits for its result, or the exception."""
+    ended = []
+
+    def run():
+        try:
+            ended.append(call())
+        except rollway.RollwayError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def result():
+        thread.join(timeout=20)
+        assert ended, "it still waits"
+        return ended[0]
+
+    return result
+
+
+def test_closing_a_server_ends_its_own_calls_also_when_another_learner_is_attached(name):
+    first, second = (rollway.Server(ONE, 1, rollway.ShmTransport(name), num_buffers=2) for _ in range(2))
+    idle = in_thread(first.sample)
+    first.close()
+    assert idle() is None
+    submit(second, 1, 2)
+    assert values(second.sample()) == [1]  # and nothing was taken for the closed one
+    third = rollway.Server(ONE, 1, rollway.ShmTransport(name), num_buffers=2)
+    submit(second, 3)
+    blocked = in_thread(lambda: third.submit(value(4)))
+    while third.stats()["blocked"] == 0:
+        time.sleep(0.001)
+    third.close()
+    assert isinstance(blocked(), rollway.ConnectionClosedError)
+    assert values(second.sample()) == [2] and values(second.sample()) == [3]
+    assert second.try_sample() is None and second.stats()["claimed_slots"] == 0
+    second.close()
+
+
+@pytest.mark.parametrize(
+    "blocked_call",
+    [
+        lambda client: client.send(value(9)),
+        lambda client: client.send_many(np.ones((2, 1), np.int64)),
+        lambda client: client.reserve(),
+    ],
+)
+def test_closing_a_client_ends_its_own_blocked_call(name, blocked_call):
+    with rollway.Server(ONE, 1, rollway.ShmTransport(name), num_buffers=2) as server:
+        client = rollway.ShmClient(name, ONE)
+        submit(server, 1, 2)
+        blocked = in_thread(lambda: blocked_call(client))
+        while server.stats()["blocked"] == 0:
+            time.sleep(0.001)
+        client.close()
+        assert "this client of" in str(blocked())
+        assert [values(server.sample()), values(server.sample())] == [[1], [2]]
+        assert server.try_sample() is None and server.stats()["claimed_slots"] == 0
+
+
+def test_a_signal_handler_may_close_the_client_that_is_blocked(child, name):
+    with rollway.Server(ONE, 1, rollway.ShmTransport(name), num_buffers=2) as server:
+        submit(server, 1, 2)
+        worker = child(
+            """
+            import signal, sys, numpy as np, rollway
+            client = rollway.ShmClient(sys.argv[1], np.zeros(1, np.int64))
+            signal.signal(signal.SIGTERM, lambda *_: client.close())
+            try:
+                client.send(np.ones(1, np.int64))
+            except rollway.ConnectionClosedError as error:
+                print(error)
+            """,
+            name,
+        )
+        while server.stats()["blocked"] == 0:
+            time.sleep(0.001)
+        worker.process.terminate()
+        worker.says(f"this client of '{name}' is closed")
+        worker.ends()
+
+
 def test_a_closed_server_answers_with_none_and_errors():
     server = rollway.Server(ONE, 1)
     server.submit(value(1))

@@ -6,7 +6,7 @@
 
 mod fixture;
 
-use fixture::{Name, Process, alone, briefly, eventually, is_closed, say, soon, stay, told};
+use fixture::{DEADLINE, Name, Process, alone, briefly, eventually, is_closed, say, soon, stay, told};
 use rollway_core::records::layout::{State, Word};
 use rollway_core::records::{
     Consumer, Contents, IfExists, Label, OnFull, Patience, Producer, ProducerSpec, Record, Records,
@@ -611,6 +611,24 @@ fn one_who_leaves_keeps_the_name_and_what_is_in_it() {
     consumer.leave();
     drop(consumer);
     assert!(catalog::collect(&name).unwrap());
+}
+
+#[test]
+fn closing_a_consumer_ends_its_waiting_calls_and_leaves_the_records_to_the_others() {
+    let name = Name::unique();
+    let (first, second) = (open(&spec(Some(&name))), open(&spec(Some(&name))));
+    let (ended, end) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| ended.send(Consumer::take(&*first, Patience::Forever).map(drop)));
+        assert!(eventually(|| first.records().protocol().control.readable.has_waiter()));
+        first.close().unwrap();
+        let ended = end.recv_timeout(DEADLINE).unwrap();
+        assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
+    });
+    send(&Producer::attach(&name, SCHEMA, ANYONE).unwrap(), 7, 1000);
+    assert!(matches!(Consumer::take(&*first, Patience::Never), Err(Error::Closed)));
+    assert_eq!(receive(&second), 7);
+    second.close().unwrap();
 }
 
 #[test]

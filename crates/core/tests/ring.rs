@@ -338,6 +338,51 @@ fn a_producer_may_have_a_policy_of_its_own() {
     assert!(!try_send(&producer, 9, soon()).unwrap());
 }
 
+#[test]
+fn closing_a_producer_ends_its_waiting_calls_and_nobody_elses() {
+    let (consumer, producer) = full_ring(OnFull::Block);
+    let other = self::producer(&consumer);
+    let [ended, waited, others] = [&producer, &producer, &other].map(|_| mpsc::channel());
+    std::thread::scope(|scope| {
+        scope.spawn(|| ended.0.send(try_send(&producer, 8, Patience::Forever)));
+        scope.spawn(|| waited.0.send(producer.wait_writable(Patience::Forever)));
+        scope.spawn(|| others.0.send(try_send(&other, 9, soon())));
+        let counters = &consumer.ring().protocol().control.counters;
+        assert!(eventually(|| counters.blocked.load(Ordering::Relaxed) == 2));
+        producer.close();
+        let ended = ended.1.recv_timeout(DEADLINE).unwrap();
+        assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
+        assert!(waited.1.recv_timeout(DEADLINE).unwrap().unwrap());
+        receive(&consumer); // There is room: for the other one.
+        assert!(others.1.recv_timeout(DEADLINE).unwrap().unwrap());
+    });
+    let later = try_send(&producer, 10, Patience::Never);
+    assert!(matches!(later, Err(Error::Closed)), "{later:?}");
+    assert!(!consumer.ring().is_closed());
+}
+
+#[test]
+fn closing_a_consumer_ends_its_waiting_calls_and_leaves_the_batches_to_the_others() {
+    let name = Name::unique();
+    let first = open(&spec(Some(&name), 1, 2));
+    let second = open(&spec(Some(&name), 1, 2));
+    let (ended, waited) = (mpsc::channel(), mpsc::channel());
+    std::thread::scope(|scope| {
+        scope.spawn(|| ended.0.send(Consumer::take(&first, Patience::Forever, None).map(drop)));
+        scope.spawn(|| waited.0.send(first.wait_readable(Patience::Forever)));
+        assert!(eventually(|| first.ring().protocol().control.readable.has_waiter()));
+        first.close().unwrap();
+        let ended = ended.1.recv_timeout(DEADLINE).unwrap();
+        assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
+        assert!(waited.1.recv_timeout(DEADLINE).unwrap().unwrap());
+    });
+    send(&attach(&name).unwrap(), 7);
+    let later = Consumer::take(&first, Patience::Never, None).map(drop);
+    assert!(matches!(later, Err(Error::Closed)), "{later:?}");
+    assert_eq!(receive(&second), [7]);
+    second.close().unwrap();
+}
+
 // ── several batches, several consumers ─────────────────────────────────────────────────────────────────────────────
 
 #[test]

@@ -228,9 +228,12 @@ impl Producer {
         Sentry::over(py, &self.core(py)?, Core::wait_writable)
     }
 
-    /// Leaves the ring. What was committed stays; what is reserved is given back when its slot is dropped.
+    /// Leaves the ring, and ends the calls that wait with this handle. What was committed stays; what is reserved is given back
+    /// when its slot is dropped.
     fn close(&self, py: Python<'_>) {
-        drop(self.core.replace(py, None));
+        if let Some(core) = self.core.replace(py, None) {
+            core.close();
+        }
     }
 
     #[getter]

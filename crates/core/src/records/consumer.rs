@@ -25,6 +25,7 @@ pub struct Consumer {
     records: Arc<Records>,
     seat: Seat,
     resumed: bool,
+    /// Whether this handle was closed, or has left. Calls that wait in other threads look at it.
     left: AtomicBool,
     peer_timeout: Option<Duration>,
     /// The lane whose turn it is. Each consumer goes round on its own.
@@ -108,6 +109,7 @@ impl Consumer {
         if max == 0 {
             return Ok(Vec::new());
         }
+        this.check_open()?;
         let owner = this.owner()?;
         let mut taken = this.try_take_many(owner, max)?;
         if taken.is_empty()
@@ -156,6 +158,7 @@ impl Consumer {
 
     #[inline]
     fn take_raw(&self, patience: Patience) -> Result<Option<Taken>> {
+        self.check_open()?;
         let owner = self.owner()?;
         if let Some(taken) = self.try_take(owner)? {
             return Ok(Some(taken));
@@ -210,6 +213,7 @@ impl Consumer {
         let mut solitude = Solitude::bearing(self.peer_timeout);
         loop {
             let ticket = control.readable.announce();
+            self.check_open()?;
             let closed = self.records.is_closed();
             if let Some(taken) = self.try_take(owner)? {
                 return Ok(taken);
@@ -244,7 +248,7 @@ impl Consumer {
         ))
     }
 
-    /// Sleeps until there is a record (or the records are closed), and takes nothing: for event loops, which then try.
+    /// Sleeps until there is a record (or the records or this handle are closed), and takes nothing: for event loops, which then try.
     /// False when the time was over first.
     pub fn wait_readable(&self, patience: Patience) -> Result<bool> {
         self.owner()?;
@@ -253,7 +257,7 @@ impl Consumer {
         loop {
             let ticket = protocol.control.readable.announce();
             let ready = protocol.has_ready().map_err(|damage| self.records.damaged(damage))?;
-            if ready || self.records.is_closed() {
+            if ready || self.records.is_closed() || self.check_open().is_err() {
                 return Ok(true);
             }
             let Some(left) = patience.left() else { return Ok(false) };
@@ -265,12 +269,10 @@ impl Consumer {
         }
     }
 
-    /// Leaves. The last living consumer takes the name away and shuts the records down.
+    /// Leaves, and ends the calls that wait with this handle, in whichever thread. The last living consumer takes the name
+    /// away and shuts the records down.
     pub fn close(&self) -> Result<()> {
-        if self.seat.owner().is_none() || self.left.load(Ordering::Relaxed) {
-            return Ok(()); // A forked child: the records are its parent's to close. Or left already.
-        }
-        if self.seat.leave_with_name()? {
+        if self.end_calls() && self.seat.leave_with_name()? {
             self.records.shut_down();
         }
         Ok(())
@@ -279,9 +281,27 @@ impl Consumer {
     /// Leaves without shutting anything down, also as the last: the name stays for whoever comes back to it, until somebody
     /// collects it.
     pub fn leave(&self) {
-        if self.seat.owner().is_some() && !self.left.swap(true, Ordering::Relaxed) {
+        if self.end_calls() {
             self.seat.leave_as_last();
         }
+    }
+
+    /// False when it has left already, or in a forked child: then the records are its parent's to leave.
+    fn end_calls(&self) -> bool {
+        if self.left.swap(true, Ordering::Relaxed) || self.seat.owner().is_none() {
+            return false;
+        }
+        // Who announced itself before this wakes; who does so after it sees the flag (SYNC bell.ticket).
+        self.records.protocol().control.readable.ring();
+        true
+    }
+
+    /// Refuses when this handle was closed and others are attached: what is there to take is theirs. Once all is shut down,
+    /// the rest may be taken.
+    #[inline]
+    fn check_open(&self) -> Result<()> {
+        let left = self.left.load(Ordering::Relaxed) && !self.records.is_closed();
+        if left { Err(Error::Closed) } else { Ok(()) }
     }
 
     /// Living producers, and the pids of those who died without closing.

@@ -9,7 +9,7 @@ use crate::sync::{Ordering, Woken};
 use crate::wait::{Courtesy, Patience, Patrol, Rounds, Solitude};
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 /// One consumer's handle. Threads may share it: each batch goes to one of them.
@@ -23,6 +23,8 @@ pub struct Consumer {
     /// Batches taken past an older one since the last look at its writers.
     overtaken: AtomicU64,
     rounds: Rounds,
+    /// Whether this handle was closed. Calls that wait in other threads look at it.
+    closing: AtomicBool,
 }
 
 impl Consumer {
@@ -56,6 +58,7 @@ impl Consumer {
             courtesy: Courtesy::default(),
             overtaken: AtomicU64::new(0),
             rounds: Rounds::default(),
+            closing: AtomicBool::new(false),
         })
     }
 
@@ -95,6 +98,7 @@ impl Consumer {
 
     /// `None` only when `patience` is [`Patience::Never`] and there is nothing.
     fn take_raw(&self, patience: Patience, at_least: Option<usize>) -> Result<Option<Taken>> {
+        self.check_open()?;
         let owner = self.owner()?;
         if patience == Patience::Never {
             let mut taken = self.take_any(owner)?;
@@ -126,6 +130,7 @@ impl Consumer {
                 return Err(Error::AllHeld(protocol.buffers.len()));
             }
             let ticket = control.readable.announce();
+            self.check_open()?;
             let idle =
                 protocol.aim_unless(|batch| self.must_wait(batch)).map_err(|d| self.ring.damaged(d))?;
             if !idle && let Some(taken) = self.try_take(owner)? {
@@ -151,6 +156,7 @@ impl Consumer {
             };
             match control.readable.wait(ticket, patrol.pause().min(left)) {
                 Woken::Rung => {
+                    self.check_open()?;
                     if let Some(taken) = self.try_take(owner)? {
                         control.readable.ring_if_waiting(); // As above.
                         return Ok(taken);
@@ -218,7 +224,7 @@ impl Consumer {
         Ok(taken)
     }
 
-    /// Sleeps until there is a batch (or the ring is closed), and takes nothing: for event loops, which then try. False
+    /// Sleeps until there is a batch (or the ring or this handle is closed), and takes nothing: for event loops, which then try. False
     /// when the time was over first.
     pub fn wait_readable(&self, patience: Patience) -> Result<bool> {
         let protocol = self.ring.protocol();
@@ -227,7 +233,7 @@ impl Consumer {
             let ticket = protocol.control.readable.announce();
             let idle =
                 protocol.aim_unless(|batch| self.must_wait(batch)).map_err(|d| self.ring.damaged(d))?;
-            if !idle || self.ring.is_closed() {
+            if !idle || self.ring.is_closed() || self.check_open().is_err() {
                 return Ok(true);
             }
             let Some(left) = patience.left() else { return Ok(false) };
@@ -244,15 +250,25 @@ impl Consumer {
         self.ring.protocol().flush().map_err(|d| self.ring.damaged(d))
     }
 
-    /// Leaves. The last living consumer takes the name away and shuts the ring down.
+    /// Leaves, and ends the calls that wait with this handle, in whichever thread. The last living consumer takes the name
+    /// away and shuts the ring down.
     pub fn close(&self) -> Result<()> {
-        if self.seat.owner().is_none() {
-            return Ok(()); // A forked child: the ring is its parent's to close.
+        if self.closing.swap(true, Ordering::Relaxed) || self.seat.owner().is_none() {
+            return Ok(()); // Left already. Or a forked child: the ring is its parent's to close.
         }
+        // Who announced itself before this wakes; who does so after it sees the flag (SYNC bell.ticket).
+        self.ring.protocol().control.readable.ring();
         if self.seat.leave_with_name()? {
             self.ring.shut_down();
         }
         Ok(())
+    }
+
+    /// Refuses when this handle was closed and others are attached: what is there to take is theirs. Once all is shut down,
+    /// the rest may be taken.
+    fn check_open(&self) -> Result<()> {
+        let left = self.closing.load(Ordering::Relaxed) && !self.ring.is_closed();
+        if left { Err(Error::Closed) } else { Ok(()) }
     }
 
     /// Living producers, and the pids of those who died without closing.

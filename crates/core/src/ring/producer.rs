@@ -9,7 +9,7 @@ use crate::sync::{Ordering, Point, Woken, crash_point};
 pub use crate::terms::{OnFull, ProducerSpec};
 use crate::wait::{Patience, Patrol, Rounds, Solitude, Vigil, Vigilance};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -39,6 +39,8 @@ pub struct Producer {
     /// Of the thread that waits for room. Another one, with the same handle, sleeps at once.
     vigil: Mutex<Vigil>,
     rounds: Rounds,
+    /// Whether this handle was closed. Calls that wait in other threads look at it.
+    closing: AtomicBool,
 }
 
 impl Producer {
@@ -59,7 +61,7 @@ impl Producer {
         let on_full = spec.on_full.unwrap_or(ring.on_full);
         let (peer_timeout, sequence) = (spec.peer_timeout, AtomicU64::new(0));
         let lane = Default::default();
-        let (vigil, rounds) = (Mutex::default(), Rounds::default());
+        let (vigil, closing, rounds) = (Mutex::default(), AtomicBool::new(false), Rounds::default());
         Ok(Producer {
             ring,
             seat,
@@ -71,6 +73,7 @@ impl Producer {
             lane,
             vigil,
             rounds,
+            closing,
         })
     }
 
@@ -128,7 +131,7 @@ impl Producer {
     pub fn claim(&self, want: usize, patience: Patience) -> Result<Option<Claim>> {
         let owner = self.owner()?;
         let protocol = self.ring.protocol();
-        if protocol.control.closed.load(Ordering::Relaxed) != 0 {
+        if protocol.control.closed.load(Ordering::Relaxed) != 0 || self.closing.load(Ordering::Relaxed) {
             return Err(Error::Closed);
         }
         match protocol.try_claim(self.claimant(owner), want) {
@@ -184,9 +187,9 @@ impl Producer {
         let (protocol, owner) = (self.ring.protocol(), self.owner()?);
         loop {
             let open = protocol.control.write.open.load(Ordering::Relaxed);
-            match vigil.watch(|| protocol.may_have_room(open) || self.ring.is_closed()) {
+            match vigil.watch(|| protocol.may_have_room(open) || self.is_closed()) {
                 Vigilance::Exhausted | Vigilance::Pointless => return Ok(None),
-                Vigilance::Rewarded if self.ring.is_closed() => return Err(Error::Closed),
+                Vigilance::Rewarded if self.is_closed() => return Err(Error::Closed),
                 Vigilance::Rewarded => {}
             }
             let claim = protocol.try_claim(self.claimant(owner), want).map_err(|d| self.ring.damaged(d))?;
@@ -219,7 +222,7 @@ impl Producer {
         let mut solitude = Solitude::bearing(self.peer_timeout);
         loop {
             let ticket = control.writable.announce();
-            if self.ring.is_closed() {
+            if self.is_closed() {
                 return Err(Error::Closed);
             }
             let claim = protocol.try_claim(self.claimant(owner), want);
@@ -313,14 +316,14 @@ impl Producer {
         self.ring.protocol().flush().map_err(|d| self.ring.damaged(d))
     }
 
-    /// Sleeps until there is room (or the ring is closed), and claims nothing: for event loops, which then try. False
+    /// Sleeps until there is room (or the ring or this handle is closed), and claims nothing: for event loops, which then try. False
     /// when the time was over first.
     pub fn wait_writable(&self, patience: Patience) -> Result<bool> {
         let control = self.ring.protocol().control;
         let mut patrol = Patrol::start();
         loop {
             let ticket = control.writable.announce();
-            if self.ring.has_room() || self.ring.is_closed() {
+            if self.ring.has_room() || self.is_closed() {
                 return Ok(true);
             }
             let Some(left) = patience.left() else { return Ok(false) };
@@ -329,6 +332,22 @@ impl Producer {
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => drop(self.ring.recover(&self.seat)?),
             }
+        }
+    }
+
+    /// Whether nothing more can be claimed: the ring is shut down, or this handle closed.
+    pub fn is_closed(&self) -> bool {
+        self.closing.load(Ordering::Relaxed) || self.ring.is_closed()
+    }
+
+    /// Ends the calls that wait with this handle, in whichever thread, and every later one. The seat stays until it is
+    /// dropped: what is reserved may still be committed.
+    pub fn close(&self) {
+        self.closing.store(true, Ordering::Relaxed);
+        // Nobody waits with the handle of a forked child that has claimed nothing: leave its parent's sleepers alone.
+        if self.seat.owner().is_some() {
+            // Who announced itself before this wakes; who does so after it sees the flag (SYNC bell.ticket).
+            self.ring.protocol().control.writable.ring();
         }
     }
 
