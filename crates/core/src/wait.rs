@@ -114,14 +114,14 @@ impl Vigil {
         if self.forbidden || !self.pays {
             return Vigilance::Pointless;
         }
-        while !happened() {
-            if since.elapsed() >= Self::LIMIT {
-                self.pays = false;
-                return Vigilance::Exhausted;
+        while since.elapsed() < Self::LIMIT {
+            if happened() {
+                return Vigilance::Rewarded;
             }
             std::thread::yield_now();
         }
-        Vigilance::Rewarded
+        self.pays = false;
+        Vigilance::Exhausted
     }
 
     /// The wait is over: learns from how long it was.
