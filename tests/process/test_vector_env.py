@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import select
 import threading
 from pathlib import Path
 
@@ -117,6 +118,50 @@ def test_large_infos_and_loose_observations_arrive_in_any_order():
         actions = [envs.single_action_space.sample() for _ in range(2)]
         envs.send({key: tuple(one[key] for one in actions) for key in LOOSE.spaces})
         assert all(isinstance(said, str) for said in envs.recv()[0]["said"])
+
+
+def test_a_large_call_and_a_large_info_pass_one_another():
+    with rollway.make_vec(counters(1)) as envs:
+        envs.reset()
+        envs.step_async([BIG])
+        until(lambda: select.select([envs._troupe._crew._wires[0]._pipe], [], [], 0)[0])  # it is sending
+        assert envs.call("add", np.ones(300_000))[0].shape == (300_000,)
+        assert envs.step_wait()[4]["big"].shape == (1, 300_000)
+
+
+def test_a_worker_that_does_not_read_in_time_is_hung_and_hears_the_rest_later(tmp_path):
+    class Slow(Counter):
+        def step(self, action):
+            until((tmp_path / "gate").exists, 60)
+            return super().step(CALM)
+
+    class Listener(Slow):
+        action_space = spaces.Sequence(spaces.Box(0, 1, (300_000,), np.float64))
+
+    large = (np.ones(300_000),)
+    with rollway.make_vec(Slow, 1) as envs:
+        envs.reset()
+        envs._troupe.timeout_s = 0.1
+        envs.step_async([CALM])
+        with pytest.raises(rollway.EnvHung):
+            envs.call("add", large[0])
+        (tmp_path / "gate").touch()
+        envs._troupe.timeout_s = None
+        assert envs.step_wait()[1].tolist() == [1]
+        assert envs.call("add", 5) == (5,)
+    (tmp_path / "gate").unlink()
+    with rollway.make_vec(Listener, 2, num_workers=1, batch_size=2) as envs:
+        envs.reset()
+        envs._troupe.timeout_s = 0.1
+        envs.send((large,), [0])
+        envs.send((large,), [1])
+        with pytest.raises(rollway.WaitTimeout):
+            envs.recv(timeout=0.01)
+        with pytest.raises(rollway.EnvHung):
+            envs.recv()
+        (tmp_path / "gate").touch()
+        envs._troupe.timeout_s = None
+        assert envs.recv()[1].tolist() == [1, 1]
 
 
 def test_a_request_that_cannot_travel_asks_nobody():

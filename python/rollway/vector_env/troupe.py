@@ -19,13 +19,14 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rollway._core import EnvCaller
-from rollway.errors import EnvDied, EnvHung, EnvRaised
+from rollway.errors import EnvDied, EnvHung, EnvRaised, WaitTimeout
 from rollway.vector_env.agreement import Agreement, ObservationMode
-from rollway.vector_env.crew import Crew, Maker, WorkerGone, WorkerSilent, packed
+from rollway.vector_env.crew import Crew, Maker, packed
 from rollway.vector_env.fault_policy import FaultPolicy, Patience
 from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
 from rollway.vector_env.rollout import Target
 from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESTORE, RESTORED, Fault
+from rollway.vector_env.wire import WorkerGone, WorkerSilent
 from rollway.vector_env.worker import Introduction, Orders
 
 Note = tuple[int, dict[str, Any]]
@@ -144,9 +145,28 @@ class Troupe:
         """Asks for something that has parameters. They go by the pipe, after the request: then its reader is awake."""
         envs, letters = request
         self.core.ask(what, self.buffer, envs)
+        deadline = self._deadline()
         for worker, letter in letters.items():
-            with contextlib.suppress(WorkerGone):  # `gather` will find out, and knows what to do
-                self._crew.send(worker, letter)
+            with contextlib.suppress(WorkerGone, WorkerSilent):  # `gather` will find out, and knows what to do
+                self._crew.send(worker, letter, deadline)
+
+    def _deadline(self) -> float | None:
+        return None if self.timeout_s is None else time.monotonic() + self.timeout_s
+
+    def _pay(self, timeout: float | None) -> None:
+        """Sends what workers had no time to read. One that still does not read hangs."""
+        until = None if timeout is None else time.monotonic() + timeout
+        for worker in list(self._crew.owing):
+            deadline = self._deadline()
+            is_ours = until is not None and (deadline is None or until < deadline)
+            try:
+                self._crew.flush(worker, until if is_ours else deadline)
+            except WorkerGone:
+                self._crew.owing.discard(worker)  # the core will find out
+            except WorkerSilent:
+                if is_ours:
+                    raise WaitTimeout(f"{_named(self.shares[worker])} did not read what was sent in time") from None
+                self._mend_hung([env for env in self.shares[worker] if self.core.is_out(env)])
 
     def is_busy(self, env: int | None = None) -> bool:
         """Whether an environment (or any) was asked, and its answer not given to the caller."""
@@ -157,6 +177,8 @@ class Troupe:
     def gather(self, count: int, timeout: float | None = None) -> tuple[list[int], list[Note]]:
         """Waits for answers, mends what is broken, and gives the environments that answered and what they say."""
         done = self._flags
+        if self._crew.owing:
+            self._pay(timeout)
         count = min(count, self.core.out() + len(done))
         while len(done) < count:
             kind, ids, flags = self.core.wait(count - len(done), self.timeout_s, timeout)
@@ -225,13 +247,15 @@ class Troupe:
         """Sends a letter to every worker; the results of all environments."""
         self._letters += 1
         letters = [packed((self._letters, *message(worker))) for worker in range(len(self.shares))]
+        deadline = self._deadline()
         for worker, letter in enumerate(letters):
+            self.core.post(worker)  # first: then its reader is awake
             try:
-                self._crew.send(worker, letter)
+                self._crew.send(worker, letter, deadline)
             except WorkerGone:
                 self._raise_death(worker)
-            self.core.post(worker)
-        deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
+            except WorkerSilent:
+                self._raise_hung(list(self.shares[worker]))
         replies = [self._reply(worker, deadline) for worker in range(len(self.shares))]
         for reply in replies:
             if not isinstance(reply, bytes):
