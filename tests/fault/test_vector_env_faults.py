@@ -133,6 +133,27 @@ def test_a_policy_begins_it_anew_and_the_others_go_on(action, mode):
             assert rewards[2] == 0 and infos["seed"][2] > 0  # a seed that follows from the first one
 
 
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("action", [RAISE, KILL], ids=["raises", "killed"])
+def test_a_reset_that_was_lost_is_done_again(action, mode, tmp_path):
+    class Stumbler(Counter):
+        def reset(self, *, seed=None, options=None):
+            if not (tmp_path / "marker").exists():
+                (tmp_path / "marker").touch()
+                self.step(action)
+            super().reset(seed=seed)
+            return np.array([self.np_random.random(), 1]), {"options": options["a"]}
+
+    makers = [Stumbler, *counters(1)]
+    with rollway.make_vec(makers, num_workers=2, restart=FaultPolicy(), autoreset_mode=mode) as envs:
+        (first, _), infos = envs.reset(seed=5, options={"a": 3})
+        assert {RAISE: "ZeroDivisionError", KILL: "SIGKILL"}[action] in infos["fault"][0]
+        again, infos = envs.reset(seed=5, options={"a": 3})
+        assert first.tolist() == again[0].tolist() and first[1] == 1 and "fault" not in infos
+        observations, rewards, _, truncations, infos = envs.step(actions(2))
+        assert rewards.tolist() == [1, 1] and not truncations.any() and not infos
+
+
 def test_environments_that_shared_the_process_of_a_dead_one_are_truncated_too():
     with rollway.make_vec(counters(4), num_workers=2, restart=FaultPolicy()) as envs:
         envs.reset()

@@ -25,12 +25,14 @@ from rollway.vector_env.crew import Crew, Maker, packed
 from rollway.vector_env.fault_policy import FaultPolicy, Patience
 from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
 from rollway.vector_env.rollout import Target
-from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESTORE, RESTORED, Fault
+from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESET, RESTORE, RESTORED, Fault
 from rollway.vector_env.wire import WorkerGone, WorkerSilent
 from rollway.vector_env.worker import Introduction, Orders
 
 Note = tuple[int, dict[str, Any]]
 """An environment, and something that it says beside its arrays."""
+Reset = tuple[int | None, dict[str, Any] | None]
+"""Seed and options."""
 Packed = tuple[list[int], dict[int, bytes]]
 """Environments, and by worker what it has to know about the request."""
 _LETTER_BYTES = 4096
@@ -76,6 +78,8 @@ class Troupe:
         self.seeds: list[int | None] = [None] * self.num_envs
         self._restarts = [0] * self.num_envs
         self._faults: dict[int, str] = {}
+        self._resets: dict[int, Reset] = {}  # those under way
+        self._repeated: dict[int, str] = {}  # resets that were lost, and why
         self._lost: dict[int, Any] = {}
         self._parcels: dict[int, bytes] = {}
         self._flags: dict[int, int] = {}  # answers that are taken, and not given to the caller yet
@@ -168,6 +172,12 @@ class Troupe:
                     raise WaitTimeout(f"{_named(self.shares[worker])} did not read what was sent in time") from None
                 self._mend_hung([env for env in self.shares[worker] if self.core.is_out(env)])
 
+    def pack_resets(self, resets: dict[int, Reset]) -> Packed:
+        """The request for resets, when nothing else is under way."""
+        request = self.pack({env: (*reset, False) for env, reset in resets.items()})
+        self._resets, self._repeated = resets, {}
+        return request
+
     def is_busy(self, env: int | None = None) -> bool:
         """Whether an environment (or any) was asked, and its answer not given to the caller."""
         if env is None:
@@ -183,7 +193,7 @@ class Troupe:
         while len(done) < count:
             kind, ids, flags = self.core.wait(count - len(done), self.timeout_s, timeout)
             if kind == "answered":
-                if not done and flags.count(0) == len(ids):
+                if not done and flags.count(0) == len(ids) and not self._repeated:
                     return self._arrived(ids), []
                 broken = [env for env, flag in zip(ids, flags, strict=True) if flag & FAULT]
                 done.update((env, flag) for env, flag in zip(ids, flags, strict=True) if not flag & FAULT)
@@ -268,6 +278,8 @@ class Troupe:
     def _notes(self, env: int, flag: int) -> list[dict[str, Any]]:
         """What an environment says beside its arrays."""
         notes: list[dict[str, Any]] = []
+        if env in self._repeated:
+            notes.append({"fault": self._repeated.pop(env)})
         if flag & RESTORED:
             fault = {"fault": self._faults.pop(env, "its worker was started anew")}
             same = self._mode is AutoresetMode.SAME_STEP
@@ -344,6 +356,9 @@ class Troupe:
         return self.layout.build(parts)
 
     def _arrived(self, envs: list[int]) -> list[int]:
+        if self._resets:
+            for env in envs:
+                self._resets.pop(env, None)
         if len(envs) == self.num_envs:
             self._at = [self.buffer] * self.num_envs
         else:
@@ -373,6 +388,7 @@ class Troupe:
 
     def _mend_raised(self, env: int, fault: Fault) -> None:
         if not self._patience.bears(env):
+            self._resets.pop(env, None)
             _raise_fault([env], fault, "raised")
         self._restore(env, f"{fault.summary}\n{fault.traceback}", remake=True)
 
@@ -419,7 +435,14 @@ class Troupe:
                     self._flags[env] &= ~PARCEL
 
     def _restore(self, env: int, what: str, remake: bool) -> None:
-        """Ends a lost episode: the last observation again, and a new seed that follows from the old one."""
+        """Ends a lost episode: the last observation again, and a new seed that follows from the old one.
+
+        A lost reset is done again: whoever asked for it is owed a first observation.
+        """
+        if env in self._resets:
+            self._repeated[env] = what
+            self.ask(RESET, self.pack({env: (*self._resets[env], remake)}))
+            return
         self.carry(env)
         self._mourn(env, what)
         seed = self.seeds[env]

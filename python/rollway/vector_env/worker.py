@@ -199,7 +199,11 @@ class Desk:
         return self._each(envs, lambda env: self._reset_one(env, sink))
 
     def _reset_one(self, env: int, sink: Sink) -> int:
-        observation, notes = self._members[env - self._first].reset(*self._parameter(env))
+        member = self._members[env - self._first]
+        seed, options, remake = self._parameter(env)
+        if remake:
+            _remake(member)
+        observation, notes = member.reset(seed, options)
         sink.write(env, observation)
         sink.rewards[env], sink.terminations[env], sink.truncations[env] = 0.0, False, False
         return self._write_letter(env, notes, observation) if notes or self._layout.loose else 0
@@ -211,9 +215,7 @@ class Desk:
         member = self._members[env - self._first]
         member.seed, remake = self._parameter(env)
         if remake:
-            with contextlib.suppress(Exception):  # it is broken: that it cannot be closed either is no news
-                member.env.close()
-            member.open()
+            _remake(member)
         return self._begin_anew(env, sink)
 
     def _begin_anew(self, env: int, sink: Sink) -> int:
@@ -302,6 +304,12 @@ class Desk:
             return pickle.dumps(results, pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # noqa: BLE001 - what cannot travel is told as a fault
             return self._first, Fault.of(error)
+
+
+def _remake(member: Member) -> None:
+    with contextlib.suppress(Exception):  # it is broken: that it cannot be closed either is no news
+        member.env.close()
+    member.open()
 
 
 class Sink:
