@@ -60,6 +60,18 @@ def test_an_exception_that_cannot_be_pickled_is_still_told():
             envs.step([0])
 
 
+def test_an_info_that_cannot_be_pickled_is_told_and_the_worker_lives_on():
+    class Strange(Counter):
+        def step(self, action):
+            return *super().step(CALM)[:4], {"f": lambda: 1} if action else {}
+
+    with rollway.make_vec(Strange, 2, num_workers=1) as envs:
+        envs.reset()
+        with pytest.raises(rollway.EnvRaised, match=r"environment 1 raised.*cannot be pickled"):
+            envs.step([0, 1])
+        assert envs.step([0, 0])[1].tolist() == [2, 2]
+
+
 def test_an_environment_that_cannot_be_made_says_why():
     class Unborn(Counter):
         def __init__(self):
@@ -150,7 +162,7 @@ def test_a_reset_that_was_lost_is_done_again(action, mode, tmp_path):
         assert {RAISE: "ZeroDivisionError", KILL: "SIGKILL"}[action] in infos["fault"][0]
         again, infos = envs.reset(seed=5, options={"a": 3})
         assert first.tolist() == again[0].tolist() and first[1] == 1 and "fault" not in infos
-        observations, rewards, _, truncations, infos = envs.step(actions(2))
+        _, rewards, _, truncations, infos = envs.step(actions(2))
         assert rewards.tolist() == [1, 1] and not truncations.any() and not infos
 
 

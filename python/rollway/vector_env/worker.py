@@ -187,11 +187,10 @@ class Desk:
                 rewards[env] = reward
                 terminations[env] = terminated
                 truncations[env] = truncated
+                if notes or loose:
+                    flags[position] = self._write_letter(env, notes or [], observation)
             except BaseException as error:  # noqa: BLE001 - told to the caller
                 flags[position] = self._tell(env, error)
-                continue
-            if notes or loose:
-                flags[position] = self._write_letter(env, notes or [], observation)
         hand[0] = 0
         return bytes(flags)
 
@@ -250,7 +249,10 @@ class Desk:
 
     def _write_letter(self, env: int, notes: Notes, observation: Any) -> int:
         parts = self._layout.split(observation) if self._layout.loose else ()
-        data = pickle.dumps((notes, [parts[index] for index in self._layout.loose]), pickle.HIGHEST_PROTOCOL)
+        try:
+            data = pickle.dumps((notes, [parts[index] for index in self._layout.loose]), pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise TypeError(f"its info or observation cannot be pickled: {error}") from error
         room = self._blueprint.letter_bytes
         if len(data) > room:
             self._parcels.append((env, data))
