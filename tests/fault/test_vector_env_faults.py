@@ -166,6 +166,26 @@ def test_a_reset_that_was_lost_is_done_again(action, mode, tmp_path):
         assert rewards.tolist() == [1, 1] and not truncations.any() and not infos
 
 
+@pytest.mark.parametrize("policy", [None, FaultPolicy(max_restarts=1)], ids=["none", "policy"])
+def test_a_worker_that_dies_in_a_call_is_reported_and_replaced_if_there_is_a_policy(policy):
+    with rollway.make_vec(counters(4), num_workers=2, restart=policy) as envs:
+        envs.reset()
+        envs.set_attr("number", [7, 8, 9, 9])
+        advice = "Use restart=FaultPolicy" if policy is None else "call again"
+        with pytest.raises(rollway.EnvDied, match=advice):
+            envs.call("leave", 8)
+        if policy is None:
+            for again in (lambda: envs.call("pid"), lambda: envs.set_attr("number", 1), envs.render):
+                with pytest.raises(rollway.EnvDied, match=r"environments 0 to 1.*exit with code 7"):
+                    again()
+            return
+        assert envs.get_attr("number") == (0, 1, 9, 9)
+        assert envs.step(actions(4))[3].tolist() == [True, True, False, False]
+        assert envs.step(actions(4))[3].tolist() == [False] * 4
+        with pytest.raises(rollway.EnvDied, match="one fault too many for FaultPolicy"):
+            envs.call("leave", 1)
+
+
 def test_environments_that_shared_the_process_of_a_dead_one_are_truncated_too():
     with rollway.make_vec(counters(4), num_workers=2, restart=FaultPolicy()) as envs:
         envs.reset()

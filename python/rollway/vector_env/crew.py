@@ -13,7 +13,7 @@ from typing import Any
 from gymnasium import Env
 from gymnasium.vector.utils import CloudpickleWrapper, clear_mpi_env_vars
 
-from rollway.vector_env.wire import Wire
+from rollway.vector_env.wire import Wire, WorkerGone
 from rollway.vector_env.worker import Orders, describe_end, work
 
 Maker = Callable[[], Env[Any, Any]]
@@ -83,7 +83,8 @@ class Crew:
 
     def _wire(self, worker: int) -> Wire:
         wire = self._wires[worker]
-        assert wire is not None  # started
+        if wire is None:
+            raise WorkerGone  # and is buried
         return wire
 
     def bury(self, worker: int) -> str:

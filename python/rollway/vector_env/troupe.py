@@ -84,6 +84,7 @@ class Troupe:
         self._parcels: dict[int, bytes] = {}
         self._flags: dict[int, int] = {}  # answers that are taken, and not given to the caller yet
         self._letters = 0
+        self._absent: set[int] = set()  # successors that have not said yet that they are there
 
     def _introduce(self, make: Maker, mode: ObservationMode) -> Agreement:
         for worker, share in enumerate(self.shares):
@@ -250,23 +251,39 @@ class Troupe:
 
     def aim(self, target: Target) -> None:
         """Introduces a place in somebody else's shared memory to the workers."""
-        self.consult(lambda worker: ("target", target))
+        try:
+            self.consult(lambda worker: ("target", target))
+        except EnvDied:
+            if self._policy is None:
+                raise
+            self.consult(lambda worker: ("target", target))
         self.targets.append(target)
 
     def consult(self, message: Callable[[int], tuple[Any, ...]]) -> tuple[Any, ...]:
         """Sends a letter to every worker; the results of all environments."""
         self._letters += 1
         letters = [packed((self._letters, *message(worker))) for worker in range(len(self.shares))]
-        deadline = self._deadline()
+        deadline, gone, replies = self._deadline(), [], []
         for worker, letter in enumerate(letters):
-            self.core.post(worker)  # first: then its reader is awake
             try:
+                while worker in self._absent:
+                    self._receive(worker, deadline)
+                self.core.post(worker)  # first: then its reader is awake
                 self._crew.send(worker, letter, deadline)
             except WorkerGone:
-                self._raise_death(worker)
+                gone.append(worker)
             except WorkerSilent:
                 self._raise_hung(list(self.shares[worker]))
-        replies = [self._reply(worker, deadline) for worker in range(len(self.shares))]
+        for worker in range(len(letters)):
+            try:
+                if worker not in gone:
+                    replies.append(self._reply(worker, deadline))
+            except WorkerGone:
+                gone.append(worker)
+        if gone:
+            how = "; ".join(self._mend_dead(worker) for worker in gone)
+            envs = [env for worker in gone for env in self.shares[worker]]
+            raise EnvDied(f"{how}. Its environments are begun anew, in another process: call again", envs)
         for reply in replies:
             if not isinstance(reply, bytes):
                 env, fault = reply
@@ -302,28 +319,30 @@ class Troupe:
         worker = self._worker_of[env]
         while env not in self._parcels:
             try:
-                kind, content = self._crew.receive(worker)
+                self._receive(worker)
             except WorkerGone:
                 if self._policy is None:
                     self._raise_death(worker)
                 return None
-            if kind == "parcel":
-                sender, data = content
-                self._parcels[sender] = data
         return self._parcels.pop(env)
+
+    def _receive(self, worker: int, deadline: float | None = None) -> tuple[str, Any]:
+        """What a worker says next, and its kind; parcels are kept."""
+        kind, content = self._crew.receive(worker, deadline)
+        if kind == "ready":
+            self._absent.discard(worker)
+        elif kind == "parcel":
+            self._parcels.update([content])
+        return kind, content
 
     def _reply(self, worker: int, deadline: float | None) -> Any:
         """The answer to the last letter."""
         while True:
             try:
-                kind, content = self._crew.receive(worker, deadline)
-            except WorkerGone:
-                self._raise_death(worker)
+                kind, content = self._receive(worker, deadline)
             except WorkerSilent:
                 self._raise_hung(list(self.shares[worker]))
-            if kind == "parcel":
-                self._parcels.update([content])
-            elif content[0] == self._letters:  # and not to one that nobody waited for
+            if kind == "reply" and content[0] == self._letters:  # and not to one that nobody waited for
                 return content[1]
 
     # ── results ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -392,7 +411,8 @@ class Troupe:
             _raise_fault([env], fault, "raised")
         self._restore(env, f"{fault.summary}\n{fault.traceback}", remake=True)
 
-    def _mend_dead(self, worker: int) -> None:
+    def _mend_dead(self, worker: int) -> str:
+        """Gives a dead worker a successor; says how it ended."""
         share = list(self.shares[worker])
         pid, hand = self._crew.pid(worker), int(self.floor.in_hand[worker]) - 1
         self._parcels.update(content for kind, content in self._crew.estate(worker) if kind == "parcel")
@@ -401,8 +421,10 @@ class Troupe:
             what += f", while it was busy with environment {hand}"
         blamed = [hand] if hand in share else share
         if not all([self._patience.bears(env) for env in blamed]):
-            raise EnvDied(f"{what}. {_ADVICE}", blamed)
+            advice = _ADVICE if self._policy is None else f"That is one fault too many for {self._policy}"
+            raise EnvDied(f"{what}. {advice}", blamed)
         self._revive(worker, what)
+        return what
 
     def _mend_hung(self, overdue: list[int]) -> None:
         for worker in dict.fromkeys(self._worker_of[env] for env in overdue):
@@ -425,6 +447,7 @@ class Troupe:
         targets = tuple(self.targets)
         orders = Orders(worker, os.getpid(), share, self._mode, self.blueprint, self.core.name, targets)
         self.core.expect(worker, self._crew.start(orders))
+        self._absent.add(worker)
         for env in share:
             if self.core.is_out(env):
                 self._parcels.pop(env, None)
@@ -471,8 +494,8 @@ class Troupe:
         blamed = [hand] if hand in envs else envs
         raise EnvHung(
             f"{_named(blamed)} has not answered for {self.timeout_s} s (in worker process {self._crew.pid(worker)}, "
-            f"with {_named(list(self.shares[worker]))}). Wait for it with step_wait() or recv(), close() to end it, "
-            "or use restart=FaultPolicy() to have it begun anew",
+            f"with {_named(list(self.shares[worker]))}). Wait for it with step_wait() or recv(), or close() to end it"
+            + (", or use restart=FaultPolicy() to have it begun anew" if self._policy is None else ""),
             blamed,
         )
 

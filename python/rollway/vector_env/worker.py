@@ -93,8 +93,7 @@ def work(orders: Orders, makers: Sequence[Callable[[], Env[Any, Any]]], pipe: Co
     if not core.caller_lives():
         return
     desk = Desk(core, orders, blueprint, members, pipe)
-    if not fresh:
-        pipe.send(("ready", None))
+    pipe.send(("ready", None))
     try:
         desk.serve()
     except (BrokenPipeError, ConnectionResetError, EOFError):
