@@ -257,17 +257,28 @@ def test_workers_outlive_the_thread_that_made_them():
         assert envs.step([0, 0])[1].tolist() == [1, 1]
 
 
-def test_another_thread_that_comes_in_between_is_told(tmp_path):
+def test_another_thread_that_comes_in_between_is_told_and_can_close_later(tmp_path):
     gate = tmp_path / "gate"
     with rollway.make_vec(counters(2, gate=gate), num_workers=2) as envs:
         envs.reset()
+        pids = envs.call("pid")
+
+        def is_waiting():
+            try:
+                return envs._troupe.core.out() < 0
+            except RuntimeError:
+                return True
+
         thread = threading.Thread(target=lambda: envs.step([SLOW, CALM]))
         thread.start()
-        until(lambda: envs._stepping)
+        until(is_waiting)
         with pytest.raises((RuntimeError, rollway.InvalidArgument)):
             envs.step([0, 0])
+        with pytest.raises(RuntimeError, match="another thread"):
+            envs.close()
         gate.touch()
         thread.join()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def test_environments_are_closed_and_workers_end():

@@ -132,10 +132,11 @@ class Troupe:
 
     def close(self, timeout: float) -> None:
         """Ends the workers; kills those that have not ended in time. In a forked child: nothing."""
-        ended = self._end.detach()
-        if ended is not None:
-            _, _, (core, crew, pid), _ = ended
-            _end(core, crew, pid, timeout)
+        still = self._end.peek()
+        if still is not None:
+            _, _, (core, crew, pid), _ = still
+            _end(core, crew, pid, timeout)  # or raises, and can be called again
+            self._end.detach()
 
     # ── asking and waiting ────────────────────────────────────────────────────────────────────────────────────────────
 
