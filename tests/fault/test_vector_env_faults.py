@@ -302,6 +302,23 @@ def test_no_worker_outlives_its_caller(child, how):
     until(lambda: rollway.gc() is not None and not segments_of(snake.pid))
 
 
+def test_workers_that_are_no_daemons_do_not_hold_the_end_of_their_caller(child):
+    snake = child(
+        """
+        import sys, tempfile
+        directory = tempfile.TemporaryDirectory()  # is finalized, and was so before multiprocessing was imported
+        sys.path.insert(0, sys.argv[1])
+        from vector_env_toys import counters
+        import rollway
+        envs = rollway.make_vec(counters(2), num_workers=2, daemon=False)
+        envs.reset()
+        """,
+        Path(__file__).parents[1],
+    )
+    snake.ends()
+    assert not segments_of(snake.pid)
+
+
 def test_no_worker_outlives_a_caller_that_is_killed_while_environments_are_made(child, tmp_path):
     snake = child(
         """

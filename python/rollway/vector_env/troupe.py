@@ -6,6 +6,7 @@ letters, and the successors of those who died. Processes are `crew`'s business, 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import pickle
@@ -108,8 +109,10 @@ class Troupe:
         self.blueprint = Blueprint(self.layout, self.action, self.num_envs, workers, room)
         name = f"auto-{os.getpid()}-{secrets.token_hex(4)}"
         self.core = EnvCaller(name, workers, self.num_envs, self.blueprint.bytes)
-        # Also when nobody closes us: at the end of the interpreter, or when we are forgotten.
+        # Also when we are forgotten; see `_close_all` for the end of the interpreter.
         self._end = weakref.finalize(self, _end, self.core, self._crew, os.getpid())
+        self._end.atexit = False
+        _open.add(self)
         self.floor = self.blueprint.floor(self.core.memory)
         for worker in range(workers):
             self.core.expect(worker, self._crew.pid(worker) or 0)
@@ -533,3 +536,15 @@ def _end(core: EnvCaller, crew: Crew, pid: int, timeout: float = 5.0) -> None:
     if os.getpid() == pid:
         core.close()
         crew.dismiss(timeout)
+
+
+_open: weakref.WeakSet[Troupe] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    with contextlib.ExitStack() as stack:  # every one, also when another raises
+        for troupe in list(_open):
+            stack.callback(troupe.close, 5.0)
+
+
+atexit.register(_close_all)  # After that of multiprocessing, hence run before it: that one waits for all children.
