@@ -318,10 +318,8 @@ class Sink:
 
     def __init__(self, layout: SpaceLayout, buffer: Buffer) -> None:
         self._layout, self._arrays = layout, buffer.observations
-        # Faster than arrays for single numbers.
-        self.rewards: Any = buffer.rewards.data
-        self.terminations: Any = buffer.terminations.data
-        self.truncations: Any = buffer.truncations.data
+        self.rewards = _numbers(buffer.rewards)
+        self.terminations, self.truncations = _numbers(buffer.terminations), _numbers(buffer.truncations)
         rows = buffer.observations[0] if layout.single else None
         self.rows: Any = rows
         """Where an observation that is one array goes, if it has this `shape`; there is none where nothing has it."""
@@ -336,6 +334,11 @@ class Sink:
         for writer, value in zip(self._writers, self._layout.split(observation), strict=True):
             if writer is not None:
                 writer(env, value)
+
+
+def _numbers(array: Array) -> Any:
+    """A memoryview is faster than its array for single numbers. Most kinds of them it does not take from NumPy."""
+    return array.data if array.dtype in (np.float64, np.float32, np.bool_) else array
 
 
 def _row_writer(array: Array, path: str) -> Callable[[int, Any], None]:
