@@ -111,6 +111,11 @@ class Counter(gym.Env):
         """Of its process."""
         return os.getpid()
 
+    def leave(self, number):
+        """Ends the process of this one."""
+        if self.number == number:
+            os._exit(7)
+
     def add(self, a, b=0):
         """For `call`."""
         return self.number + a + b

@@ -60,6 +60,18 @@ def test_an_exception_that_cannot_be_pickled_is_still_told():
             envs.step([0])
 
 
+def test_an_info_that_cannot_be_pickled_is_told_and_the_worker_lives_on():
+    class Strange(Counter):
+        def step(self, action):
+            return *super().step(CALM)[:4], {"f": lambda: 1} if action else {}
+
+    with rollway.make_vec(Strange, 2, num_workers=1) as envs:
+        envs.reset()
+        with pytest.raises(rollway.EnvRaised, match=r"environment 1 raised.*cannot be pickled"):
+            envs.step([0, 1])
+        assert envs.step([0, 0])[1].tolist() == [2, 2]
+
+
 def test_an_environment_that_cannot_be_made_says_why():
     class Unborn(Counter):
         def __init__(self):
@@ -131,6 +143,47 @@ def test_a_policy_begins_it_anew_and_the_others_go_on(action, mode):
         assert observations[:, 1].tolist() == [3, 3, 0 if mode is AutoresetMode.NEXT_STEP else 1, 3]
         if mode is AutoresetMode.NEXT_STEP:
             assert rewards[2] == 0 and infos["seed"][2] > 0  # a seed that follows from the first one
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("action", [RAISE, KILL], ids=["raises", "killed"])
+def test_a_reset_that_was_lost_is_done_again(action, mode, tmp_path):
+    class Stumbler(Counter):
+        def reset(self, *, seed=None, options=None):
+            if not (tmp_path / "marker").exists():
+                (tmp_path / "marker").touch()
+                self.step(action)
+            super().reset(seed=seed)
+            return np.array([self.np_random.random(), 1]), {"options": options["a"]}
+
+    makers = [Stumbler, *counters(1)]
+    with rollway.make_vec(makers, num_workers=2, restart=FaultPolicy(), autoreset_mode=mode) as envs:
+        (first, _), infos = envs.reset(seed=5, options={"a": 3})
+        assert {RAISE: "ZeroDivisionError", KILL: "SIGKILL"}[action] in infos["fault"][0]
+        again, infos = envs.reset(seed=5, options={"a": 3})
+        assert first.tolist() == again[0].tolist() and first[1] == 1 and "fault" not in infos
+        _, rewards, _, truncations, infos = envs.step(actions(2))
+        assert rewards.tolist() == [1, 1] and not truncations.any() and not infos
+
+
+@pytest.mark.parametrize("policy", [None, FaultPolicy(max_restarts=1)], ids=["none", "policy"])
+def test_a_worker_that_dies_in_a_call_is_reported_and_replaced_if_there_is_a_policy(policy):
+    with rollway.make_vec(counters(4), num_workers=2, restart=policy) as envs:
+        envs.reset()
+        envs.set_attr("number", [7, 8, 9, 9])
+        advice = "Use restart=FaultPolicy" if policy is None else "call again"
+        with pytest.raises(rollway.EnvDied, match=advice):
+            envs.call("leave", 8)
+        if policy is None:
+            for again in (lambda: envs.call("pid"), lambda: envs.set_attr("number", 1), envs.render):
+                with pytest.raises(rollway.EnvDied, match=r"environments 0 to 1.*exit with code 7"):
+                    again()
+            return
+        assert envs.get_attr("number") == (0, 1, 9, 9)
+        assert envs.step(actions(4))[3].tolist() == [True, True, False, False]
+        assert envs.step(actions(4))[3].tolist() == [False] * 4
+        with pytest.raises(rollway.EnvDied, match="one fault too many for FaultPolicy"):
+            envs.call("leave", 1)
 
 
 def test_environments_that_shared_the_process_of_a_dead_one_are_truncated_too():
@@ -247,6 +300,23 @@ def test_no_worker_outlives_its_caller(child, how):
         assert not segments_of(snake.pid)
     until(lambda: all(is_gone(pid) for pid in pids), 5)
     until(lambda: rollway.gc() is not None and not segments_of(snake.pid))
+
+
+def test_workers_that_are_no_daemons_do_not_hold_the_end_of_their_caller(child):
+    snake = child(
+        """
+        import sys, tempfile
+        directory = tempfile.TemporaryDirectory()  # is finalized, and was so before multiprocessing was imported
+        sys.path.insert(0, sys.argv[1])
+        from vector_env_toys import counters
+        import rollway
+        envs = rollway.make_vec(counters(2), num_workers=2, daemon=False)
+        envs.reset()
+        """,
+        Path(__file__).parents[1],
+    )
+    snake.ends()
+    assert not segments_of(snake.pid)
 
 
 def test_no_worker_outlives_a_caller_that_is_killed_while_environments_are_made(child, tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import select
 import threading
 from pathlib import Path
 
@@ -125,6 +126,50 @@ def test_large_infos_and_loose_observations_arrive_in_any_order():
         assert all(isinstance(said, str) for said in envs.recv()[0]["said"])
 
 
+def test_a_large_call_and_a_large_info_pass_one_another():
+    with rollway.make_vec(counters(1)) as envs:
+        envs.reset()
+        envs.step_async([BIG])
+        until(lambda: select.select([envs._troupe._crew._wires[0]._pipe], [], [], 0)[0])  # it is sending
+        assert envs.call("add", np.ones(300_000))[0].shape == (300_000,)
+        assert envs.step_wait()[4]["big"].shape == (1, 300_000)
+
+
+def test_a_worker_that_does_not_read_in_time_is_hung_and_hears_the_rest_later(tmp_path):
+    class Slow(Counter):
+        def step(self, action):
+            until((tmp_path / "gate").exists, 60)
+            return super().step(CALM)
+
+    class Listener(Slow):
+        action_space = spaces.Sequence(spaces.Box(0, 1, (300_000,), np.float64))
+
+    large = (np.ones(300_000),)
+    with rollway.make_vec(Slow, 1) as envs:
+        envs.reset()
+        envs._troupe.timeout_s = 0.1
+        envs.step_async([CALM])
+        with pytest.raises(rollway.EnvHung):
+            envs.call("add", large[0])
+        (tmp_path / "gate").touch()
+        envs._troupe.timeout_s = None
+        assert envs.step_wait()[1].tolist() == [1]
+        assert envs.call("add", 5) == (5,)
+    (tmp_path / "gate").unlink()
+    with rollway.make_vec(Listener, 2, num_workers=1, batch_size=2) as envs:
+        envs.reset()
+        envs._troupe.timeout_s = 0.1
+        envs.send((large,), [0])
+        envs.send((large,), [1])
+        with pytest.raises(rollway.WaitTimeout):
+            envs.recv(timeout=0.01)
+        with pytest.raises(rollway.EnvHung):
+            envs.recv()
+        (tmp_path / "gate").touch()
+        envs._troupe.timeout_s = None
+        assert envs.recv()[1].tolist() == [1, 1]
+
+
 def test_a_request_that_cannot_travel_asks_nobody():
     with rollway.make_vec(lambda: Sampler(spaces.Text(5)), 2, num_workers=2, batch_size=2) as envs:
         envs.reset(seed=1)
@@ -218,17 +263,28 @@ def test_workers_outlive_the_thread_that_made_them():
         assert envs.step([0, 0])[1].tolist() == [1, 1]
 
 
-def test_another_thread_that_comes_in_between_is_told(tmp_path):
+def test_another_thread_that_comes_in_between_is_told_and_can_close_later(tmp_path):
     gate = tmp_path / "gate"
     with rollway.make_vec(counters(2, gate=gate), num_workers=2) as envs:
         envs.reset()
+        pids = envs.call("pid")
+
+        def is_waiting():
+            try:
+                return envs._troupe.core.out() < 0
+            except RuntimeError:
+                return True
+
         thread = threading.Thread(target=lambda: envs.step([SLOW, CALM]))
         thread.start()
-        until(lambda: envs._stepping)
+        until(is_waiting)
         with pytest.raises((RuntimeError, rollway.InvalidArgument)):
             envs.step([0, 0])
+        with pytest.raises(RuntimeError, match="another thread"):
+            envs.close()
         gate.touch()
         thread.join()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def test_environments_are_closed_and_workers_end():

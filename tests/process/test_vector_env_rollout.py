@@ -79,6 +79,28 @@ def test_rollouts_follow_one_another_and_are_what_the_environments_said(rows):
         assert np.array_equal(envs.step(calm)[0], expected.step(calm)[0])  # and on its own again
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.int32, np.uint8, np.int8, ">f4"], ids=str)
+def test_rewards_and_endings_may_be_of_any_number_type(dtype):
+    class Numpy(Counter):
+        def step(self, action):
+            observation, reward, terminated, truncated, info = super().step(action)
+            return observation, np.float32(reward), np.bool_(terminated), np.bool_(truncated), info
+
+    sample = {**example(dtype=dtype), "truncated": np.zeros((STEPS, ENVS), dtype)}
+    with (
+        rollway.Server(sample, 1, rollway.ShmTransport()) as server,
+        rollway.ShmClient(server.name, sample) as client,
+        rollway.make_vec(lambda: Numpy(length=STEPS), ENVS, num_workers=1) as envs,
+    ):
+        envs.reset()
+        with client.reserve() as slot, envs.collect_into(client, **places(slot)):
+            for _ in range(STEPS):
+                envs.step([0] * ENVS)
+        batch = server.sample().batch
+        assert batch["rewards"][0, :, 0].tolist() == [1, 2, 3, 4, 5]
+        assert batch["truncated"][0, :, 0].tolist() == [0, 0, 0, 0, 1] and not batch["dones"].any()
+
+
 def test_nested_observations_and_transposed_arrays_are_written_in_place():
     make = lambda: Sampler(NESTED, spaces.Discrete(2))  # noqa: E731
     sample = {

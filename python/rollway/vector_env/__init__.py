@@ -10,7 +10,7 @@ Users call `make_vec`.
 | `worker`, `member` | a worker process; one environment in it, and its autoreset |
 | `layout` | what lies where in shared memory |
 | `task` | the words between caller and workers |
-| `crew` | the processes |
+| `crew`, `wire` | the processes, and the pipes to them |
 | `rollout` | places in somebody else's shared memory to write to |
 | `fault_policy` | what happens after a fault |
 

@@ -6,7 +6,6 @@ import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -14,25 +13,10 @@ from typing import Any
 from gymnasium import Env
 from gymnasium.vector.utils import CloudpickleWrapper, clear_mpi_env_vars
 
+from rollway.vector_env.wire import Wire, WorkerGone
 from rollway.vector_env.worker import Orders, describe_end, work
 
 Maker = Callable[[], Env[Any, Any]]
-
-
-class WorkerGone(Exception):
-    """A worker's process has ended. Never reaches the user."""
-
-    def __init__(self, worker: int) -> None:
-        super().__init__(worker)
-        self.worker = worker
-
-
-class WorkerSilent(Exception):
-    """A worker has not answered in time. Never reaches the user."""
-
-    def __init__(self, worker: int) -> None:
-        super().__init__(worker)
-        self.worker = worker
 
 
 def packed(message: Any) -> bytes:
@@ -47,7 +31,9 @@ class Crew:
         self._context: BaseContext = multiprocessing.get_context(context)
         self._makers, self._shares, self._daemon = makers, shares, daemon
         self._processes: list[Any] = [None] * len(shares)
-        self._pipes: list[Connection | None] = [None] * len(shares)
+        self._wires: list[Wire | None] = [None] * len(shares)
+        self.owing: set[int] = set()
+        """Workers to whom a message was not sent to its end."""
 
     def start(self, orders: Orders) -> int:
         """Starts a worker, and gives back its process id."""
@@ -67,7 +53,7 @@ class Crew:
         with clear_mpi_env_vars():
             process.start()
         theirs.close()
-        self._processes[worker], self._pipes[worker] = process, ours
+        self._processes[worker], self._wires[worker] = process, Wire(ours, process.sentinel)
         return int(process.pid)
 
     def pid(self, worker: int) -> int | None:
@@ -75,52 +61,45 @@ class Crew:
         process = self._processes[worker]
         return None if process is None else process.pid
 
-    def send(self, worker: int, letter: bytes) -> None:
-        """To a worker, by its pipe."""
-        pipe = self._pipes[worker]
-        assert pipe is not None  # started
-        try:
-            pipe.send_bytes(letter)
-        except (BrokenPipeError, ConnectionResetError):
-            raise WorkerGone(worker) from None
+    def send(self, worker: int, letter: bytes, deadline: float | None = None) -> None:
+        """To a worker, by its pipe. `WorkerSilent`: the rest of it is owed, and goes with `flush`."""
+        self.owing.add(worker)
+        self._wire(worker).send(letter, deadline)
+        self.owing.discard(worker)
+
+    def flush(self, worker: int, deadline: float | None) -> None:
+        """Sends what is owed to a worker."""
+        self._wire(worker).flush(deadline)
+        self.owing.discard(worker)
 
     def receive(self, worker: int, deadline: float | None = None) -> Any:
         """From a worker, by its pipe. What it sent before it died is still heard."""
-        pipe, process = self._pipes[worker], self._processes[worker]
-        assert pipe is not None  # started
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = wait([pipe, process.sentinel], left)
-        if not ready:
-            raise WorkerSilent(worker)
-        if pipe not in ready and not pipe.poll(0):
-            raise WorkerGone(worker)
-        try:
-            return pipe.recv()
-        except (EOFError, ConnectionResetError):
-            raise WorkerGone(worker) from None
+        return self._wire(worker).receive(deadline)
 
     def estate(self, worker: int) -> list[Any]:
         """What a worker had sent before it ended, and nobody has heard yet."""
-        pipe, left = self._pipes[worker], []
-        try:
-            while pipe is not None and pipe.poll(0):
-                left.append(pipe.recv())
-        except (EOFError, OSError):
-            pass  # The last word may be half a word.
-        return left
+        wire = self._wires[worker]
+        return [] if wire is None else wire.estate()
+
+    def _wire(self, worker: int) -> Wire:
+        wire = self._wires[worker]
+        if wire is None:
+            raise WorkerGone  # and is buried
+        return wire
 
     def bury(self, worker: int) -> str:
         """Makes sure that a worker has ended, and says how it did."""
-        process, pipe = self._processes[worker], self._pipes[worker]
+        process, wire = self._processes[worker], self._wires[worker]
         # Its lock goes a moment before the kernel tells how it ended.
         process.join(1.0)
         ended = describe_end(process.exitcode)
         if process.exitcode is None:
             process.kill()
             process.join()
-        if pipe is not None:
-            pipe.close()
-        self._pipes[worker] = None
+        if wire is not None:
+            wire.close()
+        self._wires[worker] = None
+        self.owing.discard(worker)
         return ended
 
     def kill(self, worker: int) -> None:
@@ -130,10 +109,10 @@ class Crew:
 
     def dismiss(self, timeout: float) -> None:
         """Waits until all have ended, and kills those who have not in time."""
-        for worker, pipe in enumerate(self._pipes):
-            if pipe is not None:
-                pipe.close()
-                self._pipes[worker] = None
+        for worker, wire in enumerate(self._wires):
+            if wire is not None:
+                wire.close()
+                self._wires[worker] = None
         deadline = time.monotonic() + timeout
         for process in self._processes:
             if process is not None:

@@ -14,7 +14,8 @@ class FaultPolicy:
     """Begin an environment anew after a fault, while the others go on.
 
     To the learner it is a truncated episode: the last observation again, reward 0, ``truncated``, and in the infos
-    ``"fault"`` with what happened. Then the environment is reset as its autoreset mode says.
+    ``"fault"`` with what happened. Then the environment is reset as its autoreset mode says. A reset in which it fails
+    is done again, with the same seed.
 
     Args:
         max_restarts: How many faults one environment may have within ``within_s`` seconds. One more is raised.

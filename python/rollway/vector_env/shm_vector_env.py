@@ -100,7 +100,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         seeds, mask, options = self._plan_reset(seed, options)
         troupe = self._troupe
         envs: list[int] = list(range(self.num_envs)) if mask is None else np.flatnonzero(mask).tolist()
-        request = troupe.pack({env: (seeds[env], options) for env in envs})
+        request = troupe.pack_resets({env: (seeds[env], options) for env in envs})
         troupe.buffer = 1 - troupe.buffer
         if mask is not None:
             for env in np.flatnonzero(~mask).tolist():
@@ -204,7 +204,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         seeds, mask, options = self._plan_reset(seed, options)
         if mask is not None:
             raise InvalidArgument("async_reset() resets all environments: reset_mask is for reset()")
-        request = self._troupe.pack({env: (seeds[env], options) for env in range(self.num_envs)})
+        request = self._troupe.pack_resets({env: (seeds[env], options) for env in range(self.num_envs)})
         self._troupe.settle()
         self._troupe.ask(RESET, request)
 

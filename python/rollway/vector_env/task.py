@@ -13,7 +13,7 @@ STEP = 1
 SEND = 2
 """Step; answer for each environment as soon as it is done."""
 RESET = 3
-"""Reset. The seeds and options come by the pipe."""
+"""Reset. The seed, the options, and whether the environment has to be made again, come by the pipe."""
 RESTORE = 4
 """Begin anew after a fault. The seed, and whether the environment has to be made again, come by the pipe."""
 

@@ -6,6 +6,7 @@ letters, and the successors of those who died. Processes are `crew`'s business, 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import pickle
@@ -19,17 +20,20 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rollway._core import EnvCaller
-from rollway.errors import EnvDied, EnvHung, EnvRaised
+from rollway.errors import EnvDied, EnvHung, EnvRaised, WaitTimeout
 from rollway.vector_env.agreement import Agreement, ObservationMode
-from rollway.vector_env.crew import Crew, Maker, WorkerGone, WorkerSilent, packed
+from rollway.vector_env.crew import Crew, Maker, packed
 from rollway.vector_env.fault_policy import FaultPolicy, Patience
 from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
 from rollway.vector_env.rollout import Target
-from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESTORE, RESTORED, Fault
+from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESET, RESTORE, RESTORED, Fault
+from rollway.vector_env.wire import WorkerGone, WorkerSilent
 from rollway.vector_env.worker import Introduction, Orders
 
 Note = tuple[int, dict[str, Any]]
 """An environment, and something that it says beside its arrays."""
+Reset = tuple[int | None, dict[str, Any] | None]
+"""Seed and options."""
 Packed = tuple[list[int], dict[int, bytes]]
 """Environments, and by worker what it has to know about the request."""
 _LETTER_BYTES = 4096
@@ -75,10 +79,13 @@ class Troupe:
         self.seeds: list[int | None] = [None] * self.num_envs
         self._restarts = [0] * self.num_envs
         self._faults: dict[int, str] = {}
+        self._resets: dict[int, Reset] = {}  # those under way
+        self._repeated: dict[int, str] = {}  # resets that were lost, and why
         self._lost: dict[int, Any] = {}
         self._parcels: dict[int, bytes] = {}
         self._flags: dict[int, int] = {}  # answers that are taken, and not given to the caller yet
         self._letters = 0
+        self._absent: set[int] = set()  # successors that have not said yet that they are there
 
     def _introduce(self, make: Maker, mode: ObservationMode) -> Agreement:
         for worker, share in enumerate(self.shares):
@@ -102,8 +109,10 @@ class Troupe:
         self.blueprint = Blueprint(self.layout, self.action, self.num_envs, workers, room)
         name = f"auto-{os.getpid()}-{secrets.token_hex(4)}"
         self.core = EnvCaller(name, workers, self.num_envs, self.blueprint.bytes)
-        # Also when nobody closes us: at the end of the interpreter, or when we are forgotten.
+        # Also when we are forgotten; see `_close_all` for the end of the interpreter.
         self._end = weakref.finalize(self, _end, self.core, self._crew, os.getpid())
+        self._end.atexit = False
+        _open.add(self)
         self.floor = self.blueprint.floor(self.core.memory)
         for worker in range(workers):
             self.core.expect(worker, self._crew.pid(worker) or 0)
@@ -126,10 +135,11 @@ class Troupe:
 
     def close(self, timeout: float) -> None:
         """Ends the workers; kills those that have not ended in time. In a forked child: nothing."""
-        ended = self._end.detach()
-        if ended is not None:
-            _, _, (core, crew, pid), _ = ended
-            _end(core, crew, pid, timeout)
+        still = self._end.peek()
+        if still is not None:
+            _, _, (core, crew, pid), _ = still
+            _end(core, crew, pid, timeout)  # or raises, and can be called again
+            self._end.detach()
 
     # ── asking and waiting ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -144,9 +154,34 @@ class Troupe:
         """Asks for something that has parameters. They go by the pipe, after the request: then its reader is awake."""
         envs, letters = request
         self.core.ask(what, self.buffer, envs)
+        deadline = self._deadline()
         for worker, letter in letters.items():
-            with contextlib.suppress(WorkerGone):  # `gather` will find out, and knows what to do
-                self._crew.send(worker, letter)
+            with contextlib.suppress(WorkerGone, WorkerSilent):  # `gather` will find out, and knows what to do
+                self._crew.send(worker, letter, deadline)
+
+    def _deadline(self) -> float | None:
+        return None if self.timeout_s is None else time.monotonic() + self.timeout_s
+
+    def _pay(self, timeout: float | None) -> None:
+        """Sends what workers had no time to read. One that still does not read hangs."""
+        until = None if timeout is None else time.monotonic() + timeout
+        for worker in list(self._crew.owing):
+            deadline = self._deadline()
+            is_ours = until is not None and (deadline is None or until < deadline)
+            try:
+                self._crew.flush(worker, until if is_ours else deadline)
+            except WorkerGone:
+                self._crew.owing.discard(worker)  # the core will find out
+            except WorkerSilent:
+                if is_ours:
+                    raise WaitTimeout(f"{_named(self.shares[worker])} did not read what was sent in time") from None
+                self._mend_hung([env for env in self.shares[worker] if self.core.is_out(env)])
+
+    def pack_resets(self, resets: dict[int, Reset]) -> Packed:
+        """The request for resets, when nothing else is under way."""
+        request = self.pack({env: (*reset, False) for env, reset in resets.items()})
+        self._resets, self._repeated = resets, {}
+        return request
 
     def is_busy(self, env: int | None = None) -> bool:
         """Whether an environment (or any) was asked, and its answer not given to the caller."""
@@ -157,11 +192,13 @@ class Troupe:
     def gather(self, count: int, timeout: float | None = None) -> tuple[list[int], list[Note]]:
         """Waits for answers, mends what is broken, and gives the environments that answered and what they say."""
         done = self._flags
+        if self._crew.owing:
+            self._pay(timeout)
         count = min(count, self.core.out() + len(done))
         while len(done) < count:
             kind, ids, flags = self.core.wait(count - len(done), self.timeout_s, timeout)
             if kind == "answered":
-                if not done and flags.count(0) == len(ids):
+                if not done and flags.count(0) == len(ids) and not self._repeated:
                     return self._arrived(ids), []
                 broken = [env for env, flag in zip(ids, flags, strict=True) if flag & FAULT]
                 done.update((env, flag) for env, flag in zip(ids, flags, strict=True) if not flag & FAULT)
@@ -218,21 +255,39 @@ class Troupe:
 
     def aim(self, target: Target) -> None:
         """Introduces a place in somebody else's shared memory to the workers."""
-        self.consult(lambda worker: ("target", target))
+        try:
+            self.consult(lambda worker: ("target", target))
+        except EnvDied:
+            if self._policy is None:
+                raise
+            self.consult(lambda worker: ("target", target))
         self.targets.append(target)
 
     def consult(self, message: Callable[[int], tuple[Any, ...]]) -> tuple[Any, ...]:
         """Sends a letter to every worker; the results of all environments."""
         self._letters += 1
         letters = [packed((self._letters, *message(worker))) for worker in range(len(self.shares))]
+        deadline, gone, replies = self._deadline(), [], []
         for worker, letter in enumerate(letters):
             try:
-                self._crew.send(worker, letter)
+                while worker in self._absent:
+                    self._receive(worker, deadline)
+                self.core.post(worker)  # first: then its reader is awake
+                self._crew.send(worker, letter, deadline)
             except WorkerGone:
-                self._raise_death(worker)
-            self.core.post(worker)
-        deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
-        replies = [self._reply(worker, deadline) for worker in range(len(self.shares))]
+                gone.append(worker)
+            except WorkerSilent:
+                self._raise_hung(list(self.shares[worker]))
+        for worker in range(len(letters)):
+            try:
+                if worker not in gone:
+                    replies.append(self._reply(worker, deadline))
+            except WorkerGone:
+                gone.append(worker)
+        if gone:
+            how = "; ".join(self._mend_dead(worker) for worker in gone)
+            envs = [env for worker in gone for env in self.shares[worker]]
+            raise EnvDied(f"{how}. Its environments are begun anew, in another process: call again", envs)
         for reply in replies:
             if not isinstance(reply, bytes):
                 env, fault = reply
@@ -244,6 +299,8 @@ class Troupe:
     def _notes(self, env: int, flag: int) -> list[dict[str, Any]]:
         """What an environment says beside its arrays."""
         notes: list[dict[str, Any]] = []
+        if env in self._repeated:
+            notes.append({"fault": self._repeated.pop(env)})
         if flag & RESTORED:
             fault = {"fault": self._faults.pop(env, "its worker was started anew")}
             same = self._mode is AutoresetMode.SAME_STEP
@@ -266,28 +323,30 @@ class Troupe:
         worker = self._worker_of[env]
         while env not in self._parcels:
             try:
-                kind, content = self._crew.receive(worker)
+                self._receive(worker)
             except WorkerGone:
                 if self._policy is None:
                     self._raise_death(worker)
                 return None
-            if kind == "parcel":
-                sender, data = content
-                self._parcels[sender] = data
         return self._parcels.pop(env)
+
+    def _receive(self, worker: int, deadline: float | None = None) -> tuple[str, Any]:
+        """What a worker says next, and its kind; parcels are kept."""
+        kind, content = self._crew.receive(worker, deadline)
+        if kind == "ready":
+            self._absent.discard(worker)
+        elif kind == "parcel":
+            self._parcels.update([content])
+        return kind, content
 
     def _reply(self, worker: int, deadline: float | None) -> Any:
         """The answer to the last letter."""
         while True:
             try:
-                kind, content = self._crew.receive(worker, deadline)
-            except WorkerGone:
-                self._raise_death(worker)
+                kind, content = self._receive(worker, deadline)
             except WorkerSilent:
                 self._raise_hung(list(self.shares[worker]))
-            if kind == "parcel":
-                self._parcels.update([content])
-            elif content[0] == self._letters:  # and not to one that nobody waited for
+            if kind == "reply" and content[0] == self._letters:  # and not to one that nobody waited for
                 return content[1]
 
     # ── results ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -320,6 +379,9 @@ class Troupe:
         return self.layout.build(parts)
 
     def _arrived(self, envs: list[int]) -> list[int]:
+        if self._resets:
+            for env in envs:
+                self._resets.pop(env, None)
         if len(envs) == self.num_envs:
             self._at = [self.buffer] * self.num_envs
         else:
@@ -349,10 +411,12 @@ class Troupe:
 
     def _mend_raised(self, env: int, fault: Fault) -> None:
         if not self._patience.bears(env):
+            self._resets.pop(env, None)
             _raise_fault([env], fault, "raised")
         self._restore(env, f"{fault.summary}\n{fault.traceback}", remake=True)
 
-    def _mend_dead(self, worker: int) -> None:
+    def _mend_dead(self, worker: int) -> str:
+        """Gives a dead worker a successor; says how it ended."""
         share = list(self.shares[worker])
         pid, hand = self._crew.pid(worker), int(self.floor.in_hand[worker]) - 1
         self._parcels.update(content for kind, content in self._crew.estate(worker) if kind == "parcel")
@@ -361,8 +425,10 @@ class Troupe:
             what += f", while it was busy with environment {hand}"
         blamed = [hand] if hand in share else share
         if not all([self._patience.bears(env) for env in blamed]):
-            raise EnvDied(f"{what}. {_ADVICE}", blamed)
+            advice = _ADVICE if self._policy is None else f"That is one fault too many for {self._policy}"
+            raise EnvDied(f"{what}. {advice}", blamed)
         self._revive(worker, what)
+        return what
 
     def _mend_hung(self, overdue: list[int]) -> None:
         for worker in dict.fromkeys(self._worker_of[env] for env in overdue):
@@ -385,6 +451,7 @@ class Troupe:
         targets = tuple(self.targets)
         orders = Orders(worker, os.getpid(), share, self._mode, self.blueprint, self.core.name, targets)
         self.core.expect(worker, self._crew.start(orders))
+        self._absent.add(worker)
         for env in share:
             if self.core.is_out(env):
                 self._parcels.pop(env, None)
@@ -395,7 +462,14 @@ class Troupe:
                     self._flags[env] &= ~PARCEL
 
     def _restore(self, env: int, what: str, remake: bool) -> None:
-        """Ends a lost episode: the last observation again, and a new seed that follows from the old one."""
+        """Ends a lost episode: the last observation again, and a new seed that follows from the old one.
+
+        A lost reset is done again: whoever asked for it is owed a first observation.
+        """
+        if env in self._resets:
+            self._repeated[env] = what
+            self.ask(RESET, self.pack({env: (*self._resets[env], remake)}))
+            return
         self.carry(env)
         self._mourn(env, what)
         seed = self.seeds[env]
@@ -424,8 +498,8 @@ class Troupe:
         blamed = [hand] if hand in envs else envs
         raise EnvHung(
             f"{_named(blamed)} has not answered for {self.timeout_s} s (in worker process {self._crew.pid(worker)}, "
-            f"with {_named(list(self.shares[worker]))}). Wait for it with step_wait() or recv(), close() to end it, "
-            "or use restart=FaultPolicy() to have it begun anew",
+            f"with {_named(list(self.shares[worker]))}). Wait for it with step_wait() or recv(), or close() to end it"
+            + (", or use restart=FaultPolicy() to have it begun anew" if self._policy is None else ""),
             blamed,
         )
 
@@ -462,3 +536,15 @@ def _end(core: EnvCaller, crew: Crew, pid: int, timeout: float = 5.0) -> None:
     if os.getpid() == pid:
         core.close()
         crew.dismiss(timeout)
+
+
+_open: weakref.WeakSet[Troupe] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    with contextlib.ExitStack() as stack:  # every one, also when another raises
+        for troupe in list(_open):
+            stack.callback(troupe.close, 5.0)
+
+
+atexit.register(_close_all)  # After that of multiprocessing, hence run before it: that one waits for all children.

@@ -93,8 +93,7 @@ def work(orders: Orders, makers: Sequence[Callable[[], Env[Any, Any]]], pipe: Co
     if not core.caller_lives():
         return
     desk = Desk(core, orders, blueprint, members, pipe)
-    if not fresh:
-        pipe.send(("ready", None))
+    pipe.send(("ready", None))
     try:
         desk.serve()
     except (BrokenPipeError, ConnectionResetError, EOFError):
@@ -187,11 +186,10 @@ class Desk:
                 rewards[env] = reward
                 terminations[env] = terminated
                 truncations[env] = truncated
+                if notes or loose:
+                    flags[position] = self._write_letter(env, notes or [], observation)
             except BaseException as error:  # noqa: BLE001 - told to the caller
                 flags[position] = self._tell(env, error)
-                continue
-            if notes or loose:
-                flags[position] = self._write_letter(env, notes or [], observation)
         hand[0] = 0
         return bytes(flags)
 
@@ -199,7 +197,11 @@ class Desk:
         return self._each(envs, lambda env: self._reset_one(env, sink))
 
     def _reset_one(self, env: int, sink: Sink) -> int:
-        observation, notes = self._members[env - self._first].reset(*self._parameter(env))
+        member = self._members[env - self._first]
+        seed, options, remake = self._parameter(env)
+        if remake:
+            _remake(member)
+        observation, notes = member.reset(seed, options)
         sink.write(env, observation)
         sink.rewards[env], sink.terminations[env], sink.truncations[env] = 0.0, False, False
         return self._write_letter(env, notes, observation) if notes or self._layout.loose else 0
@@ -211,9 +213,7 @@ class Desk:
         member = self._members[env - self._first]
         member.seed, remake = self._parameter(env)
         if remake:
-            with contextlib.suppress(Exception):  # it is broken: that it cannot be closed either is no news
-                member.env.close()
-            member.open()
+            _remake(member)
         return self._begin_anew(env, sink)
 
     def _begin_anew(self, env: int, sink: Sink) -> int:
@@ -248,7 +248,10 @@ class Desk:
 
     def _write_letter(self, env: int, notes: Notes, observation: Any) -> int:
         parts = self._layout.split(observation) if self._layout.loose else ()
-        data = pickle.dumps((notes, [parts[index] for index in self._layout.loose]), pickle.HIGHEST_PROTOCOL)
+        try:
+            data = pickle.dumps((notes, [parts[index] for index in self._layout.loose]), pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise TypeError(f"its info or observation cannot be pickled: {error}") from error
         room = self._blueprint.letter_bytes
         if len(data) > room:
             self._parcels.append((env, data))
@@ -304,15 +307,19 @@ class Desk:
             return self._first, Fault.of(error)
 
 
+def _remake(member: Member) -> None:
+    with contextlib.suppress(Exception):  # it is broken: that it cannot be closed either is no news
+        member.env.close()
+    member.open()
+
+
 class Sink:
     """Writes the results of environments into one buffer."""
 
     def __init__(self, layout: SpaceLayout, buffer: Buffer) -> None:
         self._layout, self._arrays = layout, buffer.observations
-        # Faster than arrays for single numbers.
-        self.rewards: Any = buffer.rewards.data
-        self.terminations: Any = buffer.terminations.data
-        self.truncations: Any = buffer.truncations.data
+        self.rewards = _numbers(buffer.rewards)
+        self.terminations, self.truncations = _numbers(buffer.terminations), _numbers(buffer.truncations)
         rows = buffer.observations[0] if layout.single else None
         self.rows: Any = rows
         """Where an observation that is one array goes, if it has this `shape`; there is none where nothing has it."""
@@ -327,6 +334,11 @@ class Sink:
         for writer, value in zip(self._writers, self._layout.split(observation), strict=True):
             if writer is not None:
                 writer(env, value)
+
+
+def _numbers(array: Array) -> Any:
+    """A memoryview is faster than its array for single numbers. Most kinds of them it does not take from NumPy."""
+    return array.data if array.dtype in (np.float64, np.float32, np.bool_) else array
 
 
 def _row_writer(array: Array, path: str) -> Callable[[int, Any], None]:

@@ -1,0 +1,110 @@
+"""Wire: the caller's end of a worker's pipe. Its two ends never wait for one another.
+
+A pipe has room for some 200 KB. A worker that sends more waits for its reader, and does not read meanwhile; so whoever
+writes to it must read what it says. Used by `Crew` alone. Workers use the `Connection` itself.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import time
+from collections import deque
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+_FOREVER_S = 1e6
+"""Eleven days: more than `poll` takes is an error."""
+
+
+class WorkerGone(Exception):
+    """A worker's process has ended. Never reaches the user."""
+
+
+class WorkerSilent(Exception):
+    """A worker has not answered, or not read, in time. Never reaches the user."""
+
+
+class Wire:
+    """Messages to one worker, and from it."""
+
+    def __init__(self, pipe: Connection, sentinel: int) -> None:
+        self._pipe, self._sentinel = pipe, sentinel
+        self._socket = socket.socket(fileno=os.dup(pipe.fileno()))
+        self._socket.setblocking(True)  # for the pipe's sake, whatever `socket.setdefaulttimeout` says
+        self._unsent: deque[memoryview] = deque()
+        self._heard: deque[Any] = deque()
+
+    def send(self, letter: bytes, deadline: float | None) -> None:
+        """Sends a message. What is not sent in time is kept, for `flush`."""
+        # The frame of a `Connection`, which reads it.
+        frame = struct.pack("!i", len(letter)) if len(letter) < 1 << 31 else struct.pack("!iQ", -1, len(letter))
+        self._unsent.append(memoryview(frame + letter))
+        self.flush(deadline)
+
+    def flush(self, deadline: float | None) -> None:
+        """Sends what is left of earlier messages."""
+        while self._unsent:
+            try:
+                sent = self._socket.send(self._unsent[0], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._make_room(deadline)
+            except (BrokenPipeError, ConnectionResetError):
+                raise WorkerGone from None
+            else:
+                self._unsent[0] = self._unsent[0][sent:]
+                if not self._unsent[0]:
+                    self._unsent.popleft()
+
+    def _make_room(self, deadline: float | None) -> None:
+        """Sleeps until the worker has read something; keeps what it says meanwhile."""
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN | select.POLLOUT)
+        poll.register(self._sentinel, select.POLLIN)
+        left = _left(deadline)
+        ready = dict(poll.poll(None if left is None else 1000 * left))
+        if not ready:
+            raise WorkerSilent
+        if ready.get(self._pipe.fileno(), 0) & select.POLLIN:
+            self._heard.append(self._hear())
+        elif self._sentinel in ready:
+            raise WorkerGone
+
+    def receive(self, deadline: float | None) -> Any:
+        """The next message. What the worker sent before it died is still heard."""
+        if self._heard:
+            return self._heard.popleft()
+        ready = wait([self._pipe, self._sentinel], _left(deadline))
+        if not ready:
+            raise WorkerSilent
+        if self._pipe not in ready and not self._pipe.poll(0):
+            raise WorkerGone
+        return self._hear()
+
+    def _hear(self) -> Any:
+        try:
+            return self._pipe.recv()
+        except (EOFError, OSError):  # the last word may be half a word
+            raise WorkerGone from None
+
+    def estate(self) -> list[Any]:
+        """What a worker had sent before it ended, and nobody has received yet."""
+        left = list(self._heard)
+        self._heard.clear()
+        try:
+            while self._pipe.poll(0):
+                left.append(self._hear())
+        except (WorkerGone, OSError):
+            pass
+        return left
+
+    def close(self) -> None:
+        """No more of it."""
+        self._pipe.close()
+        self._socket.close()
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else min(_FOREVER_S, max(0.0, deadline - time.monotonic()))
