@@ -1,22 +1,33 @@
 """ZeroCopySHMBuffer: the buffer proposed for Atropos, with its constructor and calls, on records.
 
-What the proposal lost or cut is kept here: any number of writers and readers, whole ids, metadata and tokens, and a
-buffer that is full says so. For everything else (keys, groups, batches, TCP) use `RecordServer` and its clients.
+What the proposal lost or cut is kept here: many writers and readers, whole ids, metadata and tokens, and a buffer that
+is full says so. For everything else (keys, groups, batches, TCP) use `RecordServer` and its clients.
 """
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from rollway._core import RecordConsumer
-from rollway.errors import ConnectionClosedError, InvalidArgument, RingFull, SchemaMismatch, WaitTimeout
+from rollway._core import RecordConsumer, RecordProducer
+from rollway.errors import (
+    ConnectionClosedError,
+    ForeignSchema,
+    InvalidArgument,
+    NoLaneLeft,
+    RecordTooLarge,
+    RingFull,
+    SchemaMismatch,
+    SegmentNotFound,
+    WaitTimeout,
+)
 from rollway.record_key import RecordKey
 from rollway.record_schema import RecordSchema
-from rollway.shm_record_client import ShmRecordClient
 
 _SCHEMA = RecordSchema({"tokens": "int32[*]", "score": "float64[]"})
 _OVERHEAD = 128  # of one entry, besides its tokens, id and metadata
@@ -25,11 +36,12 @@ _SMALLEST, _LARGEST = -(2**31), 2**31 - 1
 
 
 class ZeroCopySHMBuffer:
-    """Moves scored token sequences between processes: any number of writers, any number of readers.
+    """Moves scored token sequences between processes: up to 64 writers, and 896 readers beside them.
 
-    Each entry is read once, by one of the readers. An entry takes the room that it needs, not that of the largest; one
-    that is larger than ``entry_size`` tokens, ``instance_id_len`` or ``metadata_len`` bytes fits as well, as long as
-    the writer's whole share has room for it. Nothing is ever cut.
+    A handle is a writer from its first `write_trajectory` until it is closed; threads may share one. Each entry is read
+    once, by one of the readers. An entry takes the room that it needs, not that of the largest; one that is larger than
+    ``entry_size`` tokens, ``instance_id_len`` or ``metadata_len`` bytes fits as well, as long as the writer's whole
+    share has room for it. Nothing is ever cut.
 
     Args:
         name: What the others attach to.
@@ -40,7 +52,7 @@ class ZeroCopySHMBuffer:
         metadata_len: Bytes of its metadata, as JSON.
         create: Make it. A stale buffer of that name is replaced; a live one is an error, and so is attaching to none.
         write_timeout_s: How long `write_trajectory` waits for room: not at all (it returns False), so many seconds, or
-            for ever (``None``).
+            for ever (``None``), also when no reader is alive.
 
     >>> with ZeroCopySHMBuffer("doc-buffer", create=True) as buffer:
     ...     _ = buffer.write_trajectory([1, 2, 3], 0.5, "task-7", repetition_id=1, metadata={"stop": "eos"})
@@ -66,10 +78,10 @@ class ZeroCopySHMBuffer:
         self.name = name
         self._write_timeout_s = write_timeout_s
         self._plan = _SCHEMA.plan()
-        self._writer: ShmRecordClient | None = None
-        self._reader: RecordConsumer | None = None
-        self._closed = False
-        self._created = create
+        self._writer: RecordProducer | None = None
+        self._reader: RecordConsumer | None
+        self._forgotten: weakref.finalize[[], ZeroCopySHMBuffer] | None = None
+        self._creator = os.getpid() if create else None
         entry_bytes = 4 * entry_size + instance_id_len + metadata_len + _OVERHEAD
         if create:
             self._reader = RecordConsumer(
@@ -86,7 +98,12 @@ class ZeroCopySHMBuffer:
                 peer_timeout_s=None,
             )
         else:
-            RecordConsumer.check(self._plan, name)
+            try:
+                self._reader = RecordConsumer.attach(self._plan, name, None)
+            except ForeignSchema as foreign:
+                raise _SCHEMA.explain(foreign) from None
+            # A consumer that is merely dropped would take the name away as the last one; who attached never does.
+            self._forgotten = weakref.finalize(self, self._reader.detach)
 
     def write_trajectory(
         self,
@@ -100,29 +117,31 @@ class ZeroCopySHMBuffer:
         if type(tokens) is not list and not (isinstance(tokens, np.ndarray) and tokens.dtype == np.int32):
             tokens = _as_tokens(tokens)
         key = RecordKey("", "", 0, instance_id, repetition_id)
-        if self._writer is None:
-            self._check_open()
-            self._writer = ShmRecordClient(self.name, _SCHEMA, connect_timeout_s=0.0)
+        writer = self._writer or self._become_writer()
         try:
             entry = {"tokens": tokens, "score": float(score)}
-            return self._writer.send(entry, key=key, metadata=metadata, timeout=self._write_timeout_s)
+            return writer.send(entry, key=key, metadata=metadata, timeout=self._write_timeout_s)
         except SchemaMismatch:
             if type(tokens) is not list:
                 raise
             return self.write_trajectory(_as_tokens(tokens), score, instance_id, repetition_id, metadata)
         except (RingFull, WaitTimeout):
             return False
+        except RecordTooLarge:
+            share = self._open().stats()["lane_bytes"]
+            raise RecordTooLarge(
+                f"an entry of {len(tokens)} tokens, with its id and metadata, is larger than a writer's whole share of "
+                f"buffer '{self.name}', {share:,} bytes. Create it with a larger size, entry_size or metadata_len"
+            ) from None
 
     def read_next(self) -> dict[str, Any] | None:
         """The next entry, or ``None`` when there is none. Never waits.
 
         ``tokens`` is a view into shared memory, whose room goes back to its writer when the array is garbage.
         """
-        if self._reader is None:
-            self._check_open()
-            self._reader = RecordConsumer.attach(self._plan, self.name, None)
+        reader = self._open()
         try:
-            record = self._reader.take(0.0)
+            record = reader.take(0.0)
         except ConnectionClosedError:
             return None
         if record is None:
@@ -137,36 +156,54 @@ class ZeroCopySHMBuffer:
         }
 
     def close(self, unlink: bool = False) -> None:
-        """Leaves the buffer. With ``unlink`` its name is removed: nobody can attach any more, who is in it goes on.
+        """Leaves the buffer. With ``unlink`` its name is removed: nobody can attach any more, who is in it goes on: it
+        reads, and writes if it has written before.
 
         Without, what is in it stays for the next reader, also when nobody is attached; `rollway gc` removes it then. A
-        ``with`` block unlinks in the process that created the buffer. Safe to call twice.
+        ``with`` block unlinks in the process that created the buffer, not in its children. Safe to call twice.
         """
-        if self._closed:
-            return
-        self._closed = True
         writer, self._writer = self._writer, None
         reader, self._reader = self._reader, None
+        if reader is None:
+            return
         if writer is not None:
             writer.close()
-        if unlink:
-            reader = reader or RecordConsumer.attach(self._plan, self.name, None)
-            reader.unlink()
-        if reader is not None:
+        if self._forgotten is not None:
+            self._forgotten.detach()
+        try:
+            if unlink:
+                reader.unlink()
+        finally:
             reader.detach()
 
     def __enter__(self) -> ZeroCopySHMBuffer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close(unlink=self._created)
+        self.close(unlink=self._creator == os.getpid())
 
     def __repr__(self) -> str:
-        return f"<rollway.ZeroCopySHMBuffer {self.name} {'closed' if self._closed else 'open'}>"
+        return f"<rollway.ZeroCopySHMBuffer {self.name} {'closed' if self._reader is None else 'open'}>"
 
-    def _check_open(self) -> None:
-        if self._closed:
+    def _open(self) -> RecordConsumer:
+        if self._reader is None:
             raise ConnectionClosedError(f"this handle of buffer '{self.name}' is closed")
+        return self._reader
+
+    def _become_writer(self) -> RecordProducer:
+        """Takes a lane of the buffer that this handle is in, also when another has its name by now."""
+        try:
+            self._writer = RecordProducer.beside(self._open(), self._plan)
+        except NoLaneLeft:
+            raise NoLaneLeft(
+                f"buffer '{self.name}' has {_WRITERS} writers, and no room for one more. Close a handle that no longer "
+                "writes, let threads share one, or use several buffers"
+            ) from None
+        except SegmentNotFound:
+            raise SegmentNotFound(
+                f"buffer '{self.name}' was unlinked before this handle wrote into it: it can only read what is there"
+            ) from None
+        return self._writer
 
 
 def _as_tokens(tokens: Any) -> np.ndarray[Any, Any]:

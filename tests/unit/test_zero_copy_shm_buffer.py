@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import rollway
+from conftest import forked
 from rollway import ZeroCopySHMBuffer
 
 
@@ -88,6 +89,77 @@ def test_what_is_in_it_outlives_the_writer(name):
     reader = ZeroCopySHMBuffer(name)
     assert reader.read_next()["tokens"].tolist() == [1, 2]
     reader.close(unlink=True)
+
+
+def test_who_attached_is_in_it_before_the_first_call(name):
+    maker = ZeroCopySHMBuffer(name, size=4, create=True)
+    maker.write_trajectory([1], 1.0)
+    reader, other = ZeroCopySHMBuffer(name), ZeroCopySHMBuffer(name)
+    maker.close()
+    rollway.gc()
+    other.close(unlink=True)
+    assert reader.read_next()["tokens"].tolist() == [1]
+    reader.close(unlink=True)  # the name is gone already
+
+
+def test_who_has_written_goes_on_after_the_name_is_gone(name):
+    with ZeroCopySHMBuffer(name, size=4, create=True) as buffer:
+        writer, other = ZeroCopySHMBuffer(name), ZeroCopySHMBuffer(name)
+        assert writer.write_trajectory([1], 1.0)
+        buffer.close(unlink=True)
+        assert writer.write_trajectory([2], 1.0)
+        assert [other.read_next()["tokens"].tolist() for _ in range(2)] == [[1], [2]]
+        with pytest.raises(rollway.SegmentNotFound, match="unlinked before this handle wrote"):
+            other.write_trajectory([3], 1.0)
+        writer.close()
+        other.close()
+
+
+def test_a_forgotten_handle_takes_nothing_away(name, child):
+    ZeroCopySHMBuffer(name, size=4, create=True).close()
+    code = """
+        import sys, rollway
+        buffer = rollway.ZeroCopySHMBuffer(sys.argv[1])
+        assert buffer.write_trajectory([1], 1.0)
+    """
+    child(code, name).ends()
+    reader = ZeroCopySHMBuffer(name)
+    assert reader.read_next()["tokens"].tolist() == [1]
+    reader.close(unlink=True)
+
+
+def test_a_forked_child_that_leaves_the_block_leaves_it_to_its_parent(name):
+    def leave(buffer):
+        assert buffer.write_trajectory([1], 1.0)  # through a lane of its own
+        with buffer:
+            pass
+
+    with ZeroCopySHMBuffer(name, size=4, create=True) as buffer:
+        assert os.waitpid(forked(leave, buffer), 0)[1] == 0
+        with ZeroCopySHMBuffer(name) as attached:
+            assert attached.read_next()["tokens"].tolist() == [1]
+
+
+def test_one_writer_too_many_is_told_what_to_do_here(buffer, name):
+    writers = [ZeroCopySHMBuffer(name) for _ in range(64)]
+    assert all(writer.write_trajectory([1], 1.0) for writer in writers)
+    with pytest.raises(rollway.NoLaneLeft, match=r"64 writers.*Close a handle"):
+        buffer.write_trajectory([1], 1.0)
+    writers.pop().close()
+    assert buffer.write_trajectory([1], 1.0)
+    for writer in writers:
+        writer.close()
+
+
+def test_an_entry_larger_than_a_whole_share_is_told_what_to_do_here(buffer):
+    with pytest.raises(rollway.RecordTooLarge, match=r"100000 tokens.*a larger size, entry_size or metadata_len"):
+        buffer.write_trajectory(np.zeros(100_000, np.int32), 1.0)
+
+
+def test_records_of_another_kind_are_named_on_attach(name):
+    with rollway.RecordServer({"text": "uint8[*]"}, rollway.ShmTransport(name)):
+        with pytest.raises(rollway.SchemaMismatch, match="'tokens'"):
+            ZeroCopySHMBuffer(name)
 
 
 def test_four_writers_and_two_readers_lose_and_tear_nothing(name, child):
