@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from rollway._core import Record, RecordTable, plan_budget
 from rollway.errors import InvalidArgument
-from rollway.record_schema import RaggedLeaf, RecordSchema
+from rollway.record_schema import RaggedLeaf, RecordSchema, convert
 from rollway.schema import as_array, describe
 
 Array = np.ndarray[Any, Any]
@@ -73,7 +73,7 @@ def pad(
         leaves: Which leaves; all of them when left out.
         length: T; for each leaf as long as the longest when left out. A record that is longer is an error, not cut.
         side: Where the padding goes: behind the data (``"right"``) or in front of it.
-        fill: What to pad with, by leaf; zero when left out.
+        fill: What to pad with, by ragged leaf, one value or one row; zero when left out.
         by: The leaf that the mask and the lengths are of; the first ragged one when left out.
         out: Arrays or torch tensors (pinned ones too) to write into, by leaf, and under ``"mask"`` for the mask. What
             is not in it is made.
@@ -89,6 +89,7 @@ def pad(
     if side not in ("right", "left"):
         raise InvalidArgument(f"side is {side!r}; it must be 'right' or 'left'")
     table = _Table(records, leaves)
+    table.check_ragged(fill or ())
     measure = table.ragged(by)
     made, fields = _Outputs(out), {}
     packed: list[tuple[int, Array]] = []
@@ -96,7 +97,7 @@ def pad(
     for leaf in table.leaves:
         index = table.index(leaf)
         if leaf.ragged:
-            value = np.asarray(fill[leaf.name], leaf.dtype).tobytes() if fill and leaf.name in fill else b"\0"
+            value = _fill(leaf, fill[leaf.name]) if fill and leaf.name in fill else b"\0"
             shape = (len(table), table.width(leaf, length), *leaf.shape)
             fields[leaf.name], array = made.take(leaf.name, leaf.dtype, shape)
             padded.append((index, array, value))
@@ -193,6 +194,13 @@ class _Table:
                 return leaf
         raise InvalidArgument(f"{by!r} is no ragged leaf of the batch" if by else "the batch has no ragged leaf")
 
+    def check_ragged(self, names: Iterable[str]) -> None:
+        """What is padded are ragged leaves of the schema, whether the batch has them or not."""
+        for name in names:
+            if name not in self.schema or not self.schema[name].ragged:
+                ragged = ", ".join(leaf.name for leaf in self.schema.leaves if leaf.ragged)
+                raise InvalidArgument(f"fill has {name!r}, which is no ragged leaf; those are {ragged}")
+
     def __len__(self) -> int:
         return len(self.records)
 
@@ -233,6 +241,19 @@ class _Outputs:
     def check_all_used(self) -> None:
         if self._given:
             raise InvalidArgument(f"out has {', '.join(map(repr, self._given))}, which the batch does not")
+
+
+def _fill(leaf: RaggedLeaf, value: Any) -> bytes:
+    """One item or one row of the padding, as bytes."""
+    try:
+        given = np.asarray(value)
+        item = convert(given, leaf.dtype) if given.shape in ((), leaf.shape) else None
+    except (TypeError, ValueError, OverflowError):
+        item = None
+    if item is None:
+        row = f" or a row of {list(leaf.shape)}" if leaf.shape else ""
+        raise InvalidArgument(f"fill['{leaf.name}'] is {value!r}, which is no {leaf.dtype}{row}")
+    return item.tobytes()
 
 
 def _tensor(array: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rollway._core import Record
@@ -26,7 +26,7 @@ class Group:
         records: By repetition, in order. Release them, or let go of them, when you are done.
         missing: Repetitions that are not there: tombstones, or not come in time.
         tombstones: Why some of those will never come, as their workers said.
-        staleness: How many versions the oldest record is behind the newest weights.
+        staleness: How many versions the oldest record was behind the newest weights when the group was handed over.
     """
 
     key: GroupKey
@@ -60,7 +60,7 @@ class _Pending:
 
 @dataclass
 class GroupCounts:
-    """What became of the records and groups so far."""
+    """What became of the records and groups so far. A group counts as complete, partial or dead when it is popped."""
 
     complete: int = 0
     partial: int = 0
@@ -88,8 +88,10 @@ class GroupAssembler:
             on, ``"drop"`` it, or hand over what is there (``"partial"``).
         deadline_s: Seconds; needed for ``"drop"`` and ``"partial"`` to mean more than tombstones.
         max_groups: Unfinished groups at most. One more, and the oldest is treated as if its deadline were over (with
-            ``"wait"``: dropped, for there is no room to wait in). Counted as ``evicted``.
-        max_staleness: How many versions behind the newest weights (`set_version`) a record may be; ``None``: any.
+            ``"wait"``: dropped, for there is no room to wait in). Counted as ``evicted``. Withheld groups have a
+            bound of the same size: one more, and the oldest is dropped, and counted likewise.
+        max_staleness: How many versions behind the newest weights (`set_version`) a record may be; ``None``: any. Asked
+            when a record comes, when its group is finished, and whenever there is a newer version until it is popped.
         on_stale: What to do with older ones: ``"drop"`` them (as if they were tombstones), ``"withhold"`` whole groups
             with one until `pop_withheld`, or only ``"report"`` it in `Group.staleness`.
         memory: How many finished groups are remembered.
@@ -146,8 +148,13 @@ class GroupAssembler:
         self._finished: dict[GroupKey, None] = {}  # the oldest first
 
     def set_version(self, version: int) -> None:
-        """Says which weights are the newest; staleness is counted from there."""
+        """Says which weights are the newest; staleness is counted from there, also of groups that are ready."""
+        if version == self._version:
+            return
         self._version = version
+        ready, self._ready = self._ready, deque()
+        for group in ready:
+            self._judge(group)
 
     def add(self, record: Record) -> None:
         """Takes one record. It is released here if nobody will want it."""
@@ -176,15 +183,12 @@ class GroupAssembler:
         elif record.is_tombstone:
             pending.tombstones[key.repetition_id] = _reason(record)
             record.release()
-        elif self._on_stale == "drop" and self._is_stale(self._version - record.version):
-            self.counts.stale += 1
-            behind = self._version - record.version
-            pending.tombstones[key.repetition_id] = f"stale: {behind} versions behind"
-            record.release()
+        elif self._on_stale == "drop" and self._is_stale(record):
+            pending.tombstones[key.repetition_id] = self._drop_stale(record)
         else:
             pending.records[key.repetition_id] = record
         if pending.settled() == self.size:
-            self._finish(group, keep=not pending.tombstones or self._on_incomplete == "partial")
+            self._finish(group)
 
     def give_up(self, key: RecordKey | GroupKey, reason: str = "given up") -> None:
         """Treats a group as if the rest of it were tombstones. Does nothing for one that is unknown or finished."""
@@ -193,16 +197,25 @@ class GroupAssembler:
             for repetition in range(self.size):
                 if repetition not in pending.records:
                     pending.tombstones.setdefault(repetition, reason)
-            self._finish(group, keep=self._on_incomplete == "partial")
+            self._finish(group)
 
     def pop(self) -> Group | None:
         """The next group that is ready, or ``None``. Looks at the deadlines first."""
         self._expire()
-        return self._ready.popleft() if self._ready else None
+        if not self._ready:
+            return None
+        group = self._ready.popleft()
+        self.counts.complete += group.is_complete
+        self.counts.partial += bool(group.records) and not group.is_complete
+        self.counts.dead += not group.records
+        return group
 
     def pop_withheld(self) -> Group | None:
-        """The next complete group that was withheld because it is stale, or ``None``."""
-        return self._withheld.popleft() if self._withheld else None
+        """The next group that was withheld because it is stale, or ``None``."""
+        if not self._withheld:
+            return None
+        group = self._withheld.popleft()
+        return replace(group, staleness=self._behind(group.records))
 
     def __iter__(self) -> Iterator[Group]:
         """The groups that are ready now."""
@@ -249,8 +262,19 @@ class GroupAssembler:
     def __repr__(self) -> str:
         return f"<rollway.GroupAssembler size={self.size} pending={len(self._pending)} ready={len(self._ready)}>"
 
-    def _is_stale(self, behind: int) -> bool:
-        return self._max_staleness is not None and behind > self._max_staleness
+    def _is_stale(self, record: Record) -> bool:
+        return self._max_staleness is not None and self._version - record.version > self._max_staleness
+
+    def _behind(self, records: list[Record]) -> int:
+        """How old the oldest is. A record may be newer than what `set_version` was told of last."""
+        return max(self._version - min([record.version for record in records], default=self._version), 0)
+
+    def _drop_stale(self, record: Record) -> str:
+        """Releases it, and says why it will never come."""
+        self.counts.stale += 1
+        behind = self._version - record.version
+        record.release()
+        return f"stale: {behind} versions behind"
 
     def _expire(self) -> None:
         if self._deadline_s is None:
@@ -260,14 +284,14 @@ class GroupAssembler:
             key, oldest = next(iter(self._pending.items()))
             if oldest.since > over:
                 return
-            self._finish(key, keep=self._on_incomplete == "partial")
+            self._finish(key)
 
     def _make_room(self) -> None:
         if len(self._pending) >= self._max_groups:
             self.counts.evicted += 1
-            self._finish(next(iter(self._pending)), keep=self._on_incomplete == "partial")
+            self._finish(next(iter(self._pending)))
 
-    def _finish(self, key: GroupKey, keep: bool) -> None:
+    def _finish(self, key: GroupKey) -> None:
         pending = self._pending.pop(key)
         self._finished[key] = None
         if len(self._finished) > self._memory:
@@ -276,19 +300,40 @@ class GroupAssembler:
         if len(found) < self.size:
             missing = [repetition for repetition in range(self.size) if repetition not in found]
         records = [found[repetition] for repetition in sorted(found)]
-        behind = self._version - min([record.version for record in records], default=self._version)
-        group = Group(key, records, missing, pending.tombstones, behind)
-        self.counts.dead += not records
-        if not keep:
-            self.counts.dropped += bool(records)
+        self._judge(Group(key, records, missing, pending.tombstones))
+
+    def _judge(self, group: Group) -> None:
+        """Puts a group where it belongs by the newest weights: to those that are ready, or withheld, or nowhere."""
+        behind = self._behind(group.records)
+        is_stale = self._max_staleness is not None and behind > self._max_staleness
+        if is_stale and self._on_stale == "drop":
+            group = self._without_stale(group)
+            behind = self._behind(group.records)
+        if behind != group.staleness:
+            group = replace(group, staleness=behind)
+        if not group.is_complete and self._on_incomplete != "partial":
+            self.counts.dropped += bool(group.records)
+            self.counts.dead += not group.records
             group.release()
-        elif self._on_stale == "withhold" and self._is_stale(behind):
+        elif is_stale and self._on_stale == "withhold":
             self.counts.withheld += 1
             self._withheld.append(group)
+            if len(self._withheld) > self._max_groups:
+                self.counts.evicted += 1
+                self._withheld.popleft().release()
         else:
-            self.counts.complete += group.is_complete
-            self.counts.partial += bool(records) and not group.is_complete
             self._ready.append(group)
+
+    def _without_stale(self, group: Group) -> Group:
+        """Makes tombstones of its stale records."""
+        tombstones = dict(group.tombstones)
+        records = [record for record in group.records if not self._is_stale(record)]
+        for record in group.records:
+            if self._is_stale(record):
+                repetition = record.key.repetition_id
+                tombstones[repetition] = self._drop_stale(record)
+        missing = sorted({*group.missing, *tombstones})
+        return Group(group.key, records, missing, tombstones)
 
 
 def _reason(tombstone: Record) -> str:

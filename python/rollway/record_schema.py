@@ -6,6 +6,7 @@ that are not dicts of exact arrays. It knows nothing of lanes.
 
 from __future__ import annotations
 
+import cmath
 import functools
 import json
 import re
@@ -143,7 +144,12 @@ def _leaf(name: str, notation: str) -> RaggedLeaf:
 def _fit(leaf: RaggedLeaf, value: Any) -> np.ndarray[Any, Any]:
     if isinstance(value, np.ndarray) and _is_exact(leaf, value):
         return value
-    array = _listed(leaf, value) if isinstance(value, list | tuple) else as_array(value, leaf.name, leaf.dtype)
+    if isinstance(value, list | tuple):
+        array = _listed(leaf, value)
+    elif isinstance(value, int | float | complex):
+        array = _number(leaf, value)
+    else:
+        array = as_array(value, leaf.name, leaf.dtype)
     shape = array.shape[1:] if leaf.ragged and array.ndim else array.shape
     if array.dtype != leaf.dtype or shape != leaf.shape or (leaf.ragged and array.ndim == 0):
         raise SchemaMismatch(
@@ -158,6 +164,30 @@ def _is_exact(leaf: RaggedLeaf, array: np.ndarray[Any, Any]) -> bool:
     return fits and array.dtype == leaf.dtype and array.flags.c_contiguous
 
 
+def convert(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
+    """The values in another dtype; ``None`` if one would be cut, wrapped or become infinite. Rounding is none of these.
+
+    Raises `TypeError`, `ValueError` or `OverflowError` for what makes no numbers or text of that dtype at all.
+    """
+    if (values.dtype.kind == "c" and dtype.kind != "c") or (dtype.kind in "SU" and values.dtype.kind != dtype.kind):
+        return None
+    with np.errstate(all="ignore"):
+        converted = values.astype(dtype)
+        if dtype.kind in "iubSU":
+            same = np.array_equal(converted, values)
+        else:
+            same = bool(np.all(np.isfinite(converted) | ~np.isfinite(values)))
+    return converted if same else None
+
+
+def _number(leaf: RaggedLeaf, value: complex) -> np.ndarray[Any, Any]:
+    with np.errstate(over="ignore"):
+        array = as_array(value, leaf.name, leaf.dtype)
+    if cmath.isfinite(value) and not np.isfinite(array):
+        raise SchemaMismatch(f"leaf '{leaf.name}' is {value!r}, which is too large for {leaf}")
+    return array
+
+
 def _listed(leaf: RaggedLeaf, value: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any]:
     """Plain lists take the dtype of their leaf, if that can hold them: [1, 2] fits float32, but [1.5] not int32."""
     if not value:
@@ -165,9 +195,9 @@ def _listed(leaf: RaggedLeaf, value: list[Any] | tuple[Any, ...]) -> np.ndarray[
     try:
         natural = np.asarray(value)
         if np.can_cast(natural.dtype, leaf.dtype, "same_kind") or (natural.dtype.kind, leaf.dtype.kind) == ("i", "u"):
-            exact = natural.astype(leaf.dtype)
-            if leaf.dtype.kind not in "iu" or np.array_equal(exact, natural):
-                return exact
+            converted = convert(natural, leaf.dtype)
+            if converted is not None:
+                return converted
     except (OverflowError, ValueError, TypeError) as error:
         raise SchemaMismatch(f"leaf '{leaf.name}' is a list that makes no {leaf} array: {error}") from None
     raise SchemaMismatch(f"leaf '{leaf.name}' is a list of {natural.dtype}, with values that do not fit {leaf}")

@@ -36,7 +36,7 @@ _SMALLEST, _LARGEST = -(2**31), 2**31 - 1
 
 
 class ZeroCopySHMBuffer:
-    """Moves scored token sequences between processes: up to 64 writers, any number of readers (of handles, 1,024).
+    """Moves scored token sequences between processes: up to 64 writers, and 896 readers beside them.
 
     A handle is a writer from its first `write_trajectory` until it is closed; threads may share one. Each entry is read
     once, by one of the readers. An entry takes the room that it needs, not that of the largest; one that is larger than

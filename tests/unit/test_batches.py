@@ -135,6 +135,34 @@ def test_an_output_that_does_not_fit_is_refused(server, out, said):
         rollway.pad(records(server, [2, 4]), leaves=["tokens"], out=out)
 
 
+@pytest.mark.parametrize(
+    ("fill", "said"),
+    [
+        ({"tokenz": -1}, "'tokenz', which is no ragged leaf; those are tokens, hidden, flags"),
+        ({"score": -1}, "'score', which is no ragged leaf"),
+        ({"tokens": 1.7}, r"fill\['tokens'\] is 1.7, which is no int32"),
+        ({"tokens": 2**40}, "no int32"),
+        ({"tokens": 2**70}, "no int32"),
+        ({"tokens": float("nan")}, "no int32"),
+        ({"tokens": "x"}, "no int32"),
+        ({"tokens": [7, 8]}, "no int32"),
+        ({"flags": -1}, "no uint8"),
+        ({"hidden": 1e300}, r"no float16 or a row of \[3\]"),
+    ],
+)
+def test_a_filling_that_would_not_be_what_was_asked_for_is_refused(server, fill, said):
+    with pytest.raises(rollway.InvalidArgument, match=said):
+        rollway.pad(records(server, [2, 4]), fill=fill)
+
+
+def test_a_filling_may_be_any_number_that_the_leaf_can_hold(server):
+    fill = {"tokens": -100.0, "hidden": [0.1, 2, float("-inf")], "flags": True}
+    fields = rollway.pad(records(server, [0, 1]), length=3, fill=fill).fields
+    assert fields["tokens"][0].tolist() == [-100] * 3 and fields["flags"][0].tolist() == [0, 1, 1]
+    assert np.array_equal(fields["hidden"][0], np.array([fill["hidden"]] * 3, np.float16))
+    assert rollway.pad(records(server, [1]), leaves=["flags"], fill=fill, length=3).fields["flags"][0, 2] == 1
+
+
 def test_released_records_and_empty_batches_are_refused(server):
     taken = records(server, [2])
     taken[0].release()

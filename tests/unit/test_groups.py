@@ -176,6 +176,67 @@ def test_stale_groups_are_withheld_or_reported(send):
         assert (withheld or reported).staleness == 4
 
 
+@pytest.mark.parametrize("ready", [False, True])
+@pytest.mark.parametrize("policy", ["wait", "partial"])
+def test_records_that_age_in_the_assembler_are_dropped(server, send, policy, ready):
+    assembler = GroupAssembler(2, max_staleness=1, on_incomplete=policy)
+    assembler.add(send("a", 0, version=0))
+    if ready:
+        assembler.add(send("a", 1, version=3))
+        assembler.set_version(4)
+    else:
+        assembler.set_version(4)
+        assembler.add(send("a", 1, version=3))
+    group = assembler.pop()
+    assert assembler.counts.stale == 1 and assembler.counts.complete == 0
+    if policy == "partial":
+        assert [record.version for record in group.records] == [3] and group.staleness == 1
+        assert group.missing == [0] and group.tombstones == {0: "stale: 4 versions behind"}
+        assert assembler.counts.partial == 1 and held(server) == 1
+        group.release()
+    else:
+        assert group is None and assembler.counts.dropped == 1
+    assert held(server) == 0
+
+
+def test_a_group_that_is_all_stale_by_the_time_it_is_popped_is_dead(server, send):
+    for policy in ("partial", "wait"):
+        assembler = GroupAssembler(1, max_staleness=1, on_incomplete=policy)
+        assembler.add(send("a", 0))
+        assembler.set_version(9)
+        group = assembler.pop()
+        assert (group is None) == (policy == "wait") and held(server) == 0
+        assert assembler.counts.dead == 1 and assembler.counts.stale == 1 and assembler.counts.dropped == 0
+
+
+def test_a_ready_group_that_ages_is_withheld_or_reported(send):
+    for policy in ("withhold", "report"):
+        assembler = GroupAssembler(1, max_staleness=1, on_stale=policy)
+        assembler.add(send("a", 0, version=1))
+        assembler.set_version(4)
+        if policy == "withhold":
+            assert assembler.pop() is None and assembler.counts.withheld == 1 and assembler.counts.complete == 0
+            assembler.set_version(5)
+            assert assembler.pop_withheld().staleness == 4
+        else:
+            assert assembler.pop().staleness == 3 and assembler.counts.complete == 1
+
+
+def test_a_record_newer_than_the_version_told_of_is_not_stale(send):
+    assembler = GroupAssembler(1, max_staleness=0)
+    assembler.add(send("a", 0, version=5))
+    assert assembler.pop().staleness == 0
+
+
+def test_withheld_groups_are_bounded(server, send):
+    assembler = GroupAssembler(1, max_staleness=0, on_stale="withhold", max_groups=2)
+    assembler.set_version(5)
+    for instance in "abcde":
+        assembler.add(send(instance, 0))
+    assert assembler.counts.withheld == 5 and assembler.counts.evicted == 3 and held(server) == 2
+    assert [assembler.pop_withheld().key.instance_id for _ in range(2)] == ["d", "e"]
+
+
 def test_giving_up_settles_a_group(server, send):
     assembler = GroupAssembler(3, on_incomplete="partial")
     record = send("a", 0)

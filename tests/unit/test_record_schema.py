@@ -1,5 +1,7 @@
 """What a record may look like, and what is said about one that does not."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -81,6 +83,47 @@ def test_what_fits_is_taken_in_any_form(server, tokens):
     server.submit({"score": np.float32(2), "tokens": tokens})
     record = server.read()
     assert record["tokens"].tolist() == [1, 2, 3] and record["score"] == 2
+
+
+@pytest.mark.parametrize(
+    ("notation", "value", "said"),
+    [
+        ("U3[*]", ["hello"], "list of <U5"),
+        ("S3[*]", [b"hello"], "list of |S5"),
+        ("U3[*]", [1], "list of int64"),
+        ("float32[*]", [1.0, 1e300], "list of float64"),
+        ("float16[*]", [70000], "list of int64"),
+        ("float16[2]", [1.0, -70000.0], "list of float64"),
+        ("bfloat16[*]", [1e300], "list of float64"),
+        ("bfloat16[*]", [1 + 2j], "list of complex128"),
+        ("complex64[*]", [1e300j], "list of complex128"),
+        ("float32[]", 1e300, "too large"),
+        ("float16[]", 70000.0, "too large"),
+        ("float16[]", 70000, "too large"),
+    ],
+)
+def test_a_value_that_would_become_another_is_refused(notation, value, said):
+    with rollway.RecordServer({"tokens": "int32[*]", "x": notation}) as server:
+        with pytest.raises(SchemaMismatch, match=f"'x' is .*{re.escape(said)}"):
+            server.submit({"tokens": [1], "x": value})
+        assert server.try_read() is None
+
+
+@pytest.mark.parametrize(
+    ("notation", "value"),
+    [
+        ("U3[*]", ["hey", "a"]),
+        ("float32[*]", [0.1, float("inf"), float("nan")]),
+        ("float16[*]", [0.1, 65504]),
+        ("float32[]", float("-inf")),
+        ("float16[]", float("nan")),
+    ],
+)
+def test_rounding_and_infinities_are_no_change(notation, value):
+    with rollway.RecordServer({"tokens": "int32[*]", "x": notation}) as server:
+        server.submit({"tokens": [1], "x": value})
+        got = server.read()["x"]
+        assert np.array_equal(got, np.asarray(value, got.dtype), equal_nan=got.dtype.kind == "f")
 
 
 def test_a_key_survives_its_packing():

@@ -69,6 +69,8 @@ def test_metadata_may_be_bytes_json_or_nothing(server):
         server.submit(trajectory(1), metadata=metadata)
     got = [record.metadata for record in server.read_many(6)]
     assert got == [b"\x00raw", {"a": float("inf")}, None, "text", 0, []]
+    server.submit(trajectory(1), metadata=b"")
+    assert server.read().metadata is None
 
 
 def test_metadata_that_json_cannot_say_is_refused(server):
