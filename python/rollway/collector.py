@@ -20,6 +20,7 @@ from rollway import parent_watch
 from rollway.collector_error import collector_error_guard
 from rollway.errors import ConnectionClosedError, InvalidArgument
 
+_FOR_EVER_S = 1e6  # The milliseconds of poll() are an int.
 _MOST_BYTES = 4_000  # Less than PIPE_BUF: a report is written whole or not at all.
 
 
@@ -39,7 +40,7 @@ class StopFlag:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until it is set, at most so many seconds."""
-        return self._read_end.poll(timeout)
+        return self._read_end.poll(None if timeout is None or timeout > _FOR_EVER_S else timeout)
 
     def set(self) -> None:
         """In the learner: tells every collector to stop."""

@@ -29,6 +29,7 @@ from rollway.restart_policy import RestartPolicy
 _log = logging.getLogger("rollway.collectors")
 _spawn = multiprocessing.get_context("spawn")
 _MOST_REPORTS = 10_000
+_LONGEST_WAIT_S = 1e6  # The milliseconds of poll() are an int.
 _MOST_AT_ONCE = 5_000  # More than a pipe holds: all of a dead collector's, and a busy one cannot keep us for ever.
 
 
@@ -156,7 +157,7 @@ class CollectorSupervisor:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return
-            self._listen(left)
+            self._listen(None if left is None else min(left, _LONGEST_WAIT_S))
 
     def _listen(self, timeout: float | None) -> None:
         """Reads reports and buries the dead: what there is now, or the first thing to happen within ``timeout``."""

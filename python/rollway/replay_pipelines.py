@@ -206,8 +206,9 @@ class _Kitchen:
 
     def wait(self, timeout: float | None) -> _Slot | Exception:
         """The slot that was ordered, filled; or what went wrong, and then nothing is ordered any more."""
+        patience = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         with self._changed:
-            if not self._changed.wait_for(lambda: self._state != "ordered" or self.closed, timeout):
+            if not self._changed.wait_for(lambda: self._state != "ordered" or self.closed, patience):
                 raise WaitTimeout(f"the next batch was not ready after {timeout} s")
             if self.closed:
                 raise ConnectionClosedError("this replay pipeline is closed")

@@ -414,7 +414,7 @@ class RolloutRingBuffer:
         return self._sample
 
     def _writable_views(self) -> dict[str, Array]:
-        return {field: array[0] for field, array in self._held().batch.items()}
+        return {field: array[0, ...] for field, array in self._held().batch.items()}  # An array also of no dimensions.
 
     def _forget_parents_slots(self) -> None:
         """In a forked child: what the parent reserved or reads stays the parent's."""

@@ -17,6 +17,7 @@ from collector_targets import (
     report_much,
     return_at_once,
     start_a_grandchild,
+    wait_without_end,
 )
 
 import rollway
@@ -219,3 +220,9 @@ def test_a_report_is_refused_when_it_is_too_long_and_dropped_when_nobody_looks()
         assert refusal == (0, {"refused": 1})
         reports = [numbers["n"] for _, numbers in reports]
         assert 100 < len(reports) < 100_000 and reports == list(np.arange(len(reports)))
+
+
+def test_patience_without_end_is_no_sigkill():
+    with Runner(stop_timeout_s=float("inf")) as runner:
+        runner.start_collectors(wait_without_end)
+    assert runner.reports() == [(0, {"unwound": 1.0})]

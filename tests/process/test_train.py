@@ -61,6 +61,14 @@ def test_sac_learns_to_reach_and_keeps_the_pace_of_its_collectors(tmp_path):
         assert runner.policy.evaluate(episodes=5) > -1
 
 
+def test_training_on_goes_on_with_the_same_collectors(tmp_path):
+    with AppoRunner("CartPole-v1", num_envs=2, num_collectors=1, rl_cfg={"rollout_steps": 8}) as runner:
+        runner.learn(1, log_dir=tmp_path)
+        pids = runner.supervisor.pids()
+        runner.learn(1, log_dir=tmp_path)
+        assert runner.supervisor.pids() == pids and len(pids) == 1
+
+
 def test_what_a_collector_raises_reaches_the_learner_with_its_traceback(tmp_path):
     settings = {"rollout_steps": 8}
     with AppoRunner(REACH, {"fails_at": 20}, settings, num_envs=2, num_collectors=1) as runner:

@@ -44,6 +44,12 @@ def test_a_batch_stays_as_it_is_until_the_next_call(buffer):
         assert all(torch.equal(batch[name], before[name]) for name in before)
 
 
+def test_one_may_wait_without_end(buffer):
+    add(buffer, 7)
+    with ReplayPipeline(buffer, sample_count=2) as pipeline:
+        assert pipeline.next(timeout=float("inf"))["rewards"].tolist() == [7, 7]
+
+
 def test_a_field_that_the_learner_replaced_is_fresh_in_later_batches(buffer):
     add(buffer, *[1] * 100)
     with ReplayPipeline(buffer, sample_count=4) as pipeline:

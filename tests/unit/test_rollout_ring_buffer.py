@@ -283,3 +283,13 @@ def test_a_version_that_is_none_is_refused_and_the_rollout_stays(ring):
     ring.signal_write_done(version=2**32 - 1)
     assert ring.wait_for_data(10) and ring.read_info().version == 2**32 - 1
     assert (ring.read_numpy_views()["rewards"] == 3).all()
+
+
+def test_a_field_without_dimensions_is_an_array_too():
+    with RolloutRingBuffer(**DIMS, fields={"loss": ((), "f4")}) as ring:
+        write(ring, 7)
+        assert ring.wait_for_data(10) and ring.read_torch("cpu")["loss"].item() == 7
+        loss = torch.zeros(())
+        ring.copy_read_slot_to_torch({"loss": loss})
+        view = ring.read_numpy_views()["loss"]
+        assert loss.item() == 7 and view.shape == () and not view.flags.writeable

@@ -75,6 +75,7 @@ class AlgorithmRunner(AsyncRunner):
             restart=restart or _AGAIN_AND_AGAIN,
             on_progress=on_progress,
         )
+        self._started = False
         self._forgives_exceptions = restart is not None
         self.board = Scoreboard(self.settings.return_window)
 
@@ -112,7 +113,9 @@ class AlgorithmRunner(AsyncRunner):
 
         What a collector raised is raised here, with its traceback.
         """
-        self._start()
+        if not self._started:  # Trained before: its collectors go on.
+            self._start()
+            self._started = True
         progress: Progress | None = None
         for iteration in self.iterations(max_iterations, save_interval, os.fspath(log_dir)):
             if progress is not None:
