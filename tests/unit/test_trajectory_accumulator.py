@@ -1,7 +1,10 @@
 """TrajectoryAccumulator: echo's rules, and clear errors."""
 
+import dataclasses
+
 import numpy as np
 import pytest
+import torch
 
 from rollway import TrajectoryAccumulator
 from rollway.errors import InvalidArgument, SchemaMismatch
@@ -41,6 +44,46 @@ def test_reset_forgets_the_steps():
     acc.reset()
     for _ in range(3):
         acc.add("step", {"obs": np.ones(2), "reward": 1.0})
+
+
+def test_a_single_item_needs_no_leading_one():
+    acc = TrajectoryAccumulator({"last": {"obs": np.zeros((1, 4)), "value": np.zeros(1)}})
+    acc.add("last", {"obs": np.full(4, 9.0), "value": 3.0})
+    built = acc.build()["last"]
+    assert built["obs"].tolist() == [[9] * 4] and built["value"].tolist() == [3]
+
+
+def test_an_example_may_be_of_dataclasses_tensors_and_numbers():
+    Step = dataclasses.make_dataclass("Step", ["obs", "reward"])
+    acc = TrajectoryAccumulator({"step": Step(torch.zeros(2, 3), np.zeros(2)), "end": {"ret": 0.0}})
+    acc.add("step", Step(torch.ones(3, requires_grad=True), 1.0))
+    acc.add("end", {"ret": 5})
+    built = acc.build()
+    assert built["step"].obs.tolist() == [[1] * 3, [0] * 3] and built["end"]["ret"] == 5
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ({"a": np.full(1, 7.0), "b": np.array([1.9])}, "leaf 's/b' is float64, which does not become uint8 without"),
+        ({"a": np.full(1, 7.0), "b": np.nan}, "leaf 's/b' is float64, which does not become uint8 without"),
+        ({"a": np.full(1, 7.0), "b": np.array(["x"])}, "leaf 's/b' is <U1, which does not become uint8 without"),
+        ({"a": np.full(1, 7.0), "b": [None]}, "leaf 's/b' is object, which does not become uint8 without"),
+        ({"a": np.full(1, 7.0), "b": [300]}, r"leaf 's/b' is \[300\], which makes no array of uint8"),
+        ({"a": np.full(1, 7.0), "b": "text"}, "leaf 's/b' is a str"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_and_nothing_is_changed(item, message):
+    acc = TrajectoryAccumulator({"s": {"a": np.zeros((2, 1), np.float32), "b": np.zeros((2, 1), np.uint8)}})
+    acc.add("s", {"a": [1.0], "b": [1]})
+    with pytest.raises(SchemaMismatch, match=message):
+        acc.add("s", item)
+    acc.add("s", {"a": np.full(1, 2, np.int64), "b": np.full(1, 2, np.uint8)})
+    built = acc.build()["s"]
+    assert built["a"].tolist() == built["b"].tolist() == [[1], [2]]
+    with pytest.raises(SchemaMismatch, match=message):
+        acc.add("s", item)
+    assert built["a"].tolist() == [[1], [2]]
 
 
 @pytest.mark.parametrize(
