@@ -57,8 +57,8 @@ def make(tokenizer, monkeypatch):
 
     monkeypatch.setattr(base, "asyncio", atropos_hurry.Hurried())
 
-    def make(environment, **config):
-        transported = with_transport(environment)
+    def make(environment, *, instance_id=None, **config):
+        transported = with_transport(environment, instance_id=instance_id)
         settings = {
             "group_size": SIZE,
             "batch_size": 8,
@@ -294,6 +294,24 @@ def test_an_item_without_a_name_ends_the_environment_with_the_reason(learner, ma
 
     env = make(Nameless, transport="shm", shm_name=learner.name)
     with pytest.raises(TypeError, match="instance_id=lambda"):
+        asyncio.run(asyncio.wait_for(env.env_manager(), SECONDS))
+
+
+def test_items_may_be_named_by_numbers(learner, make):
+    async def run():
+        env = make(ToyEnv, instance_id=lambda item: item["id"], transport="shm", shm_name=learner.name, items=3)
+        async with running(env):
+            return {key.instance_id for key, _ in await read_groups(GroupReader(learner), 3)}
+
+    assert asyncio.run(run()) == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize(
+    ("instance_id", "error"), [(lambda item: None, "not None"), (lambda item: item["nowhere"], "nowhere")]
+)
+def test_names_that_are_none_end_the_environment_with_the_reason(learner, make, instance_id, error):
+    env = make(ToyEnv, instance_id=instance_id, transport="shm", shm_name=learner.name)
+    with pytest.raises((TypeError, KeyError), match=error):
         asyncio.run(asyncio.wait_for(env.env_manager(), SECONDS))
 
 

@@ -43,6 +43,22 @@ def test_keys_name_the_instance_and_how_often_it_came(learner, sender):
     assert [reader.read(SECONDS).key for _ in range(3)] == keys
 
 
+def test_a_whole_number_is_a_name_as_good_as_text(learner, sender):
+    async def run():
+        return [await sender.send(group(), instance, 0) for instance in (17, np.int64(17), "17")]
+
+    keys = asyncio.run(run())
+    assert [(key.instance_id, key.step) for key in keys] == [("17", 0), ("17", 1), ("17", 2)]
+    assert GroupReader(learner).read(SECONDS).key == keys[0]
+
+
+@pytest.mark.parametrize("called", [None, 1.5, True, ("a",), b"a", "\ud800"])
+def test_what_is_no_name_is_refused_before_anything_is_sent(learner, sender, called):
+    with pytest.raises(TypeError, match="must be text or a whole number, not"):
+        asyncio.run(sender.send(group(), called, 0))
+    assert learner.try_read() is None
+
+
 def test_another_start_is_another_run(learner, sender):
     again = GroupSender(rollway.ShmRecordClient(learner.name, ATROPOS_SCHEMA), "run")
     assert again.run != sender.run
@@ -129,6 +145,16 @@ def test_what_cannot_be_encoded_is_buried(learner, sender):
     records = learner.read_many(10, SECONDS)
     assert [record.is_tombstone for record in records] == [True]
     assert "'masks' of trajectory 0" in records[0].metadata["reason"]
+
+
+def test_whatever_goes_wrong_with_a_group_it_is_buried(learner, sender):
+    endless = {}
+    endless["again"] = endless
+    with pytest.raises(RecursionError):
+        asyncio.run(sender.send({**group(), "group_overrides": endless}, "a", 0))
+    records = learner.read_many(10, SECONDS)
+    assert [record.is_tombstone for record in records] == [True]
+    assert "recursion" in records[0].metadata["reason"]
 
 
 def test_the_reader_skips_what_was_given_up_half_way(learner, sender):

@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollway.async_sends import Vigil
-from rollway.errors import ConnectionClosedError, PeerDied, RingFull, RollwayError, WaitTimeout
+from rollway.errors import ConnectionClosedError, PeerDied, RingFull, WaitTimeout
 from rollway.integrations.atropos.encoding import EncodedRecord, encode_group
+from rollway.integrations.atropos.identity import as_text
 from rollway.record_key import GroupKey, RecordKey
 
 PHASE = "train"  # evaluation stays inside the environment: Atropos sends none of it
@@ -64,10 +65,11 @@ class GroupSender:
         stats = self._client.stats()
         return int(stats["ready_records"] + stats["taken_records"])
 
-    async def send(self, group: Mapping[str, Any], instance_id: str, version: int) -> GroupKey:
+    async def send(self, group: Mapping[str, Any], instance_id: str | int, version: int) -> GroupKey:
         """Sends a group; returns when its last record is out. A task cancelled before the first record sends nothing.
 
-        A group that cannot be sent, or not in full, raises, and a tombstone tells the learner.
+        A group that cannot be sent, or not in full, raises, and a tombstone tells the learner. `TypeError` for an
+        ``instance_id`` that is neither text nor a whole number: then there is no key for a tombstone either.
         """
         key = self._next_key(instance_id)
         try:
@@ -77,13 +79,13 @@ class GroupSender:
                 await _to_the_end(asyncio.ensure_future(self._send_rest(key, records, version)))
         except PeerDied:
             raise  # there is no learner to be told
-        except RollwayError as error:
+        except Exception as error:  # whatever it was, the learner has to know
             await self._bury(key, version, str(error))
             raise
         self.groups_sent += 1
         return key
 
-    async def bury(self, instance_id: str, version: int, reason: str) -> GroupKey:
+    async def bury(self, instance_id: str | int, version: int, reason: str) -> GroupKey:
         """Tells the learner that a group of this instance was made, and will not come."""
         key = self._next_key(instance_id)
         await self._bury(key, version, reason)
@@ -97,13 +99,14 @@ class GroupSender:
         if self.closed:
             raise ConnectionClosedError("the learner has closed the records; there is nobody to generate for")
 
-    def _next_key(self, instance_id: str) -> GroupKey:
-        step = self._visits.pop(instance_id, self._forgotten)
-        self._visits[instance_id] = step + 1
+    def _next_key(self, instance_id: str | int) -> GroupKey:
+        name = as_text(instance_id)
+        step = self._visits.pop(name, self._forgotten)
+        self._visits[name] = step + 1
         if len(self._visits) > _REMEMBERED:  # an environment that invents its items never repeats one
             oldest = next(iter(self._visits))
             self._forgotten = max(self._forgotten, self._visits.pop(oldest))
-        return GroupKey(self.run, PHASE, step, instance_id)
+        return GroupKey(self.run, PHASE, step, name)
 
     async def _send_rest(self, key: GroupKey, records: Sequence[EncodedRecord], version: int) -> None:
         for repetition in range(1, len(records)):

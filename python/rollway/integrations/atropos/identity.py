@@ -39,6 +39,27 @@ def instance_id(item: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+def as_text(name: Any) -> str:
+    """An instance's name, as a key has it: text as it is, a whole number as text. `TypeError` for anything else.
+
+    >>> as_text(17)
+    '17'
+    """
+    if isinstance(name, str) and _is_unicode(name):
+        return name
+    if _is_name(name) and not isinstance(name, str):
+        return str(name)
+    raise TypeError(f"the instance_id of an item must be text or a whole number, not {name!r}")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a character: nobody could read it
+        return False
+    return True
+
+
 def _is_name(value: Any) -> bool:
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy's
         value = value.item()

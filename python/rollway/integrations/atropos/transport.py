@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rollway.errors import ConnectionClosedError, PeerDied, RollwayError
+from rollway.errors import ConnectionClosedError, PeerDied
 from rollway.integrations.atropos import identity
 from rollway.integrations.atropos.encoding import ATROPOS_SCHEMA
 from rollway.integrations.atropos.group_sender import GroupSender, TcpGroupSender
@@ -43,13 +43,13 @@ _outing: ContextVar[_Outing | None] = ContextVar("rollway_outing", default=None)
 _results: ContextVar[list[Any] | None] = ContextVar("rollway_results", default=None)
 
 
-def with_transport(environment: type[Any], *, instance_id: Callable[[Any], str] | None = None) -> type[Any]:
+def with_transport(environment: type[Any], *, instance_id: Callable[[Any], str | int] | None = None) -> type[Any]:
     """The environment class, with ``transport``, ``shm_name`` and the like among its settings. Also a decorator.
 
     Args:
         environment: A subclass of Atropos' `BaseEnv`. It is not changed.
-        instance_id: Names an item; must give the same text for the same item. By default the item's own id, or a hash
-            of its content; a method ``instance_id`` of the environment comes first.
+        instance_id: Names an item; must give the same text, or whole number, for the same item. By default the item's
+            own id, or a hash of its content; a method ``instance_id`` of the environment comes first.
     """
     if issubclass(environment, RollwayTransportMixin):
         return environment
@@ -99,9 +99,9 @@ class RollwayTransportMixin:
 
     # ── hooks ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def instance_id(self, item: Any) -> str:
+    def instance_id(self, item: Any) -> str | int:
         """Names an item in the keys of its records."""
-        own: Callable[[Any], str] = getattr(super(), "instance_id", identity.instance_id)
+        own: Callable[[Any], str | int] = getattr(super(), "instance_id", identity.instance_id)
         return own(item)
 
     def weight_version(self) -> int:
@@ -240,7 +240,7 @@ class RollwayTransportMixin:
     async def _send_scored_data_to_api(self, scored_data: Any) -> None:
         if self._rollway_sender is None:
             return await super()._send_scored_data_to_api(scored_data)  # type: ignore[misc]
-        failures: list[RollwayError] = []
+        failures: list[Exception] = []
         with self._out(None) as outing:
             for group in scored_data if isinstance(scored_data, list) else [scored_data]:
                 if not self._is_direct:
@@ -252,7 +252,7 @@ class RollwayTransportMixin:
                 except PeerDied as error:
                     self._rollway_failure = error
                     raise
-                except RollwayError as error:  # the sender has told the learner; the caller logs it
+                except Exception as error:  # noqa: BLE001 (the sender has told the learner; the caller logs it)
                     failures.append(error)
         if failures:
             raise failures[0]
@@ -310,8 +310,8 @@ class RollwayTransportMixin:
             yield outing
             return
         try:
-            outing = _Outing(self.instance_id(item), self.weight_version())
-        except TypeError as error:  # no item will have a name: the loop has to end, and not only this worker
+            outing = _Outing(identity.as_text(self.instance_id(item)), self.weight_version())
+        except Exception as error:  # no item will have a name: the loop has to end, and not only this worker
             self._rollway_failure = error
             raise
         before = _outing.set(outing)
