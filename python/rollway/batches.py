@@ -231,7 +231,7 @@ class _Outputs:
             return made, made
         kept = self._given.pop(name)
         array = as_array(kept, name, None)
-        if longer and array.shape[1:] == shape[1:] and array.shape[0] > shape[0]:
+        if longer and array.ndim and array.shape[1:] == shape[1:] and array.shape[0] > shape[0]:
             kept, array = kept[: shape[0]], array[: shape[0]]
         if array.dtype != dtype or array.shape != shape:
             given = describe(array.dtype, array.shape)

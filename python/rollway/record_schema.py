@@ -58,8 +58,11 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
     def __init__(self, leaves: Mapping[str, str]) -> None:
         if not leaves:
             raise SchemaMismatch("the schema has no leaves: give at least one, like {'tokens': 'int32[*]'}")
-        self._leaves = {name: _leaf(name, notation) for name, notation in leaves.items()}
-        self.leaves = tuple(self._leaves.values())
+        self._hold({name: _leaf(name, notation) for name, notation in leaves.items()})
+
+    def _hold(self, leaves: dict[str, RaggedLeaf]) -> None:
+        self._leaves = leaves
+        self.leaves = tuple(leaves.values())
         """The same, in order."""
 
     @classmethod
@@ -71,11 +74,14 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
     def from_text(cls, text: bytes) -> RecordSchema:
         """The schema that stands in a segment."""
         try:
-            rows = json.loads(text)
-            notations = {name: describe(_known(dtype).name, dims) for name, dtype, dims in rows}
+            leaves = {name: _known_leaf(name, dtype, dims) for name, dtype, dims in json.loads(text)}
         except (ValueError, TypeError) as error:
             raise SchemaMismatch(f"these are no records that can be read here: {error}") from None
-        return cls(notations)
+        if not leaves:
+            raise SchemaMismatch("these are no records that can be read here: the schema has no leaves")
+        schema = cls.__new__(cls)
+        schema._hold(leaves)
+        return schema
 
     def __getitem__(self, name: str) -> RaggedLeaf:
         return self._leaves[name]
@@ -127,17 +133,26 @@ def _leaf(name: str, notation: str) -> RaggedLeaf:
     match = _NOTATION.fullmatch(notation.replace(" ", "")) if isinstance(notation, str) else None
     if match is None:
         raise SchemaMismatch(f"leaf '{name}' is {notation!r}; write it like 'int32[*]', 'float32[3]' or 'float32[]'")
+    return _known_leaf(name, match[1], match[2].split(",") if match[2] else [])
+
+
+def _known_leaf(name: str, dtype_name: str, dims: list[Any]) -> RaggedLeaf:
+    if not (isinstance(name, str) and isinstance(dtype_name, str) and isinstance(dims, list)):
+        raise SchemaMismatch(
+            f"a leaf is its name, its dtype and its dimensions, not {name!r}, {dtype_name!r}, {dims!r}"
+        )
     try:
-        dtype = _known(match[1])
-    except (TypeError, AttributeError, ImportError):
-        raise SchemaMismatch(f"leaf '{name}' has the unknown dtype '{match[1]}'") from None
+        dtype = _known(dtype_name)
+    except (TypeError, ValueError, AttributeError, ImportError):
+        raise SchemaMismatch(f"leaf '{name}' has the unknown dtype '{dtype_name}'") from None
     if dtype.hasobject or dtype.itemsize == 0:
         raise SchemaMismatch(f"leaf '{name}' has dtype {dtype}, which has no fixed size in memory")
-    dims = match[2].split(",") if match[2] else []
     ragged = dims[:1] == ["*"]
     fixed = dims[ragged:]
-    if not all(dim.isdecimal() for dim in fixed):
-        raise SchemaMismatch(f"leaf '{name}' is {notation!r}; '*' may stand in front only, the rest are whole numbers")
+    if not all(str(dim).isdecimal() for dim in fixed):
+        raise SchemaMismatch(
+            f"leaf '{name}' is {describe(dtype, dims)!r}; '*' may stand in front only, the rest are whole numbers"
+        )
     return RaggedLeaf(name, dtype, tuple(map(int, fixed)), ragged)
 
 

@@ -72,9 +72,11 @@ class ZeroCopySHMBuffer:
         *,
         write_timeout_s: float | None = 0.0,
     ) -> None:
-        for what, value in {"size": size, "entry_size": entry_size}.items():
-            if value < 1:
-                raise InvalidArgument(f"{what} = {value} is out of range: at least 1")
+        least = {"size": (size, 1), "entry_size": (entry_size, 1)}
+        least |= {"instance_id_len": (instance_id_len, 0), "metadata_len": (metadata_len, 0)}
+        for what, (value, smallest) in least.items():
+            if value < smallest:
+                raise InvalidArgument(f"{what} = {value} is out of range: at least {smallest}")
         self.name = name
         self._write_timeout_s = write_timeout_s
         self._plan = _SCHEMA.plan()

@@ -135,6 +135,11 @@ def test_an_output_that_does_not_fit_is_refused(server, out, said):
         rollway.pad(records(server, [2, 4]), leaves=["tokens"], out=out)
 
 
+def test_an_output_without_dimensions_is_refused(server):
+    with pytest.raises(rollway.InvalidArgument, match=r"is int32\[\], but the batch needs int32\[6\]"):
+        rollway.pack(records(server, [2, 4]), leaves=["tokens"], out={"tokens": np.zeros((), np.int32)})
+
+
 @pytest.mark.parametrize(
     ("fill", "said"),
     [

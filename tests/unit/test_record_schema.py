@@ -26,6 +26,38 @@ def test_bfloat16_is_a_dtype():
     assert RecordSchema.from_text(schema.text).text == schema.text
 
 
+@pytest.mark.parametrize("dtype", ["S5", "U3", "bool", "float8_e4m3fn", "longdouble", "datetime64", "complex64"])
+def test_the_text_of_any_dtype_gives_it_back(dtype):
+    schema = RecordSchema({"x": f"{dtype}[*,2]"})
+    again = RecordSchema.from_text(schema.text)
+    assert again.leaves == schema.leaves and again.text == schema.text
+
+
+def test_the_byte_order_in_a_text_is_kept():
+    assert RecordSchema.from_text(b'[["x",">i4",["*"]]]')["x"].dtype == np.dtype(">i4")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b'[["a","nope",[1]]]', "unknown dtype 'nope'"),
+        (b'[["a","",[1]]]', "unknown dtype"),
+        (b'[["a",null,[1]]]', "its dtype"),
+        (b"[[\"a\",\"[('b', '<i4')]\",[1]]]", "unknown dtype"),
+        (b'[["a","<i4",[1.5]]]', "whole numbers"),
+        (b'[["a","<i4","3"]]', "its dimensions"),
+        (b'[["a","|O",[]]]', "no fixed size"),
+        (b"[]", "no leaves"),
+        (b"{}", "no leaves"),
+        (b"7", "no records"),
+        (b"\xff", "no records"),
+    ],
+)
+def test_a_text_that_is_no_schema_is_refused(text, said):
+    with pytest.raises(SchemaMismatch, match=said):
+        RecordSchema.from_text(text)
+
+
 @pytest.mark.parametrize(
     "notation", ["int32", "int32[*", "int32[3,*]", "int32[-1]", "nonsense[*]", "object[*]", 7, "U[2]"]
 )

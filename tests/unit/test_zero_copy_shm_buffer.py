@@ -67,6 +67,12 @@ def test_tokens_of_other_types_are_taken_if_they_fit(buffer):
             buffer.write_trajectory(bad, 0.0)
 
 
+@pytest.mark.parametrize("bad", [{"size": 0}, {"entry_size": 0}, {"instance_id_len": -1}, {"metadata_len": -(10**9)}])
+def test_numbers_out_of_range_are_refused(name, bad):
+    with pytest.raises(rollway.InvalidArgument, match=f"{next(iter(bad))} = "):
+        ZeroCopySHMBuffer(name, create=True, **bad)
+
+
 def test_attaching_to_none_is_an_error(name):
     with pytest.raises(rollway.SegmentNotFound):
         ZeroCopySHMBuffer(name)
