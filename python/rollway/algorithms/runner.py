@@ -61,6 +61,7 @@ class AlgorithmRunner(AsyncRunner):
     ) -> None:
         if num_collectors < 1 or num_envs % num_collectors:
             raise InvalidArgument(f"num_envs = {num_envs} cannot be shared equally by {num_collectors} collectors")
+        _check_device(device or "cpu")
         self.settings = self._settings(rl_cfg or {})
         self.env = Environment.inspect(env_name, env_cfg_overrides)
         super().__init__(
@@ -151,6 +152,13 @@ class AlgorithmRunner(AsyncRunner):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the policy to a file that `Policy.load` reads."""
         self.policy.save(path, {"version": self.version})
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError) as error:  # Torch says by the first that it was built without CUDA.
+        raise InvalidArgument(f"device is {device!r}, which cannot be had: {str(error).splitlines()[0]}") from None
 
 
 @contextmanager
