@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from rollway.algorithms.environment import Environment
-from rollway.algorithms.policy import Policy
+from rollway.algorithms.policy import Policy, storable
 from rollway.algorithms.progress import Progress, Scoreboard
 from rollway.algorithms.settings import Settings
 from rollway.async_runner import AsyncRunner
@@ -63,6 +63,7 @@ class AlgorithmRunner(AsyncRunner):
             raise InvalidArgument(f"num_envs = {num_envs} cannot be shared equally by {num_collectors} collectors")
         _check_device(device or "cpu")
         self.settings = self._settings(rl_cfg or {})
+        storable(env_cfg_overrides or {}, "env_cfg_overrides")  # before hours of training, not after
         self.env = Environment.inspect(env_name, env_cfg_overrides)
         super().__init__(
             env_name,
