@@ -59,7 +59,11 @@ class Failure:
     def of(cls, error: BaseException) -> Self:
         """Notes an exception. Long texts lose their middle."""
         text = "".join(traceback.format_exception(error))
-        kind, message = type(error).__qualname__, str(error)
+        kind = type(error).__qualname__
+        try:
+            message = str(error)
+        except Exception as failed:  # noqa: BLE001 - an exception of anybody's making
+            message = f"(its __str__ raised {type(failed).__qualname__})"
         return cls(_shortened(kind, _MOST_KIND), _shortened(message, _MOST_MESSAGE), _shortened(text, _MOST_TRACEBACK))
 
     def encode(self) -> bytes:

@@ -103,6 +103,8 @@ class RolloutRingBuffer:
     ) -> None:
         if on_full not in ("drop_oldest", "block"):
             raise InvalidArgument(f"on_full is {on_full!r}; it must be 'drop_oldest' or 'block'")
+        if num_slots < 2:
+            raise InvalidArgument(f"num_slots = {num_slots} is out of range: at least 2")
         self.num_envs, self.num_steps = num_envs, num_steps
         self.obs_dim, self.action_dim, self.critic_dim = obs_dim, action_dim, critic_dim
         self.num_slots = num_slots

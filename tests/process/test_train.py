@@ -144,6 +144,9 @@ def test_ctrl_c_saves_what_was_learnt_and_ends_everything(tmp_path):
         (["sac", "--env", "CartPole-v1"], "SAC takes Box"),
         (["appo", "--env", "Nothing-v9"], "cannot make the environment 'Nothing-v9'"),
         (["appo", "--set", "epoks=3"], "no 'epoks'"),
+        (["appo", "--device", "bogus"], "device is 'bogus'"),
+        (["sac", "--device", "cuda:99"], "device is 'cuda:99'"),
+        (["appo", "--seed", "-1"], "seed is -1"),
     ],
 )
 def test_what_cannot_be_trained_is_one_line_and_status_2(args, says, monkeypatch, capsys):

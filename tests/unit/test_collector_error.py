@@ -98,3 +98,12 @@ def test_the_error_carries_the_facts():
     assert "collector 3 (pid 4711)" in str(error) and isinstance(error, rollway.RollwayError | RuntimeError)
     error = collector_error(0, 1, 1, failure_of(ValueError("no")))
     assert (error.kind, error.message, error.signal_name) == ("ValueError", "no", None)
+
+
+def test_an_exception_that_cannot_be_put_into_words_is_still_one():
+    class Mute(Exception):
+        def __str__(self):
+            raise LookupError
+
+    failure = Failure.of(Mute())
+    assert failure.kind.endswith("Mute") and "LookupError" in failure.message and "Mute" in failure.traceback

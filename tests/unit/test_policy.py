@@ -1,5 +1,6 @@
 """What was learnt, as a file: it comes back the same, whole, and without running anything."""
 
+import dataclasses
 import pickle
 
 import numpy as np
@@ -57,3 +58,21 @@ def test_an_evaluation_counts_the_first_episode_of_each_start():
     assert value == policy.evaluate(episodes=5, seed=3)
     assert 8 <= value <= 11
     assert policy.evaluate(episodes=3, max_steps=2) == 2.0
+
+
+def test_overrides_come_back_whatever_kind_of_number_they_are(tmp_path):
+    policy = made("sac", PENDULUM)
+    given = {"g": np.float64(9.0), "limits": [np.int32(3), (True, None)], "goal": np.arange(3.0), "more": {"a": "b"}}
+    storing = dataclasses.replace(policy, env=dataclasses.replace(policy.env, overrides=given))
+    storing.save(tmp_path / "policy.pt")
+    held = torch.load(tmp_path / "policy.pt", weights_only=True)["overrides"]
+    assert held.pop("goal").tolist() == [0, 1, 2]
+    assert held == {"g": 9.0, "limits": [3, (True, None)], "more": {"a": "b"}}
+    env = dataclasses.replace(policy.env, overrides={"g": np.float64(9.0)})
+    dataclasses.replace(policy, env=env).save(tmp_path / "policy.pt")
+    assert Policy.load(tmp_path / "policy.pt").env.overrides == {"g": 9.0}
+
+
+def test_what_a_file_cannot_hold_is_refused_before_anything_is_trained():
+    with pytest.raises(rollway.InvalidArgument, match=r"env_cfg_overrides\['g'\] is .*complex"):
+        rollway.algorithms.SacRunner(PENDULUM, {"g": 9j})

@@ -286,3 +286,10 @@ def test_large_weights_are_copied_by_several_threads_as_by_one(name):
 def test_stats_are_plain_numbers(pair):
     writer, _ = pair
     assert writer.stats() == {"version": 1, "buffers": 3, "retries": 0, "overtaken": 0, "recovered": 0}
+
+
+def test_negative_numbers_are_refused_by_the_name_of_the_argument():
+    with pytest.raises(rollway.InvalidArgument, match="max_buffers = -1"):
+        SharedWeightSync({"w": (1,)}, max_buffers=-1)
+    with SharedWeightSync({"w": (1,)}) as sync, pytest.raises(rollway.InvalidArgument, match="version = -1"):
+        sync.wait_for_version(-1, timeout=10)

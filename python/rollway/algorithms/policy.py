@@ -78,7 +78,7 @@ class Policy:
             "rollway_policy": 1,
             "algorithm": self.algorithm,
             "env": self.env.name,
-            "overrides": dict(self.env.overrides),
+            "overrides": storable(self.env.overrides, "env_cfg_overrides"),
             "settings": asdict(self.settings),
             "actor": self.actor.state_dict(),
             "extra": dict(extra or {}),
@@ -95,7 +95,7 @@ class Policy:
         held = torch.load(path, weights_only=True, map_location="cpu")
         if not isinstance(held, dict) or held.get("rollway_policy") != 1:
             raise InvalidArgument(f"{os.fspath(path)} is not a policy that this version of Rollway has saved.")
-        env = Environment.inspect(held["env"], held["overrides"])
+        env = Environment.inspect(held["env"], _restored(held["overrides"]))
         settings: AppoSettings | SacSettings
         actor: Actor
         if held["algorithm"] == "appo":
@@ -106,3 +106,30 @@ class Policy:
             actor = sac_learner.make_actor(env, settings)
         actor.load_state_dict(held["actor"])
         return cls(held["algorithm"], env, settings, actor)
+
+
+def storable(value: Any, what: str) -> Any:
+    """The same in types that a file may hold: plain ones, and tensors in place of arrays. `InvalidArgument` if not."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return torch.tensor(value)
+    if isinstance(value, Mapping):
+        return {storable(key, what): storable(one, f"{what}[{key!r}]") for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(storable(one, f"{what}[{at}]") for at, one in enumerate(value))
+    raise InvalidArgument(
+        f"{what} is {value!r} ({type(value).__name__}), which the file of a policy cannot hold: numbers, text, arrays, "
+        f"lists and dicts of them can be. Or make it the default of an environment that you register."
+    )
+
+
+def _restored(value: Any) -> Any:
+    """What `storable` was given, with arrays again."""
+    if isinstance(value, torch.Tensor):
+        return value.numpy()
+    if isinstance(value, dict):
+        return {key: _restored(one) for key, one in value.items()}
+    return type(value)(map(_restored, value)) if isinstance(value, list | tuple) else value

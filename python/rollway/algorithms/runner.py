@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from rollway.algorithms.environment import Environment
-from rollway.algorithms.policy import Policy
+from rollway.algorithms.policy import Policy, storable
 from rollway.algorithms.progress import Progress, Scoreboard
 from rollway.algorithms.settings import Settings
 from rollway.async_runner import AsyncRunner
@@ -61,7 +61,9 @@ class AlgorithmRunner(AsyncRunner):
     ) -> None:
         if num_collectors < 1 or num_envs % num_collectors:
             raise InvalidArgument(f"num_envs = {num_envs} cannot be shared equally by {num_collectors} collectors")
+        _check_device(device or "cpu")
         self.settings = self._settings(rl_cfg or {})
+        storable(env_cfg_overrides or {}, "env_cfg_overrides")  # before hours of training, not after
         self.env = Environment.inspect(env_name, env_cfg_overrides)
         super().__init__(
             env_name,
@@ -151,6 +153,13 @@ class AlgorithmRunner(AsyncRunner):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the policy to a file that `Policy.load` reads."""
         self.policy.save(path, {"version": self.version})
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError) as error:  # Torch says by the first that it was built without CUDA.
+        raise InvalidArgument(f"device is {device!r}, which cannot be had: {str(error).splitlines()[0]}") from None
 
 
 @contextmanager

@@ -49,6 +49,8 @@ class Settings:
             value = getattr(self, field.name)
             if field.name != "seed" and isinstance(value, int) and value < 1:
                 raise InvalidArgument(f"{field.name} is {value}: at least 1 is needed.")
+        if not 0 <= self.seed < 2**64:
+            raise InvalidArgument(f"seed is {self.seed}: it lies between 0 and 2**64 - 1.")
         if not 0 <= self.gamma <= 1:
             raise InvalidArgument(f"gamma is {self.gamma}: a discount lies between 0 and 1.")
         if self.learning_rate <= 0:
