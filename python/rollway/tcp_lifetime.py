@@ -6,8 +6,10 @@ import asyncio
 import atexit
 import logging
 import math
+import sys
 import time
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -50,13 +52,23 @@ class TcpLifetime(TcpConnection):
     def close(self, timeout: float | None = 10.0) -> None:
         """Waits until everything is acknowledged, at most ``timeout`` seconds, and disconnects. Safe to call twice.
 
-        `ConnectionClosedError` says how much was not acknowledged; the client is closed all the same.
+        `ConnectionClosedError` says how much was not acknowledged; the client is closed all the same. Ctrl-C ends the
+        wait: then it is closed at once, and the log says how much was not acknowledged.
         """
         try:
             super().close(timeout)
+        except (RollwayError, ValueError, TypeError):  # the latter two: there is no such timeout
+            raise
+        except BaseException as interruption:
+            try:
+                super().close(0.0)
+            except RollwayError as error:
+                _log.error("%s ended the close of a %s: %s", type(interruption).__name__, type(self).__name__, error)
+            raise
         finally:
-            self._bell.close()
-            _open_clients.discard(self)
+            if self.closed:
+                self._bell.close()
+                _open_clients.discard(self)
 
     def __enter__(self) -> Self:
         return self
@@ -69,9 +81,9 @@ class TcpLifetime(TcpConnection):
                 raise
             error.add_note(f"and while closing: {failure}")  # what went wrong first is what is raised
 
-    def __del__(self) -> None:
-        if hasattr(self, "_bell"):
-            _close_quietly(self)
+    def __del__(self, too_late: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_bell") and not too_late():  # at the end, `_close_all` has seen to it
+            _close_quietly(self, _FORGOTTEN_S)
 
     def __repr__(self) -> str:
         state = "connected" if self.connected else "connecting"
@@ -85,19 +97,23 @@ class TcpLifetime(TcpConnection):
         )
 
 
-def _close_quietly(client: TcpLifetime) -> None:
+def _close_quietly(client: TcpLifetime, timeout: float) -> None:
     """Delivers what a forgotten client still has, or says what is lost."""
     if client.closed or client.unacknowledged == 0:
         return
     try:
-        client.close(_FORGOTTEN_S)
+        client.close(timeout)
     except RollwayError as error:
         _log.error("a %s was not closed, and %s", type(client).__name__, error)
 
 
 def _close_all() -> None:
+    timeout = _FORGOTTEN_S
     for client in list(_open_clients):
-        _close_quietly(client)
+        try:
+            _close_quietly(client, timeout)
+        except KeyboardInterrupt:  # nobody wants to wait, but what is lost is told all the same
+            timeout = 0.0
 
 
 # At the end of the interpreter; after Ctrl-C, too, so not for long.

@@ -16,6 +16,7 @@ import pytest
 
 import rollway
 from conftest import Ledger, forked, until
+from rollway import tcp_lifetime
 
 WORDS = 64
 EXAMPLE = {"id": np.zeros(2, np.int64), "payload": np.zeros(WORDS, np.int64), "sum": np.int64(0)}
@@ -608,6 +609,70 @@ except KeyboardInterrupt:
         waiting.says("interrupted")
         assert time.monotonic() - started < 5
         waiting.ends()
+
+
+def interrupt(waiting):
+    """Ctrl-C, as soon as it waits."""
+    until(lambda: "futex" in Path(f"/proc/{waiting.pid}/wchan").read_text() or waiting.process.poll() is not None)
+    os.kill(waiting.pid, signal.SIGINT)
+
+
+@pytest.mark.parametrize("leave", ["client.close(None)", "client.__exit__(None, None, None)"])
+def test_ctrl_c_closes_a_client_that_waits_to_be_closed_and_what_is_lost_is_told(child, leave):
+    with serve(1, num_buffers=2) as server:
+        waiting = child(
+            PREAMBLE
+            + f"""
+from rollway import tcp_lifetime
+client = rollway.TcpClient("127.0.0.1", port, EXAMPLE, max_inflight_msgs=1)
+for counter in range(3): client.send(sample(0, counter))
+print("ready", flush=True)
+try:
+    {leave}
+except KeyboardInterrupt:
+    print(client.closed, client in tcp_lifetime._open_clients, flush=True)
+try:
+    client.send(sample(0, 3), timeout=1)
+except rollway.ConnectionClosedError:
+    print("closed", flush=True)
+""",
+            server.port,
+        )
+        waiting.says("ready")
+        interrupt(waiting)
+        waiting.says("True False")
+        waiting.says("closed")
+        _, errors = waiting.ends()
+    assert "KeyboardInterrupt ended the close of a TcpClient" in errors and "1 samples, from number 2 on" in errors
+    assert "Exception ignored" not in errors
+
+
+def test_ctrl_c_at_the_end_of_a_worker_tells_what_every_forgotten_client_lost(child):
+    with serve(1, num_buffers=2) as server:
+        waiting = child(
+            PREAMBLE
+            + """
+clients = [rollway.TcpClient("127.0.0.1", port, EXAMPLE, max_inflight_msgs=1) for _ in range(3)]
+for client in clients:
+    for counter in range(1 + 2 * (client is clients[0])): client.send(sample(0, counter))
+print("ready", flush=True)
+""",
+            server.port,
+        )
+        waiting.says("ready")
+        interrupt(waiting)
+        _, errors = waiting.ends()
+    assert errors.count("1 samples, from number") == 3 and "Exception ignored" not in errors, errors
+
+
+def test_a_senseless_timeout_closes_nothing():
+    with serve(1) as server, connect(server.port) as client:
+        for timeout, error in ((-1.0, ValueError), ("soon", TypeError)):
+            with pytest.raises(error):
+                client.close(timeout)
+        client.send(sample(0, 0))
+        client.wait(10)
+        assert client in tcp_lifetime._open_clients and not client.closed
 
 
 # ── two hosts ────────────────────────────────────────────────────────────────────────────────────────────────────────
