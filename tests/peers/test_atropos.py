@@ -31,6 +31,7 @@ from rollway.integrations.atropos import (
     RollwayTransportMixin,
     __main__,
     decode_group,
+    encode_group,
     hub,
     with_transport,
 )
@@ -445,6 +446,41 @@ def test_through_the_hub_batches_and_backpressure_are_atropos_own(learner, make,
         await asyncio.wait_for(serving, SECONDS)
 
     asyncio.run(run())
+
+
+@contextlib.asynccontextmanager
+async def fed(learner):
+    """The hub's feed, into the API server's state as a registered trainer leaves it."""
+    api.app.state.queue, api.app.state.envs, api.app.state.started = [], [], True
+    feeding = asyncio.create_task(hub.feed(learner))
+    try:
+        yield feeding
+    finally:
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+        vars(api.app.state)["_state"].clear()
+
+
+def submit(learner, instance, **fields):
+    small = {"tokens": [[1, 2], [1, 3]], "masks": [[-100, 2], [-100, 3]], "scores": [1.0, 0.0], **fields}
+    for repetition, (data, metadata) in enumerate(encode_group(small)):
+        learner.submit(data, key=rollway.RecordKey("r", "train", 0, instance, repetition), metadata=metadata)
+
+
+def test_a_record_that_is_no_trajectory_does_not_end_the_hub(learner, caplog):
+    data = encode_group({"tokens": [[1]], "masks": [[1]], "scores": [1.0]})[0].data
+    odd = rollway.RecordKey("r", "train", 0, "odd", 0)
+
+    async def run():
+        async with fed(learner) as feeding:
+            learner.submit(data, key=odd)
+            submit(learner, "a")
+            learner.submit(data, key=odd, metadata={"group_size": 1})
+            submit(learner, "b")
+            await come_true(lambda: len(api.app.state.queue) == 2, feeding)
+
+    asyncio.run(run())
+    assert caplog.text.count("odd") >= 2
 
 
 def test_the_api_command_needs_a_way_in():

@@ -8,7 +8,7 @@ import pytest
 
 import rollway
 from conftest import until
-from rollway.integrations.atropos import ATROPOS_SCHEMA, GroupReader, decode_group
+from rollway.integrations.atropos import ATROPOS_SCHEMA, GroupReader, decode_group, encode_group
 from rollway.integrations.atropos import group_sender as module
 from rollway.integrations.atropos.group_sender import GroupSender
 
@@ -183,6 +183,27 @@ def test_a_group_that_is_too_old_is_not_handed_over(learner, sender):
     asyncio.run(run())
     learner.publish(4)
     assert GroupReader(learner, max_staleness=2).read(SECONDS).key.instance_id == "new"
+
+
+@pytest.mark.parametrize(
+    ("label", "complaint"),
+    [
+        ({"metadata": {"group_size": 1}}, "a record without a key came from producer"),
+        ({"key": rollway.RecordKey("r", "train", 0, "odd", 0)}, "'odd', 0\\) is not what an Atropos environment sends"),
+        ({"key": rollway.RecordKey("r", "train", 0, "odd", 0), "metadata": {"group_size": "x"}}, "'odd'.*metadata is"),
+        ({"key": rollway.RecordKey("r", "train", 0, "odd", 7), "metadata": {"group_size": 2}}, "'odd', 7"),
+    ],
+)
+def test_an_odd_record_is_named_and_the_others_are_read(learner, sender, label, complaint):
+    asyncio.run(sender.send(group(), "a", 0))
+    learner.submit(encode_group(group())[0].data, **label)
+    asyncio.run(sender.send(group(), "b", 0))
+    reader = GroupReader(learner)
+    with pytest.raises(rollway.InvalidArgument, match=complaint):
+        reader.read(SECONDS)
+    read = [reader.read(SECONDS) for _ in range(2)]
+    assert [one.key.instance_id for one in read] == ["a", "b"]
+    assert learner.stats()["taken_records"] == 2 * 3, "the odd one was released"
 
 
 def test_after_the_learner_has_closed_there_is_nobody_to_generate_for(learner, sender):

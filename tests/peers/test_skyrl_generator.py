@@ -103,6 +103,21 @@ def test_what_skyrl_has_no_place_for_is_an_error_that_names_the_trajectory(serve
         run(generator_of(server).generate(batch("math-3")))
 
 
+@pytest.mark.parametrize("flaw", [{"images": [["x"]]}, {"logprobs": None}])
+def test_one_unusable_group_costs_no_other_of_its_call(server, env, flaw):
+    async def one_bad():
+        generator = generator_of(server)
+        for instance, fields in (("a", {}), ("b", flaw), ("c", {})):
+            send_group(env, instance, **fields)
+        with pytest.raises(TrajectoryUnusable):
+            await generator.generate(batch("1", "2", "3"))
+        return await generator.generate(batch("1", "2")), generator.stats()
+
+    output, stats = run(one_bad())
+    assert output["prompt_token_ids"] == made.prompts("a", "c")
+    assert (stats["taken_records"], stats["stashed_records"]) == (0, 0)
+
+
 def test_the_output_has_every_key_and_groups_can_be_concatenated(server, env):
     async def both():
         generator = generator_of(server, group_size=2)

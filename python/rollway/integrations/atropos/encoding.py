@@ -47,6 +47,7 @@ _DTYPES = {name: np.dtype(notation.partition("[")[0]) for name, notation in ATRO
 _NEEDED = ("tokens", "masks", "scores")
 _EXACT = 2.0**53  # whole numbers up to here are exact as doubles
 _FORMAT = 1
+_SAID = {"group_size", "whole", "own", "leaves", "bytes"}  # by every record of this format
 
 Array = np.ndarray[Any, Any]
 
@@ -222,7 +223,7 @@ def _restored(value: Any, marker: str) -> Any:
 
 def _description(record: RecordLike) -> dict[str, Any]:
     metadata = record.metadata
-    if not isinstance(metadata, dict) or metadata.get("atropos") != _FORMAT:
+    if not isinstance(metadata, dict) or metadata.get("atropos") != _FORMAT or not metadata.keys() >= _SAID:
         raise InvalidArgument(f"record {record.key} does not come from an Atropos environment (format {_FORMAT})")
     return metadata
 

@@ -11,11 +11,12 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from rollway.errors import WaitTimeout
+from rollway.errors import InvalidArgument, WaitTimeout
 from rollway.groups import Group, GroupAssembler
 
 if TYPE_CHECKING:
     from rollway._core import Record
+    from rollway.record_key import RecordKey
     from rollway.record_server import RecordServer
 
 _AT_ONCE = 64
@@ -23,6 +24,9 @@ _AT_ONCE = 64
 
 class GroupReader:
     """Reads groups that are complete. Not for several threads.
+
+    A record that no Atropos environment sends (no key, no group size, a repetition outside its group) is released, and
+    `read` raises `InvalidArgument` that names it. The others are kept: the next `read` goes on with them.
 
     Args:
         server: Reads records; stays yours to close. Publish the step on it, or the environments stand still.
@@ -104,26 +108,37 @@ class GroupReader:
             self._ready.popleft().release()
 
     def _add(self, records: list[Record]) -> None:
+        """Takes all that can be taken, and then raises what is wrong with the first that cannot."""
+        wrong: list[InvalidArgument] = []
         for record in records:
-            if record.is_tombstone:
-                # It comes after those records of its group that did go out: a lane keeps its order.
-                self.tombstones += 1
-                for assembler in self._by_size.values():
-                    assembler.give_up(record.key)
+            try:
+                self._add_one(record)
+            except InvalidArgument as error:
+                wrong.append(error)
                 record.release()
-                continue
-            size = record.metadata["group_size"]
-            if size not in self._by_size:
-                self._by_size[size] = GroupAssembler(
-                    size,
-                    on_incomplete="drop",
-                    deadline_s=self._deadline_s,
-                    max_groups=self._max_groups,
-                    max_staleness=self._max_staleness,
-                )
-            self._by_size[size].set_version(self._server.published_version)
-            self._by_size[size].add(record)
-            self._ready.extend(self._by_size[size])
+        if wrong:
+            raise wrong[0]
+
+    def _add_one(self, record: Record) -> None:
+        key, size = _place(record)
+        if record.is_tombstone:
+            # It comes after those records of its group that did go out: a lane keeps its order.
+            self.tombstones += 1
+            for assembler in self._by_size.values():
+                assembler.give_up(key)
+            record.release()
+            return
+        if size not in self._by_size:
+            self._by_size[size] = GroupAssembler(
+                size,
+                on_incomplete="drop",
+                deadline_s=self._deadline_s,
+                max_groups=self._max_groups,
+                max_staleness=self._max_staleness,
+            )
+        self._by_size[size].set_version(self._server.published_version)
+        self._by_size[size].add(record)
+        self._ready.extend(self._by_size[size])
 
     def _pop(self) -> Group | None:
         for assembler in self._by_size.values():
@@ -143,3 +158,20 @@ class GroupReader:
                 f"no complete group in time: {self.pending} are incomplete; {self.tombstones} were given up by their "
                 "environments so far"
             )
+
+
+def _place(record: Record) -> tuple[RecordKey, int]:
+    """The key of a record and the size of its group; of a tombstone, which has none, 0."""
+    key, said = record.key, record.metadata
+    if key is None:
+        raise InvalidArgument(
+            f"a record without a key came from producer {record.producer_id}: nobody knows to which group it belongs"
+        )
+    if record.is_tombstone:
+        return key, 0
+    size = said.get("group_size") if isinstance(said, dict) else None
+    if not isinstance(size, int) or not 0 <= key.repetition_id < size:
+        raise InvalidArgument(
+            f"the record {tuple(key)} is not what an Atropos environment sends: its metadata is {said!r}"
+        )
+    return key, size

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from rollway.errors import InvalidArgument
 from rollway.integrations.atropos.encoding import decode_group
 from rollway.integrations.atropos.group_reader import GroupReader
 from rollway.record_server import RecordServer
@@ -19,21 +20,27 @@ _log = logging.getLogger(__name__)
 async def feed(server: RecordServer, reader: GroupReader | None = None) -> None:
     """Moves groups from a record server of `ATROPOS_SCHEMA` into the API server of this process, until it is closed.
 
-    What Atropos would refuse over HTTP is refused here: logged, and gone. So is what comes while no trainer is
-    registered, after ``/reset_data``: it belongs to the run that was reset.
+    What Atropos would refuse over HTTP is refused here: logged, and gone. So is a record that no Atropos environment
+    sends, and what comes while no trainer is registered, after ``/reset_data``: it belongs to the run that was reset.
     """
     from atroposlib.api import server as api
     from pydantic import ValidationError
 
     reader = reader or GroupReader(server)
-    while (group := await reader.read_async()) is not None:
-        scored = decode_group(group.records)
+    while True:
+        try:
+            group = await reader.read_async()
+        except InvalidArgument as error:
+            _log.error("a record is dropped: %s", error)
+            continue
+        if group is None:
+            return
         if not hasattr(api.app.state, "queue"):
             _log.warning("no trainer is registered: group %s is dropped", group.key)
         else:
             try:
-                await api.scored_data(api.ScoredData(**scored))
-            except ValidationError as error:
+                await api.scored_data(api.ScoredData(**decode_group(group.records)))
+            except (InvalidArgument, ValidationError) as error:
                 _log.error("Atropos refuses group %s: %s", group.key, error)
         group.release()  # only now: until it is in the queue, it counts as waiting
 

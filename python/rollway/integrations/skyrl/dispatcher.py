@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollway import ConnectionClosedError, PeerDied, Record, RecordServer, segments
@@ -88,6 +89,12 @@ class Dispatcher:
         finally:
             if limit is not None:
                 limit.cancel()
+
+    def put_back(self, groups: Sequence[Settled]) -> None:
+        """Takes back groups that were got and not used, to where they were."""
+        self._stash.put_back(groups)
+        self._serve()
+        self._read_for_fewer()
 
     def _serve(self) -> None:
         """Hands groups to whoever waits, the oldest call first."""

@@ -6,7 +6,7 @@ what is the `Dispatcher`'s business. It does not run environments, and does not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, GeneratorOutput
@@ -17,7 +17,7 @@ from rollway.integrations.skyrl.ask import ask_of
 from rollway.integrations.skyrl.config import ExternalConfig
 from rollway.integrations.skyrl.dispatcher import Dispatcher
 from rollway.integrations.skyrl.errors import TrajectoryUnusable
-from rollway.integrations.skyrl.stash import Match, Stash
+from rollway.integrations.skyrl.stash import Match, Settled, Stash
 from rollway.integrations.skyrl.trajectory import Trajectory, trajectory_of
 
 
@@ -117,14 +117,20 @@ class AtroposSHMGenerator(GeneratorInterface):
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
         """Waits for as many trajectories as there are prompts, and gives them in the same order.
 
-        A call that is cancelled takes nothing: what it would have got goes to the next.
+        A call that is cancelled takes nothing: what it would have got goes to the next. `TrajectoryUnusable` costs the
+        groups that are unusable; the others go to the next call, too.
         """
         groups = await self._dispatcher.get(ask_of(input_batch, self._group_size))
-        trajectories = [trajectory_of(record) for settled in groups for record in settled.records]
-        for settled in groups:
-            for record in settled.records:
-                record.release()
-        return self._output(input_batch, trajectories)
+        used, wrong = _converted(input_batch, groups)
+        if wrong is not None:
+            self._dispatcher.put_back([settled for settled, rows in zip(groups, used, strict=True) if rows])
+        for settled, rows in zip(groups, used, strict=True):
+            if wrong is None or not rows:
+                for record in settled.records:
+                    record.release()
+        if wrong is not None:
+            raise wrong
+        return self._output(input_batch, [row for rows in used for row in rows])
 
     def close(self) -> None:
         """Closes the records: environments are told. Safe to call twice."""
@@ -152,6 +158,26 @@ class AtroposSHMGenerator(GeneratorInterface):
             rollout_logprobs=_logprobs(batch, rows),
             trajectory_ids=batch.get("trajectory_ids"),
         )
+
+
+def _converted(
+    batch: Mapping[str, Any], groups: Sequence[Settled]
+) -> tuple[list[list[Trajectory]], TrajectoryUnusable | None]:
+    """The rows of each group, none where it is unusable; and what is wrong with the first of those."""
+    made: list[list[Trajectory]] = []
+    wrong: TrajectoryUnusable | None = None
+    for settled in groups:
+        try:
+            made.append([trajectory_of(record) for record in settled.records])
+        except TrajectoryUnusable as error:
+            made.append([])
+            wrong = wrong or error
+    try:
+        _logprobs(batch, [row for rows in made for row in rows])
+    except TrajectoryUnusable as error:
+        made = [rows if all(row.logprobs is not None for row in rows) else [] for rows in made]
+        wrong = wrong or error
+    return made, wrong
 
 
 def _logprobs(batch: Mapping[str, Any], rows: list[Trajectory]) -> list[list[float]] | None:
