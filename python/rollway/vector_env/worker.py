@@ -158,7 +158,7 @@ class Desk:
         """Steps environments: the hot path."""
         first, hand, write = self._first, self._in_hand, sink.write
         members = [self._members[env - first] for env in envs]
-        rows, shape, loose = sink.rows, sink.shape, self._layout.loose
+        rows, shape, dtype, loose = sink.rows, sink.shape, sink.dtype, self._layout.loose
         rewards, terminations, truncations = sink.rewards, sink.terminations, sink.truncations
         if self._source.loose:
             self._source.accept({env: self._parameter(env) for env in envs})
@@ -179,7 +179,7 @@ class Desk:
                     continue
                 else:
                     observation, reward, terminated, truncated, notes = member.special()
-                if type(observation) is ndarray and observation.shape == shape:
+                if type(observation) is ndarray and observation.shape == shape and observation.dtype is dtype:
                     rows[env] = observation
                 else:
                     write(env, observation)
@@ -322,8 +322,9 @@ class Sink:
         self.terminations, self.truncations = _numbers(buffer.terminations), _numbers(buffer.truncations)
         rows = buffer.observations[0] if layout.single else None
         self.rows: Any = rows
-        """Where an observation that is one array goes, if it has this `shape`; there is none where nothing has it."""
+        """Where an observation that is one array goes, if it has this `shape` and `dtype`; `None` where nothing has."""
         self.shape = None if rows is None else rows.shape[1:]
+        self.dtype = None if rows is None else rows.dtype
         self.write: Callable[[int, Any], None] = self._write_parts if rows is None else _row_writer(rows, "")
         self._writers = [
             None if array is None else _row_writer(array, part.path)
@@ -342,8 +343,9 @@ def _numbers(array: Array) -> Any:
 
 
 def _row_writer(array: Array, path: str) -> Callable[[int, Any], None]:
-    """Writes one row of an array. A value of another shape is an error, not broadcast."""
+    """Writes one row of an array. A value of another shape is an error, not broadcast; of another kind, too."""
     shape, dtype = array.shape[1:], array.dtype
+    known = {dtype}
 
     def write(env: int, value: Any) -> None:
         if not (type(value) is np.ndarray and value.shape == shape):
@@ -352,6 +354,10 @@ def _row_writer(array: Array, path: str) -> Callable[[int, Any], None]:
                 raise ValueError(
                     f"the observation{path} has shape {value.shape}, but its space says {shape} of {dtype}"
                 )
+        if value.dtype not in known:
+            if not np.can_cast(value.dtype, dtype, "same_kind"):
+                raise TypeError(f"the observation{path} is {value.dtype}, which {dtype} of its space cannot hold")
+            known.add(value.dtype)
         array[env] = value
 
     return write
