@@ -36,7 +36,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
     however it ends. One thread at a time may use it.
 
     With ``copy=False`` what `step` returns are views: those of one step stay as they are until the step after the next
-    one, and are overwritten then.
+    one, and are overwritten then. To enter `collect_into`, or to `send` after a step, counts as a step there.
 
     >>> import gymnasium as gym, rollway
     >>> with rollway.make_vec("CartPole-v1", num_envs=4, num_workers=2) as envs:
