@@ -1,5 +1,6 @@
 """make_vec: part of the environments at a time, ways to start processes, and the life of the workers."""
 
+import math
 import os
 import pickle
 import select
@@ -279,6 +280,14 @@ def test_another_thread_that_comes_in_between_is_told_and_can_close_later(tmp_pa
         gate.touch()
         thread.join()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.parametrize("timeout", [None, math.inf])
+def test_one_can_wait_for_ever(timeout):
+    envs = rollway.make_vec(counters(1), step_timeout_s=math.inf)
+    envs.reset()
+    assert envs.call("add", 5) == (5,) and envs.step([CALM])[1].tolist() == [1]
+    envs.close(timeout=timeout)
 
 
 def test_environments_are_closed_and_workers_end():

@@ -13,7 +13,7 @@ from typing import Any
 from gymnasium import Env
 from gymnasium.vector.utils import CloudpickleWrapper, clear_mpi_env_vars
 
-from rollway.vector_env.wire import Wire, WorkerGone
+from rollway.vector_env.wire import FOREVER_S, Wire, WorkerGone
 from rollway.vector_env.worker import Orders, describe_end, work
 
 Maker = Callable[[], Env[Any, Any]]
@@ -113,7 +113,7 @@ class Crew:
             if wire is not None:
                 wire.close()
                 self._wires[worker] = None
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + min(timeout, FOREVER_S)
         for process in self._processes:
             if process is not None:
                 process.join(max(0.0, deadline - time.monotonic()))

@@ -23,6 +23,7 @@ from rollway.vector_env.layout import Array, Buffer
 from rollway.vector_env.rollout import Memory, Place, Target, check_rollout
 from rollway.vector_env.task import RESET, SEND, STEP
 from rollway.vector_env.troupe import Note, Packed, Troupe
+from rollway.vector_env.wire import FOREVER_S
 
 Result = tuple[Any, Array, Array, Array, dict[str, Any]]
 _RESERVED = ("reset", "step", "close")
@@ -381,7 +382,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
 
     def close_extras(self, timeout: float | None = 5.0, terminate: bool = False) -> None:
         """Ends the workers: those that have not closed their environments within ``timeout`` seconds are killed."""
-        self._troupe.close(0.0 if terminate else 1e9 if timeout is None else timeout)
+        self._troupe.close(0.0 if terminate else FOREVER_S if timeout is None else timeout)
 
     @property
     def step_timeout_s(self) -> float | None:

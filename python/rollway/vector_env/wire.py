@@ -15,8 +15,8 @@ from collections import deque
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-_FOREVER_S = 1e6
-"""Eleven days: more than `poll` takes is an error."""
+FOREVER_S = 1e6
+"""Eleven days. `poll` takes no more than twice that."""
 
 
 class WorkerGone(Exception):
@@ -107,4 +107,4 @@ class Wire:
 
 
 def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else min(_FOREVER_S, max(0.0, deadline - time.monotonic()))
+    return None if deadline is None else min(FOREVER_S, max(0.0, deadline - time.monotonic()))
