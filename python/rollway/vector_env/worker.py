@@ -99,8 +99,9 @@ def work(orders: Orders, makers: Sequence[Callable[[], Env[Any, Any]]], pipe: Co
     except (BrokenPipeError, ConnectionResetError, EOFError):
         pass  # The caller has closed while we had something to say or to hear.
     finally:
-        for member in members:
-            member.env.close()
+        with contextlib.ExitStack() as stack:  # every one, also when another raises
+            for member in reversed(members):
+                stack.callback(member.env.close)
 
 
 class Desk:
