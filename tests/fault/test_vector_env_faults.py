@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import rollway
-from conftest import is_gone, until
+from conftest import forked, is_gone, until
 from rollway import FaultPolicy, _core
 from vector_env_toys import Counter, Sampler, counters
 
@@ -358,14 +358,17 @@ def test_no_worker_outlives_a_caller_that_is_killed_while_environments_are_made(
     until(lambda: all(is_gone(pid) for pid in pids), 5)
 
 
-def test_closing_twice_or_in_a_forked_child_is_harmless():
+def test_closing_twice_or_in_a_forked_child_is_harmless_and_using_it_there_is_refused():
     envs = rollway.make_vec(counters(2), num_workers=2)
     envs.reset()
-    pid = os.fork()
-    if pid == 0:
+
+    def use():
+        for use in (envs.reset, envs.render, lambda: envs.step([0, 0]), lambda: envs.send([0, 0], [0, 1])):
+            with pytest.raises(rollway.NotInThisProcess, match="forked child"):
+                use()
         envs.close()
-        os._exit(0)
-    os.waitpid(pid, 0)
+
+    assert os.waitpid(forked(use), 0)[1] == 0
     assert envs.step([0, 0])[1].tolist() == [1, 1]
     envs.close()
     envs.close()
