@@ -121,6 +121,17 @@ def test_large_infos_and_loose_observations_arrive_in_any_order():
         assert all(isinstance(said, str) for said in envs.recv()[0]["said"])
 
 
+def test_large_infos_of_one_worker_do_not_wait_for_the_caller_to_read_them():
+    with rollway.make_vec(counters(3), num_workers=1, batch_size=3) as envs:
+        envs.async_reset()
+        envs.recv()
+        envs.send([BIG, BIG], [0, 1])  # a batch is there when the third has answered, too
+        envs.send([BIG], [2])
+        infos = envs.recv()[4]
+        assert infos["big"][:, 0].tolist() == [0, 1, 2]
+        assert envs.call("add", 1) == (1, 2, 3)
+
+
 def test_a_large_call_and_a_large_info_pass_one_another():
     with rollway.make_vec(counters(1)) as envs:
         envs.reset()

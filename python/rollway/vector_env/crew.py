@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.context import BaseContext
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from gymnasium import Env
@@ -17,11 +16,6 @@ from rollway.vector_env.wire import FOREVER_S, Wire, WorkerGone
 from rollway.vector_env.worker import Orders, describe_end, work
 
 Maker = Callable[[], Env[Any, Any]]
-
-
-def packed(message: Any) -> bytes:
-    """A message as it travels, to be sent once nothing can go wrong any more."""
-    return bytes(ForkingPickler.dumps(message))
 
 
 class Crew:

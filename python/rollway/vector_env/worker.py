@@ -26,6 +26,7 @@ from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
 from rollway.vector_env.member import Member, Notes
 from rollway.vector_env.rollout import Target
 from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESET, RESTORED, SEND, STEP, Fault
+from rollway.vector_env.wire import Outlet
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class Desk:
         self, core: EnvWorker, orders: Orders, blueprint: Blueprint, members: list[Member], pipe: Connection
     ) -> None:
         self._core, self._pipe, self._members = core, pipe, members
+        self._outlet = Outlet(pipe)
         self._blueprint, self._first = blueprint, orders.envs.start
         self._same_step = orders.mode is AutoresetMode.SAME_STEP
         floor = blueprint.floor(core.memory)
@@ -143,7 +145,7 @@ class Desk:
                 return
             elif call == "mail":
                 number, *letter = self._pipe.recv()
-                self._pipe.send(("reply", (number, self._reply(*letter))))
+                self._outlet.say(("reply", (number, self._reply(*letter))))
             elif what == SEND:
                 for position, env in enumerate(envs):
                     flags = self._advance([env], self._sinks[buffer])
@@ -269,7 +271,7 @@ class Desk:
         """Sends what was too long. After the answer: the caller reads the pipe once it knows that something comes."""
         parcels, self._parcels = self._parcels, []
         for parcel in parcels:
-            self._pipe.send(("parcel", parcel))
+            self._outlet.say(("parcel", parcel))
 
     def _aim(self, target: Target) -> None:
         """Learns other places to write to."""
