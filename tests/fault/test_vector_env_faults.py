@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import rollway
-from conftest import is_gone, until
+from conftest import forked, is_gone, until
 from rollway import FaultPolicy, _core
 from vector_env_toys import Counter, Sampler, counters
 
@@ -70,6 +71,25 @@ def test_an_info_that_cannot_be_pickled_is_told_and_the_worker_lives_on():
         with pytest.raises(rollway.EnvRaised, match=r"environment 1 raised.*cannot be pickled"):
             envs.step([0, 1])
         assert envs.step([0, 0])[1].tolist() == [2, 2]
+
+
+def test_an_observation_of_another_kind_is_told_and_not_cast():
+    class Painter(Counter):
+        observation_space = spaces.Box(0, 255, (2,), np.uint8)
+
+        def _observation(self):
+            return np.array([300.7, 1]) if self.count else np.zeros(2, np.uint8)
+
+    class Rounder(Painter):
+        observation_space = spaces.Box(0, 255, (2,), np.float32)
+
+    with rollway.make_vec(Painter, 1) as envs:
+        envs.reset()
+        with pytest.raises(rollway.EnvRaised, match="observation is float64, which uint8 of its space cannot hold"):
+            envs.step([CALM])
+    with rollway.make_vec(Rounder, 1) as envs:
+        assert envs.reset()[0].tolist() == [[0, 0]]
+        assert envs.step([CALM])[0].tolist() == [[np.float32(300.7), 1]]
 
 
 def test_an_environment_that_cannot_be_made_says_why():
@@ -229,8 +249,6 @@ def test_nested_and_loose_observations_survive_a_restart():
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().step(action)
 
-    from gymnasium import spaces
-
     with rollway.make_vec(lambda: Fragile(LOOSE, spaces.Discrete(2)), 2, num_workers=2, restart=FaultPolicy()) as envs:
         before, _ = envs.reset(seed=1)
         after, _, _, truncations, _ = envs.step([1, 0])
@@ -340,14 +358,17 @@ def test_no_worker_outlives_a_caller_that_is_killed_while_environments_are_made(
     until(lambda: all(is_gone(pid) for pid in pids), 5)
 
 
-def test_closing_twice_or_in_a_forked_child_is_harmless():
+def test_closing_twice_or_in_a_forked_child_is_harmless_and_using_it_there_is_refused():
     envs = rollway.make_vec(counters(2), num_workers=2)
     envs.reset()
-    pid = os.fork()
-    if pid == 0:
+
+    def use():
+        for use in (envs.reset, envs.render, lambda: envs.step([0, 0]), lambda: envs.send([0, 0], [0, 1])):
+            with pytest.raises(rollway.NotInThisProcess, match="forked child"):
+                use()
         envs.close()
-        os._exit(0)
-    os.waitpid(pid, 0)
+
+    assert os.waitpid(forked(use), 0)[1] == 0
     assert envs.step([0, 0])[1].tolist() == [1, 1]
     envs.close()
     envs.close()

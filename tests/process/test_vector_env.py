@@ -1,5 +1,6 @@
 """make_vec: part of the environments at a time, ways to start processes, and the life of the workers."""
 
+import math
 import os
 import pickle
 import select
@@ -124,6 +125,17 @@ def test_large_infos_and_loose_observations_arrive_in_any_order():
         actions = [envs.single_action_space.sample() for _ in range(2)]
         envs.send({key: tuple(one[key] for one in actions) for key in LOOSE.spaces})
         assert all(isinstance(said, str) for said in envs.recv()[0]["said"])
+
+
+def test_large_infos_of_one_worker_do_not_wait_for_the_caller_to_read_them():
+    with rollway.make_vec(counters(3), num_workers=1, batch_size=3) as envs:
+        envs.async_reset()
+        envs.recv()
+        envs.send([BIG, BIG], [0, 1])  # a batch is there when the third has answered, too
+        envs.send([BIG], [2])
+        infos = envs.recv()[4]
+        assert infos["big"][:, 0].tolist() == [0, 1, 2]
+        assert envs.call("add", 1) == (1, 2, 3)
 
 
 def test_a_large_call_and_a_large_info_pass_one_another():
@@ -287,18 +299,25 @@ def test_another_thread_that_comes_in_between_is_told_and_can_close_later(tmp_pa
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_environments_are_closed_and_workers_end():
-    closed = Path(_core.shm_directory()) / f"test-closed-{os.getpid()}"
+@pytest.mark.parametrize("timeout", [None, math.inf])
+def test_one_can_wait_for_ever(timeout):
+    envs = rollway.make_vec(counters(1), step_timeout_s=math.inf)
+    envs.reset()
+    assert envs.call("add", 5) == (5,) and envs.step([CALM])[1].tolist() == [1]
+    envs.close(timeout=timeout)
 
+
+def test_environments_are_closed_and_workers_end(tmp_path):
     class Tidy(Counter):
         def close(self):
-            closed.write_text("yes")
+            (tmp_path / str(self.number)).touch()
+            if self.number == 0:
+                raise OSError("one that cannot be closed does not keep the others open")
 
-    envs = rollway.make_vec(Tidy, 1)
+    envs = rollway.make_vec([lambda number=number: Tidy(number) for number in range(2)], num_workers=1)
     envs.reset()
     envs.close()
-    assert closed.read_text() == "yes"
-    closed.unlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
 def test_a_forgotten_vector_environment_ends_its_workers():

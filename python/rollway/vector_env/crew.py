@@ -7,21 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.context import BaseContext
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from gymnasium import Env
 from gymnasium.vector.utils import CloudpickleWrapper, clear_mpi_env_vars
 
-from rollway.vector_env.wire import Wire, WorkerGone
+from rollway.vector_env.wire import FOREVER_S, Wire, WorkerGone
 from rollway.vector_env.worker import Orders, describe_end, work
 
 Maker = Callable[[], Env[Any, Any]]
-
-
-def packed(message: Any) -> bytes:
-    """A message as it travels, to be sent once nothing can go wrong any more."""
-    return bytes(ForkingPickler.dumps(message))
 
 
 class Crew:
@@ -113,7 +107,7 @@ class Crew:
             if wire is not None:
                 wire.close()
                 self._wires[worker] = None
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + min(timeout, FOREVER_S)
         for process in self._processes:
             if process is not None:
                 process.join(max(0.0, deadline - time.monotonic()))

@@ -7,6 +7,7 @@ and mending is `troupe`'s business; how an environment is stepped is `worker`'s 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
-from rollway.errors import ConnectionClosedError, EnvRaised, InvalidArgument
+from rollway.errors import ConnectionClosedError, EnvRaised, InvalidArgument, NotInThisProcess
 from rollway.vector_env.agreement import ObservationMode
 from rollway.vector_env.crew import Maker
 from rollway.vector_env.fault_policy import FaultPolicy
@@ -23,9 +24,11 @@ from rollway.vector_env.layout import Array, Buffer
 from rollway.vector_env.rollout import Memory, Place, Target, check_rollout
 from rollway.vector_env.task import RESET, SEND, STEP
 from rollway.vector_env.troupe import Note, Packed, Troupe
+from rollway.vector_env.wire import FOREVER_S
 
 Result = tuple[Any, Array, Array, Array, dict[str, Any]]
 _RESERVED = ("reset", "step", "close")
+_process: int
 
 
 class ShmVectorEnv(VectorEnv[Any, Any, Array]):
@@ -36,7 +39,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
     however it ends. One thread at a time may use it.
 
     With ``copy=False`` what `step` returns are views: those of one step stay as they are until the step after the next
-    one, and are overwritten then.
+    one, and are overwritten then. To enter `collect_into`, or to `send` after a step, counts as a step there.
 
     >>> import gymnasium as gym, rollway
     >>> with rollway.make_vec("CartPole-v1", num_envs=4, num_workers=2) as envs:
@@ -80,6 +83,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         self._actions = self._troupe.floor.actions[0] if self._troupe.action.single else None
         """Where actions that are one array go, if it has this shape and dtype."""
         self._actions_look = None if self._actions is None else (self._actions.shape, self._actions.dtype)
+        self._pid = _process
         self._received: list[int] = []
         self._stepping = False
         """Whether `step_async` was called, and `step_wait` was not."""
@@ -381,7 +385,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
 
     def close_extras(self, timeout: float | None = 5.0, terminate: bool = False) -> None:
         """Ends the workers: those that have not closed their environments within ``timeout`` seconds are killed."""
-        self._troupe.close(0.0 if terminate else 1e9 if timeout is None else timeout)
+        self._troupe.close(0.0 if terminate else FOREVER_S if timeout is None else timeout)
 
     @property
     def step_timeout_s(self) -> float | None:
@@ -397,6 +401,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
     def _must_be_open(self) -> None:
         if self.closed:
             raise ConnectionClosedError("this vector environment is closed")
+        if self._pid != _process:
+            raise NotInThisProcess(f"this vector environment is process {self._pid}'s: make one in the forked child")
 
     def _pack_actions(self, actions: Any, envs: Sequence[int]) -> Packed:
         """Actions with loose parts: they travel whole."""
@@ -435,3 +441,12 @@ def _check(what: str, value: int, least: int, most: int | None) -> None:
     if value < least or (most is not None and value > most):
         limit = f"{least} to {most}" if most is not None else f"at least {least}"
         raise InvalidArgument(f"{what} is {value}; it must be {limit}")
+
+
+def _note_process() -> None:
+    global _process  # asked at every step, and a system call would take longer
+    _process = os.getpid()
+
+
+_note_process()
+os.register_at_fork(after_in_child=_note_process)

@@ -22,12 +22,12 @@ from gymnasium.vector import AutoresetMode
 from rollway._core import EnvCaller
 from rollway.errors import EnvDied, EnvHung, EnvRaised, WaitTimeout
 from rollway.vector_env.agreement import Agreement, ObservationMode
-from rollway.vector_env.crew import Crew, Maker, packed
+from rollway.vector_env.crew import Crew, Maker
 from rollway.vector_env.fault_policy import FaultPolicy, Patience
 from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
 from rollway.vector_env.rollout import Target
 from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESET, RESTORE, RESTORED, Fault
-from rollway.vector_env.wire import WorkerGone, WorkerSilent
+from rollway.vector_env.wire import WorkerGone, WorkerSilent, packed
 from rollway.vector_env.worker import Introduction, Orders
 
 Note = tuple[int, dict[str, Any]]

@@ -1,22 +1,26 @@
-"""Wire: the caller's end of a worker's pipe. Its two ends never wait for one another.
+"""Wire and Outlet: the caller's end of a worker's pipe, and what the worker says into the other end.
 
-A pipe has room for some 200 KB. A worker that sends more waits for its reader, and does not read meanwhile; so whoever
-writes to it must read what it says. Used by `Crew` alone. Workers use the `Connection` itself.
+A pipe has room for some 200 KB. A worker does not wait until more than that is read: its caller may be asleep until
+other environments of this worker have answered. `Crew` and `worker` use it; workers read the `Connection` itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
 import struct
+import threading
 import time
 from collections import deque
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from queue import SimpleQueue
 from typing import Any
 
-_FOREVER_S = 1e6
-"""Eleven days: more than `poll` takes is an error."""
+FOREVER_S = 1e6
+"""Eleven days. `poll` takes no more than twice that."""
 
 
 class WorkerGone(Exception):
@@ -32,16 +36,13 @@ class Wire:
 
     def __init__(self, pipe: Connection, sentinel: int) -> None:
         self._pipe, self._sentinel = pipe, sentinel
-        self._socket = socket.socket(fileno=os.dup(pipe.fileno()))
-        self._socket.setblocking(True)  # for the pipe's sake, whatever `socket.setdefaulttimeout` says
+        self._socket = _socket_of(pipe)
         self._unsent: deque[memoryview] = deque()
         self._heard: deque[Any] = deque()
 
     def send(self, letter: bytes, deadline: float | None) -> None:
         """Sends a message. What is not sent in time is kept, for `flush`."""
-        # The frame of a `Connection`, which reads it.
-        frame = struct.pack("!i", len(letter)) if len(letter) < 1 << 31 else struct.pack("!iQ", -1, len(letter))
-        self._unsent.append(memoryview(frame + letter))
+        self._unsent.append(_framed(letter))
         self.flush(deadline)
 
     def flush(self, deadline: float | None) -> None:
@@ -106,5 +107,48 @@ class Wire:
         self._socket.close()
 
 
+class Outlet:
+    """What a worker says. What the pipe has no room for is left to a thread, which is started when it is needed."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._socket = _socket_of(pipe)
+        self._unsent: SimpleQueue[memoryview] | None = None
+
+    def say(self, message: Any) -> None:
+        """Says it, and does not wait."""
+        data = _framed(packed(message))
+        if self._unsent is None:
+            with contextlib.suppress(BlockingIOError):
+                data = data[self._socket.send(data, socket.MSG_DONTWAIT) :]
+            if not data:
+                return
+            self._unsent = SimpleQueue()
+            threading.Thread(target=self._send_all, args=(self._unsent,), daemon=True).start()
+        self._unsent.put(data)
+
+    def _send_all(self, unsent: SimpleQueue[memoryview]) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the caller has closed
+            while True:
+                self._socket.sendall(unsent.get())
+
+
+def packed(message: Any) -> bytes:
+    """A message as it travels, to be sent once nothing can go wrong any more."""
+    return bytes(ForkingPickler.dumps(message))
+
+
+def _framed(letter: bytes) -> memoryview:
+    """In the frame of a `Connection`, which reads it."""
+    frame = struct.pack("!i", len(letter)) if len(letter) < 1 << 31 else struct.pack("!iQ", -1, len(letter))
+    return memoryview(frame + letter)
+
+
+def _socket_of(pipe: Connection) -> socket.socket:
+    """What a duplex pipe is."""
+    own = socket.socket(fileno=os.dup(pipe.fileno()))
+    own.setblocking(True)  # for the pipe's sake, whatever `socket.setdefaulttimeout` says
+    return own
+
+
 def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else min(_FOREVER_S, max(0.0, deadline - time.monotonic()))
+    return None if deadline is None else min(FOREVER_S, max(0.0, deadline - time.monotonic()))

@@ -26,6 +26,7 @@ from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
 from rollway.vector_env.member import Member, Notes
 from rollway.vector_env.rollout import Target
 from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESET, RESTORED, SEND, STEP, Fault
+from rollway.vector_env.wire import Outlet
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,9 @@ def work(orders: Orders, makers: Sequence[Callable[[], Env[Any, Any]]], pipe: Co
     except (BrokenPipeError, ConnectionResetError, EOFError):
         pass  # The caller has closed while we had something to say or to hear.
     finally:
-        for member in members:
-            member.env.close()
+        with contextlib.ExitStack() as stack:  # every one, also when another raises
+            for member in reversed(members):
+                stack.callback(member.env.close)
 
 
 class Desk:
@@ -110,6 +112,7 @@ class Desk:
         self, core: EnvWorker, orders: Orders, blueprint: Blueprint, members: list[Member], pipe: Connection
     ) -> None:
         self._core, self._pipe, self._members = core, pipe, members
+        self._outlet = Outlet(pipe)
         self._blueprint, self._first = blueprint, orders.envs.start
         self._same_step = orders.mode is AutoresetMode.SAME_STEP
         floor = blueprint.floor(core.memory)
@@ -142,7 +145,7 @@ class Desk:
                 return
             elif call == "mail":
                 number, *letter = self._pipe.recv()
-                self._pipe.send(("reply", (number, self._reply(*letter))))
+                self._outlet.say(("reply", (number, self._reply(*letter))))
             elif what == SEND:
                 for position, env in enumerate(envs):
                     flags = self._advance([env], self._sinks[buffer])
@@ -158,7 +161,7 @@ class Desk:
         """Steps environments: the hot path."""
         first, hand, write = self._first, self._in_hand, sink.write
         members = [self._members[env - first] for env in envs]
-        rows, shape, loose = sink.rows, sink.shape, self._layout.loose
+        rows, shape, dtype, loose = sink.rows, sink.shape, sink.dtype, self._layout.loose
         rewards, terminations, truncations = sink.rewards, sink.terminations, sink.truncations
         if self._source.loose:
             self._source.accept({env: self._parameter(env) for env in envs})
@@ -179,7 +182,7 @@ class Desk:
                     continue
                 else:
                     observation, reward, terminated, truncated, notes = member.special()
-                if type(observation) is ndarray and observation.shape == shape:
+                if type(observation) is ndarray and observation.shape == shape and observation.dtype is dtype:
                     rows[env] = observation
                 else:
                     write(env, observation)
@@ -268,7 +271,7 @@ class Desk:
         """Sends what was too long. After the answer: the caller reads the pipe once it knows that something comes."""
         parcels, self._parcels = self._parcels, []
         for parcel in parcels:
-            self._pipe.send(("parcel", parcel))
+            self._outlet.say(("parcel", parcel))
 
     def _aim(self, target: Target) -> None:
         """Learns other places to write to."""
@@ -322,8 +325,9 @@ class Sink:
         self.terminations, self.truncations = _numbers(buffer.terminations), _numbers(buffer.truncations)
         rows = buffer.observations[0] if layout.single else None
         self.rows: Any = rows
-        """Where an observation that is one array goes, if it has this `shape`; there is none where nothing has it."""
+        """Where an observation that is one array goes, if it has this `shape` and `dtype`; `None` where nothing has."""
         self.shape = None if rows is None else rows.shape[1:]
+        self.dtype = None if rows is None else rows.dtype
         self.write: Callable[[int, Any], None] = self._write_parts if rows is None else _row_writer(rows, "")
         self._writers = [
             None if array is None else _row_writer(array, part.path)
@@ -342,8 +346,9 @@ def _numbers(array: Array) -> Any:
 
 
 def _row_writer(array: Array, path: str) -> Callable[[int, Any], None]:
-    """Writes one row of an array. A value of another shape is an error, not broadcast."""
+    """Writes one row of an array. A value of another shape is an error, not broadcast; of another kind, too."""
     shape, dtype = array.shape[1:], array.dtype
+    known = {dtype}
 
     def write(env: int, value: Any) -> None:
         if not (type(value) is np.ndarray and value.shape == shape):
@@ -352,6 +357,10 @@ def _row_writer(array: Array, path: str) -> Callable[[int, Any], None]:
                 raise ValueError(
                     f"the observation{path} has shape {value.shape}, but its space says {shape} of {dtype}"
                 )
+        if value.dtype not in known:
+            if not np.can_cast(value.dtype, dtype, "same_kind"):
+                raise TypeError(f"the observation{path} is {value.dtype}, which {dtype} of its space cannot hold")
+            known.add(value.dtype)
         array[env] = value
 
     return write
