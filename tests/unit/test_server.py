@@ -518,7 +518,9 @@ def test_async_twins_wait_without_blocking_the_loop(name):
 
 def test_sample_async_tells_that_every_worker_died(child, name):
     with rollway.Server(ONE, 2, rollway.ShmTransport(name), peer_timeout_s=0.1) as server:
-        worker = child("import sys, numpy as np, rollway; c = rollway.ShmClient(sys.argv[1], np.zeros(1, int)); input()", name)
+        worker = child(
+            "import sys, numpy as np, rollway; c = rollway.ShmClient(sys.argv[1], np.zeros(1, int)); input()", name
+        )
         while server.stats()["producers_alive"] == 0:
             time.sleep(0.001)
         worker.kill()
