@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rollway._core import Record, RecordConsumer, RecordProducer
 from rollway.errors import ConnectionClosedError, ForeignSchema, InvalidArgument, WaitTimeout
 from rollway.hosting import Hosting, sort_out
+from rollway.lookout import Lookout, Trouble, gone
 from rollway.record_key import RecordKey
 from rollway.record_schema import RecordSchema
 from rollway.server import OnFull
@@ -67,6 +67,7 @@ class RecordServer(Hosting):
             if value is not None and value < 1:
                 raise InvalidArgument(f"{what} = {value} is out of range: at least 1")
         self._producer: RecordProducer | None = None
+        self._peer_timeout_s = peer_timeout_s
         shm, transports = sort_out(transport)
         options = shm or ShmTransport("in-process")
         try:
@@ -136,12 +137,11 @@ class RecordServer(Hosting):
 
     async def read_many_async(self, most: int, timeout: float | None = None) -> list[Record]:
         """As `read_many`, for asyncio. A cancelled wait takes nothing."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        lookout = Lookout(self._bell, timeout, self._troubles)
         while not (records := self.try_read_many(most)):
             if self.closed:
                 return []
-            left = None if deadline is None else deadline - time.monotonic()
-            if (left is not None and left <= 0) or not await self._bell.rung(left):
+            if not await lookout.rung():
                 raise self._timed_out(timeout)
         return records
 
@@ -186,6 +186,10 @@ class RecordServer(Hosting):
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
         return f"<rollway.RecordServer {self.name or '(in process)'} {', '.join(self.schema)} {state}>"
+
+    def _troubles(self) -> list[Trouble]:
+        """Why no record may ever come. Transports have producers of their own here, and remote workers come back."""
+        return [] if self._endpoints else [gone(self._consumer.producers, self._peer_timeout_s, "record")]
 
     def _timed_out(self, timeout: float | None) -> WaitTimeout:
         stats = self._consumer.stats()

@@ -5,7 +5,6 @@ The training loop calls it. Workers use `ShmClient`; code in the learner's own p
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ import optree
 from rollway._core import Consumer, Producer, Sample
 from rollway.errors import BatchesHeld, ConnectionClosedError, ForeignSchema, WaitTimeout
 from rollway.hosting import Hosting, sort_out
+from rollway.lookout import Lookout, Trouble, gone
 from rollway.pinning import pin
 from rollway.schema import Schema
 from rollway.shm_transport import ShmTransport
@@ -69,6 +69,7 @@ class Server(Hosting):
         self._schema = Schema.of(example)
         self._plan = self._schema.plan()
         self._batch_size = batch_size
+        self._peer_timeout_s = peer_timeout_s
         self._producer: Producer | None = None
         shm, transports = sort_out(transport)
         options = shm or ShmTransport("in-process")
@@ -116,10 +117,7 @@ class Server(Hosting):
         except WaitTimeout:
             raise self._timed_out(timeout) from None
         except BatchesHeld as held:
-            raise BatchesHeld(
-                f"{held}: no other can be filled. Drop or release() the samples you keep, use dataset_iter(copy=True), "
-                "or give the server more num_buffers"
-            ) from None
+            raise _held(str(held)) from None
         if sample is None:
             raise self._timed_out(timeout)
         return sample
@@ -133,23 +131,27 @@ class Server(Hosting):
 
     async def sample_async(self, timeout: float | None = None, at_least: int | None = None) -> Sample | None:
         """As `sample`, for asyncio. A cancelled wait takes nothing."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        lookout = Lookout(self._bell, timeout, self._troubles)
         while not self.closed:
             sample = self._consumer.take_in_turn()
             if sample is not None:
                 return sample
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+            if not await lookout.rung():
                 break
-            if not await self._bell.rung(left):
-                break
-        return self.try_sample() if self.closed else self.sample(0.0, at_least)
+        try:
+            sample = self._consumer.take(0.0, at_least)
+        except ConnectionClosedError:
+            return None
+        if sample is None:
+            raise self._timed_out(timeout)
+        return sample
 
     def dataset_iter(self, *, copy: bool = False) -> Iterator[Sample]:
         """Yields batches until the ring is shut down.
 
-        Each sample is released when you let go of it, which a ``for`` loop does when it asks for the next. With
-        ``copy=True`` you get arrays of your own, to keep.
+        Each sample is released when you let go of it. A ``for`` loop keeps its sample until it has the next one: several
+        loops, in threads, need more ``num_buffers`` than there are loops, or ``release()`` when they are done with a
+        sample. With ``copy=True`` you get arrays of your own, to keep.
         """
         while True:
             sample = self.sample()
@@ -195,12 +197,30 @@ class Server(Hosting):
             self._producer = Producer.beside(self._consumer, self._plan)
         return self._producer
 
+    def _troubles(self) -> list[Trouble]:
+        """Why no batch may ever come. Transports have producers of their own in the ring, and remote workers come back."""
+        consumer = self._consumer
+        held = Trouble(
+            lambda: consumer.stats()["batches_released"] if consumer.holds_all() else None,
+            1.0,
+            lambda: _held(f"all {consumer.stats()['num_buffers']} batches are held by this learner"),
+        )
+        return [held] if self._endpoints else [held, gone(consumer.producers, self._peer_timeout_s, "batch")]
+
     def _timed_out(self, timeout: float | None) -> WaitTimeout:
         stats = self._consumer.stats()
         alive, died = self._consumer.producers()
+        held = " This learner holds all of the ring's batches." if self._consumer.holds_all() else ""
         writers = ", ".join(f"pid {pid} ({slots})" for pid, slots in self._consumer.writers()) or "nobody"
         return WaitTimeout(
             f"no whole batch of {self._batch_size} within {timeout} s: {stats['ready_samples']} samples are committed, "
-            f"slots are being written by {writers}; {alive} producers attached, {len(died)} died.{self._refused()} "
+            f"slots are being written by {writers}; {alive} producers attached, {len(died)} died.{held}{self._refused()} "
             "Wait longer, or take what is there with sample(timeout, at_least=1)"
         )
+
+
+def _held(what: str) -> BatchesHeld:
+    return BatchesHeld(
+        f"{what}: no other can be filled. Drop or release() the samples you keep, use dataset_iter(copy=True), or give the "
+        "server more num_buffers"
+    )

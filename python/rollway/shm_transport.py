@@ -8,6 +8,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 
+class _MadeUp(str):
+    """A name that nobody chose. One that a user chose may look the same."""
+
+
+def _make_up() -> str:
+    return _MadeUp(f"auto-{os.getpid()}-{secrets.token_hex(4)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Options:
     if_exists: Literal["resume", "replace", "error"] = "resume"
@@ -32,9 +40,9 @@ class ShmTransport(_Options):
     'run1'
     """
 
-    name: str = field(default_factory=lambda: f"auto-{os.getpid()}-{secrets.token_hex(4)}")
+    name: str = field(default_factory=_make_up)
 
     @property
     def auto_named(self) -> bool:
         """Whether nobody chose the name."""
-        return self.name.startswith("auto-")
+        return isinstance(self.name, _MadeUp)

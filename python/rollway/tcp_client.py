@@ -11,7 +11,7 @@ from rollway.async_sends import AsyncSends
 from rollway.errors import ForeignSchema
 from rollway.schema import Schema
 from rollway.tcp_lifetime import TcpLifetime
-from rollway.tcp_transport import secret
+from rollway.tcp_transport import secret, trust
 
 
 class TcpClient(TcpLifetime, TcpSender, AsyncSends):
@@ -76,7 +76,7 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
                 schema.plan(),
                 max_inflight_msgs=max_inflight_msgs,
                 token=secret(token),
-                tls=None if ca is None else (os.fspath(ca), server_name),
+                tls=trust(ca, server_name),
                 producer_id=producer_id,
                 connect_timeout_s=connect_timeout_s,
                 reconnect_timeout_s=reconnect_timeout_s,

@@ -11,7 +11,7 @@ from rollway.async_record_sends import AsyncRecordSends
 from rollway.errors import ForeignSchema
 from rollway.record_schema import RecordSchema
 from rollway.tcp_lifetime import TcpLifetime
-from rollway.tcp_transport import secret
+from rollway.tcp_transport import secret, trust
 
 
 class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
@@ -80,7 +80,7 @@ class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
                 schema.plan(),
                 max_inflight_msgs=max_inflight_msgs,
                 token=secret(token),
-                tls=None if ca is None else (os.fspath(ca), server_name),
+                tls=trust(ca, server_name),
                 producer_id=producer_id,
                 connect_timeout_s=connect_timeout_s,
                 reconnect_timeout_s=reconnect_timeout_s,

@@ -141,3 +141,12 @@ class TcpEndpoint:
 def secret(token: str | bytes | None) -> bytes | None:
     """The bytes of a token."""
     return token.encode() if isinstance(token, str) else token
+
+
+def trust(ca: str | os.PathLike[str] | None, server_name: str | None) -> tuple[str, str | None] | None:
+    """Whom a client trusts; ``None``: it does without TLS."""
+    if ca is not None:
+        return os.fspath(ca), server_name
+    if server_name is not None:
+        raise InvalidArgument(f"server_name = {server_name!r} without ca: there is no TLS, so nobody would look at it")
+    return None

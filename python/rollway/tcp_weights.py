@@ -9,7 +9,7 @@ from typing import Any
 from rollway._core import WeightMirror
 from rollway.errors import InvalidArgument, ProtocolMismatch, SchemaMismatch
 from rollway.shared_weight_sync import SharedWeightSync
-from rollway.tcp_transport import secret
+from rollway.tcp_transport import secret, trust
 from rollway.weight_reading import WeightReading
 from rollway.weight_tree import WeightTree
 
@@ -93,7 +93,7 @@ class TcpWeights(WeightReading):
             port,
             name=name,
             token=secret(token),
-            tls=None if ca is None else (os.fspath(ca), server_name),
+            tls=trust(ca, server_name),
             max_buffers=max_buffers,
             max_peers=max_readers + 3,  # The one who receives, this handle, and whoever takes over.
             threads=threads,

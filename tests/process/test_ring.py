@@ -1,7 +1,9 @@
 """The ring between real processes: every start method, attaching, errors, waiting, several learners."""
 
+import dataclasses
 import multiprocessing as mp
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -150,10 +152,18 @@ print("ready", flush=True); sys.stdin.readline(); server.close()
         rollway.Server(EXAMPLE, 2, transport)
     with pytest.raises(rollway.SegmentExists, match="exists already"):
         rollway.Server(EXAMPLE, 2, rollway.ShmTransport(name, if_exists="error"))
-    with pytest.raises(rollway.GeometryMismatch, match="has batch_size = 2, but 3 was asked for"):
+    with pytest.raises(
+        rollway.GeometryMismatch, match="has batch_size = 2, but 3 was asked for. Ask for the same, choose"
+    ):
         rollway.Server(EXAMPLE, 3, rollway.ShmTransport(name))
+    with pytest.raises(rollway.GeometryMismatch, match="on_full = 'block', but 'error' was asked for"):
+        rollway.Server(EXAMPLE, 2, rollway.ShmTransport(name), on_full="error")
     with pytest.raises(rollway.SchemaMismatch, match="leaf 'obs'"):
         rollway.Server({"obs": np.zeros(1)}, 2, rollway.ShmTransport(name))
+    with pytest.raises(
+        rollway.SchemaMismatch, match="holds the samples of a Server .*, not the records of a RecordSer"
+    ):
+        rollway.RecordServer({"obs": "float32[*]"}, rollway.ShmTransport(name))
     assert rollway.gc() == [] or all(gone.name != name for gone in rollway.gc())
     learner.tell()
     learner.ends()
@@ -190,6 +200,51 @@ server = rollway.Server(example, 2, rollway.ShmTransport(sys.argv[1])); print("r
     learner.kill()
     with rollway.Server({"other": np.zeros(3)}, 5, rollway.ShmTransport(name)) as server:
         assert not server.resumed
+
+
+DIES = (
+    PREAMBLE
+    + "server = rollway.Server(example, 2, rollway.ShmTransport(sys.argv[1])); print('ready', flush=True); input()"
+)
+
+
+def test_a_stale_ring_is_replaced_by_records_and_takes_another_policy(name, child):
+    for _ in range(2):
+        learner = child(DIES, name)
+        learner.says("ready")
+        learner.kill()
+        with rollway.Server(EXAMPLE, 2, rollway.ShmTransport(name), num_buffers=3, on_full="drop_newest") as server:
+            assert server.resumed
+            assert [server.submit(EXAMPLE) for _ in range(7)] == [True] * 6 + [False]
+            with rollway.ShmClient(name, EXAMPLE) as client:
+                assert not client.blocks
+    learner = child(DIES, name)
+    learner.says("ready")
+    learner.kill()
+    with rollway.RecordServer({"obs": "float32[*]"}, rollway.ShmTransport(name)) as records:
+        assert not records.resumed
+
+
+def is_watching(pid):
+    try:
+        return any("inotify" in os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir())
+    except FileNotFoundError:  # one was closed meanwhile
+        return False
+
+
+def test_a_worker_waits_for_the_learner_that_replaces_a_stale_ring_of_another_shape(name, child):
+    learner = child(DIES, name)
+    learner.says("ready")
+    learner.kill()
+    with pytest.raises(rollway.SchemaMismatch, match="leaf"):
+        rollway.ShmClient(name, {"other": np.zeros(3)}, connect_timeout_s=0.05)
+    code = "client = rollway.ShmClient(sys.argv[1], {'other': np.zeros(3)}, connect_timeout_s=30); print('attached')"
+    worker = child(PREAMBLE + "print('waits', flush=True); " + code, name)
+    worker.says("waits")
+    until(lambda: is_watching(worker.pid))
+    with rollway.Server({"other": np.zeros(3)}, 5, rollway.ShmTransport(name)):
+        worker.says("attached")
+        worker.ends()
 
 
 def test_a_restarted_learner_goes_on_with_what_was_committed(name, child):
@@ -370,6 +425,13 @@ print(server.name, flush=True); sys.stdin.readline()
     assert any(segment.name == auto and segment.state == "stale" for segment in rollway.segments())
     with rollway.Server(EXAMPLE, 1, rollway.ShmTransport(name)):
         assert all(segment.name != auto for segment in rollway.segments())
+
+
+def test_a_name_that_somebody_chose_is_not_made_up_whatever_it_looks_like():
+    transport = rollway.ShmTransport()
+    assert transport.auto_named and pickle.loads(pickle.dumps(transport)).auto_named
+    assert dataclasses.replace(transport, max_peers=3).auto_named
+    assert not rollway.ShmTransport("auto-pilot").auto_named
 
 
 def test_as_many_peers_as_there_are_seats(name):

@@ -27,6 +27,27 @@ def values(sample):
     return sample.batch[:, 0].tolist()
 
 
+def in_thread(call):
+    """Runs a call in a thread; gives a function that waits for its result, or the exception."""
+    ended = []
+
+    def run():
+        try:
+            ended.append(call())
+        except rollway.RollwayError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def result():
+        thread.join(timeout=20)
+        assert ended, "it still waits"
+        return ended[0]
+
+    return result
+
+
 def test_a_sample_unpacks_like_echos():
     with rollway.Server(ONE, 2) as server:
         submit(server, 1, 2)
@@ -112,6 +133,28 @@ def test_several_batches_are_held_at_once_and_all_of_them_is_an_error():
             rollway.BatchesHeld, match=r"all 3 batches are held by this learner.*dataset_iter\(copy=True\)"
         ):
             server.sample()
+        with pytest.raises(rollway.WaitTimeout, match=r"within 0.01 s.*This learner holds all of the ring's batches"):
+            asyncio.run(server.sample_async(timeout=0.01))
+        with pytest.raises(rollway.BatchesHeld, match="all 3 batches are held by this learner"):
+            asyncio.run(server.sample_async())
+
+
+def test_threads_that_take_and_release_may_be_more_than_the_batches():
+    with rollway.Server(ONE, 4, num_buffers=2) as server:
+        seen = []
+
+        def take():
+            while (sample := server.sample()) is not None:
+                with sample:
+                    seen.extend(values(sample))
+
+        takers = [in_thread(take) for _ in range(3)]
+        submit(server, *range(4000))
+        while len(seen) < 4000:
+            time.sleep(0.001)
+        server.close()
+        assert [taker() for taker in takers] == [None] * 3
+        assert sorted(seen) == list(range(4000))
 
 
 def test_a_view_outlives_the_server():
@@ -140,8 +183,11 @@ def test_sample_times_out_and_says_what_is_there():
 
 @pytest.mark.parametrize("timeout", [-1, float("nan")])
 def test_a_senseless_timeout_is_refused(timeout):
-    with rollway.Server(ONE, 1) as server, pytest.raises(ValueError, match="a timeout must be a number of seconds"):
-        server.sample(timeout=timeout)
+    with rollway.Server(ONE, 1) as server:
+        with pytest.raises(ValueError, match="a timeout must be a number of seconds"):
+            server.sample(timeout=timeout)
+        with pytest.raises(ValueError, match="a timeout must be a number of seconds"):
+            asyncio.run(server.sample_async(timeout=timeout))
 
 
 def test_at_least_hands_over_a_short_batch_at_the_deadline():
@@ -324,27 +370,6 @@ def test_close_wakes_everybody():
     assert results["sample"] is None and "closed" in results["submit"]
 
 
-def in_thread(call):
-    """Runs a call in a thread; gives a function that waits for its result, or the exception."""
-    ended = []
-
-    def run():
-        try:
-            ended.append(call())
-        except rollway.RollwayError as error:
-            ended.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def result():
-        thread.join(timeout=20)
-        assert ended, "it still waits"
-        return ended[0]
-
-    return result
-
-
 def test_closing_a_server_ends_its_own_calls_also_when_another_learner_is_attached(name):
     first, second = (rollway.Server(ONE, 1, rollway.ShmTransport(name), num_buffers=2) for _ in range(2))
     idle = in_thread(first.sample)
@@ -490,6 +515,18 @@ def test_async_twins_wait_without_blocking_the_loop(name):
                 assert await asyncio.wait_for(pending, 10) is None
 
     asyncio.run(run())
+
+
+def test_sample_async_tells_that_every_worker_died(child, name):
+    with rollway.Server(ONE, 2, rollway.ShmTransport(name), peer_timeout_s=0.1) as server:
+        worker = child(
+            "import sys, numpy as np, rollway; c = rollway.ShmClient(sys.argv[1], np.zeros(1, int)); input()", name
+        )
+        while server.stats()["producers_alive"] == 0:
+            time.sleep(0.001)
+        worker.kill()
+        with pytest.raises(rollway.PeerDied, match=f"pid {worker.pid}"):
+            asyncio.run(server.sample_async(timeout=20))
 
 
 def test_a_cancelled_sample_async_takes_nothing():

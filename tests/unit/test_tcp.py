@@ -1006,11 +1006,14 @@ def test_an_authority_that_is_not_trusted_and_a_name_that_is_not_in_the_certific
 
 def test_tls_on_one_side_only_is_an_error_and_not_a_hang(authority, certificate):
     with serve(transport=rollway.TcpTransport(tls=certificate)) as server:
-        with pytest.raises((rollway.ProtocolMismatch, rollway.LearnerUnreachable)):
-            connect(server, connect_timeout_s=0.3)
+        with pytest.raises(rollway.TlsFailed, match="the learner speaks TLS, and this client does not"):
+            connect(server, connect_timeout_s=20)
     with serve() as server:
-        with pytest.raises((rollway.TlsFailed, rollway.LearnerUnreachable)):
-            connect(server, ca=authority.pem, connect_timeout_s=0.3)
+        with pytest.raises(rollway.TlsFailed, match="this client speaks TLS, and the learner does not"):
+            connect(server, ca=authority.pem, connect_timeout_s=20)
+        assert "speaks TLS" in server.endpoints[0].last_refusal
+        with pytest.raises(rollway.InvalidArgument, match="server_name = 'learner.example' without ca"):
+            connect(server, server_name="learner.example")
 
 
 def test_files_that_are_no_certificates_are_named(authority, certificate, tmp_path):

@@ -62,8 +62,25 @@ pub enum Error {
     #[error("segment '{name}' (created by pid {creator}) holds another schema")]
     Schema { name: String, creator: u32, theirs: Vec<u8> },
 
-    #[error("segment '{name}' (created by pid {creator}) has {what} = {theirs}, but {ours} was asked for")]
+    /// Another structure lies there.
+    #[error(
+        "segment '{name}' (created by pid {creator}) holds {theirs}, not {ours}. Open it with its own class, or choose another \
+         name"
+    )]
+    Kind { name: String, creator: u32, theirs: &'static str, ours: &'static str },
+
+    #[error(
+        "segment '{name}' (created by pid {creator}) has {what} = {theirs}, but {ours} was asked for. Ask for the same, choose \
+         another name, or stop everybody who is attached: then a new learner replaces it"
+    )]
     Geometry { name: String, creator: u32, what: &'static str, theirs: u64, ours: u64 },
+
+    /// A second learner wants producers to do something else.
+    #[error(
+        "segment '{name}' (created by pid {creator}) has on_full = '{theirs}', but '{ours}' was asked for, and others are \
+         attached. Ask for '{theirs}', or stop them first"
+    )]
+    Policy { name: String, creator: u32, theirs: &'static str, ours: &'static str },
 
     #[error("{what} = {value} is out of range: {range}")]
     OutOfRange { what: &'static str, value: u64, range: String },
@@ -200,6 +217,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the segment is whole and has another shape than was asked for. A learner replaces such a one when it is stale.
+    pub fn is_misfit(&self) -> bool {
+        matches!(self, Error::Schema { .. } | Error::Kind { .. } | Error::Geometry { .. } | Error::Closed)
+    }
+
     /// Wraps a failed system call with what was being attempted.
     pub fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
         Error::Io { what: what.into(), source: source.into() }

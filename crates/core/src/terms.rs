@@ -25,6 +25,16 @@ impl OnFull {
             .into_iter()
             .find(|p| *p as u64 == word)
     }
+
+    /// As Python spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            OnFull::Block => "block",
+            OnFull::DropOldest => "drop_oldest",
+            OnFull::DropNewest => "drop_newest",
+            OnFull::Error => "error",
+        }
+    }
 }
 
 /// Options of a producer.
@@ -70,7 +80,7 @@ impl IfExists {
                 Ok(found) => Ok((found, true)),
                 Err(Error::NotFound { .. }) => create().map(fresh),
                 // Another shape: replace it if nobody lives in it, otherwise say what differs.
-                Err(error @ (Error::Schema { .. } | Error::Geometry { .. } | Error::Closed)) => {
+                Err(error) if error.is_misfit() => {
                     if catalog::collect(name)? {
                         create().map(fresh)
                     } else {

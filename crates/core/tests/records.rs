@@ -654,13 +654,10 @@ fn other_records_than_expected_are_refused_and_said_why() {
     }
     assert!(matches!(reopen(here(), IfExists::Fail), Error::Exists { .. }));
     assert!(matches!(reopen(here(), IfExists::Replace), Error::InUse { .. }));
-    assert!(matches!(fixture::attach(&name), Err(Error::NotASegment { .. })), "it is no ring");
+    assert!(matches!(fixture::attach(&name), Err(Error::Kind { .. })), "it is no ring");
     consumer.close().unwrap();
     let ring = fixture::open(&fixture::spec(Some(&name), 2, 2));
-    assert!(
-        matches!(Consumer::attach(&name, None, None), Err(Error::NotASegment { .. })),
-        "these are no records"
-    );
+    assert!(matches!(Consumer::attach(&name, None, None), Err(Error::Kind { .. })), "these are no records");
     drop(ring);
 }
 

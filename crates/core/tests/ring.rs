@@ -395,12 +395,26 @@ fn a_learner_may_hold_several_batches_at_once() {
 }
 
 #[test]
-fn one_who_holds_every_batch_is_told_so_and_does_not_wait() {
+fn one_who_holds_every_batch_is_told_so_and_does_not_wait_for_ever() {
     let (consumer, _producer) = full_ring(OnFull::Block);
     let held = [(); 2].map(|()| Consumer::take(&consumer, soon(), None).unwrap().unwrap());
     let ended = Consumer::take(&consumer, Patience::Forever, None);
     assert!(matches!(ended, Err(Error::AllHeld(2))), "{ended:?}");
     drop(held);
+}
+
+#[test]
+fn one_who_waits_while_another_thread_holds_every_batch_gets_the_next() {
+    let (consumer, producer) = full_ring(OnFull::Block);
+    let held = [(); 2].map(|()| Consumer::take(&consumer, soon(), None).unwrap().unwrap());
+    let waits = || consumer.ring().protocol().control.readable.has_waiter();
+    std::thread::scope(|scope| {
+        let next = scope.spawn(|| receive(&consumer).len());
+        assert!(eventually(waits));
+        drop(held);
+        (0..2).for_each(|value| send(&producer, value));
+        assert_eq!(next.join().unwrap(), 2);
+    });
 }
 
 #[test]

@@ -519,9 +519,10 @@ fn another_magic_version_or_kind_is_refused() {
     }
     name.file().write_all_at(&header, 0).unwrap();
     name.file().write_all_at(&99u32.to_ne_bytes(), 12).unwrap();
-    assert_refused!(attach(&name), Error::NotASegment { .. });
-    assert_refused!(open(&name, IfExists::Resume), Error::NotASegment { .. });
-    assert!(catalog::collect(&name).unwrap(), "a stale segment of any kind can be collected");
+    assert_refused!(attach(&name), Error::Kind { .. });
+    let replacement = open(&name, IfExists::Resume).unwrap();
+    assert!(!replacement.resumed(), "a stale segment of any kind can be collected");
+    replacement.close().unwrap();
 }
 
 #[test]

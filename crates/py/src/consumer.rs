@@ -129,6 +129,11 @@ impl Consumer {
         Ok(self.core(py)?.resumed())
     }
 
+    /// Whether every batch is in this learner's hands.
+    fn holds_all(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.core(py)?.holds_all())
+    }
+
     /// Living producers, here and at the other end of connections, and the pids of those who died without closing.
     fn producers(&self, py: Python<'_>) -> PyResult<(usize, Vec<u32>)> {
         let census = self.core(py)?.producers();

@@ -103,8 +103,7 @@ impl Producer {
         let patience = patience(Some(connect_timeout_s))?;
         let (text, leaf_bytes) = (&plan.get().text, plan.get().leaf_bytes());
         let core = blocking(py, || {
-            arrival::wait_for(&name, patience)?;
-            Core::attach(&name, text, &leaf_bytes, spec)
+            arrival::attach(&name, patience, || Core::attach(&name, text, &leaf_bytes, spec))
         })?
         .map_err(|e| to_py(py, e))?;
         Self::wrap(py, core, plan, name)

@@ -52,11 +52,8 @@ impl RecordProducer {
         };
         let patience = patience(Some(connect_timeout_s))?;
         let text = &plan.get().text;
-        let core = blocking(py, || {
-            arrival::wait_for(&name, patience)?;
-            Core::attach(&name, text, spec)
-        })?
-        .map_err(|e| to_py(py, e))?;
+        let core = blocking(py, || arrival::attach(&name, patience, || Core::attach(&name, text, spec)))?
+            .map_err(|e| to_py(py, e))?;
         Self::wrap(py, core, plan, name)
     }
 

@@ -73,7 +73,8 @@ impl<'a> Courier<'a> {
                 Err(failure) => break self.given_up(failure),
             }
             pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-            self.shared.caller.rest(pause);
+            let left = (self.contact + self.limit()).saturating_duration_since(Instant::now());
+            self.shared.caller.rest(pause.min(left));
             if self.shared.caller.is_closing() {
                 break Ended::Closed;
             }

@@ -8,7 +8,7 @@ use super::frame::{
 };
 use super::link::{Link, watch};
 use super::server::SILENCES;
-use super::tls::ClientTls;
+use super::tls::{self, ClientTls};
 use super::token::{Side, Token, nonce, random};
 use crate::error::Error;
 use rustix::event::{EventfdFlags, eventfd};
@@ -226,7 +226,7 @@ impl Dialler<'_> {
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::InvalidData => {
-                    return Err(Failure::Tls(error.to_string()));
+                    return Err(Failure::Tls(tls::explain(&error)));
                 }
                 done => return Ok(done?),
             }
@@ -268,7 +268,11 @@ impl Dialler<'_> {
         let client = Preamble { protocol: PROTOCOL, token, nonce }.bytes();
         self.write(link, &client)?;
         let mut server = [0; PREAMBLE_BYTES];
-        self.read_exact(link, &mut server)?;
+        let heard = self.read_exact(link, &mut server);
+        if self.client.tls.is_none() && tls::is_record(&server) {
+            return Err(Failure::Tls(tls::LEARNER_HAS_TLS.to_owned())); // An alert, which is shorter than a preamble.
+        }
+        heard?;
         let theirs = Preamble::parse(&server).map_err(|damage| Failure::Protocol(damage.to_string()))?;
         if theirs.protocol != PROTOCOL {
             let what = format!("it speaks protocol {}, this client {PROTOCOL}", theirs.protocol);

@@ -1,7 +1,7 @@
 //! The server's half of the handshake: who is there, may it come in, does it bring what we expect.
 //!
 //! ```text
-//! client  preamble ─────────────▶          not RLWY: the connection is closed without a word
+//! client  preamble ─────────────▶          not RLWY: the connection is closed without a word (but TLS is answered, plainly)
 //!         ◀───────────── preamble  server  another protocol: closed; the preamble says which we speak
 //!         proof ────────────────▶          wrong: refused
 //!         ◀──────────────── proof
@@ -15,6 +15,7 @@ use super::connection::End;
 use super::frame::{
     Cargo, HEADER_BYTES, Header, Hello, Kind, PREAMBLE_BYTES, PROOF_BYTES, PROTOCOL, Preamble, Refusal,
 };
+use super::tls::is_record;
 use super::token::{Side, Token, nonce};
 use super::wire::Wire;
 
@@ -27,10 +28,18 @@ pub async fn greet<'a>(
 ) -> Result<Hello, End> {
     let mut client_bytes = [0; PREAMBLE_BYTES];
     wire.read_exact(&mut client_bytes).await?;
-    let client = Preamble::parse(&client_bytes).map_err(|_| End::Stranger)?;
+    let client = Preamble::parse(&client_bytes);
+    if client.is_err() && !is_record(&client_bytes) {
+        return Err(End::Stranger);
+    }
     let nonce = nonce().map_err(|_| End::Stranger)?;
     let server_bytes = Preamble { protocol: PROTOCOL, token: token.is_some(), nonce }.bytes();
     wire.say(&server_bytes);
+    let Ok(client) = client else {
+        // It cannot read this as TLS, and knows why.
+        let what = "the client speaks TLS, and the learner does not".to_owned();
+        return Err(End::Refused(Refusal::Protocol, what, None));
+    };
     if client.protocol != PROTOCOL {
         let what = format!("the client speaks protocol {}, the learner {PROTOCOL}", client.protocol);
         return Err(End::Refused(Refusal::Protocol, what, None));

@@ -46,6 +46,25 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     Ok(found)
 }
 
+/// What a side that speaks plainly is told about one that does not, and the other way round.
+pub const LEARNER_HAS_TLS: &str = "the learner speaks TLS, and this client does not: give it the learner's certificate, or its authority's, as ca";
+pub const LEARNER_HAS_NO_TLS: &str =
+    "this client speaks TLS, and the learner does not: leave ca out, or give the learner's TcpTransport tls";
+
+/// Whether bytes are the start of a record of TLS: its type, and the major number of its version.
+pub fn is_record(bytes: &[u8]) -> bool {
+    matches!(bytes, [20..=23, 3, ..])
+}
+
+/// Why a client's TLS failed.
+pub fn explain(error: &std::io::Error) -> String {
+    use rustls::{Error, InvalidMessage};
+    match error.get_ref().and_then(|error| error.downcast_ref()) {
+        Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)) => LEARNER_HAS_NO_TLS.to_owned(),
+        _ => error.to_string(),
+    }
+}
+
 impl ServerTls {
     pub fn config(&self) -> Result<Arc<ServerConfig>> {
         let key = PrivateKeyDer::from_pem_file(&self.key)

@@ -122,7 +122,7 @@ impl Records {
         if_exists.open_or_create(spec.name, open, || Records::create(spec))
     }
 
-    fn fits(self, spec: &RecordsSpec<'_>) -> Result<Records> {
+    fn fits(mut self, spec: &RecordsSpec<'_>) -> Result<Records> {
         let wanted = Geometry::new(spec.lanes, spec.descriptors, spec.lane_bytes)?;
         let there = &self.geometry;
         self.segment.check_sizes(&[
@@ -130,7 +130,10 @@ impl Records {
             ("descriptors", there.descriptors, wanted.descriptors),
             ("lane_bytes", there.lane_bytes, wanted.lane_bytes),
         ])?;
-        self.unless_closed()
+        self = self.unless_closed()?;
+        self.segment.change_policy(ON_FULL_WORD, self.on_full, spec.on_full)?;
+        self.on_full = spec.on_full;
+        Ok(self)
     }
 
     fn unless_closed(self) -> Result<Records> {

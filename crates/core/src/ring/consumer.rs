@@ -125,10 +125,8 @@ impl Consumer {
         let control = protocol.control;
         let mut patrol = Patrol::start();
         let mut solitude = Solitude::bearing(self.peer_timeout);
+        let mut grip = Grip::default();
         loop {
-            if protocol.held_by(owner) == protocol.buffers.len() {
-                return Err(Error::AllHeld(protocol.buffers.len()));
-            }
             let ticket = control.readable.announce();
             self.check_open()?;
             let idle =
@@ -165,12 +163,22 @@ impl Consumer {
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     self.ring.recover(&self.seat)?;
+                    let released = control.counters.batches_released.load(Ordering::Relaxed);
+                    if grip.is_for_good(self.holds_all(), released) {
+                        return Err(Error::AllHeld(protocol.buffers.len()));
+                    }
                     if solitude.is_unbearable(|| self.seat.is_alone_among(Role::Producer)) {
                         return Err(self.workers_died());
                     }
                 }
             }
         }
+    }
+
+    /// Whether every batch is in this consumer's hands, so that none can be filled.
+    pub fn holds_all(&self) -> bool {
+        let protocol = self.ring.protocol();
+        self.seat.owner().is_some_and(|owner| protocol.held_by(owner) == protocol.buffers.len())
     }
 
     fn seal_at_least(&self, at_least: Option<usize>) -> Result<bool> {
@@ -281,6 +289,26 @@ impl Drop for Consumer {
     /// A consumer that is dropped has left, as if it had closed. Nobody hears of a failure here; `close` tells.
     fn drop(&mut self) {
         let _ = self.close();
+    }
+}
+
+/// Since when a consumer has held every batch, and how many had been released by then. Its threads hold them for a moment,
+/// while they work; one that waits for what it keeps itself would wait for ever.
+#[derive(Debug, Default)]
+struct Grip(Option<(Instant, u64)>);
+
+impl Grip {
+    const LIMIT: Duration = Duration::from_secs(1);
+
+    /// True when nothing was let go for too long.
+    fn is_for_good(&mut self, holds_all: bool, released: u64) -> bool {
+        match self.0 {
+            Some((since, then)) if holds_all && then == released => since.elapsed() >= Self::LIMIT,
+            _ => {
+                self.0 = holds_all.then(|| (Instant::now(), released));
+                false
+            }
+        }
     }
 }
 

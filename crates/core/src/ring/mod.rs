@@ -108,7 +108,7 @@ impl Ring {
         if_exists.open_or_create(spec.name, open, || Ring::create(spec))
     }
 
-    fn fits(self, spec: &RingSpec<'_>) -> Result<Ring> {
+    fn fits(mut self, spec: &RingSpec<'_>) -> Result<Ring> {
         let (batch_size, num_buffers) = (self.geometry.batch_size, self.geometry.num_buffers);
         self.segment.check_sizes(&[
             ("batch_size", batch_size, spec.batch_size),
@@ -117,6 +117,8 @@ impl Ring {
         if self.is_closed() {
             return Err(self.segment.shut_down()?);
         }
+        self.segment.change_policy(ON_FULL_WORD, self.on_full, spec.on_full)?;
+        self.on_full = spec.on_full;
         Ok(self)
     }
 

@@ -1,4 +1,4 @@
-//! Waiting for a segment to appear, by watching the directory: no polling, and no sleep that guesses.
+//! Waiting for a segment to appear, or for a stale one to be replaced, by watching the directory: no polling, and no sleep that guesses.
 
 use super::{Segment, directory};
 use crate::error::{Error, Result};
@@ -10,16 +10,22 @@ use std::time::Duration;
 
 /// Waits until a segment of this name can be opened. [`Error::NotFound`] when the time is over.
 pub fn wait_for(name: &str, patience: Patience) -> Result<()> {
+    attach(name, patience, || Segment::open(name, None).map(drop))
+}
+
+/// Attaches to a segment of this name as soon as there is one. One of another shape in which nobody lives is as good as none:
+/// the learner that is about to start replaces it. What the last attempt met, when the time is over.
+pub fn attach<T>(name: &str, patience: Patience, mut attach: impl FnMut() -> Result<T>) -> Result<T> {
     super::check_name(name)?;
     // The watch comes before the look: what appears in between is an event.
     let watch = watch_directory();
     loop {
-        match Segment::open(name, None) {
-            Err(Error::NotFound { .. }) => {}
-            Err(error) => return Err(error),
-            Ok(_) => return Ok(()),
-        }
-        let Some(left) = patience.left() else { return Err(super::not_found(name)) };
+        let error = match attach() {
+            Err(error @ Error::NotFound { .. }) => error,
+            Err(error) if error.is_misfit() && is_stale(name) => error,
+            done => return done,
+        };
+        let Some(left) = patience.left() else { return Err(error) };
         // Without a watch (the user's inotify instances may be used up) we look twenty times a second.
         let nap = if watch.is_some() { left } else { left.min(Duration::from_millis(50)) };
         let limit =
@@ -33,6 +39,14 @@ pub fn wait_for(name: &str, patience: Patience) -> Result<()> {
             Err(Errno::INTR) => return Err(Error::Interrupted),
             Err(e) => return Err(Error::io(format!("waiting for segment '{name}'"), e)),
         }
+    }
+}
+
+/// Whether nobody lives in it, or it is gone. Doubt counts as life.
+fn is_stale(name: &str) -> bool {
+    match Segment::open(name, None) {
+        Err(error) => matches!(error, Error::NotFound { .. }),
+        Ok(segment) => segment.is_live().is_ok_and(|live| !live),
     }
 }
 

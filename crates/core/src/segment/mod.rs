@@ -22,6 +22,7 @@ pub mod lease;
 mod memory;
 
 use crate::error::{Error, Result};
+use crate::terms::OnFull;
 use header::{Extent, GEOMETRY_WORDS, Header, LAYOUT_VERSION, MAGIC, PAGE, SeatRecord};
 pub use lease::{Census, Owner, Role, Seat, Surety};
 use rustix::fs::{self, Mode, OFlags};
@@ -282,9 +283,9 @@ impl Segment {
             return Err(Error::NotOurs { name: name.to_owned(), owner: stat.st_uid, me: my_uid(), mode });
         }
         let (header, extent) = Self::read_header(name, &path, &file, stat.st_size as u64)?;
-        if kind.is_some_and(|kind| kind != header.kind) {
-            let what = format!("it holds another structure (kind {})", header.kind);
-            return Err(Error::NotASegment { path, what });
+        if let Some(kind) = kind.filter(|&kind| kind != header.kind) {
+            let (theirs, ours) = (header::contents(header.kind), header::contents(kind));
+            return Err(Error::Kind { name: name.to_owned(), creator: header.creator_pid, theirs, ours });
         }
         let segment = Self::map(name, true, file, extent)?;
         segment.published.store(true, Ordering::Relaxed);
@@ -361,6 +362,23 @@ impl Segment {
         };
         let (name, creator) = (self.name.clone(), self.header().creator_pid);
         Err(Error::Geometry { name, creator, what, theirs: theirs as u64, ours: ours as u64 })
+    }
+
+    /// Changes the policy of a segment in which nobody lives, for those who open it from now on; refuses to where somebody does.
+    pub(crate) fn change_policy(&self, word: usize, theirs: OnFull, ours: OnFull) -> Result<()> {
+        if theirs == ours {
+            return Ok(());
+        }
+        let header = self.header();
+        if self.is_live()? {
+            let (name, creator) = (self.name.clone(), header.creator_pid);
+            return Err(Error::Policy { name, creator, theirs: theirs.name(), ours: ours.name() });
+        }
+        let offset = std::mem::offset_of!(Header, geometry) + word * size_of::<u64>();
+        assert!(word < GEOMETRY_WORDS, "a header has so many words");
+        // SAFETY: the word lies in the header page, aligned. Whoever opens the segment meanwhile reads one policy or the other.
+        unsafe { self.base.as_ptr().add(offset).cast::<u64>().write_volatile(ours as u64) };
+        Ok(())
     }
 
     /// The error for a name that is taken by the living.
