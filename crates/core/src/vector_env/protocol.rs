@@ -66,7 +66,7 @@ impl Protocol<'_> {
 
     /// Caller: there is a letter for a worker, on another way.
     pub fn post(&self, worker: usize) {
-        // SYNC line.mail: Release here, Acquire in `mail`. The letter was sent before.
+        // SYNC line.mail: Release here, Acquire in `mail`. The letter itself comes by the pipe, which orders it.
         self.lines[worker].mail.fetch_add(1, Ordering::Release);
         self.lines[worker].work.ring_if_waiting();
     }
