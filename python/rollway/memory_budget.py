@@ -26,6 +26,10 @@ Place = Literal["shared", "private"]
 _MIB = 2**20
 _SEGMENT_OVERHEAD = 128 * 1024  # header, seats, slot words
 _FLOAT32 = 4
+_PAGE, _LINE = 4096, 64
+_SLOT_WORDS = 256  # of a ring: who has the slot, whose rollout it holds
+_TALLIES = 32 * 1024  # of a replay buffer: what each process has added
+_LEAF_WORDS, _LEAF_TEXT = 16, 512  # of weights: a leaf's version in each buffer; its name and dtype
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,9 @@ class MemoryBudget:
 
     >>> budget = MemoryBudget().add_rollout_ring(64, 24, 48, 12, num_slots=4).add_weights(1_000_000, buffers=3)
     >>> print(budget)
-    rollout ring: 4 slots x (64 x 24 steps x 64 numbers + 64 x 48 last) x 4 B + 128 KiB = 1.7 MiB (shared)
-    weights: 3 buffers x 1,000,000 B + 128 KiB = 3.0 MiB (shared)
-    total = 4.7 MiB shared, 0.0 MiB private
+    rollout ring: 4 slots x (64 x 24 steps x 64 numbers + 64 x 48 last) x 4 B + 129 KiB = 1.7 MiB (shared)
+    weights: 3 buffers x 1,000,000 B + 875 KiB = 3.7 MiB (shared)
+    total = 5.4 MiB shared, 0.0 MiB private
     """
 
     def __init__(self) -> None:
@@ -93,29 +97,42 @@ class MemoryBudget:
     ) -> Self:
         """A `RolloutRingBuffer` with these arguments."""
         shapes = rollout_shapes(num_envs, num_steps, obs_dim, action_dim, critic_dim)
-        slot = sum(math.prod(shape) for shape in shapes.values()) * _FLOAT32
-        more = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in (fields or {}).values())
+        _check_counts(num_slots=num_slots)
+        usual = [math.prod(shape) * _FLOAT32 for shape in shapes.values()]
+        more = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in (fields or {}).values()]
+        slot = sum(usual) + sum(more)
         step = obs_dim + action_dim + 4 + critic_dim
         arithmetic = (
             f"{num_slots} slots x ({num_envs} x {num_steps} steps x {step} numbers + "
             f"{num_envs} x {obs_dim + critic_dim} last) x 4 B"
-            + (f" + {num_slots} x {more:,} B of fields" if more else "")
+            + (f" + {num_slots} x {sum(more):,} B of fields" if more else "")
         )
-        return self._add_segment("rollout ring", arithmetic, num_slots * (slot + more))
+        gaps = _up(sum(_up(leaf, _LINE) for leaf in usual + more), _PAGE) - slot + _SLOT_WORDS
+        return self._add_segment("rollout ring", arithmetic, num_slots * slot, num_slots * gaps)
 
     def add_replay(self, capacity: int, obs_dim: int, action_dim: int, *, critic_dim: int = 0) -> Self:
         """A `ReplayBuffer` of so many transitions."""
+        _check_counts(capacity=capacity, obs_dim=obs_dim, action_dim=action_dim, critic_dim=critic_dim)
         numbers = 2 * obs_dim + action_dim + 3 + 2 * critic_dim
-        row = numbers * _FLOAT32 + 8  # with the word that says whether it is whole
-        arithmetic = f"{capacity:,} rows x ({numbers} numbers x 4 B + 8 B)"
-        return self._add_segment("replay", arithmetic, capacity * row)
+        row = numbers * _FLOAT32
+        # Rows are whole cache lines where that costs an eighth at most, and else whole words.
+        lines = _up(row, _LINE)
+        gap = (lines if lines - row <= row // 8 else _up(row, 8)) - row
+        arithmetic = f"{capacity:,} rows x ({numbers} numbers x 4 B + 8 B)"  # 8: the word that says whether it is whole
+        return self._add_segment("replay", arithmetic, capacity * (row + 8), capacity * gap + _TALLIES)
 
-    def add_weights(self, nbytes: int, *, buffers: int = 8) -> Self:
-        """A `SharedWeightSync` of so many bytes of parameters, with as many buffers as it may grow to."""
-        return self._add_segment("weights", f"{buffers} buffers x {nbytes:,} B", nbytes * buffers)
+    def add_weights(self, nbytes: int, *, buffers: int = 8, leaves: int = 1000) -> Self:
+        """A `SharedWeightSync` of so many bytes of parameters, with as many buffers as it may grow to.
+
+        ``leaves``: at most so many arrays, each of which may cost some bytes of its own.
+        """
+        _check_counts(nbytes=nbytes, buffers=buffers, leaves=leaves)
+        gaps = buffers * (_PAGE + leaves * (_LINE + _LEAF_WORDS)) + leaves * _LEAF_TEXT
+        return self._add_segment("weights", f"{buffers} buffers x {nbytes:,} B", nbytes * buffers, gaps)
 
     def add_pinned(self, nbytes: int, *, buffers: int = 2) -> Self:
         """Page-locked staging buffers of the learner."""
+        _check_counts(nbytes=nbytes, buffers=buffers)
         return self.add("pinned staging", f"{buffers} buffers x {nbytes:,} B", nbytes * buffers, "private")
 
     @property
@@ -151,8 +168,10 @@ class MemoryBudget:
             if left is not None and wanted > left * threshold
         ]
 
-    def _add_segment(self, what: str, arithmetic: str, nbytes: int) -> Self:
-        return self.add(what, f"{arithmetic} + {_SEGMENT_OVERHEAD // 1024} KiB", nbytes + _SEGMENT_OVERHEAD)
+    def _add_segment(self, what: str, arithmetic: str, nbytes: int, gaps: int) -> Self:
+        """``gaps``: what lies between the data, because things begin at whole lines and pages."""
+        overhead = _up(_SEGMENT_OVERHEAD + gaps, 1024)
+        return self.add(what, f"{arithmetic} + {overhead // 1024:,} KiB", nbytes + overhead)
 
     def __str__(self) -> str:
         shared = self.shared_bytes
@@ -169,7 +188,7 @@ def raise_if_over_budget(
     >>> raise_if_over_budget(MemoryBudget().add_weights(10**9), "appo", room=room)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     rollway.errors.NotEnoughMemory: appo does not fit into memory:
-      7,629.5 MiB > 80% of 64.0 MiB, free shared memory: enlarge it ...
+      7,630.6 MiB > 80% of 64.0 MiB, free shared memory: enlarge it ...
     """
     if text := _over(estimated, label, threshold, room):
         raise NotEnoughMemory(text)
@@ -207,6 +226,16 @@ def _over(estimated: MemoryBudget, label: str, threshold: float, room: Room | No
         return ""
     parts = [f"  {part}" for part in [*excesses, *str(estimated).splitlines()]]
     return "\n".join([f"{label} does not fit into memory:", *parts])
+
+
+def _check_counts(**counts: int) -> None:
+    for what, count in counts.items():
+        if count < 0:
+            raise InvalidArgument(f"{what} = {count} is out of range: at least 0")
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
 
 
 def _mib(count: int) -> str:

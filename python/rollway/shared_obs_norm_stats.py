@@ -105,7 +105,8 @@ class SharedObsNormStats:
         return _attached, (self._sync, self._max_obs_dim)
 
     def __repr__(self) -> str:
-        return f"<rollway.SharedObsNormStats {self.name} version {self._sync.version}>"
+        state = "closed" if self._sync.closed else f"version {self._sync.version}"
+        return f"<rollway.SharedObsNormStats {self.name} {state}>"
 
 
 def nobodys(shapes: dict[str, tuple[int, ...]], dtypes: dict[str, Any], name: str | None) -> SharedWeightSync:

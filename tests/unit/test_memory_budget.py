@@ -1,5 +1,7 @@
 """Estimates against what is really allocated, and the words of a refusal."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,37 @@ def test_the_estimate_of_a_rollout_ring_is_its_size(name):
         with rollway.RolloutRingBuffer(**dims, **more, shm_name_prefix=name) as ring:
             estimated = MemoryBudget().add_rollout_ring(**dims, **more).shared_bytes
             assert ring.stats()["bytes"] == pytest.approx(estimated, rel=0.03, abs=64 * 1024)
+
+
+def test_no_estimate_is_below_what_is_allocated():
+    def allocated(name):
+        return os.stat(f"{rollway._core.shm_directory()}/rollway.{name}").st_size
+
+    for dims, slots in (((1, 1, 1, 1), 4), ((1, 1, 1, 1), 1000), ((2, 3, 4, 1), 7)):
+        with rollway.RolloutRingBuffer(*dims, num_slots=slots) as ring:
+            estimated = MemoryBudget().add_rollout_ring(*dims, num_slots=slots).shared_bytes
+            assert estimated >= ring.stats()["bytes"]
+    for sizes in ((1, 1, 1), (10_000, 3, 1), (10_000, 6, 2), (10_000, 17, 6), (10_000, 27, 8), (10_000, 30, 6)):
+        with rollway.ReplayBuffer(*sizes) as buffer:
+            assert MemoryBudget().add_replay(*sizes).shared_bytes >= allocated(buffer.name)
+    for leaves, numbers in ((1, 100), (1000, 1), (300, 17)):
+        with rollway.SharedWeightSync({f"layers.{at}.weight": (numbers,) for at in range(leaves)}) as weights:
+            estimated = MemoryBudget().add_weights(leaves * numbers * 4).shared_bytes
+            assert estimated >= allocated(weights.name)
+
+
+def test_negative_numbers_are_refused():
+    budget = MemoryBudget()
+    for wrong, add in (
+        ("capacity", lambda: budget.add_replay(-5, 1, 1)),
+        ("critic_dim", lambda: budget.add_replay(5, 1, 1, critic_dim=-9)),
+        ("nbytes", lambda: budget.add_weights(-(10**9))),
+        ("buffers", lambda: budget.add_pinned(10, buffers=-1)),
+        ("num_slots", lambda: budget.add_rollout_ring(1, 1, 1, 1, num_slots=-4)),
+    ):
+        with pytest.raises(rollway.InvalidArgument, match=f"{wrong} = -"):
+            add()
+    assert not budget.lines
 
 
 @pytest.mark.parametrize(

@@ -157,3 +157,9 @@ def test_wrong_numbers_and_shapes_are_refused():
         assert stats.merged().count == 0
     with pytest.raises(rollway.InvalidArgument, match="obs_dim"):
         RunningObsStats(0, 1)
+
+
+def test_the_repr_of_a_closed_one_says_so():
+    with SharedObsNormStats() as stats:
+        assert "version 0" in repr(stats)
+    assert repr(stats) == f"<rollway.SharedObsNormStats {stats.name} closed>"
