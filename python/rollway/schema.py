@@ -21,6 +21,7 @@ from rollway._core import Plan
 from rollway.errors import ForeignSchema, SchemaMismatch
 
 NAMESPACE = "rollway"
+_MOST_DIMENSIONS = 63  # numpy's limit, less one
 _registered: set[type] = set()
 _registering = threading.RLock()
 
@@ -47,11 +48,30 @@ def describe(dtype: np.dtype[Any] | str, shape: Sequence[int | str]) -> str:
 
 
 def dtype_text(dtype: np.dtype[Any]) -> str:
-    """The dtype as it stands in a schema's text."""
+    """The dtype as it stands in a schema's text. ValueError for fields that overlap, or are out of order."""
     if dtype.fields is not None:
-        return str(np.lib.format.dtype_to_descr(dtype))
-    # numpy shows the dtypes of ml_dtypes as raw bytes ('<V2'): their names tell them apart.
-    return dtype.name if dtype.kind == "V" else dtype.str
+        return str(_fields(dtype))
+    return dtype.name if dtype.kind == "V" or _is_nameless(dtype) else dtype.str
+
+
+def _is_nameless(dtype: np.dtype[Any]) -> bool:
+    """Whether numpy shows it like others ('<V2', '<W4'), as it does with those of ml_dtypes: only its name tells."""
+    return dtype.str[1] in "VW" and dtype.type is not np.void
+
+
+def _fields(dtype: np.dtype[Any]) -> list[Any]:
+    """As numpy describes a structured dtype, with the names of those that it shows like others."""
+    described: list[Any] = []
+    given: Any = np.lib.format.dtype_to_descr(dtype)
+    for name, form, *shape in given:
+        key = name[1] if isinstance(name, tuple) else name
+        inner = dtype.fields[key][0].base if key and dtype.fields is not None else None  # no name: padding
+        if inner is not None and inner.fields is not None:
+            form = _fields(inner)
+        elif inner is not None and _is_nameless(inner):
+            form = inner.name
+        described.append((name, form, *shape))
+    return described
 
 
 class Schema:
@@ -83,6 +103,17 @@ class Schema:
                     f"leaf '{name}' has dtype {array.dtype}, which has no fixed size in memory. "
                     "Use a numeric, bool, fixed-length string or structured dtype"
                 )
+            if array.ndim > _MOST_DIMENSIONS:
+                raise SchemaMismatch(
+                    f"leaf '{name}' has {array.ndim} dimensions: at most {_MOST_DIMENSIONS}, for a batch has one more"
+                )
+            try:
+                dtype_text(array.dtype)
+            except ValueError:
+                raise SchemaMismatch(
+                    f"leaf '{name}' has dtype {array.dtype}, whose fields overlap or are out of order. "
+                    "Declare them in the order in which they lie in memory"
+                ) from None
             leaves.append(Leaf(name, array.dtype, array.shape))
         return cls(leaves, treedef)
 
@@ -177,11 +208,12 @@ def _described(text: bytes) -> dict[str, str]:
 
 
 def _readable(text: str) -> str:
-    """``<f4`` becomes ``float32``; what numpy does not know stays as it is."""
+    """``<f4`` becomes ``float32``; another byte order, and what numpy does not know, stays as it is."""
     try:
-        return np.dtype(text).name
+        dtype = np.dtype(text)
     except TypeError:
         return text
+    return dtype.name if dtype.isnative else text
 
 
 def path_text(path: tuple[Any, ...]) -> str:
@@ -236,7 +268,10 @@ def _tensor(tensor: Any, path: str) -> np.ndarray[Any, Any]:
         import torch
 
         return np.asarray(tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
-    return np.asarray(tensor.numpy())
+    try:
+        return np.asarray(tensor.numpy())
+    except (TypeError, RuntimeError) as error:  # sparse, quantised, or of a dtype that numpy has not
+        raise SchemaMismatch(f"leaf '{path}' is a tensor of {tensor.dtype} that gives no array: {error}") from None
 
 
 def _native_tree(spec: optree.PyTreeSpec) -> Any:

@@ -9,9 +9,11 @@ import ml_dtypes
 import numpy as np
 import optree
 import pytest
+import torch
 
 import rollway
-from rollway.schema import Schema
+from rollway.errors import ForeignSchema
+from rollway.schema import Schema, dtype_text
 
 Step = namedtuple("Step", "obs reward")
 
@@ -241,3 +243,59 @@ def test_more_leaves_than_fit_inline_work():
     sample = {key: np.full(2, i, np.int32) for i, key in enumerate(example)}
     batch = round_trip(example, sample)
     assert all(batch[key][1].tolist() == value.tolist() for key, value in sample.items())
+
+
+def told(mine, theirs):
+    """What is said about an example here and another one there."""
+    return str(Schema.of({"a": mine}).explain(ForeignSchema("there", Schema.of({"a": theirs}).text)))
+
+
+def test_another_byte_order_is_told_as_such():
+    swapped, native = np.zeros(2, np.dtype("f4").newbyteorder()), np.zeros(2, "f4")
+    assert "leaf 'a' is >f4[2] here but float32[2] there" in told(swapped, native)
+
+
+NAMELESS = [
+    getattr(ml_dtypes, name)
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4", "complex32", "bcomplex32")
+    if hasattr(ml_dtypes, name)
+]
+
+
+@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: [("f", d)], lambda d: [("g", [("f", d, (2,))]), ("h", "V3")]])
+def test_no_two_dtypes_have_the_same_text(wrap):
+    assert len({Schema.of(np.zeros(1, wrap(dtype))).text for dtype in NAMELESS}) == len(NAMELESS)
+
+
+def test_the_text_of_a_dtype_does_not_change():
+    told = {
+        "<f4": "<f4",
+        "V9": "void72",
+        ">i8": ">i8",
+        "U3": "<U3",
+        ml_dtypes.bfloat16: "bfloat16",
+        ml_dtypes.float8_e5m2: "<f1",
+    }
+    for dtype, text in told.items():
+        assert dtype_text(np.dtype(dtype)) == text
+    nested = np.dtype([(("title", "a"), "<i4"), ("b", [("c", "V3", (2,))]), ("d", "u1")], align=True)
+    assert dtype_text(nested) == str(np.lib.format.dtype_to_descr(nested))
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (torch.ones(3).to_sparse(), "leaf 'a' is a tensor of torch.float32 that gives no array: .*to_dense"),
+        (torch.ones(3, dtype=torch.float8_e4m3fn), "leaf 'a' is a tensor of torch.float8_e4m3fn that gives no array"),
+        (np.zeros(2, {"names": ["x", "y"], "formats": ["i4", "i2"], "offsets": [4, 0]}), "leaf 'a' has dtype .*order"),
+        (np.zeros((1,) * 64), "leaf 'a' has 64 dimensions: at most 63"),
+    ],
+    ids=["sparse", "float8", "out of order", "64 dimensions"],
+)
+def test_what_cannot_be_sent_is_refused_with_the_name_of_its_leaf(leaf, message):
+    with pytest.raises(rollway.SchemaMismatch, match=message):
+        Schema.of({"a": leaf})
+
+
+def test_as_many_dimensions_as_a_batch_can_have_are_sent():
+    assert round_trip(np.zeros((1,) * 63), np.ones((1,) * 63)).shape == (2, *(1,) * 63)
