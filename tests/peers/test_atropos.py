@@ -483,6 +483,19 @@ def test_a_record_that_is_no_trajectory_does_not_end_the_hub(learner, caplog):
     assert caplog.text.count("odd") >= 2
 
 
+def test_the_hub_refuses_bytes_which_would_cost_a_trainer_its_batch(learner, caplog):
+    async def run():
+        async with fed(learner) as feeding:
+            submit(learner, "bytes", images=[b"\xff\xd8jpeg", None])
+            submit(learner, "deep", group_overrides={"a": [{"b": b"x"}]})
+            submit(learner, "text", images=["aGk", None])
+            await come_true(lambda: api.app.state.queue, feeding)
+            assert [group["images"] for group in api.app.state.queue] == [["aGk", None]]
+
+    asyncio.run(run())
+    assert "field 'images' holds bytes" in caplog.text and "field 'group_overrides' holds bytes" in caplog.text
+
+
 def test_the_api_command_needs_a_way_in():
     with pytest.raises(SystemExit) as ended:
         __main__.main(["api"])

@@ -10,7 +10,7 @@ import rollway
 from conftest import until
 from rollway.integrations.atropos import ATROPOS_SCHEMA, GroupReader, decode_group, encode_group
 from rollway.integrations.atropos import group_sender as module
-from rollway.integrations.atropos.group_sender import GroupSender
+from rollway.integrations.atropos.group_sender import GroupSender, TcpGroupSender
 
 SECONDS = 20.0
 
@@ -305,3 +305,93 @@ def test_an_environment_that_only_waits_hears_of_its_learners_death(name, child,
     until(has_heard)
     sender.close()
     rollway.gc()
+
+
+# ── over TCP, where what waits is reckoned ──────────────────────────────────────────────────────────────────────────
+
+
+class Far:
+    """A client whose learner takes everything, and publishes what the test says."""
+
+    closed = over = False
+    unacknowledged = published_version = 0
+
+    async def send_async(self, data, **label):
+        return True
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def far():
+    return Far()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def send(far, clock):
+    """Sends groups of four records; ``send.sender`` counts batches of eight, and keeps two of them at most."""
+    sender = TcpGroupSender(far, "run", batch_size=8, max_batches=2, clock=clock)
+
+    def send(groups):
+        for _ in range(groups):
+            asyncio.run(sender.send(group(size=4), "a", 0))
+        return sender.records_waiting()
+
+    send.sender = sender
+    return send
+
+
+def test_over_tcp_a_step_uses_a_batch_also_of_what_was_sent_since_the_last_look(send, far):
+    assert send(4) == 16
+    far.published_version = 1
+    assert send(0) == 8
+    asyncio.run(send.sender.send(group(size=4), "a", 0))
+    far.published_version = 3
+    assert send(0) == 0, "two batches, the new group among them"
+    assert send(2) == 8
+
+
+def test_over_tcp_what_is_older_than_the_environment_may_be_ahead_is_forgotten(send, far):
+    send(10)
+    for step in (1, 2):
+        far.published_version = step
+        assert send(0) == 40 - 8 * step
+    far.published_version = 3
+    assert send(1) == 4, "of step 0 nothing can be waiting any more"
+
+
+def test_over_tcp_when_nothing_moves_a_batch_is_taken_for_used_and_ever_more_slowly(send, far, clock):
+    assert send(4) == 16
+    for seconds, waiting in ((9.9, 16), (10.1, 8), (29.9, 8), (30.2, 0)):
+        clock.now = seconds
+        assert send(0) == waiting
+    far.published_version = 1
+    assert send(4) == 16
+    clock.now += 10.1
+    assert send(0) == 8, "a new step, and the patience of the beginning"
+
+
+def test_over_tcp_what_moves_or_is_on_its_way_is_no_standstill(send, far, clock):
+    send(2)
+    clock.now = 9.0
+    assert send(1) == 12
+    clock.now = 18.0
+    assert send(0) == 12
+    far.unacknowledged = 1
+    clock.now = 60.0
+    assert send(0) == 12
+    far.unacknowledged = 0
+    clock.now = 69.0
+    assert send(0) == 12
+    clock.now = 70.1
+    assert send(0) == 4

@@ -12,8 +12,10 @@ last; and where that fails, a tombstone says that the group will not be whole.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollway.async_sends import Vigil
@@ -22,8 +24,11 @@ from rollway.integrations.atropos.encoding import EncodedRecord, encode_group
 from rollway.integrations.atropos.identity import as_text
 from rollway.record_key import GroupKey, RecordKey
 
+_log = logging.getLogger(__name__)
+
 PHASE = "train"  # evaluation stays inside the environment: Atropos sends none of it
 _ALONE_S = 60.0  # how long an environment waits for a learner that died
+_STILL_S = 10.0  # over TCP: after how long without a movement a batch counts as used
 _REMEMBERED = 1 << 20  # instances of which the visits are counted
 
 
@@ -131,19 +136,38 @@ class GroupSender:
 class TcpGroupSender(GroupSender):
     """Sends groups through one `TcpRecordClient`. What waits at the learner cannot be seen from here: it is reckoned.
 
+    The rule. A record waits until the learner has published the step that used its batch, or ``max_batches`` steps more
+    than when it was sent. And where nothing moves for ten seconds (no step, nothing sent, all of it arrived), a batch
+    counts as used, though no step says so: the learner may have dropped it, or use more than a batch in a step. In the
+    same step the next time takes twice as long. So the count never stays too high for ever, and a step of an hour
+    gets eight batches too many, not hundreds.
+
     Args:
         client: Its records go to the learner.
         name: First half of the run in the keys.
         batch_size: How many records the learner uses in a step. ``None`` where somebody else counts what has arrived:
             then only what is on its way is waiting.
+        max_batches: After how many steps a record is certainly used, or dropped; ``None``: only its batch counts.
+        clock: Tells the time in seconds.
     """
 
-    def __init__(self, client: Any, name: str, batch_size: int | None) -> None:
+    def __init__(
+        self,
+        client: Any,
+        name: str,
+        batch_size: int | None,
+        max_batches: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(client, name)
         self._batch_size = batch_size
-        self._waiting = 0  # at the time of …
-        self._counted = 0  # … so many records sent
+        self._max_batches = max_batches
+        self._clock = clock
+        self._waiting: dict[int, int] = {}  # by the step at which they were sent, the oldest first
         self._step = self.published_version
+        self._patience_s = _STILL_S
+        self._seen = (self._step, 0)  # the step, and how many were sent, …
+        self._since = clock()  # … since then
 
     @property
     def closed(self) -> bool:
@@ -151,15 +175,52 @@ class TcpGroupSender(GroupSender):
         return bool(self._client.closed or self._client.over)
 
     def records_waiting(self) -> int:
-        """What was sent, less a batch for each step that the learner has published since."""
+        """What was sent, less what the learner must have used or dropped since: see the rule."""
         self._check_open()
         if self._batch_size is None:
             return int(self._client.unacknowledged)
         step = self.published_version
-        used = max(step - self._step, 0) * self._batch_size
-        self._waiting = max(self._waiting - used, 0) + self.records_sent - self._counted
-        self._step, self._counted = step, self.records_sent
-        return self._waiting
+        if step != self._step:
+            self._use(max(step - self._step, 0) * self._batch_size, step)
+            self._step, self._patience_s = step, _STILL_S
+        if self._max_batches is not None:
+            for old in [sent for sent in self._waiting if sent < step - self._max_batches]:
+                del self._waiting[old]
+        if self._stands_still():
+            self._use(self._batch_size, step + 1)
+        return sum(self._waiting.values())
+
+    async def _send_one(self, key: GroupKey, repetition: int, record: EncodedRecord, version: int) -> None:
+        await super()._send_one(key, repetition, record, version)
+        step = self.published_version
+        self._waiting[step] = self._waiting.get(step, 0) + 1
+
+    def _use(self, count: int, before: int) -> None:
+        """Takes so many off the count, the oldest first, of those that were sent before this step was published."""
+        for step in [step for step in self._waiting if step < before]:
+            taken = min(count, self._waiting[step])
+            count -= taken
+            self._waiting[step] -= taken
+            if not self._waiting[step]:
+                del self._waiting[step]
+
+    def _stands_still(self) -> bool:
+        """Whether nothing has moved for so long that the count is to be doubted."""
+        seen, now = (self._step, self.records_sent), self._clock()
+        if seen != self._seen or self._client.unacknowledged or not self._waiting:
+            self._seen, self._since = seen, now
+            return False
+        if now - self._since < self._patience_s:
+            return False
+        _log.info(
+            "nothing has moved for %.0f s at step %d, and %d records are reckoned to wait: one more batch is made. Is "
+            "--env.batch_size what the learner uses in a step?",
+            now - self._since,
+            self._step,
+            sum(self._waiting.values()),
+        )
+        self._since, self._patience_s = now, self._patience_s * 2
+        return True
 
 
 async def _to_the_end(task: asyncio.Task[None]) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 from rollway.errors import InvalidArgument
-from rollway.integrations.atropos.encoding import decode_group
+from rollway.integrations.atropos.encoding import ATROPOS_SCHEMA, decode_group
 from rollway.integrations.atropos.group_reader import GroupReader
 from rollway.record_server import RecordServer
 
@@ -20,8 +21,9 @@ _log = logging.getLogger(__name__)
 async def feed(server: RecordServer, reader: GroupReader | None = None) -> None:
     """Moves groups from a record server of `ATROPOS_SCHEMA` into the API server of this process, until it is closed.
 
-    What Atropos would refuse over HTTP is refused here: logged, and gone. So is a record that no Atropos environment
-    sends, and what comes while no trainer is registered, after ``/reset_data``: it belongs to the run that was reset.
+    What could not come over HTTP, or would be refused there, is refused here: logged, and gone. Bytes are: ``/batch``
+    is JSON, and one such group would cost a trainer its batch. So is a record that no Atropos environment sends, and
+    what comes while no trainer is registered, after ``/reset_data``: it belongs to the run that was reset.
     """
     from atroposlib.api import server as api
     from pydantic import ValidationError
@@ -39,10 +41,24 @@ async def feed(server: RecordServer, reader: GroupReader | None = None) -> None:
             _log.warning("no trainer is registered: group %s is dropped", group.key)
         else:
             try:
-                await api.scored_data(api.ScoredData(**decode_group(group.records)))
+                await api.scored_data(api.ScoredData(**_as_json_could(decode_group(group.records))))
             except (InvalidArgument, ValidationError) as error:
                 _log.error("Atropos refuses group %s: %s", group.key, error)
         group.release()  # only now: until it is in the queue, it counts as waiting
+
+
+def _as_json_could(group: dict[str, Any]) -> dict[str, Any]:
+    """The group, if JSON can say it. What is in arrays can only be numbers."""
+    for name, value in group.items():
+        if name not in ATROPOS_SCHEMA and _holds_bytes(value):
+            raise InvalidArgument(f"field '{name}' holds bytes, which /batch cannot give to a trainer: make it text")
+    return group
+
+
+def _holds_bytes(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_bytes, value.values()))
+    return isinstance(value, bytes) or (isinstance(value, list) and any(map(_holds_bytes, value)))
 
 
 async def serve(server: RecordServer, host: str, port: int) -> None:

@@ -370,4 +370,10 @@ def connect(config: Any, name: str) -> GroupSender:
         ca=config.tls_ca,
         connect_timeout_s=patience,
     )
-    return TcpGroupSender(remote, name, config.batch_size if config.delivery == "direct" else None)
+    offpolicy = config.max_batches_offpolicy
+    return TcpGroupSender(
+        remote,
+        name,
+        config.batch_size if config.delivery == "direct" else None,
+        max_batches=offpolicy if offpolicy > 0 else None,
+    )
