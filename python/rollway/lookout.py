@@ -38,8 +38,8 @@ def gone(producers: Callable[[], tuple[int, list[int]]], limit_s: float | None, 
         _, died = producers()
         pids = ", ".join(map(str, died))
         return PeerDied(
-            f"every producer is gone, and {len(died)} died without closing (pid {pids}): no {what} in {limit_s} s. Look "
-            "at the workers' logs (killed? out of memory?), or raise peer_timeout_s"
+            f"every producer is gone, and {len(died)} died without closing (pid {pids}): no {what} in {limit_s} s. "
+            "Look at the workers' logs (killed? out of memory?), or raise peer_timeout_s"
         )
 
     return Trouble(sign, limit_s, error)

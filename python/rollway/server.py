@@ -149,7 +149,7 @@ class Server(Hosting):
     def dataset_iter(self, *, copy: bool = False) -> Iterator[Sample]:
         """Yields batches until the ring is shut down.
 
-        Each sample is released when you let go of it. A ``for`` loop keeps its sample until it has the next one: several
+        Each sample is released when you let go of it. A ``for`` loop keeps its sample until it has the next: several
         loops, in threads, need more ``num_buffers`` than there are loops, or ``release()`` when they are done with a
         sample. With ``copy=True`` you get arrays of your own, to keep.
         """
@@ -198,7 +198,7 @@ class Server(Hosting):
         return self._producer
 
     def _troubles(self) -> list[Trouble]:
-        """Why no batch may ever come. Transports have producers of their own in the ring, and remote workers come back."""
+        """Why no batch may ever come. Transports have producers of their own here, and remote workers come back."""
         consumer = self._consumer
         held = Trouble(
             lambda: consumer.stats()["batches_released"] if consumer.holds_all() else None,
@@ -214,13 +214,13 @@ class Server(Hosting):
         writers = ", ".join(f"pid {pid} ({slots})" for pid, slots in self._consumer.writers()) or "nobody"
         return WaitTimeout(
             f"no whole batch of {self._batch_size} within {timeout} s: {stats['ready_samples']} samples are committed, "
-            f"slots are being written by {writers}; {alive} producers attached, {len(died)} died.{held}{self._refused()} "
-            "Wait longer, or take what is there with sample(timeout, at_least=1)"
+            f"slots are being written by {writers}; {alive} producers attached, {len(died)} died.{held}"
+            f"{self._refused()} Wait longer, or take what is there with sample(timeout, at_least=1)"
         )
 
 
 def _held(what: str) -> BatchesHeld:
     return BatchesHeld(
-        f"{what}: no other can be filled. Drop or release() the samples you keep, use dataset_iter(copy=True), or give the "
-        "server more num_buffers"
+        f"{what}: no other can be filled. Drop or release() the samples you keep, use dataset_iter(copy=True), or give "
+        "the server more num_buffers"
     )

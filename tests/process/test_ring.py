@@ -153,15 +153,15 @@ print("ready", flush=True); sys.stdin.readline(); server.close()
     with pytest.raises(rollway.SegmentExists, match="exists already"):
         rollway.Server(EXAMPLE, 2, rollway.ShmTransport(name, if_exists="error"))
     with pytest.raises(
-        rollway.GeometryMismatch, match="has batch_size = 2, but 3 was asked for. Ask for the same, choose"
+        rollway.GeometryMismatch, match=r"has batch_size = 2, but 3 was asked for. Ask for the same, choose"
     ):
         rollway.Server(EXAMPLE, 3, rollway.ShmTransport(name))
-    with pytest.raises(rollway.GeometryMismatch, match="on_full = 'block', but 'error' was asked for"):
+    with pytest.raises(rollway.GeometryMismatch, match=r"on_full = 'block', but 'error' was asked for"):
         rollway.Server(EXAMPLE, 2, rollway.ShmTransport(name), on_full="error")
     with pytest.raises(rollway.SchemaMismatch, match="leaf 'obs'"):
         rollway.Server({"obs": np.zeros(1)}, 2, rollway.ShmTransport(name))
     with pytest.raises(
-        rollway.SchemaMismatch, match="holds the samples of a Server .*, not the records of a RecordSer"
+        rollway.SchemaMismatch, match=r"holds the samples of a Server .*, not the records of a RecordSer"
     ):
         rollway.RecordServer({"obs": "float32[*]"}, rollway.ShmTransport(name))
     assert rollway.gc() == [] or all(gone.name != name for gone in rollway.gc())

@@ -317,7 +317,7 @@ def test_another_schema_is_named_on_attach(name):
 def test_a_ring_is_no_place_for_records(name):
     with rollway.Server({"x": np.zeros(1)}, 1, rollway.ShmTransport(name)):
         with pytest.raises(
-            rollway.SchemaMismatch, match="holds the samples of a Server .*, not the records of a RecordS"
+            rollway.SchemaMismatch, match=r"holds the samples of a Server .*, not the records of a RecordS"
         ):
             ShmRecordClient(name, SCHEMA)
 

@@ -1012,7 +1012,7 @@ def test_tls_on_one_side_only_is_an_error_and_not_a_hang(authority, certificate)
         with pytest.raises(rollway.TlsFailed, match="this client speaks TLS, and the learner does not"):
             connect(server, ca=authority.pem, connect_timeout_s=20)
         assert "speaks TLS" in server.endpoints[0].last_refusal
-        with pytest.raises(rollway.InvalidArgument, match="server_name = 'learner.example' without ca"):
+        with pytest.raises(rollway.InvalidArgument, match=r"server_name = 'learner.example' without ca"):
             connect(server, server_name="learner.example")
 
 
