@@ -272,28 +272,35 @@ impl Consumer {
     /// Leaves, and ends the calls that wait with this handle, in whichever thread. The last living consumer takes the name
     /// away and shuts the records down.
     pub fn close(&self) -> Result<()> {
-        if self.end_calls() && self.seat.leave_with_name()? {
-            self.records.shut_down();
+        if !self.begins_to_leave() {
+            return Ok(());
         }
-        Ok(())
+        let last = self.seat.leave_with_name();
+        if matches!(last, Ok(true)) {
+            self.records.shut_down();
+        } else {
+            self.end_calls();
+        }
+        last.map(drop)
     }
 
     /// Leaves without shutting anything down, also as the last: the name stays for whoever comes back to it, until somebody
     /// collects it.
     pub fn leave(&self) {
-        if self.end_calls() {
+        if self.begins_to_leave() {
             self.seat.leave_as_last();
+            self.end_calls();
         }
     }
 
     /// False when it has left already, or in a forked child: then the records are its parent's to leave.
-    fn end_calls(&self) -> bool {
-        if self.left.swap(true, Ordering::Relaxed) || self.seat.owner().is_none() {
-            return false;
-        }
+    fn begins_to_leave(&self) -> bool {
+        !self.left.swap(true, Ordering::Relaxed) && self.seat.owner().is_some()
+    }
+
+    fn end_calls(&self) {
         // Who announced itself before this wakes; who does so after it sees the flag (SYNC bell.ticket).
         self.records.protocol().control.readable.ring();
-        true
     }
 
     /// Refuses when this handle was closed and others are attached: what is there to take is theirs. Once all is shut down,

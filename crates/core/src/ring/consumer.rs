@@ -264,12 +264,14 @@ impl Consumer {
         if self.closing.swap(true, Ordering::Relaxed) || self.seat.owner().is_none() {
             return Ok(()); // Left already. Or a forked child: the ring is its parent's to close.
         }
-        // Who announced itself before this wakes; who does so after it sees the flag (SYNC bell.ticket).
-        self.ring.protocol().control.readable.ring();
-        if self.seat.leave_with_name()? {
+        let last = self.seat.leave_with_name();
+        if matches!(last, Ok(true)) {
             self.ring.shut_down();
+        } else {
+            // Who announced itself before this wakes; who does so after it sees the flag (SYNC bell.ticket).
+            self.ring.protocol().control.readable.ring();
         }
-        Ok(())
+        last.map(drop)
     }
 
     /// Refuses when this handle was closed and others are attached: what is there to take is theirs. Once all is shut down,
