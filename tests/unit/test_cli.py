@@ -1,6 +1,7 @@
 """The command line and the machine's check-up: each command prints what the library says, for people and for programs."""
 
 import json
+import os
 import resource
 import shutil
 import signal
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 import rollway
 from rollway import machine
 from rollway.cli import app, console
+from rollway.cli.demo import crew
 from rollway.cli.demo.trajectory import Tally, trajectory
 from rollway.machine import Cgroup, Finding
 
@@ -343,3 +345,18 @@ def test_a_worker_s_end_is_put_into_words():
     assert _how(-signal.SIGKILL, None) == "was killed by SIGKILL"
     assert _how(3, None) == "ended early with exit code 3"
     assert _how(1, "ValueError: no") == "failed: ValueError: no"
+
+
+def test_ctrl_c_while_the_demo_makes_its_queue_waits_until_that_is_whole(monkeypatch):
+    make, made = crew._SPAWN.Queue, []
+
+    def queue(size):
+        os.kill(os.getpid(), signal.SIGINT)
+        made.append(make(size))
+        return made[0]
+
+    monkeypatch.setattr(crew._SPAWN, "Queue", queue)
+    with pytest.raises(KeyboardInterrupt):
+        crew.Crew(1, 10)
+    assert made
+    made[0].close()

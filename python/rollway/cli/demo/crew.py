@@ -47,7 +47,9 @@ class Crew:
 
     def __init__(self, size: int, queue_size: int) -> None:
         self.size = size
-        self.queue: Any = _SPAWN.Queue(queue_size)
+        resource_tracker.ensure_running()  # not while signals are held back: it lets them through
+        with signals.held_back():  # a semaphore that is made, and not noted yet, would stay in /dev/shm
+            self.queue: Any = _SPAWN.Queue(queue_size)
         self.deaths: list[Death] = []
         self._processes: list[SpawnProcess] = []
         self._pipes: dict[int, Connection] = {}
@@ -96,7 +98,6 @@ class Crew:
         return self._reports.get(worker)
 
     def _start(self) -> None:
-        resource_tracker.ensure_running()
         with signals.held_back():  # so Ctrl-C cannot reach a worker before it has learnt to ignore it
             for index in range(self.size):
                 ours, theirs = _SPAWN.Pipe()
