@@ -64,10 +64,10 @@ pub enum Error {
 
     /// Another structure lies there.
     #[error(
-        "segment '{name}' (created by pid {creator}) holds {theirs}, not {ours}. Open it with its own class, or choose another \
-         name"
+        "segment '{name}' (created by pid {creator}) holds a structure of kind {theirs}, not {ours}. Open it as what it is, or \
+         choose another name"
     )]
-    Kind { name: String, creator: u32, theirs: &'static str, ours: &'static str },
+    Kind { name: String, creator: u32, theirs: u32, ours: u32 },
 
     #[error(
         "segment '{name}' (created by pid {creator}) has {what} = {theirs}, but {ours} was asked for. Ask for the same, choose \

@@ -6,16 +6,16 @@ use pyo3::types::PyDict;
 use rollway_core::segment::catalog::{self, Entry};
 use rollway_core::{block, records, ring, table, vector_env, weights};
 
-/// What a segment holds, for people.
-fn kind(kind: u32) -> &'static str {
+/// What a segment holds, for people: in a word, and with whose it is.
+pub fn contents(kind: u32) -> (&'static str, &'static str) {
     match kind {
-        ring::layout::KIND => "ring",
-        records::layout::KIND => "records",
-        weights::layout::KIND => "weights",
-        table::layout::KIND => "table",
-        vector_env::layout::KIND => "vector env",
-        block::KIND => "block",
-        _ => "unknown",
+        ring::layout::KIND => ("ring", "the samples of a Server (ShmClient)"),
+        records::layout::KIND => ("records", "the records of a RecordServer (ShmRecordClient)"),
+        weights::layout::KIND => ("weights", "weights (SharedWeightSync)"),
+        table::layout::KIND => ("table", "rows to sample (ReplayBuffer)"),
+        vector_env::layout::KIND => ("vector env", "a vector environment"),
+        block::KIND => ("block", "a block of plain memory"),
+        _ => ("unknown", "something that this version does not know"),
     }
 }
 
@@ -24,7 +24,7 @@ fn describe<'py>(py: Python<'py>, entry: &Entry) -> PyResult<Bound<'py, PyDict>>
     row.set_item("name", &entry.name)?;
     row.set_item("bytes", entry.bytes)?;
     row.set_item("used_bytes", entry.used_bytes)?;
-    row.set_item("kind", kind(entry.kind))?;
+    row.set_item("kind", contents(entry.kind).0)?;
     row.set_item("alive", entry.alive)?;
     row.set_item("creator_pid", entry.creator_pid)?;
     row.set_item("created_unix_ns", entry.created_unix_ns)?;

@@ -1,5 +1,6 @@
 //! Turns the core's errors into the exceptions of `rollway.errors`.
 
+use crate::catalog::contents;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use rollway_core::Error;
@@ -26,7 +27,6 @@ pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
         Error::NothingPublished { .. } => "NothingPublished",
         Error::LayoutVersion { .. } => "LayoutMismatch",
         Error::Geometry { .. } | Error::Policy { .. } => "GeometryMismatch",
-        Error::Kind { .. } => "SchemaMismatch",
         Error::NoSeat { .. } => "NoSeatLeft",
         Error::NoLane { .. } => "NoLaneLeft",
         Error::RecordTooLarge { .. } => "RecordTooLarge",
@@ -46,6 +46,14 @@ pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
         Error::Overrun { .. } => "RowsOverrun",
         Error::AllHeld(_) => "BatchesHeld",
         Error::Interrupted | Error::Io { .. } => "SystemCallFailed",
+        Error::Kind { name, creator, theirs, ours } => {
+            let (theirs, ours) = (contents(*theirs).1, contents(*ours).1);
+            let message = format!(
+                "segment '{name}' (created by pid {creator}) holds {theirs}, not {ours}. Open it with its own class, or \
+                 choose another name"
+            );
+            return named(py, "SchemaMismatch", message);
+        }
         Error::Schema { name, creator, theirs } => {
             let place = format!("in segment '{name}' (created by pid {creator})");
             return schema_mismatch(py, place, theirs);

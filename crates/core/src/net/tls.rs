@@ -47,7 +47,8 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
 }
 
 /// What a side that speaks plainly is told about one that does not, and the other way round.
-pub const LEARNER_HAS_TLS: &str = "the learner speaks TLS, and this client does not: give it the learner's certificate, or its authority's, as ca";
+pub const LEARNER_HAS_TLS: &str = "the learner speaks TLS, and this client does not: give it the learner's \
+                                   certificate, or its authority's, as ca";
 pub const LEARNER_HAS_NO_TLS: &str =
     "this client speaks TLS, and the learner does not: leave ca out, or give the learner's TcpTransport tls";
 

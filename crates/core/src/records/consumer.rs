@@ -248,8 +248,8 @@ impl Consumer {
         ))
     }
 
-    /// Sleeps until there is a record (or the records or this handle are closed), and takes nothing: for event loops, which then try.
-    /// False when the time was over first.
+    /// Sleeps until there is a record (or the records or this handle are closed), and takes nothing: for event
+    /// loops, which then try. False when the time was over first.
     pub fn wait_readable(&self, patience: Patience) -> Result<bool> {
         self.owner()?;
         let protocol = self.records.protocol();

@@ -232,8 +232,8 @@ impl Consumer {
         Ok(taken)
     }
 
-    /// Sleeps until there is a batch (or the ring or this handle is closed), and takes nothing: for event loops, which then try. False
-    /// when the time was over first.
+    /// Sleeps until there is a batch (or the ring or this handle is closed), and takes nothing: for event loops,
+    /// which then try. False when the time was over first.
     pub fn wait_readable(&self, patience: Patience) -> Result<bool> {
         let protocol = self.ring.protocol();
         let mut patrol = Patrol::start();

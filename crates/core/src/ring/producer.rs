@@ -316,8 +316,8 @@ impl Producer {
         self.ring.protocol().flush().map_err(|d| self.ring.damaged(d))
     }
 
-    /// Sleeps until there is room (or the ring or this handle is closed), and claims nothing: for event loops, which then try. False
-    /// when the time was over first.
+    /// Sleeps until there is room (or the ring or this handle is closed), and claims nothing: for event loops,
+    /// which then try. False when the time was over first.
     pub fn wait_writable(&self, patience: Patience) -> Result<bool> {
         let control = self.ring.protocol().control;
         let mut patrol = Patrol::start();

@@ -1,4 +1,5 @@
-//! Waiting for a segment to appear, or for a stale one to be replaced, by watching the directory: no polling, and no sleep that guesses.
+//! Waiting for a segment to appear, or for a stale one to be replaced, by watching the directory: no polling, and
+//! no sleep that guesses.
 
 use super::{Segment, directory};
 use crate::error::{Error, Result};

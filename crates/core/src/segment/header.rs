@@ -30,19 +30,6 @@ pub const GEOMETRY_WORDS: usize = 16;
 /// The widest owner index that fits into a slot word.
 pub const MAX_SEATS: usize = 1024;
 
-/// What a structure is called, and by whom it is used: for those who meet another one than they expect.
-pub fn contents(kind: u32) -> &'static str {
-    match kind {
-        crate::ring::layout::KIND => "the samples of a Server (ShmClient)",
-        crate::records::layout::KIND => "the records of a RecordServer (ShmRecordClient)",
-        crate::weights::layout::KIND => "weights (SharedWeightSync)",
-        crate::table::layout::KIND => "rows to sample (ReplayBuffer)",
-        crate::vector_env::layout::KIND => "a vector environment",
-        crate::block::KIND => "a block of plain memory",
-        _ => "something that this version does not know",
-    }
-}
-
 /// See the picture above.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

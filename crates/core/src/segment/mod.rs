@@ -284,8 +284,8 @@ impl Segment {
         }
         let (header, extent) = Self::read_header(name, &path, &file, stat.st_size as u64)?;
         if let Some(kind) = kind.filter(|&kind| kind != header.kind) {
-            let (theirs, ours) = (header::contents(header.kind), header::contents(kind));
-            return Err(Error::Kind { name: name.to_owned(), creator: header.creator_pid, theirs, ours });
+            let (name, creator) = (name.to_owned(), header.creator_pid);
+            return Err(Error::Kind { name, creator, theirs: header.kind, ours: kind });
         }
         let segment = Self::map(name, true, file, extent)?;
         segment.published.store(true, Ordering::Relaxed);
