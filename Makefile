@@ -102,4 +102,5 @@ $(VENV)/.bench: $(VENV)/.built
 	$(INSTALL) --group bench --group peers
 	$(INSTALL) --no-deps skyrl==0.3.0 unilab==1.5.2
 	$(INSTALL) --no-build-isolation faster-fifo==1.5.2
+	$(INSTALL) --no-build-isolation --no-deps pufferlib==1.0.1 gym==0.23.0 gym-notices  # it asks for an old Gymnasium, and runs with ours
 	touch $@
