@@ -135,12 +135,19 @@ def free_port() -> int:
         return port
 
 
+_FIRST = tuple((slice(None), *(0,) * dimensions) for dimensions in range(8))
+"""Of every sample of a leaf with so many dimensions, the first element."""
+
+
 def touch_batch(batch: Item) -> float:
-    """Read the first element of every leaf of every sample of a batch; equal to `touch` on each sample."""
+    """Read the first element of every leaf of every sample of a batch, as `touch` does of one.
+
+    It copies them: that costs a third of adding them up, and for the smallest samples the sum took longer than everything
+    that is measured.
+    """
     total = 0.0
     for leaf in batch.values():
-        first: tuple[Any, ...] = (slice(None), *(0,) * (leaf.ndim - 1))
-        total += float(np.add.reduce(leaf[first]))
+        total += len(leaf[_FIRST[leaf.ndim - 1]].tobytes())
     return total
 
 
