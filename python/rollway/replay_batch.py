@@ -202,7 +202,9 @@ def device_name(device: Any) -> str:
     if name.partition(":")[0] == "cpu":
         return "cpu"
     if not has_torch():
-        raise InvalidArgument(f"device is {name!r}, which needs torch: pip install 'rollway[torch]', or use 'cpu'")
+        raise InvalidArgument(
+            f"device is {name!r}, which needs torch: pip install '.[torch]' in the clone of Rollway, or use 'cpu'"
+        )
     return name
 
 

@@ -212,6 +212,12 @@ def test_every_link_leads_somewhere(document):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
+def test_nothing_sends_a_user_to_pypi():
+    sources = [path for folder in ("python", "examples") for path in (ROOT / folder).rglob("*.py")]
+    found = [str(path) for path in (*sources, *DOCUMENTS) if re.search(r"install\W*rollway\b", path.read_text())]
+    assert len(sources) > 100 and not found, "Rollway is installed from the clone"
+
+
 def test_every_public_name_is_exported_and_documented():
     for name in rollway.__all__:
         value = getattr(rollway, name)
