@@ -185,7 +185,8 @@ def convert(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[An
         if dtype.kind in "iubSU":
             same = np.array_equal(converted, values)
         else:
-            same = bool(np.all(np.isfinite(converted) | ~np.isfinite(values)))
+            finite = np.isfinite(converted)
+            same = bool(finite.all() or (finite | ~np.isfinite(values)).all())
     return converted if same else None
 
 
