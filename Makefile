@@ -8,6 +8,7 @@ PY := $(VENV)/bin/python
 UV := $(shell command -v uv 2>/dev/null || echo $(VENV)/bootstrap/bin/uv)
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 LOOM := RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --release --test 'loom_*'
+BENCHES := ring net records weights replay kills groups cuts rollouts orphans vector_env
 INSTALL := $(UV) pip install -q --python $(PY)
 # A dozen processes of the tests import torch, ray and SkyRL: compiled once, not by each of them anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -49,18 +50,13 @@ soak: $(VENV)/.test ## Hours in minutes: 8 producers x 1,000,000 samples, kills 
 fuzz: ## Any bytes, read as frames, for a minute (needs nightly and cargo-fuzz)
 	cargo +nightly fuzz run frame -- -max_total_time=60
 
-bench: $(VENV)/.bench ## Measure beside the peers, in one run; writes docs/bench/
-	$(PY) benches/ring.py
-	$(PY) benches/net.py
-	$(PY) benches/records.py
-	$(PY) benches/weights.py
-	$(PY) benches/replay.py
-	$(PY) benches/kills.py
-	$(PY) benches/groups.py
-	$(PY) benches/cuts.py
-	$(PY) benches/rollouts.py
-	$(PY) benches/orphans.py
-	$(PY) benches/vector_env.py
+bench: $(VENV)/.bench ## Measure beside the peers, in one run, whatever fails on the way; writes docs/bench/
+	@failed=(); trap 'exit 130' INT; \
+	for bench in $(BENCHES); do \
+	    echo "$(PY) benches/$$bench.py"; \
+	    $(PY) benches/$$bench.py || failed+=("benches/$$bench.py ended with status $$?"); \
+	done; \
+	if (($${#failed[@]})); then printf '%s\n' "$${failed[@]}" >&2; exit 1; fi
 
 lint: $(VENV)/.test ## ruff, mypy, stubs, rustfmt, clippy
 	cargo fmt --all --check

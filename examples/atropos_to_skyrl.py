@@ -1,7 +1,8 @@
 """An Atropos environment feeds SkyRL's trainer through shared memory: no HTTP between them, no inference engine here.
 
 The environment is an ordinary one, in a process of its own. The trainer is SkyRL's fully asynchronous one with a
-simulated update, so that this runs on any machine. Needs ``pip install rollway[atropos,skyrl]``.
+simulated update, so that this runs on any machine. Needs what ``make .venv/.test`` installs: SkyRL without flash-attn,
+which ``pip install ".[atropos,skyrl]"`` in the clone of Rollway would build, for a GPU.
 """
 
 import asyncio

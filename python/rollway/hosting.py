@@ -50,7 +50,7 @@ class Hosting:
         self._bell = AsyncBell(consumer.sentry)
         self._endings: list[Callable[[], None]] = [self._bell.close, consumer.close]
         # Also at interpreter exit, so that a learner that forgets to close leaves no segment behind.
-        self._end = weakref.finalize(self, _run_all, self._endings)
+        self._end = weakref.finalize(self, run_all, self._endings)
 
     def start(self) -> None:
         """Lets remote workers in: starts the transports, or raises what keeps one from starting. Safe to call twice.
@@ -155,7 +155,7 @@ def sort_out(transport: Any) -> tuple[ShmTransport | None, list[Any]]:
     return (named[0] if named else None), [one for one in given if not isinstance(one, ShmTransport)]
 
 
-def _run_all(endings: list[Callable[[], None]]) -> None:
+def run_all(endings: list[Callable[[], None]]) -> None:
     """Runs every ending, also after one that fails, and raises what failed first."""
     failure: BaseException | None = None
     for end in list(endings):

@@ -101,7 +101,7 @@ def _need_prometheus() -> None:
         import_module("prometheus_client")
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            "rollway.metrics needs prometheus-client: pip install 'rollway[metrics]'", name=error.name
+            "rollway.metrics needs prometheus-client: pip install '.[metrics]' in the clone of Rollway", name=error.name
         ) from None
 
 

@@ -6,7 +6,6 @@ that are not dicts of exact arrays. It knows nothing of lanes.
 
 from __future__ import annotations
 
-import cmath
 import functools
 import json
 import re
@@ -159,12 +158,7 @@ def _known_leaf(name: str, dtype_name: str, dims: list[Any]) -> RaggedLeaf:
 def _fit(leaf: RaggedLeaf, value: Any) -> np.ndarray[Any, Any]:
     if isinstance(value, np.ndarray) and _is_exact(leaf, value):
         return value
-    if isinstance(value, list | tuple):
-        array = _listed(leaf, value)
-    elif isinstance(value, int | float | complex):
-        array = _number(leaf, value)
-    else:
-        array = as_array(value, leaf.name, leaf.dtype)
+    array = _listed(leaf, value) if isinstance(value, list | tuple) else as_array(value, leaf.name, leaf.dtype)
     shape = array.shape[1:] if leaf.ragged and array.ndim else array.shape
     if array.dtype != leaf.dtype or shape != leaf.shape or (leaf.ragged and array.ndim == 0):
         raise SchemaMismatch(
@@ -191,16 +185,9 @@ def convert(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[An
         if dtype.kind in "iubSU":
             same = np.array_equal(converted, values)
         else:
-            same = bool(np.all(np.isfinite(converted) | ~np.isfinite(values)))
+            finite = np.isfinite(converted)
+            same = bool(finite.all() or (finite | ~np.isfinite(values)).all())
     return converted if same else None
-
-
-def _number(leaf: RaggedLeaf, value: complex) -> np.ndarray[Any, Any]:
-    with np.errstate(over="ignore"):
-        array = as_array(value, leaf.name, leaf.dtype)
-    if cmath.isfinite(value) and not np.isfinite(array):
-        raise SchemaMismatch(f"leaf '{leaf.name}' is {value!r}, which is too large for {leaf}")
-    return array
 
 
 def _listed(leaf: RaggedLeaf, value: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any]:

@@ -65,7 +65,7 @@ class RowLayout:
 class Batch(dict[str, Any]):
     """A sampled batch: an array for each field, all of them views into one ``block`` of packed rows on the host.
 
-    It is the caller's: fields may have been replaced since. And a copy of it has arrays of its own and no block.
+    It is the caller's: fields may have been replaced since. A copy of it, or what was pickled, has no block.
     """
 
     __slots__ = ("_layout", "_views", "block")
@@ -202,7 +202,9 @@ def device_name(device: Any) -> str:
     if name.partition(":")[0] == "cpu":
         return "cpu"
     if not has_torch():
-        raise InvalidArgument(f"device is {name!r}, which needs torch: pip install 'rollway[torch]', or use 'cpu'")
+        raise InvalidArgument(
+            f"device is {name!r}, which needs torch: pip install '.[torch]' in the clone of Rollway, or use 'cpu'"
+        )
     return name
 
 

@@ -7,6 +7,7 @@ knows nothing of rings.
 
 from __future__ import annotations
 
+import cmath
 import dataclasses
 import functools
 import json
@@ -248,13 +249,15 @@ def as_array(value: Any, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[A
 
 
 def _scalar(value: complex, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
-    """A Python number takes the dtype of its leaf, if that can hold it: 1.0 fits float32, but not int32."""
+    """A Python number takes the dtype of its leaf, if that can hold it: float32 takes 1.5, but not 1e300."""
     if dtype is None:
         return np.asarray(value)
     try:
-        result = np.result_type(value, dtype) if dtype.kind in "biufc" else None
-        if result == dtype:
-            return np.asarray(value, dtype)
+        if dtype.kind in "biufc" and np.result_type(value, dtype) == dtype:
+            with np.errstate(over="ignore"):
+                array = np.asarray(value, dtype)
+            if cmath.isfinite(array.item()) or not cmath.isfinite(value):
+                return array
     except (OverflowError, TypeError):
         pass
     raise SchemaMismatch(f"leaf '{path}' is the Python {type(value).__name__} {value!r}, which does not fit {dtype}")

@@ -6,12 +6,14 @@ nothing: `RunningObsStats` does.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from rollway.errors import InvalidArgument
+from rollway.errors import InvalidArgument, SchemaMismatch, SegmentInUse, SegmentNotFound
 from rollway.schema import as_array
 from rollway.shared_weight_sync import SharedWeightSync
 
@@ -25,13 +27,14 @@ class SharedObsNormStats:
     """Moves (mean, std) from the process that puts to any number of processes that get.
 
     Each of those sees each version at most once and may miss some: only the latest counts. What a dead process had put
-    stays. Neither call waits. A handle may be pickled into a spawned process and used in a forked one; the first to
-    put is the one who puts, as long as it lives.
+    stays. Neither call waits. A handle may be pickled into a spawned process and used in a forked one, and others may
+    join by its ``name``. The first to put is the one who puts, as long as it lives.
 
     Args:
         ctx: A multiprocessing context: accepted for compatibility, and not needed.
         max_obs_dim: Room for so many numbers in an observation. The shape itself is that of what is put.
-        name: What the segment is called; made up when left out.
+        name: What the segment is called; made up when left out. If there is one of that name, with the same
+            ``max_obs_dim``, this joins it.
 
     >>> import numpy as np
     >>> with SharedObsNormStats() as stats:
@@ -110,9 +113,19 @@ class SharedObsNormStats:
 
 
 def nobodys(shapes: dict[str, tuple[int, ...]], dtypes: dict[str, Any], name: str | None) -> SharedWeightSync:
-    """A segment with no writer yet: whoever writes first is it. ``name`` is made up when it is ``None``."""
-    with SharedWeightSync(shapes, dtypes=dtypes, shm_name=name, max_readers=1000, threads=1) as maker:
-        return SharedWeightSync.attach(maker.name, threads=1, peer_timeout_s=None)
+    """A segment with no writer yet: whoever writes first is it. Joins the one of that name, or makes it.
+
+    Without a ``name`` there is nothing to join, and one is made up.
+    """
+    join = partial(SharedWeightSync, shapes, create=False, shm_name=name, dtypes=dtypes, threads=1, peer_timeout_s=None)
+    if name is not None:
+        with suppress(SegmentNotFound, SchemaMismatch):  # Creating replaces what the dead left, or says what differs.
+            return join()
+    try:
+        with SharedWeightSync(shapes, dtypes=dtypes, shm_name=name, max_readers=1000, threads=1) as maker:
+            return SharedWeightSync.attach(maker.name, threads=1, peer_timeout_s=None)
+    except SegmentInUse:  # Somebody else has made it in between.
+        return join()
 
 
 def _attached(sync: SharedWeightSync, max_obs_dim: int) -> SharedObsNormStats:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rollway._core import Weights
 from rollway.errors import ForeignSchema, InvalidArgument
+from rollway.hosting import run_all
 from rollway.transport import WeightOutlet
 from rollway.weight_reading import WeightReading
 from rollway.weight_tree import Places, WeightTree
@@ -176,7 +177,7 @@ class SharedWeightSync(WeightReading):
         self._peer_timeout_s = peer_timeout_s
         # Also at interpreter exit: the last one to leave takes the name away.
         self._endings: list[Callable[[], None]] = [core.close]
-        self._end = weakref.finalize(self, _run_all, self._endings)
+        self._end = weakref.finalize(self, run_all, self._endings)
 
     @property
     def name(self) -> str:
@@ -271,11 +272,6 @@ class SharedWeightSync(WeightReading):
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"version {self.version}"
         return f"<{type(self).__name__} '{self.name}': {len(self._tree.leaves)} leaves, {state}>"
-
-
-def _run_all(endings: list[Callable[[], None]]) -> None:
-    for end in endings:
-        end()
 
 
 def _attach_again(

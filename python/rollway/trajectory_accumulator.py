@@ -8,6 +8,7 @@ import numpy as np
 import optree
 
 from rollway.errors import InvalidArgument, SchemaMismatch
+from rollway.record_schema import convert
 from rollway.schema import NAMESPACE, as_array, path_text, register_dataclasses
 
 _Array = np.ndarray[Any, Any]
@@ -19,7 +20,7 @@ class TrajectoryAccumulator:
     The example is a dict of timescales. A timescale whose leaves all have the same leading dimension *N* > 1 takes *N*
     steps, one per `add`. One with a 0-d leaf, or whose leaves all start with 1, holds a single item (a bootstrap
     observation, an episode return), which `add` writes whole. Values are cast to the dtypes of the example where that
-    keeps their kind: not from float to int.
+    keeps their kind: not from float to int. One that would be cut or become infinite is refused.
 
     >>> import numpy as np
     >>> acc = TrajectoryAccumulator({"step": {"reward": np.zeros((2, 1))}, "last": {"value": np.zeros(())}})
@@ -89,7 +90,10 @@ def _item(value: Any, path: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -
         raise SchemaMismatch(
             f"leaf '{path}' is {array.dtype}, which does not become {dtype} without loss. Cast it first"
         )
-    return array.astype(dtype, copy=False).reshape(shape)
+    fitting = array if array.dtype == dtype else convert(array, dtype)
+    if fitting is None:
+        raise SchemaMismatch(f"leaf '{path}' has values of {array.dtype} that do not fit {dtype}")
+    return fitting.reshape(shape)
 
 
 _PLAIN = (bool, int, float, complex, list, tuple)

@@ -212,6 +212,32 @@ def test_every_link_leads_somewhere(document):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
+def mapped():
+    """What the rows of the module map name: files, and folders with a slash behind them."""
+    for row in re.findall(r"^\| (`.+?) \|", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE):
+        folder = ""
+        for name in re.findall(r"`([^`]+)`", row):
+            before, braced, after = re.fullmatch(r"([^{]*)(?:\{(.+)\})?(.*)", name).groups(default="")
+            folder = before[: before.rfind("/") + 1] or folder
+            yield from (folder + before.removeprefix(folder) + stem + after for stem in braced.split(","))
+
+
+def test_the_module_map_names_every_source_file_and_no_other():
+    names = set(mapped())
+    assert not [name for name in names if not (ROOT / name).exists()]
+    folders = tuple(name for name in names if name.endswith("/"))
+    sources = [*(ROOT / "python/rollway").rglob("*.py"), *(ROOT / "crates").glob("*/src/**/*.rs")]
+    paths = {path.relative_to(ROOT) for path in sources if path.name not in ("__init__.py", "mod.rs", "lib.rs")}
+    unnamed = [str(path) for path in paths if str(path) not in names and not str(path).startswith(folders)]
+    assert len(paths) > 150 and not unnamed
+
+
+def test_nothing_sends_a_user_to_pypi():
+    sources = [path for folder in ("python", "examples") for path in (ROOT / folder).rglob("*.py")]
+    found = [str(path) for path in (*sources, *DOCUMENTS) if re.search(r"install\W*rollway\b", path.read_text())]
+    assert len(sources) > 100 and not found, "Rollway is installed from the clone"
+
+
 def test_every_public_name_is_exported_and_documented():
     for name in rollway.__all__:
         value = getattr(rollway, name)

@@ -185,6 +185,26 @@ def test_a_group_that_is_too_old_is_not_handed_over(learner, sender):
     assert GroupReader(learner, max_staleness=2).read(SECONDS).key.instance_id == "new"
 
 
+def test_a_group_that_grew_too_old_in_the_reader_is_not_handed_over(learner, sender):
+    async def run():
+        await sender.send(group(), "first", 1)
+        await sender.send(group(), "old", 1)
+        await sender.send(group(size=2), "other size, old", 1)
+        await sender.send(group(), "new", 3)
+
+    asyncio.run(run())
+    learner.publish(1)
+    reader = GroupReader(learner, max_staleness=2)
+    reader.read(SECONDS).release()
+    learner.publish(4)
+    second = reader.read(SECONDS)
+    assert (second.key.instance_id, second.staleness) == ("new", 1)
+    second.release()
+    with pytest.raises(rollway.WaitTimeout):
+        reader.read(0)
+    assert learner.stats()["taken_records"] == 0, "those that are too old were released"
+
+
 @pytest.mark.parametrize(
     ("label", "complaint"),
     [

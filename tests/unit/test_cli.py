@@ -75,7 +75,7 @@ def test_a_missing_extra_says_what_to_install():
     code = "import sys; sys.modules['typer'] = None; from rollway.cli import main; main()"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == 1
-    assert "install rollway[cli]" in ended.stderr
+    assert "pip install '.[cli]' in the clone" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

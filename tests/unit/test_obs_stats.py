@@ -56,6 +56,50 @@ def test_every_handle_gets_for_itself(stats):
     other.close()
 
 
+def get_by_name(name, answers):
+    with SharedObsNormStats(name=name) as stats:
+        answers.send(stats.get()[0].tolist())
+
+
+def test_others_join_by_the_name_while_somebody_puts(stats):
+    stats.put((np.full(2, 7.0), np.ones(2)))
+    with SharedObsNormStats(name=stats.name) as other:
+        assert other.get()[0].tolist() == [7, 7]
+        with pytest.raises(rollway.SegmentInUse):
+            other.put((np.zeros(2), np.ones(2)))
+    mine, theirs = mp.Pipe()
+    pid = forked(get_by_name, stats.name, theirs)
+    assert mine.poll(30) and mine.recv() == [7, 7] and ended(pid) == 0
+    stats.put((np.full(2, 8.0), np.ones(2)))
+    assert stats.get()[0].tolist() == [8, 8]
+
+
+def join_at_once(name, barrier):
+    for _ in range(20):
+        barrier.wait(30)
+        with SharedObsNormStats(name=name, max_obs_dim=4):
+            barrier.wait(30)  # Nobody leaves before all are there.
+
+
+def test_all_may_come_at_the_same_moment(name):
+    barrier = mp.get_context("fork").Barrier(4)
+    pids = [forked(join_at_once, name, barrier) for _ in range(4)]
+    assert [ended(pid) for pid in pids] == [0] * 4
+
+
+def die_with_another_size(name):
+    SharedObsNormStats(name=name, max_obs_dim=3)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_another_max_obs_dim_is_refused_by_the_living_and_replaces_what_the_dead_left(name):
+    assert ended(forked(die_with_another_size, name)) == -signal.SIGKILL
+    with SharedObsNormStats(name=name, max_obs_dim=5) as stats:
+        stats.put((np.zeros(5), np.ones(5)))
+        with pytest.raises(rollway.SchemaMismatch, match="moments"):
+            SharedObsNormStats(name=name, max_obs_dim=3)
+
+
 @pytest.mark.parametrize(
     ("mean", "std", "words"),
     [

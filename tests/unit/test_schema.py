@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import math
+import re
 import threading
 from collections import OrderedDict, namedtuple
 
@@ -168,10 +170,27 @@ def test_python_numbers_take_the_dtype_of_their_leaf():
     assert (batch["r"][0], batch["n"][0], batch["d"][0]) == (1.5, 3, True)
 
 
-@pytest.mark.parametrize(("leaf", "value"), [(np.int32(0), 1.5), (np.int8(0), 300), (np.bool_(0), 2)])
+@pytest.mark.parametrize(
+    ("leaf", "value"),
+    [
+        (np.int32(0), 1.5),
+        (np.int8(0), 300),
+        (np.bool_(0), 2),
+        (np.float32(0), 1e300),
+        (np.float16(0), -70000),
+        (np.float32(0), 10**400),
+        (np.complex64(0), 1e300j),
+    ],
+)
 def test_a_python_number_that_does_not_fit_is_refused(leaf, value):
-    with pytest.raises(rollway.SchemaMismatch, match="does not fit"):
+    with pytest.raises(rollway.SchemaMismatch, match=f"leaf 'a' is .*{re.escape(repr(value))}.* does not fit"):
         round_trip({"a": leaf}, {"a": value})
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 0.1, 1e-300, 3.4e38, 2**24 + 1])
+def test_rounding_and_real_infinities_are_no_misfit(value):
+    got = round_trip({"a": np.float32(0)}, {"a": value})["a"]
+    assert np.array_equal(got, np.full(2, value, np.float32), equal_nan=True)
 
 
 class ArrayLike:

@@ -297,3 +297,18 @@ def test_a_learner_whose_schema_cannot_be_read_or_does_not_fit_its_leaves_is_ref
 def test_serving_offers_one_set_of_weights(sync):
     with pytest.raises(rollway.InvalidArgument, match="leave out"):
         sync.serve(rollway.TcpTransport(weights=sync))
+
+
+def test_an_endpoint_that_fails_to_stop_does_not_keep_the_weights_open(name):
+    class Stuck:
+        def start(self, outlet):
+            return self
+
+        def stop(self):
+            raise OSError("stuck on purpose")
+
+    sync = rollway.SharedWeightSync.from_state_dict(tree(1), shm_name=name)
+    sync.serve(Stuck())
+    with pytest.raises(OSError, match="stuck on purpose"):
+        sync.close()
+    assert sync.closed, "the name fixture looks for the segment"

@@ -71,6 +71,8 @@ def test_an_example_may_be_of_dataclasses_tensors_and_numbers():
         ({"a": np.full(1, 7.0), "b": [None]}, "leaf 's/b' is object, which does not become uint8 without"),
         ({"a": np.full(1, 7.0), "b": [300]}, r"leaf 's/b' is \[300\], which makes no array of uint8"),
         ({"a": np.full(1, 7.0), "b": "text"}, "leaf 's/b' is a str"),
+        ({"a": 1e300, "b": [1]}, "leaf 's/a' has values of float64 that do not fit float32"),
+        ({"a": np.full(1, 7.0), "b": np.full(1, 300, np.uint16)}, "leaf 's/b' has values of uint16 that do not fit"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named_and_nothing_is_changed(item, message):

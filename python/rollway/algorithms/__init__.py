@@ -1,7 +1,7 @@
 """Algorithms on Rollway: asynchronous PPO (`AppoRunner`) and soft actor-critic (`SacRunner`), short enough to read.
 
 Each is a learner in this process and collectors in others: rollouts or transitions come up through shared memory, and
-weights go down. They need the extra ``rollway[train]``.
+weights go down. They need the extra ``train``.
 """
 
 from __future__ import annotations
@@ -39,5 +39,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for package in ("torch", "gymnasium"):
         if find_spec(package) is None:
-            raise MissingExtra(f"rollway.algorithms needs {package}: pip install 'rollway[train]'", name=package)
+            raise MissingExtra(
+                f"rollway.algorithms needs {package}: pip install '.[train]' in the clone of Rollway", name=package
+            )
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

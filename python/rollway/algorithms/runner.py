@@ -115,7 +115,7 @@ class AlgorithmRunner(AsyncRunner):
 
         What a collector raised is raised here, with its traceback.
         """
-        if not self._started:  # Trained before: its collectors go on.
+        if not self._started:  # Else its collectors go on, as they have since it trained first.
             self._start()
             self._started = True
         progress: Progress | None = None

@@ -21,7 +21,8 @@ def main() -> None:
     except ModuleNotFoundError as missing:
         if missing.name not in _EXTRA:
             raise
-        sys.exit(f"rollway: the command line needs {' and '.join(_EXTRA)}: install rollway[cli]")
+        needed = " and ".join(_EXTRA)
+        sys.exit(f"rollway: the command line needs {needed}: pip install '.[cli]' in the clone of Rollway")
     except KeyboardInterrupt:
         sys.exit(130)
     status = app.run()

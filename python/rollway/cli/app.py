@@ -160,7 +160,9 @@ def _train(
 ) -> None:
     for package in ("torch", "gymnasium", "matplotlib"):  # before minutes of training, not after
         if find_spec(package) is None:
-            raise rollway.MissingExtra(f"rollway train needs {package}: pip install 'rollway[train]'", name=package)
+            raise rollway.MissingExtra(
+                f"rollway train needs {package}: pip install '.[train]' in the clone of Rollway", name=package
+            )
     from rollway.cli.train import session
 
     given = {}

@@ -14,7 +14,7 @@ Users call `make_vec`.
 | `rollout` | places in somebody else's shared memory to write to |
 | `fault_policy` | what happens after a fault |
 
-Gymnasium is imported on use: ``pip install rollway[gymnasium]``.
+Gymnasium is imported on use: ``pip install ".[gymnasium]"`` in the clone of Rollway.
 """
 
 from __future__ import annotations

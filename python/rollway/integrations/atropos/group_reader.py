@@ -8,7 +8,6 @@ deadline.
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 from rollway.errors import InvalidArgument, WaitTimeout
@@ -33,8 +32,8 @@ class GroupReader:
         deadline_s: How long the rest of a group may take from its first record. An environment sends a group at once,
             so only a dead one, or a full lane, takes longer than a moment.
         max_groups: Unfinished groups that are held at most.
-        max_staleness: Groups that began more steps than this before the published one are dropped when they are read;
-            ``None``: none is too old.
+        max_staleness: Groups that began more steps than this before the published one are dropped, at the latest
+            when it is their turn to be read; ``None``: none is too old.
 
     >>> import rollway
     >>> from rollway.integrations.atropos import ATROPOS_SCHEMA, decode_group, encode_group
@@ -60,7 +59,6 @@ class GroupReader:
         self._deadline_s = deadline_s
         self._max_groups = max_groups
         self._by_size: dict[int, GroupAssembler] = {}
-        self._ready: deque[Group] = deque()
         self.tombstones = 0
         """Groups of which an environment said that they will not come, or not in full."""
 
@@ -104,8 +102,6 @@ class GroupReader:
         """Gives back what is held."""
         for assembler in self._by_size.values():
             assembler.close()
-        while self._ready:
-            self._ready.popleft().release()
 
     def _add(self, records: list[Record]) -> None:
         """Takes all that can be taken, and then raises what is wrong with the first that cannot."""
@@ -138,12 +134,14 @@ class GroupReader:
             )
         self._by_size[size].set_version(self._server.published_version)
         self._by_size[size].add(record)
-        self._ready.extend(self._by_size[size])
 
     def _pop(self) -> Group | None:
+        """What is ready stays with its assembler until now: it may be too old meanwhile."""
         for assembler in self._by_size.values():
-            self._ready.extend(assembler)  # looks at the deadlines, too
-        return self._ready.popleft() if self._ready else None
+            assembler.set_version(self._server.published_version)
+            if (group := assembler.pop()) is not None:  # looks at the deadlines, too
+                return group
+        return None
 
     def _patience(self, deadline: float | None) -> float | None:
         """Until the caller's time is over, or some group's."""
