@@ -39,7 +39,7 @@ impl Number {
                 Number::Float32 => {
                     let value = float(object)?;
                     let rounded = value as f32;
-                    // One that is too large is infinite here: Python converts it, and warns.
+                    // One that is too large is infinite here: Python refuses it in its own words.
                     let fits = rounded.is_finite() || !value.is_finite();
                     fits.then(|| (rounded.to_bits() as u64).to_ne_bytes())
                 }

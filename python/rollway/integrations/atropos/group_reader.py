@@ -137,9 +137,10 @@ class GroupReader:
 
     def _pop(self) -> Group | None:
         """What is ready stays with its assembler until now: it may be too old meanwhile."""
-        for assembler in self._by_size.values():
+        for size, assembler in self._by_size.items():
             assembler.set_version(self._server.published_version)
             if (group := assembler.pop()) is not None:  # looks at the deadlines, too
+                self._by_size[size] = self._by_size.pop(size)  # the others come first next time
                 return group
         return None
 
