@@ -49,7 +49,7 @@ pub fn check_timeout(timeout: Option<f64>) -> PyResult<()> {
 pub fn seconds(value: f64) -> PyResult<Duration> {
     if value.is_nan() || value < 0.0 {
         let message = format!("a timeout must be a number of seconds >= 0 or None, not {value}");
-        return Err(pyo3::exceptions::PyValueError::new_err(message));
+        return Err(Python::attach(|py| named(py, "InvalidArgument", message)));
     }
     Ok(Duration::try_from_secs_f64(value).unwrap_or(Duration::MAX))
 }

@@ -3,6 +3,7 @@
 use crate::errors::{blocking, named, to_py};
 use crate::numbers::{PORTS, number};
 use crate::producer::{patience, seconds};
+use crate::sentry::Sentry;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::Error;
@@ -62,6 +63,11 @@ impl TcpConnection {
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let patience = patience(timeout)?;
         blocking(py, || self.0.client.wait(patience))?.map_err(|e| self.0.explain(py, e, timeout))
+    }
+
+    /// Waits until `wait` would not, for event loops, and takes nothing.
+    fn settled_sentry(&self, py: Python<'_>) -> PyResult<Sentry> {
+        Sentry::over(py, &self.0, |connection, patience| connection.client.wait_settled(patience))
     }
 
     /// Waits for what is on its way, at most `timeout` seconds, and disconnects.
