@@ -9,6 +9,7 @@ from __future__ import annotations
 import cmath
 import functools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ class RaggedLeaf(NamedTuple):
     @property
     def row_bytes(self) -> int:
         """Bytes of one row of a ragged leaf, or of the whole of a fixed one."""
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return self.dtype.itemsize * math.prod(self.shape)
 
     @property
     def dims(self) -> tuple[int | str, ...]:
@@ -153,7 +154,10 @@ def _known_leaf(name: str, dtype_name: str, dims: list[Any]) -> RaggedLeaf:
         raise SchemaMismatch(
             f"leaf '{name}' is {describe(dtype, dims)!r}; '*' may stand in front only, the rest are whole numbers"
         )
-    return RaggedLeaf(name, dtype, tuple(map(int, fixed)), ragged)
+    shape = tuple(map(int, fixed))
+    if dtype.itemsize * math.prod(dim or 1 for dim in shape) >= 2**63:
+        raise SchemaMismatch(f"leaf '{name}' is {describe(dtype, dims)}, which is larger than an address space")
+    return RaggedLeaf(name, dtype, shape, ragged)
 
 
 def _fit(leaf: RaggedLeaf, value: Any) -> np.ndarray[Any, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import threading
 from collections.abc import Sequence, Set
 from typing import Any, NamedTuple, NoReturn
@@ -36,7 +37,7 @@ class Leaf(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of one sample of this leaf."""
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return self.dtype.itemsize * math.prod(self.shape)
 
     def __str__(self) -> str:
         return describe(self.dtype, self.shape)
