@@ -155,7 +155,7 @@ def test_what_is_no_whole_number_is_still_a_type_error(it):
 
 
 def test_a_number_of_thousands_of_digits_is_not_written_out(it):
-    with pytest.raises(rollway.InvalidArgument, match="^version = a very long number is out of range: "):
+    with pytest.raises(rollway.InvalidArgument, match=r"^version = a very long number is out of range: "):
         it.shm.send(ONE, version=10**5000)
 
 
