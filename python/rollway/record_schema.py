@@ -21,6 +21,7 @@ from rollway.errors import ForeignSchema, SchemaMismatch
 from rollway.schema import as_array, describe, dtype_text, explain, leaves_differ
 
 _NOTATION = re.compile(r"(\w+)\[([^\]]*)\]")
+_VOID = re.compile(r"void(\d{1,12})")  # numpy's name of a dtype of plain bytes, with their bits
 
 
 class RaggedLeaf(NamedTuple):
@@ -121,12 +122,15 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
 
 
 def _known(name: str) -> np.dtype[Any]:
+    """The dtype that is written so, by hand or by `dtype_text`."""
+    if (void := _VOID.fullmatch(name)) and int(void[1]) % 8 == 0:
+        return np.dtype(f"V{int(void[1]) // 8}")
     try:
         return np.dtype(name)
     except TypeError:
         import ml_dtypes  # bfloat16 and its kin
 
-        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, "float8_e5m2" if name == "<f1" else name))
         return dtype
 
 
@@ -188,6 +192,8 @@ def convert(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[An
 
     Raises `TypeError`, `ValueError` or `OverflowError` for what makes no numbers or text of that dtype at all.
     """
+    if dtype.type is np.void:  # plain bytes: there is nothing to convert
+        return values if values.dtype == dtype else None
     if (values.dtype.kind == "c" and dtype.kind != "c") or (dtype.kind in "SU" and values.dtype.kind != dtype.kind):
         return None
     with np.errstate(all="ignore"):
