@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import optree
 
 from rollway.async_bell import AsyncBell
-from rollway.errors import PeerDied, WaitTimeout
+from rollway.errors import InvalidArgument, PeerDied, WaitTimeout
 
 _LOOK_S = 1.0  # how often somebody who waits looks whether anybody is left
 
@@ -33,6 +33,8 @@ class _Client(Protocol):
 
 def deadline_of(timeout: float | None) -> float | None:
     """When a timeout that begins now is over."""
+    if timeout is not None and not timeout >= 0:
+        raise InvalidArgument(f"a timeout must be a number of seconds >= 0 or None, not {timeout}")
     return None if timeout is None else time.monotonic() + timeout
 
 

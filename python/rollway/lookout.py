@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rollway.async_bell import AsyncBell
-from rollway.errors import InvalidArgument, PeerDied, RollwayError
+from rollway.async_sends import deadline_of
+from rollway.errors import PeerDied, RollwayError
 
 _LOOK_S = 0.5
 
@@ -49,10 +50,9 @@ class Lookout:
     """Waits for a bell until a deadline, and for troubles that keep it from being rung."""
 
     def __init__(self, bell: AsyncBell, timeout: float | None, troubles: Callable[[], list[Trouble]]) -> None:
-        if timeout is not None and not timeout >= 0:
-            raise InvalidArgument(f"a timeout must be a number of seconds >= 0 or None, not {timeout}")
         self._bell = bell
-        self._deadline = math.inf if timeout is None else time.monotonic() + timeout
+        deadline = deadline_of(timeout)
+        self._deadline = math.inf if deadline is None else deadline
         self._troubles = troubles
         self._seen: dict[int, tuple[object, float]] = {}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from rollway.errors import ForeignSchema, SchemaMismatch
 from rollway.schema import as_array, describe, dtype_text, explain, leaves_differ
 
 _NOTATION = re.compile(r"(\w+)\[([^\]]*)\]")
+_VOID = re.compile(r"void(\d{1,12})")  # numpy's name of a dtype of plain bytes, with their bits
 
 
 class RaggedLeaf(NamedTuple):
@@ -32,7 +34,7 @@ class RaggedLeaf(NamedTuple):
     @property
     def row_bytes(self) -> int:
         """Bytes of one row of a ragged leaf, or of the whole of a fixed one."""
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return self.dtype.itemsize * math.prod(self.shape)
 
     @property
     def dims(self) -> tuple[int | str, ...]:
@@ -119,12 +121,15 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
 
 
 def _known(name: str) -> np.dtype[Any]:
+    """The dtype that is written so, by hand or by `dtype_text`."""
+    if (void := _VOID.fullmatch(name)) and int(void[1]) % 8 == 0:
+        return np.dtype(f"V{int(void[1]) // 8}")
     try:
         return np.dtype(name)
     except TypeError:
         import ml_dtypes  # bfloat16 and its kin
 
-        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, "float8_e5m2" if name == "<f1" else name))
         return dtype
 
 
@@ -152,7 +157,10 @@ def _known_leaf(name: str, dtype_name: str, dims: list[Any]) -> RaggedLeaf:
         raise SchemaMismatch(
             f"leaf '{name}' is {describe(dtype, dims)!r}; '*' may stand in front only, the rest are whole numbers"
         )
-    return RaggedLeaf(name, dtype, tuple(map(int, fixed)), ragged)
+    shape = tuple(map(int, fixed))
+    if dtype.itemsize * math.prod(dim or 1 for dim in shape) >= 2**63:
+        raise SchemaMismatch(f"leaf '{name}' is {describe(dtype, dims)}, which is larger than an address space")
+    return RaggedLeaf(name, dtype, shape, ragged)
 
 
 def _fit(leaf: RaggedLeaf, value: Any) -> np.ndarray[Any, Any]:
@@ -178,6 +186,8 @@ def convert(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[An
 
     Raises `TypeError`, `ValueError` or `OverflowError` for what makes no numbers or text of that dtype at all.
     """
+    if dtype.type is np.void:  # plain bytes: there is nothing to convert
+        return values if values.dtype == dtype else None
     if (values.dtype.kind == "c" and dtype.kind != "c") or (dtype.kind in "SU" and values.dtype.kind != dtype.kind):
         return None
     with np.errstate(all="ignore"):

@@ -166,7 +166,10 @@ class RecordServer(Hosting):
         return self._producer.send(data, key=key, metadata=metadata, version=version, timeout=timeout)
 
     def publish(self, version: int) -> None:
-        """Tells the workers which weights are the newest: they see it as ``client.published_version``."""
+        """Tells the workers which weights are the newest: they see it as ``client.published_version``.
+
+        A number that a record can have as its version: 0 to 2**32 - 1.
+        """
         self._consumer.publish(version)
 
     @property

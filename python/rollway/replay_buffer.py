@@ -351,8 +351,8 @@ def _natural(what: str, value: Any) -> int:
         number = operator.index(value)
     except TypeError:
         raise InvalidArgument(f"{what} is {value!r}; it must be a whole number") from None
-    if number < 1:
-        raise InvalidArgument(f"{what} = {number} is out of range: at least 1")
+    if not 1 <= number < 2**32:
+        raise InvalidArgument(f"{what} = {number} is out of range: 1 to 2**32 - 1")
     return number
 
 

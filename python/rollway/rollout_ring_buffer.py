@@ -103,8 +103,8 @@ class RolloutRingBuffer:
     ) -> None:
         if on_full not in ("drop_oldest", "block"):
             raise InvalidArgument(f"on_full is {on_full!r}; it must be 'drop_oldest' or 'block'")
-        if num_slots < 2:
-            raise InvalidArgument(f"num_slots = {num_slots} is out of range: at least 2")
+        if not 2 <= num_slots < 2**16:
+            raise InvalidArgument(f"num_slots = {num_slots} is out of range: 2 to 65,535")
         self.num_envs, self.num_steps = num_envs, num_steps
         self.obs_dim, self.action_dim, self.critic_dim = obs_dim, action_dim, critic_dim
         self.num_slots = num_slots
@@ -470,10 +470,10 @@ def rollout_shapes(
     """
     dims = {"num_envs": num_envs, "num_steps": num_steps, "obs_dim": obs_dim, "action_dim": action_dim}
     for what, value in dims.items():
-        if value < 1:
-            raise InvalidArgument(f"{what} = {value} is out of range: at least 1")
-    if critic_dim < 0:
-        raise InvalidArgument(f"critic_dim = {critic_dim} is out of range: at least 0")
+        if not 1 <= value < 2**32:
+            raise InvalidArgument(f"{what} = {value} is out of range: 1 to 2**32 - 1")
+    if not 0 <= critic_dim < 2**32:
+        raise InvalidArgument(f"critic_dim = {critic_dim} is out of range: 0 to 2**32 - 1")
     steps = (num_envs, num_steps)
     shapes: dict[str, tuple[int, ...]] = {"obs": (*steps, obs_dim), "actions": (*steps, action_dim)}
     shapes |= dict.fromkeys(("log_probs", "rewards", "dones", "truncated"), steps)

@@ -11,6 +11,7 @@ import cmath
 import dataclasses
 import functools
 import json
+import math
 import threading
 from collections.abc import Sequence, Set
 from typing import Any, NamedTuple, NoReturn
@@ -37,7 +38,7 @@ class Leaf(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of one sample of this leaf."""
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return self.dtype.itemsize * math.prod(self.shape)
 
     def __str__(self) -> str:
         return describe(self.dtype, self.shape)

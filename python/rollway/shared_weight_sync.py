@@ -148,8 +148,6 @@ class SharedWeightSync(WeightReading):
         _check_threads(threads)
         if not 1 <= max_readers <= 1022:
             raise InvalidArgument(f"max_readers = {max_readers} is out of range: 1 to 1022")
-        if max_buffers < 0:
-            raise InvalidArgument(f"max_buffers = {max_buffers} is out of range: at least 3")
         try:
             core = Weights.create(
                 f"auto-{os.getpid()}-{secrets.token_hex(4)}" if name is None else name,
@@ -246,8 +244,6 @@ class SharedWeightSync(WeightReading):
         Raises `WaitTimeout` after ``timeout`` seconds, `PeerDied` when no writer lives for ``peer_timeout_s``, and
         `ConnectionClosedError` when somebody called `cleanup`.
         """
-        if version < 0:
-            raise InvalidArgument(f"version = {version} is out of range: at least 0")
         return self._core.wait_for_version(version, timeout, self._peer_timeout_s)
 
     def stats(self) -> dict[str, int]:

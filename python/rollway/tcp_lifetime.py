@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import logging
-import math
 import sys
-import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -15,19 +12,19 @@ from typing import Self
 
 from rollway._core import TcpConnection
 from rollway.async_bell import AsyncBell
-from rollway.async_sends import Vigil, deadline_of
+from rollway.async_sends import Vigil, deadline_of, rung
 from rollway.errors import RollwayError, WaitTimeout
 
 _log = logging.getLogger(__name__)
 _open_clients: weakref.WeakSet[TcpLifetime] = weakref.WeakSet()
 _FORGOTTEN_S = 2.0  # how long what a client has on its way is waited for when nobody closed it
-_SLICE_S = 1.0  # a cancelled wait leaves its thread within this time
 
 
 class TcpLifetime(TcpConnection):
     """Delivers what is on its way before a client goes, also one that nobody closed, or says what is lost."""
 
-    _bell: AsyncBell
+    _bell: AsyncBell  # rung when there may be room
+    _settled: AsyncBell  # rung when `wait` would not wait
     _cargo: str
     _vigil: Vigil | None = None  # the connection itself tells
 
@@ -35,18 +32,17 @@ class TcpLifetime(TcpConnection):
     """Whether `send` waits when there is no room: always, for what to drop is the learner's choice."""
 
     def _begin(self, bell: AsyncBell) -> None:
-        self._bell = bell
+        self._bell, self._settled = bell, AsyncBell(self.settled_sentry)
         _open_clients.add(self)
 
     async def wait_async(self, timeout: float | None = None) -> None:
-        """As `wait`, for asyncio."""
+        """As `wait`, for asyncio. A cancelled wait leaves everything on its way."""
         deadline = deadline_of(timeout)
         while True:
-            left = math.inf if deadline is None else max(deadline - time.monotonic(), 0.0)
             try:
-                return await asyncio.to_thread(self.wait, min(left, _SLICE_S))
+                return self.wait(0.0)
             except WaitTimeout:
-                if left <= _SLICE_S:
+                if not await rung(self._settled, deadline, self._vigil):
                     raise WaitTimeout(self._no_room(timeout)) from None
 
     def close(self, timeout: float | None = 10.0) -> None:
@@ -68,6 +64,7 @@ class TcpLifetime(TcpConnection):
         finally:
             if self.closed:
                 self._bell.close()
+                self._settled.close()
                 _open_clients.discard(self)
 
     def __enter__(self) -> Self:
@@ -91,9 +88,10 @@ class TcpLifetime(TcpConnection):
         return f"<rollway.{type(self).__name__} {self.address} {state}>"
 
     def _no_room(self, timeout: float | None) -> str:
+        state = "connected" if self.connected else "no connection now"
         return (
             f"{self.address} did not take everything within {timeout} s: {self.unacknowledged} {self._cargo} are not "
-            "acknowledged. Wait longer, or see whether the learner still takes them"
+            f"acknowledged, {state}. Wait longer, or see whether the learner still takes them"
         )
 
 

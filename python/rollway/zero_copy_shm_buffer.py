@@ -72,11 +72,11 @@ class ZeroCopySHMBuffer:
         *,
         write_timeout_s: float | None = 0.0,
     ) -> None:
-        least = {"size": (size, 1), "entry_size": (entry_size, 1)}
-        least |= {"instance_id_len": (instance_id_len, 0), "metadata_len": (metadata_len, 0)}
-        for what, (value, smallest) in least.items():
-            if value < smallest:
-                raise InvalidArgument(f"{what} = {value} is out of range: at least {smallest}")
+        ranges = {"size": (size, 1, 2**24), "entry_size": (entry_size, 1, 2**31)}
+        ranges |= {"instance_id_len": (instance_id_len, 0, 2**31), "metadata_len": (metadata_len, 0, 2**31)}
+        for what, (value, least, most) in ranges.items():
+            if not least <= value <= most:
+                raise InvalidArgument(f"{what} = {value} is out of range: {least:,} to {most:,}")
         self.name = name
         self._write_timeout_s = write_timeout_s
         self._plan = _SCHEMA.plan()

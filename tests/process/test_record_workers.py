@@ -170,6 +170,51 @@ def test_the_death_of_every_worker_ends_the_wait(name, child):
             server.read(timeout=30)
 
 
+@pytest.mark.parametrize("call", ["read_async()", "read_many_async(3)"])
+def test_the_death_of_every_worker_ends_the_wait_of_a_coroutine(name, child, call):
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name), peer_timeout_s=0.05) as server:
+        worker = child(
+            """
+            import sys, rollway
+            client = rollway.ShmRecordClient(sys.argv[1], {"tokens": "int32[*]", "blob": "uint8[*]", "who": "int64[2]"})
+            print("ready", flush=True)
+            sys.stdin.readline()
+            """,
+            name,
+        )
+        worker.says("ready")
+
+        async def main():
+            reading = asyncio.create_task(eval(f"server.{call}", {"server": server}))
+            await asyncio.sleep(0)
+            worker.kill()
+            with pytest.raises(rollway.PeerDied, match=f"pid {worker.pid}"):
+                await asyncio.wait_for(reading, 30)
+
+        asyncio.run(main())
+
+
+def test_a_coroutine_that_reads_hears_that_the_records_were_shut_down(name):
+    server = rollway.RecordServer(SCHEMA, rollway.ShmTransport(name))
+    with rollway.ShmRecordClient(name, SCHEMA) as client:
+        client.send(content(1, 1))
+
+        async def main():
+            reading = [asyncio.create_task(server.read_async()) for _ in range(2)]
+            many = asyncio.create_task(server.read_many_async(3))
+            await asyncio.wait(reading, return_when="FIRST_COMPLETED", timeout=30)
+            await asyncio.to_thread(server.close)
+            assert await many == []
+            records = [record for record in await asyncio.gather(*reading) if record is not None]
+            assert len(records) == 1, "what was sent before is read"
+            records[0].release()
+            assert await server.read_async() is None
+
+        asyncio.run(main())
+        with pytest.raises(rollway.ConnectionClosedError):
+            asyncio.run(client.send_async(content(1, 2)))
+
+
 LEARNER = """
     import sys, numpy as np, rollway
     schema = {"tokens": "int32[*]", "blob": "uint8[*]", "who": "int64[2]"}

@@ -26,11 +26,30 @@ def test_bfloat16_is_a_dtype():
     assert RecordSchema.from_text(schema.text).text == schema.text
 
 
-@pytest.mark.parametrize("dtype", ["S5", "U3", "bool", "float8_e4m3fn", "longdouble", "datetime64", "complex64"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["S5", "U3", "bool", "float8_e4m3fn", "longdouble", "datetime64", "complex64", "V3", "void24", "float8_e5m2"],
+)
 def test_the_text_of_any_dtype_gives_it_back(dtype):
     schema = RecordSchema({"x": f"{dtype}[*,2]"})
     again = RecordSchema.from_text(schema.text)
     assert again.leaves == schema.leaves and again.text == schema.text
+
+
+def test_plain_bytes_are_sent_as_they_are_and_nothing_becomes_plain_bytes(name):
+    schema = {"x": "V3[*]", "y": "V3[2]"}
+    two = np.frombuffer(b"abcdef", "V3")
+    with rollway.RecordServer(schema, rollway.ShmTransport(name)) as server:
+        with rollway.ShmRecordClient(name, schema) as client:
+            client.send({"x": two, "y": two})
+            client.send({"x": list(two), "y": two})
+            for record in server.read_many(2, timeout=10):
+                assert record["x"].dtype == record["y"].dtype == np.dtype("V3")
+                assert record["x"].tobytes() == record["y"].tobytes() == b"abcdef"
+                record.release()
+            for other in ([b"abc", b"def"], [1, 2], np.zeros(2, "V4"), np.zeros(2, "S3")):
+                with pytest.raises(SchemaMismatch, match=r"leaf 'x' is .*\|V3\[\*\]"):
+                    client.send({"x": other, "y": two})
 
 
 def test_the_byte_order_in_a_text_is_kept():

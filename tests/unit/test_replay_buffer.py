@@ -363,3 +363,10 @@ def test_any_sequence_of_adds_keeps_the_last_ones(capacity, adds, seed):
             assert len(buffer) == min(total, capacity)
             if total:
                 assert set(seen(buffer, 50)) <= set(range(max(0, total - capacity), total))
+
+
+@pytest.mark.parametrize("dtype", ["V3", "float8_e5m2"])
+def test_a_field_of_any_dtype_is_attached_to_by_name(dtype):
+    with ReplayBuffer(4, OBS, ACT, "cpu", fields={"x": f"{dtype}[2]"}) as buffer:
+        with ReplayBuffer.attach(buffer.name, "cpu") as other:
+            assert other.schema["x"] == buffer.schema["x"]

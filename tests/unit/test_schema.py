@@ -286,6 +286,15 @@ def test_no_two_dtypes_have_the_same_text(wrap):
     assert len({Schema.of(np.zeros(1, wrap(dtype))).text for dtype in NAMELESS}) == len(NAMELESS)
 
 
+def test_plain_bytes_are_sent_as_they_are():
+    leaf = np.frombuffer(b"abcdef", "V3")
+    batch = round_trip({"x": leaf, "y": np.void(b"xyz")}, {"x": leaf, "y": np.void(b"uvw")})
+    assert batch["x"].dtype == batch["y"].dtype == np.dtype("V3")
+    assert batch["x"].tobytes() == b"abcdef" * 2 and batch["y"].tobytes() == b"uvw" * 2
+    with pytest.raises(rollway.SchemaMismatch, match=r"leaf 'x' is \|V4\[2\] here but \|V3\[2\]"):
+        round_trip({"x": leaf}, {"x": np.zeros(2, "V4")})
+
+
 def test_the_text_of_a_dtype_does_not_change():
     told = {
         "<f4": "<f4",

@@ -12,6 +12,7 @@ import re
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -376,6 +377,95 @@ def test_the_message_of_wait_async_names_the_timeout_that_was_given():
             asyncio.run(client.wait_async(timeout=1.2))
         drain(server, 3)
         client.close()
+
+
+def test_waiting_coroutines_take_no_thread_of_the_executor():
+    class Nobody(ThreadPoolExecutor):
+        def submit(self, *_args, **_options):
+            raise AssertionError("a thread was taken")
+
+    async def work(server, clients):
+        asyncio.get_running_loop().set_default_executor(Nobody())
+        waiting = [asyncio.create_task(client.wait_async(timeout=30)) for client in clients for _ in range(2)]
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        for _ in range(8):
+            (await server.sample_async(timeout=10)).release()
+        await asyncio.gather(*waiting)
+
+    with narrow() as server:
+        clients = [stuffed(server)] + [connect(server) for _ in range(5)]
+        for client in clients[1:]:
+            client.send(value(1))
+        asyncio.run(work(server, clients))
+        assert not any(client.unacknowledged for client in clients)
+        [client.close() for client in clients]
+
+
+def test_a_cancelled_wait_leaves_nobody_waiting_and_everything_on_its_way():
+    async def work(server, client):
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.wait_async(), 0.01)
+        assert [ear.waiters for ear in client._settled._ears.values()] == [[]]
+        assert client.unacknowledged == 1
+        waiting = asyncio.create_task(client.wait_async(timeout=10))
+        await asyncio.sleep(0)
+        assert drain(server, 3) == [0, 1, 2]
+        await waiting
+
+    with narrow() as server:
+        client = stuffed(server)
+        asyncio.run(work(server, client))
+        client.close()
+
+
+def test_wait_async_raises_what_wait_raises():
+    def both(client, timeout):
+        errors = []
+        for wait in (client.wait, lambda timeout: asyncio.run(client.wait_async(timeout))):
+            with pytest.raises(Exception) as raised:
+                wait(timeout)
+            errors.append((type(raised.value), str(raised.value)))
+        assert errors[0] == errors[1]
+        return errors[0][0]
+
+    with narrow() as server:
+        client = stuffed(server)
+        assert both(client, 0.05) is rollway.WaitTimeout
+        assert both(client, -0.5) is rollway.InvalidArgument
+        server.close()
+        assert both(client, 10) is rollway.ConnectionClosedError
+        with pytest.raises(rollway.ConnectionClosedError):
+            client.close()
+        assert both(client, 10) is rollway.ConnectionClosedError
+
+
+def test_a_waiting_coroutine_is_told_what_the_learner_refused():
+    async def work(client):
+        client.send(value(2))
+        with pytest.raises(rollway.RingFull, match="the learner refused 1 samples, from number 2 on"):
+            await client.wait_async(timeout=10)
+        await client.wait_async(timeout=10)
+
+    with narrow(on_full="error") as server, connect(server) as client:
+        client.send_many(stack(0, 1))
+        client.wait()
+        asyncio.run(work(client))
+        assert drain(server, 2) == [0, 1]
+
+
+def test_a_client_closed_by_another_thread_ends_the_wait_of_a_coroutine():
+    async def work(client):
+        waiting = asyncio.create_task(client.wait_async())
+        await asyncio.sleep(0)
+        with pytest.raises(rollway.ConnectionClosedError):
+            await asyncio.to_thread(client.close, 0.0)
+        with pytest.raises(rollway.ConnectionClosedError):
+            await asyncio.wait_for(waiting, 10)
+
+    with narrow() as server:
+        asyncio.run(work(stuffed(server)))
 
 
 def test_closing_in_a_thread_does_not_hold_up_the_event_loop_of_a_waiting_coroutine(monkeypatch):

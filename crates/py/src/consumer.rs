@@ -3,6 +3,7 @@
 use crate::errors::{blocking, to_py};
 use crate::gil::GilCell;
 use crate::histogram::HistSnapshot;
+use crate::numbers;
 use crate::plan::Plan;
 use crate::producer::{on_full, patience, seconds};
 use crate::sample::Sample;
@@ -35,12 +36,12 @@ impl Consumer {
     fn open(
         py: Python<'_>,
         plan: Py<Plan>,
-        batch_size: usize,
-        num_buffers: usize,
+        #[pyo3(from_py_with = numbers::batch_size)] batch_size: usize,
+        #[pyo3(from_py_with = numbers::num_buffers)] num_buffers: usize,
         name: Option<String>,
         auto_named: bool,
         if_exists: &str,
-        max_peers: usize,
+        #[pyo3(from_py_with = numbers::max_peers)] max_peers: usize,
         on_full: &str,
         huge_pages: Option<bool>,
         peer_timeout_s: Option<f64>,
@@ -72,7 +73,7 @@ impl Consumer {
     fn take(
         slf: &Bound<'_, Self>,
         timeout: Option<f64>,
-        at_least: Option<usize>,
+        #[pyo3(from_py_with = numbers::at_least)] at_least: Option<usize>,
     ) -> PyResult<Option<Sample>> {
         let (py, this) = (slf.py(), slf.get());
         let (core, patience) = (this.core(py)?, patience(timeout)?);

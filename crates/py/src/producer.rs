@@ -3,6 +3,7 @@
 use crate::consumer::Consumer;
 use crate::errors::{blocking, named, to_py};
 use crate::gil::GilCell;
+use crate::numbers;
 use crate::plan::{Expect, Plan};
 use crate::rows::Rows;
 use crate::sentry::Sentry;
@@ -49,7 +50,7 @@ pub fn check_timeout(timeout: Option<f64>) -> PyResult<()> {
 pub fn seconds(value: f64) -> PyResult<Duration> {
     if value.is_nan() || value < 0.0 {
         let message = format!("a timeout must be a number of seconds >= 0 or None, not {value}");
-        return Err(pyo3::exceptions::PyValueError::new_err(message));
+        return Err(Python::attach(|py| named(py, "InvalidArgument", message)));
     }
     Ok(Duration::try_from_secs_f64(value).unwrap_or(Duration::MAX))
 }
@@ -90,7 +91,7 @@ impl Producer {
         py: Python<'_>,
         name: String,
         plan: Py<Plan>,
-        producer_id: Option<u32>,
+        #[pyo3(from_py_with = numbers::producer_id)] producer_id: Option<u32>,
         on_full: Option<&str>,
         connect_timeout_s: f64,
         peer_timeout_s: Option<f64>,
@@ -125,7 +126,7 @@ impl Producer {
         &self,
         py: Python<'_>,
         data: &Bound<'_, PyAny>,
-        version: u32,
+        #[pyo3(from_py_with = numbers::version)] version: u32,
         timeout: Option<f64>,
     ) -> PyResult<bool> {
         check_timeout(timeout)?;
@@ -146,7 +147,12 @@ impl Producer {
 
     /// Like `send`, but never waits: false when there is no room.
     #[pyo3(signature = (data, *, version=0))]
-    fn try_send(&self, py: Python<'_>, data: &Bound<'_, PyAny>, version: u32) -> PyResult<bool> {
+    fn try_send(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = numbers::version)] version: u32,
+    ) -> PyResult<bool> {
         let rows = Rows::of(self.plan.get(), data, Expect::Sample)?;
         let core = self.core(py)?;
         match self.send_now(&core, &rows, version) {
@@ -162,7 +168,7 @@ impl Producer {
         &self,
         py: Python<'_>,
         data: &Bound<'_, PyAny>,
-        version: u32,
+        #[pyo3(from_py_with = numbers::version)] version: u32,
         timeout: Option<f64>,
     ) -> PyResult<usize> {
         let patience = patience(timeout)?;
@@ -179,7 +185,12 @@ impl Producer {
 
     /// Like `send_many`, but never waits: gives how many found room, from the first on.
     #[pyo3(signature = (data, *, version=0))]
-    fn try_send_many(&self, py: Python<'_>, data: &Bound<'_, PyAny>, version: u32) -> PyResult<usize> {
+    fn try_send_many(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = numbers::version)] version: u32,
+    ) -> PyResult<usize> {
         match self.send_rows(py, data, version, Patience::Never)? {
             (sent, Ok(()) | Err(Error::Full)) => Ok(sent),
             (_, Err(error)) => Err(self.explain(py, error, None)),

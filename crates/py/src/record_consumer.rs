@@ -4,6 +4,7 @@ use crate::consumer::if_exists;
 use crate::errors::{blocking, to_py};
 use crate::gil::GilCell;
 use crate::histogram::HistSnapshot;
+use crate::numbers;
 use crate::producer::{on_full, patience, seconds};
 use crate::record::Record;
 use crate::record_plan::RecordPlan;
@@ -35,12 +36,12 @@ impl RecordConsumer {
         py: Python<'_>,
         plan: Py<RecordPlan>,
         name: Option<String>,
-        lanes: usize,
-        lane_bytes: usize,
-        max_records: usize,
+        #[pyo3(from_py_with = numbers::lanes)] lanes: usize,
+        #[pyo3(from_py_with = numbers::lane_bytes)] lane_bytes: usize,
+        #[pyo3(from_py_with = numbers::max_records)] max_records: usize,
         auto_named: bool,
         if_exists: &str,
-        max_peers: usize,
+        #[pyo3(from_py_with = numbers::max_peers)] max_peers: usize,
         on_full: &str,
         preallocate: bool,
         peer_timeout_s: Option<f64>,
@@ -101,7 +102,7 @@ impl RecordConsumer {
     fn take_many<'py>(
         &self,
         py: Python<'py>,
-        most: usize,
+        #[pyo3(from_py_with = numbers::most)] most: usize,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyList>> {
         let (core, patience) = (self.core(py)?, patience(timeout)?);
@@ -122,8 +123,8 @@ impl RecordConsumer {
     }
 
     /// Tells the workers which weights are the newest.
-    fn publish(&self, version: u64) {
-        self.records.publish(version);
+    fn publish(&self, #[pyo3(from_py_with = numbers::version)] version: u32) {
+        self.records.publish(version.into());
     }
 
     #[getter]

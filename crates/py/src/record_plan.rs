@@ -1,6 +1,7 @@
 //! A record schema, compiled once: which key, which array, how many rows. `send` walks it without Python code.
 
 use crate::array;
+use crate::numbers;
 use crate::plan::Leaf;
 use crate::scalar::Number;
 use numpy::npyffi::{self, npy_intp};
@@ -388,7 +389,8 @@ pub fn rows_of(plan: &RecordPlan, lengths: &Bound<'_, PyDict>) -> PyResult<Vec<u
             (false, None) => 1,
             (true, Some(length)) => {
                 named += 1;
-                length.extract()?
+                let what = format_args!("the length of leaf '{}'", leaf.name.bind(py));
+                numbers::fitting(&length, what, "0 to 2**64 - 1")?
             }
             (true, None) => {
                 let message = format!("the length of the ragged leaf '{}' is missing", leaf.name.bind(py));

@@ -2,6 +2,7 @@
 
 use crate::errors::{blocking, named, to_py};
 use crate::gil::GilCell;
+use crate::numbers;
 use crate::producer::{check_timeout, on_full, patience, seconds};
 use crate::record_consumer::{RecordConsumer, record_stats};
 use crate::record_label::{Label, TOMBSTONE};
@@ -40,7 +41,7 @@ impl RecordProducer {
         py: Python<'_>,
         name: String,
         plan: Py<RecordPlan>,
-        producer_id: Option<u32>,
+        #[pyo3(from_py_with = numbers::producer_id)] producer_id: Option<u32>,
         on_full: Option<&str>,
         connect_timeout_s: f64,
         peer_timeout_s: Option<f64>,
@@ -75,7 +76,7 @@ impl RecordProducer {
         data: &Bound<'py, PyAny>,
         key: Option<&Bound<'py, PyAny>>,
         metadata: Option<&Bound<'py, PyAny>>,
-        version: u32,
+        #[pyo3(from_py_with = numbers::version)] version: u32,
         timeout: Option<f64>,
     ) -> PyResult<bool> {
         check_timeout(timeout)?;
@@ -100,7 +101,7 @@ impl RecordProducer {
         data: &Bound<'py, PyAny>,
         key: Option<&Bound<'py, PyAny>>,
         metadata: Option<&Bound<'py, PyAny>>,
-        version: u32,
+        #[pyo3(from_py_with = numbers::version)] version: u32,
     ) -> PyResult<bool> {
         let label = Label::of(py, key, metadata, version)?;
         let parts = self.parts(py, data, &label)?;
@@ -122,7 +123,7 @@ impl RecordProducer {
         py: Python<'py>,
         key: &Bound<'py, PyAny>,
         reason: &str,
-        version: u32,
+        #[pyo3(from_py_with = numbers::version)] version: u32,
         timeout: Option<f64>,
     ) -> PyResult<bool> {
         check_timeout(timeout)?;
@@ -142,7 +143,7 @@ impl RecordProducer {
         lengths: &Bound<'py, PyDict>,
         key: Option<&Bound<'py, PyAny>>,
         metadata: Option<&Bound<'py, PyAny>>,
-        version: u32,
+        #[pyo3(from_py_with = numbers::version)] version: u32,
         timeout: Option<f64>,
     ) -> PyResult<RecordSlot> {
         check_timeout(timeout)?;

@@ -3,6 +3,7 @@
 use crate::array;
 use crate::errors::to_py;
 use crate::gil::GilCell;
+use crate::numbers;
 use crate::record_label::Label as RecordLabel;
 use crate::record_plan::{Parts, RecordPlan, rows_of};
 use crate::tcp_record_client::TcpRecordSender;
@@ -134,7 +135,7 @@ impl RecordSlot {
     }
 
     #[setter]
-    fn set_version(&self, py: Python<'_>, version: u32) {
+    fn set_version(&self, py: Python<'_>, #[pyo3(from_py_with = numbers::version)] version: u32) {
         self.version.replace(py, version);
     }
 

@@ -2,6 +2,7 @@
 //! where the trainer wants them.
 
 use crate::errors::{named, to_py};
+use crate::numbers;
 use crate::record::Record;
 use crate::record_plan::RecordPlan;
 use numpy::npyffi;
@@ -176,7 +177,7 @@ fn bytes_of<'a>(array: &'a Bound<'_, PyAny>) -> PyResult<&'a mut [u8]> {
 pub fn plan_budget(
     py: Python<'_>,
     lengths: Vec<usize>,
-    budget: usize,
+    #[pyo3(from_py_with = numbers::budget)] budget: usize,
     packed: bool,
 ) -> PyResult<Vec<(usize, usize)>> {
     let how = if packed { assemble::Cost::Packed } else { assemble::Cost::Padded };

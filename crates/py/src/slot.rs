@@ -3,6 +3,7 @@
 use crate::array;
 use crate::errors::to_py;
 use crate::gil::GilCell;
+use crate::numbers;
 use crate::plan::Plan;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -70,7 +71,7 @@ impl Slot {
     }
 
     #[setter]
-    fn set_version(&self, py: Python<'_>, version: u32) {
+    fn set_version(&self, py: Python<'_>, #[pyo3(from_py_with = numbers::version)] version: u32) {
         self.version.replace(py, version);
     }
 

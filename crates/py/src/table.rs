@@ -5,6 +5,7 @@ use crate::columns::Columns;
 use crate::consumer::if_exists;
 use crate::errors::{blocking, named, to_py};
 use crate::gil::GilCell;
+use crate::numbers;
 use crate::plan::Leaf;
 use crate::producer::patience;
 use numpy::npyffi::{self, npy_intp};
@@ -43,12 +44,12 @@ impl Table {
         text: Vec<u8>,
         fields: Fields,
         row_bytes: usize,
-        capacity: usize,
+        #[pyo3(from_py_with = numbers::capacity)] capacity: usize,
         auto_named: bool,
         if_exists: &str,
-        max_peers: usize,
+        #[pyo3(from_py_with = numbers::max_peers)] max_peers: usize,
         huge_pages: Option<bool>,
-        seed: Option<u64>,
+        #[pyo3(from_py_with = numbers::seed)] seed: Option<u64>,
     ) -> PyResult<Self> {
         let (leaves, fields) = split(fields);
         let spec = TableSpec {
@@ -74,7 +75,7 @@ impl Table {
         text: Vec<u8>,
         fields: Fields,
         row_bytes: usize,
-        seed: Option<u64>,
+        #[pyo3(from_py_with = numbers::seed)] seed: Option<u64>,
     ) -> PyResult<Self> {
         let (leaves, fields) = split(fields);
         let core = py.detach(|| Core::attach(name, &text, row_bytes, &fields)).map_err(|e| to_py(py, e))?;
@@ -121,7 +122,12 @@ impl Table {
     }
 
     /// Draws `batch` rows and copies them into `block`: bytes, one row after the other.
-    fn sample(&self, py: Python<'_>, batch: usize, block: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn sample(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = numbers::batch_size)] batch: usize,
+        block: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
         let (data, bytes) = bytes_of(block)?;
         if Some(bytes) != batch.checked_mul(self.row_bytes) {
             let message = format!("out has {bytes} bytes, for {batch} rows of {}", self.row_bytes);
@@ -131,7 +137,12 @@ impl Table {
     }
 
     /// Draws `batch` rows and copies them into `out`: for each field a contiguous array of `batch` rows.
-    fn sample_fields(&self, py: Python<'_>, batch: usize, out: &Bound<'_, PyTuple>) -> PyResult<()> {
+    fn sample_fields(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = numbers::batch_size)] batch: usize,
+        out: &Bound<'_, PyTuple>,
+    ) -> PyResult<()> {
         if out.len() != self.leaves.len() {
             let message = format!("out has {} arrays, for {} fields", out.len(), self.leaves.len());
             return Err(named(py, "InvalidArgument", message));
@@ -146,7 +157,7 @@ impl Table {
     }
 
     /// Draws from a seed from now on; `None`: one from the operating system.
-    fn reseed(&self, py: Python<'_>, seed: Option<u64>) {
+    fn reseed(&self, py: Python<'_>, #[pyo3(from_py_with = numbers::seed)] seed: Option<u64>) {
         drop(self.sampler.replace(py, Arc::new(Sampler::new(seed))));
     }
 
@@ -155,7 +166,12 @@ impl Table {
     }
 
     /// Waits until there are so many rows. False when the time is over.
-    fn wait_for_rows(&self, py: Python<'_>, rows: usize, timeout: Option<f64>) -> PyResult<bool> {
+    fn wait_for_rows(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = numbers::rows)] rows: usize,
+        timeout: Option<f64>,
+    ) -> PyResult<bool> {
         let (core, patience) = (self.core(py)?, patience(timeout)?);
         blocking(py, || core.wait_for_rows(rows, patience))?.map_err(|e| self.explain(py, e))
     }

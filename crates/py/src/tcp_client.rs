@@ -1,6 +1,7 @@
 //! `TcpSender`: a remote worker's handle. `rollway.TcpClient` is its subclass, so that `send` costs no Python frame.
 
 use crate::errors::{blocking, to_py};
+use crate::numbers;
 use crate::plan::{Expect, Plan};
 use crate::producer::{check_timeout, patience};
 use crate::rows::Rows;
@@ -31,12 +32,12 @@ impl TcpSender {
     fn connect(
         py: Python<'_>,
         host: String,
-        port: i64,
+        #[pyo3(from_py_with = numbers::port)] port: u16,
         plan: Py<Plan>,
-        max_inflight_msgs: i64,
+        #[pyo3(from_py_with = numbers::max_inflight_msgs)] max_inflight_msgs: usize,
         token: Option<Vec<u8>>,
         tls: Option<(PathBuf, Option<String>)>,
-        producer_id: Option<i64>,
+        #[pyo3(from_py_with = numbers::producer_id)] producer_id: Option<u32>,
         connect_timeout_s: f64,
         reconnect_timeout_s: f64,
         keepalive_s: f64,
@@ -51,7 +52,7 @@ impl TcpSender {
             reconnect_timeout_s,
             keepalive_s,
         };
-        let spec = options.spec(py, host, port)?;
+        let spec = options.spec(host, port)?;
         let (text, leaf_bytes) = (&plan.get().text, plan.get().leaf_bytes());
         let core = Core::start(spec, text, &leaf_bytes).map_err(|e| to_py(py, e))?;
         blocking(py, || core.ready(Patience::Forever))?.map_err(|e| to_py(py, e))?;
@@ -68,7 +69,7 @@ impl TcpSender {
         &self,
         py: Python<'_>,
         data: &Bound<'_, PyAny>,
-        version: u32,
+        #[pyo3(from_py_with = numbers::version)] version: u32,
         timeout: Option<f64>,
     ) -> PyResult<bool> {
         check_timeout(timeout)?;
@@ -91,7 +92,12 @@ impl TcpSender {
 
     /// Like `send`, but never waits: false when there is no room.
     #[pyo3(signature = (data, *, version=0))]
-    fn try_send(&self, py: Python<'_>, data: &Bound<'_, PyAny>, version: u32) -> PyResult<bool> {
+    fn try_send(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = numbers::version)] version: u32,
+    ) -> PyResult<bool> {
         let rows = self.sample(data)?;
         match self.take(py, &rows, 0, version) {
             Ok(_) => Ok(true),
@@ -106,7 +112,7 @@ impl TcpSender {
         &self,
         py: Python<'_>,
         data: &Bound<'_, PyAny>,
-        version: u32,
+        #[pyo3(from_py_with = numbers::version)] version: u32,
         timeout: Option<f64>,
     ) -> PyResult<usize> {
         let patience = patience(timeout)?;
@@ -123,7 +129,12 @@ impl TcpSender {
 
     /// Like `send_many`, but never waits: gives how many found room, from the first on.
     #[pyo3(signature = (data, *, version=0))]
-    fn try_send_many(&self, py: Python<'_>, data: &Bound<'_, PyAny>, version: u32) -> PyResult<usize> {
+    fn try_send_many(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = numbers::version)] version: u32,
+    ) -> PyResult<usize> {
         match self.send_rows(py, data, version, Patience::Never)? {
             (sent, Ok(()) | Err(Error::Full)) => Ok(sent),
             (sent, Err(error)) => {

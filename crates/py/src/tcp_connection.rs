@@ -1,8 +1,8 @@
 //! `TcpConnection`: what handles of samples and of records over TCP have in common: options, waiting, closing, errors.
 
 use crate::errors::{blocking, named, to_py};
-use crate::numbers::{PORTS, number};
 use crate::producer::{patience, seconds};
+use crate::sentry::Sentry;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::Error;
@@ -16,26 +16,25 @@ pub const DETACH_BYTES: usize = 16 * 1024;
 
 /// The keyword arguments of both, as Python gives them.
 pub struct Options {
-    pub max_inflight_msgs: i64,
+    pub max_inflight_msgs: usize,
     pub token: Option<Vec<u8>>,
     pub tls: Option<(PathBuf, Option<String>)>,
-    pub producer_id: Option<i64>,
+    pub producer_id: Option<u32>,
     pub connect_timeout_s: f64,
     pub reconnect_timeout_s: f64,
     pub keepalive_s: f64,
 }
 
 impl Options {
-    /// Checks them.
-    pub fn spec(self, py: Python<'_>, host: String, port: i64) -> PyResult<TcpClientSpec> {
-        let id = |id| number(py, "producer_id", id, "0 to 4,294,967,294");
+    /// As the core takes them.
+    pub fn spec(self, host: String, port: u16) -> PyResult<TcpClientSpec> {
         Ok(TcpClientSpec {
             host,
-            port: number(py, "port", port, PORTS)?,
+            port,
             token: self.token,
             tls: self.tls.map(|(authority, server_name)| ClientTls { authority, server_name }),
-            producer_id: self.producer_id.map(id).transpose()?,
-            max_inflight_msgs: number(py, "max_inflight_msgs", self.max_inflight_msgs, "at least 1")?,
+            producer_id: self.producer_id,
+            max_inflight_msgs: self.max_inflight_msgs,
             connect_timeout: seconds(self.connect_timeout_s)?,
             reconnect_timeout: seconds(self.reconnect_timeout_s)?,
             keepalive: seconds(self.keepalive_s)?,
@@ -62,6 +61,11 @@ impl TcpConnection {
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let patience = patience(timeout)?;
         blocking(py, || self.0.client.wait(patience))?.map_err(|e| self.0.explain(py, e, timeout))
+    }
+
+    /// Waits until `wait` would not, for event loops, and takes nothing.
+    fn settled_sentry(&self, py: Python<'_>) -> PyResult<Sentry> {
+        Sentry::over(py, &self.0, |connection, patience| connection.client.wait_settled(patience))
     }
 
     /// Waits for what is on its way, at most `timeout` seconds, and disconnects.

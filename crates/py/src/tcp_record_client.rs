@@ -1,6 +1,7 @@
 //! `TcpRecordSender`: a remote worker's handle for records. `rollway.TcpRecordClient` is its subclass.
 
 use crate::errors::{blocking, to_py};
+use crate::numbers;
 use crate::producer::{check_timeout, patience};
 use crate::record_label::{Label, TOMBSTONE};
 use crate::record_plan::{Parts, RecordPlan, rows_of};
@@ -34,12 +35,12 @@ impl TcpRecordSender {
     fn connect(
         py: Python<'_>,
         host: String,
-        port: i64,
+        #[pyo3(from_py_with = numbers::port)] port: u16,
         plan: Py<RecordPlan>,
-        max_inflight_msgs: i64,
+        #[pyo3(from_py_with = numbers::max_inflight_msgs)] max_inflight_msgs: usize,
         token: Option<Vec<u8>>,
         tls: Option<(PathBuf, Option<String>)>,
-        producer_id: Option<i64>,
+        #[pyo3(from_py_with = numbers::producer_id)] producer_id: Option<u32>,
         connect_timeout_s: f64,
         reconnect_timeout_s: f64,
         keepalive_s: f64,
@@ -54,7 +55,7 @@ impl TcpRecordSender {
             reconnect_timeout_s,
             keepalive_s,
         };
-        let spec = options.spec(py, host, port)?;
+        let spec = options.spec(host, port)?;
         let core = Core::start(spec, &plan.get().text).map_err(|e| to_py(py, e))?;
         blocking(py, || core.ready(Patience::Forever))?.map_err(|e| to_py(py, e))?;
         let core = Arc::new(core);
@@ -71,7 +72,7 @@ impl TcpRecordSender {
         data: &Bound<'py, PyAny>,
         key: Option<&Bound<'py, PyAny>>,
         metadata: Option<&Bound<'py, PyAny>>,
-        version: u32,
+        #[pyo3(from_py_with = numbers::version)] version: u32,
         timeout: Option<f64>,
     ) -> PyResult<bool> {
         check_timeout(timeout)?;
@@ -89,7 +90,7 @@ impl TcpRecordSender {
         data: &Bound<'py, PyAny>,
         key: Option<&Bound<'py, PyAny>>,
         metadata: Option<&Bound<'py, PyAny>>,
-        version: u32,
+        #[pyo3(from_py_with = numbers::version)] version: u32,
     ) -> PyResult<bool> {
         let label = Label::of(py, key, metadata, version)?;
         let mut parts = Parts::of(py, self.plan.get(), data, label.key(), label.metadata())?;
@@ -111,7 +112,7 @@ impl TcpRecordSender {
         py: Python<'py>,
         key: &Bound<'py, PyAny>,
         reason: &str,
-        version: u32,
+        #[pyo3(from_py_with = numbers::version)] version: u32,
         timeout: Option<f64>,
     ) -> PyResult<bool> {
         check_timeout(timeout)?;
@@ -130,7 +131,7 @@ impl TcpRecordSender {
         lengths: &Bound<'py, PyDict>,
         key: Option<&Bound<'py, PyAny>>,
         metadata: Option<&Bound<'py, PyAny>>,
-        version: u32,
+        #[pyo3(from_py_with = numbers::version)] version: u32,
         timeout: Option<f64>,
     ) -> PyResult<RecordSlot> {
         let (py, this) = (slf.py(), slf.get());

@@ -3,7 +3,7 @@
 use crate::consumer::Consumer;
 use crate::errors::{blocking, to_py};
 use crate::gil::GilCell;
-use crate::numbers::{PORTS, number};
+use crate::numbers;
 use crate::producer::seconds;
 use crate::record_consumer::RecordConsumer;
 use crate::weights::Weights;
@@ -72,23 +72,23 @@ impl TcpServer {
         py: Python<'_>,
         consumer: Option<Learner<'_>>,
         host: String,
-        port: i64,
+        #[pyo3(from_py_with = numbers::port)] port: u16,
         weights: Option<PyRef<'_, Weights>>,
         token: Option<Vec<u8>>,
         tls: Option<(PathBuf, PathBuf)>,
-        io_threads: i64,
-        max_connections: i64,
+        #[pyo3(from_py_with = numbers::io_threads)] io_threads: usize,
+        #[pyo3(from_py_with = numbers::max_connections)] max_connections: usize,
         frame_timeout_s: f64,
         keepalive_s: f64,
         session_ttl_s: f64,
     ) -> PyResult<Self> {
         let spec = TcpServerSpec {
             host,
-            port: number(py, "port", port, PORTS)?,
+            port,
             token,
             tls: tls.map(|(certificate, key)| ServerTls { certificate, key }),
-            io_threads: number(py, "io_threads", io_threads, "at least 1")?,
-            max_connections: number(py, "max_connections", max_connections, "at least 1")?,
+            io_threads,
+            max_connections,
             frame_timeout: seconds(frame_timeout_s)?,
             keepalive: seconds(keepalive_s)?,
             session_ttl: seconds(session_ttl_s)?,

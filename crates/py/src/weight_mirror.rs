@@ -1,7 +1,7 @@
 //! `WeightMirror`: a worker's copy of weights on another host. `rollway.TcpWeights` is built on it.
 
 use crate::errors::{blocking, named, to_py};
-use crate::numbers::{PORTS, number};
+use crate::numbers;
 use crate::producer::{patience, seconds};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -30,13 +30,13 @@ impl WeightMirror {
     fn connect(
         py: Python<'_>,
         host: String,
-        port: i64,
+        #[pyo3(from_py_with = numbers::port)] port: u16,
         name: Option<String>,
         token: Option<Vec<u8>>,
         tls: Option<(PathBuf, Option<String>)>,
-        max_buffers: usize,
-        max_peers: usize,
-        threads: Option<usize>,
+        #[pyo3(from_py_with = numbers::max_buffers)] max_buffers: usize,
+        #[pyo3(from_py_with = numbers::max_peers)] max_peers: usize,
+        #[pyo3(from_py_with = numbers::threads)] threads: Option<usize>,
         connect_timeout_s: f64,
         reconnect_timeout_s: f64,
         keepalive_s: f64,
@@ -44,7 +44,7 @@ impl WeightMirror {
         let address = format!("{host}:{port}");
         let spec = WeightMirrorSpec {
             host,
-            port: number(py, "port", port, PORTS)?,
+            port,
             token,
             tls: tls.map(|(authority, server_name)| ClientTls { authority, server_name }),
             name: name.clone(),
@@ -109,7 +109,7 @@ impl WeightMirror {
         py: Python<'_>,
         leaves: Vec<usize>,
         addresses: Vec<usize>,
-        since: u64,
+        #[pyo3(from_py_with = numbers::since)] since: u64,
     ) -> PyResult<(u64, Vec<usize>)> {
         let targets: Vec<Target> = leaves
             .iter()
@@ -123,7 +123,12 @@ impl WeightMirror {
     }
 
     /// Sleeps until that version, or a later one, is here; gives back which.
-    fn wait_for_version(&self, py: Python<'_>, version: u64, timeout: Option<f64>) -> PyResult<u64> {
+    fn wait_for_version(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = numbers::weights_version)] version: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<u64> {
         let patience = patience(timeout)?;
         let there = blocking(py, || self.core.wait_for(version, patience))?;
         there.map_err(|error| match error {

@@ -2,6 +2,7 @@
 
 use crate::errors::{blocking, named, to_py};
 use crate::gil::GilCell;
+use crate::numbers;
 use crate::producer::{patience, seconds};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -41,10 +42,10 @@ impl Weights {
         auto_named: bool,
         schema: Vec<u8>,
         leaf_bytes: Vec<usize>,
-        max_buffers: usize,
-        max_peers: usize,
+        #[pyo3(from_py_with = numbers::max_buffers)] max_buffers: usize,
+        #[pyo3(from_py_with = numbers::max_peers)] max_peers: usize,
         checksum: bool,
-        threads: Option<usize>,
+        #[pyo3(from_py_with = numbers::threads)] threads: Option<usize>,
     ) -> PyResult<Self> {
         let threads = threads.unwrap_or_else(default_threads);
         let spec = WeightsSpec {
@@ -69,7 +70,7 @@ impl Weights {
         py: Python<'_>,
         name: String,
         connect_timeout_s: f64,
-        threads: Option<usize>,
+        #[pyo3(from_py_with = numbers::threads)] threads: Option<usize>,
     ) -> PyResult<Self> {
         let threads = threads.unwrap_or_else(default_threads);
         let patience = patience(Some(connect_timeout_s))?;
@@ -137,7 +138,7 @@ impl Weights {
         py: Python<'_>,
         leaves: Vec<usize>,
         addresses: Vec<usize>,
-        since: u64,
+        #[pyo3(from_py_with = numbers::since)] since: u64,
     ) -> PyResult<(u64, Vec<usize>)> {
         let reader = self.reader(py)?;
         let targets: Vec<Target> = leaves
@@ -156,7 +157,7 @@ impl Weights {
     fn wait_for_version(
         &self,
         py: Python<'_>,
-        version: u64,
+        #[pyo3(from_py_with = numbers::weights_version)] version: u64,
         timeout: Option<f64>,
         peer_timeout_s: Option<f64>,
     ) -> PyResult<u64> {

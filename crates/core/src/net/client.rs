@@ -326,6 +326,19 @@ impl Client {
         })
     }
 
+    /// Waits until [`wait`](Self::wait) would not, whatever it would say then, and takes nothing: false when the time was over.
+    pub fn wait_settled(&self, patience: Patience) -> Result<bool> {
+        self.check_process()?;
+        let settled = self.wait_until(patience, |state| {
+            let told = state.refused.is_some() || state.ended.is_some();
+            Ok(told || state.outbound.unacknowledged() == 0)
+        });
+        match settled {
+            Err(Error::Timeout) => Ok(false),
+            other => other.map(|()| true),
+        }
+    }
+
     /// Waits as [`wait`](Self::wait) does, as long as `patience` lasts, says goodbye and ends the thread. An error
     /// says what is not acknowledged; the client is closed all the same, unless a signal came
     /// ([`Error::Interrupted`]).

@@ -73,8 +73,7 @@ impl<'a> Courier<'a> {
                 Err(failure) => break self.given_up(failure),
             }
             pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-            let left = (self.contact + self.limit()).saturating_duration_since(Instant::now());
-            self.shared.caller.rest(pause.min(left));
+            self.shared.caller.rest(pause, self.contact + self.limit());
             if self.shared.caller.is_closing() {
                 break Ended::Closed;
             }

@@ -89,10 +89,12 @@ impl Caller {
         self.closing.load(Ordering::Relaxed)
     }
 
-    /// Sleeps for a part of `pause`, a different one each time, unless it is to end.
-    pub fn rest(&self, pause: Duration) {
+    /// Sleeps for a part of `pause`, or of what is left until `deadline`, a different one each time, unless it is to end.
+    pub fn rest(&self, pause: Duration, deadline: Instant) {
         let [dice] = random::<1>().unwrap_or([128]);
-        let until = Instant::now() + pause.mul_f64(0.5 + dice as f64 / 512.0);
+        let now = Instant::now();
+        let pause = pause.min(deadline.saturating_duration_since(now));
+        let until = now + pause.mul_f64(0.5 + dice as f64 / 512.0);
         while Instant::now() < until && !self.is_closing() {
             let _ = watch(None, &self.bell, false, Some(until));
         }

@@ -404,7 +404,7 @@ impl<'a> Postman<'a> {
                 };
             }
             pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-            caller.rest(pause);
+            caller.rest(pause, self.contact + self.limit());
             if caller.is_closing() {
                 return Error::Closed;
             }
