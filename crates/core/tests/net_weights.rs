@@ -12,7 +12,7 @@ use rollway_core::net::frame::{
     Cargo, Farewell, Header, Hello, Inventory, Kind, LeafList, PREAMBLE_BYTES, Preamble, Refusal, Verdict,
 };
 use rollway_core::net::{TcpServer, TcpServerSpec, WeightMirror, WeightMirrorSpec};
-use rollway_core::ring::{IfExists, Patience};
+use rollway_core::ring::IfExists;
 use rollway_core::weights::{Reader, Source, Target, Weights, WeightsSpec, Writer};
 use rollway_core::{Error, Result};
 use std::io::{Read, Write};
@@ -588,20 +588,6 @@ fn the_wrong_token_the_wrong_port_and_nobody_there_are_told_apart() {
     };
     let error = connect(spec).unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
-}
-
-#[test]
-fn a_mirror_gives_up_when_its_time_is_over_and_not_a_pause_later() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    // By then the pauses are as long as all the time before them.
-    let connect_timeout = Duration::from_millis(1100);
-    let spec = WeightMirrorSpec { port, connect_timeout, ..WeightMirrorSpec::default() };
-    let mirrors: Vec<_> = (0..8).map(|_| WeightMirror::start(spec.clone()).unwrap()).collect();
-    let patience = Patience::of(Some(connect_timeout + Duration::from_millis(300)));
-    for mirror in mirrors {
-        let error = mirror.ready(patience).unwrap_err();
-        assert!(matches!(error, Error::Unreachable { .. }), "{error}");
-    }
 }
 
 #[test]

@@ -341,3 +341,20 @@ fn refused(code: u16, text: String, schema: Vec<u8>) -> Failure {
         Some(Refusal::SessionUnknown | Refusal::Closed) | None => Failure::Final(text),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_pause_ends_with_the_time_that_is_left() {
+        let (over, waits) = mpsc::channel();
+        std::thread::spawn(move || {
+            let caller = Caller::new(("127.0.0.1", 1), None, None, Duration::from_secs(1)).unwrap();
+            caller.rest(Duration::from_secs(3600), Instant::now() + Duration::from_millis(20));
+            let _ = over.send(());
+        });
+        waits.recv_timeout(Duration::from_secs(60)).unwrap();
+    }
+}
