@@ -174,27 +174,73 @@ def test_a_reader_of_groups_does_not_wait_for_what_was_dropped(learner, make):
 
 
 def waiting(learner):
-    """Records that are read by nobody, or held."""
-    return learner.stats()["ready_records"] + learner.stats()["taken_records"]
+    """Records that nobody has taken."""
+    return learner.stats()["ready_records"]
 
 
-def test_the_environment_stops_by_itself_when_enough_is_waiting(learner, make):
+@pytest.fixture(params=["shm", "tcp"])
+def reached(request, name):
+    """A learner, and the settings by which an environment reaches it."""
+    if request.param == "shm":
+        transport, settings = rollway.ShmTransport(name), {"shm_name": name}
+    else:
+        transport, settings = rollway.TcpTransport(), {}
+    with rollway.RecordServer(ATROPOS_SCHEMA, transport) as learner:
+        if request.param == "tcp":
+            settings = {"address": f"localhost:{learner.port}"}
+        yield learner, {"transport": request.param, **settings}
+
+
+def test_the_environment_stops_by_itself_when_enough_is_waiting(reached, make):
+    learner, settings = reached
+
     async def run():
-        env = make(ToyEnv, transport="shm", shm_name=learner.name, max_batches_offpolicy=2)
+        env = make(ToyEnv, **settings, max_batches_offpolicy=2)
         async with running(env) as task:
             await come_true(lambda: waiting(learner) == 4 * SIZE, task)
             await loops(env, 10, task)
             assert waiting(learner) == 4 * SIZE, "2 batches of 8 trajectories are 4 groups"
             reader = GroupReader(learner)
             held = [await reader.read_async(SECONDS) for _ in range(2)]
+            await come_true(lambda: waiting(learner) == 4 * SIZE, task)
             await loops(env, 10, task)
-            assert learner.stats()["ready_records"] == 0, "what the learner holds is still waiting"
+            assert waiting(learner) == 4 * SIZE, "what the learner has taken does not wait, though it is held"
             for group in held:
                 group.release()
-            await come_true(lambda: learner.stats()["ready_records"] == 2 * SIZE, task)
             await loops(env, 10, task)
             assert waiting(learner) == 4 * SIZE
             reader.close()
+
+    asyncio.run(run())
+
+
+def test_environments_together_stop_when_enough_is_waiting(reached, make):
+    learner, settings = reached
+
+    async def run():
+        first, second = (make(ToyEnv, **settings, max_batches_offpolicy=4) for _ in range(2))
+        async with running(first) as task:
+            await come_true(lambda: waiting(learner) == 8 * SIZE, task)
+            async with running(second) as other:
+                await loops(second, 10, other)
+                assert waiting(learner) == 8 * SIZE, "the first has made enough for both"
+
+    asyncio.run(run())
+
+
+def test_a_trainer_that_uses_many_batches_in_a_step_and_keeps_them_until_then_is_not_kept_waiting(reached, make):
+    learner, settings = reached
+    groups, steps = 3 * 2, 15  # three batches of two groups, where the environment stops when two batches wait
+
+    async def run():
+        reader = GroupReader(learner)
+        async with running(make(ToyEnv, **settings, max_batches_offpolicy=2)), asyncio.timeout(SECONDS):
+            for step in range(1, steps + 1):
+                held = [await reader.read_async() for _ in range(groups)]
+                for group in held:
+                    group.release()
+                learner.publish(step)
+        reader.close()
 
     asyncio.run(run())
 
@@ -331,17 +377,16 @@ def test_over_tcp(make, tmp_path):
     token.write_text("a secret of sixteen bytes\n")
 
     async def run():
-        transport = rollway.TcpTransport(token="a secret of sixteen bytes", keepalive_s=0.2)
+        transport = rollway.TcpTransport(token="a secret of sixteen bytes")
         with rollway.RecordServer(ATROPOS_SCHEMA, transport) as learner:
             settings = {"transport": "tcp", "address": f"localhost:{learner.port}", "token_file": str(token)}
             env = make(ToyEnv, **settings, max_batches_offpolicy=1)
             reader = GroupReader(learner)
             async with running(env) as task:
                 assert {version for _, version in await read_groups(reader, 2)} == {0}
-                await loops(env, 10, task)
-                assert learner.stats()["records_committed"] == 2 * SIZE, "no step, so nothing was used"
                 learner.publish(3)
                 await come_true(lambda: env.curr_step == 3, task)
+                await read_groups(reader, 4)  # what had begun before
                 assert {version for _, version in await read_groups(reader, 2)} == {3}
 
     asyncio.run(run())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rollway.record_key import RecordKey
     from rollway.record_server import RecordServer
 
-_AT_ONCE = 64
+_MOST = 64  # records per read
 
 
 class GroupReader:
@@ -61,6 +61,7 @@ class GroupReader:
         self._max_groups = max_groups
         self._by_size: dict[int, GroupAssembler] = {}
         self._ready: deque[Group] = deque()
+        self._at_once = 1  # records to read: to the end of a group. Those taken in advance would not count as waiting
         self.tombstones = 0
         """Groups of which an environment said that they will not come, or not in full."""
 
@@ -72,7 +73,7 @@ class GroupReader:
         deadline = None if timeout is None else time.monotonic() + timeout
         while (group := self._pop()) is None:
             try:
-                records = self._server.read_many(_AT_ONCE, self._patience(deadline))
+                records = self._server.read_many(self._at_once, self._patience(deadline))
             except WaitTimeout:
                 self._raise_if_over(deadline)
                 continue
@@ -86,7 +87,7 @@ class GroupReader:
         deadline = None if timeout is None else time.monotonic() + timeout
         while (group := self._pop()) is None:
             try:
-                records = await self._server.read_many_async(_AT_ONCE, self._patience(deadline))
+                records = await self._server.read_many_async(self._at_once, self._patience(deadline))
             except WaitTimeout:
                 self._raise_if_over(deadline)
                 continue
@@ -128,6 +129,7 @@ class GroupReader:
                 assembler.give_up(key)
             record.release()
             return
+        self._at_once = min(size - 1 - key.repetition_id or size, _MOST)  # a lane has them in order
         if size not in self._by_size:
             self._by_size[size] = GroupAssembler(
                 size,

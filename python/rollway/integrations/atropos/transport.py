@@ -169,17 +169,19 @@ class RollwayTransportMixin:
     async def get_status(self) -> None:
         """The step and the queue, by which Atropos' loop decides whether to generate, evaluate or stop.
 
-        What lies in shared memory is in the queue as well: records that the learner has not given back yet.
+        Records that nobody has taken from the lanes are in the queue as well. What a trainer has taken is not, as in
+        Atropos' own queue: it may need many batches for a step, and keep them until it is done.
         """
         if self._rollway_failure is not None:
             raise self._rollway_failure
         sender = self._rollway_sender
         if sender is None:
             return await super().get_status()  # type: ignore[misc]
-        waiting = -(-sender.records_waiting() // self.config.group_size)
+        step, records = sender.status()
+        waiting = -(-records // self.config.group_size)
         if self._is_direct:
             self.status_dict = {
-                "current_step": sender.published_version,
+                "current_step": step,
                 "queue_size": waiting,
                 "self_queue_size": waiting,
                 "max_group_size": self.config.group_size,
@@ -370,10 +372,4 @@ def connect(config: Any, name: str) -> GroupSender:
         ca=config.tls_ca,
         connect_timeout_s=patience,
     )
-    offpolicy = config.max_batches_offpolicy
-    return TcpGroupSender(
-        remote,
-        name,
-        config.batch_size if config.delivery == "direct" else None,
-        max_batches=offpolicy if offpolicy > 0 else None,
-    )
+    return TcpGroupSender(remote, name)
