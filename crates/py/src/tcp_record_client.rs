@@ -193,6 +193,9 @@ impl TcpRecordSender {
             }
             at_once => at_once,
         };
+        if matches!(taken, Err(Error::Full)) {
+            self.wanted.note(parts.bytes());
+        }
         taken.map(|()| true).map_err(|e| self.connection.explain(py, e, timeout))
     }
 
