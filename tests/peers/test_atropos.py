@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from multiprocessing import forkserver
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import aiohttp
 import atropos_hurry
+import numpy as np
 import pytest
 from atropos_toy_env import ForgetfulEnv, ToyConfig, ToyEnv, expected_group, trajectory
 from atroposlib.api import server as api
@@ -33,6 +35,7 @@ from rollway.integrations.atropos import (
     decode_group,
     encode_group,
     hub,
+    transport,
     with_transport,
 )
 from rollway.integrations.atropos.group_sender import GroupSender
@@ -316,6 +319,91 @@ def test_a_worker_that_takes_too_long_leaves_a_tombstone_and_one_sent_back_does_
             assert reader.tombstones == 1, "of item 1, sent before item 2 was tried again"
 
     asyncio.run(run())
+
+
+@contextlib.asynccontextmanager
+async def stuck(name, make, environment, count):
+    """Workers at so many items, over a lane that is full; with what fills it."""
+    record = {leaf: np.zeros(0, ATROPOS_SCHEMA[leaf].partition("[")[0]) for leaf in ATROPOS_SCHEMA}
+    record["score"] = np.array(0.0)
+    with rollway.RecordServer(ATROPOS_SCHEMA, rollway.ShmTransport(name), lane_bytes=64 << 10) as learner:
+        env = make(environment, transport="shm", shm_name=name)
+        await env.setup()
+        await env.register_env()
+        held = []
+        for length in (1000, 0):
+            record["tokens"] = np.zeros(length, np.int32)
+            while env._rollway_sender._client.try_send(record):
+                held += learner.try_read_many(1)
+        env.running_items = {str(item): {"item": {"id": item}} for item in range(count)}
+        env.workers = {asyncio.create_task(env.handle_env(uuid)) for uuid in list(env.running_items)}
+        try:
+            yield env, learner, held
+        finally:
+            for record in held:
+                record.release()
+            learner.close()
+            await asyncio.wait(env.workers)
+
+
+def test_a_finished_group_whose_worker_is_cancelled_before_it_is_sent_leaves_a_tombstone(name, make):
+    async def run():
+        async with stuck(name, make, ToyEnv, 3) as (env, learner, held):
+            await come_true(lambda: not env.running_items)  # Atropos forgets an item when it is collected
+            for worker in env.workers:
+                worker.cancel()
+            await asyncio.sleep(0)
+            for record in held:
+                record.release()
+            await come_true(lambda: waiting(learner) == 3)
+            records = learner.read_many(10)
+            assert {record.key.instance_id for record in records} == {"0", "1", "2"}
+            assert all(record.is_tombstone for record in records)
+
+    asyncio.run(run())
+
+
+def test_an_environment_leaves_though_there_is_no_room_for_the_tombstones_of_its_workers(name, make, monkeypatch):
+    class Endless(ToyEnv):
+        begun = 0
+
+        async def collect_trajectories(self, item):
+            self.begun += 1
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(transport, "_LEAVING_S", 0.1)
+
+    async def run():
+        async with stuck(name, make, Endless, 50) as (env, _, _):
+            await come_true(lambda: env.begun == 50)
+            await asyncio.wait_for(env._leave(), SECONDS)
+            assert env._rollway_sender.closed
+
+    asyncio.run(run())
+
+
+def test_an_environment_that_waits_for_its_learner_can_be_stopped(name, make, monkeypatch):
+    waits = threading.Event()
+
+    def connect(*arguments):
+        waits.set()
+        return transport_connect(*arguments)
+
+    transport_connect = transport.connect
+    monkeypatch.setattr(transport, "connect", connect)
+    env = make(ToyEnv, transport="shm", shm_name=name, connect_timeout_s=90)
+
+    async def run():
+        joining = asyncio.create_task(env.env_manager())
+        await come_true(waits.is_set, joining)
+        joining.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await joining
+
+    runs = threading.Thread(target=asyncio.run, args=(run(),), daemon=True)
+    runs.start()
+    runs.join(SECONDS)
+    assert not runs.is_alive()
 
 
 def test_logprobs_that_atropos_forgets_are_put_back(learner, make):

@@ -116,6 +116,7 @@ def test_a_send_that_is_cancelled_in_the_middle_sends_the_rest(learner, sender):
             await asyncio.wait_for(sending, SECONDS)
 
     asyncio.run(run())
+    assert sender.groups_sent == 1
     whole = GroupReader(learner).read(SECONDS)
     assert decode_group(whole.records) == group(size=8, length=600)
 
@@ -155,6 +156,49 @@ def test_whatever_goes_wrong_with_a_group_it_is_buried(learner, sender):
     records = learner.read_many(10, SECONDS)
     assert [record.is_tombstone for record in records] == [True]
     assert "recursion" in records[0].metadata["reason"]
+
+
+def test_a_reason_that_is_larger_than_the_lane_is_cut(learner, sender):
+    with pytest.raises(rollway.SchemaMismatch):
+        asyncio.run(sender.send({**group(), "tokens": {"a": "x" * 200_000}}, "a", 0))
+    (record,) = learner.read_many(10, SECONDS)
+    assert record.is_tombstone
+    assert record.metadata["reason"].startswith("a group needs 'tokens'")
+
+
+def test_a_tombstone_that_waits_for_room_is_sent_though_its_task_is_cancelled(learner, sender):
+    async def run():
+        held = room_for_one_record_less(learner, sender)
+        while sender._client.try_send(encode_group(group())[0].data):
+            held += learner.try_read_many(1)
+        burying = asyncio.create_task(sender.bury("a", 0, "x" * 900))
+        await asyncio.sleep(0)
+        burying.cancel()
+        await asyncio.sleep(0)
+        assert not burying.done()
+        for record in held:
+            record.release()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(burying, SECONDS)
+
+    asyncio.run(run())
+    assert [record.key.instance_id for record in learner.read_many(10, SECONDS)] == ["a"]
+
+
+def test_what_has_grown_too_old_since_it_was_taken_is_not_handed_over(learner, sender):
+    reader = GroupReader(learner, max_staleness=2)
+
+    async def send(*groups):
+        for size, instance, version in groups:
+            await sender.send(group(size=size), instance, version)
+
+    asyncio.run(send((4, "a", 1)))
+    assert reader.read(SECONDS).key.instance_id == "a"
+    asyncio.run(send((2, "b", 1), (2, "c", 1)))
+    assert reader.read(SECONDS).key.instance_id == "b"  # both were taken, as many records as the group before had
+    learner.publish(4)
+    asyncio.run(send((2, "d", 4)))
+    assert reader.read(SECONDS).key.instance_id == "d"
 
 
 def test_the_reader_skips_what_was_given_up_half_way(learner, sender):
@@ -316,12 +360,10 @@ def test_over_tcp_what_waits_is_what_the_learner_has_not_taken_and_what_is_on_it
             TcpGroupSender(rollway.TcpRecordClient("localhost", learner.port, ATROPOS_SCHEMA), "run") for _ in range(2)
         ]
 
-        async def run():
-            for sender in senders:
-                await sender.send(group(), "a", 0)
-
-        asyncio.run(run())
-        assert senders[1].status()[1] >= 3, "its own at least, at once"
+        for sender in senders:
+            asyncio.run(sender.send(group(), "a", 0))
+            assert sender.status()[1] >= 3, "its own at least, at once"
+            sender._client.wait(SECONDS)  # so that the groups lie one after the other
         until(lambda: [sender.status() for sender in senders] == [(0, 6), (0, 6)])
         reader = GroupReader(learner)
         held = reader.read(SECONDS)

@@ -8,7 +8,6 @@ deadline.
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 from rollway.errors import InvalidArgument, WaitTimeout
@@ -60,7 +59,6 @@ class GroupReader:
         self._deadline_s = deadline_s
         self._max_groups = max_groups
         self._by_size: dict[int, GroupAssembler] = {}
-        self._ready: deque[Group] = deque()
         self._at_once = 1  # records to read: to the end of a group. Those taken in advance would not count as waiting
         self.tombstones = 0
         """Groups of which an environment said that they will not come, or not in full."""
@@ -105,8 +103,6 @@ class GroupReader:
         """Gives back what is held."""
         for assembler in self._by_size.values():
             assembler.close()
-        while self._ready:
-            self._ready.popleft().release()
 
     def _add(self, records: list[Record]) -> None:
         """Takes all that can be taken, and then raises what is wrong with the first that cannot."""
@@ -138,14 +134,16 @@ class GroupReader:
                 max_groups=self._max_groups,
                 max_staleness=self._max_staleness,
             )
-        self._by_size[size].set_version(self._server.published_version)
         self._by_size[size].add(record)
-        self._ready.extend(self._by_size[size])
 
     def _pop(self) -> Group | None:
+        """The next group that is complete, and young enough now; looks at the deadlines, too."""
+        version = self._server.published_version
         for assembler in self._by_size.values():
-            self._ready.extend(assembler)  # looks at the deadlines, too
-        return self._ready.popleft() if self._ready else None
+            assembler.set_version(version)
+            if (group := assembler.pop()) is not None:
+                return group
+        return None
 
     def _patience(self, deadline: float | None) -> float | None:
         """Until the caller's time is over, or some group's."""

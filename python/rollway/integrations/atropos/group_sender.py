@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from rollway.async_sends import Vigil
-from rollway.errors import ConnectionClosedError, PeerDied, RingFull, WaitTimeout
+from rollway.errors import ConnectionClosedError, PeerDied, RingFull
 from rollway.integrations.atropos.encoding import EncodedRecord, encode_group
 from rollway.integrations.atropos.identity import as_text
 from rollway.record_key import GroupKey, RecordKey
 
 PHASE = "train"  # evaluation stays inside the environment: Atropos sends none of it
 _ALONE_S = 60.0  # how long an environment waits for a learner that died
+_LONGEST_REASON = 1000  # characters: an error may quote a whole group
 _REMEMBERED = 1 << 20  # instances of which the visits are counted
 
 
@@ -66,8 +67,16 @@ class GroupSender:
         step = self.published_version
         return step, int(self._client.stats()["ready_records"])
 
-    async def send(self, group: Mapping[str, Any], instance_id: str | int, version: int) -> GroupKey:
+    async def send(
+        self,
+        group: Mapping[str, Any],
+        instance_id: str | int,
+        version: int,
+        begun: Callable[[], None] = lambda: None,
+    ) -> GroupKey:
         """Sends a group; returns when its last record is out. A task cancelled before the first record sends nothing.
+
+        ``begun`` is called when the first record is out: from there on, the group arrives or the learner is told.
 
         A group that cannot be sent, or not in full, raises, and a tombstone tells the learner. `TypeError` for an
         ``instance_id`` that is neither text nor a whole number: then there is no key for a tombstone either.
@@ -77,13 +86,13 @@ class GroupSender:
             records = encode_group(group)
             async with self._turn:
                 await self._send_one(key, 0, records[0], version)
-                await _to_the_end(asyncio.ensure_future(self._send_rest(key, records, version)))
+                begun()
+                await _to_the_end(self._send_rest(key, records, version))
         except PeerDied:
             raise  # there is no learner to be told
         except Exception as error:  # whatever it was, the learner has to know
             await self._bury(key, version, str(error))
             raise
-        self.groups_sent += 1
         return key
 
     async def bury(self, instance_id: str | int, version: int, reason: str) -> GroupKey:
@@ -112,6 +121,7 @@ class GroupSender:
     async def _send_rest(self, key: GroupKey, records: Sequence[EncodedRecord], version: int) -> None:
         for repetition in range(1, len(records)):
             await self._send_one(key, repetition, records[repetition], version)
+        self.groups_sent += 1
 
     async def _send_one(self, key: GroupKey, repetition: int, record: EncodedRecord, version: int) -> None:
         name = RecordKey(*key, repetition)
@@ -120,10 +130,7 @@ class GroupSender:
 
     async def _bury(self, key: GroupKey, version: int, reason: str) -> None:
         try:
-            try:
-                self._client.tombstone(key.whole, reason, version=version, timeout=0.0)
-            except (RingFull, WaitTimeout):
-                await asyncio.to_thread(self._client.tombstone, key.whole, reason, version=version)
+            await _to_the_end(self._client.tombstone_async(key.whole, reason[:_LONGEST_REASON], version=version))
         except ConnectionClosedError:
             return  # nobody is left to be told
 
@@ -143,8 +150,9 @@ class TcpGroupSender(GroupSender):
         return int(step), int(waiting)
 
 
-async def _to_the_end(task: asyncio.Task[None]) -> None:
-    """Waits for a task even if this one is cancelled meanwhile; then hands the cancellation on."""
+async def _to_the_end(work: Coroutine[Any, Any, Any]) -> None:
+    """Waits for something even if this task is cancelled meanwhile; then hands the cancellation on."""
+    task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import threading
 import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -36,7 +39,14 @@ class _Outing:
     instance_id: str
     version: int
     settled: int = 0  # groups that were sent or buried
-    sent: list[int] = field(default_factory=list)  # identities of the groups that were sent
+    sent: list[int] = field(default_factory=list)  # identities of the groups that were given to the sender
+    owed: set[int] = field(default_factory=set)  # of those, the ones of which the learner knows nothing yet
+
+    def settle(self, group: int) -> None:
+        """The learner knows of it, or will. Safe to call twice."""
+        if group in self.owed:
+            self.owed.remove(group)
+            self.settled += 1
 
 
 _outing: ContextVar[_Outing | None] = ContextVar("rollway_outing", default=None)
@@ -150,7 +160,7 @@ class RollwayTransportMixin:
             await super().register_env()  # type: ignore[misc]
         if self.config.transport == "http":
             return
-        self._rollway_sender = await asyncio.to_thread(connect, self.config, self._name)
+        self._rollway_sender = await _connected(self.config, self._name)
         if self._is_direct:
             self.wandb_prepend = self._name
             self.curr_step = self._rollway_sender.published_version
@@ -211,8 +221,9 @@ class RollwayTransportMixin:
             try:
                 collected = await super().handle_env(item_uuid)  # type: ignore[misc]
             except asyncio.CancelledError:
-                if not outing.settled and not self._is_tried_again(item, item_uuid):
-                    await self._bury(outing, "its worker was cancelled, or took too long")
+                if not self._is_tried_again(item, item_uuid):
+                    for _ in range(len(outing.owed) or not outing.settled):
+                        await self._bury(outing, "its worker was cancelled, or took too long")
                 raise
             if not outing.settled:
                 await self._bury(outing, "the environment collected nothing")
@@ -243,18 +254,21 @@ class RollwayTransportMixin:
         if self._rollway_sender is None:
             return await super()._send_scored_data_to_api(scored_data)  # type: ignore[misc]
         failures: list[Exception] = []
+        groups = scored_data if isinstance(scored_data, list) else [scored_data]
         with self._out(None) as outing:
-            for group in scored_data if isinstance(scored_data, list) else [scored_data]:
+            outing.sent += map(id, groups)
+            outing.owed |= set(map(id, groups))
+            for group in groups:
                 if not self._is_direct:
                     group["env_id"] = self.env_id
-                outing.sent.append(id(group))
-                outing.settled += 1
+                begun = functools.partial(outing.settle, id(group))
                 try:
-                    await self._rollway_sender.send(group, outing.instance_id, outing.version)
+                    await self._rollway_sender.send(group, outing.instance_id, outing.version, begun)
                 except PeerDied as error:
                     self._rollway_failure = error
                     raise
                 except Exception as error:  # noqa: BLE001 (the sender has told the learner; the caller logs it)
+                    begun()
                     failures.append(error)
         if failures:
             raise failures[0]
@@ -354,6 +368,21 @@ class RollwayTransportMixin:
                 await asyncio.to_thread(self._rollway_sender.close)
             except ConnectionClosedError as lost:  # over TCP: it says how much nobody has acknowledged
                 _log.warning("the environment has left: %s", lost)
+
+
+async def _connected(config: Any, name: str) -> GroupSender:
+    """As `connect`, on a thread that nobody waits for at the end: Ctrl-C ends an environment without a learner."""
+    found: Future[GroupSender] = Future()
+
+    def work() -> None:
+        found.set_running_or_notify_cancel()
+        try:
+            found.set_result(connect(config, name))
+        except BaseException as error:  # noqa: BLE001 (it is handed on)
+            found.set_exception(error)
+
+    threading.Thread(target=work, name="rollway-atropos-connect", daemon=True).start()
+    return await asyncio.wrap_future(found)
 
 
 def connect(config: Any, name: str) -> GroupSender:
