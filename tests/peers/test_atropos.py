@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -561,13 +562,14 @@ def test_over_http_everything_is_as_it_was(make, tokenizer, port, environment):
     asyncio.run(run())
 
 
-def test_through_the_hub_batches_and_backpressure_are_atropos_own(learner, make, port):
+def test_through_the_hub_batches_and_backpressure_are_atropos_own(reached, make, port):
+    learner, settings = reached
+
     async def run():
         serving = asyncio.create_task(hub.serve(learner, "127.0.0.1", port))
         async with trainer(port) as ask:
             url = f"http://127.0.0.1:{port}"
-            settings = {"transport": "shm", "delivery": "hub", "shm_name": learner.name, "rollout_server_url": url}
-            env = make(ToyEnv, items=50, **settings)
+            env = make(ToyEnv, items=50, **settings, delivery="hub", rollout_server_url=url)
             async with running(env) as task:
                 await come_true(lambda: len(api.app.state.queue) == 8, task)
                 await loops(env, 5, task)
@@ -627,6 +629,23 @@ def test_the_hub_refuses_bytes_which_would_cost_a_trainer_its_batch(learner, cap
 
     asyncio.run(run())
     assert "field 'images' holds bytes" in caplog.text and "field 'group_overrides' holds bytes" in caplog.text
+
+
+def test_the_hub_refuses_numbers_that_json_does_not_have(learner, caplog):
+    fine = [[1.0, -0.5], [1.0, -0.25]]
+
+    async def run():
+        async with fed(learner) as feeding:
+            submit(learner, "endless", inference_logprobs=[[1.0, -math.inf], [1.0, -0.5]])
+            submit(learner, "none", scores=[1.0, math.nan])
+            submit(learner, "deep", group_overrides={"a": [{"b": math.inf}]})
+            submit(learner, "fine", inference_logprobs=fine)
+            await come_true(lambda: api.app.state.queue, feeding)
+            assert [group["inference_logprobs"] for group in api.app.state.queue] == [fine]
+
+    asyncio.run(run())
+    for name, number in (("inference_logprobs", "-inf"), ("scores", "nan"), ("group_overrides", "inf")):
+        assert f"field '{name}' holds {number}, which /batch cannot give" in caplog.text
 
 
 def test_the_api_command_needs_a_way_in():

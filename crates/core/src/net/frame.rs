@@ -683,8 +683,8 @@ fn probe_payload(header: &Header, payload: &[u8]) {
             }
         }
         Kind::Welcome => {
-            if let Ok(welcome) = Welcome::parse(&header, payload) {
-                assert_eq!(Welcome::parse(&header, &welcome.frame()[HEADER_BYTES..]), Ok(welcome));
+            if let Ok(welcome) = Welcome::parse(header, payload) {
+                assert_eq!(Welcome::parse(header, &welcome.frame()[HEADER_BYTES..]), Ok(welcome));
             }
         }
         Kind::Records => {
