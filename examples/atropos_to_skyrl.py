@@ -1,8 +1,8 @@
 """An Atropos environment feeds SkyRL's trainer through shared memory: no HTTP between them, no inference engine here.
 
 The environment is an ordinary one, in a process of its own. The trainer is SkyRL's fully asynchronous one with a
-simulated update, so that this runs on any machine. Needs what ``make .venv/.test`` installs: SkyRL without flash-attn,
-which ``pip install ".[atropos,skyrl]"`` in the clone of Rollway would build, for a GPU.
+simulated update, so that this runs on any machine. Needs atroposlib 0.4.0, and skyrl 0.3.0 without its CUDA parts:
+``make test-peers`` installs both.
 """
 
 import asyncio
@@ -144,11 +144,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         write_tokenizer(Path(directory))
         print("starting an environment and a trainer; both import large packages first", flush=True)
-        child = subprocess.Popen([sys.executable, __file__, name, directory], stderr=subprocess.DEVNULL)
+        said = Path(directory, "stderr")  # Atropos has much to say; of interest if something is wrong
+        with said.open("wb") as stderr:
+            child = subprocess.Popen([sys.executable, __file__, name, directory], stderr=stderr)
         try:
             trainer(name)
             print("the environment ended with exit code", child.wait(timeout=30))
         finally:
+            if child.poll():
+                print("the environment failed:", said.read_text()[-2000:])
             child.kill()
 
 

@@ -25,7 +25,8 @@ class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
 
     A record that is larger than the learner's ``lane_bytes`` is an error when it is given to `send`. `reserve` gives
     memory of this process; its record leaves when it is committed. ``published_version`` is as of the learner's last
-    word.
+    word. ``learner_news()`` gives the version and how many records, from all who send, wait to be taken by the learner,
+    those on their way to it among them: as of its last answer. Each call asks for the next one, and none waits.
 
     Args:
         host: The learner's host.

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from multiprocessing import forkserver
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import aiohttp
 import atropos_hurry
+import numpy as np
 import pytest
 from atropos_toy_env import ForgetfulEnv, ToyConfig, ToyEnv, expected_group, trajectory
 from atroposlib.api import server as api
@@ -33,6 +36,7 @@ from rollway.integrations.atropos import (
     decode_group,
     encode_group,
     hub,
+    transport,
     with_transport,
 )
 from rollway.integrations.atropos.group_sender import GroupSender
@@ -174,27 +178,73 @@ def test_a_reader_of_groups_does_not_wait_for_what_was_dropped(learner, make):
 
 
 def waiting(learner):
-    """Records that are read by nobody, or held."""
-    return learner.stats()["ready_records"] + learner.stats()["taken_records"]
+    """Records that nobody has taken."""
+    return learner.stats()["ready_records"]
 
 
-def test_the_environment_stops_by_itself_when_enough_is_waiting(learner, make):
+@pytest.fixture(params=["shm", "tcp"])
+def reached(request, name):
+    """A learner, and the settings by which an environment reaches it."""
+    if request.param == "shm":
+        transport, settings = rollway.ShmTransport(name), {"shm_name": name}
+    else:
+        transport, settings = rollway.TcpTransport(), {}
+    with rollway.RecordServer(ATROPOS_SCHEMA, transport) as learner:
+        if request.param == "tcp":
+            settings = {"address": f"localhost:{learner.port}"}
+        yield learner, {"transport": request.param, **settings}
+
+
+def test_the_environment_stops_by_itself_when_enough_is_waiting(reached, make):
+    learner, settings = reached
+
     async def run():
-        env = make(ToyEnv, transport="shm", shm_name=learner.name, max_batches_offpolicy=2)
+        env = make(ToyEnv, **settings, max_batches_offpolicy=2)
         async with running(env) as task:
             await come_true(lambda: waiting(learner) == 4 * SIZE, task)
             await loops(env, 10, task)
             assert waiting(learner) == 4 * SIZE, "2 batches of 8 trajectories are 4 groups"
             reader = GroupReader(learner)
             held = [await reader.read_async(SECONDS) for _ in range(2)]
+            await come_true(lambda: waiting(learner) == 4 * SIZE, task)
             await loops(env, 10, task)
-            assert learner.stats()["ready_records"] == 0, "what the learner holds is still waiting"
+            assert waiting(learner) == 4 * SIZE, "what the learner has taken does not wait, though it is held"
             for group in held:
                 group.release()
-            await come_true(lambda: learner.stats()["ready_records"] == 2 * SIZE, task)
             await loops(env, 10, task)
             assert waiting(learner) == 4 * SIZE
             reader.close()
+
+    asyncio.run(run())
+
+
+def test_environments_together_stop_when_enough_is_waiting(reached, make):
+    learner, settings = reached
+
+    async def run():
+        first, second = (make(ToyEnv, **settings, max_batches_offpolicy=4) for _ in range(2))
+        async with running(first) as task:
+            await come_true(lambda: waiting(learner) == 8 * SIZE, task)
+            async with running(second) as other:
+                await loops(second, 10, other)
+                assert waiting(learner) == 8 * SIZE, "the first has made enough for both"
+
+    asyncio.run(run())
+
+
+def test_a_trainer_that_uses_many_batches_in_a_step_and_keeps_them_until_then_is_not_kept_waiting(reached, make):
+    learner, settings = reached
+    groups, steps = 3 * 2, 15  # three batches of two groups, where the environment stops when two batches wait
+
+    async def run():
+        reader = GroupReader(learner)
+        async with running(make(ToyEnv, **settings, max_batches_offpolicy=2)), asyncio.timeout(SECONDS):
+            for step in range(1, steps + 1):
+                held = [await reader.read_async() for _ in range(groups)]
+                for group in held:
+                    group.release()
+                learner.publish(step)
+        reader.close()
 
     asyncio.run(run())
 
@@ -272,6 +322,91 @@ def test_a_worker_that_takes_too_long_leaves_a_tombstone_and_one_sent_back_does_
     asyncio.run(run())
 
 
+@contextlib.asynccontextmanager
+async def stuck(name, make, environment, count):
+    """Workers at so many items, over a lane that is full; with what fills it."""
+    record = {leaf: np.zeros(0, ATROPOS_SCHEMA[leaf].partition("[")[0]) for leaf in ATROPOS_SCHEMA}
+    record["score"] = np.array(0.0)
+    with rollway.RecordServer(ATROPOS_SCHEMA, rollway.ShmTransport(name), lane_bytes=64 << 10) as learner:
+        env = make(environment, transport="shm", shm_name=name)
+        await env.setup()
+        await env.register_env()
+        held = []
+        for length in (1000, 0):
+            record["tokens"] = np.zeros(length, np.int32)
+            while env._rollway_sender._client.try_send(record):
+                held += learner.try_read_many(1)
+        env.running_items = {str(item): {"item": {"id": item}} for item in range(count)}
+        env.workers = {asyncio.create_task(env.handle_env(uuid)) for uuid in list(env.running_items)}
+        try:
+            yield env, learner, held
+        finally:
+            for record in held:
+                record.release()
+            learner.close()
+            await asyncio.wait(env.workers)
+
+
+def test_a_finished_group_whose_worker_is_cancelled_before_it_is_sent_leaves_a_tombstone(name, make):
+    async def run():
+        async with stuck(name, make, ToyEnv, 3) as (env, learner, held):
+            await come_true(lambda: not env.running_items)  # Atropos forgets an item when it is collected
+            for worker in env.workers:
+                worker.cancel()
+            await asyncio.sleep(0)
+            for record in held:
+                record.release()
+            await come_true(lambda: waiting(learner) == 3)
+            records = learner.read_many(10)
+            assert {record.key.instance_id for record in records} == {"0", "1", "2"}
+            assert all(record.is_tombstone for record in records)
+
+    asyncio.run(run())
+
+
+def test_an_environment_leaves_though_there_is_no_room_for_the_tombstones_of_its_workers(name, make, monkeypatch):
+    class Endless(ToyEnv):
+        begun = 0
+
+        async def collect_trajectories(self, item):
+            self.begun += 1
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(transport, "_LEAVING_S", 0.1)
+
+    async def run():
+        async with stuck(name, make, Endless, 50) as (env, _, _):
+            await come_true(lambda: env.begun == 50)
+            await asyncio.wait_for(env._leave(), SECONDS)
+            assert env._rollway_sender.closed
+
+    asyncio.run(run())
+
+
+def test_an_environment_that_waits_for_its_learner_can_be_stopped(name, make, monkeypatch):
+    waits = threading.Event()
+
+    def connect(*arguments):
+        waits.set()
+        return transport_connect(*arguments)
+
+    transport_connect = transport.connect
+    monkeypatch.setattr(transport, "connect", connect)
+    env = make(ToyEnv, transport="shm", shm_name=name, connect_timeout_s=90)
+
+    async def run():
+        joining = asyncio.create_task(env.env_manager())
+        await come_true(waits.is_set, joining)
+        joining.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await joining
+
+    runs = threading.Thread(target=asyncio.run, args=(run(),), daemon=True)
+    runs.start()
+    runs.join(SECONDS)
+    assert not runs.is_alive()
+
+
 def test_logprobs_that_atropos_forgets_are_put_back(learner, make):
     async def run():
         async with running(make(ForgetfulEnv, transport="shm", shm_name=learner.name, items=3)):
@@ -331,17 +466,16 @@ def test_over_tcp(make, tmp_path):
     token.write_text("a secret of sixteen bytes\n")
 
     async def run():
-        transport = rollway.TcpTransport(token="a secret of sixteen bytes", keepalive_s=0.2)
+        transport = rollway.TcpTransport(token="a secret of sixteen bytes")
         with rollway.RecordServer(ATROPOS_SCHEMA, transport) as learner:
             settings = {"transport": "tcp", "address": f"localhost:{learner.port}", "token_file": str(token)}
             env = make(ToyEnv, **settings, max_batches_offpolicy=1)
             reader = GroupReader(learner)
             async with running(env) as task:
                 assert {version for _, version in await read_groups(reader, 2)} == {0}
-                await loops(env, 10, task)
-                assert learner.stats()["records_committed"] == 2 * SIZE, "no step, so nothing was used"
                 learner.publish(3)
                 await come_true(lambda: env.curr_step == 3, task)
+                await read_groups(reader, 4)  # what had begun before
                 assert {version for _, version in await read_groups(reader, 2)} == {3}
 
     asyncio.run(run())
@@ -428,13 +562,14 @@ def test_over_http_everything_is_as_it_was(make, tokenizer, port, environment):
     asyncio.run(run())
 
 
-def test_through_the_hub_batches_and_backpressure_are_atropos_own(learner, make, port):
+def test_through_the_hub_batches_and_backpressure_are_atropos_own(reached, make, port):
+    learner, settings = reached
+
     async def run():
         serving = asyncio.create_task(hub.serve(learner, "127.0.0.1", port))
         async with trainer(port) as ask:
             url = f"http://127.0.0.1:{port}"
-            settings = {"transport": "shm", "delivery": "hub", "shm_name": learner.name, "rollout_server_url": url}
-            env = make(ToyEnv, items=50, **settings)
+            env = make(ToyEnv, items=50, **settings, delivery="hub", rollout_server_url=url)
             async with running(env) as task:
                 await come_true(lambda: len(api.app.state.queue) == 8, task)
                 await loops(env, 5, task)
@@ -494,6 +629,23 @@ def test_the_hub_refuses_bytes_which_would_cost_a_trainer_its_batch(learner, cap
 
     asyncio.run(run())
     assert "field 'images' holds bytes" in caplog.text and "field 'group_overrides' holds bytes" in caplog.text
+
+
+def test_the_hub_refuses_numbers_that_json_does_not_have(learner, caplog):
+    fine = [[1.0, -0.5], [1.0, -0.25]]
+
+    async def run():
+        async with fed(learner) as feeding:
+            submit(learner, "endless", inference_logprobs=[[1.0, -math.inf], [1.0, -0.5]])
+            submit(learner, "none", scores=[1.0, math.nan])
+            submit(learner, "deep", group_overrides={"a": [{"b": math.inf}]})
+            submit(learner, "fine", inference_logprobs=fine)
+            await come_true(lambda: api.app.state.queue, feeding)
+            assert [group["inference_logprobs"] for group in api.app.state.queue] == [fine]
+
+    asyncio.run(run())
+    for name, number in (("inference_logprobs", "-inf"), ("scores", "nan"), ("group_overrides", "inf")):
+        assert f"field '{name}' holds {number}, which /batch cannot give" in caplog.text
 
 
 def test_the_api_command_needs_a_way_in():

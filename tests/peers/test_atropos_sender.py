@@ -116,6 +116,7 @@ def test_a_send_that_is_cancelled_in_the_middle_sends_the_rest(learner, sender):
             await asyncio.wait_for(sending, SECONDS)
 
     asyncio.run(run())
+    assert sender.groups_sent == 1
     whole = GroupReader(learner).read(SECONDS)
     assert decode_group(whole.records) == group(size=8, length=600)
 
@@ -155,6 +156,49 @@ def test_whatever_goes_wrong_with_a_group_it_is_buried(learner, sender):
     records = learner.read_many(10, SECONDS)
     assert [record.is_tombstone for record in records] == [True]
     assert "recursion" in records[0].metadata["reason"]
+
+
+def test_a_reason_that_is_larger_than_the_lane_is_cut(learner, sender):
+    with pytest.raises(rollway.SchemaMismatch):
+        asyncio.run(sender.send({**group(), "tokens": {"a": "x" * 200_000}}, "a", 0))
+    (record,) = learner.read_many(10, SECONDS)
+    assert record.is_tombstone
+    assert record.metadata["reason"].startswith("a group needs 'tokens'")
+
+
+def test_a_tombstone_that_waits_for_room_is_sent_though_its_task_is_cancelled(learner, sender):
+    async def run():
+        held = room_for_one_record_less(learner, sender)
+        while sender._client.try_send(encode_group(group())[0].data):
+            held += learner.try_read_many(1)
+        burying = asyncio.create_task(sender.bury("a", 0, "x" * 900))
+        await asyncio.sleep(0)
+        burying.cancel()
+        await asyncio.sleep(0)
+        assert not burying.done()
+        for record in held:
+            record.release()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(burying, SECONDS)
+
+    asyncio.run(run())
+    assert [record.key.instance_id for record in learner.read_many(10, SECONDS)] == ["a"]
+
+
+def test_what_has_grown_too_old_since_it_was_taken_is_not_handed_over(learner, sender):
+    reader = GroupReader(learner, max_staleness=2)
+
+    async def send(*groups):
+        for size, instance, version in groups:
+            await sender.send(group(size=size), instance, version)
+
+    asyncio.run(send((4, "a", 1)))
+    assert reader.read(SECONDS).key.instance_id == "a"
+    asyncio.run(send((2, "b", 1), (2, "c", 1)))
+    assert reader.read(SECONDS).key.instance_id == "b"  # both were taken, as many records as the group before had
+    learner.publish(4)
+    asyncio.run(send((2, "d", 4)))
+    assert reader.read(SECONDS).key.instance_id == "d"
 
 
 def test_the_reader_skips_what_was_given_up_half_way(learner, sender):
@@ -230,7 +274,7 @@ def test_after_the_learner_has_closed_there_is_nobody_to_generate_for(learner, s
     learner.close()
     assert sender.closed
     with pytest.raises(rollway.ConnectionClosedError, match="nobody to generate for"):
-        sender.records_waiting()
+        sender.status()
     with pytest.raises(rollway.ConnectionClosedError):
         asyncio.run(sender.send(group(), "a", 0))
 
@@ -312,12 +356,12 @@ def test_an_environment_that_only_waits_hears_of_its_learners_death(name, child,
     )
     learner.says("there")
     sender = GroupSender(rollway.ShmRecordClient(name, ATROPOS_SCHEMA), "run")
-    assert sender.records_waiting() == 0
+    assert sender.status() == (0, 0)
     learner.kill()
 
     def has_heard():
         try:
-            sender.records_waiting()
+            sender.status()
         except rollway.PeerDied:
             return True
         return False
@@ -327,91 +371,28 @@ def test_an_environment_that_only_waits_hears_of_its_learners_death(name, child,
     rollway.gc()
 
 
-# ── over TCP, where what waits is reckoned ──────────────────────────────────────────────────────────────────────────
+# ── over TCP, where the learner says what waits ─────────────────────────────────────────────────────────────────────
 
 
-class Far:
-    """A client whose learner takes everything, and publishes what the test says."""
+def test_over_tcp_what_waits_is_what_the_learner_has_not_taken_and_what_is_on_its_way():
+    with rollway.RecordServer(ATROPOS_SCHEMA, rollway.TcpTransport()) as learner:
+        senders = [
+            TcpGroupSender(rollway.TcpRecordClient("localhost", learner.port, ATROPOS_SCHEMA), "run") for _ in range(2)
+        ]
 
-    closed = over = False
-    unacknowledged = published_version = 0
-
-    async def send_async(self, data, **label):
-        return True
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def far():
-    return Far()
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def send(far, clock):
-    """Sends groups of four records; ``send.sender`` counts batches of eight, and keeps two of them at most."""
-    sender = TcpGroupSender(far, "run", batch_size=8, max_batches=2, clock=clock)
-
-    def send(groups):
-        for _ in range(groups):
-            asyncio.run(sender.send(group(size=4), "a", 0))
-        return sender.records_waiting()
-
-    send.sender = sender
-    return send
-
-
-def test_over_tcp_a_step_uses_a_batch_also_of_what_was_sent_since_the_last_look(send, far):
-    assert send(4) == 16
-    far.published_version = 1
-    assert send(0) == 8
-    asyncio.run(send.sender.send(group(size=4), "a", 0))
-    far.published_version = 3
-    assert send(0) == 0, "two batches, the new group among them"
-    assert send(2) == 8
-
-
-def test_over_tcp_what_is_older_than_the_environment_may_be_ahead_is_forgotten(send, far):
-    send(10)
-    for step in (1, 2):
-        far.published_version = step
-        assert send(0) == 40 - 8 * step
-    far.published_version = 3
-    assert send(1) == 4, "of step 0 nothing can be waiting any more"
-
-
-def test_over_tcp_when_nothing_moves_a_batch_is_taken_for_used_and_ever_more_slowly(send, far, clock):
-    assert send(4) == 16
-    for seconds, waiting in ((9.9, 16), (10.1, 8), (29.9, 8), (30.2, 0)):
-        clock.now = seconds
-        assert send(0) == waiting
-    far.published_version = 1
-    assert send(4) == 16
-    clock.now += 10.1
-    assert send(0) == 8, "a new step, and the patience of the beginning"
-
-
-def test_over_tcp_what_moves_or_is_on_its_way_is_no_standstill(send, far, clock):
-    send(2)
-    clock.now = 9.0
-    assert send(1) == 12
-    clock.now = 18.0
-    assert send(0) == 12
-    far.unacknowledged = 1
-    clock.now = 60.0
-    assert send(0) == 12
-    far.unacknowledged = 0
-    clock.now = 69.0
-    assert send(0) == 12
-    clock.now = 70.1
-    assert send(0) == 4
+        for sender in senders:
+            asyncio.run(sender.send(group(), "a", 0))
+            assert sender.status()[1] >= 3, "its own at least, at once"
+            sender._client.wait(SECONDS)  # so that the groups lie one after the other
+        until(lambda: [sender.status() for sender in senders] == [(0, 6), (0, 6)])
+        reader = GroupReader(learner)
+        held = reader.read(SECONDS)
+        learner.publish(4)
+        until(lambda: [sender.status() for sender in senders] == [(4, 3), (4, 3)])
+        held.release()
+        learner.close()
+        until(lambda: senders[0].closed)
+        with pytest.raises(rollway.ConnectionClosedError, match="nobody to generate for"):
+            senders[0].status()
+        for sender in senders:
+            sender.close()

@@ -435,6 +435,28 @@ def test_the_stash_is_bounded(server, env):
     assert (stats["stashed_records"], stats["ready_records"]) == (9, 11)
 
 
+def test_dropped_groups_that_nobody_asks_for_fill_the_stash_too(server, env):
+    async def flooded():
+        generator = generator_of(server, match="id", max_stash=8)
+        for i in range(20):
+            tombstone(env, f"unwanted-{i}")
+        with pytest.raises(StashFull, match=r"max_stash \(now 8\)"):
+            await generator.generate(batch("wanted"))
+
+    run(flooded())
+
+
+def test_by_id_what_was_used_leaves_nothing_behind(server, env):
+    async def used():
+        generator = generator_of(server, match="id")
+        for i in range(20):
+            send_group(env, str(i))
+            await generator.generate(batch(str(i)))
+        return generator
+
+    assert not run(used())._stash._queues
+
+
 def test_a_group_of_another_size_is_an_error_at_once(server, env):
     generator = generator_of(server, group_size=4)
     send_group(env, "x", size=2)
@@ -447,6 +469,7 @@ def test_a_group_of_another_size_is_an_error_at_once(server, env):
     [
         ({"metadata": {"group_size": 1}}, "a record without a key came from producer"),
         ({"key": rollway.RecordKey("r", "train", 0, "x", 0)}, "is not what an Atropos environment sends"),
+        ({"key": rollway.RecordKey("r", "train", 0, "x", 0), "metadata": {"group_size": 1}}, "is not what an Atropos"),
         ({"key": rollway.RecordKey("r", "train", 0, "x", 7), "metadata": {"group_size": 1}}, "is not what an Atropos"),
         (
             {"key": rollway.RecordKey("r", "sleep", 0, "x", 0), "metadata": {"group_size": 1}},

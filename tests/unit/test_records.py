@@ -397,6 +397,28 @@ def test_asyncio_reads_and_sends_wait_without_a_thread_each(name):
     asyncio.run(main())
 
 
+def test_a_tombstone_waits_for_room_without_a_thread(name):
+    async def main():
+        with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name), lane_bytes=1 << 16) as server:
+            with ShmRecordClient(name, SCHEMA) as client:
+                assert await client.tombstone_async(KEY, "at once", version=3)
+                while client.try_send(trajectory(1000)) or client.try_send(trajectory(0)):
+                    pass
+                with pytest.raises(rollway.WaitTimeout):
+                    await client.tombstone_async(KEY, "no" * 500, timeout=0.01)
+                waiting = asyncio.create_task(client.tombstone_async(KEY, "later" * 200, timeout=30))
+                await asyncio.sleep(0)
+                assert not waiting.done()
+                reasons = []
+                while len(reasons) < 2:
+                    with await server.read_async(timeout=30) as record:
+                        reasons += [record.metadata["reason"]] if record.is_tombstone else []
+                assert reasons == ["at once", "later" * 200]
+                assert await waiting
+
+    asyncio.run(main())
+
+
 def test_memory_is_taken_as_it_is_used(name):
     with rollway.RecordServer(
         SCHEMA, rollway.ShmTransport(name), lane_bytes=1 << 30, lanes=64, max_records=4096

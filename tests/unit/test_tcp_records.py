@@ -147,6 +147,31 @@ def test_asyncio_waits_for_room(server):
         asyncio.run(both(client))
 
 
+def test_a_tombstone_waits_for_room_without_a_thread(server):
+    async def waits(client):
+        while client.try_send(record(20_000)):
+            pass
+        telling = asyncio.create_task(client.tombstone_async(KEY, "later" * 60_000, timeout=10))
+        while True:
+            with await server.read_async(timeout=10) as read:
+                if read.is_tombstone:
+                    break
+        assert await telling
+
+    with connect(server, max_inflight_msgs=1) as client:
+        asyncio.run(waits(client))
+
+
+def test_clients_are_told_how_many_records_wait(server, client):
+    for _ in range(3):
+        client.send(record(5))
+    assert client.learner_news() == (0, 3)
+    until(lambda: server.stats()["ready_records"] == 3)
+    server.read(timeout=10)
+    server.publish(2)
+    until(lambda: client.learner_news() == (2, 2))
+
+
 def test_clients_hear_of_new_weights(server, client):
     assert client.published_version == 0
     server.publish(5)

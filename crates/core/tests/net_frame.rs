@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use rollway_core::net::frame::{
     self, Cargo, ENTRY_BYTES, Entry, Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_SEQUENCE,
-    MAX_TEXT_BYTES, PREAMBLE_BYTES, Preamble, RecordLimits, Refusal, Welcome, probe,
+    MAX_TEXT_BYTES, News, PREAMBLE_BYTES, Preamble, RecordLimits, Refusal, Welcome, probe,
 };
 
 fn kinds() -> impl Strategy<Value = Kind> {
@@ -127,9 +127,13 @@ proptest! {
     #[test]
     fn a_welcome_is_read_as_it_was_written(
         producer_id: u32, max_rows in 1u32.., max_bytes: u32, credit in 1u32.., next: u64, version: u32,
+        waiting: u32,
     ) {
-        let welcome = Welcome { producer_id, max_rows, max_bytes, credit, next, version };
-        prop_assert_eq!(Welcome::parse(version, &welcome.frame()[HEADER_BYTES..]), Ok(welcome));
+        let news = News { version, waiting };
+        let welcome = Welcome { producer_id, max_rows, max_bytes, credit, next, news };
+        let bytes = welcome.frame();
+        let header = Header::parse(&bytes).unwrap().unwrap();
+        prop_assert_eq!(Welcome::parse(&header, &bytes[HEADER_BYTES..]), Ok(welcome));
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod harness;
 use fixture::*;
 use harness::{Certificate, Proxy, Raw, Way, cut_everywhere, data, resident, unacknowledged};
 use proptest::prelude::*;
-use rollway_core::net::frame::{Cargo, Entry, Farewell, Header, Hello, Kind, Refusal, Welcome};
+use rollway_core::net::frame::{Cargo, Entry, Farewell, Header, Hello, Kind, News, Refusal, Welcome};
 use rollway_core::net::{
     RecordIntake, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec, Transport,
 };
@@ -230,6 +230,56 @@ fn clients_hear_of_new_weights_when_they_come_in_with_acknowledgements_and_with_
     put(&client, 0, 10);
     client.wait(soon()).unwrap();
     assert_eq!(client.published(), 5);
+}
+
+#[test]
+fn clients_that_ask_are_told_how_many_records_wait_whoever_sent_them() {
+    let learner = Learner::new(64 * KIB);
+    let before = learner.client();
+    for value in 0..5 {
+        put(&before, value, 10);
+    }
+    before.wait(soon()).unwrap();
+    let client = learner.client();
+    assert_eq!(client.news(), News { version: 0, waiting: 5 }, "told with the welcome");
+    put(&client, 5, 10);
+    assert_eq!(client.news().waiting, 6, "what is on its way waits as well");
+    for _ in 0..4 {
+        learner.take();
+    }
+    learner.consumer.records().publish(3);
+    assert!(eventually(|| client.news() == News { version: 3, waiting: 2 }));
+    assert!(eventually(|| before.news() == News { version: 3, waiting: 2 }));
+}
+
+#[test]
+fn a_record_that_is_in_the_learners_hands_does_not_wait_and_one_given_back_does() {
+    let learner = Learner::new(64 * KIB);
+    let client = learner.client();
+    put(&client, 7, 10);
+    client.wait(soon()).unwrap();
+    let held = Consumer::take(learner.consumer.clone(), soon()).unwrap().unwrap();
+    assert!(eventually(|| client.news().waiting == 0));
+    held.give_back();
+    assert!(eventually(|| client.news().waiting == 1));
+}
+
+#[test]
+fn the_count_of_what_waits_outlives_a_lost_connection() {
+    let learner = Learner::new(64 * KIB);
+    let proxy = Proxy::new(learner.server.port(), None, 64 * KIB);
+    let client = connect(TcpClientSpec { port: proxy.port, ..learner.spec() }).unwrap();
+    put(&client, 0, 10);
+    client.wait(soon()).unwrap();
+    for _ in 0..20 {
+        client.news();
+        proxy.cut();
+    }
+    put(&client, 1, 10);
+    client.wait(soon()).unwrap();
+    assert!(eventually(|| client.news().waiting == 2));
+    learner.take();
+    assert!(eventually(|| client.news().waiting == 1), "asks again after a question that was lost");
 }
 
 #[test]

@@ -9,7 +9,9 @@ mod harness;
 use fixture::*;
 use harness::*;
 use rollway_core::Error;
-use rollway_core::net::frame::{Cargo, Farewell, Header, Hello, Kind, PREAMBLE_BYTES, Preamble, Refusal};
+use rollway_core::net::frame::{
+    Cargo, Farewell, Header, Hello, Kind, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal,
+};
 use rollway_core::net::{ServerTls, TcpClient, TcpClientSpec, TcpServer, TcpServerSpec};
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -135,7 +137,7 @@ fn a_server_that_does_not_know_the_token_gets_no_hello() {
         let (mut stream, _) = listener.accept().unwrap();
         let mut preamble = [0; PREAMBLE_BYTES];
         stream.read_exact(&mut preamble).unwrap();
-        stream.write_all(&Preamble { protocol: 1, token: true, nonce: [1; 32] }.bytes()).unwrap();
+        stream.write_all(&Preamble { protocol: PROTOCOL, token: true, nonce: [1; 32] }.bytes()).unwrap();
         let mut proof = [0; 64];
         stream.read_exact(&mut proof).unwrap();
         stream.write_all(&proof).unwrap(); // The client's own proof is not the server's.
@@ -157,7 +159,7 @@ fn strangers_learn_nothing_but_the_protocol() {
     let mut raw = Raw::open(learner.server.port());
     assert_eq!(raw.prove(Some(b"guess")).kind, Kind::Refuse);
     let mut raw = Raw::open(learner.server.port());
-    raw.write(&Preamble { protocol: 1, token: true, nonce: [0; 32] }.bytes());
+    raw.write(&Preamble { protocol: PROTOCOL, token: true, nonce: [0; 32] }.bytes());
     raw.write(&Header::new(Kind::Proof).with(&[0; 32]));
     let hello = Hello {
         cargo: Cargo::Samples,
@@ -191,14 +193,36 @@ fn another_schema_is_refused_and_both_sides_see_both_texts() {
 }
 
 #[test]
-fn another_protocol_is_refused_with_ours_named() {
+fn an_older_and_a_younger_client_are_refused_with_both_protocols_named() {
     let learner = Learner::new(2, 3);
-    let mut raw = Raw::open(learner.server.port());
-    raw.write(&Preamble { protocol: 9, token: false, nonce: [0; 32] }.bytes());
-    let answer: [u8; PREAMBLE_BYTES] = raw.read(PREAMBLE_BYTES).try_into().unwrap();
-    assert_eq!(Preamble::parse(&answer).unwrap().protocol, 1);
-    assert_eq!(raw.frame().0.code, Refusal::Protocol as u16);
-    assert_eq!(raw.rest(), b"");
+    for protocol in [PROTOCOL - 1, PROTOCOL + 1] {
+        let mut raw = Raw::open(learner.server.port());
+        raw.write(&Preamble { protocol, token: false, nonce: [0; 32] }.bytes());
+        let answer: [u8; PREAMBLE_BYTES] = raw.read(PREAMBLE_BYTES).try_into().unwrap();
+        assert_eq!(Preamble::parse(&answer).unwrap().protocol, PROTOCOL);
+        let (header, payload) = raw.frame();
+        assert_eq!(header.code, Refusal::Protocol as u16);
+        let said = String::from_utf8_lossy(&payload).into_owned();
+        assert!(said.contains(&format!("speaks protocol {protocol}, the learner {PROTOCOL}")), "{said}");
+        assert_eq!(raw.rest(), b"");
+    }
+}
+
+#[test]
+fn a_client_refuses_an_older_and_a_younger_learner_with_both_protocols_named() {
+    for protocol in [PROTOCOL - 1, PROTOCOL + 1] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.write_all(&Preamble { protocol, token: false, nonce: [0; 32] }.bytes());
+            let _ = stream.read_to_end(&mut Vec::new());
+        });
+        let error = connect(TcpClientSpec { port, ..TcpClientSpec::default() }).unwrap_err();
+        assert!(matches!(&error, Error::Protocol { .. }), "{error}");
+        let both = format!("it speaks protocol {protocol}, this client {PROTOCOL}");
+        assert!(error.to_string().contains(&both), "{error}");
+    }
 }
 
 #[test]

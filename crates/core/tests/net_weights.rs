@@ -9,7 +9,8 @@ mod harness;
 use fixture::{DEADLINE, Name, briefly, eventually, soon};
 use harness::{Certificate, Learner, Proxy, Raw, cut_everywhere};
 use rollway_core::net::frame::{
-    Cargo, Farewell, Header, Hello, Inventory, Kind, LeafList, PREAMBLE_BYTES, Preamble, Refusal, Verdict,
+    Cargo, Farewell, Header, Hello, Inventory, Kind, LeafList, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal,
+    Verdict,
 };
 use rollway_core::net::{TcpServer, TcpServerSpec, WeightMirror, WeightMirrorSpec};
 use rollway_core::ring::IfExists;
@@ -641,7 +642,7 @@ fn impostor(frames: Vec<u8>) -> u16 {
             let Ok((mut stream, _)) = listener.accept() else { return };
             stream.set_read_timeout(Some(DEADLINE)).unwrap();
             stream.read_exact(&mut [0; PREAMBLE_BYTES]).unwrap();
-            let preamble = Preamble { protocol: 1, token: false, nonce: [0; 32] }.bytes();
+            let preamble = Preamble { protocol: PROTOCOL, token: false, nonce: [0; 32] }.bytes();
             let inventory =
                 Inventory { lineage: 5, checksums: false, leaf_bytes: vec![16, 8], schema: SCHEMA.to_vec() };
             let _ = stream.write_all(

@@ -268,7 +268,12 @@ impl RecordProducer {
         let core = self.core(py)?;
         match Self::reserve_room(py, &*core, parts.bytes(), timeout)? {
             Ok(room) => self.fill(py, room, parts, label),
-            Err(error) => Err(self.explain(py, error, timeout)),
+            Err(error) => {
+                if matches!(error, Error::Full) {
+                    self.wanted.note(parts.bytes());
+                }
+                Err(self.explain(py, error, timeout))
+            }
         }
     }
 

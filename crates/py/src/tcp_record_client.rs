@@ -163,6 +163,13 @@ impl TcpRecordSender {
         })
     }
 
+    /// How far the learner is, as of its last answer, with what is on its way there: the version that it published, and how
+    /// many records wait to be taken. Asks again, for the next call.
+    fn learner_news(&self) -> (u32, u32) {
+        let news = self.core.news();
+        (news.version, news.waiting)
+    }
+
     /// The newest weights that the learner told of, as of its last word; 0 until it did.
     #[getter]
     fn published_version(&self) -> u32 {
@@ -187,6 +194,9 @@ impl TcpRecordSender {
             }
             at_once => at_once,
         };
+        if matches!(taken, Err(Error::Full)) {
+            self.wanted.note(parts.bytes());
+        }
         taken.map(|()| true).map_err(|e| self.connection.explain(py, e, timeout))
     }
 

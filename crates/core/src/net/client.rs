@@ -16,6 +16,7 @@
 
 use super::courier::Courier;
 use super::dial::Caller;
+use super::frame::{Header, Kind, News};
 use super::link::{Link, write_to};
 use super::outbound::Outbound;
 use super::packing::Layout;
@@ -94,6 +95,16 @@ pub struct Shared {
     pub counters: ClientCounters,
 }
 
+/// How far the learner is, as it said last.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Outlook {
+    pub news: News,
+    /// What we sent below this number is in its count, if it still waits.
+    pub counted: u64,
+    /// A ping that asks for more of it is on its way.
+    pub asked: bool,
+}
+
 #[derive(Debug)]
 pub struct State {
     pub outbound: Outbound,
@@ -101,6 +112,7 @@ pub struct State {
     pub producer_id: Option<u32>,
     /// The newest weights that the learner told of.
     pub published: u32,
+    pub outlook: Outlook,
     pub ended: Option<Ended>,
     /// Refused by the ring's policy, and not yet told: first, and how many.
     pub refused: Option<(u64, u64)>,
@@ -232,6 +244,7 @@ impl Client {
                 link: None,
                 producer_id: spec.producer_id,
                 published: 0,
+                outlook: Outlook::default(),
                 ended: None,
                 refused: None,
                 refused_until: 0,
@@ -369,6 +382,22 @@ impl Client {
         }
         self.shared.lock().ended = Some(Ended::Closed);
         self.shared.progress.ring();
+    }
+
+    /// How far the learner is, as of its last answer, and with what we have sent since among what waits. Asks again: the
+    /// answer is there soon, for the next call.
+    pub(super) fn news(&self) -> News {
+        if self.check_process().is_err() {
+            return News::default();
+        }
+        let mut state = self.shared.lock();
+        let Outlook { news, counted, asked } = state.outlook;
+        let since = state.outbound.next.saturating_sub(counted);
+        if !asked && state.link.is_some() {
+            state.outlook.asked = state.outbound.say(&Header::new(Kind::Ping).bytes());
+            self.shared.push(state, false);
+        }
+        News { waiting: since.saturating_add(news.waiting as u64).min(u32::MAX as u64) as u32, ..news }
     }
 
     /// Samples, or records, that were taken.

@@ -198,7 +198,7 @@ async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>, inlet: &Inle
             max_bytes: inlet.max_record_bytes() as u32,
             credit: FIRST_CREDIT.min(server.window),
             next: progress.next,
-            version: inlet.published(),
+            news: inlet.news(),
         };
         wire.say(&welcome.frame());
         for (sequence, rows) in progress.refused_from(hello.oldest) {
@@ -250,7 +250,9 @@ impl Connection<'_> {
                     _ => return Err(End::Damaged("a frame is of the wrong kind".to_owned())),
                 },
                 Kind::Ping => {
-                    self.wire.say(&Header { kind: Kind::Pong, ..header }.bytes());
+                    // All that it has said before is settled (C3), so of its own, those below `next` are in the count.
+                    let pong = self.inlet.news().header(Kind::Pong);
+                    self.wire.say(&Header { sequence: progress.next, ..pong }.bytes());
                 }
                 Kind::Pong => {}
                 Kind::Goodbye => return Err(goodbye(self.wire, &header, budget).await?),

@@ -3,9 +3,9 @@
 //! It sleeps on the socket and on the client's bell, never with the lock held. What it meets it leaves in the shared
 //! state, and wakes those who wait.
 
-use super::client::{Ended, Shared, State};
+use super::client::{Ended, Outlook, Shared, State};
 use super::dial::{ATTEMPT, FIRST_PAUSE, Failure, LATE, LONGEST_PAUSE, PARTING, SHORT_PAUSE, dial};
-use super::frame::{Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_TEXT_BYTES, Welcome, goodbye};
+use super::frame::{Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_TEXT_BYTES, News, Welcome, goodbye};
 use super::link::watch;
 use super::server::SILENCES;
 use super::stats::add;
@@ -136,11 +136,12 @@ impl<'a> Courier<'a> {
         };
         let deadline = (Instant::now() + ATTEMPT).min(self.contact + self.limit());
         let (link, header, payload) = dial(&shared.caller, &hello, Kind::Welcome, deadline)?;
-        let welcome = Welcome::parse(header.version, &payload)
-            .map_err(|damage| Failure::Protocol(damage.to_string()))?;
+        let welcome =
+            Welcome::parse(&header, &payload).map_err(|damage| Failure::Protocol(damage.to_string()))?;
         let mut state = shared.lock();
         state.outbound.resume(&welcome, &shared.counters).map_err(Failure::Final)?;
-        (state.producer_id, state.published) = (Some(welcome.producer_id), welcome.version);
+        (state.producer_id, state.published) = (Some(welcome.producer_id), welcome.news.version);
+        state.outlook = Outlook { news: welcome.news, counted: welcome.next, asked: false };
         state.link = Some(link);
         state.broken = false;
         add(&shared.counters.connects, 1);
@@ -272,7 +273,11 @@ impl<'a> Courier<'a> {
                     state.outbound.say(&Header { kind: Kind::Pong, ..header }.bytes());
                     state.outbound.blocked = false;
                 }
-                Kind::Pong => {}
+                Kind::Pong => {
+                    state.published = header.version;
+                    state.outlook =
+                        Outlook { news: News::of(&header), counted: header.sequence, asked: false };
+                }
                 Kind::Goodbye => {
                     let Some(text) =
                         inbox.bytes[..inbox.have].get(HEADER_BYTES..HEADER_BYTES + header.length as usize)

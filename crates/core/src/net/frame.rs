@@ -17,7 +17,7 @@ use std::fmt;
 /// The first bytes of both preambles.
 pub const MAGIC: [u8; 4] = *b"RLWY";
 /// What this build speaks.
-pub const PROTOCOL: u16 = 1;
+pub const PROTOCOL: u16 = 2;
 pub const PREAMBLE_BYTES: usize = 40;
 pub const HEADER_BYTES: usize = 32;
 pub const NONCE_BYTES: usize = 32;
@@ -376,6 +376,25 @@ impl RecordLimits {
     }
 }
 
+/// What a learner of records tells in the header of a [`Welcome`] and of each pong: how far it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct News {
+    /// In `version`: of the newest weights that the learner told of.
+    pub version: u32,
+    /// In `rows`: the records, whoever sent them, that wait to be taken. Counted after `version` was read.
+    pub waiting: u32,
+}
+
+impl News {
+    pub fn of(header: &Header) -> News {
+        News { version: header.version, waiting: header.rows }
+    }
+
+    pub fn header(&self, kind: Kind) -> Header {
+        Header { version: self.version, rows: self.waiting, ..Header::new(kind) }
+    }
+}
+
 /// What a client is told when it may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Welcome {
@@ -388,13 +407,11 @@ pub struct Welcome {
     pub credit: u32,
     /// The sequence number of the first sample that is not settled.
     pub next: u64,
-    /// In the header's `version`: of the newest weights that the learner told of.
-    pub version: u32,
+    pub news: News,
 }
 
 impl Welcome {
-    /// `version`: of its header.
-    pub fn parse(version: u32, payload: &[u8]) -> Result<Welcome, Damage> {
+    pub fn parse(header: &Header, payload: &[u8]) -> Result<Welcome, Damage> {
         let short = Damage("a welcome is too short");
         let word = |at| array(payload, at).map(u32::from_le_bytes).ok_or(short);
         let welcome = Welcome {
@@ -403,7 +420,7 @@ impl Welcome {
             credit: word(8)?,
             max_bytes: word(12)?,
             next: u64::from_le_bytes(array(payload, 16).ok_or(short)?),
-            version,
+            news: News::of(header),
         };
         if welcome.max_rows == 0 || welcome.credit == 0 {
             return Err(Damage("a welcome allows nothing"));
@@ -418,7 +435,7 @@ impl Welcome {
         payload[8..12].copy_from_slice(&self.credit.to_le_bytes());
         payload[12..16].copy_from_slice(&self.max_bytes.to_le_bytes());
         payload[16..].copy_from_slice(&self.next.to_le_bytes());
-        Header { version: self.version, ..Header::new(Kind::Welcome) }.with(&payload)
+        self.news.header(Kind::Welcome).with(&payload)
     }
 }
 
@@ -666,8 +683,8 @@ fn probe_payload(header: &Header, payload: &[u8]) {
             }
         }
         Kind::Welcome => {
-            if let Ok(welcome) = Welcome::parse(header.version, payload) {
-                assert_eq!(Welcome::parse(header.version, &welcome.frame()[HEADER_BYTES..]), Ok(welcome));
+            if let Ok(welcome) = Welcome::parse(header, payload) {
+                assert_eq!(Welcome::parse(header, &welcome.frame()[HEADER_BYTES..]), Ok(welcome));
             }
         }
         Kind::Records => {

@@ -1,7 +1,7 @@
 //! What a TCP server leads to: a ring, or a lane of records.
 
 use super::doorman::Doorman;
-use super::frame::Cargo;
+use super::frame::{Cargo, News};
 use super::intake::Intake;
 use super::record_intake::RecordIntake;
 
@@ -58,6 +58,14 @@ impl Inlet {
         match self {
             Inlet::Samples(_) => 0,
             Inlet::Records(intake) => intake.published(),
+        }
+    }
+
+    /// How far the learner is: nothing to tell where it takes samples.
+    pub fn news(&self) -> News {
+        match self {
+            Inlet::Samples(_) => News::default(),
+            Inlet::Records(intake) => News { version: intake.published(), waiting: intake.waiting() },
         }
     }
 

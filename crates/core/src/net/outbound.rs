@@ -256,16 +256,18 @@ impl Outbound {
         }
     }
 
-    /// Puts a small frame behind the one that is being written.
-    pub fn say(&mut self, frame: &[u8]) {
+    /// Puts a small frame behind the one that is being written; says whether it did.
+    pub fn say(&mut self, frame: &[u8]) -> bool {
         if self.control_sent == self.control.len() {
             self.control.clear();
             self.control_sent = 0;
         }
         // A learner that does not read is not worth more words.
-        if self.control.len() < 64 * HEADER_BYTES {
+        let listens = self.control.len() < 64 * HEADER_BYTES;
+        if listens {
             self.control.extend_from_slice(frame);
         }
+        listens
     }
 
     /// The last frame: no data after it.
@@ -411,10 +413,17 @@ impl Piece {
 
 #[cfg(test)]
 mod tests {
+    use super::super::frame::News;
     use super::*;
 
-    const WELCOME: Welcome =
-        Welcome { producer_id: 0, max_rows: 512, max_bytes: 1000, credit: 4, next: 0, version: 0 };
+    const WELCOME: Welcome = Welcome {
+        producer_id: 0,
+        max_rows: 512,
+        max_bytes: 1000,
+        credit: 4,
+        next: 0,
+        news: News { version: 0, waiting: 0 },
+    };
 
     /// Three records of 3, 0 and 5 bytes, not written yet.
     fn three_records() -> (Outbound, ClientCounters) {

@@ -1,7 +1,7 @@
 //! `TcpRecordClient`: sends records, each of its own size, into the lane of a learner's transport.
 
 use super::client::{Client, TcpClientSpec};
-use super::frame::Entry;
+use super::frame::{Entry, News};
 use super::packing::Layout;
 use crate::error::Result;
 use crate::ring::Patience;
@@ -50,9 +50,16 @@ impl TcpRecordClient {
     }
 
     /// The version of the newest weights that the learner told of, as of its last word: it comes with the welcome, with
-    /// acknowledgements, and with pings when there is nothing to acknowledge. 0 until then.
+    /// acknowledgements, with pings when there is nothing to acknowledge, and with answers to [`news`](Self::news). 0 until then.
     pub fn published(&self) -> u32 {
         self.client.read(|state| state.published)
+    }
+
+    /// How far the learner is: the version of the newest weights, and how many records, from all who send, wait to be taken
+    /// by it, those of ours that are on their way among them. Both as of the learner's last answer. Asks again, so that the
+    /// next call knows more; never waits.
+    pub fn news(&self) -> News {
+        self.client.news()
     }
 
     /// Waits until there is room for a record of so many bytes, and takes none: for event loops, which then try. False when

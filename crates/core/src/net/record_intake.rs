@@ -93,6 +93,11 @@ impl RecordIntake {
         self.shared.producer.records().published().min(u32::MAX as u64) as u32
     }
 
+    /// Records of all lanes that wait to be taken. Looks at every descriptor.
+    pub fn waiting(&self) -> u32 {
+        self.shared.producer.records().census().ready_records.min(u32::MAX as usize) as u32
+    }
+
     /// Room for a record of so many bytes, now. `None`: dropped, as the policy says, and counted;
     /// [`Full`](crate::Error::Full): wait, or say so, as the policy is.
     pub fn reserve(&self, bytes: usize) -> Result<Option<Room>> {

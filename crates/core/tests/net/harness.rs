@@ -3,7 +3,7 @@
 #![allow(dead_code)] // No test uses all of it.
 
 use crate::fixture::*;
-use rollway_core::net::frame::{Cargo, Header, Hello, Kind, PREAMBLE_BYTES, Preamble, Welcome};
+use rollway_core::net::frame::{Cargo, Header, Hello, Kind, PREAMBLE_BYTES, PROTOCOL, Preamble, Welcome};
 use rollway_core::net::token::{Side, Token};
 use rollway_core::net::{ClientTls, Intake, ServerTls, TcpClient, TcpClientSpec, TcpServer, TcpServerSpec};
 use rollway_core::ring::{Consumer, OnFull, Patience, RingSpec};
@@ -259,7 +259,7 @@ impl Raw {
 
     /// Says the client's preamble, and proves that it knows the token, if there is one. What the server says to that.
     pub fn prove(&mut self, token: Option<&[u8]>) -> Header {
-        let client = Preamble { protocol: 1, token: token.is_some(), nonce: [7; 32] }.bytes();
+        let client = Preamble { protocol: PROTOCOL, token: token.is_some(), nonce: [7; 32] }.bytes();
         self.write(&client);
         let server: [u8; PREAMBLE_BYTES] = self.read(PREAMBLE_BYTES).try_into().unwrap();
         let proof = match token {
@@ -293,7 +293,7 @@ impl Raw {
         raw.write(&hello.frame());
         let (header, payload) = raw.frame();
         assert_eq!(header.kind, Kind::Welcome);
-        (raw, Welcome::parse(header.version, &payload).unwrap())
+        (raw, Welcome::parse(&header, &payload).unwrap())
     }
 
     /// The next frame of that kind.

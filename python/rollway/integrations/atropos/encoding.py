@@ -91,6 +91,13 @@ def encode_group(group: Mapping[str, Any]) -> list[EncodedRecord]:
     return [_encode_one(size, index, whole, own, marker) for index in range(size)]
 
 
+def group_size(record: RecordLike) -> int | None:
+    """How many trajectories its group has; None if it is no record of `encode_group`."""
+    said = record.metadata
+    described = isinstance(said, dict) and said.get("atropos") == _FORMAT and said.keys() >= _SAID
+    return said["group_size"] if described else None
+
+
 def decode_trajectory(record: RecordLike) -> dict[str, Any]:
     """One trajectory by itself: its own entry of each field, and the fields of its group as a whole.
 
@@ -222,10 +229,10 @@ def _restored(value: Any, marker: str) -> Any:
 
 
 def _description(record: RecordLike) -> dict[str, Any]:
-    metadata = record.metadata
-    if not isinstance(metadata, dict) or metadata.get("atropos") != _FORMAT or not metadata.keys() >= _SAID:
+    if group_size(record) is None:
         raise InvalidArgument(f"record {record.key} does not come from an Atropos environment (format {_FORMAT})")
-    return metadata
+    said: dict[str, Any] = record.metadata
+    return said
 
 
 def _entry(record: RecordLike, said: dict[str, Any], name: str) -> Any:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rollway.record_key import RecordKey
     from rollway.record_server import RecordServer
 
-_AT_ONCE = 64
+_MOST = 64  # records per read
 
 
 class GroupReader:
@@ -59,6 +59,7 @@ class GroupReader:
         self._deadline_s = deadline_s
         self._max_groups = max_groups
         self._by_size: dict[int, GroupAssembler] = {}
+        self._at_once = 1  # records to read: to the end of a group. Those taken in advance would not count as waiting
         self.tombstones = 0
         """Groups of which an environment said that they will not come, or not in full."""
 
@@ -70,7 +71,7 @@ class GroupReader:
         deadline = None if timeout is None else time.monotonic() + timeout
         while (group := self._pop()) is None:
             try:
-                records = self._server.read_many(_AT_ONCE, self._patience(deadline))
+                records = self._server.read_many(self._at_once, self._patience(deadline))
             except WaitTimeout:
                 self._raise_if_over(deadline)
                 continue
@@ -84,7 +85,7 @@ class GroupReader:
         deadline = None if timeout is None else time.monotonic() + timeout
         while (group := self._pop()) is None:
             try:
-                records = await self._server.read_many_async(_AT_ONCE, self._patience(deadline))
+                records = await self._server.read_many_async(self._at_once, self._patience(deadline))
             except WaitTimeout:
                 self._raise_if_over(deadline)
                 continue
@@ -132,14 +133,16 @@ class GroupReader:
                 max_groups=self._max_groups,
                 max_staleness=self._max_staleness,
             )
-        self._by_size[size].set_version(self._server.published_version)
         self._by_size[size].add(record)
+        left = size - 1 - key.repetition_id  # a lane has them in order
+        self._at_once = min(left or size, _MOST)
 
     def _pop(self) -> Group | None:
-        """What is ready stays with its assembler until now: it may be too old meanwhile."""
+        """The next group that is complete, and young enough now; looks at the deadlines, too."""
+        version = self._server.published_version
         for size, assembler in self._by_size.items():
-            assembler.set_version(self._server.published_version)
-            if (group := assembler.pop()) is not None:  # looks at the deadlines, too
+            assembler.set_version(version)
+            if (group := assembler.pop()) is not None:
                 self._by_size[size] = self._by_size.pop(size)  # the others come first next time
                 return group
         return None

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import Any
 
 from rollway.errors import InvalidArgument
-from rollway.integrations.atropos.encoding import ATROPOS_SCHEMA, decode_group
+from rollway.integrations.atropos.encoding import decode_group
 from rollway.integrations.atropos.group_reader import GroupReader
 from rollway.record_server import RecordServer
 
 _log = logging.getLogger(__name__)
 
+_WHOLE_NUMBERS = ("tokens", "masks")
+
 
 async def feed(server: RecordServer, reader: GroupReader | None = None) -> None:
     """Moves groups from a record server of `ATROPOS_SCHEMA` into the API server of this process, until it is closed.
 
-    What could not come over HTTP, or would be refused there, is refused here: logged, and gone. Bytes are: ``/batch``
-    is JSON, and one such group would cost a trainer its batch. So is a record that no Atropos environment sends, and
-    what comes while no trainer is registered, after ``/reset_data``: it belongs to the run that was reset.
+    What could not come over HTTP, or would be refused there, is refused here: logged, and gone. So are bytes,
+    infinities and NaN: ``/batch`` is strict JSON, and one such group would cost a trainer its batch. So is a record
+    that no Atropos environment sends, and what comes while no trainer is registered, after ``/reset_data``: it belongs
+    to the run that was reset.
     """
     from atroposlib.api import server as api
     from pydantic import ValidationError
@@ -48,17 +52,21 @@ async def feed(server: RecordServer, reader: GroupReader | None = None) -> None:
 
 
 def _as_json_could(group: dict[str, Any]) -> dict[str, Any]:
-    """The group, if JSON can say it. What is in arrays can only be numbers."""
+    """The group, if JSON can say it."""
     for name, value in group.items():
-        if name not in ATROPOS_SCHEMA and _holds_bytes(value):
-            raise InvalidArgument(f"field '{name}' holds bytes, which /batch cannot give to a trainer: make it text")
+        if name not in _WHOLE_NUMBERS and (what := _unsayable(value)) is not None:
+            raise InvalidArgument(f"field '{name}' holds {what}, which /batch cannot give to a trainer")
     return group
 
 
-def _holds_bytes(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_holds_bytes, value.values()))
-    return isinstance(value, bytes) or (isinstance(value, list) and any(map(_holds_bytes, value)))
+def _unsayable(value: Any) -> str | None:
+    """What JSON has no word for, the first that is found."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else str(value)
+    if isinstance(value, bytes):
+        return "bytes"
+    within = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((what for one in within if (what := _unsayable(one)) is not None), None)
 
 
 async def serve(server: RecordServer, host: str, port: int) -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import threading
 import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -36,7 +39,14 @@ class _Outing:
     instance_id: str
     version: int
     settled: int = 0  # groups that were sent or buried
-    sent: list[int] = field(default_factory=list)  # identities of the groups that were sent
+    sent: list[int] = field(default_factory=list)  # identities of the groups that were given to the sender
+    owed: set[int] = field(default_factory=set)  # of those, the ones of which the learner knows nothing yet
+
+    def settle(self, group: int) -> None:
+        """The learner knows of it, or will. Safe to call twice."""
+        if group in self.owed:
+            self.owed.remove(group)
+            self.settled += 1
 
 
 _outing: ContextVar[_Outing | None] = ContextVar("rollway_outing", default=None)
@@ -150,7 +160,7 @@ class RollwayTransportMixin:
             await super().register_env()  # type: ignore[misc]
         if self.config.transport == "http":
             return
-        self._rollway_sender = await asyncio.to_thread(connect, self.config, self._name)
+        self._rollway_sender = await _connected(self.config, self._name)
         if self._is_direct:
             self.wandb_prepend = self._name
             self.curr_step = self._rollway_sender.published_version
@@ -169,17 +179,19 @@ class RollwayTransportMixin:
     async def get_status(self) -> None:
         """The step and the queue, by which Atropos' loop decides whether to generate, evaluate or stop.
 
-        What lies in shared memory is in the queue as well: records that the learner has not given back yet.
+        Records that nobody has taken from the lanes are in the queue as well. What a trainer has taken is not, as in
+        Atropos' own queue: it may need many batches for a step, and keep them until it is done.
         """
         if self._rollway_failure is not None:
             raise self._rollway_failure
         sender = self._rollway_sender
         if sender is None:
             return await super().get_status()  # type: ignore[misc]
-        waiting = -(-sender.records_waiting() // self.config.group_size)
+        step, records = sender.status()
+        waiting = -(-records // self.config.group_size)
         if self._is_direct:
             self.status_dict = {
-                "current_step": sender.published_version,
+                "current_step": step,
                 "queue_size": waiting,
                 "self_queue_size": waiting,
                 "max_group_size": self.config.group_size,
@@ -209,8 +221,9 @@ class RollwayTransportMixin:
             try:
                 collected = await super().handle_env(item_uuid)  # type: ignore[misc]
             except asyncio.CancelledError:
-                if not outing.settled and not self._is_tried_again(item, item_uuid):
-                    await self._bury(outing, "its worker was cancelled, or took too long")
+                if not self._is_tried_again(item, item_uuid):
+                    for _ in range(len(outing.owed) or not outing.settled):
+                        await self._bury(outing, "its worker was cancelled, or took too long")
                 raise
             if not outing.settled:
                 await self._bury(outing, "the environment collected nothing")
@@ -241,18 +254,21 @@ class RollwayTransportMixin:
         if self._rollway_sender is None:
             return await super()._send_scored_data_to_api(scored_data)  # type: ignore[misc]
         failures: list[Exception] = []
+        groups = scored_data if isinstance(scored_data, list) else [scored_data]
         with self._out(None) as outing:
-            for group in scored_data if isinstance(scored_data, list) else [scored_data]:
+            outing.sent += map(id, groups)
+            outing.owed |= set(map(id, groups))
+            for group in groups:
                 if not self._is_direct:
                     group["env_id"] = self.env_id
-                outing.sent.append(id(group))
-                outing.settled += 1
+                begun = functools.partial(outing.settle, id(group))
                 try:
-                    await self._rollway_sender.send(group, outing.instance_id, outing.version)
+                    await self._rollway_sender.send(group, outing.instance_id, outing.version, begun)
                 except PeerDied as error:
                     self._rollway_failure = error
                     raise
                 except Exception as error:  # noqa: BLE001 (the sender has told the learner; the caller logs it)
+                    begun()
                     failures.append(error)
         if failures:
             raise failures[0]
@@ -354,6 +370,21 @@ class RollwayTransportMixin:
                 _log.warning("the environment has left: %s", lost)
 
 
+async def _connected(config: Any, name: str) -> GroupSender:
+    """As `connect`, on a thread that nobody waits for at the end: Ctrl-C ends an environment without a learner."""
+    found: Future[GroupSender] = Future()
+
+    def work() -> None:
+        found.set_running_or_notify_cancel()
+        try:
+            found.set_result(connect(config, name))
+        except BaseException as error:  # noqa: BLE001 (it is handed on)
+            found.set_exception(error)
+
+    threading.Thread(target=work, name="rollway-atropos-connect", daemon=True).start()
+    return await asyncio.wrap_future(found)
+
+
 def connect(config: Any, name: str) -> GroupSender:
     """The sender that a config asks for. Waits for the learner, so not for the event loop's thread."""
     import rollway
@@ -370,10 +401,4 @@ def connect(config: Any, name: str) -> GroupSender:
         ca=config.tls_ca,
         connect_timeout_s=patience,
     )
-    offpolicy = config.max_batches_offpolicy
-    return TcpGroupSender(
-        remote,
-        name,
-        config.batch_size if config.delivery == "direct" else None,
-        max_batches=offpolicy if offpolicy > 0 else None,
-    )
+    return TcpGroupSender(remote, name)

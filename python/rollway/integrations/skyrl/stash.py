@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rollway import Group, GroupAssembler, GroupKey, Record, RecordKey
+from rollway.integrations.atropos.encoding import group_size
 from rollway.integrations.skyrl.ask import Ask, Place
 from rollway.integrations.skyrl.errors import TrajectoryMissing, TrajectoryUnusable
 from rollway.integrations.skyrl.trajectory import trainable
@@ -62,13 +63,13 @@ class Stash:
         """Those of which anything has come so far."""
 
     def __len__(self) -> int:
-        """Records held."""
+        """Records held, and one for each group of which there is only the reason why it will not come."""
         return self.whole + sum(assembler.held for assembler in self._assemblers.values())
 
     @property
     def whole(self) -> int:
-        """Records held in groups that are whole."""
-        return sum(len(settled.records) for queue in self._queues.values() for settled in queue)
+        """What `len` counts, without groups that may yet become whole."""
+        return sum(len(settled.records) or 1 for queue in self._queues.values() for settled in queue)
 
     @property
     def in_order(self) -> bool:
@@ -105,16 +106,20 @@ class Stash:
 
         Raises `TrajectoryMissing` when one of them will never come.
         """
-        queues = [self._queue(ask.phase, places[0].instance_id) for places in ask.groups]
-        found: dict[int, int] = {}  # by queue, how many of its groups are spoken for
-        for queue, places in zip(queues, ask.groups, strict=True):
-            at = found.get(id(queue), 0)
-            while at < len(queue) and not self._fits(queue, at, places, oldest):
-                del queue[at]
-            if at == len(queue):
-                return None
-            found[id(queue)] = at + 1
-        return [queue.popleft() for queue in queues]
+        names = [self._queue_name(ask.phase, places[0].instance_id) for places in ask.groups]
+        found: Counter[tuple[str, str]] = Counter()  # by queue, how many of its groups are spoken for
+        try:
+            for name, places in zip(names, ask.groups, strict=True):
+                queue, at = self._queues[name], found[name]
+                while at < len(queue) and not self._fits(queue, at, places, oldest):
+                    del queue[at]
+                if at == len(queue):
+                    return None
+                found[name] += 1
+            return [self._queues[name].popleft() for name in names]
+        finally:
+            for name in {name for name in names if not self._queues[name]}:
+                del self._queues[name]  # with match="id" there would be one more for each instance
 
     def put_back(self, groups: Sequence[Settled]) -> None:
         """Takes back what was taken for somebody who has gone, to where it was."""
@@ -132,7 +137,7 @@ class Stash:
     def describe(self, ask: Ask) -> str:
         """What is here and what is not, in words."""
         wanted = Counter(self._queue_name(ask.phase, places[0].instance_id) for places in ask.groups)
-        lacking = {name: count - len(self._queues[name]) for name, count in wanted.items()}
+        lacking = {name: count - len(self._queues.get(name, ())) for name, count in wanted.items()}
         lacking = {name: count for name, count in lacking.items() if count > 0}
         instances = f" (instance {_some([name[1] for name in lacking])})" if self._match == "id" else ""
         text = f"{sum(lacking.values())} of {len(ask.groups)} groups of phase '{ask.phase}'{instances} are missing"
@@ -163,7 +168,7 @@ class Stash:
             )
         if record.is_tombstone:
             return key, assembler
-        size = record.metadata.get("group_size") if isinstance(record.metadata, dict) else None
+        size = group_size(record)
         if size is None or not 0 <= key.repetition_id < size:
             raise TrajectoryUnusable(f"the record {tuple(key)} is not what an Atropos environment sends")
         if size != assembler.size:
