@@ -73,6 +73,78 @@ def test_an_info_that_cannot_be_pickled_is_told_and_the_worker_lives_on():
         assert envs.step([0, 0])[1].tolist() == [2, 2]
 
 
+class Unreadable:
+    """Can be pickled, and not unpickled: as something of a module that the other process does not have."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+@pytest.mark.parametrize("size", [1, 300_000], ids=["letter", "parcel"])
+@pytest.mark.parametrize("policy", [None, FaultPolicy(max_restarts=1)], ids=["none", "policy"])
+def test_an_info_that_the_caller_cannot_unpickle_is_told_with_its_environment(policy, size):
+    class Strange(Counter):
+        def step(self, action):
+            return *super().step(CALM)[:4], {"odd": Unreadable(), "pad": bytes(size)} if action else {}
+
+    with rollway.make_vec(Strange, 4, num_workers=2, batch_size=4, restart=policy) as envs:
+        envs.reset()
+        if policy is not None:
+            *_, truncations, infos = envs.step([0, 1, 1, 0])
+            assert truncations.tolist() == [False, True, True, False] and "no number" in infos["fault"][1]
+            envs.step([0] * 4)
+        with pytest.raises(rollway.EnvRaised, match=r"environment 1 raised.*unpickled here.*no number") as caught:
+            envs.step([0, 1, 1, 0])
+        assert caught.value.env_ids == [1]
+        assert envs.step([0] * 4)[1].shape == (4,)
+        envs.reset()
+        assert envs.step([0] * 4)[1].tolist() == [1] * 4
+
+
+def test_an_exception_of_a_class_that_the_caller_does_not_have_is_told_in_words(tmp_path, monkeypatch):
+    (tmp_path / "vector_env_simulator.py").write_text("class Stuck(Exception): pass")
+
+    class Simulator(Counter):
+        def step(self, action):
+            monkeypatch.syspath_prepend(tmp_path)
+            from vector_env_simulator import Stuck
+
+            raise Stuck("the simulator is stuck")
+
+    with rollway.make_vec(Simulator, 1) as envs:
+        envs.reset()
+        with pytest.raises(rollway.EnvRaised, match=r"vector_env_simulator.Stuck: the simulator is stuck") as caught:
+            envs.step([0])
+        assert caught.value.__cause__ is None
+
+
+def test_when_two_raise_both_are_told_and_neither_is_lost():
+    with rollway.make_vec(counters(3), num_workers=2, batch_size=3) as envs:
+        envs.async_reset()
+        envs.recv()
+        envs.send([RAISE, CALM, RAISE])
+        for env in (0, 2):
+            with pytest.raises(rollway.EnvRaised, match=f"environment {env} raised"):
+                envs.recv()
+        assert envs.recv()[4]["env_id"].tolist() == [1]
+
+
+@pytest.mark.parametrize("partial", [False, True], ids=["step", "recv"])
+def test_one_fault_too_many_does_not_lose_others_that_are_begun_anew(partial):
+    with rollway.make_vec(counters(2), num_workers=1, batch_size=2, restart=FaultPolicy(max_restarts=1)) as envs:
+        envs.reset()
+        envs.step([CALM, RAISE])
+        envs.step([CALM, CALM])
+        if partial:
+            envs.send([RAISE, RAISE], [0, 1])
+        with pytest.raises(rollway.EnvRaised, match="environment 1 raised"):
+            envs.recv() if partial else envs.step([RAISE, RAISE])
+        if partial:
+            assert envs.recv()[3].tolist() == [True]
+        assert envs.step([CALM, CALM])[1].tolist() == [0, 2]
+        assert envs.step([CALM, CALM])[1].tolist() == [1, 3]
+
+
 def test_an_observation_of_another_kind_is_told_and_not_cast():
     class Painter(Counter):
         observation_space = spaces.Box(0, 255, (2,), np.uint8)

@@ -82,8 +82,9 @@ class Troupe:
         self._resets: dict[int, Reset] = {}  # those under way
         self._repeated: dict[int, str] = {}  # resets that were lost, and why
         self._lost: dict[int, Any] = {}
-        self._parcels: dict[int, bytes] = {}
+        self._parcels: dict[int, bytes | None] = {}  # `None`: will not come any more
         self._flags: dict[int, int] = {}  # answers that are taken, and not given to the caller yet
+        self._said: dict[int, tuple[list[dict[str, Any]], list[Any]]] = {}  # infos and loose parts that came with them
         self._letters = 0
         self._absent: set[int] = set()  # successors that have not said yet that they are there
 
@@ -195,15 +196,16 @@ class Troupe:
         if self._crew.owing:
             self._pay(timeout)
         count = min(count, self.core.out() + len(done))
-        while len(done) < count:
+        while True:
+            for env in [env for env, flag in done.items() if flag & _WRITTEN and env not in self._said]:
+                self._read(env)
+            if len(done) >= count:
+                break
             kind, ids, flags = self.core.wait(count - len(done), self.timeout_s, timeout)
             if kind == "answered":
                 if not done and flags.count(0) == len(ids) and not self._repeated:
                     return self._arrived(ids), []
-                broken = [env for env, flag in zip(ids, flags, strict=True) if flag & FAULT]
-                done.update((env, flag) for env, flag in zip(ids, flags, strict=True) if not flag & FAULT)
-                for env, data in [(env, self._parcel(env)) for env in broken]:
-                    self._mend_raised(env, _SILENCE if data is None else pickle.loads(data))
+                done.update(zip(ids, flags, strict=True))
             elif kind == "died":
                 for worker in ids:
                     self._mend_dead(worker)
@@ -212,28 +214,23 @@ class Troupe:
         envs = sorted(done) if count == self.num_envs else list(done)
         notes = [(env, note) for env in envs for note in self._notes(env, done[env])]
         done.clear()
+        self._said.clear()
         return self._arrived(envs), notes
 
     def forget(self) -> None:
-        """Drops what environments that have answered say beside their arrays."""
-        flags = dict(self._flags)
-        self._flags.clear()
-        for env, flag in flags.items():
-            self._notes(env, flag)
-        self._arrived(list(flags))
+        """Takes what is still under way after an exception of one, and drops what they say beside their arrays."""
+        while self.is_busy():
+            with contextlib.suppress(EnvRaised):
+                self.gather(self.num_envs)
 
     def drain(self) -> None:
         """Takes all that was asked before, as after Ctrl-C, and drops it."""
-        while self.core.out():
-            self.gather(self.core.out())
-        self.forget()
+        while self.is_busy():
+            self.gather(self.num_envs)
 
     def recall(self) -> None:
         """Sees to it that no worker writes any more what was asked. After an error, or Ctrl-C, one may be at it."""
         try:
-            while self.core.out():
-                with contextlib.suppress(EnvRaised):
-                    self.gather(self.core.out())
             self.forget()
         except BaseException:  # hung, dead, or Ctrl-C again: what has ended does not write
             for worker in {self._worker_of[env] for env in range(self.num_envs) if self.core.is_out(env)}:
@@ -296,6 +293,30 @@ class Troupe:
 
     # ── what does not lie in arrays ───────────────────────────────────────────────────────────────────────────────────
 
+    def _read(self, env: int) -> None:
+        """Opens the letter of one that has answered. If it says that it failed, or cannot be read, that is mended."""
+        data: bytes | None
+        if self._flags[env] & LETTER:
+            start = env * self.blueprint.letter_bytes
+            data = bytes(self.floor.letters[start : start + int(self.floor.lengths[env])])
+        else:
+            data = self._parcel(env)
+        said: Any = None
+        try:
+            if data is not None:
+                said = pickle.loads(data)
+        except Exception as error:  # noqa: BLE001 - told to the user, as an error of the environment that said it
+            said = Fault.of(TypeError(f"its info or observation cannot be unpickled here: {error!r}"))
+        if data is None and self._flags[env] & FAULT:
+            said = _SILENCE
+        if isinstance(said, Fault):
+            del self._flags[env]
+            self._mend_raised(env, said)
+        elif said is None:
+            self._flags[env] &= ~PARCEL
+        else:
+            self._said[env] = said
+
     def _notes(self, env: int, flag: int) -> list[dict[str, Any]]:
         """What an environment says beside its arrays."""
         notes: list[dict[str, Any]] = []
@@ -305,14 +326,8 @@ class Troupe:
             fault = {"fault": self._faults.pop(env, "its worker was started anew")}
             same = self._mode is AutoresetMode.SAME_STEP
             notes.append({"final_obs": self._lost.pop(env, None), "final_info": fault} if same else fault)
-        data = None
-        if flag & LETTER:
-            start = env * self.blueprint.letter_bytes
-            data = bytes(self.floor.letters[start : start + int(self.floor.lengths[env])])
-        elif flag & PARCEL:
-            data = self._parcel(env)
-        if data is not None:
-            more, loose = pickle.loads(data)
+        if env in self._said:
+            more, loose = self._said[env]
             notes.extend(more)
             for part, value in zip(self.layout.loose, loose, strict=True):
                 self._loose[part][env] = value
@@ -458,8 +473,8 @@ class Troupe:
                 self._restore(env, what, remake=False)
             else:  # idle, or its last answer is taken already: begun anew with its next action
                 self._mourn(env, what)
-                if self._flags.get(env, 0) & PARCEL and env not in self._parcels:
-                    self._flags[env] &= ~PARCEL
+                if self._flags.get(env, 0) & (PARCEL | FAULT) and env not in self._said:
+                    self._parcels.setdefault(env, None)
 
     def _restore(self, env: int, what: str, remake: bool) -> None:
         """Ends a lost episode: the last observation again, and a new seed that follows from the old one.
@@ -504,6 +519,7 @@ class Troupe:
         )
 
 
+_WRITTEN = LETTER | PARCEL | FAULT
 _SILENCE = Fault("it raised, and its worker ended before it could say what", "", None)
 
 
