@@ -80,6 +80,36 @@ class Unreadable:
         return int, ("no number",)
 
 
+def test_what_a_worker_cannot_unpickle_is_told_and_the_worker_lives_on():
+    class Listener(Counter):
+        action_space = spaces.Sequence(spaces.Discrete(3))
+
+        def step(self, action):
+            return super().step(len(action))
+
+    with rollway.make_vec(Listener, 4, num_workers=2, batch_size=4) as envs:
+        envs.reset()
+        pids = envs.call("pid")
+        for send in (
+            lambda: envs.call("add", Unreadable()),
+            lambda: envs.set_attr("number", [0, 1, 2, Unreadable()]),
+            lambda: envs.reset(options={"a": Unreadable()}),
+            lambda: envs.step(((), (Unreadable(),), (), ())),
+        ):
+            with pytest.raises(rollway.EnvRaised, match="no number"):
+                send()
+        assert envs.call("pid") == pids
+        envs.reset()
+        envs.send(((), (), (Unreadable(),)), [2, 0, 1])
+        with pytest.raises(rollway.EnvRaised, match=r"environment 0 raised.*cannot be unpickled"):
+            envs.recv()
+        envs.send(((),), [0])
+        with pytest.raises(rollway.EnvRaised, match="environment 1 raised"):
+            envs.recv()
+        envs.send(((),), [1])
+        assert envs.recv()[1].tolist() == [1] * 3
+
+
 @pytest.mark.parametrize("size", [1, 300_000], ids=["letter", "parcel"])
 @pytest.mark.parametrize("policy", [None, FaultPolicy(max_restarts=1)], ids=["none", "policy"])
 def test_an_info_that_the_caller_cannot_unpickle_is_told_with_its_environment(policy, size):

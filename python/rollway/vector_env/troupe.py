@@ -149,7 +149,9 @@ class Troupe:
         shares: dict[int, dict[int, Any]] = {}
         for env, parameter in parameters.items():
             shares.setdefault(self._worker_of[env], {})[env] = parameter
-        return list(parameters), {worker: packed(share) for worker, share in shares.items()}
+        # Twice: what cannot be unpickled is an error of the environments that it was for.
+        letters = {worker: packed((list(share), packed(list(share.values())))) for worker, share in shares.items()}
+        return list(parameters), letters
 
     def ask(self, what: int, request: Packed) -> None:
         """Asks for something that has parameters. They go by the pipe, after the request: then its reader is awake."""
@@ -263,7 +265,7 @@ class Troupe:
     def consult(self, message: Callable[[int], tuple[Any, ...]]) -> tuple[Any, ...]:
         """Sends a letter to every worker; the results of all environments."""
         self._letters += 1
-        letters = [packed((self._letters, *message(worker))) for worker in range(len(self.shares))]
+        letters = [packed((self._letters, packed(message(worker)))) for worker in range(len(self.shares))]
         deadline, gone, replies = self._deadline(), [], []
         for worker, letter in enumerate(letters):
             try:
