@@ -227,6 +227,17 @@ def test_a_worker_killed_while_it_is_idle_is_reported_with_the_next_step():
             envs.step(actions(4))
 
 
+def test_a_worker_killed_after_a_call_that_failed_was_not_busy_with_it():
+    with rollway.make_vec(counters(2), num_workers=1) as envs:
+        envs.reset()
+        with pytest.raises(rollway.EnvRaised, match="no_such_thing"):
+            envs.call("no_such_thing")
+        os.kill(envs.call("pid")[0], signal.SIGKILL)
+        with pytest.raises(rollway.EnvDied) as caught:
+            envs.step(actions(2))
+        assert caught.value.env_ids == [0, 1] and "busy" not in str(caught.value)
+
+
 @pytest.mark.parametrize("stopped", [False, True], ids=["hangs", "SIGSTOP"])
 def test_an_environment_that_hangs_is_reported_with_its_index_and_can_be_closed(stopped):
     envs = rollway.make_vec(counters(4), num_workers=2, step_timeout_s=4.0)

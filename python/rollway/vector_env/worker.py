@@ -323,7 +323,8 @@ class Desk:
                     results.append(member.env.set_wrapper_attr(name, values[env - self._first]))
             except BaseException as error:  # noqa: BLE001 - told to the caller
                 return env, Fault.of(error)
-        self._in_hand[0] = 0
+            finally:
+                self._in_hand[0] = 0
         try:
             return pickle.dumps(results, pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # noqa: BLE001 - what cannot travel is told as a fault
