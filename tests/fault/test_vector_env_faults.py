@@ -278,6 +278,20 @@ def test_a_policy_begins_it_anew_and_the_others_go_on(action, mode):
             assert rewards[2] == 0 and infos["seed"][2] > 0  # a seed that follows from the first one
 
 
+@pytest.mark.parametrize("seed", [-5, "level 3"])
+def test_an_environment_with_a_seed_of_its_own_kind_is_begun_anew_with_it(seed):
+    class Level(Counter):
+        def reset(self, *, seed=None, options=None):
+            self.seed = seed
+            return super().reset()
+
+    with rollway.make_vec(Level, 1, restart=FaultPolicy()) as envs:
+        envs.reset(seed=[seed])
+        assert envs.step([RAISE])[3].tolist() == [True]
+        envs.step([CALM])
+        assert envs.get_attr("seed") == (seed,)
+
+
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize("action", [RAISE, KILL], ids=["raises", "killed"])
 def test_a_reset_that_was_lost_is_done_again(action, mode, tmp_path):

@@ -153,6 +153,7 @@ def test_seeds_and_options_reach_the_environments():
         assert envs.reset(seed=10)[1]["seed"].tolist() == [10, 11, 12]
         assert envs.np_random_seed == (10, 11, 12)
         assert envs.reset(seed=[5, None, 7])[1]["seed"].tolist() == [5, -1, 7]
+        assert envs.reset(seed=np.array([5, 6, 7]))[1]["seed"].tolist() == [5, 6, 7]
         with pytest.raises(rollway.InvalidArgument, match="2 seeds for 3"):
             envs.reset(seed=[1, 2])
     with rollway.make_vec(lambda: Sampler(spaces.Discrete(2)), 2) as envs:

@@ -129,7 +129,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         elif isinstance(seed, int | np.integer):
             seeds = [int(seed) + env for env in range(self.num_envs)]
         else:
-            seeds = list(seed)
+            seeds = [int(one) if isinstance(one, np.integer) else one for one in seed]
         if len(seeds) != self.num_envs:
             raise InvalidArgument(f"there are {len(seeds)} seeds for {self.num_envs} environments")
         mask = None

@@ -491,7 +491,7 @@ class Troupe:
         self._mourn(env, what)
         seed = self.seeds[env]
         self._restarts[env] += 1
-        if seed is not None:
+        if isinstance(seed, int) and seed >= 0:  # an environment may take others, which no sequence follows from
             seed = int(np.random.SeedSequence([seed, self._restarts[env]]).generate_state(1)[0])
         self.ask(RESTORE, self.pack({env: (seed, remake)}))
 
