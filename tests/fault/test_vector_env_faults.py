@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -365,6 +366,22 @@ def test_a_worker_that_dies_again_while_it_is_being_restarted_is_counted_and_rep
         marker.unlink()
         with pytest.raises(rollway.EnvDied, match="SIGKILL"):
             envs.step(actions(2, e0=KILL))
+
+
+@pytest.mark.parametrize("action", [RAISE, KILL], ids=["raises", "killed"])
+def test_an_environment_may_take_longer_to_be_made_again_than_for_a_step(action):
+    class Heavy(Counter):
+        def __init__(self):
+            time.sleep(0.3)
+            super().__init__()
+
+    with rollway.make_vec(Heavy, 1, restart=FaultPolicy(max_restarts=1)) as envs:
+        envs.reset()
+        envs._troupe.timeout_s = 0.1
+        assert envs.step([action])[3].tolist() == [True]
+        envs._troupe.timeout_s = None
+        assert [envs.step([CALM])[1].tolist() for _ in range(2)] == [[0], [1]]
+        assert envs._troupe._limit() is None and not envs._troupe._anew and not envs._troupe._absent
 
 
 def test_nested_and_loose_observations_survive_a_restart():

@@ -68,7 +68,8 @@ def make_vec(
         observation_mode: As for Gymnasium's vector environments.
         autoreset_mode: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``, as for those.
         step_timeout_s: How long a worker may take for one step or reset of its environments before they count as hung;
-            for ever when left out.
+            for ever when left out. To be made again after a fault they may take five times as long as they took at the
+            start, besides.
         restart: What to do with environments that raise, die or hang: begin them anew, or (left out) tell the caller.
         context: How processes are started: as `multiprocessing` does by default when left out.
         daemon: Whether workers may not have child processes of their own, as in `multiprocessing`.

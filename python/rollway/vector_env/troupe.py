@@ -37,6 +37,8 @@ Reset = tuple[int | None, dict[str, Any] | None]
 Packed = tuple[list[int], dict[int, bytes]]
 """Environments, and by worker what it has to know about the request."""
 _LETTER_BYTES = 4096
+_SLOWER = 5
+"""How many times as long as at the start an environment may take to be made again."""
 _ADVICE = "Use restart=FaultPolicy() to have its environments begun anew while the others go on"
 
 
@@ -87,11 +89,14 @@ class Troupe:
         self._said: dict[int, tuple[list[dict[str, Any]], list[Any]]] = {}  # infos and loose parts that came with them
         self._letters = 0
         self._absent: set[int] = set()  # successors that have not said yet that they are there
+        self._anew: set[int] = set()  # environments that are being made again
 
     def _introduce(self, make: Maker, mode: ObservationMode) -> Agreement:
+        started = time.monotonic()
         for worker, share in enumerate(self.shares):
             self._crew.start(Orders(worker, os.getpid(), share, self._mode, None, None))
         told = [self._hear(worker, "hello") for worker in range(len(self.shares))]
+        self._making_s = time.monotonic() - started
         if None not in told:
             return Agreement.among([pickle.loads(one) for one in told], mode)
         # Spaces that cannot be pickled: ask an environment of our own, and believe that all are alike.
@@ -162,8 +167,15 @@ class Troupe:
             with contextlib.suppress(WorkerGone, WorkerSilent):  # `gather` will find out, and knows what to do
                 self._crew.send(worker, letter, deadline)
 
+    def _limit(self) -> float | None:
+        """How long one may take now. Those that are being made anew are not hung yet, and nobody else is until then."""
+        if self.timeout_s is None or not (self._absent or self._anew):
+            return self.timeout_s
+        return self.timeout_s + _SLOWER * self._making_s
+
     def _deadline(self) -> float | None:
-        return None if self.timeout_s is None else time.monotonic() + self.timeout_s
+        limit = self._limit()
+        return None if limit is None else time.monotonic() + limit
 
     def _pay(self, timeout: float | None) -> None:
         """Sends what workers had no time to read. One that still does not read hangs."""
@@ -203,8 +215,10 @@ class Troupe:
                 self._read(env)
             if len(done) >= count:
                 break
-            kind, ids, flags = self.core.wait(count - len(done), self.timeout_s, timeout)
+            kind, ids, flags = self.core.wait(count - len(done), self._limit(), timeout)
             if kind == "answered":
+                if self._absent:
+                    self._absent.difference_update(self._worker_of[env] for env in ids)
                 if not done and flags.count(0) == len(ids) and not self._repeated:
                     return self._arrived(ids), []
                 done.update(zip(ids, flags, strict=True))
@@ -399,6 +413,8 @@ class Troupe:
         if self._resets:
             for env in envs:
                 self._resets.pop(env, None)
+        if self._anew:
+            self._anew.difference_update(envs)
         if len(envs) == self.num_envs:
             self._at = [self.buffer] * self.num_envs
         else:
@@ -429,6 +445,7 @@ class Troupe:
     def _mend_raised(self, env: int, fault: Fault) -> None:
         if not self._patience.bears(env):
             self._resets.pop(env, None)
+            self._anew.discard(env)
             _raise_fault([env], fault, "raised")
         self._restore(env, f"{fault.summary}\n{fault.traceback}", remake=True)
 
@@ -483,6 +500,7 @@ class Troupe:
 
         A lost reset is done again: whoever asked for it is owed a first observation.
         """
+        self._anew.add(env)
         if env in self._resets:
             self._repeated[env] = what
             self.ask(RESET, self.pack({env: (*self._resets[env], remake)}))

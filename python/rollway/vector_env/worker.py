@@ -97,7 +97,10 @@ def work(orders: Orders, makers: Sequence[Callable[[], Env[Any, Any]]], pipe: Co
             blueprint, name = pipe.recv()
         except EOFError:
             return  # The caller has found something wrong with another worker.
-    core = EnvWorker(name, orders.worker)
+    try:
+        core = EnvWorker(name, orders.worker)
+    except SegmentNotFound:
+        return  # The caller has closed meanwhile.
     if not core.caller_lives():
         return
     desk = Desk(core, orders, blueprint, members, pipe)
