@@ -292,6 +292,8 @@ def test_an_environment_registered_since_the_start_is_known_to_workers_that_are_
         {"num_envs": 2, "num_workers": 0},
         {"num_envs": 2, "num_workers": 3},
         {"num_envs": 2, "batch_size": 3},
+        {"num_envs": 2, "step_timeout_s": 0},
+        {"num_envs": 2, "step_timeout_s": float("nan")},
         {"num_envs": 2, "observation_mode": "odd"},
         {"num_envs": 2, "autoreset_mode": "odd"},
     ],

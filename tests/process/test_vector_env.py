@@ -63,7 +63,15 @@ def test_an_environment_with_an_action_under_way_takes_no_other():
             envs.send([CALM], [0])
         for _ in range(3):
             envs.recv()
-        for wrong, words in [([9], "there are 3"), ([-1], "there are 3"), ([1, 1], "twice")]:
+        mask, halves = np.array([True, False, True]), [0.5, 1.5]
+        for wrong, words in [
+            ([9], "there are 3"),
+            ([-1], "there are 3"),
+            ([1, 1], "twice"),
+            (mask, "numbers of environments"),
+            (halves, "numbers of environments"),
+            (np.zeros((1, 1), int), "numbers of environments"),
+        ]:
             with pytest.raises(rollway.InvalidArgument, match=words):
                 envs.send([CALM] * len(wrong), wrong)
         with pytest.raises(rollway.InvalidArgument, match="nothing was sent"):

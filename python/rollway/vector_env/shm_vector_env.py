@@ -69,6 +69,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         _check("num_envs", self.num_envs, 1, None)
         _check("num_workers", num_workers, 1, self.num_envs)
         _check("batch_size", self.batch_size, 1, self.num_envs)
+        if step_timeout_s is not None and not step_timeout_s > 0:
+            raise InvalidArgument(f"step_timeout_s is {step_timeout_s}; it must be more than 0, or None for ever")
         self.copy, self.autoreset_mode = copy, AutoresetMode(autoreset_mode)
         self._troupe = Troupe(
             list(env_fns), num_workers, self.autoreset_mode, observation_mode, restart, context, daemon
@@ -221,7 +223,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
                 received cannot be sent another action.
         """
         self._must_be_open()
-        envs = self._received if env_id is None else [int(env) for env in env_id]
+        envs = self._received if env_id is None else _numbers(env_id)
         for env in envs:
             if not 0 <= env < self.num_envs:
                 raise InvalidArgument(f"env_id has {env}; there are {self.num_envs} environments, numbered from 0")
@@ -435,6 +437,13 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             if given.dtype != array.dtype and not np.can_cast(given.dtype, array.dtype, "same_kind"):
                 raise InvalidArgument(f"actions{part.path} are {given.dtype}; the action space has {array.dtype}")
             array[slice(None) if envs is None else envs] = given
+
+
+def _numbers(env_id: Sequence[int] | Array) -> list[int]:
+    given = np.asarray(env_id)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise InvalidArgument(f"env_id must be the numbers of environments, not {env_id!r}")
+    return [int(env) for env in given]
 
 
 def _check(what: str, value: int, least: int, most: int | None) -> None:
