@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -399,6 +399,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a vector environment cannot be pickled or copied: make another, its workers are its own")
 
     def _must_be_open(self) -> None:
         if self.closed:

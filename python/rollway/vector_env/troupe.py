@@ -533,7 +533,8 @@ class Troupe:
         blamed = [hand] if hand in envs else envs
         raise EnvHung(
             f"{_named(blamed)} has not answered for {self.timeout_s} s (in worker process {self._crew.pid(worker)}, "
-            f"with {_named(list(self.shares[worker]))}). Wait for it with step_wait() or recv(), or close() to end it"
+            f"with {_named(list(self.shares[worker]))}). Wait on with the same call (after step() it is step_wait()), "
+            "or close() to end it"
             + (", or use restart=FaultPolicy() to have it begun anew" if self._policy is None else ""),
             blamed,
         )
