@@ -195,6 +195,19 @@ def test_an_observation_of_another_kind_is_told_and_not_cast():
         assert envs.step([CALM])[0].tolist() == [[np.float32(300.7), 1]]
 
 
+@pytest.mark.parametrize("reward", [None, [1.0, 2.0], "much"])
+def test_a_reward_that_is_no_number_is_told_as_such(reward):
+    class Donor(Counter):
+        def step(self, action):
+            observation, _, *rest = super().step(action)
+            return observation, reward, *rest
+
+    with rollway.make_vec(Donor, 1) as envs:
+        envs.reset()
+        with pytest.raises(rollway.EnvRaised, match=r"the reward is .*; it must be one number"):
+            envs.step([CALM])
+
+
 def test_an_environment_that_cannot_be_made_says_why():
     class Unborn(Counter):
         def __init__(self):

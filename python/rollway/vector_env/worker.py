@@ -201,7 +201,10 @@ class Desk:
                     rows[env] = observation
                 else:
                     write(env, observation)
-                rewards[env] = reward
+                try:
+                    rewards[env] = reward
+                except (TypeError, ValueError):
+                    raise TypeError(f"the reward is {reward!r}; it must be one number") from None
                 terminations[env] = terminated
                 truncations[env] = truncated
                 if notes or loose:
