@@ -354,6 +354,51 @@ def test_environments_that_shared_the_process_of_a_dead_one_are_truncated_too():
         assert truncations.tolist() == [True, True, False, False]
 
 
+@pytest.mark.parametrize("action", [KILL, HANG], ids=["killed", "hangs"])
+def test_what_was_answered_before_its_worker_ended_is_received(action):
+    class Talker(Counter):
+        def step(self, action):
+            *result, _ = super().step(CALM if action == BIG else action)
+            return *result, {"big": bytes(20_000)} if action == BIG else {}
+
+    with rollway.make_vec(
+        [lambda n=n: Talker(n) for n in range(3)], num_workers=1, batch_size=2, restart=FaultPolicy()
+    ) as envs:
+        envs.reset()
+        envs._troupe.timeout_s = 4.0 if action == HANG else None
+        envs.send([BIG, action, CALM], [0, 1, 2])
+        (first, second), rewards, _, truncations, infos = envs.recv()
+        assert infos["env_id"].tolist() == [0, 1] and rewards.tolist() == [1, 0]
+        assert truncations.tolist() == [False, True] and infos["_big"].tolist() == [True, False, False]
+        assert first.tolist() == [0, 1] and second.tolist() == [1, 0]
+        assert envs.recv()[4]["env_id"].tolist() == [2]
+        envs.send([CALM], [0])
+        observations, rewards, _, truncations, infos = envs.recv()
+        assert observations.tolist() == [[0, 1]] and rewards.tolist() == [0] and truncations.tolist() == [True]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_a_fault_in_the_middle_of_an_observation_leaves_none_that_is_half_old(mode):
+    class Half(Counter):
+        observation_space = spaces.Dict({"a": spaces.Box(-9, 99, (1,)), "b": spaces.Box(-9, 99, (2,))})
+
+        def _observation(self):
+            return {
+                "a": np.full(1, self.count, np.float32),
+                "b": np.full(2 + (self.count == 2), self.count, np.float32),
+            }
+
+    with rollway.make_vec(Half, 2, num_workers=1, batch_size=2, restart=FaultPolicy(), autoreset_mode=mode) as envs:
+        envs.reset()
+        for _ in range(2):
+            envs.send([CALM, CALM], [0, 1])
+            observations, *_, infos = envs.recv()
+        if mode is AutoresetMode.SAME_STEP:
+            assert [one["a"].tolist() + one["b"].tolist() for one in infos["final_obs"]] == [[1, 1, 1]] * 2
+        else:
+            assert observations["a"].tolist() == [[1], [1]] and observations["b"].tolist() == [[1, 1], [1, 1]]
+
+
 def test_a_policy_ends_after_too_many_faults():
     with rollway.make_vec(counters(2), num_workers=2, restart=FaultPolicy(max_restarts=2)) as envs:
         envs.reset()

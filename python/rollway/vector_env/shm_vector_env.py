@@ -237,9 +237,12 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         if troupe.buffer != 0:
             troupe.settle()
         if troupe.action.loose:
-            troupe.ask(SEND, self._pack_actions(actions, envs))
+            request = self._pack_actions(actions, envs)
+            troupe.keep(envs)
+            troupe.ask(SEND, request)
         else:
             self._write_actions(actions, envs)
+            troupe.keep(envs)
             troupe.core.ask(SEND, 0, envs)
 
     def recv(self, timeout: float | None = None) -> Result:

@@ -84,6 +84,7 @@ class Troupe:
         self._resets: dict[int, Reset] = {}  # those under way
         self._repeated: dict[int, str] = {}  # resets that were lost, and why
         self._lost: dict[int, Any] = {}
+        self._ends: dict[int, dict[str, Any]] = {}  # what to tell of episodes that were lost
         self._parcels: dict[int, bytes | None] = {}  # `None`: will not come any more
         self._flags: dict[int, int] = {}  # answers that are taken, and not given to the caller yet
         self._said: dict[int, tuple[list[dict[str, Any]], list[Any]]] = {}  # infos and loose parts that came with them
@@ -221,17 +222,44 @@ class Troupe:
                     self._absent.difference_update(self._worker_of[env] for env in ids)
                 if not done and flags.count(0) == len(ids) and not self._repeated:
                     return self._arrived(ids), []
-                done.update(zip(ids, flags, strict=True))
+                self._accept(ids, flags)
             elif kind == "died":
+                self._take()
                 for worker in ids:
                     self._mend_dead(worker)
             else:
+                self._take()
                 self._mend_hung(ids)
-        envs = sorted(done) if count == self.num_envs else list(done)
+        envs = sorted(done) if count == self.num_envs else list(done)[:count]
         notes = [(env, note) for env in envs for note in self._notes(env, done[env])]
-        done.clear()
-        self._said.clear()
+        for env in envs:
+            del done[env]
+            self._said.pop(env, None)
         return self._arrived(envs), notes
+
+    def _take(self) -> None:
+        """Takes what was answered before a worker is replaced: it is not lost with it."""
+        with contextlib.suppress(WaitTimeout):
+            while self.core.out():
+                _, ids, flags = self.core.wait(1, None, 0.0)
+                self._accept(ids, flags)
+
+    def _accept(self, ids: list[int], flags: bytes) -> None:
+        """Answers are taken. How an episode was lost is noted at once: another may be lost before they are given."""
+        for env, flag in zip(ids, flags, strict=True):
+            self._flags[env] = flag
+            if flag & RESTORED:
+                fault = {"fault": self._faults.pop(env, "its worker was started anew")}
+                same = self._mode is AutoresetMode.SAME_STEP
+                self._ends[env] = {"final_obs": self._lost.pop(env, None), "final_info": fault} if same else fault
+
+    def keep(self, envs: list[int]) -> None:
+        """Before workers write over results in their place: copies, to begin anew from after a fault."""
+        if self._policy is not None:
+            newest = [env for env in envs if self._at[env] == 0]
+            _copy_results(self.floor.buffers[0], self.floor.buffers[1], newest)
+            for env in newest:
+                self._at[env] = 1
 
     def forget(self) -> None:
         """Takes what is still under way after an exception of one, and drops what they say beside their arrays."""
@@ -323,13 +351,12 @@ class Troupe:
                 said = pickle.loads(data)
         except Exception as error:  # noqa: BLE001 - told to the user, as an error of the environment that said it
             said = Fault.of(TypeError(f"its info or observation cannot be unpickled here: {error!r}"))
-        if data is None and self._flags[env] & FAULT:
-            said = _SILENCE
         if isinstance(said, Fault):
             del self._flags[env]
             self._mend_raised(env, said)
         elif said is None:
-            self._flags[env] &= ~PARCEL
+            del self._flags[env]
+            self._restore(env, "its worker ended before it had said all", remake=False)
         else:
             self._said[env] = said
 
@@ -339,9 +366,7 @@ class Troupe:
         if env in self._repeated:
             notes.append({"fault": self._repeated.pop(env)})
         if flag & RESTORED:
-            fault = {"fault": self._faults.pop(env, "its worker was started anew")}
-            same = self._mode is AutoresetMode.SAME_STEP
-            notes.append({"final_obs": self._lost.pop(env, None), "final_info": fault} if same else fault)
+            notes.append(self._ends.pop(env))
         if env in self._said:
             more, loose = self._said[env]
             notes.extend(more)
@@ -474,6 +499,7 @@ class Troupe:
             what = f"{_named(blamed)} did not answer within {self.timeout_s} s; worker process "
             what += f"{self._crew.pid(worker)} was killed"
             self._crew.kill(worker)
+            self._parcels.update(content for kind, content in self._crew.estate(worker) if kind == "parcel")
             self._crew.bury(worker)
             self._revive(worker, what)
 
@@ -491,9 +517,12 @@ class Troupe:
                 self._parcels.pop(env, None)
                 self._restore(env, what, remake=False)
             else:  # idle, or its last answer is taken already: begun anew with its next action
-                self._mourn(env, what)
-                if self._flags.get(env, 0) & (PARCEL | FAULT) and env not in self._said:
+                flag = self._flags.get(env, FAULT)
+                if flag & (PARCEL | FAULT) and env in self._flags and env not in self._said:
                     self._parcels.setdefault(env, None)
+                if not flag & FAULT and self._parcels.get(env, b"") is not None:
+                    self._at[env] = self.buffer
+                self._mourn(env, what)
 
     def _restore(self, env: int, what: str, remake: bool) -> None:
         """Ends a lost episode: the last observation again, and a new seed that follows from the old one.
@@ -541,7 +570,6 @@ class Troupe:
 
 
 _WRITTEN = LETTER | PARCEL | FAULT
-_SILENCE = Fault("it raised, and its worker ended before it could say what", "", None)
 
 
 def _copy_results(source: Buffer, target: Buffer, rows: Any) -> None:
