@@ -354,6 +354,19 @@ def test_environments_that_shared_the_process_of_a_dead_one_are_truncated_too():
         assert truncations.tolist() == [True, True, False, False]
 
 
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_one_that_is_begun_anew_with_its_next_step_shows_its_last_observation(mode):
+    with rollway.make_vec(counters(2), num_workers=1, restart=FaultPolicy(), autoreset_mode=mode) as envs:
+        envs.reset()
+        envs.step([CALM, CALM])
+        envs.step([CALM, CALM])
+        with pytest.raises(rollway.EnvDied, match="call again"):
+            envs.call("leave", 0)
+        observations, _, _, truncations, infos = envs.step([CALM, CALM])
+        last = np.stack(infos["final_obs"]) if mode is AutoresetMode.SAME_STEP else observations
+        assert truncations.all() and last.tolist() == [[0, 2], [1, 2]]
+
+
 @pytest.mark.parametrize("action", [KILL, HANG], ids=["killed", "hangs"])
 def test_what_was_answered_before_its_worker_ended_is_received(action):
     class Talker(Counter):

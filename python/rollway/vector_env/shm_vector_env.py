@@ -351,6 +351,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             troupe.buffer += 1
         else:
             raise InvalidArgument(f"the slot has room for {len(troupe.rollout)} steps, and they are made: commit it")
+        troupe.show_lost()
 
     # ── the environments themselves ───────────────────────────────────────────────────────────────────────────────────
 

@@ -197,6 +197,8 @@ class Troupe:
         """The request for resets, when nothing else is under way."""
         request = self.pack({env: (*reset, False) for env, reset in resets.items()})
         self._resets, self._repeated = resets, {}
+        for env in resets:
+            self._faults.pop(env, None)
         return request
 
     def is_busy(self, env: int | None = None) -> bool:
@@ -453,6 +455,11 @@ class Troupe:
         if source is not target:
             _copy_results(source, target, env)
             self._at[env] = self.buffer
+
+    def show_lost(self) -> None:
+        """Those that are begun anew with the next step show their last observation: it goes where that is written."""
+        for env in self._faults:
+            _copy_results(self.view(self._at[env]), self.view(self.buffer), env)
 
     def settle(self) -> None:
         """Brings everything into the first buffer: before partial steps, and when a slot is done."""
