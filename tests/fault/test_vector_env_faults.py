@@ -244,9 +244,10 @@ def test_a_worker_killed_while_it_is_idle_is_reported_with_the_next_step():
 def test_a_worker_killed_after_a_call_that_failed_was_not_busy_with_it():
     with rollway.make_vec(counters(2), num_workers=1) as envs:
         envs.reset()
+        pid = envs.call("pid")[0]
         with pytest.raises(rollway.EnvRaised, match="no_such_thing"):
             envs.call("no_such_thing")
-        os.kill(envs.call("pid")[0], signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         with pytest.raises(rollway.EnvDied) as caught:
             envs.step(actions(2))
         assert caught.value.env_ids == [0, 1] and "busy" not in str(caught.value)
