@@ -124,11 +124,11 @@ def _write(arrays: Sequence[npt.NDArray[Any]], step_data: Iterable[Step]) -> Non
             raise InvalidArgument(f"{where} is {entry!r}; it must be (env_id, observation, reward, done)") from None
         try:
             index, row = operator.index(env_id), np.asarray(observation, np.float64)
-            value = float(reward)
-        except (TypeError, ValueError) as error:
+            value, is_done = float(reward), bool(done)
+        except (TypeError, ValueError, OverflowError) as error:
             raise InvalidArgument(f"{where}, for environment {env_id!r}, is not made of numbers: {error}") from None
         if not 0 <= index < num_envs:
             raise InvalidArgument(f"{where} is for environment {index}; there are {num_envs}, numbered from 0")
         if row.shape != (obs_dim,):
             raise InvalidArgument(f"{where}: the observation has shape {row.shape}; obs_dim says ({obs_dim},)")
-        observations[index], rewards[index], dones[index] = row, value, bool(done)
+        observations[index], rewards[index], dones[index] = row, value, is_done

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,108 @@ def test_an_info_that_cannot_be_pickled_is_told_and_the_worker_lives_on():
         assert envs.step([0, 0])[1].tolist() == [2, 2]
 
 
+class Unreadable:
+    """Can be pickled, and not unpickled: as something of a module that the other process does not have."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def test_what_a_worker_cannot_unpickle_is_told_and_the_worker_lives_on():
+    class Listener(Counter):
+        action_space = spaces.Sequence(spaces.Discrete(3))
+
+        def step(self, action):
+            return super().step(len(action))
+
+    with rollway.make_vec(Listener, 4, num_workers=2, batch_size=4) as envs:
+        envs.reset()
+        pids = envs.call("pid")
+        for send in (
+            lambda: envs.call("add", Unreadable()),
+            lambda: envs.set_attr("number", [0, 1, 2, Unreadable()]),
+            lambda: envs.reset(options={"a": Unreadable()}),
+            lambda: envs.step(((), (Unreadable(),), (), ())),
+        ):
+            with pytest.raises(rollway.EnvRaised, match="no number"):
+                send()
+        assert envs.call("pid") == pids
+        envs.reset()
+        envs.send(((), (), (Unreadable(),)), [2, 0, 1])
+        with pytest.raises(rollway.EnvRaised, match=r"environment 0 raised.*cannot be unpickled"):
+            envs.recv()
+        envs.send(((),), [0])
+        with pytest.raises(rollway.EnvRaised, match="environment 1 raised"):
+            envs.recv()
+        envs.send(((),), [1])
+        assert envs.recv()[1].tolist() == [1] * 3
+
+
+@pytest.mark.parametrize("size", [1, 300_000], ids=["letter", "parcel"])
+@pytest.mark.parametrize("policy", [None, FaultPolicy(max_restarts=1)], ids=["none", "policy"])
+def test_an_info_that_the_caller_cannot_unpickle_is_told_with_its_environment(policy, size):
+    class Strange(Counter):
+        def step(self, action):
+            return *super().step(CALM)[:4], {"odd": Unreadable(), "pad": bytes(size)} if action else {}
+
+    with rollway.make_vec(Strange, 4, num_workers=2, batch_size=4, restart=policy) as envs:
+        envs.reset()
+        if policy is not None:
+            *_, truncations, infos = envs.step([0, 1, 1, 0])
+            assert truncations.tolist() == [False, True, True, False] and "no number" in infos["fault"][1]
+            envs.step([0] * 4)
+        with pytest.raises(rollway.EnvRaised, match=r"environment 1 raised.*unpickled here.*no number") as caught:
+            envs.step([0, 1, 1, 0])
+        assert caught.value.env_ids == [1]
+        assert envs.step([0] * 4)[1].shape == (4,)
+        envs.reset()
+        assert envs.step([0] * 4)[1].tolist() == [1] * 4
+
+
+def test_an_exception_of_a_class_that_the_caller_does_not_have_is_told_in_words(tmp_path, monkeypatch):
+    (tmp_path / "vector_env_simulator.py").write_text("class Stuck(Exception): pass")
+
+    class Simulator(Counter):
+        def step(self, action):
+            monkeypatch.syspath_prepend(tmp_path)
+            from vector_env_simulator import Stuck
+
+            raise Stuck("the simulator is stuck")
+
+    with rollway.make_vec(Simulator, 1) as envs:
+        envs.reset()
+        with pytest.raises(rollway.EnvRaised, match=r"vector_env_simulator.Stuck: the simulator is stuck") as caught:
+            envs.step([0])
+        assert caught.value.__cause__ is None
+
+
+def test_when_two_raise_both_are_told_and_neither_is_lost():
+    with rollway.make_vec(counters(3), num_workers=2, batch_size=3) as envs:
+        envs.async_reset()
+        envs.recv()
+        envs.send([RAISE, CALM, RAISE])
+        for env in (0, 2):
+            with pytest.raises(rollway.EnvRaised, match=f"environment {env} raised"):
+                envs.recv()
+        assert envs.recv()[4]["env_id"].tolist() == [1]
+
+
+@pytest.mark.parametrize("partial", [False, True], ids=["step", "recv"])
+def test_one_fault_too_many_does_not_lose_others_that_are_begun_anew(partial):
+    with rollway.make_vec(counters(2), num_workers=1, batch_size=2, restart=FaultPolicy(max_restarts=1)) as envs:
+        envs.reset()
+        envs.step([CALM, RAISE])
+        envs.step([CALM, CALM])
+        if partial:
+            envs.send([RAISE, RAISE], [0, 1])
+        with pytest.raises(rollway.EnvRaised, match="environment 1 raised"):
+            envs.recv() if partial else envs.step([RAISE, RAISE])
+        if partial:
+            assert envs.recv()[3].tolist() == [True]
+        assert envs.step([CALM, CALM])[1].tolist() == [0, 2]
+        assert envs.step([CALM, CALM])[1].tolist() == [1, 3]
+
+
 def test_an_observation_of_another_kind_is_told_and_not_cast():
     class Painter(Counter):
         observation_space = spaces.Box(0, 255, (2,), np.uint8)
@@ -90,6 +193,19 @@ def test_an_observation_of_another_kind_is_told_and_not_cast():
     with rollway.make_vec(Rounder, 1) as envs:
         assert envs.reset()[0].tolist() == [[0, 0]]
         assert envs.step([CALM])[0].tolist() == [[np.float32(300.7), 1]]
+
+
+@pytest.mark.parametrize("reward", [None, [1.0, 2.0], "much"])
+def test_a_reward_that_is_no_number_is_told_as_such(reward):
+    class Donor(Counter):
+        def step(self, action):
+            observation, _, *rest = super().step(action)
+            return observation, reward, *rest
+
+    with rollway.make_vec(Donor, 1) as envs:
+        envs.reset()
+        with pytest.raises(rollway.EnvRaised, match=r"the reward is .*; it must be one number"):
+            envs.step([CALM])
 
 
 def test_an_environment_that_cannot_be_made_says_why():
@@ -123,6 +239,18 @@ def test_a_worker_killed_while_it_is_idle_is_reported_with_the_next_step():
         os.kill(envs.call("pid")[3], signal.SIGKILL)
         with pytest.raises(rollway.EnvDied, match="environments 2 to 3"):
             envs.step(actions(4))
+
+
+def test_a_worker_killed_after_a_call_that_failed_was_not_busy_with_it():
+    with rollway.make_vec(counters(2), num_workers=1) as envs:
+        envs.reset()
+        pid = envs.call("pid")[0]
+        with pytest.raises(rollway.EnvRaised, match="no_such_thing"):
+            envs.call("no_such_thing")
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(rollway.EnvDied) as caught:
+            envs.step(actions(2))
+        assert caught.value.env_ids == [0, 1] and "busy" not in str(caught.value)
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["hangs", "SIGSTOP"])
@@ -163,6 +291,20 @@ def test_a_policy_begins_it_anew_and_the_others_go_on(action, mode):
         assert observations[:, 1].tolist() == [3, 3, 0 if mode is AutoresetMode.NEXT_STEP else 1, 3]
         if mode is AutoresetMode.NEXT_STEP:
             assert rewards[2] == 0 and infos["seed"][2] > 0  # a seed that follows from the first one
+
+
+@pytest.mark.parametrize("seed", [-5, "level 3"])
+def test_an_environment_with_a_seed_of_its_own_kind_is_begun_anew_with_it(seed):
+    class Level(Counter):
+        def reset(self, *, seed=None, options=None):
+            self.seed = seed
+            return super().reset()
+
+    with rollway.make_vec(Level, 1, restart=FaultPolicy()) as envs:
+        envs.reset(seed=[seed])
+        assert envs.step([RAISE])[3].tolist() == [True]
+        envs.step([CALM])
+        assert envs.get_attr("seed") == (seed,)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
@@ -213,6 +355,64 @@ def test_environments_that_shared_the_process_of_a_dead_one_are_truncated_too():
         assert truncations.tolist() == [True, True, False, False]
 
 
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_one_that_is_begun_anew_with_its_next_step_shows_its_last_observation(mode):
+    with rollway.make_vec(counters(2), num_workers=1, restart=FaultPolicy(), autoreset_mode=mode) as envs:
+        envs.reset()
+        envs.step([CALM, CALM])
+        envs.step([CALM, CALM])
+        with pytest.raises(rollway.EnvDied, match="call again"):
+            envs.call("leave", 0)
+        observations, _, _, truncations, infos = envs.step([CALM, CALM])
+        last = np.stack(infos["final_obs"]) if mode is AutoresetMode.SAME_STEP else observations
+        assert truncations.all() and last.tolist() == [[0, 2], [1, 2]]
+
+
+@pytest.mark.parametrize("action", [KILL, HANG], ids=["killed", "hangs"])
+def test_what_was_answered_before_its_worker_ended_is_received(action):
+    class Talker(Counter):
+        def step(self, action):
+            *result, _ = super().step(CALM if action == BIG else action)
+            return *result, {"big": bytes(20_000)} if action == BIG else {}
+
+    with rollway.make_vec(
+        [lambda n=n: Talker(n) for n in range(3)], num_workers=1, batch_size=2, restart=FaultPolicy()
+    ) as envs:
+        envs.reset()
+        envs._troupe.timeout_s = 4.0 if action == HANG else None
+        envs.send([BIG, action, CALM], [0, 1, 2])
+        (first, second), rewards, _, truncations, infos = envs.recv()
+        assert infos["env_id"].tolist() == [0, 1] and rewards.tolist() == [1, 0]
+        assert truncations.tolist() == [False, True] and infos["_big"].tolist() == [True, False, False]
+        assert first.tolist() == [0, 1] and second.tolist() == [1, 0]
+        assert envs.recv()[4]["env_id"].tolist() == [2]
+        envs.send([CALM], [0])
+        observations, rewards, _, truncations, infos = envs.recv()
+        assert observations.tolist() == [[0, 1]] and rewards.tolist() == [0] and truncations.tolist() == [True]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_a_fault_in_the_middle_of_an_observation_leaves_none_that_is_half_old(mode):
+    class Half(Counter):
+        observation_space = spaces.Dict({"a": spaces.Box(-9, 99, (1,)), "b": spaces.Box(-9, 99, (2,))})
+
+        def _observation(self):
+            return {
+                "a": np.full(1, self.count, np.float32),
+                "b": np.full(2 + (self.count == 2), self.count, np.float32),
+            }
+
+    with rollway.make_vec(Half, 2, num_workers=1, batch_size=2, restart=FaultPolicy(), autoreset_mode=mode) as envs:
+        envs.reset()
+        for _ in range(2):
+            envs.send([CALM, CALM], [0, 1])
+            observations, *_, infos = envs.recv()
+        if mode is AutoresetMode.SAME_STEP:
+            assert [one["a"].tolist() + one["b"].tolist() for one in infos["final_obs"]] == [[1, 1, 1]] * 2
+        else:
+            assert observations["a"].tolist() == [[1], [1]] and observations["b"].tolist() == [[1, 1], [1, 1]]
+
+
 def test_a_policy_ends_after_too_many_faults():
     with rollway.make_vec(counters(2), num_workers=2, restart=FaultPolicy(max_restarts=2)) as envs:
         envs.reset()
@@ -238,6 +438,22 @@ def test_a_worker_that_dies_again_while_it_is_being_restarted_is_counted_and_rep
         marker.unlink()
         with pytest.raises(rollway.EnvDied, match="SIGKILL"):
             envs.step(actions(2, e0=KILL))
+
+
+@pytest.mark.parametrize("action", [RAISE, KILL], ids=["raises", "killed"])
+def test_an_environment_may_take_longer_to_be_made_again_than_for_a_step(action):
+    class Heavy(Counter):
+        def __init__(self):
+            time.sleep(0.3)
+            super().__init__()
+
+    with rollway.make_vec(Heavy, 1, restart=FaultPolicy(max_restarts=1)) as envs:
+        envs.reset()
+        envs._troupe.timeout_s = 0.1
+        assert envs.step([action])[3].tolist() == [True]
+        envs._troupe.timeout_s = None
+        assert [envs.step([CALM])[1].tolist() for _ in range(2)] == [[0], [1]]
+        assert envs._troupe._limit() is None and not envs._troupe._anew and not envs._troupe._absent
 
 
 def test_nested_and_loose_observations_survive_a_restart():

@@ -153,6 +153,7 @@ def test_seeds_and_options_reach_the_environments():
         assert envs.reset(seed=10)[1]["seed"].tolist() == [10, 11, 12]
         assert envs.np_random_seed == (10, 11, 12)
         assert envs.reset(seed=[5, None, 7])[1]["seed"].tolist() == [5, -1, 7]
+        assert envs.reset(seed=np.array([5, 6, 7]))[1]["seed"].tolist() == [5, 6, 7]
         with pytest.raises(rollway.InvalidArgument, match="2 seeds for 3"):
             envs.reset(seed=[1, 2])
     with rollway.make_vec(lambda: Sampler(spaces.Discrete(2)), 2) as envs:
@@ -264,6 +265,26 @@ def test_an_id_takes_arguments_and_wrappers():
         rollway.make_vec(counters(2), wrappers=[gym.wrappers.TimeAwareObservation])
 
 
+@pytest.mark.parametrize("name", ["CartPole", "vector_env_late:Late-v0"])
+def test_an_id_without_a_version_or_with_a_module_is_found_as_gymnasium_finds_it(name, tmp_path, monkeypatch):
+    (tmp_path / "vector_env_late.py").write_text(
+        "import gymnasium; from gymnasium.envs.classic_control import CartPoleEnv as Late\n"
+        "gymnasium.register('Late-v0', 'vector_env_late:Late')"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with rollway.make_vec(name, 2) as envs:
+        assert np.array_equal(envs.reset(seed=1)[0], gym.make_vec(name, 2, "sync").reset(seed=1)[0])
+        assert envs.spec.id == gym.make(name).spec.id
+
+
+def test_an_environment_registered_since_the_start_is_known_to_workers_that_are_spawned(monkeypatch):
+    monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
+    gym.register("Late-v3", lambda: gym.make("CartPole-v1").unwrapped, max_episode_steps=3)
+    with rollway.make_vec("Late-v3", 2, context="spawn") as envs:
+        envs.reset(seed=1)
+        assert [envs.step([0, 1])[3].tolist() for _ in range(3)][-1] == [True, True]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -271,6 +292,8 @@ def test_an_id_takes_arguments_and_wrappers():
         {"num_envs": 2, "num_workers": 0},
         {"num_envs": 2, "num_workers": 3},
         {"num_envs": 2, "batch_size": 3},
+        {"num_envs": 2, "step_timeout_s": 0},
+        {"num_envs": 2, "step_timeout_s": float("nan")},
         {"num_envs": 2, "observation_mode": "odd"},
         {"num_envs": 2, "autoreset_mode": "odd"},
     ],

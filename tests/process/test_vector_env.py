@@ -1,5 +1,6 @@
 """make_vec: part of the environments at a time, ways to start processes, and the life of the workers."""
 
+import copy
 import math
 import os
 import pickle
@@ -63,7 +64,15 @@ def test_an_environment_with_an_action_under_way_takes_no_other():
             envs.send([CALM], [0])
         for _ in range(3):
             envs.recv()
-        for wrong, words in [([9], "there are 3"), ([-1], "there are 3"), ([1, 1], "twice")]:
+        mask, halves = np.array([True, False, True]), [0.5, 1.5]
+        for wrong, words in [
+            ([9], "there are 3"),
+            ([-1], "there are 3"),
+            ([1, 1], "twice"),
+            (mask, "numbers of environments"),
+            (halves, "numbers of environments"),
+            (np.zeros((1, 1), int), "numbers of environments"),
+        ]:
             with pytest.raises(rollway.InvalidArgument, match=words):
                 envs.send([CALM] * len(wrong), wrong)
         with pytest.raises(rollway.InvalidArgument, match="nothing was sent"):
@@ -161,7 +170,7 @@ def test_a_worker_that_does_not_read_in_time_is_hung_and_hears_the_rest_later(tm
         envs.reset()
         envs._troupe.timeout_s = 0.1
         envs.step_async([CALM])
-        with pytest.raises(rollway.EnvHung):
+        with pytest.raises(rollway.EnvHung, match="Wait on with the same call"):
             envs.call("add", large[0])
         (tmp_path / "gate").touch()
         envs._troupe.timeout_s = None
@@ -318,6 +327,12 @@ def test_environments_are_closed_and_workers_end(tmp_path):
     envs.reset()
     envs.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_it_cannot_be_pickled_or_copied_and_says_so(duplicate):
+    with rollway.make_vec(counters(1)) as envs, pytest.raises(TypeError, match="cannot be pickled or copied"):
+        duplicate(envs)
 
 
 def test_a_forgotten_vector_environment_ends_its_workers():

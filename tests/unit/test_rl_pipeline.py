@@ -82,6 +82,9 @@ def test_numpy_numbers_are_numbers():
         ((2, 2, [(0, [1.0], 1.0, False)]), r"shape \(1,\); obs_dim says \(2,\)"),
         ((2, 2, [(0, ["a", "b"], 1.0, False)]), "not made of numbers"),
         ((2, 1, [(0, [1.0], None, False)]), "not made of numbers"),
+        ((2, 1, [(0, [10**400], 1.0, False)]), "entry 0 .* not made of numbers"),
+        ((2, 1, [(0, [1.0], 10**400, False)]), "entry 0 .* not made of numbers"),
+        ((2, 1, [(0, [1.0], 1.0, np.ones(2))]), "entry 0 .* not made of numbers"),
         ((2, 1, [(0, [1.0], 1.0)]), "must be"),
     ],
 )

@@ -19,6 +19,7 @@ Gymnasium is imported on use: ``pip install ".[gymnasium]"`` in the clone of Rol
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -67,7 +68,8 @@ def make_vec(
         observation_mode: As for Gymnasium's vector environments.
         autoreset_mode: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``, as for those.
         step_timeout_s: How long a worker may take for one step or reset of its environments before they count as hung;
-            for ever when left out.
+            for ever when left out. To be made again after a fault they may take five times as long as they took at the
+            start, besides.
         restart: What to do with environments that raise, die or hang: begin them anew, or (left out) tell the caller.
         context: How processes are started: as `multiprocessing` does by default when left out.
         daemon: Whether workers may not have child processes of their own, as in `multiprocessing`.
@@ -86,9 +88,9 @@ def make_vec(
     spec = None
     makers: list[Callable[[], Env[Any, Any]]]
     if isinstance(env_fns, str | gymnasium.envs.registration.EnvSpec):
-        spec = gymnasium.spec(env_fns) if isinstance(env_fns, str) else env_fns
-        # The text keeps what the registry does not: the module to import first.
-        makers = [_MadeById(env_fns, env_kwargs, tuple(wrappers))] * (1 if num_envs is None else num_envs)
+        # Found here: a worker that does not come from a fork may not know what was registered since the start.
+        spec = _found(env_fns) if isinstance(env_fns, str) else env_fns
+        makers = [_MadeBySpec(spec, env_kwargs, tuple(wrappers))] * (1 if num_envs is None else num_envs)
     elif env_kwargs or wrappers:
         raise InvalidArgument("wrappers and arguments for environments go with an id, not with functions")
     elif callable(env_fns):
@@ -98,7 +100,7 @@ def make_vec(
         if num_envs is not None and num_envs != len(makers):
             raise InvalidArgument(f"num_envs is {num_envs}, but there are {len(makers)} functions")
     if not makers:
-        raise InvalidArgument("num_envs is 0; it must be at least 1")
+        raise InvalidArgument(f"num_envs is {num_envs or 0}; it must be at least 1")
     envs = ShmVectorEnv(
         makers,
         num_workers=min(len(makers), _cpus()) if num_workers is None else num_workers,
@@ -115,21 +117,35 @@ def make_vec(
     return envs
 
 
-class _MadeById:
+def _found(name: str) -> EnvSpec:
+    """As Gymnasium finds it: ``module:id`` imports the module first, and an id without a version is the newest."""
+    import gymnasium
+    from gymnasium.envs import registration
+
+    module, _, name = name.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    namespace, bare, version = registration.parse_env_id(name)
+    if version is None and (newest := registration.find_highest_version(namespace, bare)) is not None:
+        name = registration.get_env_id(namespace, bare, newest)
+    return gymnasium.spec(name)
+
+
+class _MadeBySpec:
     """Makes an environment of the registry. A class, so that it can be pickled."""
 
     def __init__(
         self,
-        env: str | EnvSpec,
+        spec: EnvSpec,
         kwargs: dict[str, Any],
         wrappers: tuple[Callable[[Env[Any, Any]], Env[Any, Any]], ...],
     ) -> None:
-        self._env, self._kwargs, self._wrappers = env, kwargs, wrappers
+        self._spec, self._kwargs, self._wrappers = spec, kwargs, wrappers
 
     def __call__(self) -> Env[Any, Any]:
         import gymnasium
 
-        env: Env[Any, Any] = gymnasium.make(self._env, **self._kwargs)
+        env: Env[Any, Any] = gymnasium.make(self._spec, **self._kwargs)
         for wrapper in self._wrappers:
             env = wrapper(env)
         return env

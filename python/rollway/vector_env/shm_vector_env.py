@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         _check("num_envs", self.num_envs, 1, None)
         _check("num_workers", num_workers, 1, self.num_envs)
         _check("batch_size", self.batch_size, 1, self.num_envs)
+        if step_timeout_s is not None and not step_timeout_s > 0:
+            raise InvalidArgument(f"step_timeout_s is {step_timeout_s}; it must be more than 0, or None for ever")
         self.copy, self.autoreset_mode = copy, AutoresetMode(autoreset_mode)
         self._troupe = Troupe(
             list(env_fns), num_workers, self.autoreset_mode, observation_mode, restart, context, daemon
@@ -129,7 +131,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         elif isinstance(seed, int | np.integer):
             seeds = [int(seed) + env for env in range(self.num_envs)]
         else:
-            seeds = list(seed)
+            seeds = [int(one) if isinstance(one, np.integer) else one for one in seed]
         if len(seeds) != self.num_envs:
             raise InvalidArgument(f"there are {len(seeds)} seeds for {self.num_envs} environments")
         mask = None
@@ -221,7 +223,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
                 received cannot be sent another action.
         """
         self._must_be_open()
-        envs = self._received if env_id is None else [int(env) for env in env_id]
+        envs = self._received if env_id is None else _numbers(env_id)
         for env in envs:
             if not 0 <= env < self.num_envs:
                 raise InvalidArgument(f"env_id has {env}; there are {self.num_envs} environments, numbered from 0")
@@ -235,9 +237,12 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         if troupe.buffer != 0:
             troupe.settle()
         if troupe.action.loose:
-            troupe.ask(SEND, self._pack_actions(actions, envs))
+            request = self._pack_actions(actions, envs)
+            troupe.keep(envs)
+            troupe.ask(SEND, request)
         else:
             self._write_actions(actions, envs)
+            troupe.keep(envs)
             troupe.core.ask(SEND, 0, envs)
 
     def recv(self, timeout: float | None = None) -> Result:
@@ -346,6 +351,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             troupe.buffer += 1
         else:
             raise InvalidArgument(f"the slot has room for {len(troupe.rollout)} steps, and they are made: commit it")
+        troupe.show_lost()
 
     # ── the environments themselves ───────────────────────────────────────────────────────────────────────────────────
 
@@ -398,6 +404,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a vector environment cannot be pickled or copied: make another, its workers are its own")
+
     def _must_be_open(self) -> None:
         if self.closed:
             raise ConnectionClosedError("this vector environment is closed")
@@ -435,6 +444,13 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             if given.dtype != array.dtype and not np.can_cast(given.dtype, array.dtype, "same_kind"):
                 raise InvalidArgument(f"actions{part.path} are {given.dtype}; the action space has {array.dtype}")
             array[slice(None) if envs is None else envs] = given
+
+
+def _numbers(env_id: Sequence[int] | Array) -> list[int]:
+    given = np.asarray(env_id)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise InvalidArgument(f"env_id must be the numbers of environments, not {env_id!r}")
+    return [int(env) for env in given]
 
 
 def _check(what: str, value: int, least: int, most: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import traceback
 from dataclasses import dataclass
@@ -50,6 +51,9 @@ class Fault:
         return cls(summary, "".join(traceback.format_exception(error)), pickled)
 
     def cause(self) -> BaseException | None:
-        """The exception itself, for ``raise … from``."""
-        cause: Any = None if self.pickled is None else pickle.loads(self.pickled)
+        """The exception itself, for ``raise … from``, if this process knows its class."""
+        cause: Any = None
+        if self.pickled is not None:
+            with contextlib.suppress(Exception):
+                cause = pickle.loads(self.pickled)
         return cause if isinstance(cause, BaseException) else None

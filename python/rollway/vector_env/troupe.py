@@ -37,6 +37,8 @@ Reset = tuple[int | None, dict[str, Any] | None]
 Packed = tuple[list[int], dict[int, bytes]]
 """Environments, and by worker what it has to know about the request."""
 _LETTER_BYTES = 4096
+_SLOWER = 5
+"""How many times as long as at the start an environment may take to be made again."""
 _ADVICE = "Use restart=FaultPolicy() to have its environments begun anew while the others go on"
 
 
@@ -82,15 +84,20 @@ class Troupe:
         self._resets: dict[int, Reset] = {}  # those under way
         self._repeated: dict[int, str] = {}  # resets that were lost, and why
         self._lost: dict[int, Any] = {}
-        self._parcels: dict[int, bytes] = {}
+        self._ends: dict[int, dict[str, Any]] = {}  # what to tell of episodes that were lost
+        self._parcels: dict[int, bytes | None] = {}  # `None`: will not come any more
         self._flags: dict[int, int] = {}  # answers that are taken, and not given to the caller yet
+        self._said: dict[int, tuple[list[dict[str, Any]], list[Any]]] = {}  # infos and loose parts that came with them
         self._letters = 0
         self._absent: set[int] = set()  # successors that have not said yet that they are there
+        self._anew: set[int] = set()  # environments that are being made again
 
     def _introduce(self, make: Maker, mode: ObservationMode) -> Agreement:
+        started = time.monotonic()
         for worker, share in enumerate(self.shares):
             self._crew.start(Orders(worker, os.getpid(), share, self._mode, None, None))
         told = [self._hear(worker, "hello") for worker in range(len(self.shares))]
+        self._making_s = time.monotonic() - started
         if None not in told:
             return Agreement.among([pickle.loads(one) for one in told], mode)
         # Spaces that cannot be pickled: ask an environment of our own, and believe that all are alike.
@@ -148,7 +155,9 @@ class Troupe:
         shares: dict[int, dict[int, Any]] = {}
         for env, parameter in parameters.items():
             shares.setdefault(self._worker_of[env], {})[env] = parameter
-        return list(parameters), {worker: packed(share) for worker, share in shares.items()}
+        # Twice: what cannot be unpickled is an error of the environments that it was for.
+        letters = {worker: packed((list(share), packed(list(share.values())))) for worker, share in shares.items()}
+        return list(parameters), letters
 
     def ask(self, what: int, request: Packed) -> None:
         """Asks for something that has parameters. They go by the pipe, after the request: then its reader is awake."""
@@ -159,8 +168,15 @@ class Troupe:
             with contextlib.suppress(WorkerGone, WorkerSilent):  # `gather` will find out, and knows what to do
                 self._crew.send(worker, letter, deadline)
 
+    def _limit(self) -> float | None:
+        """How long one may take now. Those that are being made anew are not hung yet, and nobody else is until then."""
+        if self.timeout_s is None or not (self._absent or self._anew):
+            return self.timeout_s
+        return self.timeout_s + _SLOWER * self._making_s
+
     def _deadline(self) -> float | None:
-        return None if self.timeout_s is None else time.monotonic() + self.timeout_s
+        limit = self._limit()
+        return None if limit is None else time.monotonic() + limit
 
     def _pay(self, timeout: float | None) -> None:
         """Sends what workers had no time to read. One that still does not read hangs."""
@@ -181,6 +197,8 @@ class Troupe:
         """The request for resets, when nothing else is under way."""
         request = self.pack({env: (*reset, False) for env, reset in resets.items()})
         self._resets, self._repeated = resets, {}
+        for env in resets:
+            self._faults.pop(env, None)
         return request
 
     def is_busy(self, env: int | None = None) -> bool:
@@ -195,45 +213,70 @@ class Troupe:
         if self._crew.owing:
             self._pay(timeout)
         count = min(count, self.core.out() + len(done))
-        while len(done) < count:
-            kind, ids, flags = self.core.wait(count - len(done), self.timeout_s, timeout)
+        while True:
+            for env in [env for env, flag in done.items() if flag & _WRITTEN and env not in self._said]:
+                self._read(env)
+            if len(done) >= count:
+                break
+            kind, ids, flags = self.core.wait(count - len(done), self._limit(), timeout)
             if kind == "answered":
+                if self._absent:
+                    self._absent.difference_update(self._worker_of[env] for env in ids)
                 if not done and flags.count(0) == len(ids) and not self._repeated:
                     return self._arrived(ids), []
-                broken = [env for env, flag in zip(ids, flags, strict=True) if flag & FAULT]
-                done.update((env, flag) for env, flag in zip(ids, flags, strict=True) if not flag & FAULT)
-                for env, data in [(env, self._parcel(env)) for env in broken]:
-                    self._mend_raised(env, _SILENCE if data is None else pickle.loads(data))
+                self._accept(ids, flags)
             elif kind == "died":
+                self._take()
                 for worker in ids:
                     self._mend_dead(worker)
             else:
+                self._take()
                 self._mend_hung(ids)
-        envs = sorted(done) if count == self.num_envs else list(done)
+        envs = sorted(done) if count == self.num_envs else list(done)[:count]
         notes = [(env, note) for env in envs for note in self._notes(env, done[env])]
-        done.clear()
+        for env in envs:
+            del done[env]
+            self._said.pop(env, None)
         return self._arrived(envs), notes
 
+    def _take(self) -> None:
+        """Takes what was answered before a worker is replaced: it is not lost with it."""
+        with contextlib.suppress(WaitTimeout):
+            while self.core.out():
+                _, ids, flags = self.core.wait(1, None, 0.0)
+                self._accept(ids, flags)
+
+    def _accept(self, ids: list[int], flags: bytes) -> None:
+        """Answers are taken. How an episode was lost is noted at once: another may be lost before they are given."""
+        for env, flag in zip(ids, flags, strict=True):
+            self._flags[env] = flag
+            if flag & RESTORED:
+                fault = {"fault": self._faults.pop(env, "its worker was started anew")}
+                same = self._mode is AutoresetMode.SAME_STEP
+                self._ends[env] = {"final_obs": self._lost.pop(env, None), "final_info": fault} if same else fault
+
+    def keep(self, envs: list[int]) -> None:
+        """Before workers write over results in their place: copies, to begin anew from after a fault."""
+        if self._policy is not None:
+            newest = [env for env in envs if self._at[env] == 0]
+            _copy_results(self.floor.buffers[0], self.floor.buffers[1], newest)
+            for env in newest:
+                self._at[env] = 1
+
     def forget(self) -> None:
-        """Drops what environments that have answered say beside their arrays."""
-        flags = dict(self._flags)
-        self._flags.clear()
-        for env, flag in flags.items():
-            self._notes(env, flag)
-        self._arrived(list(flags))
+        """Takes what is still under way after an exception of one, and drops what they say beside their arrays."""
+        while self.is_busy():
+            with contextlib.suppress(EnvRaised):
+                self.gather(self.num_envs)
 
     def drain(self) -> None:
         """Takes all that was asked before, as after Ctrl-C, and drops it."""
-        while self.core.out():
-            self.gather(self.core.out())
-        self.forget()
+        while self.is_busy():
+            self.gather(self.num_envs)
 
     def recall(self) -> None:
         """Sees to it that no worker writes any more what was asked. After an error, or Ctrl-C, one may be at it."""
         try:
-            while self.core.out():
-                with contextlib.suppress(EnvRaised):
-                    self.gather(self.core.out())
             self.forget()
         except BaseException:  # hung, dead, or Ctrl-C again: what has ended does not write
             for worker in {self._worker_of[env] for env in range(self.num_envs) if self.core.is_out(env)}:
@@ -266,7 +309,7 @@ class Troupe:
     def consult(self, message: Callable[[int], tuple[Any, ...]]) -> tuple[Any, ...]:
         """Sends a letter to every worker; the results of all environments."""
         self._letters += 1
-        letters = [packed((self._letters, *message(worker))) for worker in range(len(self.shares))]
+        letters = [packed((self._letters, packed(message(worker)))) for worker in range(len(self.shares))]
         deadline, gone, replies = self._deadline(), [], []
         for worker, letter in enumerate(letters):
             try:
@@ -296,23 +339,38 @@ class Troupe:
 
     # ── what does not lie in arrays ───────────────────────────────────────────────────────────────────────────────────
 
+    def _read(self, env: int) -> None:
+        """Opens the letter of one that has answered. If it says that it failed, or cannot be read, that is mended."""
+        data: bytes | None
+        if self._flags[env] & LETTER:
+            start = env * self.blueprint.letter_bytes
+            data = bytes(self.floor.letters[start : start + int(self.floor.lengths[env])])
+        else:
+            data = self._parcel(env)
+        said: Any = None
+        try:
+            if data is not None:
+                said = pickle.loads(data)
+        except Exception as error:  # noqa: BLE001 - told to the user, as an error of the environment that said it
+            said = Fault.of(TypeError(f"its info or observation cannot be unpickled here: {error!r}"))
+        if isinstance(said, Fault):
+            del self._flags[env]
+            self._mend_raised(env, said)
+        elif said is None:
+            del self._flags[env]
+            self._restore(env, "its worker ended before it had said all", remake=False)
+        else:
+            self._said[env] = said
+
     def _notes(self, env: int, flag: int) -> list[dict[str, Any]]:
         """What an environment says beside its arrays."""
         notes: list[dict[str, Any]] = []
         if env in self._repeated:
             notes.append({"fault": self._repeated.pop(env)})
         if flag & RESTORED:
-            fault = {"fault": self._faults.pop(env, "its worker was started anew")}
-            same = self._mode is AutoresetMode.SAME_STEP
-            notes.append({"final_obs": self._lost.pop(env, None), "final_info": fault} if same else fault)
-        data = None
-        if flag & LETTER:
-            start = env * self.blueprint.letter_bytes
-            data = bytes(self.floor.letters[start : start + int(self.floor.lengths[env])])
-        elif flag & PARCEL:
-            data = self._parcel(env)
-        if data is not None:
-            more, loose = pickle.loads(data)
+            notes.append(self._ends.pop(env))
+        if env in self._said:
+            more, loose = self._said[env]
             notes.extend(more)
             for part, value in zip(self.layout.loose, loose, strict=True):
                 self._loose[part][env] = value
@@ -382,6 +440,8 @@ class Troupe:
         if self._resets:
             for env in envs:
                 self._resets.pop(env, None)
+        if self._anew:
+            self._anew.difference_update(envs)
         if len(envs) == self.num_envs:
             self._at = [self.buffer] * self.num_envs
         else:
@@ -395,6 +455,11 @@ class Troupe:
         if source is not target:
             _copy_results(source, target, env)
             self._at[env] = self.buffer
+
+    def show_lost(self) -> None:
+        """Those that are begun anew with the next step show their last observation: it goes where that is written."""
+        for env in self._faults:
+            _copy_results(self.view(self._at[env]), self.view(self.buffer), env)
 
     def settle(self) -> None:
         """Brings everything into the first buffer: before partial steps, and when a slot is done."""
@@ -412,6 +477,7 @@ class Troupe:
     def _mend_raised(self, env: int, fault: Fault) -> None:
         if not self._patience.bears(env):
             self._resets.pop(env, None)
+            self._anew.discard(env)
             _raise_fault([env], fault, "raised")
         self._restore(env, f"{fault.summary}\n{fault.traceback}", remake=True)
 
@@ -440,6 +506,7 @@ class Troupe:
             what = f"{_named(blamed)} did not answer within {self.timeout_s} s; worker process "
             what += f"{self._crew.pid(worker)} was killed"
             self._crew.kill(worker)
+            self._parcels.update(content for kind, content in self._crew.estate(worker) if kind == "parcel")
             self._crew.bury(worker)
             self._revive(worker, what)
 
@@ -457,15 +524,19 @@ class Troupe:
                 self._parcels.pop(env, None)
                 self._restore(env, what, remake=False)
             else:  # idle, or its last answer is taken already: begun anew with its next action
+                flag = self._flags.get(env, FAULT)
+                if flag & (PARCEL | FAULT) and env in self._flags and env not in self._said:
+                    self._parcels.setdefault(env, None)
+                if not flag & FAULT and self._parcels.get(env, b"") is not None:
+                    self._at[env] = self.buffer
                 self._mourn(env, what)
-                if self._flags.get(env, 0) & PARCEL and env not in self._parcels:
-                    self._flags[env] &= ~PARCEL
 
     def _restore(self, env: int, what: str, remake: bool) -> None:
         """Ends a lost episode: the last observation again, and a new seed that follows from the old one.
 
         A lost reset is done again: whoever asked for it is owed a first observation.
         """
+        self._anew.add(env)
         if env in self._resets:
             self._repeated[env] = what
             self.ask(RESET, self.pack({env: (*self._resets[env], remake)}))
@@ -474,7 +545,7 @@ class Troupe:
         self._mourn(env, what)
         seed = self.seeds[env]
         self._restarts[env] += 1
-        if seed is not None:
+        if isinstance(seed, int) and seed >= 0:  # an environment may take others, which no sequence follows from
             seed = int(np.random.SeedSequence([seed, self._restarts[env]]).generate_state(1)[0])
         self.ask(RESTORE, self.pack({env: (seed, remake)}))
 
@@ -498,13 +569,14 @@ class Troupe:
         blamed = [hand] if hand in envs else envs
         raise EnvHung(
             f"{_named(blamed)} has not answered for {self.timeout_s} s (in worker process {self._crew.pid(worker)}, "
-            f"with {_named(list(self.shares[worker]))}). Wait for it with step_wait() or recv(), or close() to end it"
+            f"with {_named(list(self.shares[worker]))}). Wait on with the same call (after step() it is step_wait()), "
+            "or close() to end it"
             + (", or use restart=FaultPolicy() to have it begun anew" if self._policy is None else ""),
             blamed,
         )
 
 
-_SILENCE = Fault("it raised, and its worker ended before it could say what", "", None)
+_WRITTEN = LETTER | PARCEL | FAULT
 
 
 def _copy_results(source: Buffer, target: Buffer, rows: Any) -> None:

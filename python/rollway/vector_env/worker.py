@@ -47,6 +47,13 @@ class Orders:
 
 
 @dataclass(frozen=True)
+class Unread:
+    """In place of a parameter that could not be unpickled."""
+
+    why: Exception
+
+
+@dataclass(frozen=True)
 class Introduction:
     """What a worker tells about its environments, so that the blueprint can be drawn."""
 
@@ -90,7 +97,10 @@ def work(orders: Orders, makers: Sequence[Callable[[], Env[Any, Any]]], pipe: Co
             blueprint, name = pipe.recv()
         except EOFError:
             return  # The caller has found something wrong with another worker.
-    core = EnvWorker(name, orders.worker)
+    try:
+        core = EnvWorker(name, orders.worker)
+    except SegmentNotFound:
+        return  # The caller has closed meanwhile.
     if not core.caller_lives():
         return
     desk = Desk(core, orders, blueprint, members, pipe)
@@ -144,8 +154,8 @@ class Desk:
             elif call == "closed":
                 return
             elif call == "mail":
-                number, *letter = self._pipe.recv()
-                self._outlet.say(("reply", (number, self._reply(*letter))))
+                number, letter = self._pipe.recv()
+                self._outlet.say(("reply", (number, self._reply(letter))))
             elif what == SEND:
                 for position, env in enumerate(envs):
                     flags = self._advance([env], self._sinks[buffer])
@@ -159,12 +169,17 @@ class Desk:
 
     def _advance(self, envs: list[int], sink: Sink) -> bytes:
         """Steps environments: the hot path."""
+        if self._source.loose:
+            if len(envs) > 1:
+                return b"".join(self._advance([env], sink) for env in envs)
+            try:
+                self._source.accept({env: self._parameter(env) for env in envs})
+            except Exception as error:  # noqa: BLE001 - told to the caller
+                return bytes([self._tell(envs[0], error)])
         first, hand, write = self._first, self._in_hand, sink.write
         members = [self._members[env - first] for env in envs]
         rows, shape, dtype, loose = sink.rows, sink.shape, sink.dtype, self._layout.loose
         rewards, terminations, truncations = sink.rewards, sink.terminations, sink.truncations
-        if self._source.loose:
-            self._source.accept({env: self._parameter(env) for env in envs})
         actions = self._source.take(envs)
         flags = bytearray(len(envs))
         notes: Any
@@ -186,7 +201,10 @@ class Desk:
                     rows[env] = observation
                 else:
                     write(env, observation)
-                rewards[env] = reward
+                try:
+                    rewards[env] = reward
+                except (TypeError, ValueError):
+                    raise TypeError(f"the reward is {reward!r}; it must be one number") from None
                 terminations[env] = terminated
                 truncations[env] = truncated
                 if notes or loose:
@@ -244,8 +262,15 @@ class Desk:
     def _parameter(self, env: int) -> Any:
         """What belongs to a task and came by the pipe, perhaps with that of other environments."""
         while env not in self._parameters:
-            self._parameters.update(self._pipe.recv())
-        return self._parameters.pop(env)
+            envs, letter = self._pipe.recv()
+            try:
+                self._parameters.update(zip(envs, pickle.loads(letter), strict=True))
+            except Exception as error:  # noqa: BLE001 - told to the caller, once for each
+                self._parameters.update(dict.fromkeys(envs, Unread(error)))
+        parameter = self._parameters.pop(env)
+        if isinstance(parameter, Unread):
+            raise TypeError(f"what was sent to it cannot be unpickled there: {parameter.why}") from parameter.why
+        return parameter
 
     # ── what does not fit into arrays ─────────────────────────────────────────────────────────────────────────────────
 
@@ -282,15 +307,16 @@ class Desk:
 
     # ── letters from the caller ───────────────────────────────────────────────────────────────────────────────────────
 
-    def _reply(self, what: str, *arguments: Any) -> Any:
+    def _reply(self, letter: bytes) -> Any:
         """The results, one for each environment; or the number of the one that failed, and its fault."""
         results: list[Any] = []
-        if what == "target":
-            try:
+        try:
+            what, *arguments = pickle.loads(letter)
+            if what == "target":
                 self._aim(*arguments)
-            except BaseException as error:  # noqa: BLE001 - told to the caller
-                return self._first, Fault.of(error)
-            return pickle.dumps(results)
+                return pickle.dumps(results)
+        except BaseException as error:  # noqa: BLE001 - told to the caller
+            return self._first, Fault.of(error)
         for env, member in enumerate(self._members, self._first):
             self._in_hand[0] = env + 1
             try:
@@ -303,7 +329,8 @@ class Desk:
                     results.append(member.env.set_wrapper_attr(name, values[env - self._first]))
             except BaseException as error:  # noqa: BLE001 - told to the caller
                 return env, Fault.of(error)
-        self._in_hand[0] = 0
+            finally:
+                self._in_hand[0] = 0
         try:
             return pickle.dumps(results, pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # noqa: BLE001 - what cannot travel is told as a fault
