@@ -142,8 +142,8 @@ _FIRST = tuple((slice(None), *(0,) * dimensions) for dimensions in range(8))
 def touch_batch(batch: Item) -> float:
     """Read the first element of every leaf of every sample of a batch, as `touch` does of one.
 
-    It copies them: that costs a third of adding them up, and for the smallest samples the sum took longer than everything
-    that is measured.
+    It copies them: that costs a third of adding them up, and for the smallest samples the sum took longer than all that
+    is measured.
     """
     total = 0.0
     for leaf in batch.values():

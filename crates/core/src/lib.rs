@@ -17,6 +17,7 @@
 //! | [`vector_env`] | environments in worker processes, stepped by one caller |
 //! | [`terms`] | what a user chooses: what to do when there is no room, or when the name is taken |
 //! | [`wait`] | how long to block, and when to look around |
+//! | [`signals`] | how a sleep ends for a signal that came just before it |
 //! | [`sentry`] | waits in a thread, for event loops |
 //! | [`metrics`] | histograms that live in the segment |
 //! | [`prefetch`](mod@prefetch), [`carry`], [`share`] | hints to the processor; copies around the cache, or behind the compiler's back; by several threads |
@@ -35,6 +36,7 @@ pub mod segment;
 #[cfg(not(loom))]
 pub mod sentry;
 pub mod share;
+pub mod signals;
 pub mod sync;
 pub mod table;
 pub mod terms;

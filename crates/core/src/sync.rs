@@ -13,6 +13,8 @@ pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[cfg(loom)]
 pub use watched::{AtomicU32, AtomicU64};
 
+#[cfg(not(loom))]
+use crate::signals;
 use std::time::Duration;
 
 /// [`std::sync::atomic::fence`], without `mfence`, which the compiler makes of a SeqCst one: any locked instruction orders
@@ -36,7 +38,7 @@ pub enum Woken {
     Rung,
     /// The time was up.
     Timeout,
-    /// A signal handler ran.
+    /// A signal handler ran, perhaps before the sleep ([`signals`]).
     Interrupted,
 }
 
@@ -127,14 +129,20 @@ impl Bell {
     pub fn wait(&self, ticket: u32, timeout: Duration) -> Woken {
         use rustix::io::Errno;
         use rustix::thread::futex;
-        let limit = futex::Timespec {
-            tv_sec: timeout.as_secs().min(i32::MAX as u64) as _,
-            tv_nsec: timeout.subsec_nanos() as _,
-        };
-        match futex::wait(&self.rung, futex::Flags::empty(), ticket, Some(&limit)) {
-            Ok(()) | Err(Errno::AGAIN) => Woken::Rung,
-            Err(Errno::INTR) => Woken::Interrupted,
-            Err(_) => Woken::Timeout,
+        let mut left = timeout;
+        loop {
+            let nap = signals::nap(left);
+            let limit = futex::Timespec {
+                tv_sec: nap.as_secs().min(i32::MAX as u64) as _,
+                tv_nsec: nap.subsec_nanos() as _,
+            };
+            match futex::wait(&self.rung, futex::Flags::empty(), ticket, Some(&limit)) {
+                Ok(()) | Err(Errno::AGAIN) => return Woken::Rung,
+                Err(Errno::INTR) => return Woken::Interrupted,
+                Err(_) if signals::are_noted() => return Woken::Interrupted,
+                Err(_) if nap == left => return Woken::Timeout,
+                Err(_) => left -= nap,
+            }
         }
     }
 

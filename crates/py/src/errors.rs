@@ -3,7 +3,8 @@
 use crate::catalog::contents;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use rollway_core::Error;
+use rollway_core::{Error, signals};
+use std::cell::RefCell;
 
 /// The exception class of that name, with the error's own words.
 pub fn named(py: Python<'_>, class: &str, message: String) -> PyErr {
@@ -76,15 +77,32 @@ fn schema_mismatch(py: Python<'_>, place: String, theirs: &[u8]) -> PyErr {
     }
 }
 
+thread_local! {
+    /// What a signal handler raised in the middle of a blocking call.
+    static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+}
+
 /// Runs a blocking call with the GIL released, as often as signals interrupt it. The outer error is Ctrl-C's.
 pub fn blocking<T: Send>(
     py: Python<'_>,
     mut call: impl FnMut() -> rollway_core::Result<T> + Send,
 ) -> PyResult<rollway_core::Result<T>> {
     loop {
-        match py.detach(&mut call) {
+        let ended = py.detach(|| signals::watched(a_handler_raised, &mut call));
+        if let Some(raised) = RAISED.take() {
+            return Err(raised);
+        }
+        match ended {
             Err(Error::Interrupted) => py.check_signals()?,
             ended => return Ok(ended),
         }
     }
+}
+
+/// Runs the handlers of signals that have come, as the interpreter would; true when one raised.
+fn a_handler_raised() -> bool {
+    let raised = Python::attach(|py| py.check_signals()).err();
+    let has_raised = raised.is_some();
+    RAISED.set(raised);
+    has_raised
 }

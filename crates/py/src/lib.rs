@@ -43,6 +43,8 @@ use pyo3::prelude::*;
 /// The native part of Rollway. Import from `rollway`, not from here.
 #[pymodule]
 mod _core {
+    use super::{Bound, PyModule, PyResult};
+
     #[pymodule_export]
     use super::block::{Block, map_for};
     #[pymodule_export]
@@ -93,4 +95,12 @@ mod _core {
     use super::weight_mirror::WeightMirror;
     #[pymodule_export]
     use super::weights::Weights;
+
+    /// Loads numpy's API table now: that runs Python code, and a signal handler that raises in there is a panic.
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.py().import("numpy")?;
+        super::array::ndarray_type(module.py());
+        Ok(())
+    }
 }

@@ -3,6 +3,7 @@
 
 use super::{Segment, directory};
 use crate::error::{Error, Result};
+use crate::signals;
 use crate::wait::Patience;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
@@ -28,7 +29,7 @@ pub fn attach<T>(name: &str, patience: Patience, mut attach: impl FnMut() -> Res
         };
         let Some(left) = patience.left() else { return Err(error) };
         // Without a watch (the user's inotify instances may be used up) we look twenty times a second.
-        let nap = if watch.is_some() { left } else { left.min(Duration::from_millis(50)) };
+        let nap = signals::nap(if watch.is_some() { left } else { left.min(Duration::from_millis(50)) });
         let limit =
             Timespec { tv_sec: nap.as_secs().min(i32::MAX as u64) as _, tv_nsec: nap.subsec_nanos() as _ };
         let ended = match &watch {
@@ -36,6 +37,7 @@ pub fn attach<T>(name: &str, patience: Patience, mut attach: impl FnMut() -> Res
             None => poll(&mut [], Some(&limit)).map(|_| ()),
         };
         match ended {
+            Ok(()) if signals::are_noted() => return Err(Error::Interrupted),
             Ok(()) => {}
             Err(Errno::INTR) => return Err(Error::Interrupted),
             Err(e) => return Err(Error::io(format!("waiting for segment '{name}'"), e)),
