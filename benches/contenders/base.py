@@ -137,17 +137,21 @@ def free_port() -> int:
 
 _FIRST = tuple((slice(None), *(0,) * dimensions) for dimensions in range(8))
 """Of every sample of a leaf with so many dimensions, the first element."""
+_ONES: dict[tuple[str, int], bytes] = {}
 
 
 def touch_batch(batch: Item) -> float:
-    """Read the first element of every leaf of every sample of a batch, as `touch` does of one.
+    """Read the first element of every leaf of every sample of a batch; equal to `touch` on each sample.
 
-    It copies them: that costs a third of adding them up, and for the smallest samples the sum took longer than all that
-    is measured.
+    All of them are 1 (`Workload.samples`), and a comparison says so sooner than a sum: with the smallest samples that
+    took longer than all that is measured.
     """
     total = 0.0
     for leaf in batch.values():
-        total += len(leaf[_FIRST[leaf.ndim - 1]].tobytes())
+        firsts = leaf[_FIRST[leaf.ndim - 1]]
+        kind = leaf.dtype.char, len(firsts)
+        ones = _ONES.get(kind) or _ONES.setdefault(kind, np.ones(len(firsts), leaf.dtype).tobytes())
+        total += len(firsts) if firsts.tobytes() == ones else float(np.add.reduce(firsts))
     return total
 
 
