@@ -2,18 +2,18 @@
 
 `python benches/vector_env.py` steps CartPole × 16 and × 64, an image that is only moved × 16, environments that sleep 1
 ms × 16 and 0.1 to 5 ms × 16, with rollway, Gymnasium's SyncVectorEnv and AsyncVectorEnv(shared_memory=True),
-Stable-Baselines3's SubprocVecEnv, PufferLib and EnvPool's C++ CartPole, by turns. Then numbers of workers, beside
-processes that only take turns, and what idle workers cost. What is not installed is said to be missing. PufferLib asks
-for Gymnasium 0.29 and numpy 1.23, with which a CartPole itself takes less time, as the plain loops show; it runs
-with the packages of everybody else, and also with its own in the interpreter that `--pinned` names. Writes
-docs/bench/vector_env.json (raw samples) and .md. It asserts nothing about time.
+Stable-Baselines3's SubprocVecEnv, PufferLib and EnvPool's C++ CartPole, by turns, each in a process of its own. Then
+numbers of workers, beside processes that only take turns, and what idle workers cost. What is not installed is said to
+be missing. PufferLib asks for Gymnasium 0.29 and numpy 1.23, with which a CartPole itself takes less time, as the plain
+loops show; it runs with the packages of everybody else, and also with its own in the interpreter that `--pinned` names.
+Writes docs/bench/vector_env.json (raw samples) and .md. It asserts nothing about time.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import heapq
-import itertools
 import json
 import os
 import signal
@@ -25,60 +25,40 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-
 import machine
 import rollway
-from relay import Relay
+from steppers import cpu_s
 from worlds import WORLDS
 
 PUFFERS = ("plain loop", "PufferLib 0", "PufferLib 2")
-"""What `vector_env_pufferlib.py` can do; the number is that of the workers."""
+"""The number is that of the workers."""
 PINNED = ", packages that PufferLib asks for"
 
-Advance = Callable[[], int]
-"""Does some work; says how many environment steps it was."""
 
+class Contender:
+    """A way of stepping, in a process of its own (`steppers.py`): asked by a line, answers by a line."""
 
-class Stepper:
-    """One contender: steps for a while, and says how fast, and at what cost in CPU time."""
-
-    def __init__(self, name: str, advance: Advance, close: Callable[[], None]) -> None:
-        self.name, self._advance, self.close = name, advance, close
-
-    def measure(self, seconds: float) -> dict[str, float]:
-        for _ in range(3):
-            self._advance()
-        steps, cpu, began = 0, cpu_s(), time.perf_counter()
-        while (took := time.perf_counter() - began) < seconds:
-            steps += self._advance()
-        return {"steps_per_s": steps / took, "cpu_us_per_step": (cpu_s() - cpu) / steps * 1e6}
-
-
-class Puffer:
-    """PufferLib, or Gymnasium beside it, in a process of its own: asked by a line, answers by a line."""
-
-    def __init__(self, python: str, world: str, num_envs: int, way: str) -> None:
-        script = Path(__file__).with_name("vector_env_pufferlib.py")
+    def __init__(self, way: str, world: str, num_envs: int, python: str = sys.executable) -> None:
+        script = Path(__file__).with_name("steppers.py")
         self._process = subprocess.Popen(
-            [python, script, world, str(num_envs), way],
+            [python, script, way, world, str(num_envs)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            start_new_session=True,  # its workers outlive it, and poll for ever
+            start_new_session=True,  # some leave workers behind that poll for ever
         )
-
-        if self._answer() is None:
-            raise ImportError(f"{python} has no PufferLib")
+        ready = self._answer()
+        if ready is None or "missing" in ready:
+            self._process.communicate()
+            raise ImportError("it does not start" if ready is None else ready["missing"])
         self._signal(signal.SIGSTOP)
 
     def _signal(self, number: int) -> None:
-        """To it and its workers, which poll, also between the turns: they would disturb the others."""
+        """To it and its workers. Some of them poll, also between the turns, and would disturb the others."""
         os.killpg(self._process.pid, number)
 
-    def _answer(self) -> dict[str, float] | None:
+    def _answer(self) -> dict[str, Any] | None:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         return json.loads(line) if line else None
@@ -92,109 +72,38 @@ class Puffer:
         return answer
 
     def close(self) -> None:
-        self._signal(signal.SIGKILL)
-        self._process.communicate()
+        self._signal(signal.SIGCONT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.communicate(timeout=20)  # the end of its input is its own
+        with contextlib.suppress(ProcessLookupError):
+            self._signal(signal.SIGKILL)
+        self._process.wait()
 
 
-def cpu_s() -> float:
-    """CPU time of this process and its children, the living ones."""
-    own = os.getpid()
-    children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
-    return sum(_ticks(pid) for pid in [own, *children]) / os.sysconf("SC_CLK_TCK")
-
-
-def _ticks(pid: int | str) -> int:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except FileNotFoundError:
-        return 0
-    return int(fields[11]) + int(fields[12])
-
-
-def gymnasium_like(name: str, envs: Any, num_envs: int) -> Stepper:
-    """Anything with reset(seed=…), step(actions) and close()."""
-    envs.reset(seed=0)
-    actions = itertools.cycle([envs.action_space.sample() for _ in range(32)])
-
-    def advance() -> int:
-        envs.step(next(actions))
-        return num_envs
-
-    return Stepper(name, advance, envs.close)
-
-
-def ours(world: str, num_envs: int, workers: int, **options: Any) -> Stepper:
-    envs = rollway.make_vec(WORLDS[world], num_envs, num_workers=workers, **options)
-    return gymnasium_like(f"rollway {workers} workers", envs, num_envs)
-
-
-def ours_by_halves(world: str, num_envs: int, workers: int) -> Stepper:
-    envs = rollway.make_vec(WORLDS[world], num_envs, num_workers=workers, batch_size=num_envs // 2)
-    envs.async_reset(seed=0)
-    actions = np.zeros(num_envs // 2, np.int64)
-
-    def advance() -> int:
-        envs.recv()
-        envs.send(actions)
-        return num_envs // 2
-
-    return Stepper(f"rollway {workers} workers, send/recv of half", advance, envs.close)
-
-
-def stable_baselines(world: str, num_envs: int) -> Stepper:
-    from stable_baselines3.common.vec_env import SubprocVecEnv
-
-    envs = SubprocVecEnv([WORLDS[world]] * num_envs, start_method="fork")
-    envs.seed(0)
-    envs.reset()
-    actions = np.zeros(num_envs, np.int64)
-
-    def advance() -> int:
-        envs.step(actions)
-        return num_envs
-
-    return Stepper("SB3 SubprocVecEnv", advance, envs.close)
-
-
-def envpool(num_envs: int) -> Stepper:
-    import envpool as pool
-
-    envs = pool.make_gymnasium("CartPole-v1", num_envs=num_envs, seed=0)
-    envs.reset()
-    actions = np.zeros(num_envs, np.int32)
-
-    def advance() -> int:
-        envs.step(actions)
-        return num_envs
-
-    return Stepper("EnvPool (C++)", advance, envs.close)
-
-
-def contenders(world: str, num_envs: int, options: argparse.Namespace) -> list[tuple[str, Callable[[], Any]]]:
+def contenders(world: str, num_envs: int, pinned: str | None) -> list[tuple[str, Callable[[], Contender]]]:
     """Their names, and how to make them."""
-    makes = [WORLDS[world]] * num_envs
+
+    def maker(way: str, python: str = sys.executable) -> Callable[[], Contender]:
+        return lambda: Contender(way, world, num_envs, python)
+
     sleeping = "ms" in world
-    found: list[tuple[str, Callable[[], Any]]] = [
-        ("SyncVectorEnv", lambda: gymnasium_like("SyncVectorEnv", SyncVectorEnv(makes), num_envs)),
-        ("rollway", lambda: ours(world, num_envs, num_envs if sleeping else 2)),
-        ("AsyncVectorEnv", lambda: gymnasium_like("AsyncVectorEnv", AsyncVectorEnv(makes), num_envs)),
-        ("SB3 SubprocVecEnv", lambda: stable_baselines(world, num_envs)),
-    ]
+    workers = num_envs if sleeping else 2
+    found = [("SyncVectorEnv", maker("SyncVectorEnv")), ("rollway", maker(f"rollway {workers}"))]
     if world == "image":
-        found.insert(2, ("rollway, views", lambda: ours(world, num_envs, 2, copy=False)))
+        found.append(("rollway, views", maker(f"rollway, views {workers}")))
     if world.startswith("0.1-5 ms"):
-        found.insert(2, ("rollway, send/recv", lambda: ours_by_halves(world, num_envs, num_envs)))
+        found.append(("rollway, send/recv", maker(f"rollway, send/recv {workers}")))
+    found += [(way, maker(way)) for way in ("AsyncVectorEnv", "SB3 SubprocVecEnv")]
     if not sleeping:
-        makes_puffer = lambda python, way: lambda: Puffer(python, world, num_envs, way)  # noqa: E731
-        found += [(way, makes_puffer(sys.executable, way)) for way in PUFFERS]
-        if options.pinned:
-            found += [(way + PINNED, makes_puffer(options.pinned, way)) for way in PUFFERS]
+        found += [(way, maker(way)) for way in PUFFERS]
+        if pinned:
+            found += [(way + PINNED, maker(way, pinned)) for way in PUFFERS]
     if world == "cartpole":
-        found.append(("EnvPool", lambda: envpool(num_envs)))
+        found.append(("EnvPool", maker("EnvPool")))
     return found
 
 
-def compete(makers: list[tuple[str, Callable[[], Any]]], rounds: int, seconds: float) -> dict[str, Any]:
+def compete(makers: list[tuple[str, Callable[[], Contender]]], rounds: int, seconds: float) -> dict[str, Any]:
     """By turns, so that whatever else the machine does hits all of them."""
     steppers, missing = {}, {}
     for name, make in makers:
@@ -324,12 +233,12 @@ def main() -> None:
     ]:
         title = f"{world} x {num_envs}"
         if options.only is None or options.only in title:
-            cells[title] = compete(contenders(world, num_envs, options), options.rounds, options.seconds)
+            cells[title] = compete(contenders(world, num_envs, options.pinned), options.rounds, options.seconds)
     for num_envs in (16, 64):
         title = f"workers, cartpole x {num_envs}"
         if options.only is None or options.only in title:
-            numbers = [(str(n), lambda n=n, e=num_envs: ours("cartpole", e, n)) for n in (1, 2, 4, 8, 16)]
-            numbers += [(f"bare, {n}", lambda n=n, e=num_envs: Relay(WORLDS["cartpole"], e, n)) for n in (2, 16)]
+            ways = {str(n): f"rollway {n}" for n in (1, 2, 4, 8, 16)} | {f"bare, {n}": f"bare {n}" for n in (2, 16)}
+            numbers = [(n, lambda way=way, e=num_envs: Contender(way, "cartpole", e)) for n, way in ways.items()]
             cells[title] = compete(numbers, options.rounds, options.seconds)
     lines = table(cells)
     idle = None
