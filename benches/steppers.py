@@ -2,7 +2,7 @@
 
 `python steppers.py WAY WORLD NUM_ENVS` says ``{}`` when it is ready, or what is missing; then, for each line with a
 number of seconds, how fast it was, and at what cost in CPU time. Packages are imported on use: an interpreter needs
-those of its way alone. In one process for all, what is begun late would lie scattered over memory that others used.
+those of its way alone. In one process for all, some were slower than in one of their own.
 """
 
 from __future__ import annotations

@@ -153,39 +153,31 @@ def test_a_child_does_not_release_its_parents_records(name):
             assert np.array_equal(record["tokens"], content(1, 0)["tokens"])
 
 
+IDLE_WORKER = """
+import sys, rollway
+client = rollway.ShmRecordClient(sys.argv[1], {"tokens": "int32[*]", "blob": "uint8[*]", "who": "int64[2]"})
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
 def test_the_death_of_every_worker_ends_the_wait(name, child):
     with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name), peer_timeout_s=0.05) as server:
-        worker = child(
-            """
-            import sys, rollway
-            client = rollway.ShmRecordClient(sys.argv[1], {"tokens": "int32[*]", "blob": "uint8[*]", "who": "int64[2]"})
-            print("ready", flush=True)
-            sys.stdin.readline()
-            """,
-            name,
-        )
+        worker = child(IDLE_WORKER, name)
         worker.says("ready")
         worker.kill()
         with pytest.raises(rollway.PeerDied):
             server.read(timeout=30)
 
 
-@pytest.mark.parametrize("call", ["read_async()", "read_many_async(3)"])
+@pytest.mark.parametrize("call", [lambda server: server.read_async(), lambda server: server.read_many_async(3)])
 def test_the_death_of_every_worker_ends_the_wait_of_a_coroutine(name, child, call):
     with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name), peer_timeout_s=0.05) as server:
-        worker = child(
-            """
-            import sys, rollway
-            client = rollway.ShmRecordClient(sys.argv[1], {"tokens": "int32[*]", "blob": "uint8[*]", "who": "int64[2]"})
-            print("ready", flush=True)
-            sys.stdin.readline()
-            """,
-            name,
-        )
+        worker = child(IDLE_WORKER, name)
         worker.says("ready")
 
         async def main():
-            reading = asyncio.create_task(eval(f"server.{call}", {"server": server}))
+            reading = asyncio.create_task(call(server))
             await asyncio.sleep(0)
             worker.kill()
             with pytest.raises(rollway.PeerDied, match=f"pid {worker.pid}"):

@@ -245,17 +245,17 @@ impl<'a> Protocol<'a> {
     ) -> Option<Claim> {
         let end = range.end;
         // The reader has looked at a run's words, so their lines are his; fetched ahead, they do not wait for each other.
-        let fetch = |slot: usize| {
-            if want > 1 && slot < end {
-                prefetch_to_write((&raw const slots[slot]).cast());
-            }
-        };
-        (range.start..range.start + AHEAD).for_each(fetch);
+        let fetch = |slot: usize| prefetch_to_write((&raw const slots[slot]).cast());
+        if want > 1 {
+            (range.start..end.min(range.start + AHEAD)).for_each(fetch);
+        }
         let slot = range.into_iter().find(|&slot| claim_slot(&slots[slot], open.batch, who))?;
         crash_point(Point::SlotClaimed);
         let mut len = 1;
         while len < want && slot + len < end && claim_slot(&slots[slot + len], open.batch, who) {
-            fetch(slot + len + AHEAD);
+            if slot + len + AHEAD < end {
+                fetch(slot + len + AHEAD);
+            }
             len += 1;
             crash_point(Point::RunPartlyClaimed);
         }
