@@ -13,7 +13,7 @@ INSTALL := $(UV) pip install -q --python $(PY)
 # A dozen processes of the tests import torch, ray and SkyRL: compiled once, not by each of them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-rust test-loom test-fault test-python test-core test-peers soak fuzz bench lint format clean
+.PHONY: help demo test test-rust test-loom test-fault test-python test-core test-process test-peers soak fuzz bench lint format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -32,16 +32,23 @@ test-loom: ## The shipped protocol under loom: every interleaving of two or thre
 test-fault: ## The kill matrix alone: SIGKILL and SIGSTOP at every named crash point
 	cargo test -q -p rollway-core --features fault --test 'fault_*'
 
-test-python: $(VENV)/.test ## Python tests, in two runs side by side: test-core and test-peers
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-core test-peers
+test-python: $(VENV)/.test ## Python tests, in three runs side by side: test-core, test-process and test-peers
+	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-core test-process test-peers
 
-test-core: $(VENV)/.test ## Python tests: unit, process, fault
-	$(PY) -m pytest -q tests/unit tests/process tests/fault
+# Each run has a directory of its own for shared memory, out of reach of a gc next door, and leaves it empty.
+PYTEST := run() { \
+	    directory=$$(mktemp -d /dev/shm/test-rollway.XXXXXX); trap 'rm -rf "$$directory"' EXIT; \
+	    ROLLWAY_SHM_DIR="$$directory" $(PY) -m pytest -q "$$@"; \
+	    test -z "$$(ls -A "$$directory")"; }; run
 
-test-peers: $(VENV)/.test ## Python tests with large packages in them: peers, docs; in a directory of their own, out of reach of a gc next door
-	directory=$$(mktemp -d /dev/shm/test-peers.XXXXXX); trap 'rm -rf "$$directory"' EXIT; \
-	    ROLLWAY_SHM_DIR="$$directory" $(PY) -m pytest -q tests/peers tests/docs; \
-	    test -z "$$(ls -A "$$directory")"
+test-core: $(VENV)/.test ## Python tests: unit and fault
+	$(PYTEST) tests/unit tests/fault
+
+test-process: $(VENV)/.test ## Python tests: process
+	$(PYTEST) tests/process
+
+test-peers: $(VENV)/.test ## Python tests with large packages in them: peers, docs
+	$(PYTEST) tests/peers tests/docs
 
 soak: $(VENV)/.test ## Hours in minutes: 8 producers x 1,000,000 samples, kills under full load; every model with two preemptions
 	$(PY) -m pytest -q tests --soak -m soak

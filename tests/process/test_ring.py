@@ -16,6 +16,7 @@ import pytest
 
 import rollway
 from conftest import until
+from rollway import _core
 
 EXAMPLE = {"obs": np.zeros(4, np.float32), "reward": np.zeros(1, np.float32)}
 PREAMBLE = """
@@ -460,7 +461,7 @@ def test_huge_pages_are_given_or_refused_clearly(name):
 
 def test_segments_are_private(name):
     with rollway.Server(EXAMPLE, 1, rollway.ShmTransport(name)):
-        path = f"/dev/shm/rollway.{name}"
+        path = f"{_core.shm_directory()}/rollway.{name}"
         assert os.stat(path).st_mode & 0o777 == 0o600
         os.chmod(path, 0o644)
         with pytest.raises(rollway.SegmentNotOurs, match="mode 0644; it must belong to user"):
@@ -469,7 +470,7 @@ def test_segments_are_private(name):
 
 
 def test_a_file_that_is_no_segment_is_refused(name):
-    path = f"/dev/shm/rollway.{name}"
+    path = f"{_core.shm_directory()}/rollway.{name}"
     try:
         with open(path, "wb") as file:
             file.write(b"nonsense" * 1000)
