@@ -21,6 +21,7 @@ from contenders.fasterfifo import FasterFifo
 from contenders.fasterfifo_records import FasterFifoRecords
 from contenders.futex import Futex
 from contenders.iceoryx import Iceoryx
+from contenders.loop_wakeup import LoopWakeup
 from contenders.loopback import Loopback
 from contenders.memcpy import Memcpy
 from contenders.memcpy_records import MemcpyRecords
@@ -162,6 +163,7 @@ RECORDS = Programme(
     latency=(
         RollwayRecords("send"),
         RollwayRecords("read_async"),
+        LoopWakeup(),
         SkyrlGenerate("resumed"),
         SkyrlGenerate("resumed, since the send"),
         SkyrlGenerate("returned"),

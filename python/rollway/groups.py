@@ -54,9 +54,6 @@ class _Pending:
         self.records: dict[int, Record] = {}
         self.tombstones: dict[int, str] = {}
 
-    def settled(self) -> int:
-        return len(self.records) + len(self.tombstones)
-
 
 @dataclass
 class GroupCounts:
@@ -171,7 +168,8 @@ class GroupAssembler:
             return
         pending = self._pending.get(group)
         if pending is None:
-            self._make_room()
+            if len(self._pending) >= self._max_groups:
+                self._evict()
             pending = self._pending[group] = _Pending(self._clock())
         if for_all:
             self.give_up(key, _reason(record))
@@ -187,7 +185,7 @@ class GroupAssembler:
             pending.tombstones[key.repetition_id] = self._drop_stale(record)
         else:
             pending.records[key.repetition_id] = record
-        if pending.settled() == self.size:
+        if len(pending.records) + len(pending.tombstones) == self.size:
             self._finish(group)
 
     def give_up(self, key: RecordKey | GroupKey, reason: str = "given up") -> None:
@@ -286,10 +284,9 @@ class GroupAssembler:
                 return
             self._finish(key)
 
-    def _make_room(self) -> None:
-        if len(self._pending) >= self._max_groups:
-            self.counts.evicted += 1
-            self._finish(next(iter(self._pending)))
+    def _evict(self) -> None:
+        self.counts.evicted += 1
+        self._finish(next(iter(self._pending)))
 
     def _finish(self, key: GroupKey) -> None:
         pending = self._pending.pop(key)

@@ -25,7 +25,7 @@ _DROPPED = "the environment dropped it"
 _NAMED = 4  # how many of something an error names
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Settled:
     """A group of which nothing more will come: all its records, or the reason why there are none."""
 
@@ -36,7 +36,7 @@ class Settled:
     @property
     def version(self) -> int:
         """The oldest weights in it."""
-        return min(record.version for record in self.records)
+        return min([record.version for record in self.records])
 
 
 class Stash:
@@ -107,7 +107,7 @@ class Stash:
         Raises `TrajectoryMissing` when one of them will never come.
         """
         names = [self._queue_name(ask.phase, places[0].instance_id) for places in ask.groups]
-        found: Counter[tuple[str, str]] = Counter()  # by queue, how many of its groups are spoken for
+        found = dict.fromkeys(names, 0)  # by queue, how many of its groups are spoken for
         try:
             for name, places in zip(names, ask.groups, strict=True):
                 queue, at = self._queues[name], found[name]
@@ -118,8 +118,9 @@ class Stash:
                 found[name] += 1
             return [self._queues[name].popleft() for name in names]
         finally:
-            for name in {name for name in names if not self._queues[name]}:
-                del self._queues[name]  # with match="id" there would be one more for each instance
+            for name in found:
+                if not self._queues[name]:
+                    del self._queues[name]  # with match="id" there would be one more for each instance
 
     def put_back(self, groups: Sequence[Settled]) -> None:
         """Takes back what was taken for somebody who has gone, to where it was."""
