@@ -18,7 +18,7 @@ import numpy as np
 
 from rollway._core import Table
 from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch, WaitTimeout
-from rollway.record_schema import RaggedLeaf, RecordSchema
+from rollway.record_schema import RaggedLeaf, RecordSchema, convert
 from rollway.replay_batch import Batch, RowLayout, StagedCopies, as_host_array, device_name, fill_field_by_field
 
 _PATIENCE_S = 30.0
@@ -373,7 +373,12 @@ def _column(leaf: RaggedLeaf, value: Any, name: str) -> np.ndarray[Any, Any]:
         raise SchemaMismatch(
             f"'{name}' is {array.dtype}, which does not become {leaf.dtype} without loss. Cast it first"
         )
-    return np.ascontiguousarray(array, leaf.dtype)
+    if array.dtype != leaf.dtype:
+        fitting = convert(array, leaf.dtype)
+        if fitting is None:
+            raise SchemaMismatch(f"'{name}' has values of {array.dtype} that do not fit {leaf.dtype}")
+        array = fitting
+    return np.ascontiguousarray(array)
 
 
 def _mask(value: Any) -> np.ndarray[Any, Any]:
