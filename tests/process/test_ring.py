@@ -332,6 +332,43 @@ except rollway.ConnectionClosedError as error:
     assert f"the learner has closed ring '{name}'; nothing more can be sent" in out
 
 
+OUT_OF_FILES = """
+    import os, resource, sys, numpy as np, rollway
+    transport = rollway.ShmTransport(sys.argv[1])
+    if sys.argv[2] == "ring":
+        server = rollway.Server(np.zeros(1), 1, transport, num_buffers=2)
+    else:
+        server = rollway.RecordServer({"x": "float64[*]"}, transport, max_records=2)
+    print("up", flush=True)
+    input()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    try:
+        while True:
+            os.dup(0)
+    except OSError:
+        server.close()
+    print("closed", flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["ring", "records"])
+def test_a_learner_that_has_no_file_left_to_open_shuts_down_all_the_same(name, child, kind):
+    learner = child(OUT_OF_FILES, name, kind)
+    learner.says("up")
+    if kind == "ring":
+        client, data = rollway.ShmClient(name, np.zeros(1)), np.zeros(1)
+    else:
+        client, data = rollway.ShmRecordClient(name, {"x": "float64[*]"}), {"x": [1.0]}
+    with client:
+        while client.try_send(data):
+            pass
+        learner.tell()
+        with pytest.raises(rollway.ConnectionClosedError):
+            client.send(data, timeout=10)
+    learner.says("closed")
+    learner.ends()
+
+
 def test_a_closed_client_says_so(name):
     with rollway.Server(EXAMPLE, 1, rollway.ShmTransport(name)):
         client = rollway.ShmClient(name, EXAMPLE)

@@ -246,6 +246,10 @@ pub enum Point {
     RowsCommitted,
     /// Somebody who gives a row up has taken it out of the count, and has not emptied it.
     RowUnsettled,
+    /// The last learner said that it leaves, and has not removed the name.
+    SeatLeaving,
+    /// The last learner removed the name, and has not shut down what it led to.
+    NameRemoved,
     /// A ringer cleared the announcement, and has not moved the futex.
     BellCleared,
     /// A ringer moved the futex, and has not woken the sleepers.
@@ -254,7 +258,7 @@ pub enum Point {
 
 impl Point {
     /// Every point in a ring, for its kill matrix.
-    pub const RING: [Point; 13] = [
+    pub const RING: [Point; 15] = [
         Point::RingOpened,
         Point::RunPromised,
         Point::SlotClaimed,
@@ -266,6 +270,8 @@ impl Point {
         Point::BatchTaken,
         Point::BatchFreed,
         Point::BatchSealed,
+        Point::SeatLeaving,
+        Point::NameRemoved,
         Point::BellCleared,
         Point::BellMoved,
     ];

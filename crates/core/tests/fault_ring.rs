@@ -81,6 +81,8 @@ enum Role {
     TakesAtLeast,
     /// The last consumer, that shuts the ring down while the producers sleep.
     Closes,
+    /// The same, before it comes to that.
+    Leaves,
     /// A sleeping consumer that recovers what another dead process left.
     RecoversAsleep,
     /// A blocked producer that recovers what another dead process left.
@@ -91,7 +93,7 @@ enum Role {
     SitsDownToRead,
 }
 
-const ROLES: [Role; 15] = [
+const ROLES: [Role; 16] = [
     Role::Singles,
     Role::Runs,
     Role::Aborts,
@@ -103,6 +105,7 @@ const ROLES: [Role; 15] = [
     Role::Flushes,
     Role::TakesAtLeast,
     Role::Closes,
+    Role::Leaves,
     Role::RecoversAsleep,
     Role::RecoversBlocked,
     Role::SitsDown,
@@ -112,7 +115,10 @@ const ROLES: [Role; 15] = [
 impl Role {
     fn is_consumer(self) -> bool {
         use Role::*;
-        matches!(self, Takes | Releases | Flushes | TakesAtLeast | RecoversAsleep | Closes | SitsDownToRead)
+        matches!(
+            self,
+            Takes | Releases | Flushes | TakesAtLeast | RecoversAsleep | Closes | Leaves | SitsDownToRead
+        )
     }
 
     /// The points that this role reaches by itself, and at which of its visits it falls.
@@ -155,6 +161,7 @@ impl Role {
             Role::Flushes => &[(Point::BatchSealed, &[1, 2])],
             Role::TakesAtLeast => &[(Point::BatchSealed, &[1, 2])],
             Role::Closes => &[(Point::BellCleared, &[1, 2]), (Point::BellMoved, &[1, 2])],
+            Role::Leaves => &[(Point::SeatLeaving, &[1]), (Point::NameRemoved, &[1])],
             Role::RecoversAsleep => {
                 &[(Point::HoleCounted, &[1]), (Point::BellCleared, &[1]), (Point::BellMoved, &[1])]
             }
@@ -303,6 +310,41 @@ fn the_last_consumer_may_die_or_stop_while_it_shuts_the_ring_down() {
             victim.goes_on();
             victim.finishes();
         }
+    });
+}
+
+#[test]
+fn the_last_consumer_may_die_or_stop_before_it_shuts_the_ring_down() {
+    Case::for_each(&[Role::Leaves], false, |case| {
+        let place = Place::new(case);
+        let victim = Victim::start(case, &place);
+        arrival::wait_for(&place.name, Patience::of(Some(NET))).unwrap();
+        let spec = ProducerSpec { producer_id: None, on_full: None, peer_timeout: Some(Duration::ZERO) };
+        let producer = Producer::attach(&place.name, SCHEMA, &LEAVES, spec).unwrap();
+        let sleeper = std::thread::spawn(move || {
+            loop {
+                match Producer::reserve(&producer, 1, Patience::of(Some(NET))) {
+                    Ok(slot) => slot.unwrap().commit(0),
+                    Err(error) => return error,
+                }
+            }
+        });
+        victim.falls();
+        if case.signal == Signal::Stop {
+            victim.goes_on();
+            victim.finishes();
+        }
+        let woken = sleeper.join().unwrap();
+        match case.signal {
+            Signal::Kill => assert!(matches!(woken, Error::PeersGone(_)), "{case} {woken:?}"),
+            Signal::Stop => {
+                assert!(matches!(woken, Error::Closed), "{case} one that is stopped lives: {woken:?}")
+            }
+        }
+        if (case.point, case.signal) == (Point::SeatLeaving, Signal::Kill) {
+            place.is_collected();
+        }
+        place.is_clean();
     });
 }
 
@@ -851,7 +893,7 @@ fn consume(case: Case, place: &Place, trap: &Trap) {
         let written = || ring.census().ready_samples == PARTIAL;
         until(case, "there is an unfinished batch", written, || format!("{:?}", ring.census()));
     }
-    if case.role == Role::Closes {
+    if matches!(case.role, Role::Closes | Role::Leaves) {
         let full = || ring.census().ready_samples == SLOTS && ring.protocol().control.writable.has_waiter();
         until(case, "the producers wait for room", full, || format!("{:?}", ring.census()));
         return consumer.close().unwrap();

@@ -8,6 +8,7 @@ use fixture::*;
 use rollway_core::Error;
 use rollway_core::ring::producer::ProducerSpec;
 use rollway_core::ring::{Consumer, IfExists, OnFull, Patience, Producer, RingSpec, Slot};
+use rollway_core::segment::header::seat_state;
 use rollway_core::sync::Ordering;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -765,6 +766,19 @@ fn a_blocked_producer_learns_that_the_learner_died() {
     let second = open(&spec(Some(&name), 2, 2));
     assert_eq!(receive(&second), [0, 1]);
     send(&producer, 4);
+}
+
+#[test]
+fn a_learner_that_lives_is_not_taken_for_dead_because_somebody_noted_so() {
+    let name = Name::unique();
+    let consumer = open(&spec(Some(&name), 2, 2));
+    let hurried = ProducerSpec { peer_timeout: Some(Duration::ZERO), ..ANYONE };
+    let producer = Producer::attach(&name, SCHEMA, LEAVES, hurried).unwrap();
+    (0..4).for_each(|value| send(&producer, value));
+    // As one may who asked about its seat's last holder, and was slow.
+    consumer.ring().segment().seats()[0].state.store(seat_state::DIED, Ordering::Relaxed);
+    assert!(matches!(try_send(&producer, 4, briefly()), Err(Error::Timeout)));
+    consumer.close().unwrap();
 }
 
 #[test]

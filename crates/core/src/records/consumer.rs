@@ -275,10 +275,8 @@ impl Consumer {
         if !self.begins_to_leave() {
             return Ok(());
         }
-        let last = self.seat.leave_with_name();
-        if matches!(last, Ok(true)) {
-            self.records.shut_down();
-        } else {
+        let last = self.seat.leave_with_name(|| self.records.shut_down());
+        if !matches!(last, Ok(true)) {
             self.end_calls();
         }
         last.map(drop)
@@ -288,7 +286,7 @@ impl Consumer {
     /// collects it.
     pub fn leave(&self) {
         if self.begins_to_leave() {
-            self.seat.leave_as_last();
+            self.seat.leave();
             self.end_calls();
         }
     }

@@ -264,10 +264,8 @@ impl Consumer {
         if self.closing.swap(true, Ordering::Relaxed) || self.seat.owner().is_none() {
             return Ok(()); // Left already. Or a forked child: the ring is its parent's to close.
         }
-        let last = self.seat.leave_with_name();
-        if matches!(last, Ok(true)) {
-            self.ring.shut_down();
-        } else {
+        let last = self.seat.leave_with_name(|| self.ring.shut_down());
+        if !matches!(last, Ok(true)) {
             // Who announced itself before this wakes; who does so after it sees the flag (SYNC bell.ticket).
             self.ring.protocol().control.readable.ring();
         }

@@ -75,6 +75,8 @@ pub mod seat_state {
     pub const LEFT: u32 = 2;
     /// Died, somebody noted; whether it is so, the kernel knows.
     pub const DIED: u32 = 3;
+    /// About to close properly. One that dies in this state has died.
+    pub const LEAVING: u32 = 4;
 }
 
 /// Where the parts of a segment lie, derived from the three counts.

@@ -18,7 +18,7 @@
 use super::Segment;
 use super::header::{SeatRecord, seat_state};
 use crate::error::{Error, Result};
-use crate::sync::Ordering;
+use crate::sync::{Ordering, Point, crash_point};
 use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};
 use std::sync::{Arc, Mutex, Once};
@@ -420,23 +420,29 @@ impl Seat {
         Seat::take(segment, role, |_| {})
     }
 
-    /// Leaves; the last in our role takes the name away, so that whoever comes now finds none. True when we were the last:
-    /// what is in the segment is then ours to shut down.
-    pub fn leave_with_name(&self) -> Result<bool> {
-        let _gate = Gate::pass(&self.segment)?;
-        let last = self.leave_as_last();
+    /// Leaves (the lock stays until we are dropped). The last in our role takes the name away, so that whoever comes now finds
+    /// none, and then shuts down what is in the segment, also when the name could not be removed. True when we were the last.
+    pub fn leave_with_name(&self, shut_down: impl FnOnce()) -> Result<bool> {
+        // Without it where there is none to be had (no descriptor is left, say), as where somebody was stopped in there.
+        let gate = Gate::pass(&self.segment).ok().flatten();
+        // SYNC seat.state: Release here.
+        self.record().state.store(seat_state::LEAVING, Ordering::Release);
+        let last = self.census(self.role).alive == 0;
+        crash_point(Point::SeatLeaving);
+        let unlinked = if last { self.segment.unlink() } else { Ok(false) };
+        crash_point(Point::NameRemoved);
+        drop(gate);
         if last {
-            self.segment.unlink()?;
+            shut_down();
         }
-        Ok(last)
+        self.leave();
+        unlinked.map(|_| last)
     }
 
-    /// Says that we leave (the lock stays until we are dropped). True when nobody else in our role is left. Whoever comes
-    /// or goes in this role holds the [`Gate`].
-    pub fn leave_as_last(&self) -> bool {
+    /// Says that we have left; the lock stays until we are dropped.
+    pub fn leave(&self) {
         // SYNC seat.state: Release here.
         self.record().state.store(seat_state::LEFT, Ordering::Release);
-        self.census(self.role).alive == 0
     }
 
     /// Whether nobody in a role lives, and at least one of them died instead of leaving.
@@ -448,12 +454,12 @@ impl Seat {
             }
             // SYNC seat.state, seat.life: Acquire here.
             match record.state.load(Ordering::Acquire) {
-                seat_state::JOINED
-                    if self.is_alive(Owner::new(index, record.life.load(Ordering::Acquire))) =>
-                {
-                    return false;
+                seat_state::JOINED | seat_state::DIED | seat_state::LEAVING => {
+                    if self.is_alive(Owner::new(index, record.life.load(Ordering::Acquire))) {
+                        return false;
+                    }
+                    died = true;
                 }
-                seat_state::JOINED | seat_state::DIED => died = true,
                 _ => {}
             }
         }
@@ -471,7 +477,10 @@ impl Seat {
             let owner = Owner::new(index, record.life.load(Ordering::Acquire));
             match record.state.load(Ordering::Acquire) {
                 seat_state::JOINED | seat_state::DIED if self.is_alive(owner) => census.alive += 1,
-                seat_state::JOINED | seat_state::DIED => census.died.push(record.pid.load(Ordering::Relaxed)),
+                seat_state::LEAVING if self.is_alive(owner) => {}
+                seat_state::JOINED | seat_state::DIED | seat_state::LEAVING => {
+                    census.died.push(record.pid.load(Ordering::Relaxed));
+                }
                 _ => {}
             }
         }
@@ -512,8 +521,7 @@ pub struct Census {
 impl Drop for Seat {
     fn drop(&mut self) {
         if self.owner().is_some() {
-            // SYNC seat.state: Release here.
-            self.record().state.store(seat_state::LEFT, Ordering::Release);
+            self.leave();
         }
     }
 }

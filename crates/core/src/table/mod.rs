@@ -148,10 +148,7 @@ impl Table {
         if self.role == Role::Producer || forked || self.left.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
-        if self.seat.leave_with_name()? {
-            self.shut_down();
-        }
-        Ok(())
+        self.seat.leave_with_name(|| self.shut_down()).map(drop)
     }
 
     /// Takes the name away, whoever is in it, and tells everybody. Nobody can attach any more.
