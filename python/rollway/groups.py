@@ -168,7 +168,7 @@ class GroupAssembler:
             return
         pending = self._pending.get(group)
         if pending is None:
-            if len(self._pending) >= self._max_groups:
+            if len(self._pending) >= self._max_groups and not for_all:  # one that is over at once needs no room
                 self._evict()
             pending = self._pending[group] = _Pending(self._clock())
         if for_all:

@@ -149,6 +149,15 @@ def test_memory_is_bounded(server, send):
     assembler.close()
 
 
+def test_a_group_that_is_over_when_it_is_first_heard_of_takes_no_others_room(server, send):
+    assembler = GroupAssembler(2, max_groups=1)
+    assembler.add(send("a", 0))
+    assembler.add(send("b", rollway.record_key.WHOLE_GROUP, tombstone=True))
+    assert assembler.counts.dead == 1 and assembler.counts.evicted == 0
+    assembler.add(send("a", 1))
+    assert assembler.pop().is_complete
+
+
 def test_finished_groups_are_forgotten_in_the_end(send):
     assembler = GroupAssembler(1, memory=2)
     for instance in ("a", "b", "c", "a"):
