@@ -222,7 +222,7 @@ def check_segments(found: Sequence[SegmentInfo] | None = None) -> Finding:
         return Finding("segments", "ok", "none")
     text = ", ".join(f"{len(group)} {state}" for state, group in by_state.items() if group)
     if by_state["stale"]:
-        bytes_held = sum(segment.bytes for segment in by_state["stale"])
+        bytes_held = sum(segment.used_bytes for segment in by_state["stale"])
         return Finding(
             "segments", "warn", f"{text} ({_mb(bytes_held)} held by the stale)", "`rollway gc` removes them."
         )

@@ -156,6 +156,22 @@ def test_doctor_finds_the_stale(stale):
     assert finding.status == "warn" and "1 stale" in finding.found and "rollway gc" in finding.advice
 
 
+def test_doctor_says_what_the_stale_hold_and_not_what_they_could_have_grown_to(shm, child):
+    learner = child(
+        """
+        import rollway
+        server = rollway.RecordServer({"t": "int32[*]"}, rollway.ShmTransport("crashed"), lane_bytes=1 << 30)
+        print("up", flush=True)
+        input()
+        """
+    )
+    learner.says("up")
+    learner.kill()
+    (segment,) = rollway.segments()
+    assert segment.used_bytes < MB < segment.bytes
+    assert "KiB held by the stale" in machine.check_segments().found
+
+
 def test_doctor_reports_a_missing_directory_everywhere(monkeypatch, tmp_path):
     monkeypatch.setenv("ROLLWAY_SHM_DIR", str(tmp_path / "nowhere"))
     status = {finding.name: finding.status for finding in machine.examine()}
