@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import optree
 
 from rollway.async_bell import AsyncBell
-from rollway.errors import InvalidArgument, PeerDied, WaitTimeout
+from rollway.errors import InvalidArgument, PeerDied, RollwayError, WaitTimeout
+from rollway.schema import as_array
 
 _LOOK_S = 1.0  # how often somebody who waits looks whether anybody is left
 
@@ -72,6 +73,11 @@ async def rung(bell: AsyncBell, deadline: float | None, vigil: Vigil | None) -> 
         alone_since = None if vigil is None else vigil.look(alone_since)
 
 
+def _behind(leaf: Any, rows: int) -> Any:
+    """A stacked leaf without its first rows."""
+    return (leaf if hasattr(leaf, "__getitem__") else as_array(leaf, "", None))[rows:]
+
+
 class AsyncSends:
     """Waits on the client's bell and then tries: so a cancelled wait has sent nothing."""
 
@@ -85,20 +91,20 @@ class AsyncSends:
         return True
 
     async def send_many_async(self: _Client, data: Any, *, version: int = 0, timeout: float | None = None) -> int:
-        """As `send_many`, for asyncio. After a timeout, ``error.sent`` samples are sent."""
+        """As `send_many`, for asyncio. When it fails, ``error.sent`` samples are sent."""
         if not self.blocks:
             return self.send_many(data, version=version)
         deadline, sent, rest = deadline_of(timeout), 0, data
-        while True:
-            sent += (now := self.try_send_many(rest, version=version))
-            rest = optree.tree_map(lambda leaf: leaf[now:], rest, namespace="rollway")
-            if len(optree.tree_leaves(rest, namespace="rollway")[0]) == 0:
-                return sent
-            try:
+        try:
+            while True:
+                sent += (now := self.try_send_many(rest, version=version))
+                rest = optree.tree_map(lambda leaf: _behind(leaf, now), rest, namespace="rollway")
+                if len(optree.tree_leaves(rest, namespace="rollway")[0]) == 0:
+                    return sent
                 await self._room(deadline, timeout)
-            except WaitTimeout as late:
-                late.sent = sent
-                raise
+        except RollwayError as error:
+            error.sent += sent
+            raise
 
     async def _room(self: _Client, deadline: float | None, timeout: float | None) -> None:
         if not await rung(self._bell, deadline, self._vigil):

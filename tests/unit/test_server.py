@@ -517,6 +517,44 @@ def test_async_twins_wait_without_blocking_the_loop(name):
     asyncio.run(run())
 
 
+def test_a_send_many_async_that_is_ended_says_how_many_were_sent(name):
+    async def main():
+        with rollway.ShmClient(name, np.zeros(1)) as client:
+            sending = asyncio.create_task(client.send_many_async(np.zeros((9, 1))))
+            while server.stats()["ready_samples"] < 4:
+                await asyncio.sleep(0.001)
+            server.close()
+            with pytest.raises(rollway.ConnectionClosedError) as ended:
+                await sending
+            assert ended.value.sent == 4
+
+    with rollway.Server(np.zeros(1), batch_size=2, transport=rollway.ShmTransport(name), num_buffers=2) as server:
+        asyncio.run(main())
+
+
+class OnlyAnArray:
+    """Has nothing of an array but the way to make one."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+def test_send_many_async_takes_what_send_many_takes(name):
+    async def three_batches():
+        return [(await server.sample_async()).batch.ravel().tolist() for _ in range(3)]
+
+    async def main():
+        with rollway.ShmClient(name, np.zeros(1)) as client:
+            sending = client.send_many_async(OnlyAnArray(np.arange(6.0).reshape(6, 1)))
+            assert await asyncio.gather(sending, three_batches()) == [6, [[0, 1], [2, 3], [4, 5]]]
+
+    with rollway.Server(np.zeros(1), batch_size=2, transport=rollway.ShmTransport(name), num_buffers=2) as server:
+        asyncio.run(main())
+
+
 def test_sample_async_tells_that_every_worker_died(child, name):
     with rollway.Server(ONE, 2, rollway.ShmTransport(name), peer_timeout_s=0.1) as server:
         worker = child(

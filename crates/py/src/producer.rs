@@ -193,7 +193,11 @@ impl Producer {
     ) -> PyResult<usize> {
         match self.send_rows(py, data, version, Patience::Never)? {
             (sent, Ok(()) | Err(Error::Full)) => Ok(sent),
-            (_, Err(error)) => Err(self.explain(py, error, None)),
+            (sent, Err(error)) => {
+                let error = self.explain(py, error, None);
+                error.value(py).setattr("sent", sent)?;
+                Err(error)
+            }
         }
     }
 
