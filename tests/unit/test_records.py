@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import rollway
 from conftest import until
-from rollway import RecordKey, ShmRecordClient
+from rollway import RecordKey, ShmRecordClient, _core
 
 SCHEMA = {"tokens": "int32[*]", "logprobs": "float32[*]", "score": "float32[]"}
 KEY = RecordKey("run", "train", 0, "task", 0)
@@ -487,3 +488,19 @@ def test_a_key_comes_out_as_it_went_in(shared_server, key):
 def test_a_key_that_is_none_is_said_to_be_none(key):
     with rollway.RecordServer({"x": "int32[*]"}) as server, pytest.raises(rollway.InvalidArgument, match="RecordKey"):
         server.submit({"x": [1]}, key=key)
+
+
+def test_one_damaged_record_is_told_of_and_costs_no_other(name):
+    transport = rollway.ShmTransport(name)
+    with rollway.RecordServer({"tokens": "int32[*]"}, transport, lanes=1, lane_bytes=1 << 16) as server:
+        rows = [np.full(40, 1000 + row, np.int32) for row in range(5)]
+        for row in rows:
+            server.submit({"tokens": row})
+        file = Path(_core.shm_directory()) / f"rollway.{name}"
+        with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as memory:
+            counts = memory.find(rows[2].tobytes()) - 16  # of its key, its metadata and its tokens
+            memory[counts + 8 : counts + 12] = (7).to_bytes(4, "little")
+        with pytest.raises(rollway.SegmentDamaged, match="length of a record"):
+            server.read_many(5)
+        whole = [record["tokens"][0] for record in server.read_many(5, timeout=1)]
+        assert whole == [1000, 1001, 1003, 1004]

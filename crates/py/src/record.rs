@@ -76,6 +76,13 @@ impl Record {
         &self.plan
     }
 
+    /// Puts it back unread, for whoever asks next.
+    pub fn give_back(&self, py: Python<'_>) {
+        if let Some(record) = self.record.replace(py, None) {
+            record.give_back();
+        }
+    }
+
     pub fn is_released(&self, py: Python<'_>) -> bool {
         self.record.with(py, Option::is_none)
     }

@@ -13,7 +13,7 @@ use crate::tcp_server::Endpoints;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use rollway_core::Error;
-use rollway_core::records::{Consumer as Core, Patience, Records, RecordsSpec};
+use rollway_core::records::{Consumer as Core, Patience, Record as CoreRecord, Records, RecordsSpec};
 use std::sync::Arc;
 
 /// One consumer of records.
@@ -112,9 +112,20 @@ impl RecordConsumer {
             }
             at_once => at_once,
         };
-        let taken = taken.map_err(|e| to_py(py, e))?.into_iter();
-        let records = taken.map(|record| Py::new(py, Record::of(py, &self.plan, record)?));
-        PyList::new(py, records.collect::<PyResult<Vec<_>>>()?)
+        let mut taken = taken.map_err(|e| to_py(py, e))?.into_iter();
+        let mut records: Vec<Py<Record>> = Vec::with_capacity(taken.len());
+        while let Some(record) = taken.next() {
+            match Record::of(py, &self.plan, record).and_then(|record| Py::new(py, record)) {
+                Ok(record) => records.push(record),
+                Err(error) => {
+                    // It is damaged, and told of; the others are not, and come again.
+                    records.iter().for_each(|record| record.get().give_back(py));
+                    taken.for_each(CoreRecord::give_back);
+                    return Err(error);
+                }
+            }
+        }
+        PyList::new(py, records)
     }
 
     /// Waits for a record to take, for event loops, and takes none.
