@@ -590,3 +590,58 @@ def test_closing_twice_or_in_a_forked_child_is_harmless_and_using_it_there_is_re
     envs.close()
     with pytest.raises(rollway.ConnectionClosedError):
         envs.step([0, 0])
+
+
+def stay():
+    """A process that does nothing, and is not there for ever."""
+    signal.alarm(60)
+    signal.pause()
+
+
+class Parent(Counter):
+    """Has a child process, which inherits the pipes of the worker and keeps them open."""
+
+    def bear(self):
+        """Gives its process id."""
+        self.child = os.fork()
+        if self.child == 0:
+            stay()
+        return self.child
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("policy", [None, FaultPolicy()], ids=["none", "policy"])
+def test_the_death_of_a_worker_is_noticed_although_a_child_of_its_environment_lives_on(policy):
+    with rollway.make_vec(Parent, 2, num_workers=2, restart=policy) as envs:
+        envs.reset()
+        children = envs.call("bear")
+        try:
+            with pytest.raises(rollway.EnvDied, match="exit with code 7"):
+                envs.call("leave", 0)
+            assert not any(is_gone(child) for child in children)
+        finally:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.timeout(30)
+def test_it_is_closed_although_a_process_that_another_thread_forked_meanwhile_lives_on(monkeypatch):
+    """A fork at the wrong moment inherits the pipe by which multiprocessing learns that a process has ended."""
+    fork, children = os.fork, []
+
+    def twice():
+        children.append(fork())
+        if children[-1] == 0:
+            stay()
+        return fork()
+
+    monkeypatch.setattr(os, "fork", twice)
+    envs = rollway.make_vec(counters(2), num_workers=2, context="fork")
+    monkeypatch.undo()
+    try:
+        envs.close(timeout=None)
+        assert not any(is_gone(child) for child in children)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)

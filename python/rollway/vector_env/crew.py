@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -25,6 +27,8 @@ class Crew:
         self._context: BaseContext = multiprocessing.get_context(context)
         self._makers, self._shares, self._daemon = makers, shares, daemon
         self._processes: list[Any] = [None] * len(shares)
+        self._pidfds: list[int | None] = [None] * len(shares)
+        """Readable when a process has ended, whoever else holds its pipes. ``None``: there is no such process."""
         self._wires: list[Wire | None] = [None] * len(shares)
         self.owing: set[int] = set()
         """Workers to whom a message was not sent to its end."""
@@ -47,7 +51,12 @@ class Crew:
         with clear_mpi_env_vars():
             process.start()
         theirs.close()
-        self._processes[worker], self._wires[worker] = process, Wire(ours, process.sentinel)
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except ProcessLookupError:  # it has ended, and somebody has waited for it
+            pidfd = os.dup(process.sentinel)
+        self._forget(worker)
+        self._processes[worker], self._pidfds[worker], self._wires[worker] = process, pidfd, Wire(ours, pidfd)
         return int(process.pid)
 
     def pid(self, worker: int) -> int | None:
@@ -85,11 +94,10 @@ class Crew:
         """Makes sure that a worker has ended, and says how it did."""
         process, wire = self._processes[worker], self._wires[worker]
         # Its lock goes a moment before the kernel tells how it ended.
-        process.join(1.0)
-        ended = describe_end(process.exitcode)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
+        has_ended = self._ends_within(worker, 1.0)
+        ended = describe_end(process.exitcode if has_ended else None)
+        if not has_ended:
+            self.kill(worker)
         if wire is not None:
             wire.close()
         self._wires[worker] = None
@@ -99,7 +107,17 @@ class Crew:
     def kill(self, worker: int) -> None:
         """Ends a worker that does not answer."""
         self._processes[worker].kill()
+        self._ends_within(worker, FOREVER_S)
+
+    def _ends_within(self, worker: int, timeout: float) -> bool:
+        """Whether a worker has ended, or does so in time."""
+        pidfd = self._pidfds[worker]
+        if pidfd is None:
+            return True
+        if not wait([pidfd], timeout):
+            return False
         self._processes[worker].join()
+        return True
 
     def dismiss(self, timeout: float) -> None:
         """Waits until all have ended, and kills those who have not in time."""
@@ -108,10 +126,17 @@ class Crew:
                 wire.close()
                 self._wires[worker] = None
         deadline = time.monotonic() + min(timeout, FOREVER_S)
-        for process in self._processes:
-            if process is not None:
-                process.join(max(0.0, deadline - time.monotonic()))
-        for process in self._processes:
-            if process is not None and process.exitcode is None:
-                process.kill()
-                process.join()
+        late = [
+            worker
+            for worker in range(len(self._processes))
+            if not self._ends_within(worker, max(0.0, deadline - time.monotonic()))
+        ]
+        for worker in late:
+            self.kill(worker)
+        for worker in range(len(self._processes)):
+            self._forget(worker)
+
+    def _forget(self, worker: int) -> None:
+        pidfd, self._pidfds[worker] = self._pidfds[worker], None
+        if pidfd is not None:
+            os.close(pidfd)

@@ -34,8 +34,8 @@ class WorkerSilent(Exception):
 class Wire:
     """Messages to one worker, and from it."""
 
-    def __init__(self, pipe: Connection, sentinel: int) -> None:
-        self._pipe, self._sentinel = pipe, sentinel
+    def __init__(self, pipe: Connection, pidfd: int) -> None:
+        self._pipe, self._pidfd = pipe, pidfd
         self._socket = _socket_of(pipe)
         self._unsent: deque[memoryview] = deque()
         self._heard: deque[Any] = deque()
@@ -63,21 +63,21 @@ class Wire:
         """Sleeps until the worker has read something; keeps what it says meanwhile."""
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN | select.POLLOUT)
-        poll.register(self._sentinel, select.POLLIN)
+        poll.register(self._pidfd, select.POLLIN)
         left = _left(deadline)
         ready = dict(poll.poll(None if left is None else 1000 * left))
         if not ready:
             raise WorkerSilent
         if ready.get(self._pipe.fileno(), 0) & select.POLLIN:
             self._heard.append(self._hear())
-        elif self._sentinel in ready:
+        elif self._pidfd in ready:
             raise WorkerGone
 
     def receive(self, deadline: float | None) -> Any:
         """The next message. What the worker sent before it died is still heard."""
         if self._heard:
             return self._heard.popleft()
-        ready = wait([self._pipe, self._sentinel], _left(deadline))
+        ready = wait([self._pipe, self._pidfd], _left(deadline))
         if not ready:
             raise WorkerSilent
         if self._pipe not in ready and not self._pipe.poll(0):
