@@ -489,7 +489,7 @@ def test_one_record_that_is_no_trajectory_harms_no_other(server, env, label, mes
     assert run(bad())["prompt_token_ids"] == made.prompts("x")
 
 
-def test_when_every_environment_has_died_the_wait_ends(server, child):
+def killed_environment(child, name):
     code = """
         import sys, rollway
         from rollway.integrations.atropos import ATROPOS_SCHEMA
@@ -497,11 +497,22 @@ def test_when_every_environment_has_died_the_wait_ends(server, child):
         print("attached", flush=True)
         sys.stdin.readline()
     """
-    environment = child(code, server.name)
+    environment = child(code, name)
     environment.says("attached")
     environment.kill()
+
+
+def test_when_every_environment_has_died_the_wait_ends(server, child):
+    killed_environment(child, server.name)
     with pytest.raises(rollway.PeerDied, match=r"at least one died, and none came back within 0.1 s.*1 died"):
         run(generator_of(server, peer_timeout_s=0.1).generate(batch("1")))
+
+
+def test_how_long_to_wait_for_a_new_environment_is_the_generators_setting_and_not_the_servers(name, child):
+    with rollway.RecordServer(made.ATROPOS_SCHEMA, rollway.ShmTransport(name), peer_timeout_s=0.0) as server:
+        killed_environment(child, name)
+        with pytest.raises(rollway.PeerDied, match="none came back within 1.0 s"):
+            run(generator_of(server, peer_timeout_s=1.0).generate(batch("1")))
 
 
 def test_closing_ends_every_wait(server):

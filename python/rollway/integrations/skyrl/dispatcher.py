@@ -182,7 +182,10 @@ class Dispatcher:
             if room <= 0:
                 raise self._full()
             wanted = asked - self._stash.whole if self._stash.in_order else room
-            records = await self._server.read_many_async(max(1, min(_MOST, room, wanted)))
+            try:
+                records = await self._server.read_many_async(max(1, min(_MOST, room, wanted)))
+            except PeerDied:
+                continue  # by the server's patience; ours is what the patrol goes by
             if not records:
                 raise ConnectionClosedError("the records were closed while trajectories were waited for")
             self._alone_since = None
