@@ -583,6 +583,43 @@ def test_through_the_hub_batches_and_backpressure_are_atropos_own(reached, make,
     asyncio.run(run())
 
 
+def test_a_hub_that_closes_ends_its_environments_though_its_api_server_went_first(name, make):
+    with rollway.RecordServer(ATROPOS_SCHEMA, rollway.ShmTransport(name)) as learner:
+
+        class Asked(ToyEnv):
+            async def get_status(self):
+                learner.close()
+                raise aiohttp.ClientConnectionError("nobody answers")
+
+            async def register_env(self):
+                self.env_id = 0
+
+            async def get_server_info(self):
+                pass
+
+        env = make(Asked, transport="shm", shm_name=name, delivery="hub")
+        asyncio.run(asyncio.wait_for(env.env_manager(), SECONDS))
+
+
+def test_a_hub_whose_port_is_taken_gives_an_exit_code(learner):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert asyncio.run(hub.serve(learner, *taken.getsockname())) not in (None, 0)
+
+
+def test_a_hub_that_is_told_to_end_gives_the_exit_code_of_the_handler(learner, port):
+    async def run():
+        serving = asyncio.create_task(hub.serve(learner, "127.0.0.1", port))
+        async with trainer(port):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return await asyncio.wait_for(serving, SECONDS)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        assert asyncio.run(run()) == 143
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @contextlib.asynccontextmanager
 async def fed(learner):
     """The hub's feed, into the API server's state as a registered trainer leaves it."""
@@ -826,7 +863,7 @@ def test_ctrl_c_ends_the_hub_and_leaves_nothing(name, port, launched):
     asyncio.run(registered())
     os.kill(process.pid, signal.SIGINT)
     process.join(SECONDS)
-    assert process.exitcode == 1, "a KeyboardInterrupt that nobody caught"
+    assert process.exitcode == 130
 
 
 def test_environments_killed_in_the_middle_and_started_again(learner, tokenizer, launched):

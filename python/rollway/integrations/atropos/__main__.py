@@ -78,7 +78,10 @@ def serve_api(arguments: list[str]) -> None:
         parser.error("say how environments come in: --shm-name, --tcp-port, or both")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the records are closed on the way out
     with rollway.RecordServer(ATROPOS_SCHEMA, transports) as server:
-        asyncio.run(hub.serve(server, chosen.host, chosen.port))
+        try:
+            sys.exit(asyncio.run(hub.serve(server, chosen.host, chosen.port)))
+        except KeyboardInterrupt:
+            sys.exit(130)
 
 
 def _from_file(path: Path) -> ModuleType:

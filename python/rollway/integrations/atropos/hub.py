@@ -69,16 +69,29 @@ def _unsayable(value: Any) -> str | None:
     return next((what for one in within if (what := _unsayable(one)) is not None), None)
 
 
-async def serve(server: RecordServer, host: str, port: int) -> None:
-    """Runs the API server and feeds it, until SIGINT or SIGTERM, or until one of the two fails."""
+async def serve(server: RecordServer, host: str, port: int) -> int:
+    """Runs the API server and feeds it, until SIGINT or SIGTERM, or until one of the two fails.
+
+    Gives the exit code: 0, or what a handler of SIGTERM, or the API server when it cannot begin, gave to ``sys.exit``.
+    """
     import uvicorn
     from atroposlib.api.server import app
 
     web = uvicorn.Server(uvicorn.Config(app, host=host, port=port))
-    serving, feeding = asyncio.create_task(web.serve()), asyncio.create_task(feed(server))
+    serving, feeding = asyncio.create_task(_exit_code(web)), asyncio.create_task(feed(server))
     await asyncio.wait({serving, feeding}, return_when=asyncio.FIRST_COMPLETED)
     web.should_exit = True  # the feed has ended: so does the server, after the requests that it is at
-    await serving
+    code = await serving
     if feeding.done():
         feeding.result()
     feeding.cancel()
+    return code
+
+
+async def _exit_code(web: Any) -> int:
+    """Serves. A task that `SystemExit` ends takes the loop with it, and asyncio reports it as if it were a mistake."""
+    try:
+        await web.serve()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+    return 0

@@ -205,7 +205,11 @@ class RollwayTransportMixin:
             # While the API server answers, groups move into its queue and new ones are sent. None is left out of the
             # sum; some may be in it twice, until the next time.
             before = sender.groups_sent
-            await super().get_status()  # type: ignore[misc]
+            try:
+                await super().get_status()  # type: ignore[misc]
+            except Exception:
+                sender.status()  # a hub that has closed takes its API server along: then this says so
+                raise
             waiting += sender.groups_sent - before
             self.status_dict["queue_size"] += waiting
             self.status_dict["self_queue_size"] += waiting
