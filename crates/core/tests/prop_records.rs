@@ -4,7 +4,7 @@
 //! chooses where a record lies, and the model checks that nobody has that place; which record comes next, what a recovery
 //! gives back, and what is left at the end, the model predicts.
 //!
-//! Deaths are between calls here. Those in the middle of one are in `loom_records.rs` and `fault_records.rs`.
+//! Deaths are between calls here. Those in the middle of one are in `loom/records.rs` and `fault_records.rs`.
 #![cfg(not(loom))]
 
 use proptest::collection::vec;

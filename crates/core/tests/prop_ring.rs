@@ -4,7 +4,7 @@
 //! protocol chooses which slot a claim gets, and the model checks that it was there to be had; everything else (whether
 //! there is room, which batch comes next, what is in it, what a recovery takes back) the model predicts.
 //!
-//! Deaths are between calls here. Those in the middle of one are in `loom_ring.rs` and `fault_ring.rs`.
+//! Deaths are between calls here. Those in the middle of one are in `loom/ring.rs` and `fault_ring.rs`.
 #![cfg(not(loom))]
 
 use proptest::collection::vec;

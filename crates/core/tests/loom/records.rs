@@ -1,17 +1,14 @@
 //! Every interleaving of two or three threads over the shipped protocol of records, up to a number of preemptions.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom_records`
+//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom records::`
 //!
 //! The words lie on loom's heap, the data in loom's cells: a read that does not happen after its write, or a write under a
 //! reader, is an error; a wake-up that is lost is a deadlock, and loom reports both. The producers keep the shipped
 //! [`Ledger`], so what is allocated twice shows as two writers of one cell. Who survives a death acts beside it, and looks once more
 //! when it is over, for loom has no clock for a patrol.
-#![cfg(loom)]
 
-mod mortal;
-
+use crate::mortal::{Mortal, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn};
 use loom::cell::UnsafeCell;
-use mortal::{Mortal, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn};
 use rollway_core::records::layout::{Control, Descriptor, Lane};
 use rollway_core::records::ledger::{Attempt, Ledger, Room};
 use rollway_core::records::protocol::{Entry, LaneWords, Protocol, Stamp, Taken};

@@ -1,15 +1,12 @@
 //! Every interleaving of two or three threads over the shipped protocol of the table, up to a number of preemptions.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom_table`
+//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom table::`
 //!
 //! The words lie on loom's heap. A row is two relaxed atomics, since its readers may look while it is written: what they
 //! keep must have equal halves. A death is a panic at a crash point, caught in its thread.
-#![cfg(loom)]
 
-mod mortal;
-
+use crate::mortal::explore;
 use loom::thread;
-use mortal::explore;
 use rollway_core::segment::Owner;
 use rollway_core::sync::{AtomicU32, AtomicU64, Ordering, Point, crash_point, fault};
 use rollway_core::table::layout::{Control, RowKind, RowWord};

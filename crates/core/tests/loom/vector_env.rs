@@ -1,16 +1,13 @@
 //! Every interleaving of a caller and two workers over the shipped hand-over, up to a number of preemptions.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom_vector_env`
+//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom vector_env::`
 //!
 //! The words lie on loom's heap, actions and results in loom's cells: a read that does not happen after its write is an
 //! error, and a wake-up that is lost is a deadlock; loom reports both.
-#![cfg(loom)]
 
-mod mortal;
-
+use crate::mortal::explore;
 use loom::cell::UnsafeCell;
 use loom::thread;
-use mortal::explore;
 use rollway_core::sync::AtomicU64;
 use rollway_core::vector_env::layout::{Control, Line};
 use rollway_core::vector_env::protocol::Protocol;

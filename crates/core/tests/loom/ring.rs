@@ -1,18 +1,15 @@
 //! Every interleaving of two or three threads over the shipped protocol, up to a number of preemptions.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom_ring`
+//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom ring::`
 //!
 //! The words lie on loom's heap, the payload in loom's cells: a read that does not happen after its write is an error,
 //! a wake-up that is lost is a deadlock, and loom reports both. The dead wake nobody, and loom has no clock for a patrol:
 //! where somebody dies (or gives a slot back, which is only a hint to the others), the survivors look again and again
 //! instead of sleeping.
-#![cfg(loom)]
 
-mod mortal;
-
+use crate::mortal::{Mortal, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn};
 use loom::cell::UnsafeCell;
 use loom::thread;
-use mortal::{Mortal, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn};
 use rollway_core::ring::layout::{Buffer, Control, Slot, SlotWord};
 use rollway_core::ring::protocol::{Claim, Claimant, Protocol, Taken};
 use rollway_core::ring::recovery::recover;

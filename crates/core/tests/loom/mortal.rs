@@ -2,7 +2,6 @@
 //!
 //! A death is a panic at a crash point, caught in its thread. Loom's threads share one OS thread, so plain locks cost no
 //! branches.
-#![allow(dead_code)] // No file of models uses all of it.
 
 use loom::thread;
 use rollway_core::segment::Owner;

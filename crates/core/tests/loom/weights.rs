@@ -1,15 +1,12 @@
 //! Every interleaving of two or three threads over the shipped protocol of weights, up to a number of preemptions.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom_weights`
+//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom weights::`
 //!
 //! The words lie on loom's heap, and so do the leaves: relaxed atomics, for a reader may copy what is being overwritten. Two
 //! leaves of one version must be read together, or the copy thrown away. A death is a panic at a crash point, caught in
 //! its thread.
-#![cfg(loom)]
 
-mod mortal;
-
-use mortal::{explore, owner, spawn};
+use crate::mortal::{explore, owner, spawn};
 use rollway_core::segment::Owner;
 use rollway_core::sync::{AtomicU64, Ordering, Point, crash_point, fault};
 use rollway_core::weights::layout::{BufferHead, Control, Latest, LeafEntry, PinLine};

@@ -1,0 +1,11 @@
+//! The shipped protocols under loom: one program, for building it takes as long as running it.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom`
+#![cfg(loom)]
+
+mod mortal;
+mod records;
+mod ring;
+mod table;
+mod vector_env;
+mod weights;
