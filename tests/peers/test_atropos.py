@@ -166,6 +166,30 @@ def test_a_group_that_atropos_drops_leaves_tombstones_that_say_why(learner, make
     assert Counter(key.instance_id for key in sent) == {str(i): SIZE for i in range(20) if i % 10 not in (3, 5, 7, 9)}
 
 
+def test_a_tombstone_says_why_also_of_arrays_and_of_groups_that_atropos_trips_over(learner, make):
+    class Odd(ToyEnv):
+        async def collect_trajectories(self, item):
+            group, backlog = await super().collect_trajectories(item)
+            if item["id"] == 0:
+                group["scores"] = np.full(SIZE, 0.5)
+            elif item["id"] == 1:
+                group["tokens"] = np.ones((SIZE - 1, 2), np.int64)
+            else:
+                group["group_overrides"] = None
+            return [group, group.copy()], backlog
+
+    async def run():
+        async with running(make(Odd, transport="shm", shm_name=learner.name, items=3)):
+            buried = [await learner.read_async(SECONDS) for _ in range(6)]
+            return Counter((record.key.instance_id, record.metadata["reason"]) for record in buried)
+
+    assert asyncio.run(run()) == {
+        ("0", "all scores are equal"): 2,
+        ("1", "3 trajectories in a group of 4"): 2,
+        ("2", "Atropos could not send it: 'NoneType' object has no attribute 'get'"): 2,
+    }
+
+
 def test_a_reader_of_groups_does_not_wait_for_what_was_dropped(learner, make):
     async def run():
         settings = {"flaws": True, "items": 20, "trainer_max_token_len": 200}

@@ -511,7 +511,7 @@ def test_when_every_environment_has_died_the_wait_ends(server, child):
 def test_how_long_to_wait_for_a_new_environment_is_the_generators_setting_and_not_the_servers(name, child):
     with rollway.RecordServer(made.ATROPOS_SCHEMA, rollway.ShmTransport(name), peer_timeout_s=0.0) as server:
         killed_environment(child, name)
-        with pytest.raises(rollway.PeerDied, match="none came back within 1.0 s"):
+        with pytest.raises(rollway.PeerDied, match=r"none came back within 1.0 s"):
             run(generator_of(server, peer_timeout_s=1.0).generate(batch("1")))
 
 

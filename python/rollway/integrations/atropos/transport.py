@@ -246,13 +246,22 @@ class RollwayTransportMixin:
             return await super().handle_send_to_api(*arguments)  # type: ignore[misc]
         groups = scored_data if isinstance(scored_data, list) else [scored_data]
         with self._out(item) as outing:
-            before = len(outing.sent)
-            await super().handle_send_to_api(*arguments)  # type: ignore[misc]
+            before, failure = len(outing.sent), None
+            try:
+                await super().handle_send_to_api(*arguments)  # type: ignore[misc]
+            except Exception as error:  # noqa: BLE001 (raised below, once the learner knows)
+                failure = error
             sent = outing.sent[before:]
             dropped = [group for group in groups if id(group) not in sent]
             rewritten = len(sent) - (len(groups) - len(dropped))  # the environment sent other objects for these
             for group in dropped[rewritten:]:
-                await self._bury(outing, self._why_dropped(group, abort_on_any_max_length_exceeded))
+                if failure is None:
+                    why = self._why_dropped(group, abort_on_any_max_length_exceeded)
+                else:
+                    why = f"Atropos could not send it: {failure}"
+                await self._bury(outing, why)
+        if failure is not None:
+            raise failure
 
     async def _send_scored_data_to_api(self, scored_data: Any) -> None:
         if self._rollway_sender is None:
@@ -351,11 +360,11 @@ class RollwayTransportMixin:
         """The first of Atropos' own tests that the group does not pass."""
         if group is None:
             return "the environment gave no group"
-        lengths = [len(tokens) for tokens in group.get("tokens") or ()]
+        lengths = [len(tokens) for tokens in group.get("tokens", ())]
         wanted = (group.get("group_overrides") or {}).get("group_size", self.config.group_size)
         if len(lengths) != wanted:
             return f"{len(lengths)} trajectories in a group of {wanted}"
-        if self.config.ensure_scores_are_not_same and len(set(group.get("scores") or ())) == 1:
+        if self.config.ensure_scores_are_not_same and len(set(group.get("scores", ()))) == 1:
             return "all scores are equal"
         if no_overlong and 0 < self.max_token_len <= max(lengths, default=0):
             return f"a sequence of {max(lengths)} tokens, where fewer than {self.max_token_len} are allowed"
