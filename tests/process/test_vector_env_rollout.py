@@ -308,3 +308,50 @@ def test_a_worker_that_is_started_anew_knows_the_slots_that_are_still_used():
                     envs.step([0] * ENVS)
             rewards = server.sample().batch["rewards"][0]
         assert (rewards == 0).any() and (rewards[-1] > 0).all()
+
+
+@pytest.mark.parametrize("dead", [False, True], ids=["lives", "died"])
+def test_workers_let_go_of_the_rings_of_clients_that_are_closed(dead):
+    """A learner that is started anew has another ring; a collector may see many of them."""
+    make = lambda: Sampler(NESTED, spaces.Discrete(2))  # noqa: E731
+    rows = {"eye": (3, 2), "die": (), "bits": (3,), "limbs": (2,), "x": ()}
+    sample = {name: np.zeros((STEPS + 1, ENVS, *shape), np.float64) for name, shape in rows.items()} | {
+        "rewards": np.zeros((STEPS, ENVS)),
+        "ends": np.zeros((2, STEPS, ENVS)),
+    }
+
+    def mapped(pid):
+        return sum("rollway" in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+
+    def collect(envs):
+        with (
+            rollway.Server(sample, 1, rollway.ShmTransport()) as server,
+            rollway.ShmClient(server.name, sample) as client,
+            client.reserve() as slot,
+            envs.collect_into(
+                client,
+                observations={
+                    "eye": slot["eye"],
+                    "pair": (slot["die"], slot["bits"]),
+                    "inner": {"limbs": slot["limbs"], "x": slot["x"]},
+                },
+                rewards=slot["rewards"],
+                terminations=slot["ends"][0],
+                truncations=slot["ends"][1],
+            ),
+        ):
+            for _ in range(STEPS):
+                envs.step([0] * ENVS)
+
+    with rollway.make_vec(make, ENVS, num_workers=1, restart=FaultPolicy()) as envs:
+        envs.reset()
+        counts = []
+        for life in range(5):
+            collect(envs)
+            (worker,) = multiprocessing.active_children()
+            counts.append(mapped(worker.pid))
+            if dead and life == 1:
+                worker.kill()
+                worker.join()
+        assert counts[2] == counts[3] == counts[4], counts
+        assert len(envs._targets) == len(envs._clients) == len(envs._troupe.targets) == 1

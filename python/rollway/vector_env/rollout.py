@@ -28,6 +28,10 @@ class Memory(Protocol):
     def owner(self) -> int:
         """Who claims its slots, as the segment knows it."""
 
+    @property
+    def closed(self) -> bool:
+        """Whether it has no slots any more."""
+
     def memory(self) -> tuple[int, int]:
         """Address and size of the segment's body in this process."""
 

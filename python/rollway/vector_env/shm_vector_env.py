@@ -89,7 +89,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         self._received: list[int] = []
         self._stepping = False
         """Whether `step_async` was called, and `step_wait` was not."""
-        self._clients: list[Memory] = []
+        self._clients: dict[int, Memory] = {}
+        """By number; kept, so that no other can be taken for it."""
         self._targets: dict[Any, Target] = {}
 
     # ── all environments at once ──────────────────────────────────────────────────────────────────────────────────────
@@ -330,9 +331,11 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         memory = client.memory()
         places = [Place.of(array, memory, "observations") for array in parts]
         more = [Place.of(array, memory, what) for what, array in others.items()]
-        if client not in self._clients:
-            self._clients.append(client)  # kept, so that no other can have its number
-        number = self._clients.index(client)
+        number = next((number for number, known in self._clients.items() if known is client), None)
+        if number is None:
+            self._forget_closed()
+            number = 1 + max(self._clients, default=-1)
+            self._clients[number] = client
         key = (number, *places, *more)
         if key not in self._targets:
             used = [target.first + target.steps for target in self._targets.values()]
@@ -341,6 +344,15 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             self._troupe.aim(target)
             self._targets[key] = target
         return self._targets[key]
+
+    def _forget_closed(self) -> None:
+        """Clients come and go with their learner, and the workers keep the memory of those that they know."""
+        closed = {number for number, client in self._clients.items() if client.closed}
+        if closed:
+            self._troupe.forget_targets(closed)
+            self._targets = {key: target for key, target in self._targets.items() if target.client not in closed}
+            for number in closed:
+                del self._clients[number]
 
     def _turn_over(self) -> None:
         """The next buffer: the other one, or the next row of a slot."""

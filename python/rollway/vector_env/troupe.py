@@ -298,13 +298,22 @@ class Troupe:
 
     def aim(self, target: Target) -> None:
         """Introduces a place in somebody else's shared memory to the workers."""
+        self._tell_all("target", target)
+        self.targets.append(target)
+
+    def forget_targets(self, clients: set[int]) -> None:
+        """The slots of these are used no more: workers let go of their memory."""
+        self.targets = [target for target in self.targets if target.client not in clients]
+        self._tell_all("forget", clients)
+
+    def _tell_all(self, *message: Any) -> None:
+        """Something that successors of the dead have to know, too."""
         try:
-            self.consult(lambda worker: ("target", target))
+            self.consult(lambda worker: message)
         except EnvDied:
             if self._policy is None:
                 raise
-            self.consult(lambda worker: ("target", target))
-        self.targets.append(target)
+            self.consult(lambda worker: message)
 
     def consult(self, message: Callable[[int], tuple[Any, ...]]) -> tuple[Any, ...]:
         """Sends a letter to every worker; the results of all environments."""

@@ -130,6 +130,7 @@ class Desk:
         self._buffers = floor.buffers
         self._maps: dict[int, memoryview] = {}
         self._sinks = {number: Sink(self._layout, buffer) for number, buffer in enumerate(floor.buffers)}
+        self._targets: list[Target] = []
         for target in orders.targets:
             with contextlib.suppress(PeerDied, SegmentNotFound):  # its client is closed: nobody will ask for it
                 self._aim(target)
@@ -304,6 +305,18 @@ class Desk:
             self._maps[target.client] = map_for(target.segment, target.owner)
         for step, buffer in enumerate(target.buffers(self._maps[target.client], self._buffers[0])):
             self._sinks[target.first + step] = Sink(self._layout, buffer)
+        self._targets.append(target)
+
+    def _forget(self, clients: set[int]) -> None:
+        """Lets go of places that nobody will ask for."""
+        for target in self._targets:
+            if target.client in clients:
+                for step in range(target.steps):
+                    del self._sinks[target.first + step]
+        self._targets = [target for target in self._targets if target.client not in clients]
+        for client in clients:
+            self._maps.pop(client, None)
+        gc.collect()  # sinks of several parts refer to themselves, and through their arrays to the memory
 
     # ── letters from the caller ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -312,8 +325,8 @@ class Desk:
         results: list[Any] = []
         try:
             what, *arguments = pickle.loads(letter)
-            if what == "target":
-                self._aim(*arguments)
+            if what in ("target", "forget"):
+                (self._aim if what == "target" else self._forget)(*arguments)
                 return pickle.dumps(results)
         except BaseException as error:  # noqa: BLE001 - told to the caller
             return self._first, Fault.of(error)
