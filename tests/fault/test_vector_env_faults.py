@@ -645,3 +645,23 @@ def test_it_is_closed_although_a_process_that_another_thread_forked_meanwhile_li
         for child in children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+
+def test_a_forked_child_that_ends_leaves_its_parents_workers_alone(child):
+    snake = child(
+        """
+        import os, sys
+        sys.path.insert(0, sys.argv[1])
+        from vector_env_toys import counters
+        import rollway
+        with rollway.make_vec(counters(2), num_workers=2) as envs:
+            envs.reset()
+            forked = os.fork()
+            if forked == 0:
+                sys.exit()
+            print(os.waitpid(forked, 0)[1], *envs.step([0, 0])[1], flush=True)
+        """,
+        Path(__file__).parents[1],
+    )
+    snake.says("0 1.0 1.0")
+    snake.ends()

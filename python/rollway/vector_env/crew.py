@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -32,6 +33,7 @@ class Crew:
         self._wires: list[Wire | None] = [None] * len(shares)
         self.owing: set[int] = set()
         """Workers to whom a message was not sent to its end."""
+        _crews.add(self)
 
     def start(self, orders: Orders) -> int:
         """Starts a worker, and gives back its process id."""
@@ -136,7 +138,22 @@ class Crew:
         for worker in range(len(self._processes)):
             self._forget(worker)
 
+    def disown(self) -> None:
+        """In a forked child: multiprocessing would end its daemons, our parent's, when this process ends."""
+        getattr(multiprocessing.process, "_children", set()).difference_update(self._processes)
+
     def _forget(self, worker: int) -> None:
         pidfd, self._pidfds[worker] = self._pidfds[worker], None
         if pidfd is not None:
             os.close(pidfd)
+
+
+_crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for crew in list(_crews):
+        crew.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
