@@ -355,3 +355,35 @@ def test_workers_let_go_of_the_rings_of_clients_that_are_closed(dead):
                 worker.join()
         assert counts[2] == counts[3] == counts[4], counts
         assert len(envs._targets) == len(envs._clients) == len(envs._troupe.targets) == 1
+
+
+def test_a_fault_in_the_only_step_of_a_rollout_leaves_no_observation_that_is_half_old():
+    class Half(Counter):
+        observation_space = spaces.Dict({"a": spaces.Box(-9, 99, (1,)), "b": spaces.Box(-9, 99, (2,))})
+
+        def _observation(self):
+            wide = 2 + (self.count == 2)  # does not fit, the second time
+            return {"a": np.full(1, self.count, np.float32), "b": np.full(wide, self.count, np.float32)}
+
+    sample = {name: np.zeros((1, 1), np.float32) for name in ("rewards", "dones", "truncated")}
+    sample |= {"a": np.zeros((1, 1, 1), np.float32), "b": np.zeros((1, 1, 2), np.float32)}
+    with (
+        rollway.Server(sample, 1, rollway.ShmTransport()) as server,
+        rollway.ShmClient(server.name, sample) as client,
+        rollway.make_vec(Half, 1, restart=FaultPolicy()) as envs,
+    ):
+        envs.reset()
+        for last in ([1, 1, 1], [1, 1, 1], [0, 0, 0]):
+            with (
+                client.reserve() as slot,
+                envs.collect_into(
+                    client,
+                    observations={"a": slot["a"], "b": slot["b"]},
+                    rewards=slot["rewards"],
+                    terminations=slot["dones"],
+                    truncations=slot["truncated"],
+                ),
+            ):
+                observations, *_ = envs.step([0])
+                assert [*observations["a"][0], *observations["b"][0]] == last
+            server.sample().release()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -75,6 +75,10 @@ class Target:
     rewards: Place
     terminations: Place
     truncations: Place
+
+    SPARE: ClassVar[int] = 1
+    """The buffer for observations that have no row. Not the one where the newest are when a rollout begins: an
+    environment that fails in its first step is shown with those."""
 
     def buffers(self, memory: memoryview, spare: Buffer) -> list[Buffer]:
         """A buffer for each step. Where there is no row for the last observations, they go to a spare one."""

@@ -311,9 +311,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         steps = check_rollout(troupe.layout, self.num_envs, parts, others)
         target = self._target(client, steps, parts, others)
         troupe.settle()
-        spare = troupe.view(0)
-        for array, newest in zip(parts, spare.observations, strict=True):
+        for array, newest in zip(parts, troupe.view(0).observations, strict=True):
             array[0] = newest
+        spare = troupe.view(Target.SPARE)
         rows = [
             [array[step + 1] for array in parts] if step + 1 < parts[0].shape[0] else spare.observations
             for step in range(steps)

@@ -303,7 +303,7 @@ class Desk:
         """Learns other places to write to."""
         if target.client not in self._maps:
             self._maps[target.client] = map_for(target.segment, target.owner)
-        for step, buffer in enumerate(target.buffers(self._maps[target.client], self._buffers[0])):
+        for step, buffer in enumerate(target.buffers(self._maps[target.client], self._buffers[Target.SPARE])):
             self._sinks[target.first + step] = Sink(self._layout, buffer)
         self._targets.append(target)
 
