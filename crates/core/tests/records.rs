@@ -388,6 +388,20 @@ fn drop_oldest_takes_nothing_from_those_who_read_or_write() {
 }
 
 #[test]
+fn drop_oldest_drops_nothing_where_that_would_make_no_room() {
+    let consumer = private();
+    let producer = producer_that(&consumer, OnFull::DropOldest);
+    (0..6).for_each(|value| send(&producer, value, LANE / 8));
+    let held: Vec<_> = (0..4).map(|_| take(&consumer)).collect();
+    assert!(!try_send(&producer, 6, LANE / 8 * 5, soon()).unwrap(), "what is held lies in the middle");
+    let totals = consumer.records().totals();
+    assert_eq!((totals.dropped_oldest, totals.dropped_newest), (0, 1));
+    drop(held);
+    assert!(try_send(&producer, 7, LANE / 8 * 5, soon()).unwrap());
+    assert_eq!(drain(&consumer), [5, 7], "one had to go for it");
+}
+
+#[test]
 fn memory_is_what_the_data_needs() {
     let consumer = open(&RecordsSpec { lanes: 64, lane_bytes: 32 << 20, descriptors: 16384, ..spec(None) });
     let segment = consumer.records().segment().clone();

@@ -254,6 +254,27 @@ impl Ledger {
         lane.abort(claim);
     }
 
+    /// Whether there could be room if nothing were left that can be dropped: what is being read or written stays.
+    pub fn can_make_room(&self, lane: &LaneWords<'_>, bytes: usize) -> bool {
+        let state = |index: usize| Word::unpack(lane.table[index].word.load(Ordering::Relaxed)).state;
+        // Most often the oldest is where the cursor is, and as large.
+        let oldest = lane.index_of(lane.line.read.cursor.load(Ordering::Relaxed));
+        if state(oldest) == State::Ready && self.extents[oldest].len >= bytes {
+            return true;
+        }
+        let out = self.out.iter().map(|&index| index as usize);
+        let staying = out.filter(|&index| matches!(state(index), State::Taken | State::Reserved));
+        let mut staying: Vec<Extent> = staying.map(|index| self.extents[index]).collect();
+        staying.push(Extent { start: lane.lane_bytes, len: 0 });
+        staying.sort_unstable_by_key(|extent| extent.start);
+        let mut end = 0;
+        staying.iter().any(|extent| {
+            let gap = extent.start.saturating_sub(end);
+            end = end.max(extent.end());
+            gap >= bytes
+        })
+    }
+
     /// Drops the lane's oldest record that nobody has taken; false when there is none.
     pub fn drop_oldest(&mut self, lane: &LaneWords<'_>) -> Result<bool, Damage> {
         let dropped = lane.drop_oldest()?;

@@ -311,8 +311,10 @@ impl Producer {
             OnFull::DropNewest => Ok(self.drop_newest(tenure)),
             OnFull::DropOldest => {
                 let mut attempt = full;
-                while attempt == Attempt::Unread && self.drop_oldest(tenure)? {
-                    attempt = self.try_reserve(tenure, bytes)?;
+                if tenure.ledger().can_make_room(&self.lane_of(tenure), bytes) {
+                    while attempt == Attempt::Unread && self.drop_oldest(tenure)? {
+                        attempt = self.try_reserve(tenure, bytes)?;
+                    }
                 }
                 match attempt {
                     Attempt::Room(room) => Ok(Some(room)),
