@@ -150,7 +150,13 @@ impl Courtesy {
             self.since_ns.store(now_ns, Ordering::Relaxed);
             return true;
         }
-        now_ns.saturating_sub(self.since_ns.load(Ordering::Relaxed)) < Self::LIMIT_NS
+        self.left(now_ns).is_some()
+    }
+
+    /// How long the last courtesy lasts from now on: whoever sleeps looks again when it is over. `None` when it is.
+    pub fn left(&self, now_ns: u64) -> Option<Duration> {
+        let gone = now_ns.saturating_sub(self.since_ns.load(Ordering::Relaxed));
+        (gone < Self::LIMIT_NS).then(|| Duration::from_nanos(Self::LIMIT_NS - gone))
     }
 }
 
@@ -180,7 +186,23 @@ impl Solitude {
 
 #[cfg(test)]
 mod tests {
-    use super::{Vigil, Vigilance};
+    use super::{Courtesy, Vigil, Vigilance};
+    use std::time::Duration;
+
+    #[test]
+    fn a_courtesy_is_over_when_it_said_so_and_another_batch_begins_a_new_one() {
+        let (courtesy, came) = (Courtesy::default(), 1_000_000_000);
+        assert_eq!(courtesy.left(came), None, "nobody waits for anybody");
+        for batch in [1, 2] {
+            assert!(courtesy.is_due(batch, came));
+            let later = came + 1_000_000;
+            assert!(courtesy.is_due(batch, later));
+            let left = courtesy.left(later).unwrap();
+            assert_eq!(left, Duration::from_millis(3));
+            let over = later + left.as_nanos() as u64;
+            assert!(!courtesy.is_due(batch, over) && courtesy.left(over).is_none());
+        }
+    }
 
     #[test]
     fn nobody_watches_before_a_wait_was_short() {

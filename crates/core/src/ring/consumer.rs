@@ -152,7 +152,7 @@ impl Consumer {
                 }
                 return Err(Error::Timeout);
             };
-            match control.readable.wait(ticket, patrol.pause().min(left)) {
+            match control.readable.wait(ticket, self.nap(&mut patrol).min(left)) {
                 Woken::Rung => {
                     self.check_open()?;
                     if let Some(taken) = self.try_take(owner)? {
@@ -205,6 +205,12 @@ impl Consumer {
         self.courtesy.is_due(batch.value(), monotonic_ns())
     }
 
+    /// How long to sleep: until the next patrol, or until an older batch has been waited for long enough.
+    fn nap(&self, patrol: &mut Patrol) -> Duration {
+        let pause = patrol.pause();
+        self.courtesy.left(monotonic_ns()).map_or(pause, |left| left.min(pause))
+    }
+
     /// The oldest complete batch, unless order is worth a moment's waiting.
     fn try_take(&self, owner: Owner) -> Result<Option<Taken>> {
         let taken = self.ring.protocol().try_take_unless(owner, |batch| self.must_wait(batch));
@@ -245,7 +251,7 @@ impl Consumer {
                 return Ok(true);
             }
             let Some(left) = patience.left() else { return Ok(false) };
-            match protocol.control.readable.wait(ticket, patrol.pause().min(left)) {
+            match protocol.control.readable.wait(ticket, self.nap(&mut patrol).min(left)) {
                 Woken::Rung => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => drop(self.ring.recover(&self.seat)?),
