@@ -360,11 +360,12 @@ class RollwayTransportMixin:
         """The first of Atropos' own tests that the group does not pass."""
         if group is None:
             return "the environment gave no group"
-        lengths = [len(tokens) for tokens in group.get("tokens", ())]
+        tokens, scores = group.get("tokens"), group.get("scores")  # lists, arrays or nothing
+        lengths = [] if tokens is None else [len(one) for one in tokens]
         wanted = (group.get("group_overrides") or {}).get("group_size", self.config.group_size)
         if len(lengths) != wanted:
             return f"{len(lengths)} trajectories in a group of {wanted}"
-        if self.config.ensure_scores_are_not_same and len(set(group.get("scores", ()))) == 1:
+        if self.config.ensure_scores_are_not_same and scores is not None and len(set(scores)) == 1:
             return "all scores are equal"
         if no_overlong and 0 < self.max_token_len <= max(lengths, default=0):
             return f"a sequence of {max(lengths)} tokens, where fewer than {self.max_token_len} are allowed"
