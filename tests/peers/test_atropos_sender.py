@@ -396,3 +396,14 @@ def test_over_tcp_what_waits_is_what_the_learner_has_not_taken_and_what_is_on_it
             senders[0].status()
         for sender in senders:
             sender.close()
+
+
+def test_a_reader_that_waits_in_vain_says_who_is_there_and_who_was_not_let_in():
+    with rollway.RecordServer(ATROPOS_SCHEMA, rollway.TcpTransport()) as learner:
+        with pytest.raises(rollway.SchemaMismatch):
+            rollway.TcpRecordClient("localhost", learner.port, {"tokens": "int64[*]"})
+        until(lambda: learner.endpoints[0].last_refusal is not None)
+        with pytest.raises(
+            rollway.WaitTimeout, match=r"0 are incomplete.*producers attached.*Not let in, last: .*tokens"
+        ):
+            GroupReader(learner).read(0.01)

@@ -8,6 +8,7 @@ import skyrl_records as made
 from skyrl_records import batch, generator_of, ids, send_group, tombstone
 
 import rollway
+from conftest import until
 from rollway.integrations.skyrl import NoOpInferenceClient
 from rollway.integrations.skyrl.errors import (
     NoInferenceEngine,
@@ -384,6 +385,15 @@ def test_a_timeout_says_what_is_missing_and_who_is_attached(server, env):
     send_group(env, "x", size=2, order=[0])
     send_group(env, "y", size=2)
     assert len(run(generator.generate(batch("1", "2", size=2)))["rewards"]) == 4  # it had taken nothing
+
+
+def test_a_timeout_says_who_was_not_let_in():
+    with rollway.RecordServer(made.ATROPOS_SCHEMA, rollway.TcpTransport()) as server:
+        with pytest.raises(rollway.SchemaMismatch):
+            rollway.TcpRecordClient("localhost", server.port, {"tokens": "int64[*]"})
+        until(lambda: server.endpoints[0].last_refusal is not None)
+        with pytest.raises(TrajectoryTimeout, match=r"Not let in, last: .*tokens"):
+            run(generator_of(server, timeout_s=0.1).generate(batch("1")))
 
 
 def test_a_timeout_says_when_no_environment_ever_sent_that_phase(server, env):

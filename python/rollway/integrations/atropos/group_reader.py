@@ -72,8 +72,8 @@ class GroupReader:
         while (group := self._pop()) is None:
             try:
                 records = self._server.read_many(self._at_once, self._patience(deadline))
-            except WaitTimeout:
-                self._raise_if_over(deadline)
+            except WaitTimeout as waited:
+                self._raise_if_over(deadline, waited)
                 continue
             if not records:
                 return None
@@ -86,8 +86,8 @@ class GroupReader:
         while (group := self._pop()) is None:
             try:
                 records = await self._server.read_many_async(self._at_once, self._patience(deadline))
-            except WaitTimeout:
-                self._raise_if_over(deadline)
+            except WaitTimeout as waited:
+                self._raise_if_over(deadline, waited)
                 continue
             if not records:
                 return None
@@ -154,12 +154,13 @@ class GroupReader:
             ends.append(max(deadline - time.monotonic(), 0.0))
         return min((end for end in ends if end is not None), default=None)
 
-    def _raise_if_over(self, deadline: float | None) -> None:
+    def _raise_if_over(self, deadline: float | None, waited: WaitTimeout) -> None:
         if deadline is not None and time.monotonic() >= deadline:
+            records = str(waited).partition(": ")[2]  # without the time, which may be that of a group
             raise WaitTimeout(
                 f"no complete group in time: {self.pending} are incomplete; {self.tombstones} were given up by their "
-                "environments so far"
-            )
+                f"environments so far. Of the records, {records}"
+            ) from None
 
 
 def _place(record: Record) -> tuple[RecordKey, int]:

@@ -258,6 +258,6 @@ class Dispatcher:
         return (
             f"{self._stash.describe(ask)}. At {where}: {stats['producers_alive']} environment workers live, "
             f"{stats['producers_died']} died; {stats['ready_records']} records in the ring, {len(self._stash)} stashed"
-            f"{'; not used: ' + lost if lost else ''}."
+            f"{'; not used: ' + lost if lost else ''}.{self._server._refused()}"
             f"{' Is the environment running, with the same shm_name or address?' if not others_came else ''}"
         )
