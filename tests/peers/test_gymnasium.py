@@ -125,6 +125,21 @@ def test_gymnasiums_vector_wrappers_work_on_it():
     assert envs.closed
 
 
+def test_statistics_of_those_that_a_mask_leaves_out_go_on():
+    """A wrapper looks at the mask after the environments: it must still be there."""
+    makers = [lambda length=length: Counter(length=length) for length in (2, 3)]
+    with rollway.make_vec(makers, num_workers=1, autoreset_mode="Disabled") as envs:
+        wrapped = wrappers.RecordEpisodeStatistics(envs)
+        wrapped.reset(seed=1)
+        lengths = []
+        for _ in range(3):
+            *_, truncations, infos = wrapped.step([0, 0])
+            if truncations.any():
+                lengths += infos["episode"]["l"][truncations].tolist()
+                wrapped.reset(options={"reset_mask": truncations})
+        assert lengths == [2, 3]
+
+
 def test_different_observation_spaces_of_one_shape_can_be_batched():
     lows = [-1.0, -2.0, -3.0]
     makes = [lambda low=low: Sampler(spaces.Box(low, 1, (2,)), spaces.Discrete(2)) for low in lows]
