@@ -103,6 +103,31 @@ def test_recv_with_a_timeout_loses_nothing(tmp_path):
         assert envs.step_wait()[0][:, 1].tolist() == [2, 2]
 
 
+def test_a_reset_that_was_broken_off_can_be_received_or_done_again(tmp_path):
+    class Late(Counter):
+        def reset(self, *, seed=None, options=None):
+            until((tmp_path / "gate").exists, 60) if options else None
+            return super().reset()
+
+    with rollway.make_vec(Late, 2, num_workers=2, batch_size=2) as envs:
+        for end in (envs.recv, envs.reset):
+            envs.reset()
+            envs.step([CALM, CALM])
+            envs._troupe.timeout_s = 0.1
+            with pytest.raises(rollway.EnvHung):
+                envs.reset(options={"slowly": True})
+            with pytest.raises(rollway.InvalidArgument, match=r"reset is under way.* recv\(\) first, or reset\(\)"):
+                envs.step([CALM, CALM])
+            (tmp_path / "gate").touch()
+            envs._troupe.timeout_s = None
+            observations, *rest = end()
+            assert observations[:, 1].tolist() == [0, 0]
+            if end == envs.recv:
+                assert rest[0].tolist() == [0, 0] and not rest[1].any() and not rest[2].any()
+            assert envs.step([CALM, CALM])[1].tolist() == [1, 1]
+            (tmp_path / "gate").unlink()
+
+
 def test_whole_and_partial_steps_may_take_turns():
     with rollway.make_vec(counters(4), num_workers=2, batch_size=2) as envs:
         envs.reset()

@@ -160,7 +160,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         self._must_be_open()
         troupe = self._troupe
         if self._stepping or troupe.is_busy():
-            raise InvalidArgument("a step is under way: take its results with step_wait() or recv() first")
+            raise InvalidArgument(
+                "a step or a reset is under way: take its results with step_wait() or recv() first, or reset()"
+            )
         if troupe.action.loose:
             request = self._pack_actions(actions, range(self.num_envs))
             self._turn_over()
@@ -263,7 +265,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         self._received = envs
         infos = self._infos(notes)
         infos["env_id"] = np.array(envs)
-        now = troupe.view(0)
+        now = troupe.view(troupe.buffer)  # not the first after a reset() that was broken off
         return troupe.observations_of(envs), now.rewards[envs], now.terminations[envs], now.truncations[envs], infos
 
     # ── straight into a slot ──────────────────────────────────────────────────────────────────────────────────────────
