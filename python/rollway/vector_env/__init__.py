@@ -85,6 +85,8 @@ def make_vec(
 
     from rollway.vector_env.shm_vector_env import ShmVectorEnv
 
+    if num_envs is not None and not hasattr(num_envs, "__index__"):
+        raise InvalidArgument(f"num_envs is {num_envs!r}; it must be a whole number")
     spec = None
     makers: list[Callable[[], Env[Any, Any]]]
     if isinstance(env_fns, str | gymnasium.envs.registration.EnvSpec):

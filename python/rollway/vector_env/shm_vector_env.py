@@ -468,9 +468,9 @@ def _numbers(env_id: Sequence[int] | Array) -> list[int]:
 
 
 def _check(what: str, value: int, least: int, most: int | None) -> None:
-    if value < least or (most is not None and value > most):
+    if not hasattr(value, "__index__") or value < least or (most is not None and value > most):
         limit = f"{least} to {most}" if most is not None else f"at least {least}"
-        raise InvalidArgument(f"{what} is {value}; it must be {limit}")
+        raise InvalidArgument(f"{what} is {value!r}; it must be a whole number, {limit}")
 
 
 def _note_process() -> None:
