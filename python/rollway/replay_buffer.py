@@ -378,7 +378,7 @@ def _column(leaf: RaggedLeaf, value: Any, name: str) -> np.ndarray[Any, Any]:
         if fitting is None:
             raise SchemaMismatch(f"'{name}' has values of {array.dtype} that do not fit {leaf.dtype}")
         array = fitting
-    return np.ascontiguousarray(array)
+    return np.ascontiguousarray(array, leaf.dtype)  # also an equal dtype that came in a pickle becomes the leaf's own
 
 
 def _mask(value: Any) -> np.ndarray[Any, Any]:

@@ -268,12 +268,12 @@ def test_fields_of_any_dtype_and_shape():
         assert torch.equal(buffer.sample(30, out=own)["half"], batch["half"])
 
 
-@pytest.mark.parametrize("column", [{"step": [2**31]}, {"dist": [1e300]}])
+@pytest.mark.parametrize("column", [{"step": [2**31]}, {"step": np.array([2**31])}, {"dist": [1e300]}])
 def test_a_number_that_its_field_cannot_hold_is_refused_not_wrapped(column):
     with ReplayBuffer(10, OBS, ACT, "cpu", fields={"step": "int32[]", "dist": "float32[]"}) as buffer:
         buffer.add(*transitions([1]), step=np.array([2**31 - 1]), dist=np.array([np.inf]))
         with pytest.raises(SchemaMismatch, match=f"'{next(iter(column))}' has values of (int|float)64 that do not fit"):
-            buffer.add(*transitions([2]), **{"step": [3], "dist": [0.0], **column})
+            buffer.add(*transitions([2]), **{"step": np.array([3]), "dist": np.zeros(1), **column})
         assert seen(buffer) == [1] and buffer.sample(1)["step"].item() == 2**31 - 1
 
 

@@ -86,8 +86,15 @@ fn column(
     // SAFETY: `object` is an ndarray, by the check above. FromAny steals the reference to the descriptor that it is given.
     let exact = unsafe {
         let (from, to) = (array(object.as_ptr()).descr, field.descr.as_ptr().cast());
-        let casting = npyffi::NPY_CASTING::NPY_SAME_KIND_CASTING;
-        if PY_ARRAY_API.PyArray_CanCastTypeTo(py, from, to, casting) == 0 {
+        let casts = |from, casting| PY_ARRAY_API.PyArray_CanCastTypeTo(py, from, to, casting) != 0;
+        let same_kind = npyffi::NPY_CASTING::NPY_SAME_KIND_CASTING;
+        // A number too large for a float becomes infinite, which shows; for an integer it would wrap. Python looks at those.
+        let double = PY_ARRAY_API.PyArray_DescrFromType(py, npyffi::NPY_TYPES::NPY_DOUBLE as i32);
+        let takes_floats = casts(double, same_kind);
+        ffi::Py_DECREF(double.cast());
+        let fits =
+            casts(from, npyffi::NPY_CASTING::NPY_SAFE_CASTING) || (takes_floats && casts(from, same_kind));
+        if !fits {
             return Ok(None);
         }
         let flags = npyffi::NPY_ARRAY_C_CONTIGUOUS | npyffi::NPY_ARRAY_FORCECAST | npyffi::NPY_ARRAY_ALIGNED;
