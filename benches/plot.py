@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import summary
+from report import short
 from summary import Record
 
 _OURS, _LIMIT, _PEER = ("#1f77b4", "#7fb3d9"), ("#555555", "#aaaaaa"), ("#d98c3f", "#efc797")
@@ -47,11 +48,15 @@ def write_png(record: Record, path: Path) -> None:
 
 def _draw_throughput(axis: Any, record: Record, workload: str) -> None:
     producers = record["settings"]["producers"]
-    labels = _labels(record["throughput"])
+    figures = {
+        label: [summary.throughput(record, label, workload, count) for count in producers]
+        for label in _labels(record["throughput"])
+    }
+    # Not every contender carries every workload.
+    labels = [label for label, lanes in figures.items() if any(lane.median or lane.troubles for lane in lanes)]
     for row, label in enumerate(labels):
-        for lane, count in enumerate(producers):
-            figure = summary.throughput(record, label, workload, count)
-            _bar(axis, row, lane, len(producers), label, figure, _rate)
+        for lane, figure in enumerate(figures[label]):
+            _bar(axis, row, lane, len(producers), label, figure, short)
     _finish(axis, labels, f"{workload}: items/s, {_listed(producers)} producers from top to bottom")
 
 
@@ -109,16 +114,12 @@ def _finish(axis: Any, labels: list[str], title: str) -> None:
 def _colors(label: str) -> tuple[str, str]:
     if label.startswith("rollway"):
         return _OURS
-    return _LIMIT if label.endswith(("(limit)", "(floor)")) else _PEER
+    return _LIMIT if "(limit)" in label or "(floor)" in label else _PEER
 
 
 def _labels(rows: list[Record]) -> list[str]:
     order = {row["contender"]: row["place"] for row in rows}
     return sorted(order, key=order.__getitem__)
-
-
-def _rate(value: float) -> str:
-    return f"{value / 1e6:.1f}M" if value >= 1e6 else f"{value / 1e3:.0f}k"
 
 
 def _listed(numbers: list[int]) -> str:
