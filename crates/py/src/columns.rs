@@ -68,7 +68,7 @@ impl Columns {
 }
 
 /// One field's array, if it is one and has the field's shape behind its first dimension. Another dtype of the same kind, or
-/// rows in pieces, are converted by numpy.
+/// rows in pieces, are converted by numpy; integers only where all of them fit.
 #[inline]
 fn column(
     field: &Leaf,
@@ -83,7 +83,8 @@ fn column(
     if plain {
         return Ok(Some(found));
     }
-    // SAFETY: `object` is an ndarray, by the check above. FromAny steals the reference to the descriptor that it is given.
+    // SAFETY: `object` is an ndarray, by the check above. FromAny steals the reference to the descriptor that it is given;
+    // DescrFromType gives us one, which goes when it has been looked at.
     let exact = unsafe {
         let (from, to) = (array(object.as_ptr()).descr, field.descr.as_ptr().cast());
         let casts = |from, casting| PY_ARRAY_API.PyArray_CanCastTypeTo(py, from, to, casting) != 0;

@@ -18,7 +18,7 @@
 use super::Segment;
 use super::header::{SeatRecord, seat_state};
 use crate::error::{Error, Result};
-use crate::sync::{Ordering, Point, crash_point};
+use crate::sync::{Ordering, Point, crash_point, fence};
 use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};
 use std::sync::{Arc, Mutex, Once};
@@ -427,6 +427,8 @@ impl Seat {
         let gate = Gate::pass(&self.segment).ok().flatten();
         // SYNC seat.state: Release here.
         self.record().state.store(seat_state::LEAVING, Ordering::Release);
+        // Of two who leave without the gate at least one sees the other leave: this fence has itself for a partner.
+        fence(Ordering::SeqCst);
         let last = self.census(self.role).alive == 0;
         crash_point(Point::SeatLeaving);
         let unlinked = if last { self.segment.unlink() } else { Ok(false) };
