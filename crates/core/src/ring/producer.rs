@@ -127,7 +127,7 @@ impl Producer {
 
     /// Claims up to `want` adjacent slots. `None`: dropped, as the policy says. Ends in [`commit`](Self::commit) or
     /// [`abort`](Self::abort); [`reserve`](Self::reserve) gives a guard that cannot forget.
-    #[inline]
+    #[inline(always)]
     pub fn claim(&self, want: usize, patience: Patience) -> Result<Option<Claim>> {
         let owner = self.owner()?;
         let protocol = self.ring.protocol();
@@ -285,7 +285,7 @@ impl Producer {
     }
 
     /// Stamps and publishes a claim in another's name. Every payload byte is written.
-    #[inline]
+    #[inline(always)]
     pub fn commit_as(&self, claim: &Claim, origin: Origin) {
         crash_point(Point::SlotWritten);
         let protocol = self.ring.protocol();
