@@ -290,7 +290,7 @@ impl Point {
     ];
 
     /// Every point in records, for theirs.
-    pub const RECORDS: [Point; 13] = [
+    pub const RECORDS: [Point; 15] = [
         Point::LaneTaken,
         Point::LaneGrown,
         Point::RecordReserved,
@@ -302,12 +302,14 @@ impl Point {
         Point::RecordTaken,
         Point::RecordFreed,
         Point::RecordReturned,
+        Point::SeatLeaving,
+        Point::NameRemoved,
         Point::BellCleared,
         Point::BellMoved,
     ];
 
     /// Every point in a table, for its own.
-    pub const TABLE: [Point; 9] = [
+    pub const TABLE: [Point; 11] = [
         Point::RowsPromised,
         Point::RowsPartlyClaimed,
         Point::RowHalfWritten,
@@ -315,6 +317,8 @@ impl Point {
         Point::RowsPartlyCommitted,
         Point::RowsCommitted,
         Point::RowUnsettled,
+        Point::SeatLeaving,
+        Point::NameRemoved,
         Point::BellCleared,
         Point::BellMoved,
     ];

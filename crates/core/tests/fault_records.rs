@@ -19,7 +19,8 @@ mod fixture;
 
 use fixture::{Name, Process, eventually, matrix, say, soon, stay, told};
 use rollway_core::Error;
-use rollway_core::records::{Consumer, IfExists, Label, OnFull, Producer, ProducerSpec, RecordsSpec};
+use rollway_core::records::{Consumer, IfExists, Label, OnFull, Producer, ProducerSpec, Record, RecordsSpec};
+use rollway_core::segment::arrival;
 use rollway_core::sync::{Point, crash_point};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -27,6 +28,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 const SCHEMA: &[u8] = b"whose, which, and bytes that follow";
 const ANYONE: ProducerSpec = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };
@@ -57,6 +59,8 @@ enum Role {
     WakesWriter,
     /// A consumer that gives back what a dead one had taken.
     Recovers,
+    /// The last consumer, before it shuts the records down.
+    Leaves,
 }
 
 impl matrix::Role for Role {
@@ -68,6 +72,7 @@ impl matrix::Role for Role {
         Role::Takes,
         Role::WakesWriter,
         Role::Recovers,
+        Role::Leaves,
     ];
     const POINTS: &'static [Point] = &Point::RECORDS;
 
@@ -88,6 +93,7 @@ impl matrix::Role for Role {
             Role::Takes => &[(Point::RecordTaken, &[1, 3]), (Point::RecordFreed, &[1, 3])],
             Role::WakesWriter => &[(Point::BellCleared, &[1]), (Point::BellMoved, &[1])],
             Role::Recovers => &[(Point::RecordReturned, &[1, 2])],
+            Role::Leaves => &[(Point::SeatLeaving, &[1]), (Point::NameRemoved, &[1])],
         }
     }
 }
@@ -258,6 +264,41 @@ fn one_who_recovers_may_die_or_stop_himself() {
     });
 }
 
+#[test]
+fn the_last_consumer_may_die_or_stop_before_it_shuts_the_records_down() {
+    Case::for_each(Role::Leaves, |case| {
+        let scene = Scene::of(case);
+        let mut victim = scene.start();
+        arrival::wait_for(&scene.name, soon()).unwrap();
+        let impatient = ProducerSpec { peer_timeout: Some(Duration::ZERO), ..ANYONE };
+        let bystander = Producer::attach(&scene.name, SCHEMA, impatient).unwrap();
+        let blocked = std::thread::spawn(move || {
+            send(&bystander, BYSTANDER, 0..DEPTH as u64);
+            Producer::reserve(&bystander, 16, soon()).unwrap_err()
+        });
+        scene.falls(&victim);
+        if !case.is_kill() {
+            victim.signal(libc::SIGCONT);
+            assert!(victim.wait(), "{case} after SIGCONT the victim failed");
+        }
+        let told = blocked.join().unwrap();
+        match case.is_kill() {
+            true => assert!(matches!(told, Error::PeersGone(_)), "{case} {told:?}"),
+            false => assert!(matches!(told, Error::Closed), "{case} one that is stopped lives: {told:?}"),
+        }
+        if case.is_kill() && case.point == Point::SeatLeaving {
+            let next = Arc::new(Consumer::open(&scene.spec(), IfExists::Resume, None).unwrap());
+            assert!(next.resumed(), "{case}");
+            let mut expected = Tally::default();
+            expected.add(BYSTANDER, 0..DEPTH as u64);
+            let received: Vec<_> = (0..DEPTH).map(|_| read(take(&next).bytes())).collect();
+            expected.is(received, case);
+            next.close().unwrap();
+        }
+        assert!(!scene.name.path().exists(), "{case} left its name");
+    });
+}
+
 // ── the scene ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 /// The records in which it happens, and the victim's diary.
@@ -275,17 +316,7 @@ impl Scene {
     }
 
     fn spec(&self) -> RecordsSpec<'_> {
-        RecordsSpec {
-            name: Some(&self.name),
-            auto_named: false,
-            schema: SCHEMA,
-            lanes: 2,
-            lane_bytes: 4 << 20,
-            descriptors: DEPTH,
-            max_peers: 8,
-            on_full: OnFull::Block,
-            preallocate: false,
-        }
+        spec(&self.name)
     }
 
     fn start(&self) -> Process {
@@ -314,6 +345,24 @@ impl Drop for Scene {
         // A victim that was the last to leave has left its name.
         let _ = rollway_core::segment::catalog::collect(&self.name);
     }
+}
+
+fn spec(name: &str) -> RecordsSpec<'_> {
+    RecordsSpec {
+        name: Some(name),
+        auto_named: false,
+        schema: SCHEMA,
+        lanes: 2,
+        lane_bytes: 4 << 20,
+        descriptors: DEPTH,
+        max_peers: 8,
+        on_full: OnFull::Block,
+        preallocate: false,
+    }
+}
+
+fn take(consumer: &Consumer) -> Record<&Consumer> {
+    Consumer::take(consumer, soon()).unwrap().expect("there is a record when the wait succeeds")
 }
 
 /// A thread that takes, checks and releases whatever comes.
@@ -430,7 +479,7 @@ fn child_that_begins() {
 #[ignore = "a process of other tests: a consumer that takes three records, and stays"]
 fn child_that_holds() {
     let consumer = Consumer::attach(&told("NAME"), None, None).unwrap();
-    let _held = [0; 3].map(|_| Consumer::take(&consumer, soon()).unwrap().unwrap());
+    let _held = [0; 3].map(|_| take(&consumer));
     say("holds");
     stay();
 }
@@ -482,6 +531,11 @@ fn a_victim() {
             while let Ok(Some(record)) = Consumer::take(&consumer, soon()) {
                 in_hand.set(read(record.bytes()));
             }
+        }
+        Role::Leaves => {
+            let consumer = Consumer::open(&spec(&name), IfExists::Fail, None).unwrap();
+            assert!(eventually(|| consumer.records().protocol().lanes[0].room.has_waiter()));
+            consumer.close().unwrap();
         }
         Role::Recovers => drop(Consumer::attach(&name, None, Some(std::time::Duration::ZERO)).unwrap()),
     }

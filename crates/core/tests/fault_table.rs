@@ -13,6 +13,7 @@
 mod fixture;
 
 use fixture::{Name, Process, eventually, matrix, soon, told};
+use rollway_core::segment::arrival;
 use rollway_core::segment::lease::count_alive;
 use rollway_core::sync::Point;
 use rollway_core::table::{Field, Piece, Sampler, Source, Table, TableSpec};
@@ -42,10 +43,12 @@ enum Role {
     Wakes,
     /// Takes the seat of a dead adder, and with it back what that one was writing.
     Recovers,
+    /// The last learner, before it shuts the table down.
+    Leaves,
 }
 
 impl matrix::Role for Role {
-    const ROLES: &'static [Role] = &[Role::Adds, Role::Wakes, Role::Recovers];
+    const ROLES: &'static [Role] = &[Role::Adds, Role::Wakes, Role::Recovers, Role::Leaves];
     const POINTS: &'static [Point] = &Point::TABLE;
 
     fn traps(self) -> &'static [(Point, &'static [usize])] {
@@ -60,6 +63,7 @@ impl matrix::Role for Role {
             ],
             Role::Wakes => &[(Point::BellCleared, &[1]), (Point::BellMoved, &[1])],
             Role::Recovers => &[(Point::RowUnsettled, &[1, 2])],
+            Role::Leaves => &[(Point::SeatLeaving, &[1]), (Point::NameRemoved, &[1])],
         }
     }
 }
@@ -84,6 +88,33 @@ fn an_adder_may_die_or_stop_with_the_bell_in_hand() {
 #[test]
 fn one_who_recovers_may_die_or_stop_himself() {
     Case::for_each(Role::Recovers, falls);
+}
+
+#[test]
+fn the_last_learner_may_die_or_stop_before_it_shuts_the_table_down() {
+    Case::for_each(Role::Leaves, |case| {
+        let name = Name::unique();
+        let mut victim = start(case, &name);
+        arrival::wait_for(&name, soon()).unwrap();
+        let adder = attach(&name);
+        add(&adder, BYSTANDER, CAPACITY);
+        case.falls(&victim);
+        add(&adder, BYSTANDER + 1, CAPACITY); // Nobody has told it to stop.
+        assert_eq!(name.path().exists(), case.point == Point::SeatLeaving, "{case}");
+        if !case.is_kill() {
+            victim.signal(libc::SIGCONT);
+            assert!(victim.wait(), "{case} after SIGCONT the victim failed");
+        } else if name.path().exists() {
+            let next = Table::open(&spec(&name), IfExists::Resume).unwrap();
+            assert!(next.resumed(), "{case}");
+            assert_eq!(next.rows(), CAPACITY, "{case}");
+            check_whole(&next, case);
+            next.leave().unwrap();
+        }
+        let goes_on = case.is_kill() && case.point == Point::NameRemoved;
+        assert_eq!(adder.is_closed(), !goes_on, "{case}");
+        assert!(!name.path().exists(), "{case} left its name");
+    });
 }
 
 fn start(case: Case, name: &str) -> Process {
@@ -187,6 +218,11 @@ fn check_whole(table: &Table, case: Case) {
 fn a_victim() {
     let case = Case::told();
     case.set_trap(|_, _| {});
+    if case.role == Role::Leaves {
+        let table = Table::open(&spec(&told("NAME")), IfExists::Fail).unwrap();
+        assert!(table.wait_for_rows(CAPACITY, soon()).unwrap());
+        return table.leave().unwrap();
+    }
     // Whoever sits down where somebody died puts his rows right first.
     let table = attach(&told("NAME"));
     if case.role != Role::Recovers {

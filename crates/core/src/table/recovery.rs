@@ -7,6 +7,7 @@
 //! | `RowsPartlyCommitted` | some rows Ready, the others Writing by the dead | as above | the Ready ones stay |
 //! | `RowsCommitted` | rows Ready, and sleepers nobody woke | their patrol | awake |
 //! | `RowUnsettled` | `settled` too low | whoever counts | counted again |
+//! | `SeatLeaving`, `NameRemoved` | a table that is not shut down, with or without its name | whoever comes to the name | gone on with; the adders add on |
 //! | `BellCleared`, `BellMoved` | sleepers with no one to wake them | their patrol | awake |
 //!
 //! Samplers need no repair: a row that is not Ready is not sampled, whatever became of its writer. So nothing here is on
