@@ -734,6 +734,48 @@ fn numbers_that_make_no_sense_are_damage_and_no_panic() {
 }
 
 #[test]
+fn a_newcomer_passes_a_damaged_lane() {
+    let consumer = open(&RecordsSpec { lanes: 2, ..spec(None) });
+    let first = producer(&consumer);
+    (0..2).for_each(|value| send(&first, value, 100));
+    drop(first);
+    drop(drain(&consumer));
+    let lane = consumer.records().protocol().lane(0);
+    lane.line.write.grown.store(u64::MAX, Ordering::Relaxed);
+    let newcomer = producer(&consumer);
+    assert_eq!(newcomer.lane(), 1);
+    send(&newcomer, 7, 100);
+    assert_eq!(drain(&consumer), [7]);
+    let refused = Producer::on(consumer.records().clone(), ANYONE).map(drop);
+    assert!(matches!(refused, Err(Error::Corrupt { .. })), "no other lane is free: {refused:?}");
+    assert_eq!(consumer.records().census().lanes, 1, "the damaged one is nobody's");
+}
+
+#[test]
+fn a_damaged_lane_is_told_of_and_the_others_are_read() {
+    let consumer = private();
+    let [spoilt, whole] = [0, 1].map(|_| producer(&consumer));
+    (0..3).for_each(|value| send(&spoilt, value, 100));
+    (10..13).for_each(|value| send(&whole, value, 100));
+    let lane = consumer.records().protocol().lane(0);
+    lane.table[1].bytes.store(u64::MAX, Ordering::Relaxed);
+    let (mut received, mut told) = (Vec::new(), 0);
+    for _ in 0..10 {
+        match Consumer::take(&*consumer, Patience::Never) {
+            Ok(record) => received.extend(record.iter().map(value)),
+            Err(Error::Corrupt { .. }) => told += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(received, [0, 10, 11, 12]);
+    assert_eq!(told, 6);
+    send(&whole, 13, 100);
+    let many = || Consumer::take_many(&*consumer, 5, Patience::Never).unwrap_or_default();
+    let taken: Vec<u64> = [many(), many()].iter().flatten().map(value).collect();
+    assert_eq!(taken, [13]);
+}
+
+#[test]
 fn any_words_are_an_error_or_a_record_inside_its_lane() {
     let mut state = 1u64;
     let mut random = move || {

@@ -3,7 +3,7 @@
 use super::protocol::{Stamp, Taken};
 use super::recovery::{self, Wake};
 use super::{IfExists, Patience, Records, RecordsSpec};
-use crate::error::{Error, Result};
+use crate::error::{Damage, Error, Result};
 use crate::metrics::monotonic_ns;
 use crate::prefetch::prefetch;
 use crate::segment::{Census, Owner, Role, Seat};
@@ -126,7 +126,7 @@ impl Consumer {
     fn try_take(&self, owner: Owner) -> Result<Option<Taken>> {
         let turn = self.turn.load(Ordering::Relaxed);
         let taken =
-            self.records.protocol().try_take(owner, turn).map_err(|damage| self.records.damaged(damage))?;
+            self.records.protocol().try_take(owner, turn).map_err(|damage| self.meets(damage, turn))?;
         if let Some(taken) = &taken {
             self.turn.store(taken.lane + 1, Ordering::Relaxed);
         }
@@ -146,7 +146,7 @@ impl Consumer {
                 turns.first().is_some_and(|&(_, first): &(usize, Taken)| first.lane != taken.lane);
             turns.push((turn, taken));
         });
-        taken.map_err(|damage| self.records.damaged(damage))?;
+        taken.map_err(|damage| self.meets(damage, first))?;
         if several_lanes {
             turns.sort_by_key(|&(turn, _)| turn); // Stable: within a turn the lanes keep their order.
         }
@@ -154,6 +154,13 @@ impl Consumer {
             self.turn.store(last.lane + 1, Ordering::Relaxed);
         }
         Ok(turns.into_iter().map(|(_, taken)| taken).collect())
+    }
+
+    /// Whoever comes to a damaged lane is told, and begins behind it the next time: it keeps nobody from the others.
+    #[cold]
+    fn meets(&self, damage: Damage, turn: usize) -> Error {
+        self.turn.store(turn.wrapping_add(1), Ordering::Relaxed);
+        self.records.damaged(damage)
     }
 
     #[inline]

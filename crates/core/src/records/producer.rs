@@ -68,23 +68,43 @@ const CLOSING: u64 = 1 << 63;
 impl Tenure {
     /// Takes a lane and opens it.
     fn begin(records: &Records, seat: &Seat, owner: Owner, chosen_id: Option<u32>) -> Result<Tenure> {
-        let protocol = records.protocol();
-        let Some(index) = protocol.take_lane(owner, |other| !seat.is_alive(other)) else {
-            let name = records.segment().name().to_owned();
-            return Err(Error::NoLane { name, lanes: protocol.lanes.len() });
-        };
-        let lane = protocol.lane(index);
-        let ledger = Self::open_lane(records, &lane, owner).inspect_err(|_| lane.leave_lane(owner))?;
+        let mut refusal = None;
+        let taken = Self::take_lane(records, seat, owner, &mut refusal);
+        let (lane, ledger) = taken.ok_or_else(|| {
+            let (name, lanes) = (records.segment().name().to_owned(), records.geometry.lanes);
+            refusal.unwrap_or(Error::NoLane { name, lanes })
+        })?;
         Ok(Tenure {
             generation: lease::generation(),
             owner,
-            lane: index,
+            lane,
             ledger: Mutex::new(ledger),
             open: AtomicU64::new(0),
             producer_id: chosen_id.unwrap_or_else(|| records.next_producer_id()),
             sequence: AtomicU64::new(0),
             child: OnceLock::new(),
         })
+    }
+
+    /// Takes the first lane that can be opened. One that cannot, for it is damaged or there is no memory for its table, is
+    /// passed: `refusal` says why the first of them was. It stays ours until we have another, or we would find it again.
+    fn take_lane(
+        records: &Records,
+        seat: &Seat,
+        owner: Owner,
+        refusal: &mut Option<Error>,
+    ) -> Option<(usize, Ledger)> {
+        let protocol = records.protocol();
+        let lane = protocol.lane(protocol.take_lane(owner, |other| !seat.is_alive(other))?);
+        match Self::open_lane(records, &lane, owner) {
+            Ok(ledger) => Some((lane.index, ledger)),
+            Err(error) => {
+                refusal.get_or_insert(error);
+                let next = Self::take_lane(records, seat, owner, refusal);
+                lane.leave_lane(owner);
+                next
+            }
+        }
     }
 
     /// Makes the table of a lane exist, if nobody had the lane before, and draws up its books.
