@@ -86,6 +86,12 @@ class Hosting:
         return list(self._endpoints)
 
     @property
+    def refusals(self) -> list[str]:
+        """Who was not let in last, and why: one for each transport that refused somebody, with the address."""
+        refusals = (getattr(endpoint, "last_refusal", None) for endpoint in self._endpoints)
+        return [refusal for refusal in refusals if refusal]
+
+    @property
     def closed(self) -> bool:
         """Whether it was shut down, or this server closed."""
         return self._host.closed
@@ -137,11 +143,6 @@ class Hosting:
             alive, died = self._host.producers()
             self._producers = alive, len(died)
 
-    def _refused(self) -> str:
-        """Who was not let in, for the message of a timeout; empty when nobody was refused."""
-        refusals = [getattr(endpoint, "last_refusal", None) for endpoint in self._endpoints]
-        return "".join(f" Not let in, last: {refusal.rstrip('.')}." for refusal in refusals if refusal)
-
 
 def sort_out(transport: Any) -> tuple[ShmTransport | None, list[Any]]:
     """Where the memory lies, and who else feeds it: one transport, several, or none."""
@@ -153,6 +154,11 @@ def sort_out(transport: Any) -> tuple[ShmTransport | None, list[Any]]:
     if len(named) > 1:
         raise InvalidArgument(f"a ring lies in one place: give one ShmTransport, not {len(named)}")
     return (named[0] if named else None), [one for one in given if not isinstance(one, ShmTransport)]
+
+
+def not_let_in(refusals: Sequence[str]) -> str:
+    """`Hosting.refusals` as the end of a message to somebody who waited in vain; empty when nobody was refused."""
+    return "".join(f" Not let in, last: {refusal.rstrip('.')}." for refusal in refusals)
 
 
 def run_all(endings: list[Callable[[], None]]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollway._core import Record, RecordConsumer, RecordProducer
 from rollway.errors import ConnectionClosedError, ForeignSchema, InvalidArgument, WaitTimeout
-from rollway.hosting import Hosting, sort_out
+from rollway.hosting import Hosting, not_let_in, sort_out
 from rollway.lookout import Lookout, Trouble, gone
 from rollway.record_key import RecordKey
 from rollway.record_schema import RecordSchema
@@ -200,7 +200,7 @@ class RecordServer(Hosting):
         return WaitTimeout(
             f"no record within {timeout} s: {stats['reserved_records']} are being written, "
             f"{stats['taken_records']} are held by learners; {alive} producers attached, {len(died)} died."
-            f"{self._refused()}"
+            f"{not_let_in(self.refusals)}"
         )
 
 

@@ -13,7 +13,7 @@ import optree
 
 from rollway._core import Consumer, Producer, Sample
 from rollway.errors import BatchesHeld, ConnectionClosedError, ForeignSchema, WaitTimeout
-from rollway.hosting import Hosting, sort_out
+from rollway.hosting import Hosting, not_let_in, sort_out
 from rollway.lookout import Lookout, Trouble, gone
 from rollway.pinning import pin
 from rollway.schema import Schema
@@ -215,7 +215,7 @@ class Server(Hosting):
         return WaitTimeout(
             f"no whole batch of {self._batch_size} within {timeout} s: {stats['ready_samples']} samples are committed, "
             f"slots are being written by {writers}; {alive} producers attached, {len(died)} died.{held}"
-            f"{self._refused()} Wait longer, or take what is there with sample(timeout, at_least=1)"
+            f"{not_let_in(self.refusals)} Wait longer, or take what is there with sample(timeout, at_least=1)"
         )
 
 

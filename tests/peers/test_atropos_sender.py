@@ -402,7 +402,7 @@ def test_a_reader_that_waits_in_vain_says_who_is_there_and_who_was_not_let_in():
     with rollway.RecordServer(ATROPOS_SCHEMA, rollway.TcpTransport()) as learner:
         with pytest.raises(rollway.SchemaMismatch):
             rollway.TcpRecordClient("localhost", learner.port, {"tokens": "int64[*]"})
-        until(lambda: learner.endpoints[0].last_refusal is not None)
+        until(lambda: learner.refusals)
         with pytest.raises(
             rollway.WaitTimeout, match=r"0 are incomplete.*producers attached.*Not let in, last: .*tokens"
         ):

@@ -391,7 +391,7 @@ def test_a_timeout_says_who_was_not_let_in():
     with rollway.RecordServer(made.ATROPOS_SCHEMA, rollway.TcpTransport()) as server:
         with pytest.raises(rollway.SchemaMismatch):
             rollway.TcpRecordClient("localhost", server.port, {"tokens": "int64[*]"})
-        until(lambda: server.endpoints[0].last_refusal is not None)
+        until(lambda: server.refusals)
         with pytest.raises(TrajectoryTimeout, match=r"Not let in, last: .*tokens"):
             run(generator_of(server, timeout_s=0.1).generate(batch("1")))
 

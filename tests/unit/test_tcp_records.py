@@ -186,8 +186,8 @@ def test_another_schema_is_refused_with_the_name_of_the_leaf(server):
     other = {**SCHEMA, "score": "float64[]"}
     with pytest.raises(rollway.SchemaMismatch, match="score"):
         connect(server, other)
-    until(lambda: server.endpoints[0].last_refusal is not None)
-    assert "score" in server.endpoints[0].last_refusal
+    until(lambda: server.refusals)
+    assert len(server.refusals) == 1 and "score" in server.refusals[0]
     with pytest.raises(rollway.WaitTimeout, match="score"):
         server.read(timeout=0.01)
 

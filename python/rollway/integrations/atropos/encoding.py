@@ -42,6 +42,9 @@ in JSON: nothing is rounded on the way. A field that the group does not have is 
 with more than one dimension are flattened here, and `decode_group` restores them.
 """
 
+LARGEST_GROUP = 1 << 16
+"""Trajectories of a group, at most. Who assembles it counts them one by one, and the number is another process's."""
+
 _LEAF_OF = {"scores": "score", **{name: name for name in ATROPOS_SCHEMA if name != "score"}}
 _DTYPES = {name: np.dtype(notation.partition("[")[0]) for name, notation in ATROPOS_SCHEMA.items()}
 _NEEDED = ("tokens", "masks", "scores")

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from rollway.errors import InvalidArgument, WaitTimeout
 from rollway.groups import Group, GroupAssembler
+from rollway.hosting import not_let_in
+from rollway.integrations.atropos.encoding import LARGEST_GROUP
 
 if TYPE_CHECKING:
     from rollway._core import Record
@@ -72,8 +74,8 @@ class GroupReader:
         while (group := self._pop()) is None:
             try:
                 records = self._server.read_many(self._at_once, self._patience(deadline))
-            except WaitTimeout as waited:
-                self._raise_if_over(deadline, waited)
+            except WaitTimeout:
+                self._raise_if_over(deadline)
                 continue
             if not records:
                 return None
@@ -86,8 +88,8 @@ class GroupReader:
         while (group := self._pop()) is None:
             try:
                 records = await self._server.read_many_async(self._at_once, self._patience(deadline))
-            except WaitTimeout as waited:
-                self._raise_if_over(deadline, waited)
+            except WaitTimeout:
+                self._raise_if_over(deadline)
                 continue
             if not records:
                 return None
@@ -154,12 +156,14 @@ class GroupReader:
             ends.append(max(deadline - time.monotonic(), 0.0))
         return min((end for end in ends if end is not None), default=None)
 
-    def _raise_if_over(self, deadline: float | None, waited: WaitTimeout) -> None:
+    def _raise_if_over(self, deadline: float | None) -> None:
         if deadline is not None and time.monotonic() >= deadline:
-            records = str(waited).partition(": ")[2]  # without the time, which may be that of a group
+            stats = self._server.stats()
             raise WaitTimeout(
                 f"no complete group in time: {self.pending} are incomplete; {self.tombstones} were given up by their "
-                f"environments so far. Of the records, {records}"
+                f"environments so far. Of the records, {stats['reserved_records']} are being written, "
+                f"{stats['taken_records']} are held by learners; {stats['producers_alive']} producers attached, "
+                f"{stats['producers_died']} died.{not_let_in(self._server.refusals)}"
             ) from None
 
 

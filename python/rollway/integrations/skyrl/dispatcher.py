@@ -15,7 +15,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollway import ConnectionClosedError, PeerDied, Record, RecordServer, segments
+from rollway import ConnectionClosedError, InvalidArgument, PeerDied, Record, RecordServer, segments
+from rollway.hosting import not_let_in
 from rollway.integrations.skyrl.ask import Ask
 from rollway.integrations.skyrl.errors import StashFull, TrajectoryMissing, TrajectoryTimeout, TrajectoryUnusable
 from rollway.integrations.skyrl.stash import Settled, Stash
@@ -258,6 +259,6 @@ class Dispatcher:
         return (
             f"{self._stash.describe(ask)}. At {where}: {stats['producers_alive']} environment workers live, "
             f"{stats['producers_died']} died; {stats['ready_records']} records in the ring, {len(self._stash)} stashed"
-            f"{'; not used: ' + lost if lost else ''}.{self._server._refused()}"
+            f"{'; not used: ' + lost if lost else ''}.{not_let_in(self._server.refusals)}"
             f"{' Is the environment running, with the same shm_name or address?' if not others_came else ''}"
         )
