@@ -715,6 +715,37 @@ def test_the_api_command_needs_a_way_in():
     assert ended.value.code == 2
 
 
+def test_the_api_command_names_a_token_file_that_is_not_there(capsys, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(["api", "--tcp-port", "0", "--token-file", str(tmp_path / "none")])
+    assert ended.value.code == 2 and "none' (" in (said := capsys.readouterr().err) and "--token-file must name" in said
+
+
+# ── waiting for a learner ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_token_file_that_is_not_there_is_named_before_anything_is_done(make, tmp_path):
+    env = make(ToyEnv, transport="tcp", address="localhost:1", token_file=str(tmp_path / "none"))
+    with pytest.raises(rollway.InvalidArgument, match=r"none' .*--env\.token_file must name"):
+        asyncio.run(env.env_manager())
+
+
+def test_an_environment_that_waits_for_its_learner_says_so_once(make, name, caplog, monkeypatch):
+    monkeypatch.setattr(transport, "_SILENT_S", 0.01)
+
+    async def run():
+        env = make(ToyEnv, transport="shm", shm_name=name, connect_timeout_s=SECONDS)
+        waiting = asyncio.create_task(env.register_env())
+        await come_true(lambda: "no learner is there yet" in caplog.text, waiting)
+        with rollway.RecordServer(ATROPOS_SCHEMA, rollway.ShmTransport(name)):
+            await waiting
+        env._rollway_sender.close()
+
+    asyncio.run(run())
+    (said,) = [one.message for one in caplog.records if "no learner" in one.message]
+    assert f"--env.shm_name {name}" in said and "up to 60 s in all (--env.connect_timeout_s)" in said
+
+
 # ── classes, flags, files ───────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -81,6 +81,12 @@ def test_an_address_that_is_none_is_refused():
         external.open()
 
 
+def test_a_token_file_that_is_not_there_is_named_with_its_setting(tmp_path):
+    where = [f"generator.external.token_file={tmp_path / 'none'}", "generator.external.transport=tcp"]
+    with pytest.raises(rollway.InvalidArgument, match=r"none' .*generator\.external\.token_file must name"):
+        prepare([*PLAIN, *where]).generator.external.open()
+
+
 def test_each_configuration_has_its_trainer():
     not_simulated = [one for one in FULLY_ASYNC if "simulate" not in one]
     assert trainer_class(prepare(PLAIN)) is trainers.ExternalRayPPOTrainer

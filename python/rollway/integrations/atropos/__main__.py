@@ -26,6 +26,7 @@ from typing import Any
 
 from rollway.integrations.atropos.encoding import ATROPOS_SCHEMA
 from rollway.integrations.atropos.transport import with_transport
+from rollway.integrations.token_file import read_token
 
 
 def main(arguments: list[str]) -> None:
@@ -72,7 +73,10 @@ def serve_api(arguments: list[str]) -> None:
     if chosen.shm_name is not None:
         transports.append(rollway.ShmTransport(chosen.shm_name))
     if chosen.tcp_port is not None:
-        token = None if chosen.token_file is None else chosen.token_file.read_text(encoding="utf-8").strip()
+        try:
+            token = read_token(chosen.token_file, "--token-file")
+        except rollway.InvalidArgument as error:
+            parser.error(str(error))
         transports.append(rollway.TcpTransport(chosen.tcp_port, chosen.tcp_host, token=token))
     if not transports:
         parser.error("say how environments come in: --shm-name, --tcp-port, or both")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import types
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
 from rollway.errors import InvalidArgument
+from rollway.integrations.token_file import read_token
 
 
 class TransportConfig(BaseModel):
@@ -81,11 +81,12 @@ def extend(config: Any) -> Any:
 
 
 def check(config: Any) -> None:
-    """Raises `InvalidArgument` that names the flag if something is missing for the chosen transport."""
+    """Raises `InvalidArgument` that names the flag if something is missing for the chosen transport, or unreadable."""
     if config.transport == "shm" and not config.shm_name:
         raise InvalidArgument("transport shm needs the name of the learner's shared memory: --env.shm_name run1")
     if config.transport == "tcp":
         host_and_port(config.address)
+        token(config)
     if config.delivery == "direct":
         if config.batch_size <= 0:
             raise InvalidArgument(
@@ -116,4 +117,4 @@ def host_and_port(address: str | None) -> tuple[str, int]:
 
 def token(config: Any) -> str | None:
     """The learner's token, from its file."""
-    return None if config.token_file is None else Path(config.token_file).read_text(encoding="utf-8").strip()
+    return read_token(config.token_file, "--env.token_file")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rollway.record_key import GroupKey
 
 _log = logging.getLogger(__name__)
+_SILENT_S = 5.0  # how long a learner may take to appear before somebody wonders
 _LEAVING_S = 10.0  # how long cancelled workers have for what they had begun to send
 _FORGOTTEN = ("inference_logprobs", "distill_token_ids", "distill_logprobs")
 
@@ -385,7 +386,10 @@ class RollwayTransportMixin:
 
 
 async def _connected(config: Any, name: str) -> GroupSender:
-    """As `connect`, on a thread that nobody waits for at the end: Ctrl-C ends an environment without a learner."""
+    """As `connect`, on a thread that nobody waits for at the end: Ctrl-C ends an environment without a learner.
+
+    If that takes long, the log says once what is waited for, and for how long.
+    """
     found: Future[GroupSender] = Future()
 
     def work() -> None:
@@ -396,7 +400,18 @@ async def _connected(config: Any, name: str) -> GroupSender:
             found.set_exception(error)
 
     threading.Thread(target=work, name="rollway-atropos-connect", daemon=True).start()
-    return await asyncio.wrap_future(found)
+    where = f"--env.shm_name {config.shm_name}" if config.transport == "shm" else f"--env.address {config.address}"
+    wondering = asyncio.get_running_loop().call_later(
+        _SILENT_S,
+        _log.warning,
+        "no learner is there yet (%s): the environment waits for it, up to %g s in all (--env.connect_timeout_s)",
+        where,
+        config.connect_timeout_s,
+    )
+    try:
+        return await asyncio.wrap_future(found)
+    finally:
+        wondering.cancel()
 
 
 def connect(config: Any, name: str) -> GroupSender:

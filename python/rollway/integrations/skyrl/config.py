@@ -10,13 +10,13 @@ unless it is asked for: Atropos sends none.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from skyrl.train.config import BaseConfig, GeneratorConfig, SkyRLTrainConfig
 from skyrl.train.utils import validate_cfg
 
 from rollway import InvalidArgument, RecordServer, ShmTransport, TcpTransport, Tls
 from rollway.integrations.atropos import ATROPOS_SCHEMA
+from rollway.integrations.token_file import read_token
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class ExternalConfig(BaseConfig):
             host, _, port = self.address.rpartition(":")
             if not host or not port.isdecimal():
                 raise InvalidArgument(f"generator.external.address is {self.address!r}; write it like 127.0.0.1:50061")
-            token = None if self.token_file is None else Path(self.token_file).read_text(encoding="utf-8").strip()
+            token = read_token(self.token_file, "generator.external.token_file")
             tls = None if self.tls_cert is None or self.tls_key is None else Tls(self.tls_cert, self.tls_key)
             transports.append(TcpTransport(int(port), host.strip("[]"), token=token, tls=tls))
         server = RecordServer(
