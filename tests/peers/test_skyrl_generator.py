@@ -135,6 +135,14 @@ def test_the_output_has_every_key_and_groups_can_be_concatenated(server, env):
     assert whole["rollout_metrics"]["rollway/staleness_max"] == 2
 
 
+def test_what_was_made_with_later_weights_than_the_trainers_is_not_old(server, env):
+    generator = generator_of(server)  # of a trainer that went back to a checkpoint
+    generator.publish(3)
+    send_group(env, version=50)
+    metrics = run(generator.generate(batch("a")))["rollout_metrics"]
+    assert (metrics["rollway/staleness_mean"], metrics["rollway/staleness_max"]) == (0, 0)
+
+
 # ── who gets what ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

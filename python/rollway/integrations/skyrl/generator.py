@@ -144,7 +144,8 @@ class AtroposSHMGenerator(GeneratorInterface):
             rewards = [reward if stop == "stop" else 0.0 for reward, stop in zip(rewards, stops, strict=True)]
         if self._overlong_filtering:
             masks = apply_overlong_filtering(masks, stops)
-        behind = [self.version - row.version for row in rows]
+        # A trainer that went back to a checkpoint gets what was made with later weights than its own: not old.
+        behind = [max(self.version - row.version, 0) for row in rows]
         metrics = get_rollout_metrics(responses, rewards, loss_masks=masks)
         metrics["rollway/staleness_mean"] = sum(behind) / len(behind)
         metrics["rollway/staleness_max"] = max(behind)
