@@ -15,6 +15,7 @@ from rollway.schema import as_array, describe
 
 Array = np.ndarray[Any, Any]
 _MOST_TOKENS = 2**31 - 1  # what int32 counts to
+_MOST_BYTES = 2**63 - 1  # of an array
 _INT8 = np.dtype(np.int8)
 
 
@@ -212,10 +213,15 @@ class _Table:
     def width(self, leaf: RaggedLeaf, length: int | None) -> int:
         """T of a padded leaf. Longer records are an error."""
         longest, _ = self.native.extent(self.index(leaf))
-        if length is not None and longest > length:
+        if length is None:
+            return longest
+        most = _MOST_BYTES // (len(self) * max(leaf.row_bytes, 1))
+        if not 0 <= length <= most:
+            raise InvalidArgument(f"length = {length} is out of range: 0 to {most:,} for {len(self)} records of {leaf}")
+        if longest > length:
             row = int(self.lengths(leaf).argmax())
             raise InvalidArgument(f"record {row} has {longest} rows of '{leaf.name}', more than length = {length}")
-        return longest if length is None else length
+        return length
 
 
 class _Outputs:

@@ -168,6 +168,12 @@ def test_a_filling_may_be_any_number_that_the_leaf_can_hold(server):
     assert rollway.pad(records(server, [1]), leaves=["flags"], fill=fill, length=3).fields["flags"][0, 2] == 1
 
 
+@pytest.mark.parametrize("length", [-1, 2**62, 2**63, 10**100])
+def test_a_length_that_no_array_can_have_is_refused_with_its_range(server, length):
+    with pytest.raises(rollway.InvalidArgument, match=rf"length = {length} is out of range: 0 to [\d,]+ for 2 records"):
+        rollway.pad(records(server, [0, 0]), length=length)
+
+
 def test_released_records_and_empty_batches_are_refused(server):
     taken = records(server, [2])
     taken[0].release()
