@@ -164,6 +164,38 @@ def test_signals_reach_both_sides_and_nothing_is_left(launch, script, name, numb
         collect(name)  # after SIGINT, Python cleaned up
 
 
+def test_what_cleans_up_after_a_trainer_may_finish(launch, script, name):
+    # Python's resource tracker is a process of the trainer's group. It unlinks what a trainer that was killed has left.
+    trainer = """
+        import os, sys, time
+        from multiprocessing import shared_memory
+        from pathlib import Path
+        import rollway
+        launcher = os.getppid()
+        kept = [shared_memory.SharedMemory(f"{sys.argv[1]}-{n}", create=True, size=1) for n in range(400)]
+        server = rollway.RecordServer({"x": "int32[*]"}, rollway.ShmTransport(sys.argv[1]))
+        server.read()
+        server.close()
+        siblings = Path(f"/proc/{launcher}/task/{launcher}/children")
+        while siblings.read_text().split() != [str(os.getpid())]:  # until the environment is gone, and this one the last
+            time.sleep(0.01)
+        os._exit(0)
+    """
+    environment = """
+        import sys, rollway
+        with rollway.ShmRecordClient(sys.argv[1], {"x": "int32[*]"}) as client:
+            client.send({"x": [1]})
+    """
+    process = launch(
+        "--shm-name", name, "--trainer", script("t", trainer, name), "--env", script("e", environment, name)
+    )
+    _, errors = process.communicate(timeout=60)
+    left = [path for n in range(400) if (path := Path(f"/dev/shm/{name}-{n}")).exists()]
+    for path in left:
+        path.unlink()
+    assert process.returncode == 0 and not left, errors
+
+
 def test_the_sides_die_with_a_launcher_that_is_killed(launch, script, name):
     trainer = TRAINER.replace("server.sample(timeout=30)", "server.sample()")
     environment = ENVIRONMENT.replace("client.send", "0 and client.send")

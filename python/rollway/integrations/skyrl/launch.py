@@ -11,7 +11,8 @@ directory of segments, and sleeps until the kernel tells it of a file, a death o
 run left behind counts as well: environments attach to it, and the trainer goes on with what is in it (with
 ``if_exists=replace`` it could not: run ``rollway gc`` before).
 
-Each side is a process group of its own; what a group leaves behind is killed with it. If the launcher itself is killed,
+Each side is a process group of its own; what a command leaves behind in it has a moment to end by itself (Python's
+resource tracker, say, which cleans up after the others), and is killed then. If the launcher itself is killed,
 the kernel kills the commands that it started (not what they started). It knows nothing of SkyRL or Atropos.
 """
 
@@ -21,6 +22,7 @@ import argparse
 import contextlib
 import ctypes
 import os
+import select
 import selectors
 import shlex
 import signal
@@ -29,6 +31,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -39,6 +42,7 @@ from rollway.segments import segments
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 _IN_CREATE_OR_MOVED_TO = 0x100 | 0x80
+_LINGER_S = 2.0  # how long the rest of a group may outlive its command
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -79,6 +83,10 @@ class Side:
         killer = signal.Signals(-code).name
         hint = " (out of memory? see dmesg)" if killer == "SIGKILL" else ""
         return f"the {self.name} (pid {self.process.pid}) was killed by {killer}{hint}"
+
+    def others(self) -> list[int]:
+        """Who lives in its group, the command itself aside."""
+        return [pid for pid in _living(self.process.pid) if pid != self.process.pid]
 
     def send(self, number: int) -> None:
         """Sends a signal to the whole group, if any of it is left."""
@@ -230,7 +238,7 @@ def _pass_on(watch: Watch, sides: list[Side]) -> int:
 
 
 def _stop(watch: Watch, sides: list[Side], grace_s: float) -> None:
-    """Ends every group: asks, unless a signal that was passed on has asked already; waits; kills."""
+    """Ends every group: asks, unless a signal that was passed on has asked already; waits; lets linger; kills."""
     running = [side for side in sides if side.process.returncode is None]
     for side in running:
         if not side.asked:
@@ -239,10 +247,35 @@ def _stop(watch: Watch, sides: list[Side], grace_s: float) -> None:
     while running and (left := deadline - time.monotonic()) > 0:
         ended = watch.wait(left)
         running = [side for side in running if side not in ended]
+    _linger([side for side in sides if side not in running], min(_LINGER_S, grace_s))
     for side in sides:
-        side.send(signal.SIGKILL)  # also what the command left behind in its group
+        if side in running or side.others():  # nobody is left: the number of the group may be another's by now
+            side.send(signal.SIGKILL)
         side.process.wait()
         os.close(side.pidfd)
+
+
+def _linger(sides: list[Side], limit_s: float) -> None:
+    """Waits for those who are left in the groups of commands that have ended, but not for long."""
+    deadline = time.monotonic() + limit_s
+    while (left := deadline - time.monotonic()) > 0 and (pids := [pid for side in sides for pid in side.others()]):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended: look again
+            pidfd = os.pidfd_open(pids[0])
+            try:
+                select.select([pidfd], [], [], left)
+            finally:
+                os.close(pidfd)
+
+
+def _living(group: int) -> list[int]:
+    """The processes of a group that have not ended; the dead may lie there for long, if nobody buries them."""
+    living = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            state, _, its_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state not in "ZX":
+                living.append(int(stat.parent.name))
+    return living
 
 
 def _code(side: Side) -> int:
