@@ -1,13 +1,16 @@
 """The entrypoint: what it accepts, what it sets, which trainer it takes; and SkyRL's own command line leads to it."""
 
 import json
+import os
 import pickle
+import signal
 
 import pytest
 import skyrl_stage
 from skyrl_run import run_fixture, stage_fixture  # noqa: F401
 
 import rollway
+from rollway.integrations.atropos import ATROPOS_SCHEMA
 from rollway.integrations.skyrl import trainers
 from rollway.integrations.skyrl.config import prepare
 from rollway.integrations.skyrl.entrypoint import trainer_class
@@ -106,24 +109,29 @@ def test_a_trainer_of_ours_refuses_another_generator():
         )
 
 
-@pytest.mark.timeout(300)  # the first of its kind imports both packages in another process
-def test_skyrls_own_command_line_trains_on_external_trajectories(run, name, tmp_path):
-    data = tmp_path / "prompts.jsonl"
+def command_line(run, name, directory):
+    """SkyRL's, for a simulated training of five steps on one prompt."""
+    data = directory / "prompts.jsonl"
     data.write_text(json.dumps({"prompt": [{"role": "user", "content": "hello"}]}) + "\n")
-    run.main(
+    return [
         "trainer.override_entrypoint=rollway.integrations.skyrl.entrypoint",
         *PLAIN,
         *FULLY_ASYNC,
         f"generator.external.shm_name={name}",
         f"trainer.policy.model.path={run.tokenizer}",
         f"data.train_data=['{data}']",
-        f"trainer.export_path={tmp_path}",
-        f"trainer.ckpt_path={tmp_path}",
+        f"trainer.export_path={directory}",
+        f"trainer.ckpt_path={directory}",
         "trainer.train_batch_size=1",
         "trainer.policy_mini_batch_size=1",
         "trainer.fully_async.num_parallel_generation_workers=1",
         "trainer.epochs=5",
-    )
+    ]
+
+
+@pytest.mark.timeout(300)  # the first of its kind imports both packages in another process
+def test_skyrls_own_command_line_trains_on_external_trajectories(run, name, tmp_path):
+    run.main(*command_line(run, name, tmp_path))
     environment = run.environment(transport="shm", shm_name=name)
     run.ends()
     log = run.logs()
@@ -131,3 +139,16 @@ def test_skyrls_own_command_line_trains_on_external_trajectories(run, name, tmp_
     assert "rollway/staleness_mean" in log
     environment.join(30)
     assert environment.exitcode == 0, log
+
+
+@pytest.mark.timeout(300)
+def test_a_trainer_that_is_told_to_end_closes_its_records_and_its_environments_end(run, name, tmp_path):
+    run.main(*command_line(run, name, tmp_path), "trainer.fully_async.simulate_training_step_seconds=1000")
+    environment = run.environment(transport="shm", shm_name=name)
+    rollway.ShmRecordClient(name, ATROPOS_SCHEMA, connect_timeout_s=200).close()
+    os.kill(run.trainer.pid, signal.SIGTERM)
+    run.trainer.join(60)
+    assert run.trainer.exitcode == 128 + signal.SIGTERM, run.logs()
+    environment.join(60)
+    assert environment.exitcode == 0, run.logs()
+    assert name not in [one.name for one in rollway.segments()]

@@ -6,11 +6,14 @@ python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=rollway.
 ```
 
 or ``python -m rollway.integrations.skyrl …``, which is the same, and the only way on Python 3.11 (see `typed_dict`).
-The training loop runs in a Ray task, as SkyRL's own does; a simulated one needs no Ray and runs here.
+The training loop runs in a Ray task, as SkyRL's own does; a simulated one needs no Ray and runs here. Either way a
+trainer that gets SIGTERM, or Ctrl-C, closes its records before it goes: the environments are told, and no segment is
+left.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Any
 
@@ -26,6 +29,8 @@ from rollway.integrations.skyrl.trainers import (
     ExternalFullyAsyncTrainerSim,
     ExternalRayPPOTrainer,
 )
+
+_LEAVING_S = 5.0  # how long the training loop may take to end when it is told to
 
 
 class ExternalExp(BasePPOExp):
@@ -90,7 +95,23 @@ def main() -> None:
     """Reads the command line and trains."""
     cfg: Any = prepare(sys.argv[1:])
     if cfg.generator.external.enabled and cfg.trainer.fully_async.simulate_training:
+        _end_by_sigterm()
         ExternalExp(cfg).run()
         return
     initialize_ray(cfg)
-    ray.get((external_entrypoint if cfg.generator.external.enabled else skyrl_entrypoint).remote(cfg))
+    if not cfg.generator.external.enabled:
+        ray.get(skyrl_entrypoint.remote(cfg))
+        return
+    _end_by_sigterm()  # Ray has put a handler of its own there
+    training = external_entrypoint.remote(cfg)
+    try:
+        ray.get(training)
+    except (KeyboardInterrupt, SystemExit):
+        ray.cancel(training)  # Ctrl-C for it. If we just went, Ray would kill it before it has closed the records
+        ray.wait([training], timeout=_LEAVING_S)
+        raise
+
+
+def _end_by_sigterm() -> None:
+    """From here on SIGTERM ends the process as an exception does, and not on the spot."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
