@@ -49,6 +49,16 @@ def name():
     assert not left, f"{path} was left behind"
 
 
+def overwrite(name, old, new):
+    """Writes over the first ``old`` in a segment, as a process might that knows nothing of this library."""
+    assert len(old) == len(new)
+    path = Path(_core.shm_directory()) / f"rollway.{name}"
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        at = memory.find(old)
+        assert at >= 0
+        memory[at : at + len(old)] = new
+
+
 @pytest.fixture
 def example():
     """A transition: the smallest honest sample."""

@@ -6,6 +6,7 @@ It holds records and hands them out again; it reads nothing, waits for nothing a
 
 from __future__ import annotations
 
+import operator
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -119,6 +120,7 @@ class GroupAssembler:
         memory: int = 65_536,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        size = operator.index(size)
         if size < 1 or max_groups < 1 or memory < 0:
             raise InvalidArgument(f"size = {size}, max_groups = {max_groups}, memory = {memory}: one is out of range")
         if on_incomplete not in ("wait", "drop", "partial"):
@@ -129,6 +131,10 @@ class GroupAssembler:
             raise InvalidArgument(
                 "a deadline needs on_incomplete='drop' or 'partial': with 'wait' it would mean nothing"
             )
+        if deadline_s is not None and not deadline_s >= 0:
+            raise InvalidArgument(f"deadline_s = {deadline_s} is out of range: seconds from 0 on, or None")
+        if max_staleness is not None and not max_staleness >= 0:
+            raise InvalidArgument(f"max_staleness = {max_staleness} is out of range: versions from 0 on, or None")
         self.size = size
         self.counts = GroupCounts()
         self._on_incomplete = on_incomplete
@@ -172,14 +178,15 @@ class GroupAssembler:
                 self._evict()
             pending = self._pending[group] = _Pending(self._clock())
         if for_all:
-            self.give_up(key, _reason(record))
+            self.give_up(key, tombstone_reason(record))
             record.release()
             return
         if key.repetition_id in pending.records or key.repetition_id in pending.tombstones:
             self.counts.duplicates += 1
-            record.release()
+            if pending.records.get(key.repetition_id) is not record:  # the very same is held here
+                record.release()
         elif record.is_tombstone:
-            pending.tombstones[key.repetition_id] = _reason(record)
+            pending.tombstones[key.repetition_id] = tombstone_reason(record)
             record.release()
         elif self._on_stale == "drop" and self._is_stale(record):
             pending.tombstones[key.repetition_id] = self._drop_stale(record)
@@ -333,6 +340,7 @@ class GroupAssembler:
         return Group(group.key, records, missing, tombstones)
 
 
-def _reason(tombstone: Record) -> str:
+def tombstone_reason(tombstone: Record) -> str:
+    """Why its worker says that it will never come; empty if it does not say."""
     said = tombstone.metadata
     return str(said.get("reason", "")) if isinstance(said, dict) else ""

@@ -14,10 +14,13 @@ def encode(metadata: Any) -> bytes:
     """The metadata as JSON. NaN and infinities go through; what JSON cannot say is an error, not a guess."""
     try:
         return _as_json(metadata).encode("utf-8", "surrogatepass")
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgument(f"metadata must be what JSON can say, or bytes: {error}") from None
 
 
 def decode(packed: bytes) -> Any:
     """The metadata that `encode` made these bytes of."""
-    return json.loads(packed.decode("utf-8", "surrogatepass"))
+    try:
+        return json.loads(packed.decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError) as error:  # whoever sent it does not use this module
+        raise InvalidArgument(f"the metadata of a record is no JSON: {error}") from None

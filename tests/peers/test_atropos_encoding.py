@@ -161,6 +161,29 @@ def test_half_a_group_is_not_taken_for_a_whole_one():
         decode_group(records)
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"leaves": {"tokens": [7]}},
+        {"leaves": {"tokens": "x"}},
+        {"leaves": {"nothing": None}},
+        {"leaves": {"scores": None, "tokens": None}, "own": {"masks": {"MARKER": "x"}}},
+        {"bytes": "", "whole": {"a": {"": "not base64"}}},
+        {"own": []},
+        {"group_size": 10**12},
+        {"group_size": True},
+    ],
+)
+def test_a_description_that_makes_no_sense_is_an_error_that_names_the_record(odd):
+    encoded = encode_group({"tokens": [[1, 2]], "masks": [[1, 2]], "scores": [1.0]})[0]
+    marker = encoded.metadata["bytes"]
+    said = json.loads(json.dumps({**encoded.metadata, **odd}).replace("MARKER", marker))
+    record = Arrived(encoded._replace(metadata=said), 0)
+    for decode in (decode_trajectory, lambda record: decode_group([record])):
+        with pytest.raises(rollway.InvalidArgument, match="RecordKey\\(run='run'"):
+            decode(record)
+
+
 def test_the_same_item_has_the_same_name_in_every_process():
     code = """
 from rollway.integrations.atropos.identity import instance_id

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import rollway
-from conftest import until
+from conftest import overwrite, until
 from rollway.integrations.atropos import ATROPOS_SCHEMA, GroupReader, decode_group, encode_group
 from rollway.integrations.atropos import group_sender as module
 from rollway.integrations.atropos.group_sender import GroupSender, TcpGroupSender
@@ -256,6 +256,7 @@ def test_a_group_that_grew_too_old_in_the_reader_is_not_handed_over(learner, sen
         ({"key": rollway.RecordKey("r", "train", 0, "odd", 0)}, "'odd', 0\\) is not what an Atropos environment sends"),
         ({"key": rollway.RecordKey("r", "train", 0, "odd", 0), "metadata": {"group_size": "x"}}, "'odd'.*metadata is"),
         ({"key": rollway.RecordKey("r", "train", 0, "odd", 7), "metadata": {"group_size": 2}}, "'odd', 7"),
+        ({"key": rollway.RecordKey("r", "train", 0, "odd", 0), "metadata": {"group_size": 10**12}}, "'odd', 0"),
     ],
 )
 def test_an_odd_record_is_named_and_the_others_are_read(learner, sender, label, complaint):
@@ -268,6 +269,24 @@ def test_an_odd_record_is_named_and_the_others_are_read(learner, sender, label, 
     read = [reader.read(SECONDS) for _ in range(2)]
     assert [one.key.instance_id for one in read] == ["a", "b"]
     assert learner.stats()["taken_records"] == 2 * 3, "the odd one was released"
+
+
+def test_a_record_that_cannot_be_read_costs_no_other(learner, sender):
+    asyncio.run(sender.send(group(), "a", 0))
+    odd = encode_group(group(size=1))[0]
+    learner.submit(odd.data, key=rollway.RecordKey("r", "train", 0, "odd", 0), metadata="this will be no JSON")
+    overwrite(learner.name, b'"this will be no JSON"', b"!this will be no JSON!")
+    asyncio.run(sender.send(group(), "b", 0))
+    reader = GroupReader(learner)
+    with pytest.raises(rollway.InvalidArgument, match="no JSON"):
+        reader.read(SECONDS)
+    assert [reader.read(SECONDS).key.instance_id for _ in range(2)] == ["a", "b"]
+
+
+def test_a_reason_with_half_a_character_is_told_to_the_learner(learner, sender):
+    asyncio.run(sender.bury("a", 0, "it had \ud800 in it"))
+    told = learner.read(SECONDS)
+    assert told.is_tombstone and told.metadata == {"reason": "it had \ud800 in it"}
 
 
 def test_after_the_learner_has_closed_there_is_nobody_to_generate_for(learner, sender):

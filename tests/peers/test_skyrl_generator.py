@@ -8,7 +8,7 @@ import skyrl_records as made
 from skyrl_records import batch, generator_of, ids, send_group, tombstone
 
 import rollway
-from conftest import until
+from conftest import overwrite, until
 from rollway.integrations.skyrl import NoOpInferenceClient
 from rollway.integrations.skyrl.errors import (
     NoInferenceEngine,
@@ -505,6 +505,34 @@ def test_one_record_that_is_no_trajectory_harms_no_other(server, env, label, mes
         return await generator.generate(batch("1"))
 
     assert run(bad())["prompt_token_ids"] == made.prompts("x")
+
+
+def test_records_that_cannot_be_read_or_settled_harm_no_other(server, env):
+    async def bad():
+        generator = generator_of(server)
+        env.tombstone(rollway.RecordKey("r", "train", 0, "x", -7))
+        env.send(made.data(), key=rollway.RecordKey("r", "train", 0, "x", 0), metadata="this will be no JSON")
+        overwrite(server.name, b'"this will be no JSON"', b"!this will be no JSON!")
+        send_group(env, "x")
+        with pytest.raises(rollway.InvalidArgument, match="outside a group"):
+            await generator.generate(batch("1", "2", "3"))  # which reads all three at once
+        return await generator.generate(batch("1"))
+
+    assert run(bad())["prompt_token_ids"] == made.prompts("x")
+
+
+def test_a_tombstone_that_gives_no_reason_is_one_all_the_same(server, env):
+    generator = generator_of(server, match="id")
+    tombstone(env, "x", reason="nothing at all")
+    overwrite(server.name, b'{"reason":"nothing at all"}', b'["reason","nothing at all"]')
+    with pytest.raises(TrajectoryMissing, match="the environment dropped it"):
+        run(generator.generate(batch("x")))
+
+
+@pytest.mark.parametrize("overrides", [["length"], [["stop_reason"]], [7]])
+def test_overrides_that_are_no_dict_say_nothing_about_the_stop(server, env, overrides):
+    send_group(env, "x", overrides=overrides)
+    assert run(generator_of(server).generate(batch("x")))["stop_reasons"] == ["stop"]
 
 
 def killed_environment(child, name):

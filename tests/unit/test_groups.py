@@ -259,6 +259,21 @@ def test_giving_up_settles_a_group(server, send):
     assert assembler.pop() is None
 
 
+def test_the_same_record_given_twice_is_not_released_while_it_is_held(server, send):
+    assembler = GroupAssembler(2)
+    record = send("a", 0)
+    assembler.add(record)
+    assembler.add(record)
+    assert (assembler.counts.duplicates, record.released) == (1, False)
+    assembler.add(send("a", 1))
+    assert [one["tokens"].tolist() for one in assembler.pop().records] == [[0], [1]]
+
+
+def test_a_size_that_is_not_whole_is_refused():
+    with pytest.raises(TypeError):
+        GroupAssembler(2.5)
+
+
 def test_what_is_no_group_record_is_refused(server, send):
     assembler = GroupAssembler(2)
     server.submit({"tokens": []})
@@ -269,7 +284,16 @@ def test_what_is_no_group_record_is_refused(server, send):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"size": 0}, {"size": 1, "on_incomplete": "x"}, {"size": 1, "on_stale": "x"}, {"size": 1, "deadline_s": 1}]
+    "bad",
+    [
+        {"size": 0},
+        {"size": 1, "on_incomplete": "x"},
+        {"size": 1, "on_stale": "x"},
+        {"size": 1, "deadline_s": 1},
+        {"size": 1, "on_incomplete": "drop", "deadline_s": -1.0},
+        {"size": 1, "on_incomplete": "drop", "deadline_s": float("nan")},
+        {"size": 1, "max_staleness": -1},
+    ],
 )
 def test_settings_that_mean_nothing_are_refused(bad):
     with pytest.raises(rollway.InvalidArgument):

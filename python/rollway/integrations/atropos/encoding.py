@@ -17,8 +17,9 @@ absent ────────────────────────�
 from __future__ import annotations
 
 import base64
+import contextlib
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -50,7 +51,7 @@ _DTYPES = {name: np.dtype(notation.partition("[")[0]) for name, notation in ATRO
 _NEEDED = ("tokens", "masks", "scores")
 _EXACT = 2.0**53  # whole numbers up to here are exact as doubles
 _FORMAT = 1
-_SAID = {"group_size", "whole", "own", "leaves", "bytes"}  # by every record of this format
+_SAID = {"group_size": int, "whole": dict, "own": dict, "leaves": dict, "bytes": str}  # by every record of this format
 
 Array = np.ndarray[Any, Any]
 
@@ -97,8 +98,12 @@ def encode_group(group: Mapping[str, Any]) -> list[EncodedRecord]:
 def group_size(record: RecordLike) -> int | None:
     """How many trajectories its group has; None if it is no record of `encode_group`."""
     said = record.metadata
-    described = isinstance(said, dict) and said.get("atropos") == _FORMAT and said.keys() >= _SAID
-    return said["group_size"] if described else None
+    if not isinstance(said, dict) or said.get("atropos") != _FORMAT:
+        return None
+    if [type(said.get(name)) for name in _SAID] != [*_SAID.values()]:
+        return None
+    size: int = said["group_size"]
+    return size if 0 < size <= LARGEST_GROUP else None
 
 
 def decode_trajectory(record: RecordLike) -> dict[str, Any]:
@@ -107,13 +112,14 @@ def decode_trajectory(record: RecordLike) -> dict[str, Any]:
     Numbers are views of the record where they have one dimension; copy what must outlive it. ``scores`` is a float.
     """
     said = _description(record)
-    fields: dict[str, Any] = _restored(said["whole"], said["bytes"])
-    fields |= _restored(said["own"], said["bytes"])
-    for name, shape in said["leaves"].items():
-        array = record[_LEAF_OF[name]]
-        fields[name] = array if shape is None else array.reshape(shape)
-    if "scores" in said["leaves"]:
-        fields["scores"] = float(fields["scores"])
+    with _sensible(record):
+        fields: dict[str, Any] = _restored(said["whole"], said["bytes"])
+        fields |= _restored(said["own"], said["bytes"])
+        for name, shape in said["leaves"].items():
+            array = record[_LEAF_OF[name]]
+            fields[name] = array if shape is None else array.reshape(shape)
+        if "scores" in said["leaves"]:
+            fields["scores"] = float(fields["scores"])
     return fields
 
 
@@ -132,9 +138,10 @@ def decode_group(records: Iterable[RecordLike]) -> dict[str, Any]:
         raise InvalidArgument(f"the group {ordered[0].key.group} has {size} trajectories; these are {there}")
     if len({record.key.group for record in ordered}) != 1:
         raise InvalidArgument(f"records of different groups: {sorted({record.key.group for record in ordered})}")
-    group: dict[str, Any] = _restored(described[0]["whole"], described[0]["bytes"])
-    for name in (*described[0]["leaves"], *described[0]["own"]):
-        group[name] = [_entry(record, said, name) for record, said in zip(ordered, described, strict=True)]
+    with _sensible(ordered[0]):
+        group: dict[str, Any] = _restored(described[0]["whole"], described[0]["bytes"])
+        for name in (*described[0]["leaves"], *described[0]["own"]):
+            group[name] = [_entry(record, said, name) for record, said in zip(ordered, described, strict=True)]
     return group
 
 
@@ -147,6 +154,8 @@ def _size(group: Mapping[str, Any]) -> int:
     sizes = {name: len(group[name]) for name in _NEEDED}
     if len(set(sizes.values())) != 1 or not sizes["tokens"]:
         raise SchemaMismatch(f"tokens, masks and scores must have one entry for each trajectory; they have {sizes}")
+    if sizes["tokens"] > LARGEST_GROUP:
+        raise SchemaMismatch(f"a group of {sizes['tokens']:,} trajectories; it may have {LARGEST_GROUP:,}")
     return sizes["tokens"]
 
 
@@ -236,6 +245,17 @@ def _description(record: RecordLike) -> dict[str, Any]:
         raise InvalidArgument(f"record {record.key} does not come from an Atropos environment (format {_FORMAT})")
     said: dict[str, Any] = record.metadata
     return said
+
+
+@contextlib.contextmanager
+def _sensible(record: RecordLike) -> Iterator[None]:
+    """What a description says that nobody here wrote may be anything: then it is an `InvalidArgument`."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(
+            f"what record {record.key} says of itself makes no group of an Atropos environment: {error!r}"
+        ) from error
 
 
 def _entry(record: RecordLike, said: dict[str, Any], name: str) -> Any:

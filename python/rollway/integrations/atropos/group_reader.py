@@ -177,8 +177,8 @@ def _place(record: Record) -> tuple[RecordKey, int]:
     if record.is_tombstone:
         return key, 0
     size = said.get("group_size") if isinstance(said, dict) else None
-    if not isinstance(size, int) or not 0 <= key.repetition_id < size:
+    if not isinstance(size, int) or not 0 <= key.repetition_id < size <= LARGEST_GROUP:
         raise InvalidArgument(
-            f"the record {tuple(key)} is not what an Atropos environment sends: its metadata is {said!r}"
+            f"the record {tuple(key)} is not what an Atropos environment sends: its metadata is {said!r:.200}"
         )
     return key, size

@@ -200,11 +200,11 @@ class Dispatcher:
 
     def _keep(self, records: list[Record]) -> None:
         """Stashes all that can be, and then raises what is wrong with the first that cannot."""
-        wrong: list[TrajectoryUnusable] = []
+        wrong: list[TrajectoryUnusable | InvalidArgument] = []
         for record in records:
             try:
                 self._stash.add(record)
-            except TrajectoryUnusable as error:
+            except (TrajectoryUnusable, InvalidArgument) as error:  # the latter: it cannot even be read
                 wrong.append(error)
                 record.release()
         if wrong:

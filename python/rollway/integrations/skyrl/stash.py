@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rollway import Group, GroupAssembler, GroupKey, Record, RecordKey
+from rollway.groups import tombstone_reason
 from rollway.integrations.atropos.encoding import group_size
 from rollway.integrations.skyrl.ask import Ask, Place
 from rollway.integrations.skyrl.errors import TrajectoryMissing, TrajectoryUnusable
@@ -87,7 +88,7 @@ class Stash:
         """Takes in a record, or a tombstone: one is enough to end its group."""
         key, assembler = self._where(record)
         self.phases.add(key.phase)
-        reason = record.metadata["reason"] if record.is_tombstone else None
+        reason = tombstone_reason(record) if record.is_tombstone else None
         if reason is not None and key.repetition_id >= assembler.size:  # its group was too large; the others say so too
             record.release()
             return

@@ -56,7 +56,8 @@ def trajectory_of(record: Record) -> Trajectory:
         raise TrajectoryUnusable(f"{_name(record)} has no score that is one number: {own.get('scores')!r}")
     begin = int(trained.argmax())
     trained = trained[begin:]
-    overrides = own.get("overrides") or {}
+    overrides = own.get("overrides")
+    overrides = overrides if isinstance(overrides, dict) else {}  # an environment may have its own idea of them
     return Trajectory(
         prompt_ids=tokens[:begin].tolist(),
         response_ids=tokens[begin:].tolist(),
