@@ -203,7 +203,7 @@ def convert(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[An
 def _listed(leaf: RaggedLeaf, value: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any]:
     """Plain lists take the dtype of their leaf, if that can hold them: [1, 2] fits float32, but [1.5] not int32."""
     if not value:
-        return np.empty((0, *leaf.shape), leaf.dtype)
+        return np.empty((0, *(leaf.shape if leaf.ragged else leaf.shape[1:])), leaf.dtype)
     try:
         natural = np.asarray(value)
         if np.can_cast(natural.dtype, leaf.dtype, "same_kind") or (natural.dtype.kind, leaf.dtype.kind) == ("i", "u"):

@@ -161,9 +161,8 @@ class RecordServer(Hosting):
         timeout: float | None = None,
     ) -> bool:
         """Copies one record into a lane of this process. False when the policy dropped it."""
-        if self._producer is None:
-            self._producer = RecordProducer.beside(self._consumer, self._plan)
-        return self._producer.send(data, key=key, metadata=metadata, version=version, timeout=timeout)
+        producer = self._producer or self._become_producer()
+        return producer.send(data, key=key, metadata=metadata, version=version, timeout=timeout)
 
     def publish(self, version: int) -> None:
         """Tells the workers which weights are the newest: they see it as ``client.published_version``.
@@ -189,6 +188,13 @@ class RecordServer(Hosting):
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
         return f"<rollway.RecordServer {self.name or '(in process)'} {', '.join(self.schema)} {state}>"
+
+    def _become_producer(self) -> RecordProducer:
+        """Takes one lane, whichever thread comes first: a second would change the order of what they send."""
+        with self._starting:
+            if self._producer is None:
+                self._producer = RecordProducer.beside(self._consumer, self._plan)
+            return self._producer
 
     def _troubles(self) -> list[Trouble]:
         """Why no record may ever come. Transports have producers of their own here, and remote workers come back."""

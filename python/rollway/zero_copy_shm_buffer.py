@@ -7,6 +7,7 @@ is full says so. For everything else (keys, groups, batches, TCP) use `RecordSer
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
@@ -81,6 +82,7 @@ class ZeroCopySHMBuffer:
         self._write_timeout_s = write_timeout_s
         self._plan = _SCHEMA.plan()
         self._writer: RecordProducer | None = None
+        self._becoming = threading.Lock()
         self._reader: RecordConsumer | None
         self._forgotten: weakref.finalize[[], ZeroCopySHMBuffer] | None = None
         self._creator = os.getpid() if create else None
@@ -193,9 +195,10 @@ class ZeroCopySHMBuffer:
         return self._reader
 
     def _become_writer(self) -> RecordProducer:
-        """Takes a lane of the buffer that this handle is in, also when another has its name by now."""
+        """Takes a lane, for all threads, of the buffer that this handle is in, also when another has its name by now."""
         try:
-            self._writer = RecordProducer.beside(self._open(), self._plan)
+            with self._becoming:
+                self._writer = writer = self._writer or RecordProducer.beside(self._open(), self._plan)
         except NoLaneLeft:
             raise NoLaneLeft(
                 f"buffer '{self.name}' has {_WRITERS} writers, and no room for one more. Close a handle that no longer "
@@ -205,7 +208,7 @@ class ZeroCopySHMBuffer:
             raise SegmentNotFound(
                 f"buffer '{self.name}' was unlinked before this handle wrote into it: it can only read what is there"
             ) from None
-        return self._writer
+        return writer
 
 
 def _as_tokens(tokens: Any) -> np.ndarray[Any, Any]:

@@ -120,6 +120,16 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_written(server, rec
     assert server.stats()["reserved_records"] == 0
 
 
+def test_an_empty_list_is_what_a_leaf_without_rows_or_without_room_wants():
+    with rollway.RecordServer({"fixed": "int8[0]", "ragged": "int8[*,3]", "none": "int8[*,0]"}) as server:
+        server.submit({"fixed": [], "ragged": [], "none": []})
+        with server.read() as record:
+            assert [leaf.shape for leaf in record.values()] == [(0,), (0, 3), (0, 0)]
+    with rollway.RecordServer({"fixed": "int8[3]"}) as server:
+        with pytest.raises(SchemaMismatch, match=r"'fixed' is int8\[0\] here but int8\[3\]"):
+            server.submit({"fixed": []})
+
+
 @pytest.mark.parametrize(
     "tokens",
     [
