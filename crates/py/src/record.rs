@@ -1,13 +1,13 @@
 //! `Record`: one trajectory, read where it lies.
 
 use crate::array;
-use crate::errors::to_py;
+use crate::errors::{named, to_py};
 use crate::gil::GilCell;
 use crate::json;
 use crate::record_key;
 use crate::record_label::{JSON, TOMBSTONE};
 use crate::record_plan::{KEY, METADATA, RecordPlan};
-use pyo3::exceptions::{PyKeyError, PyValueError};
+use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
@@ -102,9 +102,8 @@ impl Record {
     /// The bytes of a hidden part. `'_`: they stay while nobody releases the record, which takes the GIL.
     fn part_bytes(&self, py: Python<'_>, part: usize) -> PyResult<&[u8]> {
         if self.is_released(py) {
-            return Err(PyValueError::new_err(
-                "this record was released: read its key and metadata before that",
-            ));
+            let message = "this record was released: read its key and metadata before that".to_owned();
+            return Err(named(py, "InvalidArgument", message));
         }
         let (data, _, bytes) = self.part(part);
         // SAFETY: `parse` checked that the part lies within the record, which is ours until it is released.

@@ -1,13 +1,13 @@
 //! `RecordSlot`: room for one record, to be written in place: in the lane, or before it is sent.
 
 use crate::array;
-use crate::errors::to_py;
+use crate::errors::{named, to_py};
 use crate::gil::GilCell;
 use crate::numbers;
 use crate::record_label::Label as RecordLabel;
 use crate::record_plan::{Parts, RecordPlan, rows_of};
 use crate::tcp_record_client::TcpRecordSender;
-use pyo3::exceptions::{PyKeyError, PyValueError};
+use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyType};
 use rollway_core::Error;
@@ -115,7 +115,11 @@ impl RecordSlot {
     }
 
     fn open(&self, py: Python<'_>) -> PyResult<Room> {
-        self.end(py).ok_or_else(|| PyValueError::new_err("this slot was committed or aborted already"))
+        self.end(py).ok_or_else(|| Self::over(py))
+    }
+
+    fn over(py: Python<'_>) -> PyErr {
+        named(py, "InvalidArgument", "this slot was committed or aborted already".to_owned())
     }
 }
 
@@ -149,16 +153,12 @@ impl RecordSlot {
             Some(lengths) => Some(rows_of(plan, lengths)?),
         };
         let reserved = self.room.with(py, |room| room.as_ref().map(|room| room.rows.clone()));
-        let reserved =
-            reserved.ok_or_else(|| PyValueError::new_err("this slot was committed or aborted already"))?;
+        let reserved = reserved.ok_or_else(|| Self::over(py))?;
         let used = used.unwrap_or_else(|| reserved.clone());
         if let Some(leaf) = (0..used.len()).find(|&leaf| used[leaf] > reserved[leaf]) {
-            return Err(PyValueError::new_err(format!(
-                "leaf '{}' has room for {} rows, not for {}",
-                plan.leaves[leaf].name.bind(py),
-                reserved[leaf],
-                used[leaf]
-            )));
+            let (name, room, used) = (plan.leaves[leaf].name.bind(py), reserved[leaf], used[leaf]);
+            let message = format!("leaf '{name}' has room for {room} rows, not for {used}");
+            return Err(named(py, "InvalidArgument", message));
         }
         let room = self.open(py)?;
         if let Place::Lane(reservation) = &room.place

@@ -10,7 +10,7 @@ use crate::sentry::Sentry;
 use crate::tcp_connection::{Connection, DETACH_BYTES, Options, TcpConnection};
 use crate::wanted::Wanted;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyString};
 use rollway_core::Error;
 use rollway_core::net::TcpRecordClient as Core;
 use rollway_core::ring::Patience;
@@ -106,18 +106,20 @@ impl TcpRecordSender {
     }
 
     /// Says that this key will never come: a record with no data, and the reason as its metadata.
-    #[pyo3(signature = (key, reason="", *, version=0, timeout=None))]
+    // Not a `&str`: half a character, in the message of an error say, is no reason to be silent.
+    #[pyo3(signature = (key, reason=None, *, version=0, timeout=None),
+           text_signature = "($self, key, reason='', *, version=0, timeout=None)")]
     fn tombstone<'py>(
         &self,
         py: Python<'py>,
         key: &Bound<'py, PyAny>,
-        reason: &str,
+        reason: Option<&Bound<'py, PyString>>,
         #[pyo3(from_py_with = numbers::version)] version: u32,
         timeout: Option<f64>,
     ) -> PyResult<bool> {
         check_timeout(timeout)?;
         let said = PyDict::new(py);
-        said.set_item("reason", reason)?;
+        said.set_item("reason", reason.unwrap_or(&PyString::new(py, "")))?;
         let mut label = Label::of(py, Some(key), Some(said.as_any()), version)?;
         label.kind |= TOMBSTONE;
         let parts = Parts::empty(py, self.plan.get(), label.key(), label.metadata())?;
