@@ -195,7 +195,7 @@ class ZeroCopySHMBuffer:
         return self._reader
 
     def _become_writer(self) -> RecordProducer:
-        """Takes a lane, for all threads, of the buffer that this handle is in, also when another has its name by now."""
+        """Takes a lane, for all threads, of the buffer that this handle is in, even if another has its name by now."""
         try:
             with self._becoming:
                 self._writer = writer = self._writer or RecordProducer.beside(self._open(), self._plan)

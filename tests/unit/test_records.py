@@ -1,11 +1,13 @@
 """Records within one process: reading, releasing, waiting, policies, lifetimes."""
 
 import asyncio
+import contextlib
 import gc
 import json
 import mmap
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollway
-from conftest import until
-from rollway import RecordKey, ShmRecordClient, _core
+from conftest import overwrite, until
+from rollway import RecordKey, ShmRecordClient, _core, record_server
 
 SCHEMA = {"tokens": "int32[*]", "logprobs": "float32[*]", "score": "float32[]"}
 KEY = RecordKey("run", "train", 0, "task", 0)
@@ -267,7 +269,7 @@ def test_open_reservations_commit_in_any_order(name):
         assert server.read(timeout=10)["tokens"].tolist() == [2]
         first.commit()
         assert server.read(timeout=10)["tokens"].tolist() == [1]
-        with pytest.raises(ValueError, match="already"):
+        with pytest.raises(rollway.InvalidArgument, match="already"):
             first.commit()
         assert not first["tokens"].flags.writeable
 
@@ -420,6 +422,104 @@ def test_a_tombstone_waits_for_room_without_a_thread(name):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("reason", ["", "half a character: \ud800"])
+def test_a_tombstone_says_any_reason(name, reason):
+    transports = [rollway.ShmTransport(name), rollway.TcpTransport()]
+    with rollway.RecordServer(SCHEMA, transports) as server:
+        clients = ShmRecordClient(name, SCHEMA), rollway.TcpRecordClient("localhost", server.port, SCHEMA)
+        for client in clients:
+            with client:
+                assert client.tombstone(KEY, reason)
+            assert server.read(30).metadata == {"reason": reason}
+
+
+def test_threads_that_submit_at_once_share_one_lane(monkeypatch):
+    began = threading.Barrier(2)
+
+    class Unhurried:
+        """Between asking whether there is a producer and noting a new one, everybody else comes to the same question."""
+
+        @staticmethod
+        def beside(*arguments):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                began.wait(0.2)  # for a second one, of which there is none
+            return _core.RecordProducer.beside(*arguments)
+
+    monkeypatch.setattr(record_server, "RecordProducer", Unhurried)
+    with rollway.RecordServer(SCHEMA, lanes=1) as server, ThreadPoolExecutor(2) as threads:
+        assert [*threads.map(server.submit, [trajectory(1)] * 2)] == [True, True]
+        assert len(server.read_many(2)) == 2
+
+
+def test_a_record_that_was_released_says_so(server):
+    server.submit(trajectory(1), key=KEY)
+    record = server.read()
+    record.release()
+    with pytest.raises(rollway.InvalidArgument, match="was released: read its key"):
+        record.key
+
+
+def test_asyncio_reserves_when_there_is_room(name):
+    async def read_keyed(server):
+        while (record := await server.read_async(timeout=30)).key is None:
+            record.release()
+        return record
+
+    async def main():
+        with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name), lane_bytes=1 << 16) as server:
+            with ShmRecordClient(name, SCHEMA) as client:
+                while client.try_send(trajectory(1000)) or client.try_send(trajectory(0)):
+                    pass
+                with pytest.raises(rollway.WaitTimeout):
+                    await client.reserve_async({"tokens": 1000, "logprobs": 1000}, timeout=0.01)
+                before = client.stats()
+                given_up, waiting = (
+                    asyncio.create_task(client.reserve_async({"tokens": n, "logprobs": n}, key=KEY, version=3))
+                    for n in (900, 1000)
+                )
+                await asyncio.sleep(0)
+                given_up.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await given_up
+                assert not waiting.done() and client.stats() == before
+                reading = asyncio.create_task(read_keyed(server))
+                with await waiting as slot:
+                    slot["tokens"][:2], slot["score"][...] = (4, 5), 0.5
+                    slot.commit({"tokens": 2, "logprobs": 0})
+                record = await reading
+                assert (record["tokens"].tolist(), record.key, record.version) == ([4, 5], KEY, 3)
+
+    asyncio.run(main())
+
+
+def test_a_coroutine_that_waits_to_reserve_sleeps_until_there_is_room_for_it(name):
+    async def main():
+        with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name), lane_bytes=1 << 16) as server:
+            with ShmRecordClient(name, SCHEMA) as client:
+                client.send(trajectory(6000))
+                tries, reserve = [], client.reserve
+                client.reserve = lambda *args, **kwargs: [tries.append(1), reserve(*args, **kwargs)][1]
+                with pytest.raises(rollway.WaitTimeout):  # there is room, but not so much
+                    await client.reserve_async({"tokens": 6000, "logprobs": 6000}, timeout=0.2)
+                assert len(tries) <= 2
+                server.read().release()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("policy", ["error", "drop_newest"])
+def test_a_coroutine_whose_client_does_not_block_is_told_at_once_that_there_is_no_room(name, policy):
+    async def main():
+        with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name), lane_bytes=1 << 16):
+            with ShmRecordClient(name, SCHEMA, on_full=policy) as client:
+                slot = await client.reserve_async({"tokens": 8000, "logprobs": 8000 - 500})
+                with pytest.raises(rollway.RingFull):
+                    await client.reserve_async({"tokens": 8000, "logprobs": 8000 - 500})
+                slot.abort()
+
+    asyncio.run(main())
+
+
 def test_memory_is_taken_as_it_is_used(name):
     with rollway.RecordServer(
         SCHEMA, rollway.ShmTransport(name), lane_bytes=1 << 30, lanes=64, max_records=4096
@@ -467,6 +567,27 @@ def test_metadata_is_what_pythons_json_makes_of_it(server, metadata):
     expected = json.loads(json.dumps(metadata))
     assert repr(record.metadata) == repr(expected), "the same, also where == is not"
     assert record.metadata is record.metadata, "decoded once"
+
+
+def test_metadata_that_is_nested_too_deeply_is_refused(server):
+    deep = []
+    for _ in range(200_000):
+        deep = [deep]
+    with pytest.raises(rollway.InvalidArgument, match="JSON"):
+        server.submit(trajectory(1), metadata=deep)
+    while deep:  # by hand: too deep for some to take apart
+        deep = deep.pop()
+
+
+def test_metadata_of_somebody_who_writes_no_json_is_an_error_and_the_rest_can_be_read(name):
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name)) as server:
+        for said in ("mine", "[" * 200_000):
+            server.submit(trajectory(3), key=KEY, metadata=said)
+            overwrite(name, f'"{said}"'.encode(), b"!" + said.encode() + b"!" if said == "mine" else b"[" * 200_002)
+            with server.read() as record:
+                with pytest.raises(rollway.InvalidArgument, match="no JSON"):
+                    record.metadata
+                assert record.key == KEY and equal(record, trajectory(3))
 
 
 def test_metadata_that_contains_itself_is_refused(server):

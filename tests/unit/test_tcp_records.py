@@ -162,6 +162,25 @@ def test_a_tombstone_waits_for_room_without_a_thread(server):
         asyncio.run(waits(client))
 
 
+def test_a_reservation_waits_for_room_without_a_thread(server):
+    async def waits(client):
+        while client.try_send(record(20_000)):
+            pass
+        reading = asyncio.create_task(read_keyed())
+        with await client.reserve_async({"tokens": 20_000, "logprobs": 0}, key=KEY, timeout=10) as slot:
+            slot["tokens"][:2] = 4, 5
+            slot.commit({"tokens": 2, "logprobs": 0})
+        assert (await reading)["tokens"].tolist() == [4, 5]
+
+    async def read_keyed():
+        while (read := await server.read_async(timeout=10)).key is None:
+            read.release()
+        return read
+
+    with connect(server, max_inflight_msgs=1) as client:
+        asyncio.run(waits(client))
+
+
 def test_clients_are_told_how_many_records_wait(server, client):
     for _ in range(3):
         client.send(record(5))

@@ -155,7 +155,7 @@ impl RecordProducer {
         // Dropped, says the policy; but the caller needs something to write into.
         let room = Self::reserve_room(py, self.core(py)?, parts.bytes(), timeout)?;
         let room = room.and_then(|room| room.ok_or(Error::Full));
-        let room = room.map_err(|e| self.explain(py, e, timeout))?;
+        let room = room.map_err(|e| self.no_room(py, e, parts.bytes(), timeout))?;
         let (mapping, place) = (self.mapping.bind(py).as_any(), Place::Lane(room));
         RecordSlot::new(mapping, &self.plan, &parts, place, rows, &label)
     }
@@ -270,13 +270,17 @@ impl RecordProducer {
         let core = self.core(py)?;
         match Self::reserve_room(py, &*core, parts.bytes(), timeout)? {
             Ok(room) => self.fill(py, room, parts, label),
-            Err(error) => {
-                if matches!(error, Error::Full) {
-                    self.wanted.note(parts.bytes());
-                }
-                Err(self.explain(py, error, timeout))
-            }
+            Err(error) => Err(self.no_room(py, error, parts.bytes(), timeout)),
         }
+    }
+
+    /// The error of a record that found no room; coroutines wait for that much.
+    #[cold]
+    fn no_room(&self, py: Python<'_>, error: Error, bytes: usize, timeout: Option<f64>) -> PyErr {
+        if matches!(error, Error::Full) {
+            self.wanted.note(bytes);
+        }
+        self.explain(py, error, timeout)
     }
 
     /// Copies and commits; false when there is nothing to copy into.

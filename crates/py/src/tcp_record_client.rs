@@ -147,7 +147,7 @@ impl TcpRecordSender {
             false if patience == Patience::Never => Err(Error::Full),
             false => Err(Error::Timeout),
         });
-        room?.map_err(|e| this.connection.explain(py, e, timeout))?;
+        room?.map_err(|e| this.no_room(py, e, parts.bytes(), timeout))?;
         let draft = Bound::new(py, RecordDraft::new(parts.bytes()))?;
         let place = Place::Draft(draft.clone().unbind(), slf.clone().unbind());
         RecordSlot::new(draft.as_any(), &this.plan, &parts, place, rows, &label)
@@ -196,10 +196,16 @@ impl TcpRecordSender {
             }
             at_once => at_once,
         };
-        if matches!(taken, Err(Error::Full)) {
-            self.wanted.note(parts.bytes());
+        taken.map(|()| true).map_err(|e| self.no_room(py, e, parts.bytes(), timeout))
+    }
+
+    /// The error of a record that found no room; coroutines wait for that much.
+    #[cold]
+    fn no_room(&self, py: Python<'_>, error: Error, bytes: usize, timeout: Option<f64>) -> PyErr {
+        if matches!(error, Error::Full) {
+            self.wanted.note(bytes);
         }
-        taken.map(|()| true).map_err(|e| self.connection.explain(py, e, timeout))
+        self.connection.explain(py, error, timeout)
     }
 
     /// Takes a record that lies in one piece.
