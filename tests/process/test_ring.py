@@ -439,6 +439,26 @@ except KeyboardInterrupt:
     assert out.strip() == "interrupted" and time.monotonic() - started < 20
 
 
+def test_ctrl_c_in_a_send_many_says_how_many_were_sent(name, child):
+    waiting = child(
+        PREAMBLE
+        + """
+server = rollway.Server(example, 1, rollway.ShmTransport(sys.argv[1]), num_buffers=3)
+client = rollway.ShmClient(sys.argv[1], example)
+print("ready", flush=True)
+try:
+    client.send_many({"obs": np.zeros((8, 4), np.float32), "reward": np.zeros((8, 1), np.float32)})
+except KeyboardInterrupt as interrupted:
+    print(interrupted.sent, server.stats()["ready_samples"])
+""",
+        name,
+    )
+    waiting.says("ready")
+    until(lambda: "futex" in Path(f"/proc/{waiting.pid}/wchan").read_text() or waiting.process.poll() is not None)
+    os.kill(waiting.pid, signal.SIGINT)
+    assert waiting.ends()[0].strip() == "3 3"
+
+
 def test_a_learner_that_forgets_to_close_leaves_nothing(name, child):
     child(
         PREAMBLE

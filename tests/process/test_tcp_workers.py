@@ -617,6 +617,31 @@ def interrupt(waiting):
     os.kill(waiting.pid, signal.SIGINT)
 
 
+def test_ctrl_c_in_a_send_many_says_how_many_are_on_their_way(child):
+    with serve(1, num_buffers=2) as server:
+        waiting = child(
+            PREAMBLE
+            + """
+client = rollway.TcpClient("127.0.0.1", port, EXAMPLE, max_inflight_msgs=1)
+many = {key: np.stack([leaf] * 5_000) for key, leaf in sample(0, 0).items()}
+print("ready", flush=True)
+try:
+    client.send_many(many)
+except KeyboardInterrupt as interrupted:
+    print(interrupted.sent == client.stats()["sent"] > 0, flush=True)
+try:
+    client.close(0)
+except rollway.ConnectionClosedError:
+    pass
+""",
+            server.port,
+        )
+        waiting.says("ready")
+        interrupt(waiting)
+        waiting.says("True")
+        waiting.ends()
+
+
 @pytest.mark.parametrize("leave", ["client.close(None)", "client.__exit__(None, None, None)"])
 def test_ctrl_c_closes_a_client_that_waits_to_be_closed_and_what_is_lost_is_told(child, leave):
     with serve(1, num_buffers=2) as server:

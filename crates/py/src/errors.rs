@@ -77,6 +77,13 @@ fn schema_mismatch(py: Python<'_>, place: String, theirs: &[u8]) -> PyErr {
     }
 }
 
+/// With the number of samples that were sent before: also on Ctrl-C's.
+pub fn after(py: Python<'_>, raised: PyErr, sent: usize) -> PyErr {
+    // A handler may raise what takes no attribute; then that is what the caller has to see.
+    let _ = raised.value(py).setattr("sent", sent);
+    raised
+}
+
 thread_local! {
     /// What a signal handler raised in the middle of a blocking call.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };

@@ -1,7 +1,7 @@
 //! `Producer`: a worker's handle. `rollway.ShmClient` is its subclass, so that `send` costs no Python frame.
 
 use crate::consumer::Consumer;
-use crate::errors::{blocking, named, to_py};
+use crate::errors::{after, blocking, named, to_py};
 use crate::gil::GilCell;
 use crate::numbers;
 use crate::plan::{Expect, Plan};
@@ -175,11 +175,7 @@ impl Producer {
         let (sent, ended) = self.send_rows(py, data, version, patience)?;
         match ended {
             Ok(()) => Ok(sent),
-            Err(error) => {
-                let error = self.explain(py, error, timeout);
-                error.value(py).setattr("sent", sent)?;
-                Err(error)
-            }
+            Err(error) => Err(after(py, self.explain(py, error, timeout), sent)),
         }
     }
 
@@ -193,11 +189,7 @@ impl Producer {
     ) -> PyResult<usize> {
         match self.send_rows(py, data, version, Patience::Never)? {
             (sent, Ok(()) | Err(Error::Full)) => Ok(sent),
-            (sent, Err(error)) => {
-                let error = self.explain(py, error, None);
-                error.value(py).setattr("sent", sent)?;
-                Err(error)
-            }
+            (sent, Err(error)) => Err(after(py, self.explain(py, error, None), sent)),
         }
     }
 
@@ -360,7 +352,9 @@ impl Producer {
         while sent < rows.count {
             let want = rows.count - sent;
             let claimed = match core.claim(want, Patience::Never) {
-                Err(Error::Full) if patience != Patience::Never => claim(py, &core, want, patience)?,
+                Err(Error::Full) if patience != Patience::Never => {
+                    claim(py, &core, want, patience).map_err(|raised| after(py, raised, sent))?
+                }
                 at_once => at_once,
             };
             let claim = match claimed {

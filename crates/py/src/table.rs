@@ -3,7 +3,7 @@
 use crate::array::{is_of_type, ndarray_type};
 use crate::columns::Columns;
 use crate::consumer::if_exists;
-use crate::errors::{blocking, named, to_py};
+use crate::errors::{after, blocking, named, to_py};
 use crate::gil::GilCell;
 use crate::numbers;
 use crate::plan::Leaf;
@@ -111,12 +111,13 @@ impl Table {
             Ok(()) => {}
             Err(Error::Timeout) => {
                 let patience = patience(timeout)?;
-                match blocking(py, || add(&mut done, patience))? {
+                let ended = blocking(py, || add(&mut done, patience));
+                match ended.map_err(|raised| after(py, raised, done))? {
                     Ok(()) | Err(Error::Timeout) => {}
-                    Err(error) => return Err(self.explain_after(py, error, done)),
+                    Err(error) => return Err(after(py, self.explain(py, error), done)),
                 }
             }
-            Err(error) => return Err(self.explain_after(py, error, done)),
+            Err(error) => return Err(after(py, self.explain(py, error), done)),
         }
         Ok(Some(done))
     }
@@ -261,15 +262,6 @@ impl Table {
         let (core, sampler) = (self.core(py)?, self.sampler.with(py, Arc::clone));
         // SAFETY: as said above. A thread that uses the arrays meanwhile spoils its own batch.
         py.detach(|| unsafe { sampler.sample(&core, batch, pieces) }).map_err(|e| self.explain(py, e))
-    }
-
-    /// With the number of rows that were committed before.
-    fn explain_after(&self, py: Python<'_>, error: Error, done: usize) -> PyErr {
-        let raised = self.explain(py, error);
-        match raised.value(py).setattr("sent", done) {
-            Ok(()) => raised,
-            Err(failed) => failed,
-        }
     }
 
     fn explain(&self, py: Python<'_>, error: Error) -> PyErr {

@@ -1,6 +1,6 @@
 //! `TcpSender`: a remote worker's handle. `rollway.TcpClient` is its subclass, so that `send` costs no Python frame.
 
-use crate::errors::{blocking, to_py};
+use crate::errors::{after, blocking, to_py};
 use crate::numbers;
 use crate::plan::{Expect, Plan};
 use crate::producer::{check_timeout, patience};
@@ -119,11 +119,7 @@ impl TcpSender {
         let (sent, ended) = self.send_rows(py, data, version, patience)?;
         match ended {
             Ok(()) => Ok(sent),
-            Err(error) => {
-                let error = self.explain(py, error, timeout);
-                error.value(py).setattr("sent", sent)?;
-                Err(error)
-            }
+            Err(error) => Err(after(py, self.explain(py, error, timeout), sent)),
         }
     }
 
@@ -137,11 +133,7 @@ impl TcpSender {
     ) -> PyResult<usize> {
         match self.send_rows(py, data, version, Patience::Never)? {
             (sent, Ok(()) | Err(Error::Full)) => Ok(sent),
-            (sent, Err(error)) => {
-                let error = self.explain(py, error, None);
-                error.value(py).setattr("sent", sent)?;
-                Err(error)
-            }
+            (sent, Err(error)) => Err(after(py, self.explain(py, error, None), sent)),
         }
     }
 
@@ -190,8 +182,13 @@ impl TcpSender {
                 Err(Error::Full) if patience != Patience::Never => {
                     let leaves = rows.leaves_from(self.plan.get(), sent);
                     let count = rows.count - sent;
-                    // SAFETY: as in `take`.
-                    blocking(py, || unsafe { core.send(leaves.get(), count, version, patience) })?
+                    let mut taken = 0; // Also when a signal came in between, and its handler raised.
+                    let ended = blocking(py, || {
+                        // SAFETY: as in `take`.
+                        taken = unsafe { core.send(leaves.get(), count, version, patience) }?;
+                        Ok(taken)
+                    });
+                    ended.map_err(|raised| after(py, raised, sent + taken))?
                 }
                 other => other,
             };
