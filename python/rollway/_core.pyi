@@ -540,6 +540,7 @@ class Weights:
         max_buffers: int,
         max_peers: int,
         checksum: bool,
+        writes: bool,
         threads: int | None = None,
     ) -> Weights: ...
     @staticmethod

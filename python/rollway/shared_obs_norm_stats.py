@@ -6,14 +6,12 @@ nothing: `RunningObsStats` does.
 
 from __future__ import annotations
 
-from contextlib import suppress
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from rollway.errors import InvalidArgument, SchemaMismatch, SegmentInUse, SegmentNotFound
+from rollway.errors import InvalidArgument
 from rollway.schema import as_array
 from rollway.shared_weight_sync import SharedWeightSync
 
@@ -48,7 +46,7 @@ class SharedObsNormStats:
         if max_obs_dim < 1:
             raise InvalidArgument(f"max_obs_dim = {max_obs_dim} is out of range: at least 1")
         shapes = {"form": (2 + _MOST_DIMENSIONS,), "moments": (2, max_obs_dim)}
-        self._bind(nobodys(shapes, {"form": np.int64, "moments": np.float64}, name), max_obs_dim)
+        self._bind(SharedWeightSync._nobodys(shapes, {"form": np.int64, "moments": np.float64}, name), max_obs_dim)
 
     def _bind(self, sync: SharedWeightSync, max_obs_dim: int) -> None:
         self._sync = sync
@@ -110,22 +108,6 @@ class SharedObsNormStats:
     def __repr__(self) -> str:
         state = "closed" if self._sync.closed else f"version {self._sync.version}"
         return f"<rollway.SharedObsNormStats {self.name} {state}>"
-
-
-def nobodys(shapes: dict[str, tuple[int, ...]], dtypes: dict[str, Any], name: str | None) -> SharedWeightSync:
-    """A segment with no writer yet: whoever writes first is it. Joins the one of that name, or makes it.
-
-    Without a ``name`` there is nothing to join, and one is made up.
-    """
-    join = partial(SharedWeightSync, shapes, create=False, shm_name=name, dtypes=dtypes, threads=1, peer_timeout_s=None)
-    if name is not None:
-        with suppress(SegmentNotFound, SchemaMismatch):  # Creating replaces what the dead left, or says what differs.
-            return join()
-    try:
-        with SharedWeightSync(shapes, dtypes=dtypes, shm_name=name, max_readers=1000, threads=1) as maker:
-            return SharedWeightSync.attach(maker.name, threads=1, peer_timeout_s=None)
-    except SegmentInUse:  # Somebody else has made it in between.
-        return join()
 
 
 def _attached(sync: SharedWeightSync, max_obs_dim: int) -> SharedObsNormStats:

@@ -135,6 +135,16 @@ class SharedWeightSync(WeightReading):
         self._attach(name, connect_timeout_s, threads, peer_timeout_s)
         return self
 
+    @classmethod
+    def _nobodys(cls, param_shapes: Any, dtypes: Any, shm_name: str | None) -> Self:
+        """Joins the weights of that name, or makes them, without being their writer: whoever writes first is.
+
+        For small ones, and many handles.
+        """
+        self = cls.__new__(cls)
+        self._create(WeightTree.of_shapes(param_shapes, dtypes), shm_name, 8, 1000, False, 1, None, writes=False)
+        return self
+
     def _create(
         self,
         tree: WeightTree,
@@ -144,6 +154,8 @@ class SharedWeightSync(WeightReading):
         checksum: bool,
         threads: int | None,
         peer_timeout_s: float | None,
+        *,
+        writes: bool = True,
     ) -> None:
         _check_threads(threads)
         if not 1 <= max_readers <= 1022:
@@ -157,6 +169,7 @@ class SharedWeightSync(WeightReading):
                 max_buffers=max_buffers,
                 max_peers=max_readers + 2,  # The writer, and whoever takes over from it.
                 checksum=checksum,
+                writes=writes,
                 threads=threads,
             )
         except ForeignSchema as foreign:

@@ -87,6 +87,27 @@ def test_all_may_come_at_the_same_moment(name):
     assert [ended(pid) for pid in pids] == [0] * 4
 
 
+def join_and_put(name, barrier):
+    for _ in range(50):
+        barrier.wait(30)
+        with SharedObsNormStats(name=name, max_obs_dim=4) as stats:
+            stats.put((np.zeros(4), np.ones(4)))
+            barrier.wait(30)
+
+
+def only_join(name, barrier):
+    for _ in range(50):
+        barrier.wait(30)
+        with SharedObsNormStats(name=name, max_obs_dim=4):
+            barrier.wait(30)
+
+
+def test_one_may_put_in_the_moment_in_which_another_makes_it(name):
+    barrier = mp.get_context("fork").Barrier(3)
+    pids = [forked(work, name, barrier) for work in (join_and_put, only_join, only_join)]
+    assert [ended(pid) for pid in pids] == [0] * 3
+
+
 def die_with_another_size(name):
     SharedObsNormStats(name=name, max_obs_dim=3)
     os.kill(os.getpid(), signal.SIGKILL)

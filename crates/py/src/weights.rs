@@ -32,9 +32,9 @@ pub struct Weights {
 
 #[pymethods]
 impl Weights {
-    /// Makes weights, or goes on with those of that name, and becomes their writer.
+    /// Makes weights, or goes on with those of that name. `writes`: becomes their writer.
     #[staticmethod]
-    #[pyo3(signature = (name, *, auto_named, schema, leaf_bytes, max_buffers, max_peers, checksum, threads=None))]
+    #[pyo3(signature = (name, *, auto_named, schema, leaf_bytes, max_buffers, max_peers, checksum, writes, threads=None))]
     #[allow(clippy::too_many_arguments)]
     fn create(
         py: Python<'_>,
@@ -45,6 +45,7 @@ impl Weights {
         #[pyo3(from_py_with = numbers::max_buffers)] max_buffers: usize,
         #[pyo3(from_py_with = numbers::max_peers)] max_peers: usize,
         checksum: bool,
+        writes: bool,
         #[pyo3(from_py_with = numbers::threads)] threads: Option<usize>,
     ) -> PyResult<Self> {
         let threads = threads.unwrap_or_else(default_threads);
@@ -57,9 +58,16 @@ impl Weights {
             max_peers,
             checksum,
         };
-        let writer = py.detach(|| Writer::open(&spec, IfExists::Resume, threads));
-        let writer = Arc::new(writer.map_err(|e| to_py(py, e))?);
-        let open = Open { core: writer.weights().clone(), writer: Some(writer), reader: None };
+        let open = py.detach(|| {
+            Ok(if writes {
+                let writer = Arc::new(Writer::open(&spec, IfExists::Resume, threads)?);
+                Open { core: writer.weights().clone(), writer: Some(writer), reader: None }
+            } else {
+                let reader = Arc::new(Reader::open(&spec, IfExists::Resume, threads)?);
+                Open { core: reader.weights().clone(), writer: None, reader: Some(reader) }
+            })
+        });
+        let open = open.map_err(|e| to_py(py, e))?;
         Ok(Weights { open: GilCell::new(Some(open)), name, threads })
     }
 

@@ -1,12 +1,13 @@
 //! A reader: copies the latest version, whole. It keeps nobody waiting, and waits only when asked to.
 
-use super::Weights;
 use super::copy::{self, Leg};
 use super::layout::PINS;
 use super::writer::out_of_range;
+use super::{Weights, WeightsSpec};
 use crate::error::{Error, Result};
 use crate::segment::{Owner, Role, Seat, lease};
 use crate::sync::{AtomicU64, Ordering, Woken};
+use crate::terms::IfExists;
 use crate::wait::{Patience, Patrol, Solitude};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};
@@ -45,6 +46,18 @@ pub struct Reader {
 }
 
 impl Reader {
+    /// Opens or makes weights, to read them. Those that are made so have no writer, at no time, until somebody becomes it.
+    pub fn open(spec: &WeightsSpec<'_>, if_exists: IfExists, threads: usize) -> Result<Reader> {
+        if_exists.settle(|| {
+            let (weights, resumed) = Weights::open_or_create(spec, if_exists)?;
+            let reader = Reader::on(Arc::new(weights), threads)?;
+            if !resumed {
+                reader.weights.segment().publish()?;
+            }
+            Ok(reader)
+        })
+    }
+
     /// Sits down in weights that are mapped.
     pub fn on(weights: Arc<Weights>, threads: usize) -> Result<Reader> {
         let seat = Seat::take(weights.segment().clone(), Role::Consumer, |seat| weights.sweep(seat))?;
