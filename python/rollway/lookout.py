@@ -14,7 +14,7 @@ from rollway.async_bell import AsyncBell
 from rollway.async_sends import deadline_of
 from rollway.errors import PeerDied, RollwayError
 
-_LOOK_S = 0.5
+_FIRST_LOOK_S, _LOOK_S = 0.02, 0.5  # soon for the first time: from then on it counts how long a trouble lasts
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,15 @@ class Lookout:
         deadline = deadline_of(timeout)
         self._deadline = math.inf if deadline is None else deadline
         self._troubles = troubles
+        self._pause_s = _FIRST_LOOK_S
         self._seen: dict[int, tuple[object, float]] = {}
 
     async def rung(self) -> bool:
         """True when it is worth looking, false when the time is over. Raises the error of a trouble that lasts."""
         while (left := self._deadline - time.monotonic()) > 0:
-            if await self._bell.rung(min(left, _LOOK_S)):
+            if await self._bell.rung(min(left, self._pause_s)):
                 return True
+            self._pause_s = _LOOK_S
             for index, trouble in enumerate(self._troubles()):
                 self._look(index, trouble)
         return False

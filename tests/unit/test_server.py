@@ -139,6 +139,16 @@ def test_several_batches_are_held_at_once_and_all_of_them_is_an_error():
             asyncio.run(server.sample_async())
 
 
+@pytest.mark.parametrize("take", [rollway.Server.sample, lambda *args: asyncio.run(rollway.Server.sample_async(*args))])
+def test_batches_that_are_held_until_a_timeout_are_why_none_comes(take):
+    with rollway.Server(ONE, 1, num_buffers=2) as server:
+        submit(server, 0, 1)
+        held = [server.sample(), server.sample()]
+        with pytest.raises(rollway.BatchesHeld):
+            take(server, 1.4)
+        del held
+
+
 def test_threads_that_take_and_release_may_be_more_than_the_batches():
     with rollway.Server(ONE, 4, num_buffers=2) as server:
         seen = []
