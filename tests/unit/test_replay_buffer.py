@@ -4,6 +4,7 @@ import copy
 import pickle
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -268,13 +269,32 @@ def test_fields_of_any_dtype_and_shape():
         assert torch.equal(buffer.sample(30, out=own)["half"], batch["half"])
 
 
-@pytest.mark.parametrize("column", [{"step": [2**31]}, {"step": np.array([2**31])}, {"dist": [1e300]}])
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize(
+    "column",
+    [{"step": [2**31]}, {"step": np.array([2**31])}, {"dist": [1e300]}, {"dist": np.array([1e300])}, {"half": [70_000]}],
+)
 def test_a_number_that_its_field_cannot_hold_is_refused_not_wrapped(column):
-    with ReplayBuffer(10, OBS, ACT, "cpu", fields={"step": "int32[]", "dist": "float32[]"}) as buffer:
-        buffer.add(*transitions([1]), step=np.array([2**31 - 1]), dist=np.array([np.inf]))
+    fields = {"step": "int32[]", "dist": "float32[]", "half": "float16[]"}
+    column = {name: np.array(value) if name == "half" else value for name, value in column.items()}
+    with ReplayBuffer(10, OBS, ACT, "cpu", fields=fields) as buffer:
+        buffer.add(*transitions([1]), step=np.array([2**31 - 1]), dist=np.array([np.inf]), half=np.array([np.nan]))
         with pytest.raises(SchemaMismatch, match=f"'{next(iter(column))}' has values of (int|float)64 that do not fit"):
-            buffer.add(*transitions([2]), **{"step": np.array([3]), "dist": np.zeros(1), **column})
+            buffer.add(*transitions([2]), **{"step": np.array([3]), "dist": np.zeros(1), "half": np.zeros(1), **column})
         assert seen(buffer) == [1] and buffer.sample(1)["step"].item() == 2**31 - 1
+
+
+@pytest.mark.parametrize("warnings_are", ["ignore", "error"])
+def test_an_infinity_passes_and_what_would_become_one_does_not(buffer, warnings_are):
+    obs, actions, *rest = (np.asarray(column, np.float64) for column in transitions([7, 8]))
+    obs[0, 0], obs[0, 1], obs[1, 0] = np.inf, np.nan, 3e38
+    with warnings.catch_warnings():
+        warnings.simplefilter(warnings_are)
+        buffer.add(obs, actions, *rest)
+        obs[1, 1] = -4e38
+        with pytest.raises(SchemaMismatch, match="'obs' has values of float64 that do not fit float32"):
+            buffer.add(obs, actions, *rest)
+    assert len(buffer) == 2 and np.isposinf(np.asarray(buffer.sample(50)["obs"])).any()
 
 
 def test_a_pickled_buffer_is_the_same_memory(name):

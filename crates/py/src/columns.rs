@@ -3,6 +3,7 @@
 use crate::array::{is_of_type, ndarray_type};
 use crate::plan::Leaf;
 use numpy::npyffi::{self, PY_ARRAY_API, npy_intp};
+use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -68,7 +69,7 @@ impl Columns {
 }
 
 /// One field's array, if it is one and has the field's shape behind its first dimension. Another dtype of the same kind, or
-/// rows in pieces, are converted by numpy; integers only where all of them fit.
+/// rows in pieces, are converted by numpy, where all numbers fit; Python looks at what may not.
 #[inline]
 fn column(
     field: &Leaf,
@@ -83,31 +84,44 @@ fn column(
     if plain {
         return Ok(Some(found));
     }
-    // SAFETY: `object` is an ndarray, by the check above. FromAny steals the reference to the descriptor that it is given;
-    // DescrFromType gives us one, which goes when it has been looked at.
-    let exact = unsafe {
+    // SAFETY: `object` is an ndarray, by the check above. FromAny steals the reference to the descriptor that it is given.
+    let (exact, safe) = unsafe {
         let (from, to) = (array(object.as_ptr()).descr, field.descr.as_ptr().cast());
-        let casts = |from, casting| PY_ARRAY_API.PyArray_CanCastTypeTo(py, from, to, casting) != 0;
-        let same_kind = npyffi::NPY_CASTING::NPY_SAME_KIND_CASTING;
-        // A number too large for a float becomes infinite, which shows; for an integer it would wrap. Python looks at those.
-        let double = PY_ARRAY_API.PyArray_DescrFromType(py, npyffi::NPY_TYPES::NPY_DOUBLE as i32);
-        let takes_floats = casts(double, same_kind);
-        ffi::Py_DECREF(double.cast());
-        let fits =
-            casts(from, npyffi::NPY_CASTING::NPY_SAFE_CASTING) || (takes_floats && casts(from, same_kind));
-        if !fits {
+        let casts = |casting| PY_ARRAY_API.PyArray_CanCastTypeTo(py, from, to, casting) != 0;
+        let safe = casts(npyffi::NPY_CASTING::NPY_SAFE_CASTING);
+        // A number that is too large for an integer would wrap. For a float it becomes infinite, which shows.
+        let single = is_of_type(py, to, npyffi::NPY_TYPES::NPY_FLOAT);
+        if !safe && !(single && casts(npyffi::NPY_CASTING::NPY_SAME_KIND_CASTING)) {
             return Ok(None);
         }
         let flags = npyffi::NPY_ARRAY_C_CONTIGUOUS | npyffi::NPY_ARRAY_FORCECAST | npyffi::NPY_ARRAY_ALIGNED;
         let descr = field.descr.clone_ref(py).into_ptr().cast();
         let exact =
             PY_ARRAY_API.PyArray_FromAny(py, object.as_ptr(), descr, 0, 0, flags, std::ptr::null_mut());
-        Bound::from_owned_ptr_or_err(py, exact)?
+        match Bound::from_owned_ptr_or_err(py, exact) {
+            // numpy warns of what becomes infinite, and a program may have made its warnings errors.
+            Err(raised) if raised.is_instance_of::<PyRuntimeWarning>(py) => return Ok(None),
+            exact => (exact?, safe),
+        }
     };
     // SAFETY: as above, for the array that numpy made.
     let found = unsafe { plain_column(field, exact.as_ptr(), ndarray_type(py)) };
+    let Some((column, true)) = found else { return Ok(None) };
+    if !safe {
+        let numbers = column.rows * field.bytes / size_of::<f32>();
+        // SAFETY: numpy made an aligned array of float32 without gaps, of the field's shape and so many rows.
+        let numbers = unsafe { std::slice::from_raw_parts(column.data.cast::<f32>(), numbers) };
+        if !all_finite(numbers) {
+            return Ok(None);
+        }
+    }
     converted.push(exact.unbind());
-    Ok(found.and_then(|(column, plain)| plain.then_some(column)))
+    Ok(Some(column))
+}
+
+/// Looks at all of them, which is faster than to stop at the first.
+fn all_finite(numbers: &[f32]) -> bool {
+    numbers.iter().fold(true, |all, number| all & number.is_finite())
 }
 
 /// A column of the right shape, and whether it can be copied as it is: the field's very dtype, each row in one piece.
