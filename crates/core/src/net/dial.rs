@@ -7,6 +7,7 @@ use super::frame::{
     HEADER_BYTES, Header, Hello, Kind, PREAMBLE_BYTES, PROOF_BYTES, PROTOCOL, Preamble, Refusal, parse_refuse,
 };
 use super::link::{Link, watch};
+use super::lookup::Directory;
 use super::server::SILENCES;
 use super::tls::{self, ClientTls};
 use super::token::{Side, Token, nonce, random};
@@ -16,7 +17,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 use rustls::pki_types::ServerName;
 use std::io::{self, ErrorKind, IoSlice};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,13 +38,12 @@ pub const LATE: &str = "it did not answer in time";
 /// Where to call, as whom, and how its thread is woken and told to end.
 #[derive(Debug)]
 pub struct Caller {
-    host: String,
-    port: u16,
+    directory: Directory,
     keepalive: Duration,
     token: Option<Token>,
     tls: Option<(Arc<rustls::ClientConfig>, ServerName<'static>)>,
     /// Rung by others, to wake the thread.
-    pub bell: OwnedFd,
+    pub bell: Arc<OwnedFd>,
     closing: AtomicBool,
 }
 
@@ -56,27 +56,26 @@ impl Caller {
     ) -> crate::error::Result<Caller> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         Ok(Caller {
-            host: host.to_owned(),
-            port,
+            directory: Directory::new(host, port),
             keepalive,
             token: token.map(Token::new).transpose()?,
             tls: match tls {
                 Some(tls) => Some((tls.config()?, tls.server_name(host)?)),
                 None => None,
             },
-            bell: bell.map_err(|errno| Error::io("cannot make an eventfd", errno))?,
+            bell: Arc::new(bell.map_err(|errno| Error::io("cannot make an eventfd", errno))?),
             closing: AtomicBool::new(false),
         })
     }
 
     pub fn address(&self) -> String {
-        format!("{}:{}", self.host, self.port)
+        self.directory.address()
     }
 
     /// Wakes the thread.
     pub fn ring(&self) {
         // Fails only when the counter is about to overflow, and then the bell has been rung.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
     }
 
     /// Tells the thread to end.
@@ -132,7 +131,7 @@ pub fn dial(
     welcome: Kind,
     deadline: Instant,
 ) -> Result<(Link, Header, Vec<u8>), Failure> {
-    let mut dialler = Dialler { client, deadline };
+    let dialler = Dialler { client, deadline };
     let mut link = dialler.connect()?;
     while !dialler.retry(&mut link, |link| link.shake_hands())? {}
     let server = dialler.exchange_preambles(&mut link)?;
@@ -153,12 +152,15 @@ struct Dialler<'a> {
 }
 
 impl Dialler<'_> {
-    fn connect(&mut self) -> Result<Link, Failure> {
+    fn connect(&self) -> Result<Link, Failure> {
         let client = self.client;
-        let addresses = (client.host.as_str(), client.port).to_socket_addrs()?;
-        let mut failure = Failure::Passing(format!("'{}' has no address", client.host));
-        for address in addresses {
-            match self.connect_to(address) {
+        let addresses = client.directory.look_up(&client.bell, self.deadline, || client.is_closing())?;
+        let mut failure = Failure::Passing(LATE.to_owned());
+        for (tried, &address) in addresses.iter().enumerate() {
+            // An address from which nothing comes leaves time for those behind it.
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            let until = self.deadline - left.mul_f64(1.0 - 1.0 / (addresses.len() - tried) as f64);
+            match self.connect_to(address, until) {
                 Ok(socket) => {
                     let tls = match &self.client.tls {
                         None => None,
@@ -176,7 +178,7 @@ impl Dialler<'_> {
         Err(failure)
     }
 
-    fn connect_to(&mut self, address: SocketAddr) -> Result<TcpStream, Failure> {
+    fn connect_to(&self, address: SocketAddr, until: Instant) -> Result<TcpStream, Failure> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(family, SocketType::STREAM, flags, None).map_err(io::Error::from)?;
@@ -188,7 +190,7 @@ impl Dialler<'_> {
         }
         let socket = TcpStream::from(socket);
         loop {
-            let seen = self.watch(&socket, true)?;
+            let seen = self.watch_until(&socket, true, until)?;
             if let Some(error) = socket.take_error()? {
                 return Err(error.into());
             }
@@ -200,11 +202,15 @@ impl Dialler<'_> {
 
     /// Sleeps until the socket is ready; false when there is another reason to look again.
     fn watch(&self, socket: &TcpStream, writing: bool) -> Result<bool, Failure> {
-        let seen = watch(Some(socket), &self.client.bell, writing, Some(self.deadline))?;
+        self.watch_until(socket, writing, self.deadline)
+    }
+
+    fn watch_until(&self, socket: &TcpStream, writing: bool, until: Instant) -> Result<bool, Failure> {
+        let seen = watch(Some(socket), &self.client.bell, writing, Some(until))?;
         if self.client.is_closing() {
             return Err(Failure::Cancelled);
         }
-        if Instant::now() >= self.deadline {
+        if Instant::now() >= until {
             return Err(Failure::Passing(LATE.to_owned()));
         }
         Ok(seen.readable || seen.writable)

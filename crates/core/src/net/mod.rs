@@ -8,7 +8,7 @@
 //! | `session` | what each client has delivered, across connections |
 //! | `server`, `connection`, `handshake`, `ears`, `landing`, `wire` | [`TcpServer`]: one task per connection |
 //! | `inlet`, `sample_frames`, `record_frames` | what a server leads to, and how its frames get there |
-//! | `client`, `courier`, `outbound`, `dial`, `link` | [`Client`]: sends, keeps until acknowledged, reconnects, sends again |
+//! | `client`, `courier`, `outbound`, `dial`, `lookup`, `link` | [`Client`]: sends, keeps until acknowledged, reconnects, sends again |
 //! | `sample_client`, `record_client`, `packing` | [`TcpClient`], [`TcpRecordClient`]: what goes into its frames |
 //! | `outlet`, `weight_frames` | weights, from where they lie to the socket |
 //! | [`mirror`] | [`WeightMirror`]: a worker's copy of them, kept up to date |
@@ -32,6 +32,7 @@ mod inlet;
 pub mod intake;
 mod landing;
 mod link;
+mod lookup;
 pub mod mirror;
 mod outbound;
 mod outlet;
