@@ -10,7 +10,7 @@ use fixture::*;
 use harness::*;
 use rollway_core::Error;
 use rollway_core::net::frame::{
-    Cargo, Farewell, Header, Hello, Kind, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal,
+    Cargo, Farewell, Header, Hello, Kind, News, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal, Welcome,
 };
 use rollway_core::net::{ServerTls, TcpClient, TcpClientSpec, TcpServer, TcpServerSpec};
 use std::io::{Read, Write};
@@ -236,6 +236,34 @@ fn a_client_says_when_the_other_side_is_no_learner() {
     });
     let error = connect(TcpClientSpec { port, ..TcpClientSpec::default() }).unwrap_err();
     assert!(matches!(&error, Error::Protocol { .. }), "{error}");
+}
+
+#[test]
+fn a_learner_that_never_stops_talking_keeps_nobody() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let welcome =
+        Welcome { producer_id: 0, max_rows: 64, credit: 4, max_bytes: 0, next: 0, news: News::default() };
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; PREAMBLE_BYTES]).unwrap();
+        let preamble = Preamble { protocol: PROTOCOL, token: false, nonce: [0; 32] }.bytes();
+        let proof = Header::new(Kind::Proof).with(&[0; 32]);
+        stream.write_all(&[&preamble[..], &proof, &welcome.frame()].concat()).unwrap();
+        let acks = Header { credit: 4, ..Header::new(Kind::Ack) }.bytes().repeat(32 * 1024);
+        while stream.write_all(&acks).is_ok() {}
+    });
+    let client = connect(TcpClientSpec { port, ..TcpClientSpec::default() }).unwrap();
+    let (over, waits) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        while client.stats().acks < 100_000 {
+            std::thread::yield_now();
+        }
+        assert_eq!(client.unacknowledged(), 0);
+        drop(client);
+        over.send(()).unwrap();
+    });
+    waits.recv_timeout(Duration::from_secs(30)).unwrap();
 }
 
 #[test]

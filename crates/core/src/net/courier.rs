@@ -13,6 +13,8 @@ use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 const INBOX_BYTES: usize = 2 * (HEADER_BYTES + MAX_TEXT_BYTES);
+/// How often it reads before it lets others have their turn.
+const READS: usize = 64;
 
 /// The thread of one client.
 pub struct Courier<'a> {
@@ -160,11 +162,13 @@ impl<'a> Courier<'a> {
         let outcome = loop {
             let mut state = self.shared.lock();
             state.called = false;
+            let mut more = false;
             if news || state.broken {
-                if let Err(outcome) = self.hear(&mut state, &mut inbox) {
-                    break outcome;
-                }
-                if state.broken {
+                more = match self.hear(&mut state, &mut inbox) {
+                    Ok(more) => more,
+                    Err(outcome) => break outcome,
+                };
+                if state.broken && !more {
                     break None;
                 }
                 state.outbound.blocked = false;
@@ -193,7 +197,8 @@ impl<'a> Courier<'a> {
             (state.watches_out, state.watches_clock) = (state.outbound.blocked, gathers.is_some());
             let writing = state.outbound.blocked;
             drop(state);
-            let beat = Instant::now() + keepalive / 2;
+            let now = Instant::now();
+            let beat = if more { now } else { now + keepalive / 2 };
             match watch(
                 Some(&socket),
                 &self.shared.caller.bell,
@@ -201,7 +206,7 @@ impl<'a> Courier<'a> {
                 Some(gathers.unwrap_or(beat).min(beat)),
             ) {
                 Ok(seen) => {
-                    news = seen.readable;
+                    news = seen.readable || more;
                     if seen.writable {
                         self.shared.lock().outbound.blocked = false;
                     }
@@ -215,10 +220,14 @@ impl<'a> Courier<'a> {
         outcome
     }
 
-    /// Reads all there is. An error ends the connection: `None`, or the client.
-    fn hear(&mut self, state: &mut State, inbox: &mut Inbox) -> Result<(), Option<Ended>> {
-        let mut heard = false;
+    /// Reads what there is, or much of it: then there may be more. An error ends the connection: `None`, or the client.
+    fn hear(&mut self, state: &mut State, inbox: &mut Inbox) -> Result<bool, Option<Ended>> {
+        let (mut heard, mut reads) = (false, 0);
         let outcome = loop {
+            if reads == READS {
+                break Ok(true);
+            }
+            reads += 1;
             let Some(link) = &mut state.link else { break Err(None) };
             match link.read(&mut inbox.bytes[inbox.have..]) {
                 Ok(read) => {
@@ -228,7 +237,7 @@ impl<'a> Courier<'a> {
                         break Err(outcome);
                     }
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break Ok(()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => break Err(None),
             }
