@@ -78,7 +78,8 @@ class WeightTree:
         self._index = {leaf.path: number for number, leaf in enumerate(leaves)}
         self._order: tuple[optree.PyTreeSpec, list[int]] | None = None
         # Names of a plain dict need no flattening.
-        self._is_flat = isinstance(structure, dict) and all(type(child) is int for _, child in structure["dict"])
+        items = structure.get("dict") if isinstance(structure, dict) else None
+        self._is_flat = items is not None and all(type(child) is int for _, child in items)
 
     @classmethod
     def of(cls, values: Any) -> WeightTree:
@@ -107,8 +108,9 @@ class WeightTree:
         try:
             parsed = json.loads(text)
             leaves = [_checked(path, dtype, shape) for path, dtype, shape in parsed["leaves"]]
+            _rebuild(parsed["tree"], leaves)
             return cls(leaves, parsed["tree"], None)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise SchemaMismatch(f"the schema of these weights cannot be read: {error!r}") from error
 
     @classmethod

@@ -162,6 +162,29 @@ def test_a_tree_comes_back_in_its_own_structure_here_and_in_plain_ones_elsewhere
         assert reader.read_weights_into(into) == 1 and into["layers"][1].kernel.tolist() == [2, 2]
 
 
+@pytest.mark.parametrize("tree", [[np.ones(2), np.zeros(1)], (np.ones(2), [np.zeros(1)])])
+def test_a_tree_may_be_a_list_or_a_tuple(tree):
+    with SharedWeightSync.from_state_dict(tree) as writer, SharedWeightSync.attach(writer.name) as reader:
+        for there in (writer.read_weights(), reader.read_weights()):
+            assert type(there) is type(tree) and type(there[1]) is type(tree[1]) and there[0].tolist() == [1, 1]
+        writer.write_weights(type(tree)([np.zeros(2), tree[1]]))
+        assert reader.read_weights()[0].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"leaves":[["w","float32",[2]]],"tree":{"dict":[["w",1]]}}',
+        b'{"leaves":[["w","float32",[2]]],"tree":"w"}',
+        b'{"leaves":[["w","float32",[2]]],"tree":{}}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_schema_of_weights_is_refused_when_it_comes(text):
+    with pytest.raises(SchemaMismatch, match="cannot be read"):
+        WeightTree.from_text(text)
+
+
 def test_two_leaves_of_one_name_are_refused():
     with pytest.raises(SchemaMismatch, match="two leaves are called 'a/b'"):
         WeightTree.of({"a/b": np.zeros(1), "a": {"b": np.zeros(1)}})
