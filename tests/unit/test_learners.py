@@ -180,8 +180,17 @@ def test_the_same_seed_gives_the_same_networks_and_leaves_the_global_generator_a
         ({"gamma": 1.5}, "between 0 and 1"),
         ({"hidden": "big"}, "64,64"),
         ({"learning_rate": -1}, "positive"),
+        ({"learning_rate": "inf"}, "positive"),
+        ({"lam": "nan"}, "lam is nan"),
+        ({"hidden": "64,0"}, "at least 1 unit"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_by_name(given, says):
     with pytest.raises(rollway.InvalidArgument, match=says):
         AppoSettings.of(given)
+
+
+@pytest.mark.parametrize("given", [{"updates_per_step": "inf"}, {"updates_per_step": -1}, {"tau": 0}, {"tau": 1.5}])
+def test_a_soft_actor_critic_that_would_never_learn_or_never_stop_is_refused(given):
+    with pytest.raises(rollway.InvalidArgument, match=next(iter(given))):
+        SacSettings.of(given)

@@ -5,6 +5,7 @@ The defaults are tuned for small control tasks on a few CPU cores: few environme
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self, get_args, get_origin, get_type_hints
@@ -49,12 +50,20 @@ class Settings:
             value = getattr(self, field.name)
             if field.name != "seed" and isinstance(value, int) and value < 1:
                 raise InvalidArgument(f"{field.name} is {value}: at least 1 is needed.")
+            if isinstance(value, float) and math.isnan(value):
+                raise InvalidArgument(f"{field.name} is {value}: a number is needed.")
+        if any(size < 1 for size in self.hidden):
+            raise InvalidArgument(f"hidden is {self.hidden}: a layer has at least 1 unit.")
         if not 0 <= self.seed < 2**64:
             raise InvalidArgument(f"seed is {self.seed}: it lies between 0 and 2**64 - 1.")
         if not 0 <= self.gamma <= 1:
             raise InvalidArgument(f"gamma is {self.gamma}: a discount lies between 0 and 1.")
-        if self.learning_rate <= 0:
-            raise InvalidArgument(f"learning_rate is {self.learning_rate}: it must be positive.")
+        self._check_positive("learning_rate")
+
+    def _check_positive(self, name: str) -> None:
+        value = getattr(self, name)
+        if not 0 < value < math.inf:
+            raise InvalidArgument(f"{name} is {value}: it must be positive, and finite.")
 
 
 @dataclass(frozen=True)
@@ -107,6 +116,9 @@ class SacSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_positive("updates_per_step")
+        if not 0 < self.tau <= 1:
+            raise InvalidArgument(f"tau is {self.tau}: a share lies above 0, and is at most 1.")
         if self.warmup_steps > self.capacity:
             raise InvalidArgument(f"warmup_steps = {self.warmup_steps} is more than the capacity of {self.capacity}.")
 
