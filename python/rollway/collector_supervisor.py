@@ -70,7 +70,11 @@ class CollectorSupervisor:
         for _ in range(count):
             member = _Member(len(self._members), self._stop_flag, Work(target, args, kwargs))
             self._members.append(member)
-            member.start()
+            try:
+                member.start()
+            finally:
+                if member.process is None:
+                    self._members.remove(member)  # It was never there: who tries again begins with its number.
 
     @property
     def alive(self) -> int:
@@ -109,7 +113,10 @@ class CollectorSupervisor:
         now = time.monotonic()
         for member in self._members:
             if self._given_up is None and member.due is not None and member.due <= now:
-                member.restart()
+                try:
+                    member.restart()
+                except OSError as failed:  # For want of memory, processes or files, which may be better later.
+                    self._note(member, member.stillborn(failed))
         if self._given_up is not None:
             raise self._given_up
 
@@ -178,6 +185,10 @@ class CollectorSupervisor:
         error = member.bury(self._oom_kills)
         if error is None or self._stop_flag.is_set():
             return  # It returned, or it was told to end and did so in its own way.
+        self._note(member, error)
+
+    def _note(self, member: _Member, error: CollectorError) -> None:
+        """Does what the policy says of a death."""
         self.deaths.append(error)
         if self._policy.allows(member.life):
             member.deaths_in_row = 1 if member.worked_s >= self._policy.healthy_after_s else member.deaths_in_row + 1
@@ -243,6 +254,13 @@ class _Member:
             their_reports.close()
             their_errors.close()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def stillborn(self, failed: OSError) -> CollectorError:
+        """The system would not give a process for it."""
+        self.worked_s = 0.0
+        error = CollectorError(f"collector {self.index} could not be started again: {failed}")
+        error.index = self.index
+        return error
 
     def listen(self, reports: deque[tuple[int, dict[str, float]]]) -> None:
         """Takes what it has reported. A pipe that ends before its process does is mute."""

@@ -1,5 +1,6 @@
 """A runner and its collectors, as real processes."""
 
+import errno
 import os
 import pickle
 import signal
@@ -23,6 +24,7 @@ from collector_targets import (
 import rollway
 from conftest import is_gone, until
 from rollway import AsyncRunner, RestartPolicy, RolloutRingBuffer, training_log
+from rollway.collector_supervisor import _Member
 
 DIMS = {"num_envs": 2, "num_steps": 3, "obs_dim": 4, "action_dim": 1}
 
@@ -114,6 +116,8 @@ def test_a_target_that_cannot_be_pickled_is_an_error_at_once():
             runner.start_collectors(lambda collector: None)
         assert runner.supervisor.alive == 0
         runner.check()
+        runner.start_collectors(return_at_once)
+        assert list(runner.supervisor.pids()) == [0], "who tries again begins with its number"
 
 
 def test_collectors_are_restarted_as_the_policy_says_and_the_others_go_on():
@@ -130,6 +134,28 @@ def test_collectors_are_restarted_as_the_policy_says_and_the_others_go_on():
         with pytest.raises(rollway.CollectorError, match="SIGKILL") as raised:
             until(runner.check)
         assert "restarted 2 times" in raised.value.__notes__[-1]
+
+
+@pytest.mark.parametrize("policy", [RestartPolicy.always(backoff_s=0.01), RestartPolicy.up_to(1, backoff_s=0.01)])
+def test_a_restart_that_the_system_refuses_is_a_death_and_not_the_end(monkeypatch, policy):
+    refusals = [OSError(errno.EAGAIN, "no process to be had"), None]
+
+    def restart(member, start=_Member.start):
+        if refusals and (refusal := refusals.pop(0)):
+            raise refusal
+        start(member)
+
+    with Runner(restart=policy) as runner:
+        runner.start_collectors(count)
+        monkeypatch.setattr(_Member, "start", restart)
+        os.kill(runner.supervisor.pids()[0], signal.SIGKILL)
+        if policy.max_restarts:
+            with pytest.raises(rollway.CollectorError, match="collector 0 could not be started again.*no process"):
+                until(runner.check)
+        else:
+            wait_for_reports(runner, lambda found: any(numbers["life"] == 2 for _, numbers in found))
+            assert runner.supervisor.restarts == 2 and runner.supervisor.alive == 1
+        assert len(runner.supervisor.deaths) == 2
 
 
 def test_processes_of_a_collector_go_with_it():
