@@ -139,7 +139,8 @@ class ReplayBuffer:
         ``dones`` is ``terminated | truncated``; a learner bootstraps where ``1 - dones + truncated`` is not 0. Where
         ``terminal_mask`` is set, ``terminal_next_obs`` is stored instead of ``next_obs``, which an environment that
         resets itself has replaced already; likewise ``terminal_next_critic``. Other real dtypes are converted to the
-        field's, also tensors of a device. What does not fit raises `SchemaMismatch`, and nothing is added.
+        field's, also tensors of a device. What does not fit, as a number that would wrap or become infinite, raises
+        `SchemaMismatch`, and nothing is added.
 
         ``more`` are the fields that the constructor was given.
         """

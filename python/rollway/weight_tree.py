@@ -217,7 +217,7 @@ class WeightTree:
             if _torch_name(value.dtype) != leaf.dtype or value.shape != leaf.shape:
                 raise _differs(leaf, _torch_name(value.dtype), value.shape)
             if not _is_plain(value, torch):
-                value = _plain(value, leaf)
+                value = _plain(value, torch, leaf)
             return value.data_ptr(), value, None
         if not isinstance(value, np.ndarray):
             wanted = numpy_dtype(leaf.dtype) if isinstance(value, bool | int | float | complex) else None
@@ -379,8 +379,8 @@ def _is_plain(tensor: Any, torch: Any) -> bool:
     )
 
 
-def _plain(tensor: Any, leaf: WeightLeaf) -> Any:
-    if tensor.device.type == "meta" or tensor.is_sparse:
+def _plain(tensor: Any, torch: Any, leaf: WeightLeaf) -> Any:
+    if tensor.device.type == "meta" or tensor.layout is not torch.strided:
         raise SchemaMismatch(
             f"leaf '{leaf.path}' is on {tensor.device} with layout {tensor.layout}: it has no bytes to copy"
         )

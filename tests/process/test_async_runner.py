@@ -150,7 +150,7 @@ def test_a_restart_that_the_system_refuses_is_a_death_and_not_the_end(monkeypatc
         monkeypatch.setattr(_Member, "start", restart)
         os.kill(runner.supervisor.pids()[0], signal.SIGKILL)
         if policy.max_restarts:
-            with pytest.raises(rollway.CollectorError, match="collector 0 could not be started again.*no process"):
+            with pytest.raises(rollway.CollectorError, match=r"collector 0 could not be started again.*no process"):
                 until(runner.check)
         else:
             wait_for_reports(runner, lambda found: any(numbers["life"] == 2 for _, numbers in found))

@@ -272,7 +272,13 @@ def test_fields_of_any_dtype_and_shape():
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize(
     "column",
-    [{"step": [2**31]}, {"step": np.array([2**31])}, {"dist": [1e300]}, {"dist": np.array([1e300])}, {"half": [70_000]}],
+    [
+        {"step": [2**31]},
+        {"step": np.array([2**31])},
+        {"dist": [1e300]},
+        {"dist": np.array([1e300])},
+        {"half": [70_000]},
+    ],
 )
 def test_a_number_that_its_field_cannot_hold_is_refused_not_wrapped(column):
     fields = {"step": "int32[]", "dist": "float32[]", "half": "float16[]"}

@@ -91,7 +91,8 @@ fn column(
         let safe = casts(npyffi::NPY_CASTING::NPY_SAFE_CASTING);
         // A number that is too large for an integer would wrap. For a float it becomes infinite, which shows.
         let single = is_of_type(py, to, npyffi::NPY_TYPES::NPY_FLOAT);
-        if !safe && !(single && casts(npyffi::NPY_CASTING::NPY_SAME_KIND_CASTING)) {
+        let fits = safe || (single && casts(npyffi::NPY_CASTING::NPY_SAME_KIND_CASTING));
+        if !fits {
             return Ok(None);
         }
         let flags = npyffi::NPY_ARRAY_C_CONTIGUOUS | npyffi::NPY_ARRAY_FORCECAST | npyffi::NPY_ARRAY_ALIGNED;
