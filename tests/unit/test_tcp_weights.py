@@ -285,7 +285,7 @@ def test_a_learner_whose_schema_cannot_be_read_or_does_not_fit_its_leaves_is_ref
     odd = b'{"leaves": [["w", "float32", [2]]], "tree": {"dict": [["w", 0]]}}'
     for schema, leaf_bytes, why in [(b"nonsense", [8], "cannot be read"), (odd, [800], "do not fit their shapes")]:
         name = f"auto-{os.getpid()}-{secrets.token_hex(4)}"
-        options = {"auto_named": True, "max_buffers": 3, "max_peers": 4, "checksum": False}
+        options = {"auto_named": True, "max_buffers": 3, "max_peers": 4, "checksum": False, "writes": True}
         core = _core.Weights.create(name, schema=schema, leaf_bytes=leaf_bytes, **options)
         tree = WeightTree.of({"w": np.zeros(2, np.float32)})
         with rollway.TcpTransport().start(rollway.WeightOutlet(core, tree)) as endpoint:

@@ -4,7 +4,7 @@
 //! state, and wakes those who wait.
 
 use super::client::{Ended, Outlook, Shared, State};
-use super::dial::{ATTEMPT, FIRST_PAUSE, Failure, LATE, LONGEST_PAUSE, PARTING, SHORT_PAUSE, dial};
+use super::dial::{ATTEMPT, FIRST_PAUSE, Failure, LATE, LONGEST_PAUSE, PARTING, SHORT_PAUSE, dial, is_late};
 use super::frame::{Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_TEXT_BYTES, News, Welcome, goodbye};
 use super::link::watch;
 use super::server::SILENCES;
@@ -65,7 +65,7 @@ impl<'a> Courier<'a> {
                 }
                 Err(Failure::Passing(why)) => {
                     add(&self.shared.counters.failed_connects, 1);
-                    if why != LATE || self.reason.is_none() {
+                    if !is_late(&why) || self.reason.is_none() {
                         self.reason = Some(why);
                     }
                     if let Some(ended) = self.too_late() {

@@ -35,6 +35,11 @@ pub const PARTING: Duration = Duration::from_millis(200);
 /// The reason when there is no other.
 pub const LATE: &str = "it did not answer in time";
 
+/// Whether a reason only says that the time was over: one from before says more.
+pub fn is_late(why: &str) -> bool {
+    why.ends_with("in time")
+}
+
 /// Where to call, as whom, and how its thread is woken and told to end.
 #[derive(Debug)]
 pub struct Caller {

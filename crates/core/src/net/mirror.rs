@@ -15,7 +15,9 @@
 //!     number of the lineages before, and a wait for a number of a lineage that is over ends with the first version of the new
 //!     one.
 
-use super::dial::{ATTEMPT, Caller, FIRST_PAUSE, Failure, LATE, LONGEST_PAUSE, PARTING, SHORT_PAUSE, dial};
+use super::dial::{
+    ATTEMPT, Caller, FIRST_PAUSE, Failure, LONGEST_PAUSE, PARTING, SHORT_PAUSE, dial, is_late,
+};
 use super::frame::{
     Cargo, Farewell, HEADER_BYTES, Header, Hello, Inventory, Kind, LeafList, MAX_SCHEMA_BYTES, Verdict,
     goodbye,
@@ -386,7 +388,7 @@ impl<'a> Postman<'a> {
                 }
                 Err(Parted::Final(error)) => return error,
             };
-            if why != LATE || reason.is_none() {
+            if !is_late(&why) || reason.is_none() {
                 reason = Some(why); // The last attempt before the end may only be late.
             }
             let why = reason.clone().unwrap_or_default();
