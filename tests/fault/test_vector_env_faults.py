@@ -379,7 +379,7 @@ def test_what_was_answered_before_its_worker_ended_is_received(action):
         [lambda n=n: Talker(n) for n in range(3)], num_workers=1, batch_size=2, restart=FaultPolicy()
     ) as envs:
         envs.reset()
-        envs._troupe.timeout_s = 4.0 if action == HANG else None
+        envs._troupe.allowance.timeout_s = 4.0 if action == HANG else None
         envs.send([BIG, action, CALM], [0, 1, 2])
         (first, second), rewards, _, truncations, infos = envs.recv()
         assert infos["env_id"].tolist() == [0, 1] and rewards.tolist() == [1, 0]
@@ -449,11 +449,12 @@ def test_an_environment_may_take_longer_to_be_made_again_than_for_a_step(action)
 
     with rollway.make_vec(Heavy, 1, restart=FaultPolicy(max_restarts=1)) as envs:
         envs.reset()
-        envs._troupe.timeout_s = 0.1
+        envs._troupe.allowance.timeout_s = 0.1
         assert envs.step([action])[3].tolist() == [True]
-        envs._troupe.timeout_s = None
+        envs._troupe.allowance.timeout_s = None
         assert [envs.step([CALM])[1].tolist() for _ in range(2)] == [[0], [1]]
-        assert envs._troupe._limit() is None and not envs._troupe._anew and not envs._troupe._absent
+        allowance = envs._troupe.allowance
+        assert allowance.limit() is None and not allowance.anew and not allowance.absent
 
 
 def test_nested_and_loose_observations_survive_a_restart():

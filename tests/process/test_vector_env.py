@@ -113,13 +113,13 @@ def test_a_reset_that_was_broken_off_can_be_received_or_done_again(tmp_path):
         for end in (envs.recv, envs.reset):
             envs.reset()
             envs.step([CALM, CALM])
-            envs._troupe.timeout_s = 0.1
+            envs._troupe.allowance.timeout_s = 0.1
             with pytest.raises(rollway.EnvHung):
                 envs.reset(options={"slowly": True})
             with pytest.raises(rollway.InvalidArgument, match=r"reset is under way.* recv\(\) first, or reset\(\)"):
                 envs.step([CALM, CALM])
             (tmp_path / "gate").touch()
-            envs._troupe.timeout_s = None
+            envs._troupe.allowance.timeout_s = None
             observations, *rest = end()
             assert observations[:, 1].tolist() == [0, 0]
             if end == envs.recv:
@@ -193,18 +193,18 @@ def test_a_worker_that_does_not_read_in_time_is_hung_and_hears_the_rest_later(tm
     large = (np.ones(300_000),)
     with rollway.make_vec(Slow, 1) as envs:
         envs.reset()
-        envs._troupe.timeout_s = 0.1
+        envs._troupe.allowance.timeout_s = 0.1
         envs.step_async([CALM])
         with pytest.raises(rollway.EnvHung, match="Wait on with the same call"):
             envs.call("add", large[0])
         (tmp_path / "gate").touch()
-        envs._troupe.timeout_s = None
+        envs._troupe.allowance.timeout_s = None
         assert envs.step_wait()[1].tolist() == [1]
         assert envs.call("add", 5) == (5,)
     (tmp_path / "gate").unlink()
     with rollway.make_vec(Listener, 2, num_workers=1, batch_size=2) as envs:
         envs.reset()
-        envs._troupe.timeout_s = 0.1
+        envs._troupe.allowance.timeout_s = 0.1
         envs.send((large,), [0])
         envs.send((large,), [1])
         with pytest.raises(rollway.WaitTimeout):
@@ -212,7 +212,7 @@ def test_a_worker_that_does_not_read_in_time_is_hung_and_hears_the_rest_later(tm
         with pytest.raises(rollway.EnvHung):
             envs.recv()
         (tmp_path / "gate").touch()
-        envs._troupe.timeout_s = None
+        envs._troupe.allowance.timeout_s = None
         assert envs.recv()[1].tolist() == [1, 1]
 
 

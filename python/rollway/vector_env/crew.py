@@ -15,6 +15,8 @@ from typing import Any
 from gymnasium import Env
 from gymnasium.vector.utils import CloudpickleWrapper, clear_mpi_env_vars
 
+from rollway.errors import EnvDied
+from rollway.vector_env.blame import named, raise_fault
 from rollway.vector_env.wire import FOREVER_S, Wire, WorkerGone
 from rollway.vector_env.worker import Orders, describe_end, work
 
@@ -26,7 +28,11 @@ class Crew:
 
     def __init__(self, makers: Sequence[Maker], shares: Sequence[range], context: str | None, daemon: bool) -> None:
         self._context: BaseContext = multiprocessing.get_context(context)
-        self._makers, self._shares, self._daemon = makers, shares, daemon
+        self._makers, self._daemon = makers, daemon
+        self.shares = shares
+        """The environments of each worker."""
+        self.worker_of = [worker for worker, share in enumerate(shares) for _ in share]
+        """By environment."""
         self._processes: list[Any] = [None] * len(shares)
         self._pidfds: list[int | None] = [None] * len(shares)
         """Readable when a process has ended, whoever else holds its pipes. ``None``: there is no such process."""
@@ -39,7 +45,7 @@ class Crew:
         """Starts a worker, and gives back its process id."""
         worker = orders.worker
         ours, theirs = multiprocessing.Pipe()
-        share = self._shares[worker]
+        share = self.shares[worker]
         process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
             target=work,
             name=f"rollway-env-{worker}",
@@ -80,6 +86,19 @@ class Crew:
     def receive(self, worker: int, deadline: float | None = None) -> Any:
         """From a worker, by its pipe. What it sent before it died is still heard."""
         return self._wire(worker).receive(deadline)
+
+    def hear(self, worker: int, expected: str) -> Any:
+        """A worker's word while it is being started for the first time."""
+        envs = list(self.shares[worker])
+        try:
+            kind, content = self.receive(worker)
+        except WorkerGone:
+            how = self.bury(worker)
+            raise EnvDied(f"{named(envs)} could not be made: the worker process ended, {how}", envs) from None
+        if kind == "fault":
+            raise_fault(envs, content, "could not be made")
+        assert kind == expected
+        return content
 
     def estate(self, worker: int) -> list[Any]:
         """What a worker had sent before it ended, and nobody has heard yet."""

@@ -39,15 +39,15 @@ class Patience:
     def __init__(self, policy: FaultPolicy | None) -> None:
         if not isinstance(policy, FaultPolicy | None):
             raise InvalidArgument(f"restart must be a FaultPolicy, or None for none; not {policy!r}")
-        self._policy = policy
+        self.policy = policy
         self._faults: dict[int, deque[float]] = {}
 
     def bears(self, env: int) -> bool:
         """Notes a fault; false when it was one too many."""
-        if self._policy is None:
+        if self.policy is None:
             return False
         faults, now = self._faults.setdefault(env, deque()), time.monotonic()
-        while faults and now - faults[0] > self._policy.within_s:
+        while faults and now - faults[0] > self.policy.within_s:
             faults.popleft()
         faults.append(now)
-        return len(faults) <= self._policy.max_restarts
+        return len(faults) <= self.policy.max_restarts

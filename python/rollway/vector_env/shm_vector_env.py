@@ -1,7 +1,7 @@
 """ShmVectorEnv: environments in worker processes, as one `gymnasium.vector.VectorEnv`. Made by `rollway.make_vec`.
 
-It has the shape that Gymnasium's users know, checks what they give, and knows which buffer comes next. Asking, waiting
-and mending is `troupe`'s business; how an environment is stepped is `worker`'s and `member`'s.
+It has the shape that Gymnasium's users know, and checks what they give. Asking, waiting and mending is `troupe`'s
+business; how an environment is stepped is `worker`'s and `member`'s.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from rollway.vector_env.agreement import ObservationMode
 from rollway.vector_env.crew import Maker
 from rollway.vector_env.fault_policy import FaultPolicy
 from rollway.vector_env.layout import Array, Buffer
+from rollway.vector_env.mail import Packed
 from rollway.vector_env.rollout import Memory, Place, Target, check_rollout
 from rollway.vector_env.task import RESET, SEND, STEP
-from rollway.vector_env.troupe import Note, Packed, Troupe
+from rollway.vector_env.troupe import Note, Troupe
 from rollway.vector_env.wire import FOREVER_S
 
 Result = tuple[Any, Array, Array, Array, dict[str, Any]]
@@ -75,7 +76,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         self._troupe = Troupe(
             list(env_fns), num_workers, self.autoreset_mode, observation_mode, restart, context, daemon
         )
-        self._troupe.timeout_s = step_timeout_s
+        self._troupe.allowance.timeout_s = step_timeout_s
         spaces = self._troupe.spaces
         self.single_observation_space = spaces.single_observation_space
         self.single_action_space = spaces.single_action_space
@@ -108,24 +109,24 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         troupe = self._troupe
         envs: list[int] = list(range(self.num_envs)) if mask is None else np.flatnonzero(mask).tolist()
         request = troupe.pack_resets({env: (seeds[env], options) for env in envs})
-        troupe.buffer = 1 - troupe.buffer
+        troupe.results.turn_over()
         if mask is not None:
             for env in np.flatnonzero(~mask).tolist():
-                troupe.carry(env)
+                troupe.results.carry(env)
         troupe.ask(RESET, request)
         try:
             _, notes = troupe.gather(len(envs))
         except EnvRaised:
             troupe.forget()
             raise
-        return troupe.observations(self.copy), self._infos(notes)
+        return troupe.results.observations(self.copy), self._infos(notes)
 
     def _plan_reset(
         self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
     ) -> tuple[list[int | None], npt.NDArray[np.bool_] | None, dict[str, Any] | None]:
         """Checks the arguments of a reset, and ends what was under way."""
         self._must_be_open()
-        if self._troupe.rollout is not None:
+        if self._troupe.results.rollout is not None:
             raise InvalidArgument("a reset in the middle of collect_into(): its rows are steps")
         if seed is None:
             seeds: list[int | None] = [None] * self.num_envs
@@ -145,7 +146,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
                 raise InvalidArgument("options['reset_mask'] is all False: there is nothing to reset")
         for env, one in enumerate(seeds):
             if one is not None and (mask is None or mask[env]):
-                self._troupe.seeds[env] = one
+                self._troupe.losses.seeds[env] = one
         self._troupe.drain()
         self._stepping = False
         return seeds, mask, options
@@ -165,12 +166,12 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             )
         if troupe.action.loose:
             request = self._pack_actions(actions, range(self.num_envs))
-            self._turn_over()
+            troupe.turn_over()
             troupe.ask(STEP, request)
         else:
             self._write_actions(actions, None)
-            self._turn_over()
-            troupe.core.ask(STEP, troupe.buffer, None)
+            troupe.turn_over()
+            troupe.core.ask(STEP, troupe.results.buffer, None)
         self._stepping = True
 
     def step_wait(self, timeout: float | None = None) -> Result:
@@ -191,8 +192,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             raise
         self._stepping = False
         infos = self._infos(notes) if notes else {}
-        now, copy = troupe.view(troupe.buffer), self.copy and troupe.rollout is None
-        observations = troupe.observations(copy)
+        results = troupe.results
+        now, copy = results.view(results.buffer), self.copy and results.rollout is None
+        observations = results.observations(copy)
         if copy:
             return observations, now.rewards.copy(), now.terminations.copy(), now.truncations.copy(), infos
         return observations, now.rewards, now.terminations, now.truncations, infos
@@ -214,7 +216,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         if mask is not None:
             raise InvalidArgument("async_reset() resets all environments: reset_mask is for reset()")
         request = self._troupe.pack_resets({env: (seeds[env], options) for env in range(self.num_envs)})
-        self._troupe.settle()
+        self._troupe.results.settle()
         self._troupe.ask(RESET, request)
 
     def send(self, actions: Any, env_id: Sequence[int] | Array | None = None) -> None:
@@ -235,10 +237,10 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         if len(set(envs)) != len(envs):
             raise InvalidArgument(f"env_id names an environment twice: {envs}")
         troupe = self._troupe
-        if troupe.rollout is not None:
+        if troupe.results.rollout is not None:
             raise InvalidArgument("send() in the middle of collect_into(): its rows are steps of all environments")
-        if troupe.buffer != 0:
-            troupe.settle()
+        if troupe.results.buffer != 0:
+            troupe.results.settle()
         if troupe.action.loose:
             request = self._pack_actions(actions, envs)
             troupe.keep(envs)
@@ -265,8 +267,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         self._received = envs
         infos = self._infos(notes)
         infos["env_id"] = np.array(envs)
-        now = troupe.view(troupe.buffer)  # not the first after a reset() that was broken off
-        return troupe.observations_of(envs), now.rewards[envs], now.terminations[envs], now.truncations[envs], infos
+        results = troupe.results
+        now = results.view(results.buffer)  # not the first after a reset() that was broken off
+        return results.observations_of(envs), now.rewards[envs], now.terminations[envs], now.truncations[envs], infos
 
     # ── straight into a slot ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -305,25 +308,25 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         [[[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]]
         """
         self._must_be_open()
-        troupe = self._troupe
-        if troupe.rollout is not None or self._stepping or troupe.is_busy():
+        troupe, results, layout = self._troupe, self._troupe.results, self._troupe.blueprint.observation
+        if results.rollout is not None or self._stepping or troupe.is_busy():
             raise InvalidArgument("a step or another collect_into() is under way: finish it first")
-        parts = troupe.layout.split(observations)
+        parts = layout.split(observations)
         others = {"rewards": rewards, "terminations": terminations, "truncations": truncations}
-        steps = check_rollout(troupe.layout, self.num_envs, parts, others)
+        steps = check_rollout(layout, self.num_envs, parts, others)
         target = self._target(client, steps, parts, others)
-        troupe.settle()
-        for array, newest in zip(parts, troupe.view(0).observations, strict=True):
+        results.settle()
+        for array, newest in zip(parts, results.view(0).observations, strict=True):
             array[0] = newest
-        spare = troupe.view(Target.SPARE)
+        spare = results.view(Target.SPARE)
         rows = [
             [array[step + 1] for array in parts] if step + 1 < parts[0].shape[0] else spare.observations
             for step in range(steps)
         ]
         buffers = [Buffer(row, rewards[step], terminations[step], truncations[step]) for step, row in enumerate(rows)]
-        troupe.enter(buffers, target.first)
+        results.enter(buffers, target.first)
         try:
-            yield troupe.layout.build([array[0] for array in parts])
+            yield layout.build([array[0] for array in parts])
         finally:
             self._stepping = False
             troupe.leave()
@@ -356,17 +359,6 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             for number in closed:
                 del self._clients[number]
 
-    def _turn_over(self) -> None:
-        """The next buffer: the other one, or the next row of a slot."""
-        troupe = self._troupe
-        if troupe.rollout is None:
-            troupe.buffer = 1 - troupe.buffer
-        elif troupe.buffer + 1 - troupe.first < len(troupe.rollout):
-            troupe.buffer += 1
-        else:
-            raise InvalidArgument(f"the slot has room for {len(troupe.rollout)} steps, and they are made: commit it")
-        troupe.show_lost()
-
     # ── the environments themselves ───────────────────────────────────────────────────────────────────────────────────
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -374,7 +366,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         if name in _RESERVED:
             raise InvalidArgument(f"call({name!r}) would go behind our back: use {name}()")
         self._must_be_open()
-        return self._troupe.consult(lambda worker: ("call", name, args, kwargs))
+        return self._troupe.consult(lambda share: ("call", name, args, kwargs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of every environment."""
@@ -386,8 +378,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         if len(each) != self.num_envs:
             raise InvalidArgument(f"there are {len(each)} values for {self.num_envs} environments")
         self._must_be_open()
-        shares = self._troupe.shares
-        self._troupe.consult(lambda worker: ("set_attr", name, each[shares[worker].start : shares[worker].stop]))
+        self._troupe.consult(lambda share: ("set_attr", name, each[share.start : share.stop]))
 
     def render(self) -> tuple[Any, ...]:
         """The frames of all environments."""
@@ -410,7 +401,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
     @property
     def step_timeout_s(self) -> float | None:
         """How long a worker may take for one step or reset of its environments."""
-        return self._troupe.timeout_s
+        return self._troupe.allowance.timeout_s
 
     def __enter__(self) -> ShmVectorEnv:
         return self

@@ -1,0 +1,126 @@
+"""Mail: what caller and workers tell one another beside their arrays, and by which way.
+
+Requests with parameters, letters to all workers and their replies go by the pipes. What an environment says lies in its
+page of shared memory, or comes as a parcel by the pipe when it does not fit. What is in a letter is not looked at here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+from rollway._core import EnvCaller
+from rollway.errors import WaitTimeout
+from rollway.vector_env.allowance import Allowance
+from rollway.vector_env.blame import named
+from rollway.vector_env.crew import Crew
+from rollway.vector_env.layout import Floor
+from rollway.vector_env.task import LETTER
+from rollway.vector_env.wire import WorkerGone, WorkerSilent, packed
+
+Packed = tuple[list[int], dict[int, bytes]]
+"""Environments, and by worker what it has to know about the request."""
+
+
+class Mail:
+    """The caller's post office."""
+
+    def __init__(self, core: EnvCaller, crew: Crew, floor: Floor, allowance: Allowance) -> None:
+        self._core, self._crew, self._floor, self._allowance = core, crew, floor, allowance
+        self._letter_bytes = len(floor.letters) // len(floor.lengths)
+        self._parcels: dict[int, bytes | None] = {}  # `None`: will not come any more
+        self._number = 0
+
+    # ── to workers ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def pack(self, parameters: dict[int, Any]) -> Packed:
+        """The parameters of a request, by environment, ready to travel. What cannot travel raises here."""
+        shares: dict[int, dict[int, Any]] = {}
+        for env, parameter in parameters.items():
+            shares.setdefault(self._crew.worker_of[env], {})[env] = parameter
+        # Twice: what cannot be unpickled is an error of the environments that it was for.
+        letters = {worker: packed((list(share), packed(list(share.values())))) for worker, share in shares.items()}
+        return list(parameters), letters
+
+    def ask(self, what: int, buffer: int, request: Packed) -> None:
+        """Asks for something that has parameters. They go by the pipe, after the request: then its reader is awake."""
+        envs, letters = request
+        self._core.ask(what, buffer, envs)
+        deadline = self._allowance.deadline()
+        for worker, letter in letters.items():
+            with contextlib.suppress(WorkerGone, WorkerSilent):  # whoever waits will find out, and knows what to do
+                self._crew.send(worker, letter, deadline)
+
+    def pay(self, timeout: float | None) -> list[int]:
+        """Sends what workers had no time to read. Gives those that still do not read."""
+        until = None if timeout is None else time.monotonic() + timeout
+        silent = []
+        for worker in list(self._crew.owing):
+            deadline = self._allowance.deadline()
+            is_ours = until is not None and (deadline is None or until < deadline)
+            try:
+                self._crew.flush(worker, until if is_ours else deadline)
+            except WorkerGone:
+                self._crew.owing.discard(worker)  # the core will find out
+            except WorkerSilent:
+                if is_ours:
+                    whose = named(self._crew.shares[worker])
+                    raise WaitTimeout(f"{whose} did not read what was sent in time") from None
+                silent.append(worker)
+        return silent
+
+    def number(self) -> int:
+        """Of the next letter to all."""
+        self._number += 1
+        return self._number
+
+    def post(self, worker: int, letter: bytes, deadline: float | None) -> None:
+        """Sends a letter to a worker, once it is there."""
+        while worker in self._allowance.absent:
+            self._receive(worker, deadline)
+        self._core.post(worker)  # first: then its reader is awake
+        self._crew.send(worker, letter, deadline)
+
+    # ── from workers ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def reply(self, worker: int, deadline: float | None) -> Any:
+        """The answer to the last letter."""
+        while True:
+            kind, content = self._receive(worker, deadline)
+            if kind == "reply" and content[0] == self._number:  # and not to one that nobody waited for
+                return content[1]
+
+    def said_by(self, env: int, flag: int) -> bytes | None:
+        """What an environment says with its answer; others' parcels are kept. ``None``: its worker died before.
+
+        Raises:
+            WorkerGone: Nobody has noticed yet that it did.
+        """
+        if flag & LETTER:
+            start = env * self._letter_bytes
+            return bytes(self._floor.letters[start : start + int(self._floor.lengths[env])])
+        while env not in self._parcels:
+            self._receive(self._crew.worker_of[env])
+        return self._parcels.pop(env)
+
+    def _receive(self, worker: int, deadline: float | None = None) -> tuple[str, Any]:
+        """What a worker says next, and its kind; parcels are kept."""
+        kind, content = self._crew.receive(worker, deadline)
+        if kind == "ready":
+            self._allowance.absent.discard(worker)
+        elif kind == "parcel":
+            self._parcels.update([content])
+        return kind, content
+
+    def inherit(self, worker: int) -> None:
+        """Keeps the parcels of a worker that has ended."""
+        self._parcels.update(content for kind, content in self._crew.estate(worker) if kind == "parcel")
+
+    def forget(self, env: int) -> None:
+        """Nobody wants its parcel any more."""
+        self._parcels.pop(env, None)
+
+    def has_come(self, env: int) -> bool:
+        """Whether the parcel of one whose worker has ended came before. If not, it will not."""
+        return self._parcels.setdefault(env, None) is not None
