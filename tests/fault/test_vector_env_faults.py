@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -505,6 +506,93 @@ def test_ctrl_c_ends_a_step_and_the_workers_live_on(child):
     snake.says("True")
     snake.says("closed")
     snake.ends()
+
+
+class Listener(Counter):
+    """Takes large actions, and the first of them only when it is let."""
+
+    action_space = spaces.Sequence(spaces.Box(0, 9, (300_000,), np.float64))
+
+    def step(self, action):
+        until(lambda: self.number != 0 or self.gate.exists(), 60)
+        *rest, _ = super().step(CALM)
+        return *rest, {"first": action[0][0]}
+
+
+def interrupt_when(condition):
+    """Ctrl-C, as soon as something is so. Join it."""
+
+    def wait():
+        until(condition, 60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+@pytest.mark.timeout(60)
+def test_ctrl_c_while_a_large_action_is_sent_to_one_worker_leaves_no_other_without_its_own(tmp_path):
+    makers = [lambda n=n: Listener(n, gate=tmp_path / "gate") for n in range(4)]
+    large = [(np.full(300_000, float(n)),) for n in range(4)]
+    with rollway.make_vec(makers, num_workers=2, batch_size=4) as envs:
+        envs.reset()
+        envs.send(large[:1], [0])  # busy from now on: its worker reads no more
+        core = envs._troupe.core
+        thread = interrupt_when(lambda: core.is_out(3))
+        with pytest.raises(KeyboardInterrupt):
+            envs.send(large[1:], [1, 2, 3])
+        thread.join()
+        (tmp_path / "gate").touch()
+        assert envs.recv()[4]["first"].tolist() == [0, 1, 2, 3]
+        assert envs.call("add", 1) == (1, 2, 3, 4)
+        assert envs.step(large[::-1])[4]["first"].tolist() == [3, 2, 1, 0]
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("what", ["reset", "call", "step"])
+def test_ctrl_c_at_any_time_leaves_caller_and_workers_in_step(what):
+    """The same after every interruption, whenever it comes: in the middle of a message, or between two."""
+
+    class Echo(Counter):
+        def reset(self, *, seed=None, options=None):
+            return super().reset()[0], {"told": options["told"] if options else -1}
+
+        def step(self, action):
+            *rest, _ = super().step(CALM)
+            return *rest, {"big": np.full(100_000, self.number)}
+
+    large = np.zeros(300_000)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def act(envs):
+        if what == "reset":
+            envs.reset(options={"told": large})
+        elif what == "call":
+            envs.call("add", large)
+        else:
+            envs.step([CALM] * 4)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with rollway.make_vec([lambda n=n: Echo(n) for n in range(4)], num_workers=2) as envs:
+            for turn in range(60):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.0002 * (1 + turn))
+                    while True:
+                        act(envs)
+                except KeyboardInterrupt:
+                    pass
+                envs.set_attr("number", [turn, turn + 1, turn + 2, turn + 3])
+                observations, infos = envs.reset(options={"told": turn})
+                assert observations[:, 1].tolist() == [0] * 4 and infos["told"].tolist() == [turn] * 4
+                assert envs.call("add", 1) == (turn + 1, turn + 2, turn + 3, turn + 4)
+                assert envs.step([CALM] * 4)[4]["big"][:, -1].tolist() == [turn, turn + 1, turn + 2, turn + 3]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("how", ["killed", "exits", "raises"])

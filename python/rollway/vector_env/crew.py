@@ -38,7 +38,7 @@ class Crew:
         """Readable when a process has ended, whoever else holds its pipes. ``None``: there is no such process."""
         self._wires: list[Wire | None] = [None] * len(shares)
         self.owing: set[int] = set()
-        """Workers to whom a message was not sent to its end."""
+        """Workers to whom a message may not have been sent to its end."""
         _crews.add(self)
 
     def start(self, orders: Orders) -> int:
@@ -72,20 +72,23 @@ class Crew:
         process = self._processes[worker]
         return None if process is None else process.pid
 
-    def send(self, worker: int, letter: bytes, deadline: float | None = None) -> None:
-        """To a worker, by its pipe. `WorkerSilent`: the rest of it is owed, and goes with `flush`."""
+    def put(self, worker: int, letter: bytes) -> int:
+        """For a worker, by its pipe; `flush` sends it. Its number."""
         self.owing.add(worker)
-        self._wire(worker).send(letter, deadline)
-        self.owing.discard(worker)
+        return self._wire(worker).put(letter)
 
-    def flush(self, worker: int, deadline: float | None) -> None:
-        """Sends what is owed to a worker."""
+    def flush(self, worker: int, deadline: float | None = None) -> None:
+        """Sends what is owed to a worker. `WorkerSilent`: the rest of it still is."""
         self._wire(worker).flush(deadline)
         self.owing.discard(worker)
 
     def receive(self, worker: int, deadline: float | None = None) -> Any:
-        """From a worker, by its pipe. What it sent before it died is still heard."""
+        """The next word of a worker, until it is `done`. What it sent before it died is still heard."""
         return self._wire(worker).receive(deadline)
+
+    def done(self, worker: int) -> None:
+        """The next word of a worker is another."""
+        self._wire(worker).done()
 
     def hear(self, worker: int, expected: str) -> Any:
         """A worker's word while it is being started for the first time."""
@@ -95,6 +98,7 @@ class Crew:
         except WorkerGone:
             how = self.bury(worker)
             raise EnvDied(f"{named(envs)} could not be made: the worker process ended, {how}", envs) from None
+        self.done(worker)
         if kind == "fault":
             raise_fault(envs, content, "could not be made")
         assert kind == expected

@@ -147,7 +147,7 @@ class Blueprint:
     @property
     def bytes(self) -> int:
         """The size of the data."""
-        words = _aligned(8 * self.num_workers) + _aligned(4 * self.num_envs)
+        words = 2 * _aligned(8 * self.num_workers) + _aligned(4 * self.num_envs)
         actions = self.action.bytes(self.num_envs)
         return words + actions + self.BUFFERS * self._buffer_bytes() + self.num_envs * self.letter_bytes
 
@@ -156,6 +156,8 @@ class Blueprint:
         rows = self.num_envs
         in_hand: Array = np.frombuffer(memory, np.int64, self.num_workers)
         offset = _aligned(8 * self.num_workers)
+        posted: Array = np.frombuffer(memory, np.int64, self.num_workers, offset)
+        offset += _aligned(8 * self.num_workers)
         lengths: Array = np.frombuffer(memory, np.uint32, rows, offset)
         offset += _aligned(4 * rows)
         actions = self.action.arrays(memory, offset, rows)
@@ -171,7 +173,7 @@ class Blueprint:
             buffers.append(Buffer(observations, rewards, *flags))
             offset += self._buffer_bytes()
         letters = memory[offset : offset + rows * self.letter_bytes]
-        return Floor(actions, buffers, in_hand, lengths, letters)
+        return Floor(actions, buffers, in_hand, posted, lengths, letters)
 
 
 @dataclass(frozen=True)
@@ -182,5 +184,8 @@ class Floor:
     buffers: list[Buffer]
     in_hand: Array
     """By worker: the environment that it is busy with, plus one; 0: none. For reports about the dead and the hung."""
+    posted: Array
+    """By worker: the number of the last message on its pipe."""
     lengths: Array
+    """By environment: of its letter; or the number of the parcel that comes in place of one."""
     letters: memoryview

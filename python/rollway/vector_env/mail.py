@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Container, Sequence
 from typing import Any
 
 from rollway._core import EnvCaller
@@ -19,6 +20,8 @@ from rollway.vector_env.layout import Floor
 from rollway.vector_env.task import LETTER
 from rollway.vector_env.wire import WorkerGone, WorkerSilent, packed
 
+Label = tuple[int, int]
+"""Of a parcel: its environment, and the number by which it is known from those of other answers."""
 Packed = tuple[list[int], dict[int, bytes]]
 """Environments, and by worker what it has to know about the request."""
 
@@ -29,7 +32,7 @@ class Mail:
     def __init__(self, core: EnvCaller, crew: Crew, floor: Floor, allowance: Allowance) -> None:
         self._core, self._crew, self._floor, self._allowance = core, crew, floor, allowance
         self._letter_bytes = len(floor.letters) // len(floor.lengths)
-        self._parcels: dict[int, bytes | None] = {}  # `None`: will not come any more
+        self._parcels: dict[Label, bytes | None] = {}  # `None`: will not come any more
         self._number = 0
 
     # ── to workers ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -40,17 +43,30 @@ class Mail:
         for env, parameter in parameters.items():
             shares.setdefault(self._crew.worker_of[env], {})[env] = parameter
         # Twice: what cannot be unpickled is an error of the environments that it was for.
-        letters = {worker: packed((list(share), packed(list(share.values())))) for worker, share in shares.items()}
+        letters = {
+            worker: packed(("parameters", (list(share), packed(list(share.values())))))
+            for worker, share in shares.items()
+        }
         return list(parameters), letters
 
     def ask(self, what: int, buffer: int, request: Packed) -> None:
-        """Asks for something that has parameters. They go by the pipe, after the request: then its reader is awake."""
+        """Asks for something that has parameters. They go by the pipe, after the request: then its reader is awake.
+
+        They are put there before it: whatever is asked, its parameters will be sent, also if Ctrl-C comes in between.
+        """
         envs, letters = request
+        for worker, letter in letters.items():
+            with contextlib.suppress(WorkerGone):  # whoever waits will find out, and knows what to do
+                self._put(worker, letter)
         self._core.ask(what, buffer, envs)
         deadline = self._allowance.deadline()
-        for worker, letter in letters.items():
-            with contextlib.suppress(WorkerGone, WorkerSilent):  # whoever waits will find out, and knows what to do
-                self._crew.send(worker, letter, deadline)
+        for worker in letters:
+            with contextlib.suppress(WorkerGone, WorkerSilent):  # likewise
+                self._crew.flush(worker, deadline)
+
+    def _put(self, worker: int, letter: bytes) -> None:
+        """On the pipe of a worker, which will hear all up to this number when it is asked or called."""
+        self._floor.posted[worker] = self._crew.put(worker, letter)
 
     def pay(self, timeout: float | None) -> list[int]:
         """Sends what workers had no time to read. Gives those that still do not read."""
@@ -70,17 +86,18 @@ class Mail:
                 silent.append(worker)
         return silent
 
-    def number(self) -> int:
-        """Of the next letter to all."""
+    def write(self, messages: Sequence[tuple[Any, ...]]) -> list[bytes]:
+        """Letters, by worker, to which all `reply`. What cannot travel raises here."""
         self._number += 1
-        return self._number
+        return [packed(("letter", (self._number, packed(message)))) for message in messages]
 
     def post(self, worker: int, letter: bytes, deadline: float | None) -> None:
         """Sends a letter to a worker, once it is there."""
         while worker in self._allowance.absent:
             self._receive(worker, deadline)
-        self._core.post(worker)  # first: then its reader is awake
-        self._crew.send(worker, letter, deadline)
+        self._put(worker, letter)
+        self._core.post(worker)  # before it is sent: then its reader is awake
+        self._crew.flush(worker, deadline)
 
     # ── from workers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -92,7 +109,7 @@ class Mail:
                 return content[1]
 
     def said_by(self, env: int, flag: int) -> bytes | None:
-        """What an environment says with its answer; others' parcels are kept. ``None``: its worker died before.
+        """What an environment says with its answer; ``None``: its worker died first. A parcel is kept until `has_read`.
 
         Raises:
             WorkerGone: Nobody has noticed yet that it did.
@@ -100,9 +117,17 @@ class Mail:
         if flag & LETTER:
             start = env * self._letter_bytes
             return bytes(self._floor.letters[start : start + int(self._floor.lengths[env])])
-        while env not in self._parcels:
+        label = self._label(env)
+        while label not in self._parcels:
             self._receive(self._crew.worker_of[env])
-        return self._parcels.pop(env)
+        return self._parcels[label]
+
+    def has_read(self, env: int) -> None:
+        """What it said is known, and need not be kept."""
+        self._parcels.pop(self._label(env), None)
+
+    def _label(self, env: int) -> Label:
+        return env, int(self._floor.lengths[env])
 
     def _receive(self, worker: int, deadline: float | None = None) -> tuple[str, Any]:
         """What a worker says next, and its kind; parcels are kept."""
@@ -111,16 +136,21 @@ class Mail:
             self._allowance.absent.discard(worker)
         elif kind == "parcel":
             self._parcels.update([content])
+        self._crew.done(worker)
         return kind, content
 
     def inherit(self, worker: int) -> None:
         """Keeps the parcels of a worker that has ended."""
         self._parcels.update(content for kind, content in self._crew.estate(worker) if kind == "parcel")
 
-    def forget(self, env: int) -> None:
-        """Nobody wants its parcel any more."""
-        self._parcels.pop(env, None)
+    def forget(self, envs: Container[int]) -> None:
+        """Nobody wants their parcels any more."""
+        self._parcels = {label: parcel for label, parcel in self._parcels.items() if label[0] not in envs}
 
     def has_come(self, env: int) -> bool:
         """Whether the parcel of one whose worker has ended came before. If not, it will not."""
-        return self._parcels.setdefault(env, None) is not None
+        return self._parcels.setdefault(self._label(env), None) is not None
+
+    def begin(self, worker: int) -> None:
+        """Another process is this worker from now on, and has another pipe."""
+        self._floor.posted[worker] = 0

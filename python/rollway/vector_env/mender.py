@@ -96,12 +96,13 @@ class Mender:
         """Another process takes the place of one that has ended. Its environments are made anew."""
         self._core.vacate(worker)
         self._in_hand[worker] = 0
+        self._mail.begin(worker)
+        self._mail.forget([env for env in self._crew.shares[worker] if not answers.is_unread(env)])
         orders = replace(self._orders, worker=worker, targets=tuple(self.targets))
         self._core.expect(worker, self._crew.start(orders))
         self._allowance.absent.add(worker)
         for env in self._crew.shares[worker]:
             if self._core.is_out(env):
-                self._mail.forget(env)
                 self.restore(env, what, remake=False)
                 continue
             # Idle, or its last answer is taken already: begun anew with its next action.

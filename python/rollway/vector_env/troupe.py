@@ -113,7 +113,8 @@ class Troupe:
         self.floor = self.blueprint.floor(self.core.memory)
         for worker in range(workers):
             self.core.expect(worker, self._crew.pid(worker) or 0)
-            self._crew.send(worker, packed((self.blueprint, name)))
+            self._crew.put(worker, packed((self.blueprint, name)))
+            self._crew.flush(worker)
         for worker in range(workers):
             self._crew.hear(worker, "ready")
 
@@ -134,6 +135,7 @@ class Troupe:
     def pack_resets(self, resets: dict[int, Reset]) -> Packed:
         """The request for resets, when nothing else is under way."""
         request = self._mail.pack({env: (*reset, False) for env, reset in resets.items()})
+        self._mail.forget(range(self.num_envs))
         self.losses.begin(resets)
         return request
 
@@ -216,14 +218,16 @@ class Troupe:
                 said = pickle.loads(data)
         except Exception as error:  # noqa: BLE001 - told to the user, as an error of the environment that said it
             said = Fault.of(TypeError(f"its info or observation cannot be unpickled here: {error!r}"))
-        if isinstance(said, Fault):
-            del self._answers[env]
-            self._mender.raised(env, said)
-        elif said is None:
-            del self._answers[env]
-            self._mender.restore(env, "its worker ended before it had said all", remake=False)
-        else:
+        if isinstance(said, tuple):
             self._answers.said[env] = said
+            self._mail.has_read(env)
+            return
+        del self._answers[env]
+        self._mail.has_read(env)
+        if isinstance(said, Fault):
+            self._mender.raised(env, said)
+        else:
+            self._mender.restore(env, "its worker ended before it had said all", remake=False)
 
     def _give(self, env: int) -> list[dict[str, Any]]:
         """What an environment says beside its arrays, with an answer that the caller gets now."""
@@ -284,8 +288,8 @@ class Troupe:
 
     def consult(self, message: Callable[[range], tuple[Any, ...]]) -> tuple[Any, ...]:
         """Sends a letter to every worker, by its share of the environments; the results of all environments."""
-        number, shares = self._mail.number(), self._crew.shares
-        letters = [packed((number, packed(message(share)))) for share in shares]
+        shares = self._crew.shares
+        letters = self._mail.write([message(share) for share in shares])
         deadline, gone, replies = self.allowance.deadline(), [], []
         for worker, letter in enumerate(letters):
             try:

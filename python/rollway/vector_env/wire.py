@@ -1,13 +1,15 @@
-"""Wire and Outlet: the caller's end of a worker's pipe, and what the worker says into the other end.
+"""Wire, Inlet and Outlet: the caller's end of a worker's pipe, and what the worker hears and says at the other end.
 
 A pipe has room for some 200 KB. A worker does not wait until more than that is read: its caller may be asleep until
-other environments of this worker have answered. `Crew` and `worker` use it; workers read the `Connection` itself.
+other environments of this worker have answered. `Crew` and `worker` use it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import pickle
 import select
 import socket
 import struct
@@ -21,6 +23,8 @@ from typing import Any
 
 FOREVER_S = 1e6
 """Eleven days. `poll` takes no more than twice that."""
+_NUMBER = struct.Struct("!Q")
+_CHUNK = 1 << 18
 
 
 class WorkerGone(Exception):
@@ -32,32 +36,39 @@ class WorkerSilent(Exception):
 
 
 class Wire:
-    """Messages to one worker, and from it."""
+    """Messages to one worker, and from it. Ctrl-C may come at any time: no byte is sent or read twice, none is lost.
+
+    Signals are handled between two calls; hence bytes are sent and counted, or read and kept, in one.
+    """
 
     def __init__(self, pipe: Connection, pidfd: int) -> None:
         self._pipe, self._pidfd = pipe, pidfd
         self._socket = _socket_of(pipe)
-        self._unsent: deque[memoryview] = deque()
+        self._numbers = itertools.count(1)
+        self._unsent: deque[tuple[memoryview, list[int]]] = deque()  # and how many bytes of each are sent
+        self._coming = bytearray()
         self._heard: deque[Any] = deque()
 
-    def send(self, letter: bytes, deadline: float | None) -> None:
-        """Sends a message. What is not sent in time is kept, for `flush`."""
-        self._unsent.append(_framed(letter))
-        self.flush(deadline)
+    def put(self, letter: bytes) -> int:
+        """The number of a message that `flush` will send. Numbers grow; some may be left out."""
+        number = next(self._numbers)
+        self._unsent.append((_framed(_NUMBER.pack(number), letter), []))
+        return number
 
     def flush(self, deadline: float | None) -> None:
-        """Sends what is left of earlier messages."""
+        """Sends what was put. What is not sent in time is kept, for the next time."""
         while self._unsent:
+            message, sent = self._unsent[0]
+            left = message[sum(sent) :]
+            if not left:
+                self._unsent.popleft()
+                continue
             try:
-                sent = self._socket.send(self._unsent[0], socket.MSG_DONTWAIT)
+                sent.extend(map(self._socket.send, (left,), (socket.MSG_DONTWAIT,)))
             except BlockingIOError:
                 self._make_room(deadline)
             except (BrokenPipeError, ConnectionResetError):
                 raise WorkerGone from None
-            else:
-                self._unsent[0] = self._unsent[0][sent:]
-                if not self._unsent[0]:
-                    self._unsent.popleft()
 
     def _make_room(self, deadline: float | None) -> None:
         """Sleeps until the worker has read something; keeps what it says meanwhile."""
@@ -69,42 +80,69 @@ class Wire:
         if not ready:
             raise WorkerSilent
         if ready.get(self._pipe.fileno(), 0) & select.POLLIN:
-            self._heard.append(self._hear())
+            self._hear()
         elif self._pidfd in ready:
             raise WorkerGone
 
     def receive(self, deadline: float | None) -> Any:
-        """The next message. What the worker sent before it died is still heard."""
-        if self._heard:
-            return self._heard.popleft()
-        ready = wait([self._pipe, self._pidfd], _left(deadline))
-        if not ready:
-            raise WorkerSilent
-        if self._pipe not in ready and not self._pipe.poll(0):
-            raise WorkerGone
-        return self._hear()
+        """The next message, which stays the next until it is `done`. What a worker sent before it died is still heard.
 
-    def _hear(self) -> Any:
-        try:
-            return self._pipe.recv()
-        except (EOFError, OSError):  # the last word may be half a word
-            raise WorkerGone from None
+        One may be heard twice, if Ctrl-C comes in between.
+        """
+        while not self._heard:
+            ready = wait([self._pipe, self._pidfd], _left(deadline))
+            if not ready:
+                raise WorkerSilent
+            if self._pipe not in ready and not self._pipe.poll(0):
+                raise WorkerGone
+            self._hear()
+        return self._heard[0]
+
+    def done(self) -> None:
+        """Nothing will be asked of that message any more."""
+        self._heard.popleft()
+
+    def _hear(self) -> None:
+        """Reads what there is of the next message."""
+        while (missing := _missing(self._coming)) > 0:
+            known = len(self._coming)
+            try:
+                any(map(self._coming.extend, map(self._socket.recv, (min(missing, _CHUNK),), (socket.MSG_DONTWAIT,))))
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                raise WorkerGone from None
+            if len(self._coming) == known:  # the last word may be half a word
+                raise WorkerGone
+        with memoryview(self._coming) as message:
+            self._heard.append(pickle.loads(message[_head(message) :]))
+        self._coming = bytearray()
 
     def estate(self) -> list[Any]:
         """What a worker had sent before it ended, and nobody has received yet."""
+        with contextlib.suppress(WorkerGone, OSError):
+            while self._pipe.poll(0):
+                self._hear()
         left = list(self._heard)
         self._heard.clear()
-        try:
-            while self._pipe.poll(0):
-                left.append(self._hear())
-        except (WorkerGone, OSError):
-            pass
         return left
 
     def close(self) -> None:
         """No more of it."""
         self._pipe.close()
         self._socket.close()
+
+
+class Inlet:
+    """What a worker hears."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def hear(self) -> tuple[int, Any]:
+        """The next message, and its number."""
+        data = self._pipe.recv_bytes()
+        return _NUMBER.unpack_from(data)[0], pickle.loads(memoryview(data)[_NUMBER.size :])
 
 
 class Outlet:
@@ -137,10 +175,27 @@ def packed(message: Any) -> bytes:
     return bytes(ForkingPickler.dumps(message))
 
 
-def _framed(letter: bytes) -> memoryview:
-    """In the frame of a `Connection`, which reads it."""
-    frame = struct.pack("!i", len(letter)) if len(letter) < 1 << 31 else struct.pack("!iQ", -1, len(letter))
-    return memoryview(frame + letter)
+def _framed(*pieces: bytes) -> memoryview:
+    """In the frame of a `Connection`: its length, in four bytes; or -1, and its length in eight."""
+    size = sum(map(len, pieces))
+    frame = struct.pack("!i", size) if size < 1 << 31 else struct.pack("!iQ", -1, size)
+    return memoryview(b"".join((frame, *pieces)))
+
+
+def _head(data: bytearray | memoryview) -> int:
+    """How long its frame is, of which the first four bytes are known."""
+    return 12 if bytes(data[:4]) == b"\xff\xff\xff\xff" else 4
+
+
+def _missing(data: bytearray) -> int:
+    """How many bytes to read next, for the rest of a frame or of a message; 0: it is whole."""
+    if len(data) < 4:
+        return 4 - len(data)
+    head = _head(data)
+    if len(data) < head:
+        return head - len(data)
+    (size,) = struct.unpack_from("!i", data) if head == 4 else struct.unpack_from("!Q", data, 4)
+    return int(head + size - len(data))
 
 
 def _socket_of(pipe: Connection) -> socket.socket:

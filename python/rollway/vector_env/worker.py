@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import pickle
 import signal
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -26,7 +28,7 @@ from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
 from rollway.vector_env.member import Member, Notes
 from rollway.vector_env.rollout import Target
 from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESET, RESTORED, SEND, STEP, Fault
-from rollway.vector_env.wire import Outlet
+from rollway.vector_env.wire import Inlet, Outlet
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def work(orders: Orders, makers: Sequence[Callable[[], Env[Any, Any]]], pipe: Co
     if blueprint is None or name is None:
         pipe.send(("hello", _pickled(Introduction.of([member.env for member in members]))))
         try:
-            blueprint, name = pipe.recv()
+            _, (blueprint, name) = Inlet(pipe).hear()
         except EOFError:
             return  # The caller has found something wrong with another worker.
     try:
@@ -121,8 +123,8 @@ class Desk:
     def __init__(
         self, core: EnvWorker, orders: Orders, blueprint: Blueprint, members: list[Member], pipe: Connection
     ) -> None:
-        self._core, self._pipe, self._members = core, pipe, members
-        self._outlet = Outlet(pipe)
+        self._core, self._members = core, members
+        self._inlet, self._outlet = Inlet(pipe), Outlet(pipe)
         self._blueprint, self._first = blueprint, orders.envs.start
         self._same_step = orders.mode is AutoresetMode.SAME_STEP
         floor = blueprint.floor(core.memory)
@@ -137,8 +139,11 @@ class Desk:
         self._source = Source(blueprint.action, floor.actions, orders.envs)
         self._in_hand = floor.in_hand.data[orders.worker : orders.worker + 1]
         self._lengths, self._letters = floor.lengths.data, floor.letters
+        self._posted, self._heard = floor.posted.data[orders.worker : orders.worker + 1], 0
+        self._mail: deque[tuple[int, bytes]] = deque()
         self._parameters: dict[int, Any] = {}
-        self._parcels: list[tuple[int, bytes]] = []
+        self._numbers = itertools.count(1)
+        self._parcels: list[tuple[tuple[int, int], bytes]] = []
 
     def serve(self) -> None:
         """Does what is asked, until the end."""
@@ -155,8 +160,10 @@ class Desk:
             elif call == "closed":
                 return
             elif call == "mail":
-                number, letter = self._pipe.recv()
-                self._outlet.say(("reply", (number, self._reply(letter))))
+                self._listen()
+                while self._mail:
+                    number, letter = self._mail.popleft()
+                    self._outlet.say(("reply", (number, self._reply(letter))))
             elif what == SEND:
                 for position, env in enumerate(envs):
                     flags = self._advance([env], self._sinks[buffer])
@@ -261,17 +268,27 @@ class Desk:
         return bytes(flags)
 
     def _parameter(self, env: int) -> Any:
-        """What belongs to a task and came by the pipe, perhaps with that of other environments."""
-        while env not in self._parameters:
-            envs, letter = self._pipe.recv()
-            try:
-                self._parameters.update(zip(envs, pickle.loads(letter), strict=True))
-            except Exception as error:  # noqa: BLE001 - told to the caller, once for each
-                self._parameters.update(dict.fromkeys(envs, Unread(error)))
+        """What belongs to a task and came by the pipe."""
+        self._listen()
+        if env not in self._parameters:
+            raise RuntimeError("the caller was interrupted before it had said how: reset() it")
         parameter = self._parameters.pop(env)
         if isinstance(parameter, Unread):
             raise TypeError(f"what was sent to it cannot be unpickled there: {parameter.why}") from parameter.why
         return parameter
+
+    def _listen(self) -> None:
+        """Hears all that the caller has posted. What it then did not ask for is replaced by what it posts next."""
+        while self._heard < self._posted[0]:
+            self._heard, (kind, content) = self._inlet.hear()
+            if kind == "letter":
+                self._mail.append(content)
+                continue
+            envs, letter = content
+            try:
+                self._parameters.update(zip(envs, pickle.loads(letter), strict=True))
+            except Exception as error:  # noqa: BLE001 - told to the caller, once for each
+                self._parameters.update(dict.fromkeys(envs, Unread(error)))
 
     # ── what does not fit into arrays ─────────────────────────────────────────────────────────────────────────────────
 
@@ -283,15 +300,18 @@ class Desk:
             raise TypeError(f"its info or observation cannot be pickled: {error}") from error
         room = self._blueprint.letter_bytes
         if len(data) > room:
-            self._parcels.append((env, data))
-            return PARCEL
+            return self._wrap(env, data, PARCEL)
         self._letters[env * room : env * room + len(data)] = data
         self._lengths[env] = len(data)
         return LETTER
 
     def _tell(self, env: int, error: BaseException) -> int:
-        self._parcels.append((env, pickle.dumps(Fault.of(error))))
-        return FAULT
+        return self._wrap(env, pickle.dumps(Fault.of(error)), FAULT)
+
+    def _wrap(self, env: int, data: bytes, flag: int) -> int:
+        self._lengths[env] = number = next(self._numbers) % (1 << 32)
+        self._parcels.append(((env, number), data))
+        return flag
 
     def _ship(self) -> None:
         """Sends what was too long. After the answer: the caller reads the pipe once it knows that something comes."""
