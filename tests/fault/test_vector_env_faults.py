@@ -75,6 +75,19 @@ def test_an_info_that_cannot_be_pickled_is_told_and_the_worker_lives_on():
         assert envs.step([0, 0])[1].tolist() == [2, 2]
 
 
+def test_an_info_that_is_no_dict_is_told_with_its_environment():
+    class Odd(Counter):
+        def step(self, action):
+            *rest, _ = super().step(CALM)
+            return *rest, ["odd"] if action == BIG else {}
+
+    with rollway.make_vec(Odd, 2, num_workers=1) as envs:
+        envs.reset()
+        with pytest.raises(rollway.EnvRaised, match=r"environment 1 .*its info is \['odd'\]; it must be a dict"):
+            envs.step(actions(2, e1=BIG))
+        assert envs.step(actions(2))[1].tolist() == [2, 2]
+
+
 class Unreadable:
     """Can be pickled, and not unpickled: as something of a module that the other process does not have."""
 
@@ -439,6 +452,27 @@ def test_a_worker_that_dies_again_while_it_is_being_restarted_is_counted_and_rep
         marker.unlink()
         with pytest.raises(rollway.EnvDied, match="SIGKILL"):
             envs.step(actions(2, e0=KILL))
+
+
+@pytest.mark.parametrize("first", ["step", "call"])
+def test_a_successor_that_cannot_be_made_says_why(first, tmp_path):
+    class Licensed(Counter):
+        def __init__(self):
+            super().__init__()
+            if (tmp_path / "taken").exists():
+                raise FileNotFoundError("there is no licence left")
+            (tmp_path / "taken").touch()
+
+    with rollway.make_vec(Licensed, 1, restart=FaultPolicy(max_restarts=2)) as envs:
+        envs.reset()
+        if first == "call":
+            with pytest.raises(rollway.EnvDied, match="call again"):
+                envs.call("leave", 0)
+            with pytest.raises(rollway.EnvDied, match="could not be made again: FileNotFoundError"):
+                envs.call("add", 1)  # the successor of the first, which is not there yet
+        with pytest.raises(rollway.EnvDied, match=r"could not be made again: .*no licence left") as caught:
+            envs.step(actions(1, e0=KILL))
+        assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
 @pytest.mark.parametrize("action", [RAISE, KILL], ids=["raises", "killed"])

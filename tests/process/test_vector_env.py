@@ -309,21 +309,23 @@ def test_workers_outlive_the_thread_that_made_them():
         assert envs.step([0, 0])[1].tolist() == [1, 1]
 
 
+def is_waiting(envs):
+    """Whether a thread waits for environments."""
+    try:
+        return envs._troupe.core.out() < 0
+    except RuntimeError:
+        return True
+
+
 def test_another_thread_that_comes_in_between_is_told_and_can_close_later(tmp_path):
     gate = tmp_path / "gate"
     with rollway.make_vec(counters(2, gate=gate), num_workers=2) as envs:
         envs.reset()
         pids = envs.call("pid")
 
-        def is_waiting():
-            try:
-                return envs._troupe.core.out() < 0
-            except RuntimeError:
-                return True
-
         thread = threading.Thread(target=lambda: envs.step([SLOW, CALM]))
         thread.start()
-        until(is_waiting)
+        until(lambda: is_waiting(envs))
         with pytest.raises((RuntimeError, rollway.InvalidArgument)):
             envs.step([0, 0])
         with pytest.raises(RuntimeError, match="another thread"):
@@ -331,6 +333,30 @@ def test_another_thread_that_comes_in_between_is_told_and_can_close_later(tmp_pa
         gate.touch()
         thread.join()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_another_thread_that_calls_in_between_is_told_and_nothing_is_called(tmp_path):
+    class Slow(Counter):
+        def slowly(self):
+            (tmp_path / "begun").touch()
+            until((tmp_path / "gate").exists, 60)
+            return self.number
+
+    with rollway.make_vec([lambda n=n: Slow(n) for n in range(2)], num_workers=2) as envs:
+        envs.reset()
+        answers = []
+        for wait in (lambda: answers.append(envs.call("slowly")), lambda: answers.append(envs.step([SLOW, CALM])[1])):
+            envs.set_attr("gate", tmp_path / "gate")
+            thread = threading.Thread(target=wait)
+            thread.start()
+            until(lambda: is_waiting(envs) if answers else (tmp_path / "begun").exists())
+            with pytest.raises(RuntimeError, match="another thread"):
+                envs.set_attr("number", 7)
+            (tmp_path / "gate").touch()
+            thread.join()
+            (tmp_path / "gate").unlink()
+            assert envs.get_attr("number") == (0, 1)
+        assert answers[0] == (0, 1) and answers[1].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("timeout", [None, math.inf])

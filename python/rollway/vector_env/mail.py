@@ -17,7 +17,7 @@ from rollway.vector_env.allowance import Allowance
 from rollway.vector_env.blame import named
 from rollway.vector_env.crew import Crew
 from rollway.vector_env.layout import Floor
-from rollway.vector_env.task import LETTER
+from rollway.vector_env.task import LETTER, Fault
 from rollway.vector_env.wire import WorkerGone, WorkerSilent, packed
 
 Label = tuple[int, int]
@@ -33,6 +33,7 @@ class Mail:
         self._core, self._crew, self._floor, self._allowance = core, crew, floor, allowance
         self._letter_bytes = len(floor.letters) // len(floor.lengths)
         self._parcels: dict[Label, bytes | None] = {}  # `None`: will not come any more
+        self._unmade: dict[int, Fault] = {}
         self._number = 0
 
     # ── to workers ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -130,18 +131,25 @@ class Mail:
         return env, int(self._floor.lengths[env])
 
     def _receive(self, worker: int, deadline: float | None = None) -> tuple[str, Any]:
-        """What a worker says next, and its kind; parcels are kept."""
+        """What a worker says next, and its kind."""
         kind, content = self._crew.receive(worker, deadline)
+        self._keep(worker, kind, content)
+        self._crew.done(worker)
+        return kind, content
+
+    def _keep(self, worker: int, kind: str, content: Any) -> None:
         if kind == "ready":
             self._allowance.absent.discard(worker)
         elif kind == "parcel":
             self._parcels.update([content])
-        self._crew.done(worker)
-        return kind, content
+        elif kind == "fault":
+            self._unmade[worker] = content
 
-    def inherit(self, worker: int) -> None:
-        """Keeps the parcels of a worker that has ended."""
-        self._parcels.update(content for kind, content in self._crew.estate(worker) if kind == "parcel")
+    def inherit(self, worker: int) -> Fault | None:
+        """Keeps what a worker had said before it ended. Gives why it could not make its environments, if that is so."""
+        for kind, content in self._crew.estate(worker):
+            self._keep(worker, kind, content)
+        return self._unmade.pop(worker, None)
 
     def forget(self, envs: Container[int]) -> None:
         """Nobody wants their parcels any more."""

@@ -58,15 +58,17 @@ class Mender:
         """A worker has ended: it gets a successor. Says how it ended."""
         share = list(self._crew.shares[worker])
         pid, hand = self._crew.pid(worker), self._hand(worker)
-        self._mail.inherit(worker)
+        unmade = self._mail.inherit(worker)
         what = f"worker process {pid} of {named(share)} ended: {self._crew.bury(worker)}"
         if hand >= 0:
             what += f", while it was busy with environment {hand}"
+        if unmade is not None:
+            what = f"{named(share)} could not be made again: {unmade.summary}\n\nIn the worker:\n{unmade.traceback}"
         blamed = [hand] if hand in share else share
         if not all([self._patience.bears(env) for env in blamed]):
             policy = self._patience.policy
             advice = ADVICE if policy is None else f"That is one fault too many for {policy}"
-            raise EnvDied(f"{what}. {advice}", blamed)
+            raise EnvDied(f"{what}. {advice}", blamed) from (None if unmade is None else unmade.cause())
         self._replace(worker, what, answers)
         return what
 

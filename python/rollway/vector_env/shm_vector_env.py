@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -132,6 +132,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             seeds: list[int | None] = [None] * self.num_envs
         elif isinstance(seed, int | np.integer):
             seeds = [int(seed) + env for env in range(self.num_envs)]
+        elif not isinstance(seed, Iterable):
+            raise InvalidArgument(f"seed is {seed!r}; it must be a whole number, or one for each environment")
         else:
             seeds = [int(one) if isinstance(one, np.integer) else one for one in seed]
         if len(seeds) != self.num_envs:

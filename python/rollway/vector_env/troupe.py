@@ -11,6 +11,7 @@ import contextlib
 import os
 import pickle
 import secrets
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -83,6 +84,7 @@ class Troupe:
             self.floor.in_hand,
         )
         self._answers = Answers()
+        self._consulting: dict[str, int] = {}
 
     def _introduce(self, make: Maker, mode: AutoresetMode, observation_mode: ObservationMode) -> Agreement:
         shares = self._crew.shares
@@ -288,6 +290,16 @@ class Troupe:
 
     def consult(self, message: Callable[[range], tuple[Any, ...]]) -> tuple[Any, ...]:
         """Sends a letter to every worker, by its share of the environments; the results of all environments."""
+        me = threading.get_ident()
+        if self._consulting.setdefault("thread", me) != me:
+            raise RuntimeError("another thread is using this vector environment")
+        try:
+            self.core.out()  # or another thread waits
+            return self._consult(message)
+        finally:
+            self._consulting.clear()
+
+    def _consult(self, message: Callable[[range], tuple[Any, ...]]) -> tuple[Any, ...]:
         shares = self._crew.shares
         letters = self._mail.write([message(share) for share in shares])
         deadline, gone, replies = self.allowance.deadline(), [], []

@@ -294,6 +294,9 @@ class Desk:
 
     def _write_letter(self, env: int, notes: Notes, observation: Any) -> int:
         parts = self._layout.split(observation) if self._layout.loose else ()
+        for note in notes:
+            if not isinstance(note, dict):
+                raise TypeError(f"its info is {note!r}; it must be a dict")
         try:
             data = pickle.dumps((notes, [parts[index] for index in self._layout.loose]), pickle.HIGHEST_PROTOCOL)
         except Exception as error:
