@@ -58,9 +58,9 @@ class Losses:
         if self._same_step:
             self._last[env] = last
 
-    def mourned(self) -> list[int]:
+    def mourned(self) -> Iterable[int]:
         """Those that are being begun anew, or will be with their next step."""
-        return list(self._why)
+        return self._why.keys()
 
     def next_seed(self, env: int) -> int | None:
         """For the next episode: follows from the one that it had."""

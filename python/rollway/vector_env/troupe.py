@@ -170,17 +170,19 @@ class Troupe:
         if self._crew.owing:
             for worker in self._mail.pay(timeout):
                 self._mender.hung([env for env in self._crew.shares[worker] if self.core.is_out(env)], answers)
-        count = min(count, self.core.out() + len(answers))
         while True:
-            for env in [env for env in answers if answers.is_unread(env)]:
-                self._read(env)
-            if len(answers) >= count:
-                break
+            if answers:
+                for env in [env for env in answers if answers.is_unread(env)]:
+                    self._read(env)
+                count = min(count, self.core.out() + len(answers))
+                if len(answers) >= count:
+                    break
+            # With no answers yet the core waits for all that were asked, if those are fewer.
             kind, ids, flags = self.core.wait(count - len(answers), self.allowance.limit(), timeout)
             if kind == "answered":
                 if self.allowance.absent:
                     self.allowance.absent.difference_update(self._crew.worker_of[env] for env in ids)
-                if not answers and flags.count(0) == len(ids) and not self.losses.repeated:
+                if not answers and flags.count(0) == len(ids) and not (ids and self.losses.repeated):
                     return self._arrived(ids), []
                 self._accept(ids, flags)
             elif kind == "died":

@@ -185,7 +185,9 @@ class Desk:
             except Exception as error:  # noqa: BLE001 - told to the caller
                 return bytes([self._tell(envs[0], error)])
         first, hand, write = self._first, self._in_hand, sink.write
-        members = [self._members[env - first] for env in envs]
+        members = self._members
+        if len(envs) != len(members):  # they are all different: if they are as many, they are all
+            members = [members[env - first] for env in envs]
         rows, shape, dtype, loose = sink.rows, sink.shape, sink.dtype, self._layout.loose
         rewards, terminations, truncations = sink.rewards, sink.terminations, sink.truncations
         actions = self._source.take(envs)
