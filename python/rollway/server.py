@@ -193,8 +193,10 @@ class Server(Hosting):
         return f"<rollway.Server {self.name or '(in process)'} batch_size={self._batch_size} {state}>"
 
     def _submitter(self) -> Producer:
+        """One producer for all threads, whichever comes first: each of several would number its own."""
         if self._producer is None:
-            self._producer = Producer.beside(self._consumer, self._plan)
+            with self._starting:
+                self._producer = self._producer or Producer.beside(self._consumer, self._plan)
         return self._producer
 
     def _troubles(self) -> list[Trouble]:

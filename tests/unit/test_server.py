@@ -1,6 +1,7 @@
 """The Server within one process: batches, waiting, policies, lifetimes."""
 
 import asyncio
+import contextlib
 import gc
 import threading
 import time
@@ -11,6 +12,7 @@ import optree
 import pytest
 
 import rollway
+from rollway._core import Producer
 
 ONE = np.zeros(1, np.int64)
 
@@ -617,3 +619,23 @@ def test_a_batch_that_cannot_be_built_is_offered_again():
             with pytest.raises(RuntimeError, match=r"no[tr] now"):
                 server.sample(1)
         assert server.sample(1).batch.x.tolist() == [[1.0]]
+
+
+def test_threads_that_submit_first_at_the_same_time_are_one_producer(monkeypatch):
+    both = threading.Barrier(2)
+
+    class Slow:
+        @staticmethod
+        def beside(*args):
+            with contextlib.suppress(threading.BrokenBarrierError):  # the other does not come here, as it should be
+                both.wait(0.2)
+            return Producer.beside(*args)
+
+    monkeypatch.setattr("rollway.server.Producer", Slow)
+    with rollway.Server(ONE, 2) as server:
+        threads = [threading.Thread(target=submit, args=(server, 1)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(server.sample().info.producer_ids.tolist())) == 1
