@@ -1,7 +1,8 @@
-"""Environments stepped by processes that take turns on each core, and do nothing else: the limit for many workers.
+"""Environments stepped by processes that do nothing else: the limits for vector environments on these cores.
 
-What is lost from two processes to sixteen is what the machine takes for it: switches, and caches that the last process
-left full of its own.
+`Relay`: they take turns on each core. What is lost from two processes to sixteen is what the machine takes for it:
+switches, and caches that the last process left full of its own. `March`: one on each core, and after every step they
+wait for each other, as the caller of a vector environment waits for all: what is lost is that the slower one counts.
 """
 
 from __future__ import annotations
@@ -41,23 +42,13 @@ class Relay:
             self.measure(0.1)
 
     def _run(self, make: Callable[[], Any], num_envs: int, core: int, place: int) -> None:
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[core % len(cores)]})
-        envs = [make() for _ in range(num_envs)]
-        for seed, env in enumerate(envs):
-            env.reset(seed=seed)
-        actions = np.arange(num_envs) % 2  # of NumPy's type, as a vector environment hands them out
-        gc.collect()
-        gc.freeze()
+        step = _stepper(make, num_envs, core)
         ring, steps, resting = self._rings[core], self._steps, self._resting
         mine, after = ring[place], ring[(place + 1) % len(ring)]
         counter = (core * len(ring) + place) * _LINE_WORDS
         while True:
             os.eventfd_read(mine)
-            for env, action in zip(envs, actions, strict=True):
-                _, _, terminated, truncated, _ = env.step(action)
-                if terminated or truncated:
-                    env.reset()
+            step()
             steps[counter] += num_envs
             os.eventfd_write(self._back if resting[0] else after, 1)
 
@@ -80,3 +71,66 @@ class Relay:
             runner.join()
         for descriptor in [self._back, *(end for ring in self._rings for end in ring)]:
             os.close(descriptor)
+
+
+class March:
+    """One process on each core; each begins a step when the other has done the last."""
+
+    def __init__(self, make: Callable[[], Any], num_envs: int) -> None:
+        self._resting = RawArray("b", [1])
+        self._steps = RawArray("q", _CORES * _LINE_WORDS)
+        context = multiprocessing.get_context("fork")
+        self._marchers = [
+            context.Process(target=self._march, args=(make, num_envs // _CORES, core), daemon=True)
+            for core in range(_CORES)
+        ]
+        for marcher in self._marchers:
+            marcher.start()
+        while not all(self._steps[::_LINE_WORDS]):
+            self.measure(0.1)
+
+    def _march(self, make: Callable[[], Any], num_envs: int, core: int) -> None:
+        step = _stepper(make, num_envs, core)
+        steps, resting, done = self._steps, self._resting, 0
+        mine, other = core * _LINE_WORDS, (1 - core) * _LINE_WORDS
+        while True:
+            step()
+            steps[mine] = done = done + num_envs
+            while steps[other] < done:
+                pass
+            while resting[0]:
+                time.sleep(0.001)
+
+    def measure(self, seconds: float) -> dict[str, float]:
+        """Steps per second, of both together."""
+        self._resting[0] = 0
+        before, began = sum(self._steps), time.perf_counter()
+        time.sleep(seconds)
+        steps, took = sum(self._steps) - before, time.perf_counter() - began
+        self._resting[0] = 1
+        return {"steps_per_s": steps / took, "cpu_us_per_step": _CORES * took / max(steps, 1) * 1e6}  # none is idle
+
+    def close(self) -> None:
+        for marcher in self._marchers:
+            marcher.kill()
+            marcher.join()
+
+
+def _stepper(make: Callable[[], Any], num_envs: int, core: int) -> Callable[[], None]:
+    """Steps environments on a core, each once."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[core % len(cores)]})
+    envs = [make() for _ in range(num_envs)]
+    for seed, env in enumerate(envs):
+        env.reset(seed=seed)
+    actions = np.arange(num_envs) % 2  # of NumPy's type, as a vector environment hands them out
+
+    def step() -> None:
+        for env, action in zip(envs, actions, strict=True):
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+
+    gc.collect()
+    gc.freeze()
+    return step

@@ -47,6 +47,10 @@ def stepper(way: str, world: str, num_envs: int) -> Callable[[float], dict[str, 
         from relay import Relay
 
         return Relay(WORLDS[world], num_envs, workers).measure
+    if kind == "march":
+        from relay import March
+
+        return March(WORLDS[world], num_envs).measure
     advance = _advance(kind if last.isdigit() else way, world, num_envs, workers)
 
     def measure(seconds: float) -> dict[str, float]:
