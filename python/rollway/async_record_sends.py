@@ -13,6 +13,8 @@ from rollway.record_key import RecordKey
 
 T = TypeVar("T")
 
+_MOMENT_S = 1e-6  # so long a blocking call waits, to say what kept it: no room in the lane, or no memory for it
+
 
 class _Client(Protocol):
     """What a client brings."""
@@ -23,8 +25,17 @@ class _Client(Protocol):
     @property
     def blocks(self) -> bool: ...
     def _no_room(self, timeout: float | None) -> str: ...
-    async def _when_there_is_room(self, attempt: Callable[[], T], timeout: float | None) -> T: ...
-    def send(self, data: Any, *, key: RecordKey | None = None, metadata: Any = None, version: int = 0) -> bool: ...
+    async def _when_there_is_room(self, attempt: Callable[[float], T], timeout: float | None) -> T: ...
+    def _at_last(self, attempt: Callable[[float], T], timeout: float | None) -> T: ...
+    def send(
+        self,
+        data: Any,
+        *,
+        key: RecordKey | None = None,
+        metadata: Any = None,
+        version: int = 0,
+        timeout: float | None = None,
+    ) -> bool: ...
     def try_send(self, data: Any, *, key: RecordKey | None = None, metadata: Any = None, version: int = 0) -> bool: ...
     def tombstone(
         self, key: RecordKey, reason: str = "", *, version: int = 0, timeout: float | None = None
@@ -58,7 +69,9 @@ class AsyncRecordSends:
         deadline = deadline_of(timeout)
         while not self.try_send(data, key=key, metadata=metadata, version=version):
             if not await rung(self._bell, deadline, self._vigil):
-                raise WaitTimeout(self._no_room(timeout))
+                return self._at_last(
+                    lambda wait_s: self.send(data, key=key, metadata=metadata, version=version, timeout=wait_s), timeout
+                )
         return True
 
     async def tombstone_async(
@@ -66,7 +79,7 @@ class AsyncRecordSends:
     ) -> bool:
         """As `tombstone`, for asyncio. A cancelled wait sends nothing."""
         return await self._when_there_is_room(
-            lambda: self.tombstone(key, reason, version=version, timeout=0.0), timeout
+            lambda wait_s: self.tombstone(key, reason, version=version, timeout=wait_s), timeout
         )
 
     async def reserve_async(
@@ -80,17 +93,24 @@ class AsyncRecordSends:
     ) -> RecordSlot:
         """As `reserve`, for asyncio. A cancelled wait reserves nothing."""
         return await self._when_there_is_room(
-            lambda: self.reserve(lengths, key=key, metadata=metadata, version=version, timeout=0.0), timeout
+            lambda wait_s: self.reserve(lengths, key=key, metadata=metadata, version=version, timeout=wait_s), timeout
         )
 
-    async def _when_there_is_room(self: _Client, attempt: Callable[[], T], timeout: float | None) -> T:
+    async def _when_there_is_room(self: _Client, attempt: Callable[[float], T], timeout: float | None) -> T:
         """What an attempt gives that does not wait, once there is room for it."""
         deadline = deadline_of(timeout)
         while True:
             try:
-                return attempt()
+                return attempt(0.0)
             except RingFull:
                 if not self.blocks:
                     raise
                 if not await rung(self._bell, deadline, self._vigil):
-                    raise WaitTimeout(self._no_room(timeout)) from None
+                    return self._at_last(attempt, timeout)
+
+    def _at_last(self: _Client, attempt: Callable[[float], T], timeout: float | None) -> T:
+        """The time is over: a last attempt, which says `NotEnoughMemory` where that is why there was no room."""
+        try:
+            return attempt(_MOMENT_S)
+        except (RingFull, WaitTimeout):
+            raise WaitTimeout(self._no_room(timeout)) from None

@@ -61,7 +61,7 @@ except rollway.NotEnoughMemory as error:
 
 
 LANE = """
-import os, sys, numpy as np, rollway
+import asyncio, os, sys, numpy as np, rollway
 from pathlib import Path
 schema = {"tokens": "int32[*]"}
 ballast = Path(sys.argv[1], "ballast")
@@ -89,6 +89,16 @@ with (
     except rollway.NotEnoughMemory as error:
         print(error)
     assert 5 < sent < 60
+    tombstone = rollway.RecordKey("run", "train", 0, "task", 0), "r" * 20_000
+    for attempt in (
+        lambda: client.send_async(record(sent), timeout=0.05),
+        lambda: client.reserve_async({"tokens": 5_000}, timeout=0.05),
+        lambda: client.tombstone_async(*tombstone, timeout=0.05),
+    ):
+        try:
+            asyncio.run(attempt())
+        except rollway.NotEnoughMemory as error:
+            print(error)
     read = server.read_many(sent // 2)
     assert values(read) == list(range(sent // 2))
     for one in read:
@@ -104,7 +114,8 @@ print(os.listdir(sys.argv[1]))
 
 @pytest.mark.parametrize("policy", ["block", "error"])
 def test_a_lane_that_cannot_grow_is_an_error_that_costs_nothing_committed_and_goes_on_when_there_is_room(tiny, policy):
-    at_once, in_time, left = run(LANE.replace("POLICY", repr(policy)), tiny)
-    for message in (at_once, in_time):
+    at_once, in_time, *async_twins, left = run(LANE.replace("POLICY", repr(policy)), tiny)
+    assert len(async_twins) == 3
+    for message in (at_once, in_time, *async_twins):
         assert "cannot reserve" in message and f"{tiny} has" in message and "rollway gc" in message
     assert left == "[]"
