@@ -12,7 +12,7 @@ import numpy as np
 import optree
 
 from rollway._core import Consumer, Producer, Sample
-from rollway.errors import BatchesHeld, ConnectionClosedError, ForeignSchema, WaitTimeout
+from rollway.errors import BatchesHeld, ConnectionClosedError, ForeignSchema, InvalidArgument, WaitTimeout
 from rollway.hosting import Hosting, not_let_in, sort_out
 from rollway.lookout import Lookout, Trouble, gone
 from rollway.pinning import pin
@@ -110,6 +110,7 @@ class Server(Hosting):
             at_least: At the end of ``timeout``, be content with this many samples: the oldest unfinished batch that has
                 them is closed early and handed over short.
         """
+        self._check_at_least(at_least, timeout)
         try:
             sample = self._consumer.take(timeout, at_least)
         except ConnectionClosedError:
@@ -131,6 +132,7 @@ class Server(Hosting):
 
     async def sample_async(self, timeout: float | None = None, at_least: int | None = None) -> Sample | None:
         """As `sample`, for asyncio. A cancelled wait takes nothing."""
+        self._check_at_least(at_least, timeout)
         lookout = Lookout(self._bell, timeout, self._troubles)
         while not self.closed:
             sample = self._consumer.take_in_turn()
@@ -191,6 +193,14 @@ class Server(Hosting):
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
         return f"<rollway.Server {self.name or '(in process)'} batch_size={self._batch_size} {state}>"
+
+    def _check_at_least(self, at_least: int | None, timeout: float | None) -> None:
+        if at_least is None:
+            return
+        if not 1 <= at_least <= self._batch_size:
+            raise InvalidArgument(f"at_least = {at_least} is out of range: 1 to {self._batch_size}, the batch_size")
+        if timeout is None:
+            raise InvalidArgument("at_least says what will do at the end of a timeout: give a timeout, too")
 
     def _submitter(self) -> Producer:
         """One producer for all threads, whichever comes first: each of several would number its own."""

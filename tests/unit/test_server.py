@@ -202,6 +202,22 @@ def test_a_senseless_timeout_is_refused(timeout):
             asyncio.run(server.sample_async(timeout=timeout))
 
 
+@pytest.mark.parametrize(("at_least", "timeout"), [(0, 0.01), (5, 0.01), (1, None)])
+def test_at_least_is_refused_where_it_could_never_be_met(at_least, timeout):
+    with rollway.Server(ONE, 4) as server:
+        submit(server, 1, 2, 3, 4)
+        with pytest.raises(rollway.InvalidArgument, match="at_least"):
+            server.sample(timeout, at_least)
+        with pytest.raises(rollway.InvalidArgument, match="at_least"):
+            asyncio.run(server.sample_async(timeout, at_least))
+        assert values(server.sample(timeout=1)) == [1, 2, 3, 4]
+
+
+def test_a_name_in_place_of_a_transport_is_refused_with_what_to_write():
+    with pytest.raises(rollway.InvalidArgument, match=r"give ShmTransport\('run1'\)"):
+        rollway.Server(ONE, 4, "run1")
+
+
 def test_at_least_hands_over_a_short_batch_at_the_deadline():
     with rollway.Server(ONE, 4) as server:
         submit(server, 1, 2)
