@@ -91,7 +91,7 @@ def test_recv_with_a_timeout_loses_nothing(tmp_path):
         envs.async_reset()
         envs.recv()
         envs.send([SLOW, CALM])
-        with pytest.raises(rollway.WaitTimeout):
+        with pytest.raises(rollway.WaitTimeout, match=r"all of the 2 environments .* within 0.01 s. Nothing is lost"):
             envs.recv(timeout=0.01)
         gate.touch()
         assert envs.recv()[0][:, 1].tolist() == [1, 1]

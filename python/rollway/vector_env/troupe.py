@@ -178,7 +178,14 @@ class Troupe:
                 if len(answers) >= count:
                     break
             # With no answers yet the core waits for all that were asked, if those are fewer.
-            kind, ids, flags = self.core.wait(count - len(answers), self.allowance.limit(), timeout)
+            try:
+                kind, ids, flags = self.core.wait(count - len(answers), self.allowance.limit(), timeout)
+            except WaitTimeout:
+                count = min(count, self.core.out() + len(answers))
+                raise WaitTimeout(
+                    f"not all of the {count} environments that are waited for have answered within {timeout} s. "
+                    "Nothing is lost: call again to wait on, or reset()"
+                ) from None
             if kind == "answered":
                 if self.allowance.absent:
                     self.allowance.absent.difference_update(self._crew.worker_of[env] for env in ids)
