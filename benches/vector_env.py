@@ -259,7 +259,10 @@ def main() -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "vector_env.json").write_text(json.dumps({**facts, "cells": cells, "idle_percent": idle}) + "\n")
         where = facts["machine"]
-        head = f"`{facts['command']}`, {where['cpu']}, {where['cores_usable']} cores; by turns, medians."
+        measured = f"commit `{(facts['commit']['id'] or 'unknown')[:12]}`"
+        if facts["commit"]["dirty"]:
+            measured += " with local changes"
+        head = f"`{command}` at {measured}, {where['cpu']}, {where['cores_usable']} cores; by turns, medians."
         text = "\n".join(["# Vector environments", "", head, "", *lines, ""])
         (options.out / "vector_env.md").write_text(text)
 

@@ -147,7 +147,8 @@ class Hosting:
 def sort_out(transport: Any) -> tuple[ShmTransport | None, list[Any]]:
     """Where the memory lies, and who else feeds it: one transport, several, or none."""
     if isinstance(transport, str):
-        raise InvalidArgument(f"transport is the text {transport!r}; for a name give ShmTransport({transport!r})")
+        give = f"for a name give ShmTransport({transport!r}), for TCP TcpTransport()"
+        raise InvalidArgument(f"transport is the text {transport!r}; {give}")
     given = list(transport) if isinstance(transport, Sequence) else [transport] if transport is not None else []
     for one in given:
         if isinstance(one, type) or not isinstance(one, ShmTransport | Transport):

@@ -189,7 +189,7 @@ def leaves_differ(what: str, wanted: Set[str], given: Set[str]) -> SchemaMismatc
 
 def explain(text: bytes, foreign: ForeignSchema) -> SchemaMismatch:
     """Says how a schema elsewhere differs from the one with this text."""
-    where, advice = foreign.place, "Cast before send(), or create a new one."
+    where, advice = foreign.place, "start both sides with the same example"
     try:
         theirs = _described(foreign.text)
     except (ValueError, TypeError):
@@ -197,12 +197,13 @@ def explain(text: bytes, foreign: ForeignSchema) -> SchemaMismatch:
     ours = _described(text)
     for path in [*ours, *theirs]:
         if path not in theirs:
-            return SchemaMismatch(f"leaf '{path}' is {ours[path]} here but missing {where}. {advice}")
+            return SchemaMismatch(f"leaf '{path}' is {ours[path]} here but missing {where}: {advice}")
         if path not in ours:
-            return SchemaMismatch(f"leaf '{path}' is missing here but {theirs[path]} {where}. {advice}")
+            return SchemaMismatch(f"leaf '{path}' is missing here but {theirs[path]} {where}: {advice}")
         if ours[path] != theirs[path]:
-            return SchemaMismatch(f"leaf '{path}' is {ours[path]} here but {theirs[path]} {where}. {advice}")
-    return SchemaMismatch(f"the leaves are the same but in another order {where}: {list(theirs)}. {advice}")
+            differs = f"leaf '{path}' is {ours[path]} here but {theirs[path]} {where}"
+            return SchemaMismatch(f"{differs}. Cast before send(), or {advice}")
+    return SchemaMismatch(f"the leaves are the same {where}, but in another order ({list(theirs)}): {advice}")
 
 
 def _described(text: bytes) -> dict[str, str]:

@@ -222,12 +222,18 @@ class Server(Hosting):
     def _timed_out(self, timeout: float | None) -> WaitTimeout:
         stats = self._consumer.stats()
         alive, died = self._consumer.producers()
-        held = " This learner holds all of the ring's batches." if self._consumer.holds_all() else ""
+        ready = stats["ready_samples"]
+        if self._consumer.holds_all():
+            advice = "This learner holds all of the ring's batches: release() one"
+        elif ready:
+            advice = "Wait longer, or take what is there with sample(timeout, at_least=1)"
+        else:
+            advice = "Wait longer, or see what the workers do"
         writers = ", ".join(f"pid {pid} ({slots})" for pid, slots in self._consumer.writers()) or "nobody"
         return WaitTimeout(
-            f"no whole batch of {self._batch_size} within {timeout} s: {stats['ready_samples']} samples are committed, "
-            f"slots are being written by {writers}; {alive} producers attached, {len(died)} died.{held}"
-            f"{not_let_in(self.refusals)} Wait longer, or take what is there with sample(timeout, at_least=1)"
+            f"no whole batch of {self._batch_size} within {timeout} s: {ready} samples are committed, "
+            f"slots are being written by {writers}; {alive} producers attached, {len(died)} died."
+            f"{not_let_in(self.refusals)} {advice}"
         )
 
 

@@ -279,7 +279,8 @@ def test_open_reservations_commit_in_any_order(name):
     [
         ({"tokens": 1}, "'logprobs' is missing"),
         ({"tokens": 1, "logprobs": 1, "score": 1}, "fixed shape"),
-        ({"tokens": 1, "logprobs": 1, "x": 1}, "not in the schema"),
+        ({"tokens": 1, "logprobs": 1, "x": 1}, "given for 'x', which is no leaf; those with one are tokens, logprobs"),
+        ({"toks": 1, "logprobs": 1}, "given for 'toks', which is no leaf"),
     ],
 )
 def test_reserve_says_what_is_wrong_with_the_lengths(name, lengths, said):

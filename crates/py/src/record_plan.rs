@@ -384,6 +384,7 @@ pub fn rows_of(plan: &RecordPlan, lengths: &Bound<'_, PyDict>) -> PyResult<Vec<u
     let py = lengths.py();
     let mut rows = Vec::with_capacity(plan.leaves.len());
     let mut named = 0;
+    let mut missing = None;
     for leaf in &plan.leaves {
         rows.push(match (leaf.ragged, lengths.get_item(&leaf.name)?) {
             (false, None) => 1,
@@ -393,8 +394,8 @@ pub fn rows_of(plan: &RecordPlan, lengths: &Bound<'_, PyDict>) -> PyResult<Vec<u
                 numbers::fitting(&length, what, "0 to 2**64 - 1")?
             }
             (true, None) => {
-                let message = format!("the length of the ragged leaf '{}' is missing", leaf.name.bind(py));
-                return Err(crate::errors::named(py, "SchemaMismatch", message));
+                missing.get_or_insert(leaf);
+                0
             }
             (false, Some(_)) => {
                 let message = format!("leaf '{}' has a fixed shape: it takes no length", leaf.name.bind(py));
@@ -403,7 +404,22 @@ pub fn rows_of(plan: &RecordPlan, lengths: &Bound<'_, PyDict>) -> PyResult<Vec<u
         });
     }
     if named != lengths.len() {
-        let message = "a length was given for a leaf that is not in the schema".to_owned();
+        // More than an unknown name is wrong then, if one is missing; but the unknown one is what was mistyped.
+        for name in lengths.keys() {
+            if plan.index(&name)?.is_none() {
+                let known: Vec<String> =
+                    plan.leaves.iter().filter(|leaf| leaf.ragged).map(|leaf| leaf.name.to_string()).collect();
+                let known = known.join(", ");
+                let message = format!(
+                    "a length was given for {}, which is no leaf; those with one are {known}",
+                    name.repr()?
+                );
+                return Err(crate::errors::named(py, "SchemaMismatch", message));
+            }
+        }
+    }
+    if let Some(leaf) = missing {
+        let message = format!("the length of the ragged leaf '{}' is missing", leaf.name.bind(py));
         return Err(crate::errors::named(py, "SchemaMismatch", message));
     }
     Ok(rows)

@@ -84,7 +84,7 @@ async fn prove(
     if let Some(token) = token
         && !token.verify(Side::Client, client, server, &proof)
     {
-        let text = "the client's token is not the learner's".to_owned();
+        let text = "the client's token is not the learner's: give both the same".to_owned();
         return Err(End::Refused(Refusal::TokenWrong, text, None));
     }
     let ours = token.map_or([0; PROOF_BYTES], |token| token.prove(Side::Server, client, server));
