@@ -10,7 +10,7 @@ import skyrl_stage
 from skyrl_run import run_fixture, stage_fixture  # noqa: F401
 
 import rollway
-from rollway.integrations.atropos import ATROPOS_SCHEMA
+from conftest import until
 from rollway.integrations.skyrl import trainers
 from rollway.integrations.skyrl.config import prepare
 from rollway.integrations.skyrl.entrypoint import trainer_class
@@ -145,7 +145,7 @@ def test_skyrls_own_command_line_trains_on_external_trajectories(run, name, tmp_
 def test_a_trainer_that_is_told_to_end_closes_its_records_and_its_environments_end(run, name, tmp_path):
     run.main(*command_line(run, name, tmp_path), "trainer.fully_async.simulate_training_step_seconds=1000")
     environment = run.environment(transport="shm", shm_name=name)
-    rollway.ShmRecordClient(name, ATROPOS_SCHEMA, connect_timeout_s=200).close()
+    until(lambda: any(environment.pid in one.pids for one in rollway.segments() if one.name == name), 200)
     os.kill(run.trainer.pid, signal.SIGTERM)
     run.trainer.join(60)
     assert run.trainer.exitcode == 128 + signal.SIGTERM, run.logs()
