@@ -2,10 +2,11 @@
 
 `python benches/vector_env.py` steps CartPole × 16 and × 64, an image that is only moved × 16, environments that sleep 1
 ms × 16 and 0.1 to 5 ms × 16, with rollway, Gymnasium's SyncVectorEnv and AsyncVectorEnv(shared_memory=True),
-Stable-Baselines3's SubprocVecEnv, PufferLib and EnvPool's C++ CartPole, by turns, each in a process of its own. Then
-numbers of workers, beside processes that only take turns, and what idle workers cost. What is not installed is said to
-be missing. PufferLib asks for Gymnasium 0.29 and numpy 1.23, with which a CartPole itself takes less time, as the plain
-loops show; it runs with the packages of everybody else, and also with its own in the interpreter that `--pinned` names.
+Stable-Baselines3's SubprocVecEnv, PufferLib, EnvPool's C++ CartPole and two processes that only step and wait for each
+other, by turns, each in a process of its own. Then numbers of workers, beside processes that only take turns, and what
+idle workers cost. What is not installed is said to be missing. PufferLib asks for Gymnasium 0.29 and numpy 1.23, with
+which a CartPole itself takes less time, as the plain loops show; it runs with the packages of everybody else, and also
+with its own in the interpreter that `--pinned` names.
 Writes docs/bench/vector_env.json (raw samples) and .md. It asserts nothing about time.
 """
 
