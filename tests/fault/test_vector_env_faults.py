@@ -406,6 +406,28 @@ def test_what_was_answered_before_its_worker_ended_is_received(action):
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_the_last_observation_of_one_whose_answer_outlived_its_worker_is_whole(mode):
+    class Talker(Counter):
+        observation_space = spaces.Dict({"count": spaces.Discrete(9), "said": spaces.Text(9)})
+
+        def _observation(self):
+            return {"count": self.count, "said": str(self.count)}
+
+    with rollway.make_vec(Talker, 2, num_workers=1, restart=FaultPolicy(), autoreset_mode=mode) as envs:
+        envs.reset()
+        envs.send([CALM, KILL], [0, 1])
+        observations, *_, truncations, infos = envs.recv()
+        assert dict(zip(infos["env_id"].tolist(), observations["said"], strict=True))[0] == "1"
+        assert dict(zip(infos["env_id"].tolist(), truncations.tolist(), strict=True)) == {0: False, 1: True}
+        envs.send([CALM], [0])
+        observations, *_, truncations, infos = envs.recv()
+        last = {name: values[0] for name, values in observations.items()}
+        if mode is AutoresetMode.SAME_STEP:
+            last = infos["final_obs"][0]
+        assert truncations.tolist() == [True] and last == {"count": 1, "said": "1"}
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_a_fault_in_the_middle_of_an_observation_leaves_none_that_is_half_old(mode):
     class Half(Counter):
         observation_space = spaces.Dict({"a": spaces.Box(-9, 99, (1,)), "b": spaces.Box(-9, 99, (2,))})

@@ -52,9 +52,12 @@ class Losses:
             self.repeated[env] = why
         return reset
 
-    def mourn(self, env: int, why: str, last: Any) -> None:
-        """An episode is lost, after this observation."""
+    def mourn(self, env: int, why: str) -> None:
+        """An episode is lost."""
         self._why[env] = why
+
+    def keep_last(self, env: int, last: Any) -> None:
+        """The observation after which it was lost. Not known before the caller was given all of it."""
         if self._same_step:
             self._last[env] = last
 

@@ -114,7 +114,7 @@ class Mender:
                 is_whole = self._mail.has_come(env) and is_whole
             if is_whole:
                 self._results.arrived([env])
-            self._mourn(env, what)
+            self._losses.mourn(env, what)
 
     def restore(self, env: int, what: str, remake: bool) -> None:
         """Ends a lost episode: the last observation again, and a new seed that follows from the old one.
@@ -127,14 +127,12 @@ class Mender:
             self._ask(RESET, env, (*reset, remake))
             return
         self._results.carry(env)
-        self._mourn(env, what)
+        self._losses.mourn(env, what)
+        self._losses.keep_last(env, self._results.last_observation(env))
         self._ask(RESTORE, env, (self._losses.next_seed(env), remake))
 
     def _ask(self, what: int, env: int, parameter: tuple[object, ...]) -> None:
         self._mail.ask(what, self._results.buffer, self._mail.pack({env: parameter}))
-
-    def _mourn(self, env: int, what: str) -> None:
-        self._losses.mourn(env, what, self._results.last_observation(env))
 
     def raise_death(self, worker: int) -> NoReturn:
         """A worker has ended, and there is no policy."""

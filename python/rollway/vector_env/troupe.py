@@ -149,11 +149,15 @@ class Troupe:
         """The buffer of the next step. Those that are begun anew with it show their last observation there."""
         self.results.turn_over()
         for env in self.losses.mourned():
+            self.losses.keep_last(env, self.results.last_observation(env))
             self.results.show(env)
 
     def keep(self, envs: list[int]) -> None:
         """Before workers write over results in their place: copies, to begin anew from after a fault."""
         if self._patience.policy is not None:
+            for env in self.losses.mourned():
+                if env in envs:
+                    self.losses.keep_last(env, self.results.last_observation(env))
             self.results.keep(envs)
 
     def is_busy(self, env: int | None = None) -> bool:
