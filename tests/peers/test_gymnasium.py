@@ -252,6 +252,53 @@ def test_actions_that_do_not_fit_are_refused(actions, words):
         assert envs.step([0, 0, 0])[1].tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("space", "actions"),
+    [
+        (spaces.Box(0, 255, (2,), np.uint8), [[1, 2], [3, 255]]),
+        (spaces.Discrete(200, dtype=np.uint8), np.array([199, 0])),
+        (spaces.MultiBinary(2), [[True, False], [1, 0]]),
+        (spaces.Box(-1, 1, (1,), np.float32), [[0.5], [1]]),
+    ],
+    ids=str,
+)
+def test_numbers_of_another_width_are_actions_if_they_fit(space, actions):
+    with rollway.make_vec(lambda: Sampler(spaces.Discrete(2), space), 2, num_workers=1) as envs:
+        envs.reset()
+        envs.step(actions)
+
+
+@pytest.mark.parametrize(
+    ("space", "actions"),
+    [
+        (spaces.Box(0, 255, (2,), np.uint8), [[1, 2], [3, 256]]),
+        (spaces.Box(0, 255, (2,), np.uint8), [[1, 2], [3, -1]]),
+        (spaces.MultiBinary(2), [[0, 1], [0, 257]]),
+        (spaces.Discrete(3, dtype=np.int32), [0, 2**32]),
+        (spaces.Box(-1, 1, (1,), np.float32), [[0.0], [1e300]]),
+    ],
+    ids=str,
+)
+def test_numbers_that_the_action_space_cannot_hold_are_refused_and_not_wrapped(space, actions):
+    with rollway.make_vec(lambda: Sampler(spaces.Discrete(2), space), 2, num_workers=1) as envs:
+        envs.reset()
+        with pytest.raises(rollway.InvalidArgument, match="cannot hold"):
+            envs.step(actions)
+        envs.step(envs.action_space.sample())
+
+
+@pytest.mark.parametrize("said", [spaces.Discrete(2), spaces.Text(3)], ids=["fixed", "loose"])
+@pytest.mark.parametrize("wrong", [{}, None, [{"to": (0, 0), "said": 0}] * 2, np.zeros(2)], ids=str)
+def test_actions_of_another_structure_are_refused_with_what_it_is(wrong, said):
+    space = spaces.Dict({"to": spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3))), "said": said})
+    with rollway.make_vec(lambda: Sampler(spaces.Discrete(2), space), 2, num_workers=1) as envs:
+        envs.reset()
+        for actions in (wrong, {**envs.action_space.sample(), "to": None}):
+            with pytest.raises(rollway.InvalidArgument, match=r"structure of Dict\('said': .*'to': Tuple\("):
+                envs.step(actions)
+        envs.step(envs.action_space.sample())
+
+
 def test_an_action_may_be_kept_by_its_environment():
     class Keeper(Sampler):
         kept = ()

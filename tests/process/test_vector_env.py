@@ -79,6 +79,22 @@ def test_an_environment_with_an_action_under_way_takes_no_other():
             envs.recv()
 
 
+def test_send_means_those_whose_results_were_given_last():
+    with rollway.make_vec(counters(4), num_workers=2, batch_size=2) as envs:
+        with pytest.raises(rollway.InvalidArgument, match="nothing was received yet"):
+            envs.send([CALM] * 4)
+        envs.async_reset()
+        received = envs.recv()[4]["env_id"].tolist()
+        envs.send([CALM] * 2)
+        envs.reset()
+        for before in (lambda: None, lambda: envs.step([CALM] * 4)):
+            before()
+            with pytest.raises(rollway.InvalidArgument, match="4 environments"):
+                envs.send([CALM] * len(received))
+            envs.send([CALM] * 4)
+            assert sorted(np.concatenate([envs.recv()[4]["env_id"] for _ in range(2)])) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("policy", ["x", FaultPolicy, rollway.RestartPolicy(max_restarts=3)], ids=str)
 def test_a_policy_of_another_kind_is_refused_before_anything_is_started(policy):
     with pytest.raises(rollway.InvalidArgument, match="restart must be a FaultPolicy, or None"):

@@ -13,10 +13,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium.error import CustomSpaceError
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from rollway.errors import ConnectionClosedError, EnvRaised, InvalidArgument, NotInThisProcess
+from rollway.record_schema import convert
 from rollway.vector_env.agreement import ObservationMode
 from rollway.vector_env.crew import Maker
 from rollway.vector_env.fault_policy import FaultPolicy
@@ -29,6 +31,7 @@ from rollway.vector_env.wire import FOREVER_S
 
 Result = tuple[Any, Array, Array, Array, dict[str, Any]]
 _RESERVED = ("reset", "step", "close")
+_MISSHAPEN = (KeyError, IndexError, TypeError, ValueError)
 _process: int
 
 
@@ -87,7 +90,9 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         """Where actions that are one array go, if it has this shape and dtype."""
         self._actions_look = None if self._actions is None else (self._actions.shape, self._actions.dtype)
         self._pid = _process
+        self._all = list(range(self.num_envs))
         self._received: list[int] = []
+        """Those whose results were given last."""
         self._stepping = False
         """Whether `step_async` was called, and `step_wait` was not."""
         self._clients: dict[int, Memory] = {}
@@ -119,6 +124,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         except EnvRaised:
             troupe.forget()
             raise
+        self._received = self._all
         return troupe.results.observations(self.copy), self._infos(notes)
 
     def _plan_reset(
@@ -192,7 +198,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             troupe.forget()
             self._stepping = False
             raise
-        self._stepping = False
+        self._stepping, self._received = False, self._all
         infos = self._infos(notes) if notes else {}
         results = troupe.results
         now, copy = results.view(results.buffer), self.copy and results.rollout is None
@@ -226,11 +232,13 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
 
         Args:
             actions: One for each of them, in their order.
-            env_id: Which ones; those of the last `recv` when left out. An environment whose results have not been
-                received cannot be sent another action.
+            env_id: Which ones; those of the last `recv` when left out, or all after a `reset` or `step`. An environment
+                whose results have not been received cannot be sent another action.
         """
         self._must_be_open()
         envs = self._received if env_id is None else _numbers(env_id)
+        if env_id is None and not envs:
+            raise InvalidArgument("nothing was received yet: recv() first, or say which environments with env_id")
         for env in envs:
             if not 0 <= env < self.num_envs:
                 raise InvalidArgument(f"env_id has {env}; there are {self.num_envs} environments, numbered from 0")
@@ -424,7 +432,10 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         """Actions with loose parts: they travel whole."""
         every = len(envs) == self.num_envs
         space = self.action_space if every else batch_space(self.single_action_space, len(envs))
-        whole = list(iterate(space, actions))
+        try:
+            whole = list(iterate(space, actions))
+        except (*_MISSHAPEN, CustomSpaceError) as error:
+            raise self._misshapen(error) from None
         if len(whole) != len(envs):
             raise InvalidArgument(f"there are {len(whole)} actions for {len(envs)} environments")
         return self._troupe.pack(dict(zip(envs, whole, strict=True)))
@@ -439,7 +450,10 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             self._actions[:] = actions
             return
         troupe, rows = self._troupe, self.num_envs if envs is None else len(envs)
-        arrays, values = troupe.floor.actions, troupe.action.split(actions)
+        try:
+            arrays, values = troupe.floor.actions, troupe.action.split(actions)
+        except _MISSHAPEN as error:
+            raise self._misshapen(error) from None
         for part, array, value in zip(troupe.action.parts, arrays, values, strict=True):
             assert array is not None  # no loose parts
             given = np.asarray(value)
@@ -448,9 +462,22 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
                     f"actions{part.path} have shape {given.shape}; {rows} environments of {self.single_action_space} "
                     f"need {(rows, *part.shape)}"
                 )
-            if given.dtype != array.dtype and not np.can_cast(given.dtype, array.dtype, "same_kind"):
-                raise InvalidArgument(f"actions{part.path} are {given.dtype}; the action space has {array.dtype}")
+            if not np.can_cast(given.dtype, array.dtype, "safe"):
+                given = _cast(given, array.dtype, part.path)
             array[slice(None) if envs is None else envs] = given
+
+    def _misshapen(self, error: Exception) -> InvalidArgument:
+        return InvalidArgument(f"actions do not have the structure of {self.action_space}: {error!r}")
+
+
+def _cast(given: Array, dtype: np.dtype[Any], path: str) -> Array:
+    """Actions in the dtype of their space, if that can hold them: 200 fits uint8, but 300 and 0.5 do not."""
+    if not np.can_cast(given.dtype, dtype, "same_kind") and (given.dtype.kind, dtype.kind) != ("i", "u"):
+        raise InvalidArgument(f"actions{path} are {given.dtype}; the action space has {dtype}")
+    fitting = convert(given, dtype)
+    if fitting is None:
+        raise InvalidArgument(f"actions{path} have numbers that {dtype}, the dtype of the action space, cannot hold")
+    return fitting
 
 
 def _numbers(env_id: Sequence[int] | Array) -> list[int]:
