@@ -95,21 +95,22 @@ class Unreadable:
         return int, ("no number",)
 
 
-def test_what_a_worker_cannot_unpickle_is_told_and_the_worker_lives_on():
+@pytest.mark.parametrize("policy", [None, FaultPolicy(max_restarts=1)], ids=["none", "policy"])
+def test_what_a_worker_cannot_unpickle_is_told_and_the_worker_lives_on(policy):
     class Listener(Counter):
         action_space = spaces.Sequence(spaces.Discrete(3))
 
         def step(self, action):
             return super().step(len(action))
 
-    with rollway.make_vec(Listener, 4, num_workers=2, batch_size=4) as envs:
+    with rollway.make_vec(Listener, 4, num_workers=2, batch_size=4, restart=policy) as envs:
         envs.reset()
         pids = envs.call("pid")
         for send in (
             lambda: envs.call("add", Unreadable()),
             lambda: envs.set_attr("number", [0, 1, 2, Unreadable()]),
-            lambda: envs.reset(options={"a": Unreadable()}),
             lambda: envs.step(((), (Unreadable(),), (), ())),
+            lambda: envs.reset(options={"a": Unreadable()}),
         ):
             with pytest.raises(rollway.EnvRaised, match="no number"):
                 send()
@@ -367,6 +368,22 @@ def test_environments_that_shared_the_process_of_a_dead_one_are_truncated_too():
         envs.reset()
         truncations = envs.step(actions(4, e1=KILL))[3]
         assert truncations.tolist() == [True, True, False, False]
+
+
+def test_a_mistake_of_the_caller_is_told_and_begins_nothing_anew():
+    with rollway.make_vec(
+        counters(2, length=2), num_workers=1, restart=FaultPolicy(max_restarts=1), autoreset_mode="Disabled"
+    ) as envs:
+        envs.reset()
+        pids = envs.call("pid")
+        for _ in range(2):
+            truncations = envs.step(actions(2))[3]
+        for _ in range(3):  # more often than the policy would bear
+            with pytest.raises(rollway.EnvRaised, match="environment 0 raised: the episode is over"):
+                envs.step(actions(2))
+        assert envs.get_attr("count") == (2, 2)  # and they are still the same
+        assert envs.reset(options={"reset_mask": truncations})[0][:, 1].tolist() == [0, 0]
+        assert envs.step(actions(2))[1].tolist() == [1, 1] and envs.call("pid") == pids
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)

@@ -8,6 +8,8 @@ from typing import Any
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
+from rollway.vector_env.task import CallersMistake
+
 Notes = list[dict[str, Any]]
 """What there is to tell beside the arrays: infos, in the order in which they are to be merged."""
 Outcome = tuple[Any, Any, Any, Any, Notes]
@@ -59,7 +61,7 @@ class Member:
     def special(self) -> Outcome:
         """In place of a step, when the episode is over."""
         if self._mode is AutoresetMode.DISABLED:
-            raise RuntimeError(
+            raise CallersMistake(
                 "the episode is over, and autoreset is disabled: call "
                 "reset(options={'reset_mask': terminated | truncated}) first"
             )

@@ -48,7 +48,7 @@ class Mender:
 
     def raised(self, env: int, fault: Fault) -> None:
         """An environment has raised: it is made again, alone."""
-        if not self._patience.bears(env):
+        if fault.is_callers or not self._patience.bears(env):
             self._losses.arrived([env])
             self._allowance.anew.discard(env)
             raise_fault([env], fault, "raised")

@@ -29,6 +29,10 @@ RESTORED = 8
 """The environment was begun anew instead; its last episode ended with a fault."""
 
 
+class CallersMistake(RuntimeError):
+    """In a worker: what the caller asked for cannot be done. To begin the environment anew would mend nothing."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """An exception in an environment, told in words that survive the way."""
@@ -38,17 +42,20 @@ class Fault:
     traceback: str
     pickled: bytes | None
     """The exception itself, if it can travel."""
+    is_callers: bool = False
+    """Whether the caller has to know, whatever its policy is."""
 
     @classmethod
     def of(cls, error: BaseException) -> Fault:
         """Told by the worker."""
-        summary = "".join(traceback.format_exception_only(error)).strip()
+        is_callers = isinstance(error, CallersMistake)
+        summary = str(error) if is_callers else "".join(traceback.format_exception_only(error)).strip()
         try:
             pickled = pickle.dumps(error)
             pickle.loads(pickled)
         except Exception:  # noqa: BLE001 - whatever an exception of the user's does when it is pickled
             pickled = None
-        return cls(summary, "".join(traceback.format_exception(error)), pickled)
+        return cls(summary, "".join(traceback.format_exception(error)), pickled, is_callers)
 
     def cause(self) -> BaseException | None:
         """The exception itself, for ``raise … from``, if this process knows its class."""

@@ -27,7 +27,7 @@ from rollway.errors import PeerDied, SegmentNotFound, SystemCallFailed
 from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
 from rollway.vector_env.member import Member, Notes
 from rollway.vector_env.rollout import Target
-from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESET, RESTORED, SEND, STEP, Fault
+from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESET, RESTORED, SEND, STEP, CallersMistake, Fault
 from rollway.vector_env.wire import Inlet, Outlet
 
 
@@ -276,7 +276,7 @@ class Desk:
             raise RuntimeError("the caller was interrupted before it had said how: reset() it")
         parameter = self._parameters.pop(env)
         if isinstance(parameter, Unread):
-            raise TypeError(f"what was sent to it cannot be unpickled there: {parameter.why}") from parameter.why
+            raise CallersMistake(f"what was sent to it cannot be unpickled there: {parameter.why}") from parameter.why
         return parameter
 
     def _listen(self) -> None:
