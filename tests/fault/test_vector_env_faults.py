@@ -1,6 +1,7 @@
 """Environments that raise, are killed, exit or hang: who hears of it, who goes on, and what is left."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -228,8 +229,10 @@ def test_an_environment_that_cannot_be_made_says_why():
         def __init__(self):
             raise FileNotFoundError("no such level")
 
-    with pytest.raises(rollway.EnvRaised, match="could not be made: FileNotFoundError: no such level"):
-        rollway.make_vec([*counters(1), Unborn], num_workers=2)
+    for workers in (1, 2):
+        with pytest.raises(rollway.EnvRaised, match=r"environment 3 could not be made: .*: no such level") as caught:
+            rollway.make_vec([*counters(3), Unborn], num_workers=workers)
+        assert caught.value.env_ids == [3]
 
     class Stillborn(Counter):
         def __init__(self):
@@ -237,6 +240,20 @@ def test_an_environment_that_cannot_be_made_says_why():
 
     with pytest.raises(rollway.EnvDied, match=r"environment 1 could not be made.*SIGKILL"):
         rollway.make_vec([*counters(1), Stillborn], num_workers=2)
+
+
+def test_environments_are_closed_when_another_cannot_be_made(tmp_path):
+    class Resource(Counter):
+        def close(self):
+            (tmp_path / f"closed {self.number}").touch()
+
+    def unborn():
+        raise FileNotFoundError("no such level")
+
+    makers = [lambda number=number: Resource(number) for number in range(3)]
+    with pytest.raises(rollway.EnvRaised, match="environment 3"):
+        rollway.make_vec([*makers, unborn], num_workers=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["closed 0", "closed 1", "closed 2"]
 
 
 @pytest.mark.parametrize(("action", "words"), [(KILL, "SIGKILL.*environment 1$"), (EXIT, "exit with code 7")])
@@ -590,6 +607,41 @@ class Listener(Counter):
         until(lambda: self.number != 0 or self.gate.exists(), 60)
         *rest, _ = super().step(CALM)
         return *rest, {"first": action[0][0]}
+
+
+def wait_there(told, gate):
+    """Unpickled in a worker: tells its process id, and waits to be let on."""
+    told.with_suffix(".new").write_text(str(os.getpid()))
+    told.with_suffix(".new").rename(told)
+    until(gate.exists, 60)
+    return Counter
+
+
+class Tardy:
+    """A function that takes its time to be unpickled."""
+
+    def __init__(self, *paths):
+        self.paths = paths
+
+    def __reduce__(self):
+        return wait_there, self.paths
+
+
+def test_ctrl_c_while_a_spawned_worker_is_being_started_is_not_its_business(tmp_path):
+    told, gate, made = tmp_path / "told", tmp_path / "gate", []
+    makers = [Tardy(told, gate)]
+    thread = threading.Thread(target=lambda: made.append(rollway.make_vec(makers, context="spawn")))
+    thread.start()
+    try:
+        until(told.exists, 60)
+        os.kill(int(told.read_text()), signal.SIGINT)
+    finally:
+        gate.touch()
+        thread.join()
+    with made[0] as envs:
+        envs.reset()
+        mask = int(re.search(r"SigBlk:\s*(\w+)", Path(f"/proc/{envs.call('pid')[0]}/status").read_text())[1], 16)
+        assert not mask & 1 << (signal.SIGINT - 1)  # children of an environment would inherit it
 
 
 def interrupt_when(condition):

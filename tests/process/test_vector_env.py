@@ -408,3 +408,17 @@ def test_a_forgotten_vector_environment_ends_its_workers():
     pids = envs.call("pid")
     del envs
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def test_workers_that_end_leave_nothing_open_of_which_python_would_warn(child):
+    loud = child("""
+        import warnings
+        import rollway
+        warnings.simplefilter("default")
+        with rollway.make_vec("CartPole-v1", 2, num_workers=2) as envs:
+            envs.reset()
+        print("closed", flush=True)
+        """)
+    loud.says("closed")
+    _, errors = loud.ends()
+    assert "Warning" not in errors

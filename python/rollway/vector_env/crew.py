@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import signal
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -17,7 +20,7 @@ from gymnasium.vector.utils import CloudpickleWrapper, clear_mpi_env_vars
 
 from rollway.errors import EnvDied
 from rollway.vector_env.blame import named, raise_fault
-from rollway.vector_env.wire import FOREVER_S, Wire, WorkerGone
+from rollway.vector_env.wire import FOREVER_S, Wire, WorkerGone, WorkerSilent, packed
 from rollway.vector_env.worker import Orders, describe_end, work
 
 Maker = Callable[[], Env[Any, Any]]
@@ -43,6 +46,10 @@ class Crew:
 
     def start(self, orders: Orders) -> int:
         """Starts a worker, and gives back its process id."""
+        with _interrupts_held(self._context.get_start_method()):
+            return self._start(orders)
+
+    def _start(self, orders: Orders) -> int:
         worker = orders.worker
         ours, theirs = multiprocessing.Pipe()
         share = self.shares[worker]
@@ -100,7 +107,8 @@ class Crew:
             raise EnvDied(f"{named(envs)} could not be made: the worker process ended, {how}", envs) from None
         self.done(worker)
         if kind == "fault":
-            raise_fault(envs, content, "could not be made")
+            env, fault = content
+            raise_fault([env], fault, "could not be made")
         assert kind == expected
         return content
 
@@ -144,6 +152,17 @@ class Crew:
         self._processes[worker].join()
         return True
 
+    def send_home(self) -> None:
+        """Tells workers that wait for their blueprint that there will be none.
+
+        That their pipe is closed does not tell them: one that was forked holds both ends of it.
+        """
+        for wire in self._wires:
+            if wire is not None:
+                wire.put(packed(None))
+                with contextlib.suppress(WorkerGone, WorkerSilent):
+                    wire.flush(time.monotonic())
+
     def dismiss(self, timeout: float) -> None:
         """Waits until all have ended, and kills those who have not in time."""
         for worker, wire in enumerate(self._wires):
@@ -169,6 +188,24 @@ class Crew:
         pidfd, self._pidfds[worker] = self._pidfds[worker], None
         if pidfd is not None:
             os.close(pidfd)
+
+
+@contextlib.contextmanager
+def _interrupts_held(method: str) -> Iterator[None]:
+    """Ctrl-C waits until a worker is started and known, and does not reach it before it can say that it ignores it.
+
+    A terminal sends it to all processes. One that is still importing would end with a traceback of no use to anybody.
+    """
+    if method == "forkserver":  # a server that is started now would hand it on to all that it ever forks
+        yield
+        return
+    if method == "spawn":
+        resource_tracker.ensure_running()  # when it is started it lets interrupts through
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 _crews: weakref.WeakSet[Crew] = weakref.WeakSet()

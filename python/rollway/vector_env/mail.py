@@ -33,7 +33,7 @@ class Mail:
         self._core, self._crew, self._floor, self._allowance = core, crew, floor, allowance
         self._letter_bytes = len(floor.letters) // len(floor.lengths)
         self._parcels: dict[Label, bytes | None] = {}  # `None`: will not come any more
-        self._unmade: dict[int, Fault] = {}
+        self._unmade: dict[int, tuple[int, Fault]] = {}  # by worker: the environment that it could not make, and why
         self._number = 0
 
     # ── to workers ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -145,8 +145,8 @@ class Mail:
         elif kind == "fault":
             self._unmade[worker] = content
 
-    def inherit(self, worker: int) -> Fault | None:
-        """Keeps what a worker had said before it ended. Gives why it could not make its environments, if that is so."""
+    def inherit(self, worker: int) -> tuple[int, Fault] | None:
+        """Keeps what a worker had said before it ended. Gives the environment that it could not make, and why."""
         for kind, content in self._crew.estate(worker):
             self._keep(worker, kind, content)
         return self._unmade.pop(worker, None)

@@ -62,13 +62,16 @@ class Mender:
         what = f"worker process {pid} of {named(share)} ended: {self._crew.bury(worker)}"
         if hand >= 0:
             what += f", while it was busy with environment {hand}"
-        if unmade is not None:
-            what = f"{named(share)} could not be made again: {unmade.summary}\n\nIn the worker:\n{unmade.traceback}"
         blamed = [hand] if hand in share else share
+        cause = None
+        if unmade is not None:
+            env, fault = unmade
+            blamed, cause = [env], fault.cause()
+            what = f"{named(blamed)} could not be made again: {fault.summary}\n\nIn the worker:\n{fault.traceback}"
         if not all([self._patience.bears(env) for env in blamed]):
             policy = self._patience.policy
             advice = ADVICE if policy is None else f"That is one fault too many for {policy}"
-            raise EnvDied(f"{what}. {advice}", blamed) from (None if unmade is None else unmade.cause())
+            raise EnvDied(f"{what}. {advice}", blamed) from cause
         self._replace(worker, what, answers)
         return what
 

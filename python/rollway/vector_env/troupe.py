@@ -40,6 +40,8 @@ from rollway.vector_env.worker import Introduction, Orders
 Note = tuple[int, dict[str, Any]]
 """An environment, and something that it says beside its arrays."""
 _LETTER_BYTES = 4096
+_CLOSING_S = 5.0
+"""How long environments may take to close."""
 
 
 class Troupe:
@@ -66,8 +68,11 @@ class Troupe:
             self.spaces = self._introduce(makers[0], mode, observation_mode)
             self.allowance = Allowance(time.monotonic() - started)
             self._open(num_workers)
-        except BaseException:
-            self._crew.dismiss(0.0)
+        except BaseException as error:  # who has made its environments closes them, unless Ctrl-C is in a hurry
+            self._crew.send_home()
+            if hasattr(self, "core"):
+                self.core.close()
+            self._crew.dismiss(_CLOSING_S if isinstance(error, Exception) else 0.0)
             raise
         self.results = Results(self.blueprint, self.floor)
         self.losses = Losses(self.num_envs, mode)
@@ -342,7 +347,7 @@ class Troupe:
         return tuple(result for reply in replies for result in pickle.loads(reply))
 
 
-def _end(core: EnvCaller, crew: Crew, pid: int, timeout: float = 5.0) -> None:
+def _end(core: EnvCaller, crew: Crew, pid: int, timeout: float = _CLOSING_S) -> None:
     if os.getpid() == pid:
         core.close()
         crew.dismiss(timeout)
@@ -354,7 +359,7 @@ _open: weakref.WeakSet[Troupe] = weakref.WeakSet()
 def _close_all() -> None:
     with contextlib.ExitStack() as stack:  # every one, also when another raises
         for troupe in list(_open):
-            stack.callback(troupe.close, 5.0)
+            stack.callback(troupe.close, _CLOSING_S)
 
 
 atexit.register(_close_all)  # After that of multiprocessing, hence run before it: that one waits for all children.

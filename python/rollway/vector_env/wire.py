@@ -164,6 +164,11 @@ class Outlet:
             threading.Thread(target=self._send_all, args=(self._unsent,), daemon=True).start()
         self._unsent.put(data)
 
+    def close(self) -> None:
+        """Says no more. What a thread is still sending it sends on, as long as the process lives."""
+        if self._unsent is None:
+            self._socket.close()
+
     def _send_all(self, unsent: SimpleQueue[memoryview]) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the caller has closed
             while True:

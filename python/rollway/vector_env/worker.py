@@ -82,23 +82,39 @@ def _pickled(introduction: Introduction) -> bytes | None:
 def work(orders: Orders, makers: Sequence[Callable[[], Env[Any, Any]]], pipe: Connection) -> None:
     """The life of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's: it closes us.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held until now by `Crew`
     try:
         end_with(orders.caller)
     except SystemCallFailed:
         return  # It has ended already.
+    members: list[Member] = []
     try:
-        fresh = orders.blueprint is not None
-        members = [Member(make, orders.mode, fresh) for make in makers]
+        _work(orders, makers, members, pipe)
+    finally:
+        with contextlib.ExitStack() as stack:  # every one, also when another raises
+            for member in reversed(members):
+                stack.callback(member.env.close)
+
+
+def _work(
+    orders: Orders, makers: Sequence[Callable[[], Env[Any, Any]]], members: list[Member], pipe: Connection
+) -> None:
+    try:
+        for make in makers:
+            members.append(Member(make, orders.mode, fresh=orders.blueprint is not None))
     except BaseException as error:  # noqa: BLE001 - told to the caller, which raises it
-        pipe.send(("fault", Fault.of(error)))
+        pipe.send(("fault", (orders.envs[len(members)], Fault.of(error))))
         return
     blueprint, name = orders.blueprint, orders.name
     if blueprint is None or name is None:
         pipe.send(("hello", _pickled(Introduction.of([member.env for member in members]))))
         try:
-            _, (blueprint, name) = Inlet(pipe).hear()
+            _, plan = Inlet(pipe).hear()
         except EOFError:
+            return
+        if plan is None:
             return  # The caller has found something wrong with another worker.
+        blueprint, name = plan
     try:
         core = EnvWorker(name, orders.worker)
     except SegmentNotFound:
@@ -112,9 +128,7 @@ def work(orders: Orders, makers: Sequence[Callable[[], Env[Any, Any]]], pipe: Co
     except (BrokenPipeError, ConnectionResetError, EOFError):
         pass  # The caller has closed while we had something to say or to hear.
     finally:
-        with contextlib.ExitStack() as stack:  # every one, also when another raises
-            for member in reversed(members):
-                stack.callback(member.env.close)
+        desk.close()
 
 
 class Desk:
@@ -172,6 +186,10 @@ class Desk:
             else:
                 answer((self._reset if what == RESET else self._restore)(envs, sinks[buffer]))
                 self._ship()
+
+    def close(self) -> None:
+        """There is nobody to speak to any more."""
+        self._outlet.close()
 
     # ── tasks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
