@@ -10,6 +10,7 @@ import math
 import operator
 import os
 import secrets
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -46,7 +47,8 @@ def shared_memory_rl_pipeline(num_envs: int, obs_dim: int, step_data: Iterable[S
 
     Raises:
         InvalidArgument: A size below 1, an ``env_id`` that is none of ``0 … num_envs - 1``, an observation of another
-            length, or something that is no number. It says which entry.
+            length, something that is no number (text and None are none), or a ``done`` that is neither true nor false.
+            It says which entry.
 
     >>> result = shared_memory_rl_pipeline(2, 2, [(0, [1.0, 2.0], 0.5, False), (1, [3.0, 4.0], 1.5, True)])
     >>> result["mean_obs"], result["mean_reward"], result["num_done"], result["active_mean_reward"]
@@ -56,6 +58,8 @@ def shared_memory_rl_pipeline(num_envs: int, obs_dim: int, step_data: Iterable[S
     """
     num_envs, obs_dim = _size("num_envs", num_envs), _size("obs_dim", obs_dim)
     shapes = ((num_envs, obs_dim), (num_envs,), (num_envs,))
+    if _bytes(shapes[0], _DTYPES[0]) > sys.maxsize:
+        raise InvalidArgument(f"num_envs = {num_envs} times obs_dim = {obs_dim} are more numbers than any memory holds")
     with ExitStack() as cleanup:
         blocks = [_made(shape, dtype, cleanup) for shape, dtype in zip(shapes, _DTYPES, strict=True)]
         _write(_arrays(blocks, shapes), step_data)
@@ -123,12 +127,28 @@ def _write(arrays: Sequence[npt.NDArray[Any]], step_data: Iterable[Step]) -> Non
         except (TypeError, ValueError):
             raise InvalidArgument(f"{where} is {entry!r}; it must be (env_id, observation, reward, done)") from None
         try:
-            index, row = operator.index(env_id), np.asarray(observation, np.float64)
-            value, is_done = float(reward), bool(done)
+            index, row, value, is_flag = operator.index(env_id), _row(observation), _number(reward), done in (0, 1)
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidArgument(f"{where}, for environment {env_id!r}, is not made of numbers: {error}") from None
         if not 0 <= index < num_envs:
             raise InvalidArgument(f"{where} is for environment {index}; there are {num_envs}, numbered from 0")
         if row.shape != (obs_dim,):
             raise InvalidArgument(f"{where}: the observation has shape {row.shape}; obs_dim says ({obs_dim},)")
-        observations[index], rewards[index], dones[index] = row, value, is_done
+        if not is_flag:
+            raise InvalidArgument(f"{where}: done is {done!r}; it must be True or False")
+        observations[index], rewards[index], dones[index] = row, value, bool(done)
+
+
+def _row(observation: Sequence[float]) -> npt.NDArray[Any]:
+    row = np.asarray(observation)
+    if row.dtype.kind == "O":  # Python's own numbers, as fractions; NumPy would take None for NaN
+        return np.array([_number(value) for value in row.flat]).reshape(row.shape)
+    if row.dtype.kind not in "biuf":
+        raise TypeError(f"the observation is {row.dtype}")
+    return row
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str | bytes):
+        raise TypeError(f"{value!r} is text")
+    return float(value)

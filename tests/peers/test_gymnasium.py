@@ -4,7 +4,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.utils import env_checker
 from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.utils.performance import benchmark_vector_step
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics as Statistics
 from gymnasium.wrappers import vector as wrappers
@@ -155,6 +157,15 @@ def test_different_observation_spaces_of_one_shape_can_be_batched():
     pair = (spaces.Box(-9, 9, (3, 2)), spaces.Box(-9, 9, (2,)))
     with rollway.make_vec(makes, num_workers=1, observation_mode=pair) as ours:
         assert ours.observation_space == pair[0] and ours.single_observation_space == pair[1]
+
+
+def test_gymnasiums_own_checks_of_environments_pass_as_far_as_they_take_vector_environments():
+    with rollway.make_vec("CartPole-v1", 3, num_workers=2) as envs:
+        env_checker.check_reset_options(envs)
+        env_checker.check_reset_return_type(envs)
+        env_checker.check_seed_deprecation(envs)
+        env_checker.check_reset_return_info_deprecation(envs)
+        assert benchmark_vector_step(envs, target_duration=0.1, seed=1) > 0
 
 
 def test_different_action_spaces_are_an_error_that_says_which():
@@ -360,6 +371,8 @@ def test_an_environment_registered_since_the_start_is_known_to_workers_that_are_
         {"num_envs": 2, "step_timeout_s": 0},
         {"num_envs": 2, "step_timeout_s": float("nan")},
         {"num_envs": 2, "observation_mode": "odd"},
+        {"num_envs": 2, "observation_mode": (spaces.Discrete(2),)},
+        {"num_envs": 2, "observation_mode": (2, 2)},
         {"num_envs": 2, "autoreset_mode": "odd"},
     ],
 )

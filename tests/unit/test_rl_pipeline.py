@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,11 @@ def test_a_nan_is_passed_on():
     assert math.isnan(result["mean_reward"]) and math.isnan(result["active_mean_reward"])
 
 
+def test_pythons_own_numbers_are_numbers():
+    result = shared_memory_rl_pipeline(1, 2, [(0, [Fraction(1, 2), 10**30], Fraction(1, 4), 1)])
+    assert result["observations"] == [[0.5, 1e30]] and result["rewards"] == [0.25] and result["dones"] == [1]
+
+
 def test_numpy_numbers_are_numbers():
     result = shared_memory_rl_pipeline(np.int64(1), 2, [(np.int32(0), np.ones(2, np.float32), np.float32(2), np.True_)])
     assert result["rewards"] == [2.0] and result["dones"] == [1]
@@ -85,7 +91,13 @@ def test_numpy_numbers_are_numbers():
         ((2, 1, [(0, [10**400], 1.0, False)]), "entry 0 .* not made of numbers"),
         ((2, 1, [(0, [1.0], 10**400, False)]), "entry 0 .* not made of numbers"),
         ((2, 1, [(0, [1.0], 1.0, np.ones(2))]), "entry 0 .* not made of numbers"),
+        ((2, 1, [(0, [None], 1.0, False)]), "entry 0 .* not made of numbers"),
+        ((2, 1, [(0, ["1.5"], 1.0, False)]), "entry 0 .* not made of numbers"),
+        ((2, 1, [(0, [1j], 1.0, False)]), "entry 0 .* not made of numbers"),
+        ((2, 1, [(0, [1.0], "2", False)]), "entry 0 .* not made of numbers"),
+        *(((2, 1, [(0, [1.0], 1.0, done)]), "done is .*; it must be") for done in (None, "no", 2, math.nan)),
         ((2, 1, [(0, [1.0], 1.0)]), "must be"),
+        ((2**62, 8, []), r"num_envs .* obs_dim"),
     ],
 )
 def test_bad_data_is_a_clear_error(arguments, words):

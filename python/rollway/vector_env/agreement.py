@@ -33,7 +33,8 @@ class Agreement:
         """Compares what the workers tell about their environments."""
         observations = [space for hello in hellos for space in hello.observation_spaces]
         actions = [space for hello in hellos for space in hello.action_spaces]
-        if not isinstance(mode, tuple) and mode not in ("same", "different"):
+        is_pair = isinstance(mode, tuple) and len(mode) == 2 and all(isinstance(space, Space) for space in mode)
+        if not is_pair and mode not in ("same", "different"):
             raise InvalidArgument(f"observation_mode is {mode!r}; it must be 'same', 'different' or a pair of spaces")
         single = mode[1] if isinstance(mode, tuple) else observations[0]
         for env, (observation, action) in enumerate(zip(observations, actions, strict=True)):

@@ -98,6 +98,10 @@ def check_rollout(layout: SpaceLayout, num_envs: int, observations: Sequence[Arr
     if layout.loose:
         loose = ", ".join(layout.parts[index].path or "the observation" for index in layout.loose)
         raise InvalidArgument(f"{loose} has no fixed size, and cannot be written into a slot")
+    named = [(f"observations{part.path}", array) for part, array in zip(layout.parts, observations, strict=True)]
+    for what, array in [*others.items(), *named]:
+        if not isinstance(array, np.ndarray):
+            raise InvalidArgument(f"{what} is a {type(array).__name__}; it must be an array of the slot")
     steps = others["rewards"].shape[0] if others["rewards"].ndim else 0
     if steps < 1:
         raise InvalidArgument("rewards must have a row for each step, at least one")
