@@ -155,26 +155,41 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
 
     def step(self, actions: Any) -> Result:
         """Steps all environments, and waits for them."""
-        self.step_async(actions)
-        return self.step_wait()
+        if self._troupe.action.loose:
+            self.step_async(actions)
+            return self.step_wait()
+        self._prepare_step(actions)
+        self._stepping = True
+        try:
+            return self._stepped(self._troupe.step())
+        except EnvRaised:
+            self._drop_step()
+            raise
 
     def step_async(self, actions: Any) -> None:
         """Asks all environments for a step. `step_wait` gets the results."""
-        self._must_be_open()
         troupe = self._troupe
-        if self._stepping or troupe.is_busy():
-            raise InvalidArgument(
-                "a step or a reset is under way: take its results with step_wait() or recv() first, or reset()"
-            )
         if troupe.action.loose:
+            self._must_be_idle()
             request = self._pack_actions(actions, range(self.num_envs))
             troupe.turn_over()
             troupe.ask(STEP, request)
         else:
-            self._write_actions(actions, None)
-            troupe.turn_over()
+            self._prepare_step(actions)
             troupe.core.ask(STEP, troupe.results.buffer, None)
         self._stepping = True
+
+    def _prepare_step(self, actions: Any) -> None:
+        self._must_be_idle()
+        self._write_actions(actions, None)
+        self._troupe.turn_over()
+
+    def _must_be_idle(self) -> None:
+        self._must_be_open()
+        if self._stepping or self._troupe.is_busy():
+            raise InvalidArgument(
+                "a step or a reset is under way: take its results with step_wait() or recv() first, or reset()"
+            )
 
     def step_wait(self, timeout: float | None = None) -> Result:
         """The results of `step_async`.
@@ -185,16 +200,22 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         self._must_be_open()
         if not self._stepping:
             raise InvalidArgument("there is no step to wait for: call step_async() first")
-        troupe = self._troupe
         try:
-            _, notes = troupe.gather(self.num_envs, timeout)
-        except EnvRaised:  # the others have done their step; what they said beside their arrays is dropped
-            troupe.forget()
-            self._stepping = False
+            return self._stepped(self._troupe.gather(self.num_envs, timeout)[1])
+        except EnvRaised:
+            self._drop_step()
             raise
+
+    def _drop_step(self) -> None:
+        """After an exception of one: the others have done their step; what they said beside their arrays is dropped."""
+        self._troupe.forget()
+        self._stepping = False
+
+    def _stepped(self, notes: list[Note]) -> Result:
+        """The results of a step that all have made."""
         self._stepping = False
         infos = self._infos(notes) if notes else {}
-        results = troupe.results
+        results = self._troupe.results
         now, copy = results.view(results.buffer), self.copy and results.rollout is None
         observations = results.observations(copy)
         if copy:

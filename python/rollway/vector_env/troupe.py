@@ -33,10 +33,12 @@ from rollway.vector_env.mail import Mail, Packed
 from rollway.vector_env.mender import Mender
 from rollway.vector_env.results import Results
 from rollway.vector_env.rollout import Target
-from rollway.vector_env.task import Fault
+from rollway.vector_env.task import STEP, Fault
 from rollway.vector_env.wire import WorkerGone, WorkerSilent, packed
 from rollway.vector_env.worker import Introduction, Orders
 
+Outcome = tuple[str, list[int], bytes]
+"""What the core says of a wait: how it ended, whom that is about, and the flags of those that answered."""
 Note = tuple[int, dict[str, Any]]
 """An environment, and something that it says beside its arrays."""
 _LETTER_BYTES = 4096
@@ -84,6 +86,7 @@ class Troupe:
             self.floor.in_hand,
         )
         self._answers = Answers()
+        self._all = list(range(self.num_envs))
         self._consulting: dict[str, int] = {}
 
     def _introduce(self, make: Maker, mode: AutoresetMode, observation_mode: ObservationMode) -> Agreement:
@@ -164,8 +167,24 @@ class Troupe:
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def gather(self, count: int, timeout: float | None = None) -> tuple[list[int], list[Note]]:
-        """Waits for answers, has mended what is broken, and gives those that answered and what they say."""
+    def step(self) -> list[Note]:
+        """Asks all for a step and waits for them, when nothing else is under way. Gives what they say."""
+        if self._crew.owing or self.losses.repeated or self.allowance.absent:
+            self.core.ask(STEP, self.results.buffer, None)
+            return self.gather(self.num_envs)[1]
+        outcome = self.core.step(STEP, self.results.buffer, self.allowance.limit())
+        if outcome is not None:
+            return self.gather(self.num_envs, None, outcome)[1]
+        self._arrived(self._all)
+        return []
+
+    def gather(
+        self, count: int, timeout: float | None = None, outcome: Outcome | None = None
+    ) -> tuple[list[int], list[Note]]:
+        """Waits for answers, has mended what is broken, and gives those that answered and what they say.
+
+        If the core was waited for already, ``outcome`` is what it said.
+        """
         answers = self._answers
         if self._crew.owing:
             for worker in self._mail.pay(timeout):
@@ -179,13 +198,15 @@ class Troupe:
                     break
             # With no answers yet the core waits for all that were asked, if those are fewer.
             try:
-                kind, ids, flags = self.core.wait(count - len(answers), self.allowance.limit(), timeout)
+                if outcome is None:
+                    outcome = self.core.wait(count - len(answers), self.allowance.limit(), timeout)
             except WaitTimeout:
                 count = min(count, self.core.out() + len(answers))
                 raise WaitTimeout(
                     f"not all of the {count} environments that are waited for have answered within {timeout} s. "
                     "Nothing is lost: call again to wait on, or reset()"
                 ) from None
+            (kind, ids, flags), outcome = outcome, None
             if kind == "answered":
                 if self.allowance.absent:
                     self.allowance.absent.difference_update(self._crew.worker_of[env] for env in ids)
