@@ -33,7 +33,7 @@ from rollway.vector_env.mail import Mail, Packed
 from rollway.vector_env.mender import Mender
 from rollway.vector_env.results import Results
 from rollway.vector_env.rollout import Target
-from rollway.vector_env.task import STEP, Fault
+from rollway.vector_env.task import Fault
 from rollway.vector_env.wire import WorkerGone, WorkerSilent, packed
 from rollway.vector_env.worker import Introduction, Orders
 
@@ -86,7 +86,6 @@ class Troupe:
             self.floor.in_hand,
         )
         self._answers = Answers()
-        self._all = list(range(self.num_envs))
         self._consulting: dict[str, int] = {}
 
     def _introduce(self, make: Maker, mode: AutoresetMode, observation_mode: ObservationMode) -> Agreement:
@@ -165,18 +164,14 @@ class Troupe:
             return self.core.out() > 0 or bool(self._answers)
         return self.core.is_out(env) or env in self._answers
 
-    # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    def is_calm(self) -> bool:
+        """Whether nothing is under way, lost, or still to be told, and all parts of actions and results are arrays."""
+        is_plain = not (self.action.loose or self.blueprint.observation.loose)
+        return is_plain and not (
+            self.is_busy() or self._crew.owing or self.losses or self.allowance.absent or self.allowance.anew
+        )
 
-    def step(self) -> list[Note]:
-        """Asks all for a step and waits for them, when nothing else is under way. Gives what they say."""
-        if self._crew.owing or self.losses.repeated or self.allowance.absent:
-            self.core.ask(STEP, self.results.buffer, None)
-            return self.gather(self.num_envs)[1]
-        outcome = self.core.step(STEP, self.results.buffer, self.allowance.limit())
-        if outcome is not None:
-            return self.gather(self.num_envs, None, outcome)[1]
-        self._arrived(self._all)
-        return []
+    # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def gather(
         self, count: int, timeout: float | None = None, outcome: Outcome | None = None
