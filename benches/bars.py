@@ -104,7 +104,8 @@ def net(record: Record) -> list[Ratio]:
 def records(record: Record) -> list[Ratio]:
     """Medians against medians of the same run, 1 and 4 producers; a name says what its bar is, where there is one."""
     send, *others = (f"rollway records send{how}" for how in ("", ", metadata as bytes", ", arrays only"))
-    limit, atropos, queue = "memcpy (limit)", "Atropos HTTP/JSON, stock", "TransferQueue, simple storage"
+    limit, looked_at = "memcpy (limit)", "memcpy, looked at (limit)"
+    atropos, queue = "Atropos HTTP/JSON, stock", "TransferQueue, simple storage"
     rays = ("ray.put, one object each", "ray.put, 32 per object")
     found = []
 
@@ -128,6 +129,10 @@ def records(record: Record) -> list[Ratio]:
                     by = "one process" if copying == 1 else f"{copying} processes"
                     bar = " (bar: 70 %)" if asked and copying == 1 else ""
                     add(f"{where}, {way.removeprefix('rollway records ')}, of memcpy by {by}{bar}", share, "%")
+                share = _per_cent(rate(way, workload, producers), rate(looked_at, workload, producers))
+                add(f"{where}, {way.removeprefix('rollway records ')}, of memcpy, looked at", share, "%")
+            share = _per_cent(rate(looked_at, workload, producers), rate(limit, workload, 1))
+            add(f"{where}, memcpy, looked at, of memcpy by one process", share, "%")
             cpu = [producer_cpu_ns(record, c, workload, producers).median for c in (limit, send)]
             add(f"{where}, send, of memcpy, by producer CPU", _per_cent(*cpu), "%")
             theirs = (

@@ -16,6 +16,7 @@ import memory
 from cell import Outcome
 from contenders.atropos_http import AtroposHttp
 from contenders.base import Contender
+from contenders.copy_and_look import CopyAndLook
 from contenders.echo import Echo
 from contenders.fasterfifo import FasterFifo
 from contenders.fasterfifo_records import FasterFifoRecords
@@ -147,6 +148,7 @@ RECORDS = Programme(
     purpose="Benchmark records beside the limit and beside what LLM trajectories travel by today.",
     throughput=(
         MemcpyRecords(),
+        CopyAndLook(),
         RollwayRecords("send"),
         RollwayRecords("send, metadata as bytes"),
         RollwayRecords("send, arrays only"),

@@ -10,6 +10,7 @@ benchmark does with arrays that it has already: no part of rollway.
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,9 @@ _ITEM = {
     "masks": np.ones(1, np.int8),
     "score": np.ones((), np.float64),
 }
+_KEY = rollway.RecordKey("bench", "train", 0, "problem-1", 3)
 _METADATA = {"environment": "gsm8k", "turns": 3, "finish_reason": "stop", "source": 3}
+_METADATA_BYTES = json.dumps(_METADATA).encode()
 
 
 def _look(views: Any, seen: list[float]) -> None:
@@ -38,10 +41,22 @@ def _look(views: Any, seen: list[float]) -> None:
     seen.append(logprobs.item(0) + masks.item(0))
 
 
-def _sends(client: rollway.ShmRecordClient, **label: Any) -> None:
+def _sends(client: rollway.ShmRecordClient) -> None:
     send, item = client.send, _ITEM
     for _ in range(_BURST):
-        send(item, **label) if label else send(item)
+        send(item)
+
+
+def _sends_with_key(client: rollway.ShmRecordClient) -> None:
+    send, item, key = client.send, _ITEM, _KEY
+    for _ in range(_BURST):
+        send(item, key=key)
+
+
+def _sends_with_metadata(client: rollway.ShmRecordClient, metadata: Any) -> None:
+    send, item, key = client.send, _ITEM, _KEY
+    for _ in range(_BURST):
+        send(item, key=key, metadata=metadata)
 
 
 def _reads(server: rollway.RecordServer, use: Callable[[Any], object] | None) -> None:
@@ -71,21 +86,18 @@ def main() -> None:
         rollway.RecordServer(_SCHEMA, rollway.ShmTransport(), lane_bytes=64 << 20, lanes=1) as server,
         rollway.ShmRecordClient(server.name or "", _SCHEMA) as client,
     ):
-        key = rollway.RecordKey("bench", "train", 0, "problem-1", 3)
-        labels: dict[str, dict[str, Any]] = {
-            "send, arrays only": {},
-            "send, with a key": {"key": key},
-            "send, with key and metadata": {"key": key, "metadata": _METADATA},
+        ways: dict[str, Callable[[], None]] = {
+            "send, arrays only": lambda: _sends(client),
+            "send, with a key": lambda: _sends_with_key(client),
+            "send, with key and bytes": lambda: _sends_with_metadata(client, _METADATA_BYTES),
+            "send, with key and metadata": lambda: _sends_with_metadata(client, _METADATA),
         }
-        for what, label in labels.items():
 
-            def drain() -> None:
-                while server.try_read_many(_BURST):
-                    pass
+        def drain() -> None:
+            while server.try_read_many(_BURST):
+                pass
 
-            def send(label: dict[str, Any] = label) -> None:
-                _sends(client, **label)
-
+        for what, send in ways.items():
             print(f"{what:32} {_first_decile(seconds, drain, send):6} ns")
             drain()
         uses: dict[str, Callable[[Any], object] | None] = {

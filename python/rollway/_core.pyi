@@ -4,12 +4,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Self, final
 
 import numpy as np
+import numpy.typing as npt
 from typing_extensions import disjoint_base
 
 __all__ = [
     "Block",
     "Consumer",
     "EnvCaller",
+    "EnvSink",
     "EnvWorker",
     "HistSnapshot",
     "Plan",
@@ -74,6 +76,9 @@ class EnvCaller:
     def expect(self, worker: int, pid: int) -> None: ...
     def ask(self, what: int, argument: int, envs: Sequence[int] | None) -> None: ...
     def post(self, worker: int) -> None: ...
+    def step(
+        self, what: int, argument: int, limit: float | None
+    ) -> tuple[Literal["answered", "died", "hung"], list[int], bytes] | None: ...
     def wait(
         self, count: int, limit: float | None, timeout: float | None
     ) -> tuple[Literal["answered", "died", "hung"], list[int], bytes]: ...
@@ -83,14 +88,27 @@ class EnvCaller:
     def close(self) -> None: ...
 
 @final
+class EnvSink:
+    @staticmethod
+    def over(
+        rows: npt.NDArray[Any],
+        rewards: npt.NDArray[Any],
+        terminations: npt.NDArray[Any],
+        truncations: npt.NDArray[Any],
+    ) -> EnvSink | None: ...
+
+@final
 class EnvWorker:
+    STEP: int
+    SEND: int
     def __new__(cls, name: str, worker: int) -> Self: ...
     @property
     def memory(self) -> memoryview: ...
     def caller_lives(self) -> bool: ...
-    def wait(self) -> tuple[Literal["tasks", "mail", "closed"], int, int, list[int]]: ...
+    def serve(
+        self, desk: Any, steps: list[Any], sinks: dict[int, EnvSink], in_hand: npt.NDArray[np.int64]
+    ) -> tuple[Literal["tasks", "mail", "closed"], int, int, list[int]]: ...
     def answer(self, flags: bytes) -> None: ...
-    def answer_one(self, position: int, flags: int) -> None: ...
 
 @final
 class HistSnapshot:

@@ -1,5 +1,7 @@
 """make_vec beside Gymnasium's own vector environments: the same spaces, the same trajectories, the same infos."""
 
+from typing import Any, NamedTuple
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -327,6 +329,62 @@ def test_an_action_may_be_kept_by_its_environment():
         for number in (1, 2, 3):
             envs.step(np.full((2, 2), number, np.float32))
         assert envs.call("sum") == (12.0, 12.0)
+
+
+class Outcome(NamedTuple):
+    observation: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    info: dict[str, Any]
+
+
+class Dresser(gym.Env):
+    """Says the same in another way at every step, plain ones in between."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2, 3), np.float32)
+    action_space = spaces.Discrete(2)
+    plain = np.arange(6, dtype=np.float32).reshape(2, 3)
+    outcomes = (
+        (plain, 1.5, False, False, {}),
+        (plain[::-1], np.float64(2.5), np.False_, np.bool_(False), {}),
+        (plain.T.copy().T + 1, np.float32(0.1), False, np.False_, {}),
+        (plain.astype(np.float64) * 3, 7, 0, False, {}),
+        (plain.tolist(), True, False, False, {}),
+        (plain - 1, np.int64(-3), False, False, {}),
+        (plain + 2, np.array(4.5), False, np.array(False), {}),
+        [plain + 3, 2**60 + 1, False, False, {}],
+        Outcome(plain + 4, -1.0, False, False, {}),
+        (plain + 5, float("inf"), False, False, {"seen": 1}),
+        (plain.astype(">f4") + 6, np.longdouble(0.25), False, False, {}),
+        (plain + 7, 1.0, np.True_, False, {}),
+        (plain + 8, 1.0, False, 1, {}),
+    )
+
+    def reset(self, *, seed=None, options=None):
+        self.at = getattr(self, "at", -1)
+        return self.plain + 0.5, {}
+
+    def step(self, action):
+        self.at += 1
+        return self.outcomes[self.at % len(self.outcomes)]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_the_same_results_in_any_dress(mode):
+    with rollway.make_vec([Dresser] * 3, num_workers=2, autoreset_mode=mode) as ours:
+        assert assert_same_walk(ours, SyncVectorEnv([Dresser] * 3, autoreset_mode=mode), 40) > 6
+
+
+def test_a_reward_that_is_no_number_is_an_error_of_its_environment():
+    class Wordy(Dresser):
+        outcomes = ((Dresser.plain, "much", False, False, {}), (Dresser.plain, 10**400, False, False, {}))
+
+    with rollway.make_vec([Wordy, Dresser]) as envs:
+        envs.reset()
+        for reward in ("'much'", "1000"):
+            with pytest.raises(rollway.EnvRaised, match=f"environment 0 raised.*the reward is {reward}"):
+                envs.step([0, 0])
 
 
 def test_an_id_takes_arguments_and_wrappers():

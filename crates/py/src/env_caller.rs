@@ -5,8 +5,10 @@ use crate::errors::{blocking, to_py};
 use crate::producer::{patience, seconds};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use rollway_core::records::Patience;
 use rollway_core::vector_env::{Caller as Core, Outcome, Stage};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 /// Asks environments and waits for their answers. One thread at a time.
 #[pyclass(frozen, module = "rollway._core")]
@@ -14,6 +16,30 @@ pub struct EnvCaller {
     core: Mutex<Core>,
     stage: Arc<Stage>,
     name: String,
+}
+
+/// What a wait ended with, in Python's words.
+type Waited = (&'static str, Vec<usize>, Vec<u8>);
+
+fn waited(
+    py: Python<'_>,
+    core: &mut Core,
+    count: usize,
+    limit: Option<Duration>,
+    patience: Patience,
+) -> PyResult<Outcome> {
+    blocking(py, || core.wait(count, limit, patience))?.map_err(|e| to_py(py, e))
+}
+
+fn told(outcome: Outcome) -> Waited {
+    match outcome {
+        Outcome::Answered(answers) => {
+            let (envs, flags): (Vec<usize>, Vec<u8>) = answers.into_iter().unzip();
+            ("answered", envs, flags)
+        }
+        Outcome::Died(workers) => ("died", workers, Vec::new()),
+        Outcome::Hung(envs) => ("hung", envs, Vec::new()),
+    }
 }
 
 impl EnvCaller {
@@ -75,6 +101,18 @@ impl EnvCaller {
         self.core()?.post(worker).map_err(|e| to_py(py, e))
     }
 
+    /// Asks all environments and waits for them. `None`: all have answered, and no flag is set; otherwise as `wait`.
+    fn step(&self, py: Python<'_>, what: u8, argument: u32, limit: Option<f64>) -> PyResult<Option<Waited>> {
+        let mut guard = self.core()?;
+        let core: &mut Core = &mut guard;
+        let (envs, limit) = (self.stage.geometry().envs, limit.map(seconds).transpose()?);
+        core.ask(0..envs, what, argument).map_err(|e| to_py(py, e))?;
+        let outcome = waited(py, core, envs, limit, Patience::Forever)?;
+        let is_plain = matches!(&outcome, Outcome::Answered(answers)
+            if answers.len() == envs && answers.iter().all(|&(_, flags)| flags == 0));
+        Ok((!is_plain).then(|| told(outcome)))
+    }
+
     /// Waits for `count` answers: `("answered", envs, flags)`, `("died", workers, b"")` or `("hung", envs, b"")`.
     fn wait(
         &self,
@@ -82,19 +120,10 @@ impl EnvCaller {
         count: usize,
         limit: Option<f64>,
         timeout: Option<f64>,
-    ) -> PyResult<(&'static str, Vec<usize>, Vec<u8>)> {
+    ) -> PyResult<Waited> {
         let mut guard = self.core()?;
-        let core: &mut Core = &mut guard;
         let (limit, patience) = (limit.map(seconds).transpose()?, patience(timeout)?);
-        let outcome = blocking(py, || core.wait(count, limit, patience))?.map_err(|e| to_py(py, e))?;
-        Ok(match outcome {
-            Outcome::Answered(answers) => {
-                let (envs, flags): (Vec<usize>, Vec<u8>) = answers.into_iter().unzip();
-                ("answered", envs, flags)
-            }
-            Outcome::Died(workers) => ("died", workers, Vec::new()),
-            Outcome::Hung(envs) => ("hung", envs, Vec::new()),
-        })
+        Ok(told(waited(py, &mut guard, count, limit, patience)?))
     }
 
     /// How many environments were asked, and their answers not taken.

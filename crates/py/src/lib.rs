@@ -7,6 +7,7 @@ mod catalog;
 mod columns;
 mod consumer;
 mod env_caller;
+mod env_sink;
 mod env_worker;
 mod errors;
 mod gil;
@@ -53,6 +54,8 @@ mod _core {
     use super::consumer::Consumer;
     #[pymodule_export]
     use super::env_caller::EnvCaller;
+    #[pymodule_export]
+    use super::env_sink::EnvSink;
     #[pymodule_export]
     use super::env_worker::{EnvWorker, end_with};
     #[pymodule_export]

@@ -33,6 +33,10 @@ class Losses:
         self.repeated: dict[int, str] = {}
         """Those that were lost, and why: still to be told."""
 
+    def __bool__(self) -> bool:
+        """Whether anything is lost and not told, or would be with a fault: a reset that is under way."""
+        return bool(self._why or self._ends or self._resets or self.repeated)
+
     def begin(self, resets: dict[int, Reset]) -> None:
         """These resets are under way, and what was lost before them is of no interest any more."""
         self._resets, self.repeated = resets, {}

@@ -12,14 +12,15 @@ from rollway.vector_env.task import CallersMistake
 
 Notes = list[dict[str, Any]]
 """What there is to tell beside the arrays: infos, in the order in which they are to be merged."""
+Step = Callable[[Any], Any]
 Outcome = tuple[Any, Any, Any, Any, Notes]
 """Observation, reward, terminated, truncated, notes."""
 
 
 class Member:
-    """One environment. `step` is its own; the worker asks `special` instead when it is due, and `finish` at the end."""
+    """One environment. Its steps are its own; the worker asks `special` when it is due, and `finish` at the end."""
 
-    __slots__ = ("_mode", "_reset", "due", "env", "fresh", "make", "seed", "step")
+    __slots__ = ("_mode", "_reset", "_step", "due", "env", "fresh", "make", "seed")
 
     def __init__(self, make: Callable[[], Env[Any, Any]], mode: AutoresetMode, fresh: bool) -> None:
         self.make, self._mode = make, mode
@@ -34,7 +35,12 @@ class Member:
     def open(self) -> None:
         """Makes the environment."""
         self.env = self.make()
-        self.step, self._reset = self.env.step, self.env.reset
+        self._step, self._reset = self.env.step, self.env.reset
+
+    @property
+    def next_step(self) -> Step | None:
+        """``None`` when it is due."""
+        return None if self.due else self._step
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Notes]:
         """Resets because the user says so."""

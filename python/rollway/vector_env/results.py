@@ -34,6 +34,14 @@ class Results:
 
     # ── for the caller ────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def given(self, copy: bool) -> tuple[Any, Array, Array, Array]:
+        """The newest of all environments: observations, rewards, terminations, truncations. Views, in a slot."""
+        copy = copy and self.rollout is None
+        now, observations = self.view(self.buffer), self.observations(copy)
+        if copy:
+            return observations, now.rewards.copy(), now.terminations.copy(), now.truncations.copy()
+        return observations, now.rewards, now.terminations, now.truncations
+
     def observations(self, copy: bool) -> Any:
         """The newest ones of all environments."""
         arrays = self.view(self.buffer).observations
@@ -63,10 +71,14 @@ class Results:
 
     # ── who has written where ─────────────────────────────────────────────────────────────────────────────────────────
 
+    def all_arrived(self) -> None:
+        """All have written into the buffer of now."""
+        self._at = [self.buffer] * self._num_envs
+
     def arrived(self, envs: list[int]) -> None:
         """These have written into the buffer of now."""
         if len(envs) == self._num_envs:
-            self._at = [self.buffer] * self._num_envs
+            self.all_arrived()
         else:
             for env in envs:
                 self._at[env] = self.buffer

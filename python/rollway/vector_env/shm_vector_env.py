@@ -26,7 +26,7 @@ from rollway.vector_env.layout import Array, Buffer
 from rollway.vector_env.mail import Packed
 from rollway.vector_env.rollout import Memory, Place, Target, check_rollout
 from rollway.vector_env.task import RESET, SEND, STEP
-from rollway.vector_env.troupe import Note, Troupe
+from rollway.vector_env.troupe import Note, Outcome, Troupe
 from rollway.vector_env.wire import FOREVER_S
 
 Result = tuple[Any, Array, Array, Array, dict[str, Any]]
@@ -95,6 +95,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         """Those whose results were given last."""
         self._stepping = False
         """Whether `step_async` was called, and `step_wait` was not."""
+        self._calm = False
+        """Whether the last thing that happened was a step of all, and nothing is left to be done or told of it."""
         self._clients: dict[int, Memory] = {}
         """By number; kept, so that no other can be taken for it."""
         self._targets: dict[Any, Target] = {}
@@ -161,8 +163,19 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
 
     def step(self, actions: Any) -> Result:
         """Steps all environments, and waits for them."""
-        self.step_async(actions)
-        return self.step_wait()
+        if not self._calm or self._pid != _process:
+            self.step_async(actions)
+            return self.step_wait()
+        troupe = self._troupe
+        self._write_actions(actions, None)
+        troupe.results.turn_over()
+        self._stepping, self._calm = True, False
+        outcome = troupe.core.step(STEP, troupe.results.buffer, troupe.allowance.timeout_s)
+        if outcome is not None:
+            return self._step_wait(None, outcome)
+        self._stepping, self._calm = False, True
+        troupe.results.all_arrived()
+        return (*troupe.results.given(self.copy), {})
 
     def step_async(self, actions: Any) -> None:
         """Asks all environments for a step. `step_wait` gets the results."""
@@ -191,21 +204,19 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         self._must_be_open()
         if not self._stepping:
             raise InvalidArgument("there is no step to wait for: call step_async() first")
+        return self._step_wait(timeout, None)
+
+    def _step_wait(self, timeout: float | None, outcome: Outcome | None) -> Result:
         troupe = self._troupe
         try:
-            _, notes = troupe.gather(self.num_envs, timeout)
+            _, notes = troupe.gather(self.num_envs, timeout, outcome)
         except EnvRaised:  # the others have done their step; what they said beside their arrays is dropped
             troupe.forget()
             self._stepping = False
             raise
-        self._stepping, self._received = False, self._all
+        self._stepping, self._calm, self._received = False, troupe.is_calm(), self._all
         infos = self._infos(notes) if notes else {}
-        results = troupe.results
-        now, copy = results.view(results.buffer), self.copy and results.rollout is None
-        observations = results.observations(copy)
-        if copy:
-            return observations, now.rewards.copy(), now.terminations.copy(), now.truncations.copy(), infos
-        return observations, now.rewards, now.terminations, now.truncations, infos
+        return (*troupe.results.given(self.copy), infos)
 
     def _infos(self, notes: list[Note]) -> dict[str, Any]:
         """What the environments say, as Gymnasium puts it together."""
@@ -406,6 +417,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
 
     def close_extras(self, timeout: float | None = 5.0, terminate: bool = False) -> None:
         """Ends the workers: those that have not closed their environments within ``timeout`` seconds are killed."""
+        self._calm = False
         self._troupe.close(0.0 if terminate else FOREVER_S if timeout is None else timeout)
 
     @property
@@ -423,6 +435,8 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         raise TypeError("a vector environment cannot be pickled or copied: make another, its workers are its own")
 
     def _must_be_open(self) -> None:
+        """For all that is not the next of many steps."""
+        self._calm = False
         if self.closed:
             raise ConnectionClosedError("this vector environment is closed")
         if self._pid != _process:

@@ -8,10 +8,12 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
+from rollway._core import EnvWorker
+
 # Tasks, by the core's words: 8 bits.
-STEP = 1
+STEP = EnvWorker.STEP
 """Step; answer for all of the worker's environments at once."""
-SEND = 2
+SEND = EnvWorker.SEND
 """Step; answer for each environment as soon as it is done."""
 RESET = 3
 """Reset. The seed, the options, and whether the environment has to be made again, come by the pipe."""

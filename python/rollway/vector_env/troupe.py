@@ -37,6 +37,8 @@ from rollway.vector_env.task import Fault
 from rollway.vector_env.wire import WorkerGone, WorkerSilent, packed
 from rollway.vector_env.worker import Introduction, Orders
 
+Outcome = tuple[str, list[int], bytes]
+"""What the core says of a wait: how it ended, whom that is about, and the flags of those that answered."""
 Note = tuple[int, dict[str, Any]]
 """An environment, and something that it says beside its arrays."""
 _LETTER_BYTES = 4096
@@ -171,10 +173,22 @@ class Troupe:
             return self.core.out() > 0 or bool(self._answers)
         return self.core.is_out(env) or env in self._answers
 
+    def is_calm(self) -> bool:
+        """Whether nothing is under way, lost, or still to be told, and all parts of actions and results are arrays."""
+        is_plain = not (self.action.loose or self.blueprint.observation.loose)
+        return is_plain and not (
+            self.is_busy() or self._crew.owing or self.losses or self.allowance.absent or self.allowance.anew
+        )
+
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def gather(self, count: int, timeout: float | None = None) -> tuple[list[int], list[Note]]:
-        """Waits for answers, has mended what is broken, and gives those that answered and what they say."""
+    def gather(
+        self, count: int, timeout: float | None = None, outcome: Outcome | None = None
+    ) -> tuple[list[int], list[Note]]:
+        """Waits for answers, has mended what is broken, and gives those that answered and what they say.
+
+        If the core was waited for already, ``outcome`` is what it said.
+        """
         answers = self._answers
         if self._crew.owing:
             for worker in self._mail.pay(timeout):
@@ -188,13 +202,15 @@ class Troupe:
                     break
             # With no answers yet the core waits for all that were asked, if those are fewer.
             try:
-                kind, ids, flags = self.core.wait(count - len(answers), self.allowance.limit(), timeout)
+                if outcome is None:
+                    outcome = self.core.wait(count - len(answers), self.allowance.limit(), timeout)
             except WaitTimeout:
                 count = min(count, self.core.out() + len(answers))
                 raise WaitTimeout(
                     f"not all of the {count} environments that are waited for have answered within {timeout} s. "
                     "Nothing is lost: call again to wait on, or reset()"
                 ) from None
+            (kind, ids, flags), outcome = outcome, None
             if kind == "answered":
                 if self.allowance.absent:
                     self.allowance.absent.difference_update(self._crew.worker_of[env] for env in ids)

@@ -20,14 +20,13 @@ from typing import Any
 import numpy as np
 from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
-from numpy import ndarray
 
-from rollway._core import EnvWorker, end_with, map_for
+from rollway._core import EnvSink, EnvWorker, end_with, map_for
 from rollway.errors import PeerDied, SegmentNotFound, SystemCallFailed
 from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
-from rollway.vector_env.member import Member, Notes
+from rollway.vector_env.member import Member, Notes, Outcome, Step
 from rollway.vector_env.rollout import Target
-from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESET, RESTORED, SEND, STEP, CallersMistake, Fault
+from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESET, RESTORED, CallersMistake, Fault
 from rollway.vector_env.wire import Inlet, Outlet
 
 
@@ -145,13 +144,18 @@ class Desk:
         self._layout = blueprint.observation
         self._buffers = floor.buffers
         self._maps: dict[int, memoryview] = {}
-        self._sinks = {number: Sink(self._layout, buffer) for number, buffer in enumerate(floor.buffers)}
+        self._sinks: dict[int, Sink] = {}
+        self._plain_sinks: dict[int, EnvSink] = {}
+        for number, buffer in enumerate(floor.buffers):
+            self._open_sink(number, buffer)
         self._targets: list[Target] = []
         for target in orders.targets:
             with contextlib.suppress(PeerDied, SegmentNotFound):  # its client is closed: nobody will ask for it
                 self._aim(target)
         self._source = Source(blueprint.action, floor.actions, orders.envs)
-        self._in_hand = floor.in_hand.data[orders.worker : orders.worker + 1]
+        self._steps: list[Step | None] = []
+        """By environment: its `Member.next_step`."""
+        self._in_hand = floor.in_hand[orders.worker : orders.worker + 1]
         self._lengths, self._letters = floor.lengths.data, floor.letters
         self._posted, self._heard = floor.posted.data[orders.worker : orders.worker + 1], 0
         self._mail: deque[tuple[int, bytes]] = deque()
@@ -160,87 +164,77 @@ class Desk:
         self._parcels: list[tuple[tuple[int, int], bytes]] = []
 
     def serve(self) -> None:
-        """Does what is asked, until the end."""
-        wait, answer, advance, sinks = self._core.wait, self._core.answer, self._advance, self._sinks
+        """Does what is asked, until the end. Steps are made natively; what is special about one is asked of us."""
+        core, members, steps, sinks = self._core, self._members, self._steps, self._sinks
         # All that lives by now lives as long as this process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
         while True:
-            call, what, buffer, envs = wait()
-            if what == STEP:
-                answer(advance(envs, sinks[buffer]))
-                if self._parcels:
-                    self._ship()
-            elif call == "closed":
+            steps[:] = [member.next_step for member in members]
+            call, what, buffer, envs = core.serve(self, steps, self._plain_sinks, self._in_hand)
+            if call == "closed":
                 return
-            elif call == "mail":
+            if call == "mail":
                 self._listen()
                 while self._mail:
                     number, letter = self._mail.popleft()
                     self._outlet.say(("reply", (number, self._reply(letter))))
-            elif what == SEND:
-                for position, env in enumerate(envs):
-                    flags = self._advance([env], self._sinks[buffer])
-                    self._core.answer_one(position, flags[0])
-                    self._ship()
             else:
-                answer((self._reset if what == RESET else self._restore)(envs, sinks[buffer]))
-                self._ship()
+                core.answer((self._reset if what == RESET else self._restore)(envs, sinks[buffer]))
+                self.ship()
+
+    # ── for the core, while it steps: nothing here raises ─────────────────────────────────────────────────────────────
+
+    def actions(self, envs: list[int] | None) -> Sequence[Any] | Array | None:
+        """An action for each of these, or of all; ``None``: ask for each `action`."""
+        return None if self._source.loose else self._source.take(envs)
+
+    def action(self, env: int) -> Any:
+        """One that came by the pipe. Raises, if it did not."""
+        return self._parameter(env)
+
+    def settle(self, env: int, buffer: int, outcome: Any) -> int:
+        """Takes what a step returned, if there is more to it than arrays of the right kind."""
+        member = self._members[env - self._first]
+        notes: Any
+        try:
+            observation, reward, terminated, truncated, notes = outcome
+            if terminated or truncated:
+                observation, notes = member.finish(observation, notes)
+                self._steps[env - self._first] = member.next_step
+            elif notes:
+                notes = [notes]
+            return self._write(env, self._sinks[buffer], (observation, reward, terminated, truncated, notes))
+        except BaseException as error:  # noqa: BLE001 - told to the caller
+            return self.fail(env, error)
+
+    def begin(self, env: int, buffer: int) -> int:
+        """In place of a step: the next episode."""
+        member = self._members[env - self._first]
+        try:
+            if member.fresh:
+                return self._begin_anew(env, self._sinks[buffer])
+            return self._write(env, self._sinks[buffer], member.special())
+        except BaseException as error:  # noqa: BLE001 - told to the caller
+            return self.fail(env, error)
+        finally:
+            self._steps[env - self._first] = member.next_step
+
+    def fail(self, env: int, error: BaseException) -> int:
+        """An exception of an environment, to be told to the caller."""
+        return self._wrap(env, pickle.dumps(Fault.of(error)), FAULT)
+
+    def ship(self) -> None:
+        """Sends what was too long. After the answer: the caller reads the pipe once it knows that something comes."""
+        parcels, self._parcels = self._parcels, []
+        for parcel in parcels:
+            self._outlet.say(("parcel", parcel))
 
     def close(self) -> None:
         """There is nobody to speak to any more."""
         self._outlet.close()
 
     # ── tasks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _advance(self, envs: list[int], sink: Sink) -> bytes:
-        """Steps environments: the hot path."""
-        if self._source.loose:
-            if len(envs) > 1:
-                return b"".join(self._advance([env], sink) for env in envs)
-            try:
-                self._source.accept({env: self._parameter(env) for env in envs})
-            except Exception as error:  # noqa: BLE001 - told to the caller
-                return bytes([self._tell(envs[0], error)])
-        first, hand, write = self._first, self._in_hand, sink.write
-        members = self._members
-        if len(envs) != len(members):  # they are all different: if they are as many, they are all
-            members = [members[env - first] for env in envs]
-        rows, shape, dtype, loose = sink.rows, sink.shape, sink.dtype, self._layout.loose
-        rewards, terminations, truncations = sink.rewards, sink.terminations, sink.truncations
-        actions = self._source.take(envs)
-        flags = bytearray(len(envs))
-        notes: Any
-        for position, (env, member, action) in enumerate(zip(envs, members, actions, strict=True)):
-            hand[0] = env + 1
-            try:
-                if not member.due:
-                    observation, reward, terminated, truncated, notes = member.step(action)
-                    if terminated or truncated:
-                        observation, notes = member.finish(observation, notes)
-                    elif notes:
-                        notes = [notes]
-                elif member.fresh:
-                    flags[position] = self._begin_anew(env, sink)
-                    continue
-                else:
-                    observation, reward, terminated, truncated, notes = member.special()
-                if type(observation) is ndarray and observation.shape == shape and observation.dtype is dtype:
-                    rows[env] = observation
-                else:
-                    write(env, observation)
-                try:
-                    rewards[env] = reward
-                except (TypeError, ValueError):
-                    raise TypeError(f"the reward is {reward!r}; it must be one number") from None
-                terminations[env] = terminated
-                truncations[env] = truncated
-                if notes or loose:
-                    flags[position] = self._write_letter(env, notes or [], observation)
-            except BaseException as error:  # noqa: BLE001 - told to the caller
-                flags[position] = self._tell(env, error)
-        hand[0] = 0
-        return bytes(flags)
 
     def _reset(self, envs: list[int], sink: Sink) -> bytes:
         return self._each(envs, lambda env: self._reset_one(env, sink))
@@ -283,9 +277,20 @@ class Desk:
             try:
                 flags[position] = do(env)
             except BaseException as error:  # noqa: BLE001 - told to the caller
-                flags[position] = self._tell(env, error)
+                flags[position] = self.fail(env, error)
         self._in_hand[0] = 0
         return bytes(flags)
+
+    def _write(self, env: int, sink: Sink, outcome: Outcome) -> int:
+        observation, reward, terminated, truncated, notes = outcome
+        sink.write(env, observation)
+        try:
+            sink.rewards[env] = reward
+        except (TypeError, ValueError):
+            raise TypeError(f"the reward is {reward!r}; it must be one number") from None
+        sink.terminations[env] = terminated
+        sink.truncations[env] = truncated
+        return self._write_letter(env, notes or [], observation) if notes or self._layout.loose else 0
 
     def _parameter(self, env: int) -> Any:
         """What belongs to a task and came by the pipe."""
@@ -328,27 +333,23 @@ class Desk:
         self._lengths[env] = len(data)
         return LETTER
 
-    def _tell(self, env: int, error: BaseException) -> int:
-        return self._wrap(env, pickle.dumps(Fault.of(error)), FAULT)
-
     def _wrap(self, env: int, data: bytes, flag: int) -> int:
         self._lengths[env] = number = next(self._numbers) % (1 << 32)
         self._parcels.append(((env, number), data))
         return flag
-
-    def _ship(self) -> None:
-        """Sends what was too long. After the answer: the caller reads the pipe once it knows that something comes."""
-        parcels, self._parcels = self._parcels, []
-        for parcel in parcels:
-            self._outlet.say(("parcel", parcel))
 
     def _aim(self, target: Target) -> None:
         """Learns other places to write to."""
         if target.client not in self._maps:
             self._maps[target.client] = map_for(target.segment, target.owner)
         for step, buffer in enumerate(target.buffers(self._maps[target.client], self._buffers[Target.SPARE])):
-            self._sinks[target.first + step] = Sink(self._layout, buffer)
+            self._open_sink(target.first + step, buffer)
         self._targets.append(target)
+
+    def _open_sink(self, number: int, buffer: Buffer) -> None:
+        self._sinks[number] = sink = Sink(self._layout, buffer)
+        if sink.plain is not None:
+            self._plain_sinks[number] = sink.plain
 
     def _forget(self, clients: set[int]) -> None:
         """Lets go of places that nobody will ask for."""
@@ -356,6 +357,7 @@ class Desk:
             if target.client in clients:
                 for step in range(target.steps):
                     del self._sinks[target.first + step]
+                    self._plain_sinks.pop(target.first + step, None)
         self._targets = [target for target in self._targets if target.client not in clients]
         for client in clients:
             self._maps.pop(client, None)
@@ -407,10 +409,9 @@ class Sink:
         self.rewards = _numbers(buffer.rewards)
         self.terminations, self.truncations = _numbers(buffer.terminations), _numbers(buffer.truncations)
         rows = buffer.observations[0] if layout.single else None
-        self.rows: Any = rows
-        """Where an observation that is one array goes, if it has this `shape` and `dtype`; `None` where nothing has."""
-        self.shape = None if rows is None else rows.shape[1:]
-        self.dtype = None if rows is None else rows.dtype
+        numbers = (buffer.rewards, buffer.terminations, buffer.truncations)
+        self.plain = None if rows is None else EnvSink.over(rows, *numbers)
+        """The same, natively: it takes what needs no conversion. ``None``: every result is for Python."""
         self.write: Callable[[int, Any], None] = self._write_parts if rows is None else _row_writer(rows, "")
         self._writers = [
             None if array is None else _row_writer(array, part.path)
@@ -455,25 +456,18 @@ class Source:
     def __init__(self, layout: SpaceLayout, arrays: list[Array | None], envs: range) -> None:
         self._layout, self._first = layout, envs.start
         self._arrays = [None if array is None else array[envs.start : envs.stop] for array in arrays]
-        self._given: dict[int, Any] = {}
         self.loose = bool(layout.loose)
-        self._whole = list(envs)
+        """Whether actions come by the pipe, whole."""
 
-    def accept(self, given: dict[int, Any]) -> None:
-        """Whole actions, of a space that has loose parts."""
-        self._given = given
-
-    def take(self, envs: list[int]) -> Sequence[Any] | Array:
+    def take(self, envs: list[int] | None) -> Sequence[Any] | Array:
         """One action for each. Copies: an environment may keep its action for longer than the shared memory does."""
-        if self.loose:
-            return [self._given[env] for env in envs]
         parts: list[Array] = []
         for array in self._arrays:
             assert array is not None  # no loose parts
-            parts.append(array.copy() if envs == self._whole else array[[env - self._first for env in envs]])
+            parts.append(array.copy() if envs is None else array[[env - self._first for env in envs]])
         if self._layout.single:
             return parts[0]
-        return [self._layout.build([part[row] for part in parts]) for row in range(len(envs))]
+        return [self._layout.build(row) for row in zip(*parts, strict=True)]
 
 
 def describe_end(exitcode: int | None) -> str:
