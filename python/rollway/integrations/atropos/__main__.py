@@ -68,6 +68,9 @@ def serve_api(arguments: list[str]) -> None:
     parser.add_argument("--tcp-port", type=int, help="let environments on other machines in at this port")
     parser.add_argument("--tcp-host", default="127.0.0.1", help="address to listen on for them")
     parser.add_argument("--token-file", type=Path, help="file with the secret that they have to know")
+    parser.add_argument(
+        "--lane-bytes", type=int, default=64 << 20, help="room for the groups of each environment; one has to fit"
+    )
     chosen = parser.parse_args(arguments)
     transports: list[rollway.ShmTransport | rollway.TcpTransport] = []
     if chosen.shm_name is not None:
@@ -81,7 +84,7 @@ def serve_api(arguments: list[str]) -> None:
     if not transports:
         parser.error("say how environments come in: --shm-name, --tcp-port, or both")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the records are closed on the way out
-    with rollway.RecordServer(ATROPOS_SCHEMA, transports) as server:
+    with rollway.RecordServer(ATROPOS_SCHEMA, transports, lane_bytes=chosen.lane_bytes) as server:
         try:
             sys.exit(asyncio.run(hub.serve(server, chosen.host, chosen.port)))
         except KeyboardInterrupt:
