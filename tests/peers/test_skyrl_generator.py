@@ -395,6 +395,23 @@ def test_a_timeout_says_what_is_missing_and_who_is_attached(server, env):
     assert len(run(generator.generate(batch("1", "2", size=2)))["rewards"]) == 4  # it had taken nothing
 
 
+def test_a_timeout_says_that_a_call_may_hold_all_that_an_environment_has_room_for(server, env):
+    generator = generator_of(server, timeout_s=0.5)
+    for number in range(64):  # as many as its lane takes
+        send_group(env, f"{number:03}")
+    call = generator.generate(batch(*(f"{number:03}" for number in range(65))))
+    with pytest.raises(
+        TrajectoryTimeout, match=r"A lane has room for 1,048,576 bytes and 64 records; held are .* and 64"
+    ):
+        run(call)
+
+
+@pytest.mark.parametrize("setting", [{"timeout_s": float("nan")}, {"max_staleness": -1}, {"max_stash": -1}])
+def test_numbers_that_mean_nothing_are_refused(server, setting):
+    with pytest.raises(rollway.InvalidArgument, match=f"{next(iter(setting))} = .* is out of range"):
+        generator_of(server, **setting)
+
+
 def test_a_timeout_says_who_was_not_let_in():
     with rollway.RecordServer(made.ATROPOS_SCHEMA, rollway.TcpTransport()) as server:
         with pytest.raises(rollway.SchemaMismatch):
