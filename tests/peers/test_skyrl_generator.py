@@ -155,6 +155,15 @@ def test_a_stream_fills_the_places_in_order_and_keeps_groups_together(server, en
     assert output["trajectory_ids"] == ids("1", "2", size=2)
 
 
+@pytest.mark.parametrize("match", ["stream", "id"])
+def test_the_same_instance_may_be_asked_for_again_in_a_row(server, env, match):
+    generator = generator_of(server, group_size=2, match=match)
+    send_group(env, "a", 2, step=0, marks=[1])
+    send_group(env, "a", 2, step=1, marks=[2])
+    output = run(generator.generate(batch("a", "a", size=2)))
+    assert output["prompt_token_ids"] == [[1, 0], [1, 1], [2, 0], [2, 1]]
+
+
 def test_records_that_come_in_any_order_are_sorted_by_repetition(server, env):
     generator = generator_of(server, group_size=3)
     send_group(env, "x", size=3, order=[2, 0, 1])
