@@ -771,6 +771,16 @@ def test_the_environment_class_is_left_alone_and_its_settings_are_kept():
     assert issubclass(type("Mine", (RollwayTransportMixin, ToyEnv), {}), ToyEnv)
 
 
+def test_the_mixin_must_stand_before_an_environment():
+    with pytest.raises(TypeError, match="Wrong: RollwayTransportMixin must stand before an Atropos environment"):
+
+        class Wrong(ToyEnv, RollwayTransportMixin):
+            """Would send by HTTP, whatever its settings say."""
+
+    with pytest.raises(TypeError, match="dict: RollwayTransportMixin must stand before an Atropos environment"):
+        with_transport(dict)
+
+
 def test_a_field_that_means_something_else_already_is_refused():
     class Clash(base.BaseEnvConfig):
         transport: str = "bicycle"
