@@ -247,6 +247,15 @@ def test_a_worker_that_ends_is_reported_with_its_environment_and_the_reason(acti
         assert caught.value.env_ids == [1]
 
 
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (40, "signal 40")])
+def test_the_signal_that_ended_a_worker_is_named_also_if_it_has_no_name(number, name):
+    with rollway.make_vec(counters(2), num_workers=1) as envs:
+        envs.reset()
+        os.kill(envs.call("pid")[0], number)
+        with pytest.raises(rollway.EnvDied, match=f"ended: killed by {name}"):
+            envs.step(actions(2))
+
+
 def test_a_worker_killed_while_it_is_idle_is_reported_with_the_next_step():
     with rollway.make_vec(counters(4), num_workers=2) as envs:
         envs.reset()
