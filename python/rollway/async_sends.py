@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
@@ -91,7 +92,11 @@ class AsyncSends:
         return True
 
     async def send_many_async(self: _Client, data: Any, *, version: int = 0, timeout: float | None = None) -> int:
-        """As `send_many`, for asyncio. When it fails, ``error.sent`` samples are sent."""
+        """As `send_many`, for asyncio. When it fails or is cancelled, ``error.sent`` samples are sent.
+
+        A task that is cancelled before it ran has sent nothing, and its `CancelledError` has no ``sent``. The
+        `TimeoutError` of `asyncio.timeout` and `asyncio.wait_for` has the `CancelledError` as its cause.
+        """
         if not self.blocks:
             return self.send_many(data, version=version)
         deadline, sent, rest = deadline_of(timeout), 0, data
@@ -104,6 +109,9 @@ class AsyncSends:
                 await self._room(deadline, timeout)
         except RollwayError as error:
             error.sent += sent
+            raise
+        except asyncio.CancelledError as cancelled:
+            cancelled.sent = sent  # type: ignore[attr-defined]
             raise
 
     async def _room(self: _Client, deadline: float | None, timeout: float | None) -> None:
