@@ -41,20 +41,33 @@ def deadline_of(timeout: float | None) -> float | None:
 
 
 class Vigil:
-    """Notices that every learner is dead, and that none has come back for too long: then nobody will ring."""
+    """Notices that every learner is dead, and that none has come back for too long, or can: then nobody will ring."""
 
-    def __init__(self, learners: Callable[[], tuple[int, list[int]]], limit_s: float | None) -> None:
+    def __init__(
+        self,
+        learners: Callable[[], tuple[int, list[int]]],
+        is_forsaken: Callable[[], bool],
+        limit_s: float | None,
+    ) -> None:
         self._learners = learners
+        self._is_forsaken = is_forsaken
         self._limit_s = limit_s
 
     def look(self, alone_since: float | None) -> float | None:
-        """Since when we have been alone, if we are. Raises `PeerDied` when that is too long ago."""
+        """Since when we have been alone, if we are. Raises `PeerDied` when that is too long ago, or for ever."""
         alive, died = self._learners()
-        if alive or not died or self._limit_s is None:
+        if alive or not died:
+            return None
+        pids = ", ".join(map(str, died))
+        if self._is_forsaken():
+            raise PeerDied(
+                f"the learner died (pid {pids}), and the name is gone: nobody can take its place. Start another "
+                "learner, and attach to it anew"
+            )
+        if self._limit_s is None:
             return None
         now = time.monotonic()
         if alone_since is not None and now - alone_since >= self._limit_s:
-            pids = ", ".join(map(str, died))
             raise PeerDied(
                 f"the learner died (pid {pids}) and nobody took its place in {self._limit_s} s: there is no room. "
                 "Start a learner with the same name to go on, or raise peer_timeout_s"
