@@ -316,6 +316,31 @@ def test_a_policy_begins_it_anew_and_the_others_go_on(action, mode):
             assert rewards[2] == 0 and infos["seed"][2] > 0  # a seed that follows from the first one
 
 
+@pytest.mark.parametrize("restart", [None, FaultPolicy(max_restarts=1)], ids=["none", "policy"])
+@pytest.mark.parametrize("way", ["step", "send"])
+def test_a_step_of_a_finished_environment_is_the_callers_fault_and_costs_no_restart(way, restart):
+    makers = [lambda: Counter(0, length=2), lambda: Counter(1)]
+    with rollway.make_vec(makers, num_workers=1, restart=restart, autoreset_mode="Disabled") as envs:
+        envs.reset(seed=1)
+        envs.set_attr("gate", ["mine", None])  # lost when an environment is made again
+        for _ in range(2):
+            *_, truncations, _ = envs.step(actions(2))
+        assert truncations.tolist() == [True, False]
+        for _ in range(3):
+            with pytest.raises(rollway.EnvRaised, match=r"environment 0 was not stepped: .*reset_mask") as caught:
+                if way == "step":
+                    envs.step(actions(2))
+                else:
+                    envs.send(actions(1), [0])
+                    envs.recv()
+            assert caught.value.env_ids == [0]
+        observations, _ = envs.reset(options={"reset_mask": truncations})
+        assert observations[:, 1].tolist() == [0, 5 if way == "step" else 2]  # the other has done its steps
+        assert envs.get_attr("gate") == ("mine", None)
+        if restart is not None:
+            assert "ZeroDivisionError" in envs.step(actions(2, e0=RAISE))[4]["fault"][0]
+
+
 @pytest.mark.parametrize("seed", [-5, "level 3"])
 def test_an_environment_with_a_seed_of_its_own_kind_is_begun_anew_with_it(seed):
     class Level(Counter):

@@ -8,6 +8,8 @@ from typing import Any
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
+from rollway.vector_env.task import EpisodeOver
+
 Notes = list[dict[str, Any]]
 """What there is to tell beside the arrays: infos, in the order in which they are to be merged."""
 Step = Callable[[Any], Any]
@@ -65,7 +67,7 @@ class Member:
     def special(self) -> Outcome:
         """In place of a step, when the episode is over."""
         if self._mode is AutoresetMode.DISABLED:
-            raise RuntimeError(
+            raise EpisodeOver(
                 "the episode is over, and autoreset is disabled: call "
                 "reset(options={'reset_mask': terminated | truncated}) first"
             )

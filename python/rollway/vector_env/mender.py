@@ -47,8 +47,8 @@ class Mender:
         """Places in others' memory, of which successors have to know."""
 
     def raised(self, env: int, fault: Fault) -> None:
-        """An environment has raised: it is made again, alone."""
-        if not self._patience.bears(env):
+        """An environment has raised: it is made again, alone. Unless it is as it was, and the caller mistaken."""
+        if fault.is_callers or not self._patience.bears(env):
             self._losses.arrived([env])
             self._allowance.anew.discard(env)
             raise_fault([env], fault, "raised")

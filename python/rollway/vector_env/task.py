@@ -31,6 +31,10 @@ RESTORED = 8
 """The environment was begun anew instead; its last episode ended with a fault."""
 
 
+class EpisodeOver(RuntimeError):
+    """A step was asked of an environment that has none left: the caller's mistake, not a fault of the environment."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """An exception in an environment, told in words that survive the way."""
@@ -40,6 +44,8 @@ class Fault:
     traceback: str
     pickled: bytes | None
     """The exception itself, if it can travel."""
+    is_callers: bool
+    """Whether it is an `EpisodeOver`: nothing is broken."""
 
     @classmethod
     def of(cls, error: BaseException) -> Fault:
@@ -50,7 +56,8 @@ class Fault:
             pickle.loads(pickled)
         except Exception:  # noqa: BLE001 - whatever an exception of the user's does when it is pickled
             pickled = None
-        return cls(summary, "".join(traceback.format_exception(error)), pickled)
+        told = "".join(traceback.format_exception(error))
+        return cls(summary, told, pickled, isinstance(error, EpisodeOver))
 
     def cause(self) -> BaseException | None:
         """The exception itself, for ``raise … from``, if this process knows its class."""
