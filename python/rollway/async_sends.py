@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
@@ -40,20 +41,33 @@ def deadline_of(timeout: float | None) -> float | None:
 
 
 class Vigil:
-    """Notices that every learner is dead, and that none has come back for too long: then nobody will ring."""
+    """Notices that every learner is dead, and that none has come back for too long, or can: then nobody will ring."""
 
-    def __init__(self, learners: Callable[[], tuple[int, list[int]]], limit_s: float | None) -> None:
+    def __init__(
+        self,
+        learners: Callable[[], tuple[int, list[int]]],
+        is_forsaken: Callable[[], bool],
+        limit_s: float | None,
+    ) -> None:
         self._learners = learners
+        self._is_forsaken = is_forsaken
         self._limit_s = limit_s
 
     def look(self, alone_since: float | None) -> float | None:
-        """Since when we have been alone, if we are. Raises `PeerDied` when that is too long ago."""
+        """Since when we have been alone, if we are. Raises `PeerDied` when that is too long ago, or for ever."""
         alive, died = self._learners()
-        if alive or not died or self._limit_s is None:
+        if alive or not died:
+            return None
+        pids = ", ".join(map(str, died))
+        if self._is_forsaken():
+            raise PeerDied(
+                f"the learner died (pid {pids}), and the name is gone: nobody can take its place. Start another "
+                "learner, and attach to it anew"
+            )
+        if self._limit_s is None:
             return None
         now = time.monotonic()
         if alone_since is not None and now - alone_since >= self._limit_s:
-            pids = ", ".join(map(str, died))
             raise PeerDied(
                 f"the learner died (pid {pids}) and nobody took its place in {self._limit_s} s: there is no room. "
                 "Start a learner with the same name to go on, or raise peer_timeout_s"
@@ -91,7 +105,11 @@ class AsyncSends:
         return True
 
     async def send_many_async(self: _Client, data: Any, *, version: int = 0, timeout: float | None = None) -> int:
-        """As `send_many`, for asyncio. When it fails, ``error.sent`` samples are sent."""
+        """As `send_many`, for asyncio. When it fails or is cancelled, ``error.sent`` samples are sent.
+
+        A task that is cancelled before it ran has sent nothing, and its `CancelledError` has no ``sent``. The
+        `TimeoutError` of `asyncio.timeout` and `asyncio.wait_for` has the `CancelledError` as its cause.
+        """
         if not self.blocks:
             return self.send_many(data, version=version)
         deadline, sent, rest = deadline_of(timeout), 0, data
@@ -104,6 +122,9 @@ class AsyncSends:
                 await self._room(deadline, timeout)
         except RollwayError as error:
             error.sent += sent
+            raise
+        except asyncio.CancelledError as cancelled:
+            cancelled.sent = sent  # type: ignore[attr-defined]
             raise
 
     async def _room(self: _Client, deadline: float | None, timeout: float | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rollway._core import Record, RecordTable, plan_budget
-from rollway.errors import InvalidArgument
+from rollway.errors import InvalidArgument, SchemaMismatch
 from rollway.record_schema import RaggedLeaf, RecordSchema, convert
 from rollway.schema import as_array, describe
 
@@ -70,9 +70,11 @@ def pad(
     """Records as ``[B, T]`` arrays with a mask.
 
     Args:
-        records: Records of one schema that were not released. They may be released when this returns.
+        records: Records of one schema that were not released. They may be released when this returns. A tombstone is
+            an empty row.
         leaves: Which leaves; all of them when left out.
         length: T; for each leaf as long as the longest when left out. A record that is longer is an error, not cut.
+            With it the shape of ``out`` does not depend on the records, but for their number.
         side: Where the padding goes: behind the data (``"right"``) or in front of it.
         fill: What to pad with, by ragged leaf, one value or one row; zero when left out.
         by: The leaf that the mask and the lengths are of; the first ragged one when left out.
@@ -89,6 +91,8 @@ def pad(
     """
     if side not in ("right", "left"):
         raise InvalidArgument(f"side is {side!r}; it must be 'right' or 'left'")
+    if fill is not None and not isinstance(fill, Mapping):
+        raise InvalidArgument(f"fill is {fill!r:.50}; give it by leaf, like {{'tokens': -1}}")
     table = _Table(records, leaves)
     table.check_ragged(fill or ())
     measure = table.ragged(by)
@@ -178,12 +182,14 @@ class _Table:
         self.records = records if isinstance(records, list) else list(records)
         self.native = RecordTable(self.records)
         self.schema = self.native.plan.schema
+        if isinstance(leaves, str):
+            raise InvalidArgument(f"leaves is the text {leaves!r}; give a list, like [{leaves!r}]")
         unknown = [name for name in leaves or () if name not in self.schema]
         if unknown:
             raise InvalidArgument(
                 f"there is no leaf {', '.join(map(repr, unknown))}; there are {', '.join(self.schema)}"
             )
-        self.leaves = tuple(self.schema[name] for name in leaves) if leaves else self.schema.leaves
+        self.leaves = self.schema.leaves if leaves is None else tuple(self.schema[name] for name in leaves)
 
     def index(self, leaf: RaggedLeaf) -> int:
         return self.schema.leaves.index(leaf)
@@ -228,6 +234,8 @@ class _Outputs:
     """Where the arrays of a batch go: into what the caller gave, or into new ones."""
 
     def __init__(self, given: Mapping[str, Any] | None) -> None:
+        if given is not None and not isinstance(given, Mapping):
+            raise InvalidArgument(f"out is a {type(given).__name__}; give a dict by leaf, like {{'tokens': tensor}}")
         self._given = dict(given or {})
 
     def take(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], longer: bool = False) -> tuple[Any, Array]:
@@ -236,17 +244,30 @@ class _Outputs:
             made = np.empty(shape, dtype)
             return made, made
         kept = self._given.pop(name)
-        array = as_array(kept, name, None)
+        array = _memory(name, kept)
         if longer and array.ndim and array.shape[1:] == shape[1:] and array.shape[0] > shape[0]:
             kept, array = kept[: shape[0]], array[: shape[0]]
         if array.dtype != dtype or array.shape != shape:
             given = describe(array.dtype, array.shape)
             raise InvalidArgument(f"out['{name}'] is {given}, but the batch needs {describe(dtype, shape)}")
+        if not (array.flags.c_contiguous and array.flags.writeable):
+            raise InvalidArgument(f"out['{name}'] must be contiguous, and writable")
         return kept, array
 
     def check_all_used(self) -> None:
         if self._given:
             raise InvalidArgument(f"out has {', '.join(map(repr, self._given))}, which the batch does not")
+
+
+def _memory(name: str, given: Any) -> Array:
+    """The array over the memory of what the caller gave."""
+    try:
+        return as_array(given, name, None)
+    except SchemaMismatch:
+        where = f"on {given.device}" if hasattr(given, "device") else f"a {type(given).__name__}"
+        raise InvalidArgument(
+            f"out['{name}'] is {where}; it must be a numpy array or a tensor in the memory of the CPU, pinned or not"
+        ) from None
 
 
 def _fill(leaf: RaggedLeaf, value: Any) -> bytes:

@@ -19,6 +19,7 @@ from rollway._core import RecordPlan
 from rollway.errors import ForeignSchema, SchemaMismatch
 from rollway.schema import as_array, describe, dtype_text, explain, leaves_differ
 
+_EXAMPLE = "{'tokens': 'int32[*]'}"
 _NOTATION = re.compile(r"(\w+)\[([^\]]*)\]")
 _VOID = re.compile(r"void(\d{1,12})")  # numpy's name of a dtype of plain bytes, with their bits
 
@@ -57,8 +58,10 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
     """
 
     def __init__(self, leaves: Mapping[str, str]) -> None:
+        if not isinstance(leaves, Mapping):
+            raise SchemaMismatch(f"the schema is a {type(leaves).__name__}; it must be a dict, like {_EXAMPLE}")
         if not leaves:
-            raise SchemaMismatch("the schema has no leaves: give at least one, like {'tokens': 'int32[*]'}")
+            raise SchemaMismatch(f"the schema has no leaves: give at least one, like {_EXAMPLE}")
         self._hold({name: _leaf(name, notation) for name, notation in leaves.items()})
 
     def _hold(self, leaves: dict[str, RaggedLeaf]) -> None:
@@ -117,7 +120,7 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
 
     def explain(self, foreign: ForeignSchema) -> SchemaMismatch:
         """Says how a schema elsewhere differs from this one."""
-        return explain(self.text, foreign)
+        return explain(self.text, foreign, "schema")
 
 
 def _known(name: str) -> np.dtype[Any]:

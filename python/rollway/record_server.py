@@ -68,6 +68,7 @@ class RecordServer(Hosting):
                 raise InvalidArgument(f"{what} = {value} is out of range: at least 1")
         self._producer: RecordProducer | None = None
         self._peer_timeout_s = peer_timeout_s
+        self._max_records = max_records or max(lane_bytes // _RECORD_BYTES, 64)  # for each lane
         shm, transports = sort_out(transport)
         options = shm or ShmTransport("in-process")
         try:
@@ -76,7 +77,7 @@ class RecordServer(Hosting):
                 shm.name if shm else None,
                 lanes=lanes,
                 lane_bytes=lane_bytes,
-                max_records=max_records or max(lane_bytes // _RECORD_BYTES, 64),
+                max_records=self._max_records,
                 auto_named=options.auto_named,
                 if_exists=options.if_exists,
                 max_peers=options.max_peers,
@@ -176,6 +177,18 @@ class RecordServer(Hosting):
         """What was published last, by this learner or the one before it; 0 before the first."""
         return self._consumer.published_version
 
+    def crowding(self) -> str:
+        """For who waited in vain: that what learners hold may be all that fits into a worker's lane. Or nothing."""
+        stats = self._consumer.stats()
+        lane_bytes, held, held_bytes = stats["lane_bytes"], stats["taken_records"], stats["taken_bytes"]
+        if stats["ready_records"] or (2 * held_bytes < lane_bytes and 2 * held < self._max_records):
+            return ""
+        return (
+            f" A lane has room for {lane_bytes:,} bytes and {self._max_records:,} records; held are {held_bytes:,} and "
+            f"{held:,}. If they come from one worker, it has no room: release some, or make its lane larger "
+            "(lane_bytes, and with it the records)."
+        )
+
     def close(self) -> None:
         """Shuts the records down and removes their name. Workers get `ConnectionClosedError`.
 
@@ -206,7 +219,7 @@ class RecordServer(Hosting):
         return WaitTimeout(
             f"no record within {timeout} s: {stats['reserved_records']} are being written, "
             f"{stats['taken_records']} are held by learners; {alive} producers attached, {len(died)} died."
-            f"{not_let_in(self.refusals)}"
+            f"{self.crowding()}{not_let_in(self.refusals)}"
         )
 
 

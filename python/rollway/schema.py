@@ -187,9 +187,9 @@ def leaves_differ(what: str, wanted: Set[str], given: Set[str]) -> SchemaMismatc
     return SchemaMismatch(f"the {what} does not have the leaves of the schema: {'; '.join(parts)}")
 
 
-def explain(text: bytes, foreign: ForeignSchema) -> SchemaMismatch:
-    """Says how a schema elsewhere differs from the one with this text."""
-    where, advice = foreign.place, "start both sides with the same example"
+def explain(text: bytes, foreign: ForeignSchema, given: str = "example") -> SchemaMismatch:
+    """Says how a schema elsewhere differs from the one with this text. ``given``: what both sides are started with."""
+    where, advice = foreign.place, f"start both sides with the same {given}"
     try:
         theirs = _described(foreign.text)
     except (ValueError, TypeError):

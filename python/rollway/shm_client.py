@@ -60,7 +60,7 @@ class ShmClient(Producer, AsyncSends):
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
         self._bell = AsyncBell(super(ShmClient, self).sentry)
-        self._vigil = Vigil(super(ShmClient, self).learners, peer_timeout_s)
+        self._vigil = Vigil(super(ShmClient, self).learners, super(ShmClient, self).is_forsaken, peer_timeout_s)
         return self
 
     def wait(self, timeout: float | None = None) -> None:

@@ -62,7 +62,9 @@ class ShmRecordClient(RecordProducer, AsyncRecordSends):
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
         self._bell = AsyncBell(super(ShmRecordClient, self).sentry)
-        self._vigil = Vigil(super(ShmRecordClient, self).learners, peer_timeout_s)
+        self._vigil = Vigil(
+            super(ShmRecordClient, self).learners, super(ShmRecordClient, self).is_forsaken, peer_timeout_s
+        )
         return self
 
     def wait(self, timeout: float | None = None) -> None:

@@ -47,7 +47,7 @@ class WeightReading:
 
         ``since``: the version that they hold; then only leaves that changed after it are copied. 0 comes back, and
         nothing is touched, when nothing was written yet. Parameters are written under autograd's nose, as with
-        ``param.data.copy_``.
+        ``param.data.copy_``. One whose elements share memory, as after ``expand``, is refused.
         """
         places = self._tree.targets(state_dict)
         version, copied = self._core.read(places.leaves, places.addresses, since)

@@ -234,11 +234,12 @@ class WeightTree:
                 raise _differs(leaf, _torch_name(value.dtype), value.shape)
             if _is_plain(value, torch):
                 return value.data_ptr(), value, None
-            if value.device.type == "meta" or value.layout is not torch.strided or _repeats(value):
+            if value.device.type == "meta" or value.layout is not torch.strided:
                 raise SchemaMismatch(
-                    f"leaf '{leaf.path}' has no memory of its own to read into: {value.device}, "
-                    f"{value.layout}, strides {value.stride()}"
+                    f"leaf '{leaf.path}' has no memory of its own to read into: {value.device}, {value.layout}"
                 )
+            if _overlaps(leaf.shape, value.stride(), 1):
+                raise _folded(leaf, value.stride(), "clone")
             # Elsewhere, or not in one piece: by way of a tensor that is.
             scratch = torch.empty(leaf.shape, dtype=value.dtype)
             return scratch.data_ptr(), scratch, lambda: value.data.copy_(scratch)
@@ -251,6 +252,8 @@ class WeightTree:
             raise _differs(leaf, value.dtype.name, value.shape)
         if value.flags.c_contiguous:
             return _address(value), value, None
+        if _overlaps(leaf.shape, value.strides, value.itemsize):
+            raise _folded(leaf, value.strides, "copy")
         array = np.empty(leaf.shape, value.dtype)
         return _address(array), array, lambda: np.copyto(value, array)
 
@@ -387,9 +390,31 @@ def _plain(tensor: Any, torch: Any, leaf: WeightLeaf) -> Any:
     return tensor.detach().cpu().resolve_neg().resolve_conj().contiguous()
 
 
-def _repeats(tensor: Any) -> bool:
-    """Whether several elements share one place in memory, as after ``expand``."""
-    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...], element: int) -> bool:
+    """Whether elements share memory, as after ``expand``. ``element``: how large one is, in units of the strides."""
+    axes = sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True) if size > 1)
+    if 0 in shape:
+        return False
+    extent = element
+    for stride, size in axes:
+        if stride < extent:
+            break
+        extent += stride * (size - 1)
+    else:
+        return False  # Each axis steps over all that those before it span. So does nearly everything.
+    if axes[0][0] == 0:
+        return True
+    offsets = np.zeros(1, np.int64)
+    for stride, size in axes:
+        offsets = np.add.outer(offsets, stride * np.arange(size)).ravel()
+    return bool((np.diff(np.sort(offsets)) < element).any())
+
+
+def _folded(leaf: WeightLeaf, strides: tuple[int, ...], copy: str) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"leaf '{leaf.path}' overlaps itself: several of its elements are in one place in memory (strides {strides}), "
+        f"and cannot be read one by one. Read into a {copy} of it: .{copy}()"
+    )
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:

@@ -46,7 +46,8 @@ class ZeroCopySHMBuffer:
 
     Args:
         name: What the others attach to.
-        size: Entries that each writer may have in the buffer, rounded up to a power of two.
+        size: Entries that each writer may have in the buffer, rounded up to a power of two. This and the three below
+            are the creator's to say, and not read by who attaches: every buffer takes entries of any size.
         entry_size: Tokens of one entry. With the two below it says how much room a writer may take; memory is taken
             only as it is used.
         instance_id_len: Bytes of its id.
@@ -78,6 +79,10 @@ class ZeroCopySHMBuffer:
         for what, (value, least, most) in ranges.items():
             if not least <= value <= most:
                 raise InvalidArgument(f"{what} = {value} is out of range: {least:,} to {most:,}")
+        if not isinstance(name, str):
+            raise InvalidArgument(f"name is {name!r}; it must be text, for others to attach to")
+        if write_timeout_s is not None and not write_timeout_s >= 0:
+            raise InvalidArgument(f"write_timeout_s = {write_timeout_s} is out of range: seconds from 0 on, or None")
         self.name = name
         self._write_timeout_s = write_timeout_s
         self._plan = _SCHEMA.plan()
@@ -156,7 +161,7 @@ class ZeroCopySHMBuffer:
             "repetition_id": key.repetition_id,
             "score": record["score"].item(),
             "tokens": record["tokens"],
-            "metadata": record.metadata or {},
+            "metadata": {} if (metadata := record.metadata) is None else metadata,
         }
 
     def close(self, unlink: bool = False) -> None:

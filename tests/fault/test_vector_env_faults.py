@@ -118,10 +118,10 @@ def test_what_a_worker_cannot_unpickle_is_told_and_the_worker_lives_on(policy):
         assert envs.call("pid") == pids
         envs.reset()
         envs.send(((), (), (Unreadable(),)), [2, 0, 1])
-        with pytest.raises(rollway.EnvRaised, match=r"environment 0 raised.*cannot be unpickled"):
+        with pytest.raises(rollway.EnvRaised, match=r"environment 0 was left as it was.*cannot be unpickled"):
             envs.recv()
         envs.send(((),), [0])
-        with pytest.raises(rollway.EnvRaised, match="environment 1 raised"):
+        with pytest.raises(rollway.EnvRaised, match="environment 1 was left"):
             envs.recv()
         envs.send(((),), [1])
         assert envs.recv()[1].tolist() == [1] * 3
@@ -265,6 +265,15 @@ def test_a_worker_that_ends_is_reported_with_its_environment_and_the_reason(acti
         assert caught.value.env_ids == [1]
 
 
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "SIGTERM"), (40, "signal 40")])
+def test_the_signal_that_ended_a_worker_is_named_also_if_it_has_no_name(number, name):
+    with rollway.make_vec(counters(2), num_workers=1) as envs:
+        envs.reset()
+        os.kill(envs.call("pid")[0], number)
+        with pytest.raises(rollway.EnvDied, match=f"ended: killed by {name}"):
+            envs.step(actions(2))
+
+
 def test_a_worker_killed_while_it_is_idle_is_reported_with_the_next_step():
     with rollway.make_vec(counters(4), num_workers=2) as envs:
         envs.reset()
@@ -323,6 +332,31 @@ def test_a_policy_begins_it_anew_and_the_others_go_on(action, mode):
         assert observations[:, 1].tolist() == [3, 3, 0 if mode is AutoresetMode.NEXT_STEP else 1, 3]
         if mode is AutoresetMode.NEXT_STEP:
             assert rewards[2] == 0 and infos["seed"][2] > 0  # a seed that follows from the first one
+
+
+@pytest.mark.parametrize("restart", [None, FaultPolicy(max_restarts=1)], ids=["none", "policy"])
+@pytest.mark.parametrize("way", ["step", "send"])
+def test_a_step_of_a_finished_environment_is_the_callers_fault_and_costs_no_restart(way, restart):
+    makers = [lambda: Counter(0, length=2), lambda: Counter(1)]
+    with rollway.make_vec(makers, num_workers=1, restart=restart, autoreset_mode="Disabled") as envs:
+        envs.reset(seed=1)
+        envs.set_attr("gate", ["mine", None])  # lost when an environment is made again
+        for _ in range(2):
+            *_, truncations, _ = envs.step(actions(2))
+        assert truncations.tolist() == [True, False]
+        for _ in range(3):
+            with pytest.raises(rollway.EnvRaised, match=r"environment 0 was left as it was: .*reset_mask") as caught:
+                if way == "step":
+                    envs.step(actions(2))
+                else:
+                    envs.send(actions(1), [0])
+                    envs.recv()
+            assert caught.value.env_ids == [0]
+        observations, _ = envs.reset(options={"reset_mask": truncations})
+        assert observations[:, 1].tolist() == [0, 5 if way == "step" else 2]  # the other has done its steps
+        assert envs.get_attr("gate") == ("mine", None)
+        if restart is not None:
+            assert "ZeroDivisionError" in envs.step(actions(2, e0=RAISE))[4]["fault"][0]
 
 
 @pytest.mark.parametrize("seed", [-5, "level 3"])
@@ -385,22 +419,6 @@ def test_environments_that_shared_the_process_of_a_dead_one_are_truncated_too():
         envs.reset()
         truncations = envs.step(actions(4, e1=KILL))[3]
         assert truncations.tolist() == [True, True, False, False]
-
-
-def test_a_mistake_of_the_caller_is_told_and_begins_nothing_anew():
-    with rollway.make_vec(
-        counters(2, length=2), num_workers=1, restart=FaultPolicy(max_restarts=1), autoreset_mode="Disabled"
-    ) as envs:
-        envs.reset()
-        pids = envs.call("pid")
-        for _ in range(2):
-            truncations = envs.step(actions(2))[3]
-        for _ in range(3):  # more often than the policy would bear
-            with pytest.raises(rollway.EnvRaised, match="environment 0 raised: the episode is over"):
-                envs.step(actions(2))
-        assert envs.get_attr("count") == (2, 2)  # and they are still the same
-        assert envs.reset(options={"reset_mask": truncations})[0][:, 1].tolist() == [0, 0]
-        assert envs.step(actions(2))[1].tolist() == [1, 1] and envs.call("pid") == pids
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)

@@ -508,11 +508,15 @@ def test_over_tcp(make, tmp_path):
 # ── with Atropos' API server ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture
-def port():
+def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+@pytest.fixture
+def port():
+    return free_port()
 
 
 @contextlib.asynccontextmanager
@@ -715,6 +719,12 @@ def test_the_api_command_needs_a_way_in():
     assert ended.value.code == 2
 
 
+def test_the_api_command_takes_a_certificate_with_its_key_only(capsys):
+    with pytest.raises(SystemExit):
+        __main__.main(["api", "--tcp-port", "0", "--tls-cert", "cert.pem"])
+    assert "TLS needs --tls-cert and --tls-key, both" in capsys.readouterr().err
+
+
 def test_the_api_command_names_a_token_file_that_is_not_there(capsys, tmp_path):
     with pytest.raises(SystemExit) as ended:
         __main__.main(["api", "--tcp-port", "0", "--token-file", str(tmp_path / "none")])
@@ -759,6 +769,16 @@ def test_the_environment_class_is_left_alone_and_its_settings_are_kept():
     assert ToyEnv.env_config_cls is ToyConfig
     assert with_transport(transported) is transported
     assert issubclass(type("Mine", (RollwayTransportMixin, ToyEnv), {}), ToyEnv)
+
+
+def test_the_mixin_must_stand_before_an_environment():
+    with pytest.raises(TypeError, match="Wrong: RollwayTransportMixin must stand before an Atropos environment"):
+
+        class Wrong(ToyEnv, RollwayTransportMixin):
+            """Would send by HTTP, whatever its settings say."""
+
+    with pytest.raises(TypeError, match="dict: RollwayTransportMixin must stand before an Atropos environment"):
+        with_transport(dict)
 
 
 def test_a_field_that_means_something_else_already_is_refused():
@@ -889,6 +909,25 @@ def test_the_api_command_is_the_hub(name, make, port, launched):
     process.terminate()
     process.join(SECONDS)
     assert process.exitcode == 143
+
+
+def test_the_api_command_lets_environments_in_over_tcp_with_a_token_and_tls(
+    tmp_path, make, port, launched, authority, certificate
+):
+    token, tcp_port = tmp_path / "token", free_port()
+    token.write_text("a secret that both sides know")
+    listening = ["--tcp-port", str(tcp_port), "--token-file", str(token), "--lane-bytes", str(1 << 20)]
+    shown = ["--tls-cert", str(certificate.cert), "--tls-key", str(certificate.key)]
+    launched("api", "--host", "127.0.0.1", "--port", str(port), *listening, *shown)
+    joining = {"address": f"127.0.0.1:{tcp_port}", "token_file": str(token), "tls_ca": str(authority.pem)}
+
+    async def run():
+        async with trainer(port) as ask:
+            url = f"http://127.0.0.1:{port}"
+            async with running(make(ToyEnv, transport="tcp", delivery="hub", rollout_server_url=url, **joining)):
+                equal(await batches(ask, 1))
+
+    asyncio.run(run())
 
 
 def test_ctrl_c_ends_an_environment_and_leaves_what_it_had_sent(learner, tokenizer, launched):

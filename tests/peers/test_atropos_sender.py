@@ -85,7 +85,7 @@ def room_for_one_record_less(learner, sender):
 def test_a_send_that_is_cancelled_before_its_first_record_sends_nothing(learner, sender):
     async def run():
         held = room_for_one_record_less(learner, sender)
-        sending = asyncio.create_task(sender.send(group(length=3000), "a", 0))
+        sending = asyncio.create_task(sender.send(group(length=2500), "a", 0))
         await asyncio.sleep(0)  # it has begun, and waits for room
         assert not sending.done()
         sending.cancel()
@@ -121,22 +121,40 @@ def test_a_send_that_is_cancelled_in_the_middle_sends_the_rest(learner, sender):
     assert decode_group(whole.records) == group(size=8, length=600)
 
 
-def test_a_group_of_which_one_record_is_too_large_is_buried(learner, sender):
-    mixed = group()
-    mixed["tokens"][1] = mixed["masks"][1] = [1] * 20_000
-
+@pytest.mark.parametrize(
+    "large",
+    [group(size=3, length=5_000), {**group(), "images": ["x" * 30_000] * 3}, {**group(), "images": "x" * 30_000}],
+    ids=["tokens", "images", "an image for all"],
+)
+def test_a_group_that_is_larger_than_a_lane_is_buried_though_each_of_its_records_would_fit(learner, sender, large):
     async def run():
-        with pytest.raises(rollway.RollwayError):
-            await sender.send(mixed, "a", 0)
-        await sender.send(group(), "b", 0)
+        async with asyncio.timeout(SECONDS):
+            with pytest.raises(rollway.RecordTooLarge, match=r"a group of 3 .* does not fit into a lane"):
+                await sender.send(large, "a", 0)
+            await sender.send(group(), "b", 0)
 
     asyncio.run(run())
     records = learner.read_many(10, SECONDS)
-    assert [(record.key.instance_id, record.is_tombstone) for record in records] == [
-        ("a", False),
-        ("a", True),
-        *[("b", False)] * 3,
-    ]
+    assert [(record.key.instance_id, record.is_tombstone) for record in records] == [("a", True), *[("b", False)] * 3]
+    assert "larger lane_bytes" in records[0].metadata["reason"]
+
+
+def test_over_tcp_a_group_of_which_one_record_is_too_large_is_buried():
+    mixed = group()
+    mixed["tokens"][1] = mixed["masks"][1] = [1] * 20_000
+
+    async def run(sender):
+        with pytest.raises(rollway.RecordTooLarge):
+            await sender.send(mixed, "a", 0)
+        await sender.send(group(), "b", 0)
+
+    with rollway.RecordServer(ATROPOS_SCHEMA, rollway.TcpTransport(), lane_bytes=64 << 10) as learner:
+        sender = TcpGroupSender(rollway.TcpRecordClient("localhost", learner.port, ATROPOS_SCHEMA), "run")
+        asyncio.run(run(sender))
+        sender.close()
+        records = [learner.read(SECONDS) for _ in range(5)]
+    assert [record.key.instance_id for record in records] == ["a", "a", "b", "b", "b"]
+    assert [record.is_tombstone for record in records] == [False, True, False, False, False]
     assert "lane" in records[1].metadata["reason"]
 
 
@@ -415,6 +433,28 @@ def test_over_tcp_what_waits_is_what_the_learner_has_not_taken_and_what_is_on_it
             senders[0].status()
         for sender in senders:
             sender.close()
+
+
+def test_a_reader_that_holds_much_of_what_an_environment_has_room_for_is_told_so(learner, sender):
+    async def run():
+        for _ in range(2):
+            await sender.send(group(size=2, length=1_500), "a", 0)
+
+    asyncio.run(run())
+    reader = GroupReader(learner)
+    held = [reader.read(SECONDS) for _ in range(2)]
+    with pytest.raises(rollway.WaitTimeout, match="A lane has room for 65,536 bytes and 64 records; held are"):
+        reader.read(0.01)
+    for one in held:
+        one.release()
+    with pytest.raises(rollway.WaitTimeout, match=r"1 producers attached, 0 died\.$"):
+        reader.read(0.01)
+
+
+@pytest.mark.parametrize("setting", [{"deadline_s": -1.0}, {"max_staleness": -1}, {"max_groups": 0}])
+def test_settings_that_mean_nothing_are_refused_before_the_first_record(learner, setting):
+    with pytest.raises(rollway.InvalidArgument, match=next(iter(setting))):
+        GroupReader(learner, **setting)
 
 
 def test_a_reader_that_waits_in_vain_says_who_is_there_and_who_was_not_let_in():

@@ -6,13 +6,15 @@ import pickle
 import signal
 
 import pytest
+import skyrl_records
 import skyrl_stage
 from skyrl_run import run_fixture, stage_fixture  # noqa: F401
 
 import rollway
 from conftest import until
+from rollway.integrations.atropos import ATROPOS_SCHEMA
 from rollway.integrations.skyrl import trainers
-from rollway.integrations.skyrl.config import prepare
+from rollway.integrations.skyrl.config import ExternalConfig, ExternalTrainConfig, prepare
 from rollway.integrations.skyrl.entrypoint import trainer_class
 
 PLAIN = [f"{name}={value}" for name, value in skyrl_stage.SETTINGS.items()]
@@ -55,6 +57,11 @@ def test_the_external_settings_are_read_and_the_config_can_be_sent_to_another_pr
         ("generator.external.on_missing=wait", "on_missing is 'wait'; it must be one of None, substitute, raise"),
         ("generator.external.if_exists=maybe", "if_exists is 'maybe'"),
         ("generator.external.tls_cert=cert.pem", "tls_cert and tls_key, both"),
+        ("generator.external.max_staleness=-1", "max_staleness = -1 is out of range: from 0 on, or null"),
+        ("generator.external.timeout_s=-1", "timeout_s = -1 is out of range"),
+        ("generator.external.peer_timeout_s=.nan", "peer_timeout_s = nan is out of range"),
+        ("generator.external.max_stash=-1", "max_stash = -1 is out of range: at least 0"),
+        ("generator.external.lanes=0", "lanes = 0 is out of range: at least 1"),
         ("generator.external.enabled=false", "backend=none needs generator.external.enabled=true"),
         ("generator.step_wise_trajectories=true", "step_wise_trajectories=true is not supported"),
         ("generator.vision_language_generator=true", "vision_language_generator=true is not supported"),
@@ -63,6 +70,19 @@ def test_the_external_settings_are_read_and_the_config_can_be_sent_to_another_pr
 def test_a_setting_that_cannot_be_is_refused_by_name(setting, message):
     with pytest.raises(rollway.InvalidArgument, match=message):
         prepare([*PLAIN, setting])
+
+
+def test_the_batch_of_skyrls_defaults_fits_into_the_lane_of_one_environment(name):
+    """A call of ``generate`` holds what has come until the last of it is there."""
+    wanted = ExternalTrainConfig()
+    asked = wanted.trainer.train_batch_size * wanted.generator.n_samples_per_prompt
+    with (
+        ExternalConfig(shm_name=name).open() as server,
+        rollway.ShmRecordClient(name, ATROPOS_SCHEMA, on_full="error") as environment,
+    ):
+        for _ in range(asked):
+            environment.send(skyrl_records.data())
+        assert server.stats()["ready_records"] == asked == 5120
 
 
 def test_an_unknown_setting_is_refused_by_skyrl_itself():

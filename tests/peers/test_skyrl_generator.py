@@ -155,6 +155,15 @@ def test_a_stream_fills_the_places_in_order_and_keeps_groups_together(server, en
     assert output["trajectory_ids"] == ids("1", "2", size=2)
 
 
+@pytest.mark.parametrize("match", ["stream", "id"])
+def test_the_same_instance_may_be_asked_for_again_in_a_row(server, env, match):
+    generator = generator_of(server, group_size=2, match=match)
+    send_group(env, "a", 2, step=0, marks=[1])
+    send_group(env, "a", 2, step=1, marks=[2])
+    output = run(generator.generate(batch("a", "a", size=2)))
+    assert output["prompt_token_ids"] == [[1, 0], [1, 1], [2, 0], [2, 1]]
+
+
 def test_records_that_come_in_any_order_are_sorted_by_repetition(server, env):
     generator = generator_of(server, group_size=3)
     send_group(env, "x", size=3, order=[2, 0, 1])
@@ -393,6 +402,23 @@ def test_a_timeout_says_what_is_missing_and_who_is_attached(server, env):
     send_group(env, "x", size=2, order=[0])
     send_group(env, "y", size=2)
     assert len(run(generator.generate(batch("1", "2", size=2)))["rewards"]) == 4  # it had taken nothing
+
+
+def test_a_timeout_says_that_a_call_may_hold_all_that_an_environment_has_room_for(server, env):
+    generator = generator_of(server, timeout_s=0.5)
+    for number in range(64):  # as many as its lane takes
+        send_group(env, f"{number:03}")
+    call = generator.generate(batch(*(f"{number:03}" for number in range(65))))
+    with pytest.raises(
+        TrajectoryTimeout, match=r"A lane has room for 1,048,576 bytes and 64 records; held are .* and 64"
+    ):
+        run(call)
+
+
+@pytest.mark.parametrize("setting", [{"timeout_s": float("nan")}, {"max_staleness": -1}, {"max_stash": -1}])
+def test_numbers_that_mean_nothing_are_refused(server, setting):
+    with pytest.raises(rollway.InvalidArgument, match=f"{next(iter(setting))} = .* is out of range"):
+        generator_of(server, **setting)
 
 
 def test_a_timeout_says_who_was_not_let_in():

@@ -101,6 +101,31 @@ def test_a_trainer_that_dies_before_it_is_ready_is_named(launch, script, name):
     assert "the trainer (pid" in errors and f"ended with exit code 3 before it had made the segment '{name}'" in errors
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--trainer", "", "--env", "true"], "a command is empty: nothing was started"),
+        (["--trainer", "touch {started}", "--env", ""], "a command is empty: nothing was started"),
+        (["--trainer", "touch {started}", "--env", "bash -c 'oops"], "not quoted as a shell wants it: No closing"),
+        (["--trainer", "true", "--env", "true", "--ready-timeout-s", "nan"], "'nan' is no number of seconds"),
+    ],
+)
+def test_a_command_line_that_cannot_be_meant_starts_nothing(launch, tmp_path, name, arguments, message):
+    started = tmp_path / "started"
+    process = launch("--shm-name", name, *(one.format(started=started) for one in arguments))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode in (1, 2) and message in errors and "Traceback" not in errors
+    assert not started.exists()
+
+
+def test_a_trainer_that_is_killed_by_a_signal_without_a_name_is_named_with_its_number(launch, script, name):
+    trainer = script("trainer", "import os; os.kill(os.getpid(), 40)")
+    process = launch("--shm-name", name, "--trainer", trainer, "--env", "true")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"was killed by signal 40 before it had made the segment '{name}'" in errors
+
+
 def test_a_trainer_that_is_never_ready_is_stopped(launch, script, name):
     process = launch("--shm-name", name, "--trainer", script("t", SLEEPER), "--env", "true", "--ready-timeout-s", "0.5")
     grandchild = int(process.stdout.readline().split()[1])

@@ -66,8 +66,12 @@ def test_tensors_that_are_not_in_one_piece_are_read_and_written_as_they_look(nam
         into = {"a": torch.zeros(4, 6).T, "b": torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)}
         assert sync.read_weights_into(into) == 1
         assert_equal(into, source)
+        for overlapping in (torch.zeros(9).as_strided((6, 4), (1, 1)), torch.zeros(1, 1).expand(6, 4)):
+            with pytest.raises(rollway.SchemaMismatch, match=r"leaf 'a' overlaps itself.*\.clone\(\)"):
+                sync.read_weights_into({**into, "a": overlapping})
+            assert not overlapping.any()
         with pytest.raises(rollway.SchemaMismatch, match="leaf 'a' has no memory of its own"):
-            sync.read_weights_into({**into, "a": torch.zeros(1, 1).expand(6, 4)})
+            sync.read_weights_into({**into, "a": torch.empty(6, 4, device="meta")})
         one = torch.eye(6, 4)
         for odd in (torch.empty(6, 4, device="meta"), one.to_sparse(), one.to_sparse_csr()):
             with pytest.raises(rollway.SchemaMismatch, match=r"leaf 'a' is on .*: it has no bytes to copy"):

@@ -1,4 +1,6 @@
-"""A tiny environment for training tests: say back the number that you see. Also one that fails in the middle."""
+"""A tiny environment for training tests: say back the number that you see. Also some that fail: when they are made, or in the middle."""
+
+import multiprocessing
 
 import gymnasium
 import numpy as np
@@ -30,4 +32,26 @@ class Reach(gymnasium.Env):
         return self.seen(), reward, False, False, {}
 
 
+class Unmade(Reach):
+    def __init__(self):
+        raise RuntimeError("the simulator has no arm")
+
+
+class Single(Reach):
+    """The process that looks at it first can make it, and no other."""
+
+    def __init__(self):
+        if multiprocessing.parent_process() is not None:
+            raise RuntimeError("there is one arm only")
+        super().__init__()
+
+
+class Breaking(Reach):
+    def __init__(self):
+        super().__init__(fails_at=20)
+
+
 gymnasium.register("Reach-v0", Reach, max_episode_steps=8)
+gymnasium.register("Unmade-v0", Unmade)
+gymnasium.register("Single-v0", Single, max_episode_steps=8)
+gymnasium.register("Breaking-v0", Breaking, max_episode_steps=8)

@@ -13,7 +13,7 @@ import pytest
 
 import rollway
 from conftest import until
-from rollway import RecordKey, ShmRecordClient
+from rollway import RecordKey, ShmRecordClient, _core
 
 SCHEMA = {"tokens": "int32[*]", "blob": "uint8[*]", "who": "int64[2]"}
 
@@ -242,6 +242,27 @@ def test_a_coroutine_that_waits_for_room_hears_of_the_learners_death(name, child
     asyncio.run(main())
     client.close()
     until(lambda: any(segment.name == name for segment in rollway.gc()))  # once the waiting thread has let go of it
+
+
+@pytest.mark.parametrize("kind", ["records", "ring"])
+def test_a_coroutine_that_waits_for_room_hears_that_no_learner_can_come(name, child, kind):
+    """As after a learner that was killed in the middle of `close`, when it had taken the name away."""
+    learner = child(LEARNER, name, kind)
+    learner.says("ready")
+    if kind == "records":
+        client, data = ShmRecordClient(name, SCHEMA, peer_timeout_s=None), content(1, 1)
+    else:
+        client, data = rollway.ShmClient(name, {"x": np.zeros(100)}, peer_timeout_s=None), {"x": np.zeros(100)}
+
+    async def fill():
+        while True:
+            await client.send_async(data)
+
+    (Path(_core.shm_directory()) / f"rollway.{name}").unlink()
+    learner.kill()
+    with pytest.raises(rollway.PeerDied, match=rf"pid {learner.pid}.*the name is gone.*attach to it anew"):
+        asyncio.run(asyncio.wait_for(fill(), 60))
+    client.close()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Samples over TCP between real processes: many workers, deaths, restarts, Ctrl-C, two hosts, and a long run."""
 
+import asyncio
 import contextlib
 import multiprocessing as mp
 import os
@@ -416,6 +417,35 @@ print("sent", flush=True); sys.stdin.readline()
         # It may come back, so this is no PeerDied.
         with pytest.raises(rollway.WaitTimeout, match=r"1 samples are committed, .*; 0 producers attached"):
             server.sample(timeout=0.5)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sample", "sample_async"])
+def test_a_second_learner_waits_as_long_as_the_first_may_let_remote_workers_in(name, child, asynchronous):
+    host = child(
+        PREAMBLE
+        + """
+transports = [rollway.ShmTransport(sys.argv[2]), rollway.TcpTransport()]
+with rollway.Server(EXAMPLE, 4, transports): print("serves", flush=True); sys.stdin.readline()
+""",
+        0,
+        name,
+    )
+    host.says("serves")
+    with rollway.Server(EXAMPLE, 4, rollway.ShmTransport(name), peer_timeout_s=0.1) as second:
+
+        def wait(timeout):
+            return asyncio.run(second.sample_async(timeout)) if asynchronous else second.sample(timeout)
+
+        local = child(
+            PREAMBLE + "c = rollway.ShmClient(sys.argv[2], EXAMPLE); print('in', flush=True); input()", 0, name
+        )
+        local.says("in")
+        local.kill()
+        with pytest.raises(rollway.WaitTimeout):  # remote ones may come, so this is no PeerDied
+            wait(0.5)
+        host.kill()
+        with pytest.raises(rollway.PeerDied, match=str(host.pid)):
+            wait(30)
 
 
 def test_a_worker_that_forgets_to_close_delivers_what_it_sent_or_complains(child):

@@ -143,6 +143,7 @@ def test_ctrl_c_saves_what_was_learnt_and_ends_everything(tmp_path):
     [
         (["sac", "--env", "CartPole-v1"], "SAC takes Box"),
         (["appo", "--env", "Nothing-v9"], "cannot make the environment 'Nothing-v9'"),
+        (["appo", "--env", "reach_env:Unmade-v0"], "'reach_env:Unmade-v0': RuntimeError: the simulator has no arm ("),
         (["appo", "--set", "epoks=3"], "no 'epoks'"),
         (["appo", "--device", "bogus"], "device is 'bogus'"),
         (["sac", "--device", "cuda:99"], "device is 'cuda:99'"),
@@ -156,6 +157,23 @@ def test_what_cannot_be_trained_is_one_line_and_status_2(args, says, monkeypatch
     assert app.run() == 2
     said = capsys.readouterr()
     assert said.err.count("\n") == 1 and says in said.err and not said.out
+
+
+@pytest.mark.parametrize(
+    "env, status, says",
+    [
+        ("Single", 2, ["'reach_env:Single-v0' again: RuntimeError: there is one arm only", "fewer collectors"]),
+        ("Breaking", 1, ["'reach_env:Breaking-v0'", "\nRuntimeError: the simulator has lost its arm\n"]),
+    ],
+)
+def test_an_environment_that_fails_in_a_collector_is_named_with_its_error(tmp_path, env, status, says):
+    command = Command("sac", "--env", f"reach_env:{env}-v0", "--collectors", 1, "--log-dir", tmp_path)
+    code, _, err = command.ends()
+    assert code == status, err
+    assert all(words in err for words in says), err
+    assert err.count("Traceback") == (status == 1)  # that of the collector, where the fault may be anywhere
+    until(lambda: not session(command.process.pid))
+    assert not [segment.name for segment in rollway.segments() if segment.creator_pid == command.process.pid]
 
 
 # ── to the full return ──────────────────────────────────────────────────────────────────────────────────────────────

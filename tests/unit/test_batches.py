@@ -135,6 +135,30 @@ def test_an_output_that_does_not_fit_is_refused(server, out, said):
         rollway.pad(records(server, [2, 4]), leaves=["tokens"], out=out)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"out": np.zeros((2, 4), np.int32)}, "out is a ndarray; give a dict by leaf"),
+        (
+            {"out": {"tokens": torch.zeros((2, 4), dtype=torch.int32, device="meta")}},
+            r"out\['tokens'\] is on meta; it must",
+        ),
+        ({"out": {"tokens": [[0] * 4] * 2}}, r"out\['tokens'\] is a list; it must be a numpy array or a tensor"),
+        ({"out": {"tokens": np.zeros((2, 8), np.int32)[:, ::2]}}, r"out\['tokens'\] must be contiguous, and writable"),
+        (
+            {"out": {"tokens": np.broadcast_to(np.int32(0), (2, 4))}},
+            r"out\['tokens'\] must be contiguous, and writable",
+        ),
+        ({"fill": -1}, r"fill is -1; give it by leaf, like {'tokens': -1}"),
+        ({"leaves": "tokens"}, r"leaves is the text 'tokens'; give a list, like \['tokens'\]"),
+        ({"leaves": []}, "the batch has no ragged leaf"),
+    ],
+)
+def test_what_is_given_in_another_form_is_refused_by_name(server, arguments, said):
+    with pytest.raises(rollway.InvalidArgument, match=said):
+        rollway.pad(records(server, [2, 4]), **{"leaves": ["tokens"], **arguments})
+
+
 def test_an_output_without_dimensions_is_refused(server):
     with pytest.raises(rollway.InvalidArgument, match=r"is int32\[\], but the batch needs int32\[6\]"):
         rollway.pack(records(server, [2, 4]), leaves=["tokens"], out={"tokens": np.zeros((), np.int32)})

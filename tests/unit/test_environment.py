@@ -1,5 +1,7 @@
 """Environments as the algorithms see them: ends of episodes, seeds, and what cannot be used."""
 
+import re
+
 import gymnasium
 import numpy as np
 import pytest
@@ -50,7 +52,19 @@ class Odd(gymnasium.Env):
         self.observation_space, self.action_space = seen, done
 
 
+class Scarce(Counter):
+    """There are only so many of them."""
+
+    left = 0
+
+    def __init__(self):
+        if Scarce.left == 0:
+            raise OSError("no licence\n  for the simulator")
+        Scarce.left -= 1
+
+
 gymnasium.register("RollwayCounter-v0", Counter, max_episode_steps=5)
+gymnasium.register("RollwayScarce-v0", Scarce)
 gymnasium.register("RollwayReach-v0", Reach)
 gymnasium.register("RollwayOdd-v0", Odd)
 
@@ -128,3 +142,23 @@ def test_an_unknown_environment_is_one_clear_line(name):
 def test_a_wrong_override_is_one_clear_line():
     with pytest.raises(rollway.UnusableEnvironment, match="sauce"):
         Environment.inspect("CartPole-v1", {"sauce": 1})
+
+
+def test_an_environment_that_raises_when_it_is_made_is_one_clear_line_that_says_where(monkeypatch):
+    monkeypatch.setattr(Scarce, "left", 0)
+    with pytest.raises(rollway.UnusableEnvironment) as caught:
+        Environment.inspect("RollwayScarce-v0")
+    says = r"cannot make the environment 'RollwayScarce-v0': OSError: no licence for the simulator \(.*test_environment\.py, line \d+\)"
+    assert re.match(says, str(caught.value)) and "\n" not in str(caught.value)
+    assert "gymnasium.make('RollwayScarce-v0')" in str(caught.value)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize("workers", [None, 1])
+def test_an_environment_that_can_be_made_once_only_is_one_clear_line(monkeypatch, workers):
+    monkeypatch.setattr(Scarce, "left", 2)
+    scarce = Environment.inspect("RollwayScarce-v0")
+    with pytest.raises(rollway.UnusableEnvironment) as caught:
+        scarce.vector(2, workers)
+    says = "cannot make the environment 'RollwayScarce-v0' again: OSError: no licence for the simulator"
+    assert str(caught.value).startswith(says) and "\n" not in str(caught.value)

@@ -88,6 +88,9 @@ def test_a_bad_notation_names_its_leaf(notation):
 def test_a_schema_needs_a_leaf():
     with pytest.raises(SchemaMismatch, match="no leaves"):
         RecordSchema({})
+    for other in (["tokens"], "tokens", None):
+        with pytest.raises(SchemaMismatch, match="it must be a dict, like"):
+            RecordSchema(other)
 
 
 @pytest.fixture

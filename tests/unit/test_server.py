@@ -565,6 +565,24 @@ def test_a_send_many_async_that_is_ended_says_how_many_were_sent(name):
         asyncio.run(main())
 
 
+def test_a_send_many_async_that_is_cancelled_says_how_many_were_sent(name):
+    async def main():
+        with rollway.ShmClient(name, np.zeros(1)) as client:
+            sending = asyncio.create_task(client.send_many_async(np.zeros((9, 1))))
+            while server.stats()["ready_samples"] < 4:
+                await asyncio.sleep(0.001)
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError) as cancelled:
+                await sending
+            assert cancelled.value.sent == 4
+            with pytest.raises(TimeoutError) as late:
+                await asyncio.wait_for(client.send_many_async(np.zeros((9, 1))), 0.01)
+            assert late.value.__cause__.sent == 0
+
+    with rollway.Server(np.zeros(1), batch_size=2, transport=rollway.ShmTransport(name), num_buffers=2) as server:
+        asyncio.run(main())
+
+
 class OnlyAnArray:
     """Has nothing of an array but the way to make one."""
 

@@ -126,6 +126,38 @@ def test_arrays_that_are_not_in_one_piece_are_copied_as_they_look(name):
         np.testing.assert_array_equal(into, whole[::2, ::3])
 
 
+def strided(shape, strides):
+    """A writable array with these strides, in elements, over memory that is large enough."""
+    return np.lib.stride_tricks.as_strided(np.zeros(32, np.float32), shape, [4 * stride for stride in strides])
+
+
+@pytest.mark.parametrize("strides", [(0, 1), (2, 1), (1, 1), (3, 0)])
+def test_a_target_that_overlaps_itself_is_refused_by_name_and_nothing_changes(name, strides):
+    source = {"b": np.ones(2, np.float32), "w": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    with SharedWeightSync.from_state_dict(source, shm_name=name) as sync:
+        into = {"b": np.zeros(2, np.float32), "w": strided((2, 3), strides)}
+        with pytest.raises(SchemaMismatch, match=r"leaf 'w' overlaps itself.*\.copy\(\)"):
+            sync.read_weights_into(into)
+        assert not into["b"].any() and not into["w"].any()
+
+
+def test_a_target_that_overlaps_itself_by_part_of_a_number_is_refused(name):
+    with SharedWeightSync.from_state_dict({"w": np.ones(3, np.float32)}, shm_name=name) as sync:
+        halves = np.lib.stride_tricks.as_strided(np.zeros(3, np.float32), (3,), (2,))
+        with pytest.raises(SchemaMismatch, match="leaf 'w' overlaps itself"):
+            sync.read_weights_into({"w": halves})
+
+
+@pytest.mark.parametrize("strides", [(1, 2), (8, 2), (3, 2), (2, 7)])  # of (3, 2): rows between the numbers of others
+def test_a_target_with_gaps_or_in_another_order_is_read_as_it_looks(name, strides):
+    source = {"w": np.arange(1, 7, dtype=np.float32).reshape(2, 3)}
+    with SharedWeightSync.from_state_dict(source, shm_name=name) as sync:
+        into = {"w": strided((2, 3), strides)}
+        assert sync.read_weights_into(into) == 1 and into["w"].tolist() == source["w"].tolist()
+        into = {"w": strided((2, 3), strides)[::-1]}
+        assert sync.read_weights_into(into) == 1 and into["w"].tolist() == source["w"].tolist()
+
+
 def test_empty_and_zero_dimensional_leaves_travel(name):
     tree = {"none": np.zeros((0, 3), np.float32), "one": np.float64(2.5), "flag": np.array(True)}
     with SharedWeightSync.from_state_dict(tree, shm_name=name) as sync:

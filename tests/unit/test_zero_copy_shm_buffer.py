@@ -73,6 +73,24 @@ def test_numbers_out_of_range_are_refused(name, bad):
         ZeroCopySHMBuffer(name, create=True, **bad)
 
 
+@pytest.mark.parametrize("seconds", [-1, float("nan")])
+def test_a_time_to_wait_that_is_none_is_refused_before_the_first_write(name, seconds):
+    with pytest.raises(rollway.InvalidArgument, match=r"write_timeout_s = .* is out of range"):
+        ZeroCopySHMBuffer(name, create=True, write_timeout_s=seconds)
+
+
+def test_a_buffer_that_nobody_could_attach_to_is_refused():
+    with pytest.raises(rollway.InvalidArgument, match="name is None; it must be text"):
+        ZeroCopySHMBuffer(None, create=True)
+
+
+@pytest.mark.parametrize("metadata", [{}, [], "", 0, False])
+def test_metadata_that_is_empty_or_zero_is_kept_as_it_is(buffer, metadata):
+    assert buffer.write_trajectory([1], 0.0, metadata=metadata)
+    kept = buffer.read_next()["metadata"]
+    assert kept == metadata and type(kept) is type(metadata)
+
+
 def test_attaching_to_none_is_an_error(name):
     with pytest.raises(rollway.SegmentNotFound):
         ZeroCopySHMBuffer(name)

@@ -319,7 +319,10 @@ fn the_last_consumer_may_die_or_stop_before_it_shuts_the_ring_down() {
         let place = Place::new(case);
         let victim = Victim::start(case, &place);
         arrival::wait_for(&place.name, Patience::of(Some(NET))).unwrap();
-        let spec = ProducerSpec { producer_id: None, on_full: None, peer_timeout: Some(Duration::ZERO) };
+        // Who waits for another learner for ever still ends when none can come.
+        let can_come = case.point == Point::SeatLeaving;
+        let peer_timeout = can_come.then_some(Duration::ZERO);
+        let spec = ProducerSpec { producer_id: None, on_full: None, peer_timeout };
         let producer = Producer::attach(&place.name, SCHEMA, &LEAVES, spec).unwrap();
         let sleeper = std::thread::spawn(move || {
             loop {
@@ -336,7 +339,11 @@ fn the_last_consumer_may_die_or_stop_before_it_shuts_the_ring_down() {
         }
         let woken = sleeper.join().unwrap();
         match case.signal {
-            Signal::Kill => assert!(matches!(woken, Error::PeersGone(_)), "{case} {woken:?}"),
+            Signal::Kill => {
+                let Error::PeersGone(text) = woken else { panic!("{case} {woken:?}") };
+                assert_eq!(text.contains("Start a learner with the same name"), can_come, "{case} {text}");
+                assert_eq!(text.contains("the name is gone"), !can_come, "{case} {text}");
+            }
             Signal::Stop => {
                 assert!(matches!(woken, Error::Closed), "{case} one that is stopped lives: {woken:?}")
             }

@@ -275,6 +275,11 @@ impl Producer {
         Ok((census.alive, census.died))
     }
 
+    /// Whether every learner is gone, one of them by death, and no other can come: the name is gone, too.
+    fn is_forsaken(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.core(py)?.is_forsaken())
+    }
+
     /// Where the ring lies in this process: address and bytes.
     fn memory(&self, py: Python<'_>) -> PyResult<(usize, usize)> {
         let core = self.core(py)?;

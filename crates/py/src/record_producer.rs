@@ -212,6 +212,11 @@ impl RecordProducer {
         Ok((census.alive, census.died))
     }
 
+    /// Whether every learner is gone, one of them by death, and no other can come: the name is gone, too.
+    fn is_forsaken(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.core(py)?.is_forsaken())
+    }
+
     /// Plain numbers: what this producer sent, and what the records are doing.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let core = self.core(py)?;

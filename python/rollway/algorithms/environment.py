@@ -7,6 +7,7 @@ there is no step whose action is ignored. Observations are flattened to ``[n, ob
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from gymnasium.spaces import Box, Discrete, Space
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
-from rollway.errors import UnusableEnvironment
+from rollway.errors import EnvRaised, RollwayError, UnusableEnvironment
 from rollway.rollout_ring_buffer import RolloutRingBuffer
 from rollway.vector_env import FaultPolicy, make_vec
 from rollway.vector_env.shm_vector_env import ShmVectorEnv
@@ -63,8 +64,12 @@ class Environment:
         try:
             env = gymnasium.make(name, **overrides)
         except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
-            reason = " ".join(str(error).split())
-            raise UnusableEnvironment(f"cannot make the environment {name!r}: {reason}") from error
+            raise UnusableEnvironment(f"cannot make the environment {name!r}: {_one_line(error)}") from error
+        except Exception as error:
+            raise UnusableEnvironment(
+                f"cannot make the environment {name!r}: {_raised(error)}. Make it alone to see more: "
+                f'python -c "import gymnasium; gymnasium.make({name!r})"'
+            ) from error
         try:
             return cls._of(name, overrides, env)
         finally:
@@ -116,11 +121,18 @@ class EnvironmentVector:
         makers = [partial(gymnasium.make, kind.name, **kind.overrides)] * num_envs
         mode = AutoresetMode.SAME_STEP
         self._envs: SyncVectorEnv | ShmVectorEnv
-        if num_workers is None:
-            self._envs = SyncVectorEnv(makers, autoreset_mode=mode)
-        else:
-            workers = min(num_workers, num_envs)
-            self._envs = make_vec(makers, num_workers=workers, autoreset_mode=mode, restart=FaultPolicy())
+        try:
+            if num_workers is None:
+                self._envs = SyncVectorEnv(makers, autoreset_mode=mode)
+            else:
+                workers = min(num_workers, num_envs)
+                self._envs = make_vec(makers, num_workers=workers, autoreset_mode=mode, restart=FaultPolicy())
+        except EnvRaised as error:
+            raise _not_again(kind.name, error.__cause__ or error) from error
+        except RollwayError:
+            raise
+        except Exception as error:
+            raise _not_again(kind.name, error) from error
         self._return = np.zeros(num_envs, np.float32)
 
     def __enter__(self) -> EnvironmentVector:
@@ -178,6 +190,24 @@ class EnvironmentVector:
 
     def _flat(self, obs: Any) -> Floats:
         return np.asarray(obs, np.float32).reshape(len(obs), -1)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _raised(error: BaseException) -> str:
+    """What somebody else's code raised, and where if that is known here."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__qualname__}: {_one_line(error)}{where}"
+
+
+def _not_again(name: str, error: BaseException) -> UnusableEnvironment:
+    return UnusableEnvironment(
+        f"cannot make the environment {name!r} again: {_raised(error)}. One could be made before: is there something "
+        "that only so many can have, like a licence, a port or a device? Then use fewer collectors and environments"
+    )
 
 
 def _kind(space: Space[Any]) -> str:

@@ -26,5 +26,7 @@ def named(envs: Sequence[int]) -> str:
 
 def raise_fault(envs: list[int], fault: Fault, what: str) -> NoReturn:
     """Raises what environments have raised in their worker."""
+    if fault.is_callers:
+        raise EnvRaised(f"{named(envs)} was left as it was: {fault.summary}", envs)
     told = f"{named(envs)} {what}: {fault.summary}\n\nIn the worker:\n{fault.traceback}"
     raise EnvRaised(told, envs) from fault.cause()

@@ -15,7 +15,8 @@ class FaultPolicy:
 
     To the learner it is a truncated episode: the last observation again, reward 0, ``truncated``, and in the infos
     ``"fault"`` with what happened. Then the environment is reset as its autoreset mode says. A reset in which it fails
-    is done again, with the same seed.
+    is done again, with the same seed. A step of an environment whose episode is over, where autoreset is disabled, is
+    no fault of the environment: it is raised, and uses up no restart.
 
     Args:
         max_restarts: How many faults one environment may have within ``within_s`` seconds. One more is raised.

@@ -47,7 +47,7 @@ class Mender:
         """Places in others' memory, of which successors have to know."""
 
     def raised(self, env: int, fault: Fault) -> None:
-        """An environment has raised: it is made again, alone."""
+        """An environment has raised: it is made again, alone. Unless it is as it was, and the caller mistaken."""
         if fault.is_callers or not self._patience.bears(env):
             self._losses.arrived([env])
             self._allowance.anew.discard(env)

@@ -22,6 +22,7 @@ from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
 from rollway._core import EnvSink, EnvWorker, end_with, map_for
+from rollway.collector_error import signal_of
 from rollway.errors import PeerDied, SegmentNotFound, SystemCallFailed
 from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
 from rollway.vector_env.member import Member, Notes, Outcome, Step
@@ -475,7 +476,8 @@ def describe_end(exitcode: int | None) -> str:
     if exitcode is None:
         return "it is still there, but has left its work"
     if exitcode < 0:
-        name = signal.Signals(-exitcode).name if -exitcode in signal.valid_signals() else f"signal {-exitcode}"
+        known = signal_of(exitcode)
+        name = f"signal {-exitcode}" if known is None else known.name  # those of real time have none
         hints = {"SIGKILL": " (out of memory, or somebody's kill -9?)", "SIGBUS": " (is /dev/shm full?)"}
         return f"killed by {name}{hints.get(name, '')}"
     return f"it called exit with code {exitcode}" if exitcode else "it exited in the middle of its work, with code 0"

@@ -4,7 +4,7 @@
 //! state, and wakes those who wait.
 
 use super::client::{Ended, Outlook, Shared, State};
-use super::dial::{ATTEMPT, FIRST_PAUSE, Failure, LATE, LONGEST_PAUSE, PARTING, SHORT_PAUSE, dial, is_late};
+use super::dial::{ATTEMPT, FIRST_PAUSE, Failure, LATE, LONGEST_PAUSE, PARTING, SHORT_PAUSE, dial};
 use super::frame::{Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_TEXT_BYTES, News, Welcome, goodbye};
 use super::link::watch;
 use super::server::SILENCES;
@@ -63,16 +63,17 @@ impl<'a> Courier<'a> {
                     let none = self.shared.lock().outbound.acked == before;
                     pause = if none { pause.min(SHORT_PAUSE) } else { Duration::ZERO };
                 }
-                Err(Failure::Passing(why)) => {
-                    add(&self.shared.counters.failed_connects, 1);
-                    if !is_late(&why) || self.reason.is_none() {
-                        self.reason = Some(why);
+                Err(failure) => {
+                    match failure {
+                        Failure::Passing(why) => self.reason = Some(why),
+                        Failure::Late(why) => _ = self.reason.get_or_insert(why),
+                        failure => break self.given_up(failure),
                     }
+                    add(&self.shared.counters.failed_connects, 1);
                     if let Some(ended) = self.too_late() {
                         break ended;
                     }
                 }
-                Err(failure) => break self.given_up(failure),
             }
             pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
             self.shared.caller.rest(pause, self.contact + self.limit());
@@ -112,6 +113,7 @@ impl<'a> Courier<'a> {
             (
                 _,
                 Failure::Passing(why)
+                | Failure::Late(why)
                 | Failure::Token(why)
                 | Failure::Cargo(why)
                 | Failure::Protocol(why)

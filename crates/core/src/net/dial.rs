@@ -35,11 +35,6 @@ pub const PARTING: Duration = Duration::from_millis(200);
 /// The reason when there is no other.
 pub const LATE: &str = "it did not answer in time";
 
-/// Whether a reason only says that the time was over: one from before says more.
-pub fn is_late(why: &str) -> bool {
-    why.ends_with("in time")
-}
-
 /// Where to call, as whom, and how its thread is woken and told to end.
 #[derive(Debug)]
 pub struct Caller {
@@ -110,6 +105,8 @@ impl Caller {
 pub enum Failure {
     /// May be better later.
     Passing(String),
+    /// The same, but it only says that the time was over: a reason from before says more.
+    Late(String),
     /// The client is being closed.
     Cancelled,
     Token(String),
@@ -160,7 +157,7 @@ impl Dialler<'_> {
     fn connect(&self) -> Result<Link, Failure> {
         let client = self.client;
         let addresses = client.directory.look_up(&client.bell, self.deadline, || client.is_closing())?;
-        let mut failure = Failure::Passing(LATE.to_owned());
+        let mut failure = Failure::Late(LATE.to_owned());
         for (tried, &address) in addresses.iter().enumerate() {
             // An address from which nothing comes leaves time for those behind it.
             let left = self.deadline.saturating_duration_since(Instant::now());
@@ -216,7 +213,7 @@ impl Dialler<'_> {
             return Err(Failure::Cancelled);
         }
         if Instant::now() >= until {
-            return Err(Failure::Passing(LATE.to_owned()));
+            return Err(Failure::Late(LATE.to_owned()));
         }
         Ok(seen.readable || seen.writable)
     }
@@ -355,8 +352,39 @@ fn refused(code: u16, text: String, schema: Vec<u8>) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use super::super::frame::refuse;
+    use super::super::{TcpClient, TcpClientSpec};
     use super::*;
+    use crate::ring::Patience;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
     use std::sync::mpsc;
+
+    #[test]
+    fn what_a_learner_says_is_a_reason_also_where_it_speaks_of_time() {
+        let learner = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = learner.local_addr().unwrap().port();
+        std::thread::spawn(move || {
+            let mut callers = Vec::new();
+            for text in ["every seat is taken", "nobody left in time"] {
+                let (mut caller, _) = learner.accept().unwrap();
+                caller.read_exact(&mut [0; PREAMBLE_BYTES]).unwrap();
+                let preamble = Preamble { protocol: PROTOCOL, token: false, nonce: nonce().unwrap() };
+                caller.write_all(&preamble.bytes()).unwrap();
+                caller.write_all(&refuse(Refusal::Busy, text, b"")).unwrap();
+                callers.push(caller); // An answer that was read as a whole, whatever the client still says.
+            }
+            callers.extend(learner.incoming().flatten()); // From now on it is mute.
+        });
+        let connect_timeout = Duration::from_secs(2);
+        let spec =
+            TcpClientSpec { host: "127.0.0.1".to_owned(), port, connect_timeout, ..Default::default() };
+        let client = TcpClient::start(spec, b"{}", &[4]).unwrap();
+        match client.ready(Patience::Forever) {
+            Err(Error::Unreachable { why, .. }) => assert_eq!(why, "nobody left in time"),
+            other => panic!("{other:?}"),
+        }
+    }
 
     #[test]
     fn a_pause_ends_with_the_time_that_is_left() {

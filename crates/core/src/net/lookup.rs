@@ -65,7 +65,7 @@ impl Directory {
             }
             if Instant::now() >= deadline {
                 *asked = Some(answer);
-                return Err(Failure::Passing(format!("the name '{host}' was not resolved in time")));
+                return Err(Failure::Late(format!("the name '{host}' was not resolved in time")));
             }
             watch(None, bell, false, Some(deadline))?;
         }
@@ -199,7 +199,7 @@ mod tests {
         let (directory, bell) = (Directory::new("asked.twice", 7), bell());
         for _ in 0..2 {
             let late = directory.look_up(&bell, Instant::now() + Duration::from_millis(20), || false);
-            assert!(matches!(late, Err(Failure::Passing(why)) if why.contains("not resolved in time")));
+            assert!(matches!(late, Err(Failure::Late(why)) if why.contains("not resolved in time")));
         }
         answer("asked.twice");
         let found = directory.look_up(&bell, Instant::now() + Duration::from_secs(20), || false).unwrap();

@@ -15,9 +15,7 @@
 //!     number of the lineages before, and a wait for a number of a lineage that is over ends with the first version of the new
 //!     one.
 
-use super::dial::{
-    ATTEMPT, Caller, FIRST_PAUSE, Failure, LONGEST_PAUSE, PARTING, SHORT_PAUSE, dial, is_late,
-};
+use super::dial::{ATTEMPT, Caller, FIRST_PAUSE, Failure, LONGEST_PAUSE, PARTING, SHORT_PAUSE, dial};
 use super::frame::{
     Cargo, Farewell, HEADER_BYTES, Header, Hello, Inventory, Kind, LeafList, MAX_SCHEMA_BYTES, Verdict,
     goodbye,
@@ -306,6 +304,8 @@ impl Drop for WeightMirror {
 enum Parted {
     /// May be better with the next.
     Broken(String),
+    /// As [`Failure::Late`].
+    Late(String),
     /// Nothing more will come.
     Final(Error),
 }
@@ -369,7 +369,7 @@ impl<'a> Postman<'a> {
         let mut pause = Duration::ZERO;
         let mut reason = None;
         loop {
-            let why = match self.connect() {
+            let parted = match self.connect() {
                 Ok(link) => {
                     let before = self.shared.counters.versions.load(Ordering::Relaxed);
                     let parted = Line::new(self, link).serve();
@@ -377,19 +377,18 @@ impl<'a> Postman<'a> {
                     // Somebody is there. Unless nothing gets through, there is no reason to keep away.
                     let none = self.shared.counters.versions.load(Ordering::Relaxed) == before;
                     pause = if none { pause.min(SHORT_PAUSE) } else { Duration::ZERO };
-                    match parted {
-                        Parted::Broken(why) => why,
-                        Parted::Final(error) => return error,
-                    }
-                }
-                Err(Parted::Broken(why)) => {
-                    add(&self.shared.counters.failed_connects, 1);
-                    why
+                    parted
                 }
                 Err(Parted::Final(error)) => return error,
+                Err(parted) => {
+                    add(&self.shared.counters.failed_connects, 1);
+                    parted
+                }
             };
-            if !is_late(&why) || reason.is_none() {
-                reason = Some(why); // The last attempt before the end may only be late.
+            match parted {
+                Parted::Broken(why) => reason = Some(why),
+                Parted::Late(why) => _ = reason.get_or_insert(why),
+                Parted::Final(error) => return error,
             }
             let why = reason.clone().unwrap_or_default();
             {
@@ -450,10 +449,9 @@ impl<'a> Postman<'a> {
     /// What a failure means: before the first welcome the caller is told its kind, afterwards that nothing more comes.
     fn understand(&self, failure: Failure) -> Parted {
         let address = self.shared.caller.address();
-        if let Failure::Passing(why) = failure {
-            return Parted::Broken(why);
-        }
         Parted::Final(match (self.local.is_some(), failure) {
+            (_, Failure::Passing(why)) => return Parted::Broken(why),
+            (_, Failure::Late(why)) => return Parted::Late(why),
             (_, Failure::Cancelled) => Error::Closed,
             (false, Failure::Token(why)) => Error::Token { address, why },
             (false, Failure::Cargo(why)) => Error::WrongCargo { address, why },
@@ -462,8 +460,7 @@ impl<'a> Postman<'a> {
             (_, Failure::Schema(_)) => self.lost("the learner came back with other weights".to_owned()),
             (
                 _,
-                Failure::Passing(why)
-                | Failure::Token(why)
+                Failure::Token(why)
                 | Failure::Cargo(why)
                 | Failure::Protocol(why)
                 | Failure::Tls(why)

@@ -172,6 +172,12 @@ impl Producer {
         self.seat.census(Role::Consumer)
     }
 
+    /// Whether no consumer lives, one of them died, and nobody can come: the name is gone, too. One that died when it had shut
+    /// everything down, and had woken nobody yet, has closed it.
+    pub fn is_forsaken(&self) -> bool {
+        self.seat.is_alone_for_good(Role::Consumer) && !self.records.is_closed()
+    }
+
     /// The name on its records. A forked child gets another with its first record, unless the caller brought one.
     pub fn producer_id(&self) -> u32 {
         self.tenure.latest().producer_id
@@ -377,7 +383,9 @@ impl Producer {
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     self.patrol();
-                    if solitude.is_unbearable(|| self.seat.is_alone_among(Role::Consumer)) {
+                    if self.is_forsaken()
+                        || solitude.is_unbearable(|| self.seat.is_alone_among(Role::Consumer))
+                    {
                         return Err(self.learners_died());
                     }
                 }
@@ -395,15 +403,22 @@ impl Producer {
     }
 
     fn learners_died(&self) -> Error {
+        let name = self.records.segment().name();
         let died = self.seat.census(Role::Consumer).died;
+        let pids = died.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         let waiting = self.records.census().ready_records;
-        Error::PeersGone(format!(
-            "the learner on '{}' died (pid {}) and nobody took its place in {:.0?}: the lane is full, {waiting} records \
-             wait to be read. Start a learner with the same name to go on with them, or raise peer_timeout_s",
-            self.records.segment().name(),
-            died.iter().map(u32::to_string).collect::<Vec<_>>().join(", "),
-            self.peer_timeout.unwrap_or_default(),
-        ))
+        Error::PeersGone(if self.is_forsaken() {
+            format!(
+                "the learner on '{name}' died (pid {pids}), and the name is gone: nobody can take its place, and the \
+                 {waiting} records that wait to be read are lost. Start another learner, and attach to it anew"
+            )
+        } else {
+            format!(
+                "the learner on '{name}' died (pid {pids}) and nobody took its place in {:.0?}: the lane is full, {waiting} \
+                 records wait to be read. Start a learner with the same name to go on with them, or raise peer_timeout_s",
+                self.peer_timeout.unwrap_or_default(),
+            )
+        })
     }
 
     /// Sleeps until there is room for `bytes` (or the records are closed), and reserves nothing: for event loops, which

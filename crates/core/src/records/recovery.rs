@@ -11,7 +11,7 @@
 //! | `RecordTaken` | a record Taken by the dead, the cursor perhaps before it | a patrol; the next consumer | Ready again, counted in `returned`; the cursor helped forward by any look |
 //! | `RecordFreed` | room that nobody was told of, and the producer asleep | the producer's patrol, its sweep | reclaimed |
 //! | `RecordReturned` | a record Ready again, perhaps below the cursor, and not counted | whoever recovers after or beside the dead | counted |
-//! | `SeatLeaving`, `NameRemoved` | records that are not shut down, with or without their name | the producers' patrol; whoever comes to the name | told of the death; gone on with |
+//! | `SeatLeaving`, `NameRemoved` | records that are not shut down, with or without their name | the producers' patrol; whoever comes to the name | told of the death, at once where the name is gone; gone on with |
 //! | `BellCleared`, `BellMoved` | sleepers with no one to wake them | their patrol | awake |
 //!
 //! Nothing here waits for a timer to decide that somebody is dead: the kernel says so ([`crate::segment::lease`]). The

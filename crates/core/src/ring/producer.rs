@@ -86,6 +86,12 @@ impl Producer {
         self.seat.census(Role::Consumer)
     }
 
+    /// Whether no consumer lives, one of them died, and nobody can come: the name is gone, too. One that died when it had shut
+    /// everything down, and had woken nobody yet, has closed it.
+    pub fn is_forsaken(&self) -> bool {
+        self.seat.is_alone_for_good(Role::Consumer) && !self.ring.is_closed()
+    }
+
     pub fn producer_id(&self) -> u32 {
         self.producer_id.load(Ordering::Relaxed)
     }
@@ -235,7 +241,9 @@ impl Producer {
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     self.ring.recover(&self.seat)?;
-                    if solitude.is_unbearable(|| self.seat.is_alone_among(Role::Consumer)) {
+                    if self.is_forsaken()
+                        || solitude.is_unbearable(|| self.seat.is_alone_among(Role::Consumer))
+                    {
                         return Err(self.learners_died());
                     }
                 }
@@ -244,15 +252,22 @@ impl Producer {
     }
 
     fn learners_died(&self) -> Error {
+        let name = self.ring.segment().name();
         let died = self.seat.census(Role::Consumer).died;
+        let pids = died.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         let waiting = self.ring.census().ready_samples;
-        Error::PeersGone(format!(
-            "the learner on '{}' died (pid {}) and nobody took its place in {:.0?}: the ring is full, {waiting} samples \
-             wait in it. Start a learner with the same name to go on with them, or raise peer_timeout_s",
-            self.ring.segment().name(),
-            died.iter().map(u32::to_string).collect::<Vec<_>>().join(", "),
-            self.peer_timeout.unwrap_or_default(),
-        ))
+        Error::PeersGone(if self.is_forsaken() {
+            format!(
+                "the learner on '{name}' died (pid {pids}), and the name is gone: nobody can take its place, and the \
+                 {waiting} samples that wait in the ring are lost. Start another learner, and attach to it anew"
+            )
+        } else {
+            format!(
+                "the learner on '{name}' died (pid {pids}) and nobody took its place in {:.0?}: the ring is full, {waiting} \
+                 samples wait in it. Start a learner with the same name to go on with them, or raise peer_timeout_s",
+                self.peer_timeout.unwrap_or_default(),
+            )
+        })
     }
 
     /// Claims one slot or a run of them, with a guard.

@@ -10,7 +10,7 @@
 //! | `BatchTaken` | a buffer Taken by the dead | a stuck producer, the next consumer | Filling: offered again, whole |
 //! | `BatchFreed` | a Free buffer, and producers asleep | the producers' patrol | opened |
 //! | `BatchSealed` | a batch partly closed | the next consumer's look | closed to the end |
-//! | `SeatLeaving`, `NameRemoved` | a ring that is not shut down, with or without its name | the producers' patrol | told of the death |
+//! | `SeatLeaving`, `NameRemoved` | a ring that is not shut down, with or without its name | the producers' patrol | told of the death, at once where the name is gone |
 //! | `BellCleared`, `BellMoved` | sleepers with no one to wake them | their patrol | awake |
 //!
 //! Nothing here waits for a timer to decide that somebody is dead: the kernel says so ([`crate::segment::lease`]). The

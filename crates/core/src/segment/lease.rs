@@ -468,6 +468,11 @@ impl Seat {
         died
     }
 
+    /// Whether that is so, and nobody can come to change it: the last one died when it had taken the name away.
+    pub fn is_alone_for_good(&self, role: Role) -> bool {
+        self.segment.is_unlinked().unwrap_or(false) && self.is_alone_among(role)
+    }
+
     /// Looks at everybody in a role: how many live, and the pids of those who died without leaving.
     pub fn census(&self, role: Role) -> Census {
         let mut census = Census::default();

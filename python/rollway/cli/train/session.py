@@ -22,9 +22,9 @@ from rollway.cli import signals
 from rollway.cli.console import console, count, plain
 from rollway.cli.train import curve
 from rollway.cli.train.screen import Screen
-from rollway.errors import InvalidArgument, UnusableEnvironment
+from rollway.errors import CollectorError, InvalidArgument, UnusableEnvironment
 
-_WRONG_USAGE, _INTERRUPTED, _NOT_REACHED = 2, 130, 1
+_WRONG_USAGE, _INTERRUPTED, _NOT_REACHED, _FAILED = 2, 130, 1, 1
 _MOST_MOMENTS = 4_000
 _EVALUATED_EPISODES = 50
 
@@ -54,8 +54,19 @@ def train(order: Order) -> int:
         with _runner(order) as runner:
             return _Session(order, runner, out).run()
     except (UnusableEnvironment, InvalidArgument) as error:
-        console(stderr=True).print(plain(f"rollway train: {error}", "red"), soft_wrap=True)
+        _complain(str(error))
         return _WRONG_USAGE
+    except CollectorError as error:
+        if error.kind == UnusableEnvironment.__name__:
+            _complain(str(error.message))
+            return _WRONG_USAGE
+        _complain(f"on {order.env!r}, {error}")
+        return _FAILED
+
+
+def _complain(text: str) -> None:
+    for line in f"rollway train: {text}".splitlines():
+        console(stderr=True).print(plain(line, "red"), soft_wrap=True)
 
 
 def _runner(order: Order) -> AlgorithmRunner:

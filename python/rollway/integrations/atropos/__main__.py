@@ -68,20 +68,28 @@ def serve_api(arguments: list[str]) -> None:
     parser.add_argument("--tcp-port", type=int, help="let environments on other machines in at this port")
     parser.add_argument("--tcp-host", default="127.0.0.1", help="address to listen on for them")
     parser.add_argument("--token-file", type=Path, help="file with the secret that they have to know")
+    parser.add_argument("--tls-cert", type=Path, help="certificate to show to them (PEM); turns TLS on")
+    parser.add_argument("--tls-key", type=Path, help="its private key (PEM)")
+    parser.add_argument(
+        "--lane-bytes", type=int, default=64 << 20, help="room for the groups of each environment; one has to fit"
+    )
     chosen = parser.parse_args(arguments)
     transports: list[rollway.ShmTransport | rollway.TcpTransport] = []
     if chosen.shm_name is not None:
         transports.append(rollway.ShmTransport(chosen.shm_name))
+    if (chosen.tls_cert is None) != (chosen.tls_key is None):
+        parser.error("TLS needs --tls-cert and --tls-key, both")
     if chosen.tcp_port is not None:
+        tls = None if chosen.tls_cert is None else rollway.Tls(chosen.tls_cert, chosen.tls_key)
         try:
             token = read_token(chosen.token_file, "--token-file")
         except rollway.InvalidArgument as error:
             parser.error(str(error))
-        transports.append(rollway.TcpTransport(chosen.tcp_port, chosen.tcp_host, token=token))
+        transports.append(rollway.TcpTransport(chosen.tcp_port, chosen.tcp_host, token=token, tls=tls))
     if not transports:
         parser.error("say how environments come in: --shm-name, --tcp-port, or both")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the records are closed on the way out
-    with rollway.RecordServer(ATROPOS_SCHEMA, transports) as server:
+    with rollway.RecordServer(ATROPOS_SCHEMA, transports, lane_bytes=chosen.lane_bytes) as server:
         try:
             sys.exit(asyncio.run(hub.serve(server, chosen.host, chosen.port)))
         except KeyboardInterrupt:

@@ -7,6 +7,7 @@ deadline.
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING
 
@@ -57,9 +58,14 @@ class GroupReader:
         max_staleness: int | None = None,
     ) -> None:
         self._server = server
-        self._max_staleness = max_staleness
-        self._deadline_s = deadline_s
-        self._max_groups = max_groups
+        self._assembler = functools.partial(
+            GroupAssembler,
+            on_incomplete="drop",
+            deadline_s=deadline_s,
+            max_groups=max_groups,
+            max_staleness=max_staleness,
+        )
+        self._assembler(size=1)  # refuses what means nothing now, and not when the first record comes
         self._by_size: dict[int, GroupAssembler] = {}
         self._at_once = 1  # records to read: to the end of a group. Those taken in advance would not count as waiting
         self.tombstones = 0
@@ -128,13 +134,7 @@ class GroupReader:
             record.release()
             return
         if size not in self._by_size:
-            self._by_size[size] = GroupAssembler(
-                size,
-                on_incomplete="drop",
-                deadline_s=self._deadline_s,
-                max_groups=self._max_groups,
-                max_staleness=self._max_staleness,
-            )
+            self._by_size[size] = self._assembler(size)
         self._by_size[size].add(record)
         left = size - 1 - key.repetition_id  # a lane has them in order
         self._at_once = min(left or size, _MOST)
@@ -159,11 +159,13 @@ class GroupReader:
     def _raise_if_over(self, deadline: float | None) -> None:
         if deadline is not None and time.monotonic() >= deadline:
             stats = self._server.stats()
+            dropped = sum(one.counts.dropped + one.counts.dead for one in self._by_size.values())
             raise WaitTimeout(
                 f"no complete group in time: {self.pending} are incomplete; {self.tombstones} were given up by their "
-                f"environments so far. Of the records, {stats['reserved_records']} are being written, "
-                f"{stats['taken_records']} are held by learners; {stats['producers_alive']} producers attached, "
-                f"{stats['producers_died']} died.{not_let_in(self._server.refusals)}"
+                f"environments so far, {dropped} that had begun to come were dropped (given up, late, too old). "
+                f"{stats['reserved_records']} records are being written, {stats['taken_records']} held by learners; "
+                f"{stats['producers_alive']} producers attached, {stats['producers_died']} died."
+                f"{self._server.crowding()}{not_let_in(self._server.refusals)}"
             ) from None
 
 

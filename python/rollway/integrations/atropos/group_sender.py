@@ -16,8 +16,9 @@ import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from rollway import record_metadata
 from rollway.async_sends import Vigil
-from rollway.errors import ConnectionClosedError, PeerDied, RingFull
+from rollway.errors import ConnectionClosedError, PeerDied, RecordTooLarge, RingFull
 from rollway.integrations.atropos.encoding import EncodedRecord, encode_group
 from rollway.integrations.atropos.identity import as_text
 from rollway.record_key import GroupKey, RecordKey
@@ -38,6 +39,7 @@ class GroupSender:
 
     def __init__(self, client: Any, name: str) -> None:
         self._client = client
+        self._lane_bytes: int | None = client.stats().get("lane_bytes")  # a learner on another host does not say
         self.run = f"{name}:{secrets.token_hex(4)}"
         self.groups_sent = 0
         self._turn = asyncio.Lock()
@@ -63,7 +65,7 @@ class GroupSender:
         for a minute.
         """
         self._check_open()
-        self._alone_since = Vigil(self._client.learners, _ALONE_S).look(self._alone_since)
+        self._alone_since = Vigil(self._client.learners, self._client.is_forsaken, _ALONE_S).look(self._alone_since)
         step = self.published_version
         return step, int(self._client.stats()["ready_records"])
 
@@ -78,12 +80,14 @@ class GroupSender:
 
         ``begun`` is called when the first record is out: from there on, the group arrives or the learner is told.
 
-        A group that cannot be sent, or not in full, raises, and a tombstone tells the learner. `TypeError` for an
-        ``instance_id`` that is neither text nor a whole number: then there is no key for a tombstone either.
+        A group that cannot be sent, or not in full, raises, and a tombstone tells the learner: `RecordTooLarge` if it
+        is larger than a lane. `TypeError` for an ``instance_id`` that is neither text nor a whole number: then there is
+        no key for a tombstone either.
         """
         key = self._next_key(instance_id)
         try:
             records = encode_group(group)
+            self._check_room(records)
             async with self._turn:
                 await self._send_one(key, 0, records[0], version)
                 begun()
@@ -108,6 +112,17 @@ class GroupSender:
     def _check_open(self) -> None:
         if self.closed:
             raise ConnectionClosedError("the learner has closed the records; there is nobody to generate for")
+
+    def _check_room(self, records: Sequence[EncodedRecord]) -> None:
+        """Who reads a group holds what has come of it until the rest is there: so all of it has to fit."""
+        if self._lane_bytes is None:
+            return
+        needed = sum(map(_bytes_of, records))
+        if needed > self._lane_bytes:
+            raise RecordTooLarge(
+                f"a group of {len(records)} trajectories, {needed:,} bytes in all, does not fit into a lane of "
+                f"{self._lane_bytes:,}. Create the records with a larger lane_bytes, or send smaller groups"
+            )
 
     def _next_key(self, instance_id: str | int) -> GroupKey:
         name = as_text(instance_id)
@@ -148,6 +163,11 @@ class TcpGroupSender(GroupSender):
         self._check_open()
         step, waiting = self._client.learner_news()
         return int(step), int(waiting)
+
+
+def _bytes_of(record: EncodedRecord) -> int:
+    """What it takes at least."""
+    return sum(array.nbytes for array in record.data.values()) + len(record_metadata.encode(record.metadata))
 
 
 async def _to_the_end(work: Coroutine[Any, Any, Any]) -> None:

@@ -94,9 +94,15 @@ class RollwayTransportMixin:
         super().__init__(extend(config), *args, **kwargs)  # type: ignore[call-arg]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Adds the settings to the environment's config class."""
+        """Adds the settings to the environment's config class. Behind the environment, the mixin would do nothing."""
         from rollway.integrations.atropos.config import with_transport_fields
 
+        behind = cls.__mro__[cls.__mro__.index(RollwayTransportMixin) + 1 :]
+        if not any("env_config_cls" in vars(base) for base in behind):
+            raise TypeError(
+                f"{cls.__name__}: RollwayTransportMixin must stand before an Atropos environment, as in "
+                "class Fast(RollwayTransportMixin, MyEnv)"
+            )
         super().__init_subclass__(**kwargs)
         cls.env_config_cls = with_transport_fields(cls.env_config_cls)  # type: ignore[attr-defined]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from rollway import InvalidArgument
@@ -32,8 +31,14 @@ class Ask:
 
     @cached_property
     def groups(self) -> list[list[Place]]:
-        """The places that follow one another and belong to one instance."""
-        return [list(places) for _, places in groupby(self.places, key=lambda place: place.instance_id)]
+        """The places that follow one another and belong to one instance, until its repetitions begin again."""
+        groups: list[list[Place]] = []
+        for place in self.places:
+            if groups and place.instance_id == groups[-1][0].instance_id and place != groups[-1][0]:
+                groups[-1].append(place)
+            else:
+                groups.append([place])
+        return groups
 
     def __str__(self) -> str:
         return f"{len(self.places)} trajectories in {len(self.groups)} groups of phase '{self.phase}'"

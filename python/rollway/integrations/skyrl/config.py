@@ -60,8 +60,9 @@ class ExternalConfig(BaseConfig):
     """A group still incomplete after this long counts as missing (its environment may have died)."""
     lanes: int = 64
     """How many environment workers at once."""
-    lane_bytes: int = 64 << 20
-    """Room for each of them; the memory is taken only when used."""
+    lane_bytes: int = 1 << 30
+    """Room for each of them, and for one trajectory in every 16 KiB of it; the memory is taken only when used. What one
+    call of ``generate`` asks for has to fit, if it may all come from one worker: it is held until it is complete."""
     peer_timeout_s: float | None = 60.0
     """How long to wait for a new environment when all have died."""
 
@@ -71,6 +72,13 @@ class ExternalConfig(BaseConfig):
         _one_of("match", self.match, ("stream", "id"))
         _one_of("if_exists", self.if_exists, ("resume", "replace", "error"))
         _one_of("on_missing", self.on_missing, (None, "substitute", "raise"))
+        for name in ("timeout_s", "max_staleness", "group_deadline_s", "peer_timeout_s"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise InvalidArgument(f"generator.external.{name} = {value} is out of range: from 0 on, or null")
+        for name, least in (("max_stash", 0), ("lanes", 1), ("lane_bytes", 1)):
+            if not (value := getattr(self, name)) >= least:
+                raise InvalidArgument(f"generator.external.{name} = {value} is out of range: at least {least}")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidArgument("TLS needs generator.external.tls_cert and tls_key, both")
         if self.match == "id" and self.on_missing == "substitute":

@@ -259,6 +259,6 @@ class Dispatcher:
         return (
             f"{self._stash.describe(ask)}. At {where}: {stats['producers_alive']} environment workers live, "
             f"{stats['producers_died']} died; {stats['ready_records']} records in the ring, {len(self._stash)} stashed"
-            f"{'; not used: ' + lost if lost else ''}.{not_let_in(self._server.refusals)}"
+            f"{'; not used: ' + lost if lost else ''}.{self._server.crowding()}{not_let_in(self._server.refusals)}"
             f"{' Is the environment running, with the same shm_name or address?' if not others_came else ''}"
         )

@@ -60,7 +60,15 @@ class AtroposSHMGenerator(GeneratorInterface):
         zero_reward_on_non_stop: bool = False,
         overlong_filtering: bool = False,
     ) -> None:
-        rules = ExternalConfig(match=match, on_missing=on_missing)
+        rules = ExternalConfig(
+            match=match,
+            on_missing=on_missing,
+            timeout_s=timeout_s,
+            max_staleness=max_staleness,
+            max_stash=max_stash,
+            group_deadline_s=group_deadline_s,
+            peer_timeout_s=peer_timeout_s,
+        )
         sizes = {"train": group_size, "eval": eval_group_size}
         self._server = server
         self._stash = Stash(match, sizes, substitutes=rules.substitutes, deadline_s=group_deadline_s)

@@ -36,6 +36,7 @@ from types import FrameType
 from typing import Any
 
 from rollway import _core
+from rollway.collector_error import signal_of
 from rollway.integrations.skyrl.errors import LaunchFailed
 from rollway.segments import segments
 
@@ -80,9 +81,10 @@ class Side:
             return f"the {self.name} (pid {self.process.pid}) is running"
         if code >= 0:
             return f"the {self.name} (pid {self.process.pid}) ended with exit code {code}"
-        killer = signal.Signals(-code).name
-        hint = " (out of memory? see dmesg)" if killer == "SIGKILL" else ""
-        return f"the {self.name} (pid {self.process.pid}) was killed by {killer}{hint}"
+        killer = signal_of(code)
+        hint = " (out of memory? see dmesg)" if killer == signal.SIGKILL else ""
+        by = f"signal {-code}" if killer is None else killer.name  # those of real time have no name
+        return f"the {self.name} (pid {self.process.pid}) was killed by {by}{hint}"
 
     def others(self) -> list[int]:
         """Who lives in its group, the command itself aside."""
@@ -176,6 +178,8 @@ def launch(
         ready_timeout_s: How long the trainer may take to make it, before `LaunchFailed`.
         grace_s: How long a side may take to end after SIGTERM, before it is killed.
     """
+    if not (trainer_command and all(env_commands)):
+        raise LaunchFailed("a command is empty: nothing was started")
     watch = Watch()
     sides: list[Side] = []
 
@@ -283,6 +287,14 @@ def _code(side: Side) -> int:
     return code if code >= 0 else 128 - code
 
 
+def _seconds(text: str) -> float:
+    """For the command line."""
+    with contextlib.suppress(ValueError):
+        if 0 <= (seconds := float(text)) < float("inf"):
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, from 0 on")
+
+
 def _say(text: str) -> None:
     sys.stderr.write(f"rollway launch: {text}\n")
 
@@ -295,13 +307,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--env", action="append", required=True, help="an environment's command, quoted; may be repeated"
     )
-    parser.add_argument("--ready-timeout-s", type=float, default=600.0, help="how long the trainer may take to start")
-    parser.add_argument("--grace-s", type=float, default=10.0, help="how long a side may take to end")
+    parser.add_argument(
+        "--ready-timeout-s", type=_seconds, default=600.0, help="how long the trainer may take to start"
+    )
+    parser.add_argument("--grace-s", type=_seconds, default=10.0, help="how long a side may take to end")
     given = parser.parse_args(arguments)
     try:
+        trainer, *environments = map(shlex.split, [given.trainer, *given.env])
+    except ValueError as error:
+        parser.error(f"a command is not quoted as a shell wants it: {error}")
+    try:
         return launch(
-            shlex.split(given.trainer),
-            [shlex.split(one) for one in given.env],
+            trainer,
+            environments,
             given.shm_name,
             ready_timeout_s=given.ready_timeout_s,
             grace_s=given.grace_s,
