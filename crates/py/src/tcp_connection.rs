@@ -119,6 +119,9 @@ impl TcpConnection {
         for (name, value) in client.stats().entries() {
             stats.set_item(name, value)?;
         }
+        if let Some(bytes) = client.lane_bytes() {
+            stats.set_item("lane_bytes", bytes)?;
+        }
         Ok(stats)
     }
 }

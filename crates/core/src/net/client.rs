@@ -414,6 +414,12 @@ impl Client {
         self.read(|state| state.outbound.unacknowledged())
     }
 
+    /// How much room for records the learner has, for all of its clients; `None` before it was reached, and where it has more
+    /// than the largest record may take.
+    pub fn lane_bytes(&self) -> Option<u64> {
+        self.read(|state| state.outbound.lane_bytes())
+    }
+
     /// The name on what we send, once the learner has said it.
     pub fn producer_id(&self) -> Option<u32> {
         self.read(|state| state.producer_id)

@@ -15,6 +15,7 @@
 //! O4  One at a time writes: he who has the [`Piece`]. He needs no lock for that; samples are added, and acknowledged,
 //!     meanwhile. When he is done he looks for the next piece, so what the others left to him is not forgotten.
 
+use super::MAX_SAMPLE_BYTES;
 use super::frame::{Cargo, Entry, HEADER_BYTES, Header, Welcome};
 use super::packing::{Frame, Layout};
 use super::stats::{ClientCounters, add};
@@ -100,6 +101,12 @@ impl Outbound {
             writing: false,
             connection: 0,
         }
+    }
+
+    /// What a learner of records said about its lane.
+    pub fn lane_bytes(&self) -> Option<u64> {
+        let is_said = matches!(*self.layout, Layout::Records) && self.frame_rows > 0;
+        (is_said && self.record_bytes < MAX_SAMPLE_BYTES as u64).then_some(self.record_bytes)
     }
 
     pub fn unacknowledged(&self) -> u64 {

@@ -39,7 +39,7 @@ class GroupSender:
 
     def __init__(self, client: Any, name: str) -> None:
         self._client = client
-        self._lane_bytes: int | None = client.stats().get("lane_bytes")  # a learner on another host does not say
+        self._lane_bytes: int | None = None
         self.run = f"{name}:{secrets.token_hex(4)}"
         self.groups_sent = 0
         self._turn = asyncio.Lock()
@@ -115,6 +115,8 @@ class GroupSender:
 
     def _check_room(self, records: Sequence[EncodedRecord]) -> None:
         """Who reads a group holds what has come of it until the rest is there: so all of it has to fit."""
+        if self._lane_bytes is None:  # a learner on another host says it when it is reached, if it is below 1 GiB
+            self._lane_bytes = self._client.stats().get("lane_bytes")
         if self._lane_bytes is None:
             return
         needed = sum(map(_bytes_of, records))
