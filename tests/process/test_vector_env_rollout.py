@@ -101,6 +101,30 @@ def test_rewards_and_endings_may_be_of_any_number_type(dtype):
         assert batch["truncated"][0, :, 0].tolist() == [0, 0, 0, 0, 1] and not batch["dones"].any()
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, bool])
+@pytest.mark.parametrize("reward", [0.5, -1, 300.5])
+def test_a_reward_that_its_array_cannot_hold_is_an_error_and_not_cut(dtype, reward):
+    class Paying(Counter):
+        def step(self, action):
+            return (*super().step(action)[:1], reward, False, False, {})
+
+    sample = example(dtype=dtype)
+    with (
+        rollway.Server(sample, 1, rollway.ShmTransport()) as server,
+        rollway.ShmClient(server.name, sample) as client,
+        rollway.make_vec([lambda: Paying(0), *counters(ENVS)[1:]]) as envs,
+    ):
+        envs.reset()
+        with client.reserve() as slot:
+            with envs.collect_into(client, **places(slot)):
+                if dtype is np.int32 and reward == -1:
+                    assert envs.step(np.zeros(ENVS, int))[1][0] == -1
+                else:
+                    with pytest.raises(rollway.EnvRaised, match=f"environment 0 raised.*the reward is {reward}"):
+                        envs.step(np.zeros(ENVS, int))
+            slot.abort()
+
+
 def test_nested_observations_and_transposed_arrays_are_written_in_place():
     make = lambda: Sampler(NESTED, spaces.Discrete(2))  # noqa: E731
     sample = {

@@ -42,6 +42,9 @@ impl EnvSink {
         let (Some(rewards_found), Some(terminations_found), Some(truncations_found)) = numbers else {
             return Ok(None);
         };
+        if matches!(rewards_found.kind, Kind::Bool) {
+            return Ok(None); // It does not hold all rewards.
+        }
         let arrays = [rows, rewards, terminations, truncations];
         Ok(Some(EnvSink {
             envs,

@@ -287,8 +287,13 @@ class Desk:
         sink.write(env, observation)
         try:
             sink.rewards[env] = reward
+            is_held = sink.whole is None or sink.rewards[env] == reward
+        except OverflowError:
+            is_held = False
         except (TypeError, ValueError):
             raise TypeError(f"the reward is {reward!r}; it must be one number") from None
+        if not is_held:
+            raise TypeError(f"the reward is {reward!r}, which {sink.whole or 'a float'} of its array cannot hold")
         sink.terminations[env] = terminated
         sink.truncations[env] = truncated
         return self._write_letter(env, notes or [], observation) if notes or self._layout.loose else 0
@@ -408,6 +413,8 @@ class Sink:
     def __init__(self, layout: SpaceLayout, buffer: Buffer) -> None:
         self._layout, self._arrays = layout, buffer.observations
         self.rewards = _numbers(buffer.rewards)
+        self.whole = buffer.rewards.dtype if buffer.rewards.dtype.kind in "biu" else None
+        """The dtype of rewards, where it is one of whole numbers, as in a slot: it does not hold every reward."""
         self.terminations, self.truncations = _numbers(buffer.terminations), _numbers(buffer.truncations)
         rows = buffer.observations[0] if layout.single else None
         numbers = (buffer.rewards, buffer.terminations, buffer.truncations)
