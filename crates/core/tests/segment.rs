@@ -902,6 +902,30 @@ fn a_name_that_does_not_appear_is_not_found_when_the_time_is_over() {
     assert_refused!(arrival::wait_for(&name, Patience::Never), Error::NotFound { .. });
 }
 
+#[test]
+fn a_segment_that_is_replaced_while_one_attaches_is_not_what_one_is_told_of() {
+    let name = Name::new("replaced");
+    let mut looks = 0;
+    let mut consumer = None;
+    let attached = arrival::attach(&name, Patience::Never, || {
+        looks += 1;
+        if looks > 1 {
+            return attach(&name);
+        }
+        // What we met had another shape, and is gone by the time that somebody asks who lives there.
+        consumer = Some(create(&name));
+        Err(Error::Closed)
+    });
+    assert!(attached.is_ok() && looks == 2, "{attached:?}");
+    // One that lives, and does not fit when looked at twice, does not fit.
+    looks = 0;
+    let misfit = arrival::attach(&name, Patience::of(Some(LONG)), || -> Result<()> {
+        looks += 1;
+        Err(Error::Closed)
+    });
+    assert!(matches!(misfit, Err(Error::Closed)) && looks == 2);
+}
+
 // ── full memory ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 #[test]

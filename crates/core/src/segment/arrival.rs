@@ -21,12 +21,16 @@ pub fn attach<T>(name: &str, patience: Patience, mut attach: impl FnMut() -> Res
     super::check_name(name)?;
     // The watch comes before the look: what appears in between is an event.
     let watch = watch_directory();
+    let mut lives = false;
     loop {
         let error = match attach() {
             Err(error @ Error::NotFound { .. }) => error,
             Err(error) if error.is_misfit() && is_stale(name) => error,
+            // Somebody lives there, perhaps since a moment ago: what we met may have been replaced. Once more.
+            Err(error) if error.is_misfit() && !std::mem::replace(&mut lives, true) => continue,
             done => return done,
         };
+        lives = false;
         let Some(left) = patience.left() else { return Err(error) };
         // Without a watch (the user's inotify instances may be used up) we look twenty times a second.
         let nap = signals::nap(if watch.is_some() { left } else { left.min(Duration::from_millis(50)) });
