@@ -146,17 +146,25 @@ impl Ledger {
             let hopeless = lane.vacancy() == Vacancy::None;
             return Ok(if hopeless { Attempt::Full } else { Attempt::Unread });
         };
-        if let Err(trouble) = Self::ensure_grown(lane, extent, grow) {
-            self.allocator.release(extent);
-            return match trouble {
-                // Somebody will give room back, and the lane goes on at its present size.
-                Trouble::Growth(refusal) if !self.out.is_empty() => {
-                    self.refusal = Some(refusal);
-                    Ok(Attempt::Unread)
+        let (number, extent) = match Self::ensure_grown(lane, extent, grow) {
+            Ok(()) => (number, extent),
+            Err(Trouble::Growth(refusal)) => {
+                self.allocator.release(extent);
+                match self.find_grown_room(lane, bytes)? {
+                    Some(found) => found,
+                    // Somebody will give room back, and the lane goes on at its present size.
+                    None if !self.out.is_empty() => {
+                        self.refusal = Some(refusal);
+                        return Ok(Attempt::Unread);
+                    }
+                    None => return Err(Trouble::Growth(refusal)),
                 }
-                trouble => Err(trouble),
-            };
-        }
+            }
+            Err(trouble) => {
+                self.allocator.release(extent);
+                return Err(trouble);
+            }
+        };
         self.list(lane.index_of(number), extent);
         let claim = lane.reserve(number, self.owner);
         Ok(Attempt::Room(Room { claim, start: extent.start, bytes }))
@@ -192,6 +200,23 @@ impl Ledger {
         self.vacate(lane.index_of(number));
         let extent = self.allocator.allocate(bytes)?;
         Some((number, extent))
+    }
+
+    /// Room in what there is of the lane, where there will be no more of it: what was released may be enough.
+    #[cold]
+    fn find_grown_room(
+        &mut self,
+        lane: &LaneWords<'_>,
+        bytes: usize,
+    ) -> Result<Option<(u64, Extent)>, Damage> {
+        self.sweep(lane);
+        let grown = lane.grown()?;
+        let Some((number, extent)) = self.find_room(lane, bytes) else { return Ok(None) };
+        if extent.end() <= grown {
+            return Ok(Some((number, extent)));
+        }
+        self.allocator.release(extent);
+        Ok(None)
     }
 
     #[inline]
