@@ -5,10 +5,8 @@ use crate::errors::{blocking, to_py};
 use crate::producer::{patience, seconds};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use rollway_core::records::Patience;
 use rollway_core::vector_env::{Caller as Core, Outcome, Stage};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
 
 /// Asks environments and waits for their answers. One thread at a time.
 #[pyclass(frozen, module = "rollway._core")]
@@ -25,9 +23,10 @@ fn waited(
     py: Python<'_>,
     core: &mut Core,
     count: usize,
-    limit: Option<Duration>,
-    patience: Patience,
+    limit: Option<f64>,
+    timeout: Option<f64>,
 ) -> PyResult<Outcome> {
+    let (limit, patience) = (limit.map(seconds).transpose()?, patience(timeout)?);
     blocking(py, || core.wait(count, limit, patience))?.map_err(|e| to_py(py, e))
 }
 
@@ -105,9 +104,9 @@ impl EnvCaller {
     fn step(&self, py: Python<'_>, what: u8, argument: u32, limit: Option<f64>) -> PyResult<Option<Waited>> {
         let mut guard = self.core()?;
         let core: &mut Core = &mut guard;
-        let (envs, limit) = (self.stage.geometry().envs, limit.map(seconds).transpose()?);
+        let envs = self.stage.geometry().envs;
         core.ask(0..envs, what, argument).map_err(|e| to_py(py, e))?;
-        let outcome = waited(py, core, envs, limit, Patience::Forever)?;
+        let outcome = waited(py, core, envs, limit, None)?;
         let is_plain = matches!(&outcome, Outcome::Answered(answers)
             if answers.len() == envs && answers.iter().all(|&(_, flags)| flags == 0));
         Ok((!is_plain).then(|| told(outcome)))
@@ -121,9 +120,7 @@ impl EnvCaller {
         limit: Option<f64>,
         timeout: Option<f64>,
     ) -> PyResult<Waited> {
-        let mut guard = self.core()?;
-        let (limit, patience) = (limit.map(seconds).transpose()?, patience(timeout)?);
-        Ok(told(waited(py, &mut guard, count, limit, patience)?))
+        Ok(told(waited(py, &mut *self.core()?, count, limit, timeout)?))
     }
 
     /// How many environments were asked, and their answers not taken.

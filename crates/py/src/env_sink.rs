@@ -111,7 +111,10 @@ impl Rows {
     /// How many there are, and where; `None` when a row is not in one piece.
     fn of(array: &Bound<'_, PyAny>) -> Option<(usize, Rows)> {
         let fields = fields(array)?;
-        // SAFETY: an ndarray has as many dimensions and strides as it says, and its descriptor lives as long as it does.
+        if fields.nd < 1 {
+            return None; // Its lengths and strides are nowhere.
+        }
+        // SAFETY: an ndarray has as many lengths and strides as it says, and its descriptor lives as long as it does.
         unsafe {
             let nd = fields.nd as usize;
             let (&[envs, ref shape @ ..], &[stride, ref steps @ ..]) = (

@@ -184,7 +184,7 @@ class Desk:
                 core.answer((self._reset if what == RESET else self._restore)(envs, sinks[buffer]))
                 self.ship()
 
-    # ── for the core, while it steps: nothing here raises ─────────────────────────────────────────────────────────────
+    # ── for the core, while it steps ──────────────────────────────────────────────────────────────────────────────────
 
     def actions(self, envs: list[int] | None) -> Sequence[Any] | Array | None:
         """An action for each of these, or of all; ``None``: ask for each `action`."""
