@@ -61,9 +61,12 @@ class ExternalConfig(BaseConfig):
     lanes: int = 64
     """How many environment workers at once."""
     lane_bytes: int = 1 << 30
-    """Room for each of them, and for one trajectory in every 16 KiB of it. The memory is taken only when used, but for a
-    table of 64 bytes for each trajectory: 4 MiB for each worker that comes. What one call of ``generate`` asks for has
-    to fit, if it may all come from one worker: it is held until it is complete."""
+    """Room for each of them, and for one trajectory in every 16 KiB of it.
+
+    The memory is taken only when used, but for a table of 64 bytes for each trajectory: 4 MiB for each worker that
+    comes. What one call of ``generate`` asks for has to fit, if it may all come from one worker: it is held until it is
+    complete.
+    """
     peer_timeout_s: float | None = 60.0
     """How long to wait for a new environment when all have died."""
 
