@@ -6,7 +6,7 @@ machines: no serialisation, no lost sample.
 
 from importlib.metadata import version as _version
 
-from rollway._core import HistSnapshot, Record, RecordSlot, Sample, SampleInfo, Slot
+from rollway._core import Group, HistSnapshot, Record, RecordSlot, Sample, SampleInfo, Slot
 from rollway.async_runner import AsyncRunner
 from rollway.batches import PackedBatch, PaddedBatch, pack, pad, token_batches
 from rollway.collector import Collector, StopFlag
@@ -51,7 +51,7 @@ from rollway.errors import (
     UnusableEnvironment,
     WaitTimeout,
 )
-from rollway.groups import Group, GroupAssembler
+from rollway.groups import GroupAssembler
 from rollway.record_key import GroupKey, RecordKey
 from rollway.record_schema import RecordSchema
 from rollway.record_server import RecordServer

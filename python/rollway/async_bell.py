@@ -1,14 +1,15 @@
 """AsyncBell: lets coroutines wait for what a native handle waits for.
 
 For each event loop a `Sentry` stands by: a native thread, asleep while nobody waits, and a descriptor that the loop
-watches. No Python runs between the one who rings and the loop that wakes. The bell takes nothing: it only tells the
-coroutines to look, so a cancelled one loses nothing.
+watches. No Python runs between the one who rings and the loop that wakes. The bell takes nothing: it only tells
+coroutines, or whoever left a call, to look, so a cancelled one loses nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from rollway._core import Sentry
 from rollway.errors import ConnectionClosedError
@@ -28,12 +29,10 @@ class AsyncBell:
         Not by `asyncio.wait_for`, which would make a task of each wait and need two more turns of the loop to end it.
         """
         loop = asyncio.get_running_loop()
-        ear = None if self._closed else self._ears.get(loop) or self._listen(loop)
-        if ear is None:
-            return True
         waiter: asyncio.Future[bool] = loop.create_future()
-        ear.waiters.append(waiter)
-        ear.sentry.post()
+        settle = partial(_settle, waiter, True)
+        if not self.tell(loop, settle):
+            return True
         timer = None if timeout is None else loop.call_later(timeout, _settle, waiter, False)
         rung = False
         try:
@@ -41,9 +40,27 @@ class AsyncBell:
         finally:
             if timer is not None:
                 timer.cancel()
-            if not rung and waiter in ear.waiters:
-                ear.waiters.remove(waiter)
+            if not rung:
+                self.forget(settle)
         return rung
+
+    def tell(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> bool:
+        """Has ``loop``, which is the running one, make a call the next time that it is worth looking, and no more.
+
+        False when nothing is worth waiting for, as the handle is closed: then no call is made.
+        """
+        ear = None if self._closed else self._ears.get(loop) or self._listen(loop)
+        if ear is None:
+            return False
+        ear.calls.append(call)
+        ear.sentry.post()
+        return True
+
+    def forget(self, call: Callable[[], None]) -> None:
+        """Takes `tell` back, if the call was not made yet."""
+        for ear in list(self._ears.values()):
+            if call in ear.calls:
+                ear.calls.remove(call)
 
     def close(self) -> None:
         """Wakes everybody. A sentry ends when its loop has heard of it, or is gone."""
@@ -72,7 +89,7 @@ class _Ear:
 
     def __init__(self, sentry: Sentry) -> None:
         self.sentry = sentry
-        self.waiters: list[asyncio.Future[bool]] = []
+        self.calls: list[Callable[[], None]] = []
         self.last = False
 
     def hear(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -80,9 +97,9 @@ class _Ear:
         self.sentry.clear()
         if self.last:
             loop.remove_reader(self.sentry.fileno())
-        waiters, self.waiters = self.waiters, []
-        for waiter in waiters:
-            _settle(waiter, True)
+        calls, self.calls = self.calls, []
+        for call in calls:
+            call()
 
 
 def _settle(waiter: asyncio.Future[bool], rung: bool) -> None:

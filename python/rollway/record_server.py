@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rollway._core import Record, RecordConsumer, RecordProducer
@@ -145,6 +146,14 @@ class RecordServer(Hosting):
             if not await lookout.rung():
                 raise self._timed_out(timeout)
         return records
+
+    def call_when_readable(self, call: Callable[[], None]) -> bool:
+        """Has the running event loop make a call, once, when it is worth trying to read: something came, or an end.
+
+        For who would be woken by a callback rather than as a coroutine: that is a turn of the loop earlier. False when
+        the server is closed: then no call is made.
+        """
+        return self._bell.tell(asyncio.get_running_loop(), call)
 
     def __iter__(self) -> Iterator[Record]:
         """Yields records until the records are shut down."""

@@ -614,7 +614,8 @@ def test_a_trainer_that_dies_leaves_what_it_had_stashed_to_the_next(name, child)
         server = rollway.RecordServer(ATROPOS_SCHEMA, rollway.ShmTransport(sys.argv[1]))
         stash = Stash("id", {"train": 1}, substitutes=False)
         print("ready", flush=True)
-        while (groups := stash.take(Ask("train", (Place("b", 0),)), 0)) is None:
+        slots = stash.slots(Ask("train", (Place("b", 0),)))
+        while (groups := stash.take(slots, 0)) is None:
             stash.add(server.read())
         groups[0].records[0].release()
         print("stashed", len(stash), flush=True)

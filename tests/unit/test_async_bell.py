@@ -112,3 +112,38 @@ def test_a_forked_child_waits_in_a_loop_of_its_own(name):
             assert asyncio.run(one(server)) == [3]
             os.close(heard)
             os.close(told)
+
+
+def test_a_call_is_made_once_when_there_is_something_to_read(name):
+    async def heard(server, client):
+        loop, calls = asyncio.get_running_loop(), []
+        come = loop.create_future()
+
+        def call():
+            calls.append(len(server.try_read_many(8)))
+            come.done() or come.set_result(None)
+
+        assert server.call_when_readable(call)
+        sender = send_later(client, 1, 2)
+        await asyncio.wait_for(come, 30)
+        await asyncio.to_thread(sender.join)
+        await asyncio.sleep(0.05)
+        return calls
+
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name)) as server:
+        with rollway.ShmRecordClient(name, SCHEMA) as client:
+            calls = asyncio.run(heard(server, client))
+    assert len(calls) == 1 and calls[0] in (1, 2)
+
+
+def test_the_end_is_worth_a_call_and_after_it_none_is_made(name):
+    async def heard(server):
+        come = asyncio.get_running_loop().create_future()
+        assert server.call_when_readable(lambda: come.set_result(None))
+        closer = threading.Timer(0.02, server.close)
+        closer.start()
+        await asyncio.wait_for(come, 30)
+        await asyncio.to_thread(closer.join)
+        assert server.closed and not server.call_when_readable(lambda: None)
+
+    asyncio.run(heard(rollway.RecordServer(SCHEMA, rollway.ShmTransport(name))))

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 import rollway
@@ -298,3 +299,65 @@ def test_what_is_no_group_record_is_refused(server, send):
 def test_settings_that_mean_nothing_are_refused(bad):
     with pytest.raises(rollway.InvalidArgument):
         GroupAssembler(**bad)
+
+
+def test_a_group_knows_its_oldest_weights_and_what_its_leaves_are_filled_with(server, send):
+    assembler = GroupAssembler(2)
+    assembler.set_version(9)
+    for repetition, version in ((1, 5), (0, 7)):
+        ready = assembler.add(send("a", repetition, version=version))
+    assert ready == 1
+    group = assembler.pop()
+    assert (group.version, group.staleness) == (5, 4) and group.key is group.key
+    assert "instance_id='a'" in repr(group) and "records=2" in repr(group)
+    assert group.filled_with("tokens", np.int32(1).tobytes()) == [1]
+    with pytest.raises(KeyError):
+        group.filled_with("token", b"1234")
+    for odd in (b"", b"12345"):
+        with pytest.raises(rollway.InvalidArgument, match="tokens"):
+            group.filled_with("tokens", odd)
+    group.release()
+    with pytest.raises(rollway.InvalidArgument, match="released"):
+        group.filled_with("tokens", np.int32(1).tobytes())
+
+
+def test_an_empty_leaf_is_filled_with_anything(server):
+    assembler = GroupAssembler(1)
+    for instance, tokens in (("a", []), ("b", [1, 2, 1]), ("c", [1, 1, 1])):
+        server.submit({"tokens": tokens}, key=RecordKey("run", "train", 0, instance, 0))
+        assembler.add(server.read())
+    assert [group.filled_with("tokens", np.int32(1).tobytes()) for group in assembler] == [[0], [], [0]]
+
+
+def test_a_record_tells_its_phase_and_how_its_metadata_begins(server):
+    server.submit({"tokens": []}, key=RecordKey("run", "eval", 0, "a", 0), metadata={"size": 2, "more": []})
+    with server.read() as record:
+        assert record.phase == "eval"
+        assert record.metadata_starts(b'{"size":2,') and not record.metadata_starts(b'{"size":21')
+    with pytest.raises(rollway.InvalidArgument, match="released"):
+        record.metadata_starts(b"{")
+    server.submit({"tokens": []})
+    with server.read() as bare:
+        assert bare.phase is None and bare.metadata_starts(b"") and not bare.metadata_starts(b"{")
+
+
+def test_a_clock_that_fails_is_heard_and_loses_nothing(server, send):
+    def clock():
+        raise RuntimeError("no time")
+
+    assembler = GroupAssembler(1, clock=clock)
+    record = send("a", 0)
+    with pytest.raises(RuntimeError, match="no time"):
+        assembler.add(record)
+    assert not record.released and assembler.held == 0
+
+
+@pytest.mark.parametrize("bad", [None, -1, 2**32, "1"])
+def test_a_version_that_is_none_is_refused(bad):
+    with pytest.raises((TypeError, rollway.InvalidArgument)):
+        GroupAssembler(1).set_version(bad)
+
+
+def test_what_is_no_record_is_refused():
+    with pytest.raises(TypeError):
+        GroupAssembler(1).add("a record")

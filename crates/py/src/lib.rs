@@ -11,6 +11,8 @@ mod env_sink;
 mod env_worker;
 mod errors;
 mod gil;
+mod group;
+mod group_assembler;
 mod histogram;
 mod json;
 mod numbers;
@@ -58,6 +60,10 @@ mod _core {
     use super::env_sink::EnvSink;
     #[pymodule_export]
     use super::env_worker::{EnvWorker, end_with};
+    #[pymodule_export]
+    use super::group::Group;
+    #[pymodule_export]
+    use super::group_assembler::Assembler;
     #[pymodule_export]
     use super::histogram::HistSnapshot;
     #[pymodule_export]

@@ -47,9 +47,12 @@ arguments! {
     lanes: usize, "1 to 1,024";
     max_buffers: usize, "3 to 256";
     max_connections: usize, "1 to 2**64 - 1";
+    max_groups: usize, "1 to 2**64 - 1";
     max_inflight_msgs: usize, "1 to 2**64 - 1";
     max_peers: usize, "1 to 1,024";
     max_records: usize, "2 to 16,777,216";
+    max_staleness: Option<u32>, "0 to 4,294,967,295, or None";
+    memory: usize, "0 to 2**64 - 1";
     most: usize, "1 to 2**64 - 1";
     num_buffers: usize, "2 to 65,535";
     port: u16, "0 to 65,535";
@@ -57,6 +60,7 @@ arguments! {
     rows: usize, "0 to 2**64 - 1";
     seed: Option<u64>, "0 to 2**64 - 1, or None";
     since: u64, "0 to 2**64 - 1";
+    size: usize, "1 to 2**64 - 1";
     threads: Option<usize>, "1 to 2**64 - 1, or None";
     version: u32, "0 to 4,294,967,295";
 }

@@ -10,7 +10,7 @@ use crate::record_plan::{KEY, METADATA, RecordPlan};
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 use rollway_core::Error;
 use rollway_core::prefetch::prefetch;
 use rollway_core::records::format::{PerLeaf, Placement};
@@ -99,7 +99,7 @@ impl Record {
         ((self.base + self.placement.offsets[part]) as *const u8, rows, bytes)
     }
 
-    /// The bytes of a hidden part. `'_`: they stay while nobody releases the record, which takes the GIL.
+    /// The bytes of a part. `'_`: they stay while nobody releases the record, which takes the GIL.
     fn part_bytes(&self, py: Python<'_>, part: usize) -> PyResult<&[u8]> {
         if self.is_released(py) {
             let message = "this record was released: read its key and metadata before that".to_owned();
@@ -108,6 +108,29 @@ impl Record {
         let (data, _, bytes) = self.part(part);
         // SAFETY: `parse` checked that the part lies within the record, which is ours until it is released.
         Ok(unsafe { std::slice::from_raw_parts(data, bytes) })
+    }
+
+    /// The name of its group, and its repetition; `None` when it has no key.
+    pub fn group_name(&self, py: Python<'_>) -> PyResult<Option<(Vec<u8>, i64)>> {
+        match self.part_bytes(py, KEY)? {
+            [] => Ok(None),
+            packed => record_key::group_name(py, packed).map(Some),
+        }
+    }
+
+    /// Whether there is nothing but this item in a leaf.
+    pub fn is_filled_with(&self, leaf: &Bound<'_, PyString>, item: &[u8]) -> PyResult<bool> {
+        let py = leaf.py();
+        let Some(index) = self.plan.get().index(leaf.as_any())? else {
+            return Err(PyKeyError::new_err(leaf.clone().unbind()));
+        };
+        let bytes = self.part_bytes(py, RecordPlan::part(index))?;
+        if item.is_empty() || !bytes.len().is_multiple_of(item.len()) {
+            let message = format!("an item of '{leaf}' has not {} bytes", item.len());
+            return Err(named(py, "InvalidArgument", message));
+        }
+        let all = || bytes.chunks_exact(item.len()).all(|there| there == item);
+        Ok(bytes.is_empty() || bytes.ends_with(item) && all()) // The end differs more often than the rest.
     }
 
     fn view<'py>(slf: &Bound<'py, Self>, leaf: usize) -> PyResult<Bound<'py, PyAny>> {
@@ -211,15 +234,29 @@ impl Record {
         Ok(PyBytes::new(py, self.part_bytes(py, METADATA)?))
     }
 
+    /// Whether the metadata, as it was sent, begins with these bytes. Nothing is copied or decoded.
+    fn metadata_starts(&self, py: Python<'_>, prefix: &[u8]) -> PyResult<bool> {
+        Ok(self.part_bytes(py, METADATA)?.starts_with(prefix))
+    }
+
+    /// The phase of its key, without making the rest of it; `None` when it has no key.
+    #[getter]
+    fn phase<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyString>>> {
+        match self.part_bytes(py, KEY)? {
+            [] => Ok(None),
+            packed => record_key::phase(py, packed).map(Some),
+        }
+    }
+
     /// Whether it only says that its key will never come.
     #[getter]
-    fn is_tombstone(&self) -> bool {
+    pub fn is_tombstone(&self) -> bool {
         self.stamp.kind & TOMBSTONE != 0
     }
 
     /// The number of the weights that made it.
     #[getter]
-    fn version(&self) -> u32 {
+    pub fn version(&self) -> u32 {
         self.stamp.version
     }
 
@@ -247,7 +284,7 @@ impl Record {
     }
 
     /// Gives the room back now. Does nothing the second time.
-    fn release(&self, py: Python<'_>) {
+    pub fn release(&self, py: Python<'_>) {
         drop(self.record.replace(py, None));
     }
 

@@ -8,6 +8,7 @@ use pyo3::types::{PyBytes, PyInt, PyString, PyTuple, PyType};
 
 /// Step, repetition, bytes of the run, bytes of the phase; then the three texts.
 const HEAD_BYTES: usize = 8 + 8 + 2 + 2;
+const REPETITION: std::ops::Range<usize> = 8..16;
 
 static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static NEW_TUPLE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -69,15 +70,44 @@ fn whole(object: &Bound<'_, PyAny>) -> Option<i64> {
 /// The key that these bytes were made of.
 pub fn unpack<'py>(py: Python<'py>, packed: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let class = class(py)?;
-    let Some((step, repetition, run, phase, instance)) = parts(packed) else {
-        return class.call_method1("unpack", (PyBytes::new(py, packed),)); // It says what is wrong.
-    };
+    let Some((step, repetition, run, phase, instance)) = parts(packed) else { return Err(wrong(py, packed)) };
     let new = NEW_TUPLE.get_or_try_init(py, || {
         // SAFETY: the tuple type is alive as long as the interpreter.
         let tuple = unsafe { Bound::from_borrowed_ptr(py, (&raw mut ffi::PyTuple_Type).cast()) };
         tuple.getattr("__new__").map(Bound::unbind)
     })?;
     new.bind(py).call1((class, (run, phase, step, instance, repetition)))
+}
+
+/// The phase of a key.
+pub fn phase<'py>(py: Python<'py>, packed: &[u8]) -> PyResult<Bound<'py, PyString>> {
+    match parts(packed) {
+        Some((.., phase, _)) => Ok(PyString::new(py, phase)),
+        None => Err(wrong(py, packed)),
+    }
+}
+
+/// The key of a group whose name [`group_name`] gave.
+pub fn unpack_group<'py>(py: Python<'py>, name: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    unpack(py, name)?.getattr("group")
+}
+
+/// What the keys of a group have in common, as bytes: its key, with 0 for the repetition; and the repetition.
+pub fn group_name(py: Python<'_>, packed: &[u8]) -> PyResult<(Vec<u8>, i64)> {
+    let Some((_, repetition, ..)) = parts(packed) else { return Err(wrong(py, packed)) };
+    let mut name = packed.to_vec();
+    name[REPETITION].fill(0);
+    Ok((name, repetition))
+}
+
+/// What is wrong with bytes that are no key, in Python's words.
+#[cold]
+fn wrong(py: Python<'_>, packed: &[u8]) -> PyErr {
+    let unpacked = class(py).and_then(|class| class.call_method1("unpack", (PyBytes::new(py, packed),)));
+    match unpacked {
+        Err(error) => error,
+        Ok(_) => named(py, "InvalidArgument", "these bytes are no key".to_owned()),
+    }
 }
 
 fn parts(packed: &[u8]) -> Option<(i64, i64, &str, &str, &str)> {

@@ -9,6 +9,7 @@
 //! | [`producer`], [`consumer`] | the two handles, and the guards that commit, abort and release |
 //! | [`format`](mod@format) | what lies in the bytes of one record: leaves, ragged and fixed |
 //! | [`assemble`] | many records into one padded or packed batch |
+//! | [`groups`] | records that belong together, and what becomes of those that stay incomplete |
 //!
 //! Each producer has a lane of its own; a consumer takes single records, fairly from all lanes. A [`Reservation`] dropped
 //! without commit is aborted; a [`Record`] dropped is released. Both keep the mapping alive. A record that is held costs its
@@ -18,6 +19,7 @@ pub mod allocator;
 pub mod assemble;
 pub mod consumer;
 pub mod format;
+pub mod groups;
 pub mod layout;
 pub mod ledger;
 pub mod producer;

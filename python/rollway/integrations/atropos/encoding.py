@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from rollway.errors import InvalidArgument, SchemaMismatch
+from rollway.record_metadata import encode
 
 ATROPOS_SCHEMA: dict[str, str] = {
     "tokens": "int32[*]",
@@ -104,6 +105,11 @@ def group_size(record: RecordLike) -> int | None:
         return None
     size: int = said["group_size"]
     return size if 0 < size <= LARGEST_GROUP else None
+
+
+def metadata_beginning(size: int) -> bytes:
+    """How the metadata of each record of a group of this size begins, as bytes."""
+    return encode({"atropos": _FORMAT, "group_size": size}).removesuffix(b"}") + b","
 
 
 def decode_trajectory(record: RecordLike) -> dict[str, Any]:

@@ -12,12 +12,12 @@ import time
 from typing import TYPE_CHECKING
 
 from rollway.errors import InvalidArgument, WaitTimeout
-from rollway.groups import Group, GroupAssembler
+from rollway.groups import GroupAssembler
 from rollway.hosting import not_let_in
 from rollway.integrations.atropos.encoding import LARGEST_GROUP
 
 if TYPE_CHECKING:
-    from rollway._core import Record
+    from rollway._core import Group, Record
     from rollway.record_key import RecordKey
     from rollway.record_server import RecordServer
 

@@ -1,9 +1,10 @@
 """Dispatcher: gives each of many waiting coroutines the groups that it asked for, from one server of records.
 
-One task reads for all of them, and only while somebody waits; what it reads goes through the `Stash` to the call that
-waits longest for it. So no two calls can take each other's trajectories, and what nobody wants yet stays in the ring,
-where the environments see how full it is. Nothing is polled: the task sleeps until the ring wakes it. Once a second,
-while anybody waits, a timer looks for what cannot wake it: the dead, and the deadlines of incomplete groups.
+It reads for all of them, and only while somebody waits; what it reads goes through the `Stash` to the call that waits
+longest for it. So no two calls can take each other's trajectories, and what nobody wants yet stays in the ring, where
+the environments see how full it is. Nothing is polled: the event loop calls it when the ring has something, and it
+reads there and then: a task would be awake a turn of the loop later. Once a second, while anybody waits, a timer looks
+for what cannot wake it: the dead, and the deadlines of incomplete groups.
 
 It knows nothing of SkyRL. Use it from one event loop at a time.
 """
@@ -11,15 +12,16 @@ It knows nothing of SkyRL. Use it from one event loop at a time.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollway import ConnectionClosedError, InvalidArgument, PeerDied, Record, RecordServer, segments
+from rollway import ConnectionClosedError, Group, InvalidArgument, PeerDied, Record, RecordServer, segments
 from rollway.hosting import not_let_in
 from rollway.integrations.skyrl.ask import Ask
 from rollway.integrations.skyrl.errors import StashFull, TrajectoryMissing, TrajectoryTimeout, TrajectoryUnusable
-from rollway.integrations.skyrl.stash import Settled, Stash
+from rollway.integrations.skyrl.stash import Slot, Stash
 
 _MOST = 256  # records per read
 _PATROL_S = 1.0
@@ -30,7 +32,10 @@ class _Waiter:
     """One call of `get`."""
 
     ask: Ask
-    answer: asyncio.Future[list[Settled]]
+    slots: list[Slot]
+    answer: asyncio.Future[list[Group]]
+    until_s: float
+    """When its time is over, by the loop's clock."""
 
 
 class Dispatcher:
@@ -64,38 +69,42 @@ class Dispatcher:
         self._max_stash = max_stash
         self._peer_timeout_s = peer_timeout_s
         self._waiters: list[_Waiter] = []
-        self._reader: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # in which somebody waits
+        self._told = False  # whether the loop will call `_heard`
+        self._most: int | None = None  # how much to read then: counted before, for then there is no time to lose
         self._patrol: asyncio.TimerHandle | None = None
         self._alone_since: float | None = None
         self._failure: BaseException | None = None
 
-    async def get(self, ask: Ask) -> list[Settled]:
+    async def get(self, ask: Ask) -> list[Group]:
         """Waits for the groups of an ask. A call that is cancelled takes nothing: they go to the next."""
         if (failure := self._failure) is not None:
             self._failure = None
             raise failure
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(ask, loop.create_future())
+        until_s = math.inf if self._timeout_s is None else loop.time() + self._timeout_s
+        waiter = _Waiter(ask, self._stash.slots(ask), loop.create_future(), until_s)
         self._waiters.append(waiter)
         self._serve()
+        if not waiter.answer.done():
+            self._begin(loop)
         if waiter.answer.done():
             return waiter.answer.result()
-        self._begin(loop)
-        limit = None if self._timeout_s is None else loop.call_later(self._timeout_s, self._time_out, waiter)
         try:
             return await waiter.answer
         except asyncio.CancelledError:
             self._withdraw(waiter)
             raise
-        finally:
-            if limit is not None:
-                limit.cancel()
 
-    def put_back(self, groups: Sequence[Settled]) -> None:
+    def put_back(self, groups: Sequence[Group]) -> None:
         """Takes back groups that were got and not used, to where they were."""
         self._stash.put_back(groups)
+        self._serve_others()
+
+    def _serve_others(self) -> None:
+        """Somebody wants less than he did: it goes to others, and how much to read is counted anew."""
+        self._most = None
         self._serve()
-        self._read_for_fewer()
 
     def _serve(self) -> None:
         """Hands groups to whoever waits, the oldest call first."""
@@ -105,7 +114,7 @@ class Dispatcher:
             if waiter.ask.phase in blocked or waiter.answer.done():  # done: cancelled, and about to withdraw
                 continue
             try:
-                groups = self._stash.take(waiter.ask, oldest)
+                groups = self._stash.take(waiter.slots, oldest)
             except (TrajectoryMissing, TrajectoryUnusable) as error:
                 self._waiters.remove(waiter)
                 waiter.answer.set_exception(error)
@@ -122,16 +131,14 @@ class Dispatcher:
             self._waiters.remove(waiter)
         elif not waiter.answer.cancelled() and waiter.answer.exception() is None:
             self._stash.put_back(waiter.answer.result())
-        self._serve()
-        self._read_for_fewer()
+        self._serve_others()
 
     def _time_out(self, waiter: _Waiter) -> None:
         if not waiter.answer.done():
             text = f"waited {self._timeout_s} s for {waiter.ask}: {self._explain(waiter.ask)}"
             waiter.answer.set_exception(TrajectoryTimeout(text))
             self._waiters.remove(waiter)
-            self._serve()
-            self._read_for_fewer()
+            self._serve_others()
 
     def _fail(self, error: BaseException) -> None:
         """Hands a failure to those who wait, or else to the next caller."""
@@ -140,63 +147,49 @@ class Dispatcher:
             if not waiter.answer.done():
                 waiter.answer.set_exception(error)
         self._waiters.clear()
-        self._rest()
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Makes sure that somebody reads, and looks around."""
-        if self._reader is None or self._reader.done() or self._reader.get_loop() is not loop:
-            self._stop()
-            self._start_reader(loop)
-            self._alone_since = None
-            self._patrol = loop.call_later(self._patrol_s(), self._look_around, loop)
+        """Somebody waits in this loop: reads what there is for him, and sees to it that he hears of the rest."""
+        if self._loop is not loop:
+            self._loop, self._told, self._patrol = loop, False, None
+        if self._patrol is None:
+            self._alone_since = None  # nobody waited, and nobody counted
+        self._look_around_soon(loop)
+        self._read()
 
-    def _start_reader(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._reader = loop.create_task(self._read(), name="rollway-skyrl-reader")
-        self._reader.add_done_callback(self._read_ended)
+    def _heard(self) -> None:
+        """The loop calls it when there is something to read, or an end."""
+        self._told = False
+        self._read(self._most)
 
-    def _rest(self) -> None:
-        """Stops reading if nobody waits."""
-        if not self._waiters:
-            self._stop()
-
-    def _read_for_fewer(self) -> None:
-        """Somebody waits no more: the reader counts anew how much the others wait for."""
-        self._rest()
-        if self._reader is not None and not self._reader.done():
-            self._reader.cancel()
-            self._start_reader(self._reader.get_loop())
-
-    def _stop(self) -> None:
-        """Ends the reader, which takes nothing when it is cancelled, and the patrol."""
-        if self._reader is not None and not self._reader.get_loop().is_closed():
-            self._reader.cancel()
-        if self._patrol is not None:
-            self._patrol.cancel()
-        self._reader = self._patrol = None
-
-    async def _read(self) -> None:
-        while self._waiters:
-            asked = sum(len(waiter.ask.places) for waiter in self._waiters)
-            room = self._max_stash + asked - len(self._stash)
-            if room <= 0:
-                raise self._full()
-            wanted = asked - self._stash.whole if self._stash.in_order else room
-            try:
-                records = await self._server.read_many_async(max(1, min(_MOST, room, wanted)))
-            except PeerDied:
-                continue  # by the server's patience; ours is what the patrol goes by
-            if not records:
-                raise ConnectionClosedError("the records were closed while trajectories were waited for")
-            self._alone_since = None
-            self._keep(records)
-            self._serve()
-
-    def _read_ended(self, reader: asyncio.Task[None]) -> None:
-        error = None if reader.cancelled() else reader.exception()
-        if error is not None:
+    def _read(self, most: int | None = None) -> None:
+        """Reads what there is, as long as somebody waits for it; then has the loop call when there is more."""
+        try:
+            while self._waiters:
+                records = self._server.try_read_many(most or self._count_most())
+                most = None
+                if records:
+                    self._alone_since = None
+                    self._keep(records)
+                    self._serve()
+                elif self._server.closed:
+                    raise ConnectionClosedError("the records were closed while trajectories were waited for")
+                elif self._told or self._server.call_when_readable(self._heard):
+                    self._told, self._most = True, self._count_most()
+                    return
+        except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told
             self._fail(error)
+
+    def _count_most(self) -> int:
+        """How many records to take: what is asked for comes first, and so much may be here that nobody asked for."""
+        asked = sum([len(waiter.ask.places) for waiter in self._waiters])
+        room = self._max_stash + asked - len(self._stash)
+        if room <= 0:
+            raise self._full()
+        wanted = asked - self._stash.whole if self._stash.in_order else room
+        return max(1, min(_MOST, room, wanted))
 
     def _keep(self, records: list[Record]) -> None:
         """Stashes all that can be, and then raises what is wrong with the first that cannot."""
@@ -212,14 +205,24 @@ class Dispatcher:
 
     # ── what cannot wake us ───────────────────────────────────────────────────────────────────────────────────────
 
-    def _patrol_s(self) -> float:
-        deadline = self._stash.next_deadline_s
-        return _PATROL_S if deadline is None else min(deadline, _PATROL_S)
+    def _look_around_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Sets the timer. One that nobody needs any more runs out: to cancel it would take time, in every call."""
+        pause_s = _PATROL_S if (deadline := self._stash.next_deadline_s) is None else min(deadline, _PATROL_S)
+        when_s = min(loop.time() + pause_s, *[waiter.until_s for waiter in self._waiters])
+        if self._patrol is None or when_s < self._patrol.when():
+            if self._patrol is not None:
+                self._patrol.cancel()
+            self._patrol = loop.call_at(when_s, self._look_around, loop)
 
     def _look_around(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Groups whose deadline is over; environments that are dead."""
+        """Calls whose time is over; groups whose deadline is; environments that are dead."""
+        self._patrol = None
+        if not self._waiters:
+            return
         self._stash.settle()
         self._serve()
+        for waiter in [waiter for waiter in self._waiters if waiter.until_s <= loop.time()]:
+            self._time_out(waiter)
         if self._everybody_is_gone():
             now = time.monotonic()
             self._alone_since = self._alone_since or now
@@ -232,9 +235,8 @@ class Dispatcher:
                 )
         else:
             self._alone_since = None
-        self._rest()
         if self._waiters:
-            self._patrol = loop.call_later(self._patrol_s(), self._look_around, loop)
+            self._look_around_soon(loop)
 
     def _everybody_is_gone(self) -> bool:
         stats = self._server.stats()

@@ -12,12 +12,12 @@ from typing import Any
 from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, GeneratorOutput
 from skyrl.train.generators.utils import apply_overlong_filtering, get_rollout_metrics
 
-from rollway import RecordServer
+from rollway import Group, RecordServer
 from rollway.integrations.skyrl.ask import ask_of
 from rollway.integrations.skyrl.config import ExternalConfig
 from rollway.integrations.skyrl.dispatcher import Dispatcher
 from rollway.integrations.skyrl.errors import TrajectoryUnusable
-from rollway.integrations.skyrl.stash import Match, Settled, Stash
+from rollway.integrations.skyrl.stash import Match, Stash
 from rollway.integrations.skyrl.trajectory import Trajectory, trajectory_of
 
 
@@ -131,11 +131,10 @@ class AtroposSHMGenerator(GeneratorInterface):
         groups = await self._dispatcher.get(ask_of(input_batch, self._group_size))
         used, wrong = _converted(input_batch, groups)
         if wrong is not None:
-            self._dispatcher.put_back([settled for settled, rows in zip(groups, used, strict=True) if rows])
-        for settled, rows in zip(groups, used, strict=True):
+            self._dispatcher.put_back([group for group, rows in zip(groups, used, strict=True) if rows])
+        for group, rows in zip(groups, used, strict=True):
             if wrong is None or not rows:
-                for record in settled.records:
-                    record.release()
+                group.release()
         if wrong is not None:
             raise wrong
         return self._output(input_batch, [row for rows in used for row in rows])
@@ -170,14 +169,14 @@ class AtroposSHMGenerator(GeneratorInterface):
 
 
 def _converted(
-    batch: Mapping[str, Any], groups: Sequence[Settled]
+    batch: Mapping[str, Any], groups: Sequence[Group]
 ) -> tuple[list[list[Trajectory]], TrajectoryUnusable | None]:
     """The rows of each group, none where it is unusable; and what is wrong with the first of those."""
     made: list[list[Trajectory]] = []
     wrong: TrajectoryUnusable | None = None
-    for settled in groups:
+    for group in groups:
         try:
-            made.append([trajectory_of(record) for record in settled.records])
+            made.append([trajectory_of(record) for record in group.records])
         except TrajectoryUnusable as error:
             made.append([])
             wrong = wrong or error

@@ -8,36 +8,48 @@ copies: until they are taken out they go back to the ring if this process dies. 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+import operator
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from rollway import Group, GroupAssembler, GroupKey, Record, RecordKey
+from rollway import Group, GroupAssembler, GroupKey, Record
 from rollway.groups import tombstone_reason
-from rollway.integrations.atropos.encoding import group_size
-from rollway.integrations.skyrl.ask import Ask, Place
+from rollway.integrations.atropos.encoding import group_size, metadata_beginning
+from rollway.integrations.skyrl.ask import Ask
 from rollway.integrations.skyrl.errors import TrajectoryMissing, TrajectoryUnusable
-from rollway.integrations.skyrl.trajectory import trainable
+from rollway.integrations.skyrl.trajectory import untrainable
 
 Match = Literal["stream", "id"]
 
+_HELD = operator.attrgetter("held")
 _DROPPED = "the environment dropped it"
 _NAMED = 4  # how many of something an error names
 
 
-@dataclass(slots=True)
-class Settled:
-    """A group of which nothing more will come: all its records, or the reason why there are none."""
+@dataclass(slots=True, frozen=True)
+class Missing:
+    """A group that will never come."""
 
     key: GroupKey
-    records: tuple[Record, ...]
-    reason: str | None = None
+    reason: str
+    records: tuple[Record, ...] = ()
 
-    @property
-    def version(self) -> int:
-        """The oldest weights in it."""
-        return min([record.version for record in self.records])
+
+class Slot(NamedTuple):
+    """One group of an ask: the queue in which to look, and how many trajectories are wanted of it."""
+
+    queue: tuple[str, str]
+    size: int
+
+
+class _Phase(NamedTuple):
+    """Where the records of a phase go."""
+
+    assembler: GroupAssembler
+    mark: bytes
+    """How the metadata of its records begins."""
 
 
 class Stash:
@@ -54,101 +66,97 @@ class Stash:
         self, match: Match, sizes: Mapping[str, int], *, substitutes: bool, deadline_s: float | None = None
     ) -> None:
         self._match = match
+        self.in_order = match == "stream"
+        """Whether places are filled in the order in which they are asked for."""
         self._substitutes = substitutes
-        self._assemblers = {
-            phase: GroupAssembler(size, on_incomplete="partial", deadline_s=deadline_s) for phase, size in sizes.items()
+        self._phases = {
+            phase: _Phase(
+                GroupAssembler(size, on_incomplete="partial", deadline_s=deadline_s), metadata_beginning(size)
+            )
+            for phase, size in sizes.items()
         }
-        self._queues: defaultdict[tuple[str, str], deque[Settled]] = defaultdict(deque)
+        self._assemblers = [phase.assembler for phase in self._phases.values()]
+        self._queues: dict[tuple[str, str], deque[Group | Missing]] = {}
         self._unused: Counter[str] = Counter()
         self.phases: set[str] = set()
         """Those of which anything has come so far."""
+        self.whole = 0
+        """What `len` counts, without groups that may yet become whole."""
 
     def __len__(self) -> int:
         """Records held, and one for each group of which there is only the reason why it will not come."""
-        return self.whole + sum(assembler.held for assembler in self._assemblers.values())
-
-    @property
-    def whole(self) -> int:
-        """What `len` counts, without groups that may yet become whole."""
-        return sum(len(settled.records) or 1 for queue in self._queues.values() for settled in queue)
-
-    @property
-    def in_order(self) -> bool:
-        """Whether places are filled in the order in which they are asked for."""
-        return self._match == "stream"
+        return self.whole + sum(map(_HELD, self._assemblers))
 
     @property
     def next_deadline_s(self) -> float | None:
         """When to call `settle` even if nothing comes."""
-        return min(
-            (left for one in self._assemblers.values() if (left := one.next_deadline_s) is not None), default=None
-        )
+        return min((left for one in self._assemblers if (left := one.next_deadline_s) is not None), default=None)
 
     def add(self, record: Record) -> None:
         """Takes in a record, or a tombstone: one is enough to end its group."""
-        key, assembler = self._where(record)
-        self.phases.add(key.phase)
-        reason = tombstone_reason(record) if record.is_tombstone else None
-        if reason is not None and key.repetition_id >= assembler.size:  # its group was too large; the others say so too
-            record.release()
-            return
-        assembler.add(record)
-        if reason is not None:
-            assembler.give_up(key, reason)
-        self._settle(assembler)
+        phase = record.phase or ""
+        there = self._phases.get(phase)
+        if there is None or record.is_tombstone or not record.metadata_starts(there.mark):
+            self._add_odd(record)
+        elif there.assembler.add(record):
+            self._settle(phase, there.assembler)
+        self.phases.add(phase)
 
     def settle(self) -> None:
         """Looks which groups have become whole, or never will."""
-        for assembler in self._assemblers.values():
-            self._settle(assembler)
+        for phase, there in self._phases.items():
+            self._settle(phase, there.assembler)
 
-    def take(self, ask: Ask, oldest: int) -> list[Settled] | None:
-        """The groups for an ask, in its order, of weights ``oldest`` or later; None if not all of them are here.
+    def slots(self, ask: Ask) -> list[Slot]:
+        """What an ask wants, for `take`."""
+        by_id = self._match == "id"
+        return [Slot((ask.phase, places[0].instance_id if by_id else ""), len(places)) for places in ask.groups]
+
+    def take(self, slots: Sequence[Slot], oldest: int) -> list[Group] | None:
+        """A group for each slot, of weights ``oldest`` or later; None if not all of them are here.
 
         Raises `TrajectoryMissing` when one of them will never come.
         """
-        names = [self._queue_name(ask.phase, places[0].instance_id) for places in ask.groups]
-        found = dict.fromkeys(names, 0)  # by queue, how many of its groups are spoken for
-        try:
-            for name, places in zip(names, ask.groups, strict=True):
-                queue, at = self._queues[name], found[name]
-                while at < len(queue) and not self._fits(queue, at, places, oldest):
-                    del queue[at]
-                if at == len(queue):
-                    return None
-                found[name] += 1
-            return [self._queues[name].popleft() for name in names]
-        finally:
-            for name in found:
-                if not self._queues[name]:
-                    del self._queues[name]  # with match="id" there would be one more for each instance
+        spoken_for: dict[tuple[str, str], int] = {}  # by queue, how many of its groups
+        groups = []
+        for slot in slots:
+            at = spoken_for.get(slot.queue, 0)
+            group = self._find(slot, at, oldest)
+            if group is None:
+                return None
+            groups.append(group)
+            spoken_for[slot.queue] = at + 1
+        for slot in slots:
+            self._take_out(slot.queue, 0)
+        return groups
 
-    def put_back(self, groups: Sequence[Settled]) -> None:
+    def put_back(self, groups: Sequence[Group]) -> None:
         """Takes back what was taken for somebody who has gone, to where it was."""
-        for settled in reversed(groups):
-            self._queue(settled.key.phase, settled.key.instance_id).appendleft(settled)
+        for group in reversed(groups):
+            self.whole += len(group.records)
+            self._queue(group.key.phase, group).appendleft(group)
 
     def counts(self) -> dict[str, int]:
         """What was not used, by why, since the beginning."""
         refused = {
-            "records_duplicate": sum(assembler.counts.duplicates for assembler in self._assemblers.values()),
-            "records_late": sum(assembler.counts.late for assembler in self._assemblers.values()),
+            "records_duplicate": sum(assembler.counts.duplicates for assembler in self._assemblers),
+            "records_late": sum(assembler.counts.late for assembler in self._assemblers),
         }
         return {"groups_missing": self._unused["missing"], "groups_stale": self._unused["stale"], **refused}
 
     def describe(self, ask: Ask) -> str:
         """What is here and what is not, in words."""
-        wanted = Counter(self._queue_name(ask.phase, places[0].instance_id) for places in ask.groups)
+        wanted = Counter(slot.queue for slot in self.slots(ask))
         lacking = {name: count - len(self._queues.get(name, ())) for name, count in wanted.items()}
         lacking = {name: count for name, count in lacking.items() if count > 0}
         instances = f" (instance {_some([name[1] for name in lacking])})" if self._match == "id" else ""
         text = f"{sum(lacking.values())} of {len(ask.groups)} groups of phase '{ask.phase}'{instances} are missing"
         parts = [
             f"{group_text(key)} lacks repetitions {repetitions}"
-            for assembler in self._assemblers.values()
+            for assembler in self._assemblers
             for key, repetitions in assembler.missing().items()
         ]
-        others = [group_text(queue[0].key) for name, queue in self._queues.items() if queue and name not in wanted]
+        others = [group_text(queue[0].key) for name, queue in self._queues.items() if name not in wanted]
         return (
             text
             + (f"; {_never(ask.phase)}" if ask.phase not in self.phases else "")
@@ -156,75 +164,88 @@ class Stash:
             + (f"; here, but not asked for: {_some(others)}" if others else "")
         )
 
-    def _where(self, record: Record) -> tuple[RecordKey, GroupAssembler]:
+    def _add_odd(self, record: Record) -> None:
+        """Takes in a tombstone, or what an environment of another group_size sent, or says what is wrong with it."""
         key = record.key
         if key is None:
             raise TrajectoryUnusable(
                 f"a record without a key came from producer {record.producer_id}: nobody knows to which group it "
                 "belongs. Send it with key=RecordKey(…)"
             )
-        assembler = self._assemblers.get(key.phase)
-        if assembler is None:
-            raise TrajectoryUnusable(
-                f"{group_text(key.group)}: SkyRL has only the phases {_some(list(self._assemblers))}"
-            )
-        if record.is_tombstone:
-            return key, assembler
-        size = group_size(record)
-        if size is None or not 0 <= key.repetition_id < size:
-            raise TrajectoryUnusable(f"the record {tuple(key)} is not what an Atropos environment sends")
-        if size != assembler.size:
-            raise TrajectoryUnusable(
-                f"the group of {group_text(key.group)} has {size} trajectories, but SkyRL asks for {assembler.size}: "
-                "the environment's group_size must be generator.n_samples_per_prompt (in evaluation "
-                "generator.eval_n_samples_per_prompt)"
-            )
-        return key, assembler
-
-    def _queue_name(self, phase: str, instance_id: str) -> tuple[str, str]:
-        return (phase, instance_id if self._match == "id" else "")
-
-    def _queue(self, phase: str, instance_id: str) -> deque[Settled]:
-        return self._queues[self._queue_name(phase, instance_id)]
-
-    def _settle(self, assembler: GroupAssembler) -> None:
-        while (group := assembler.pop()) is not None:
-            self._file(Settled(group.key, tuple(group.records), _reason(group)))
-
-    def _file(self, settled: Settled) -> None:
-        if settled.reason is not None:
-            self._let_go(settled, "missing")
-            settled = Settled(settled.key, (), settled.reason)
-        if settled.reason is None or not self._substitutes:
-            self._queue(settled.key.phase, settled.key.instance_id).append(settled)
-
-    def _fits(self, queue: deque[Settled], at: int, places: list[Place], oldest: int) -> bool:
-        """Whether this group may fill these places. False: drop it, and look at the next."""
-        settled = queue[at]
-        if settled.reason is not None:
-            del queue[at]
-            raise TrajectoryMissing(
-                f"the group of {group_text(settled.key)} will never come: {settled.reason}. {self._advice}"
-            )
-        if len(settled.records) != len(places):
-            raise TrajectoryUnusable(
-                f"SkyRL asks for {len(places)} of the {len(settled.records)} trajectories of a group"
-            )
-        if settled.version >= oldest:
-            return True
-        self._let_go(settled, "stale")
-        if self._substitutes:
-            return False
-        del queue[at]
-        raise TrajectoryMissing(
-            f"the group of {group_text(settled.key)} was made with weights of version {settled.version}, and "
-            f"max_staleness asks for {oldest} or later. {self._advice}"
-        )
-
-    def _let_go(self, settled: Settled, why: str) -> None:
-        self._unused[why] += 1
-        for record in settled.records:
+        if key.phase not in self._phases:
+            raise TrajectoryUnusable(f"{group_text(key.group)}: SkyRL has only the phases {_some(list(self._phases))}")
+        assembler = self._phases[key.phase].assembler
+        if not record.is_tombstone:
+            size = group_size(record)
+            if size is None or not 0 <= key.repetition_id < size:
+                raise TrajectoryUnusable(f"the record {tuple(key)} is not what an Atropos environment sends")
+            if size != assembler.size:
+                raise TrajectoryUnusable(
+                    f"the group of {group_text(key.group)} has {size} trajectories, but SkyRL asks for "
+                    f"{assembler.size}: the environment's group_size must be generator.n_samples_per_prompt (in "
+                    "evaluation generator.eval_n_samples_per_prompt)"
+                )
+        reason = tombstone_reason(record) if record.is_tombstone else None
+        if reason is not None and key.repetition_id >= assembler.size:  # its group was too large; the others say so too
             record.release()
+            return
+        assembler.add(record)
+        if reason is not None:
+            assembler.give_up(key, reason)
+        self._settle(key.phase, assembler)
+
+    def _queue(self, phase: str, entry: Group | Missing) -> deque[Group | Missing]:
+        """Where it belongs. Its key is made only if that matters."""
+        name = (phase, entry.key.instance_id if self._match == "id" else "")
+        return self._queues.get(name) or self._queues.setdefault(name, deque())
+
+    def _take_out(self, name: tuple[str, str], at: int) -> None:
+        """Takes one out of its queue, and the queue away with the last: with match="id" each instance has its own."""
+        queue = self._queues[name]
+        self.whole -= len(queue[at].records) or 1
+        del queue[at]
+        if not queue:
+            del self._queues[name]
+
+    def _settle(self, phase: str, assembler: GroupAssembler) -> None:
+        """Puts groups of which nothing more will come where somebody finds them."""
+        while (group := assembler.pop()) is not None:
+            entry: Group | Missing = group
+            if (reason := _reason(group)) is not None:
+                self._let_go(group, "missing")
+                if self._substitutes:
+                    continue
+                entry = Missing(group.key, reason)
+            self.whole += len(entry.records) or 1
+            self._queue(phase, entry).append(entry)
+
+    def _find(self, slot: Slot, at: int, oldest: int) -> Group | None:
+        """The group for a slot, behind ``at`` others of its queue. What does not fit and never will is dropped."""
+        while (queue := self._queues.get(slot.queue)) is not None and at < len(queue):
+            entry = queue[at]
+            if isinstance(entry, Missing):
+                self._take_out(slot.queue, at)
+                raise TrajectoryMissing(
+                    f"the group of {group_text(entry.key)} will never come: {entry.reason}. {self._advice}"
+                )
+            if len(entry.records) != slot.size:
+                raise TrajectoryUnusable(
+                    f"SkyRL asks for {slot.size} of the {len(entry.records)} trajectories of a group"
+                )
+            if entry.version >= oldest:
+                return entry
+            self._take_out(slot.queue, at)
+            self._let_go(entry, "stale")
+            if not self._substitutes:
+                raise TrajectoryMissing(
+                    f"the group of {group_text(entry.key)} was made with weights of version {entry.version}, and "
+                    f"max_staleness asks for {oldest} or later. {self._advice}"
+                )
+        return None
+
+    def _let_go(self, group: Group, why: str) -> None:
+        self._unused[why] += 1
+        group.release()
 
     @property
     def _advice(self) -> str:
@@ -247,7 +268,7 @@ def _reason(group: Group) -> str | None:
         return next(iter(group.tombstones.values())) or _DROPPED
     if group.missing:
         return f"repetitions {group.missing} did not come in time"
-    empty = [at for at, record in enumerate(group.records) if not trainable(record["masks"])]
+    empty = untrainable(group)
     return f"repetition {empty[0]} has nothing to train on, its mask is −100 throughout" if empty else None
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from rollway import Record
+from rollway import Group, Record
+from rollway.integrations.atropos.encoding import group_size
 from rollway.integrations.skyrl.errors import TrajectoryUnusable
 
 UNTRAINED = -100
 """The mask of a token that is not trained."""
+
+_UNTRAINED_MASK = np.int32(UNTRAINED).tobytes()  # as it stands in a record
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,15 @@ class Trajectory:
     version: int
 
 
-def trainable(masks: np.ndarray[Any, Any]) -> bool:
-    """Whether any token is trained. Most trajectories end with one."""
-    return len(masks) > 0 and (masks.item(-1) != UNTRAINED or bool((masks != UNTRAINED).any()))
+def untrainable(group: Group) -> list[int]:
+    """The places of its records in which no token is trained."""
+    return group.filled_with("masks", _UNTRAINED_MASK)
 
 
 def trajectory_of(record: Record) -> Trajectory:
     """Converts a record that an Atropos environment sent. `TrajectoryUnusable` says what SkyRL has no place for."""
+    if group_size(record) is None:
+        raise TrajectoryUnusable(f"{_name(record)} is not what an Atropos environment sends")
     tokens, masks, logprobs = record["tokens"], record["masks"], record["inference_logprobs"]
     if len(masks) != len(tokens):
         raise TrajectoryUnusable(f"{_name(record)} has {len(tokens)} tokens but {len(masks)} masks")
