@@ -103,7 +103,8 @@ def net(record: Record) -> list[Ratio]:
 
 def records(record: Record) -> list[Ratio]:
     """Medians against medians of the same run, 1 and 4 producers; a name says what its bar is, where there is one."""
-    send, *others = (f"rollway records send{how}" for how in ("", ", metadata as bytes", ", arrays only"))
+    hows = ("", ", metadata as bytes", ", arrays only", "_many, groups of 8", "_many, groups of 8, arrays only")
+    send, *others = (f"rollway records send{how}" for how in hows)
     limit, looked_at = "memcpy (limit)", "memcpy, looked at (limit)"
     atropos, queue = "Atropos HTTP/JSON, stock", "TransferQueue, simple storage"
     rays = ("ray.put, one object each", "ray.put, 32 per object")

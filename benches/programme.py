@@ -152,6 +152,8 @@ RECORDS = Programme(
         RollwayRecords("send"),
         RollwayRecords("send, metadata as bytes"),
         RollwayRecords("send, arrays only"),
+        RollwayRecords("send_many, groups of 8"),
+        RollwayRecords("send_many, groups of 8, arrays only"),
         ZeroCopy("arrays"),
         ZeroCopy("lists"),
         Proposal("arrays"),

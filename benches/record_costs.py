@@ -21,6 +21,7 @@ import rollway
 
 _BURST = 2048
 _GULP = 64
+_GROUP = 8
 _SCHEMA = {"tokens": "int32[*]", "logprobs": "float32[*]", "masks": "int8[*]", "score": "float64[]"}
 _ITEM = {
     "tokens": np.zeros(1, np.int32),
@@ -59,6 +60,12 @@ def _sends_with_metadata(client: rollway.ShmRecordClient, metadata: Any) -> None
         send(item, key=key, metadata=metadata)
 
 
+def _sends_groups(client: rollway.ShmRecordClient, keys: list[Any] | None, metadata: list[Any] | None) -> None:
+    send_many, items = client.send_many, [_ITEM] * _GROUP
+    for _ in range(_BURST // _GROUP):
+        send_many(items, keys=keys, metadata=metadata)
+
+
 def _reads(server: rollway.RecordServer, use: Callable[[Any], object] | None) -> None:
     for _ in range(_BURST // _GULP):
         for record in server.read_many(_GULP):
@@ -91,6 +98,8 @@ def main() -> None:
             "send, with a key": lambda: _sends_with_key(client),
             "send, with key and bytes": lambda: _sends_with_metadata(client, _METADATA_BYTES),
             "send, with key and metadata": lambda: _sends_with_metadata(client, _METADATA),
+            "send_many(8), arrays only": lambda: _sends_groups(client, None, None),
+            "send_many(8), key and metadata": lambda: _sends_groups(client, [_KEY] * _GROUP, [_METADATA] * _GROUP),
         }
 
         def drain() -> None:

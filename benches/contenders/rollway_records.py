@@ -1,9 +1,10 @@
 """rollway's records: a `RecordServer` in the consumer, a `ShmRecordClient` with a lane of its own in each producer.
 
 `send` is one record per call, with its key and its metadata as an object; `send, metadata as bytes` is handed JSON that
-was written before; `send, arrays only` leaves key and metadata out. The consumer takes what is there, at most `_GULP`
-at a time, looks at every array through its view, and releases. For latency it waits in `read`, or as a coroutine in
-`read_async`.
+was written before; `send, arrays only` leaves key and metadata out. `send_many` is handed `_GROUP` records per call, in
+lists that were made before: an environment that finishes a group has them so. The consumer takes what is there, at most
+`_GULP` at a time, looks at every array through its view, and releases. For latency it waits in `read`, or as a
+coroutine in `read_async`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ from workloads import Item
 
 _SHM = Path("/dev/shm")
 _GULP = 64
-Way = Literal["send", "send, metadata as bytes", "send, arrays only", "read_async"]
+_GROUP = 8
+Way = Literal[
+    "send",
+    "send, metadata as bytes",
+    "send, arrays only",
+    "send_many, groups of 8",
+    "send_many, groups of 8, arrays only",
+    "read_async",
+]
 
 
 def schema(workload: Trajectories) -> dict[str, str]:
@@ -50,7 +59,7 @@ class _Sender(RecordProducer):
         if way == "send, metadata as bytes":
             metadata = [json.dumps(each).encode() for each in metadata]
         self._whole = list(zip(self.items, keys, metadata, strict=True))
-        self._bare = way == "send, arrays only"
+        self._bare = way.endswith("arrays only")
 
     def burst(self) -> None:
         self.renumber()
@@ -67,6 +76,23 @@ class _Sender(RecordProducer):
 
     def close(self) -> None:
         self._client.close()
+
+
+class _GroupSender(_Sender):
+    def __init__(self, link: str, workload: Trajectories, index: int, way: Way) -> None:
+        super().__init__(link, workload, index, way)
+        groups = [self._whole[first : first + _GROUP] for first in range(0, len(self._whole), _GROUP)]
+        self._groups = [tuple(map(list, zip(*group, strict=True))) for group in groups]
+
+    def burst(self) -> None:
+        self.renumber()
+        send_many = self._client.send_many
+        if self._bare:
+            for items, _, _ in self._groups:
+                send_many(items)
+        else:
+            for items, keys, metadata in self._groups:
+                send_many(items, keys=keys, metadata=metadata)
 
 
 def _note(record: Any) -> tuple[str, Any] | None:
@@ -154,7 +180,8 @@ class RollwayRecords(Contender):
         return f"bench-{os.getpid()}-{secrets.token_hex(4)}"
 
     def producer(self, link: str, workload: Trajectories, index: int) -> RecordProducer:
-        return _Sender(link, workload, index, self.way)
+        kind = _GroupSender if self.way.startswith("send_many") else _Sender
+        return kind(link, workload, index, self.way)
 
     def consumer(self, link: str, workload: Trajectories, producers: int) -> RecordLearner:
         from rollway import ShmTransport

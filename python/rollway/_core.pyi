@@ -308,6 +308,23 @@ class TcpRecordSender(TcpConnection):
         timeout: float | None = None,
     ) -> bool: ...
     def try_send(self, data: Any, *, key: Any = None, metadata: Any = None, version: int = 0) -> bool: ...
+    def send_many(
+        self,
+        data: Sequence[Any],
+        *,
+        keys: Sequence[Any] | None = None,
+        metadata: Sequence[Any] | None = None,
+        version: int | Sequence[int] = 0,
+        timeout: float | None = None,
+    ) -> int: ...
+    def try_send_many(
+        self,
+        data: Sequence[Any],
+        *,
+        keys: Sequence[Any] | None = None,
+        metadata: Sequence[Any] | None = None,
+        version: int | Sequence[int] = 0,
+    ) -> int: ...
     def tombstone(self, key: Any, reason: str = "", *, version: int = 0, timeout: float | None = None) -> bool: ...
     def reserve(
         self,
@@ -522,6 +539,23 @@ class RecordProducer:
         timeout: float | None = None,
     ) -> bool: ...
     def try_send(self, data: Any, *, key: Any = None, metadata: Any = None, version: int = 0) -> bool: ...
+    def send_many(
+        self,
+        data: Sequence[Any],
+        *,
+        keys: Sequence[Any] | None = None,
+        metadata: Sequence[Any] | None = None,
+        version: int | Sequence[int] = 0,
+        timeout: float | None = None,
+    ) -> int: ...
+    def try_send_many(
+        self,
+        data: Sequence[Any],
+        *,
+        keys: Sequence[Any] | None = None,
+        metadata: Sequence[Any] | None = None,
+        version: int | Sequence[int] = 0,
+    ) -> int: ...
     def tombstone(self, key: Any, reason: str = "", *, version: int = 0, timeout: float | None = None) -> bool: ...
     def reserve(
         self,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from rollway._core import RecordSlot
 from rollway.async_bell import AsyncBell
 from rollway.async_sends import Vigil, deadline_of, rung
-from rollway.errors import RingFull, WaitTimeout
+from rollway.errors import RingFull, RollwayError, WaitTimeout
 from rollway.record_key import RecordKey
 
 T = TypeVar("T")
@@ -37,6 +38,23 @@ class _Client(Protocol):
         timeout: float | None = None,
     ) -> bool: ...
     def try_send(self, data: Any, *, key: RecordKey | None = None, metadata: Any = None, version: int = 0) -> bool: ...
+    def send_many(
+        self,
+        data: Sequence[Any],
+        *,
+        keys: Sequence[RecordKey | None] | None = None,
+        metadata: Sequence[Any] | None = None,
+        version: int | Sequence[int] = 0,
+        timeout: float | None = None,
+    ) -> int: ...
+    def try_send_many(
+        self,
+        data: Sequence[Any],
+        *,
+        keys: Sequence[RecordKey | None] | None = None,
+        metadata: Sequence[Any] | None = None,
+        version: int | Sequence[int] = 0,
+    ) -> int: ...
     def tombstone(
         self, key: RecordKey, reason: str = "", *, version: int = 0, timeout: float | None = None
     ) -> bool: ...
@@ -49,6 +67,11 @@ class _Client(Protocol):
         version: int = 0,
         timeout: float | None = None,
     ) -> RecordSlot: ...
+
+
+def _as_it_is(given: Any) -> Any:
+    """A list as it is now: its owner may change it while we wait."""
+    return tuple(given) if isinstance(given, list) else given
 
 
 class AsyncRecordSends:
@@ -73,6 +96,47 @@ class AsyncRecordSends:
                     lambda wait_s: self.send(data, key=key, metadata=metadata, version=version, timeout=wait_s), timeout
                 )
         return True
+
+    async def send_many_async(
+        self: _Client,
+        data: Sequence[Any],
+        *,
+        keys: Sequence[RecordKey | None] | None = None,
+        metadata: Sequence[Any] | None = None,
+        version: int | Sequence[int] = 0,
+        timeout: float | None = None,
+    ) -> int:
+        """As `send_many`, for asyncio. When it fails or is cancelled, ``error.sent`` records are sent.
+
+        A task that is cancelled before it ran has sent nothing, and its `CancelledError` has no ``sent``. The
+        `TimeoutError` of `asyncio.timeout` and `asyncio.wait_for` has the `CancelledError` as its cause.
+        """
+        if not self.blocks:
+            return self.send_many(data, keys=keys, metadata=metadata, version=version)
+        deadline, sent = deadline_of(timeout), 0
+        data, keys, metadata, version = map(_as_it_is, (data, keys, metadata, version))
+
+        def rest(given: Any) -> Any:
+            return given[sent:] if isinstance(given, tuple) else given
+
+        def send_rest(wait_s: float) -> int:
+            return self.send_many(
+                rest(data), keys=rest(keys), metadata=rest(metadata), version=rest(version), timeout=wait_s
+            )
+
+        try:
+            while True:
+                sent += self.try_send_many(rest(data), keys=rest(keys), metadata=rest(metadata), version=rest(version))
+                if sent == len(data):
+                    return sent
+                if not await rung(self._bell, deadline, self._vigil):
+                    return sent + self._at_last(send_rest, timeout)
+        except RollwayError as error:
+            error.sent += sent
+            raise
+        except asyncio.CancelledError as cancelled:
+            cancelled.sent = sent  # type: ignore[attr-defined]
+            raise
 
     async def tombstone_async(
         self: _Client, key: RecordKey, reason: str = "", *, version: int = 0, timeout: float | None = None
@@ -112,5 +176,7 @@ class AsyncRecordSends:
         """The time is over: a last attempt, which says `NotEnoughMemory` where that is why there was no room."""
         try:
             return attempt(_MOMENT_S)
-        except (RingFull, WaitTimeout):
-            raise WaitTimeout(self._no_room(timeout)) from None
+        except (RingFull, WaitTimeout) as last:
+            late = WaitTimeout(self._no_room(timeout))
+            late.sent = last.sent
+            raise late from None

@@ -174,6 +174,22 @@ class RecordServer(Hosting):
         producer = self._producer or self._become_producer()
         return producer.send(data, key=key, metadata=metadata, version=version, timeout=timeout)
 
+    def submit_many(
+        self,
+        data: Sequence[Any],
+        *,
+        keys: Sequence[RecordKey | None] | None = None,
+        metadata: Sequence[Any] | None = None,
+        version: int | Sequence[int] = 0,
+        timeout: float | None = None,
+    ) -> int:
+        """Copies several records into a lane of this process, in their order. Gives how many were committed.
+
+        As `ShmRecordClient.send_many`.
+        """
+        producer = self._producer or self._become_producer()
+        return producer.send_many(data, keys=keys, metadata=metadata, version=version, timeout=timeout)
+
     def publish(self, version: int) -> None:
         """Tells the workers which weights are the newest: they see it as ``client.published_version``.
 

@@ -275,6 +275,8 @@ def test_a_coroutine_that_waits_for_room_hears_that_no_learner_can_come(name, ch
         "fill(client); client.tombstone(rollway.RecordKey('run', 'train', 0, 'x' * 4000, 0))",
         "fill(remote); remote.send(record)",
         "fill(remote); remote.wait()",
+        "client.send_many([record] * 3)",
+        "remote.send_many([record] * 900)",
     ],
 )
 def test_ctrl_c_ends_every_wait(child, call):
@@ -305,4 +307,33 @@ def test_ctrl_c_ends_every_wait(child, call):
     until(lambda: "futex" in Path(f"/proc/{waiting.pid}/wchan").read_text() or waiting.process.poll() is not None)
     os.kill(waiting.pid, signal.SIGINT)
     waiting.says("interrupted")
+    waiting.ends()
+
+
+@pytest.mark.parametrize("sender", ["client", "remote"])
+def test_ctrl_c_in_a_send_many_says_how_many_were_sent(child, sender):
+    waiting = child(
+        f"""
+        import rollway
+        schema, transports = {{"n": "int32[]"}}, [rollway.ShmTransport(), rollway.TcpTransport()]
+        with rollway.RecordServer(schema, transports, lanes=2, max_records=8) as server:
+            client = rollway.ShmRecordClient(server.name, schema)
+            remote = rollway.TcpRecordClient("127.0.0.1", server.port, schema, max_inflight_msgs=1)
+            print("ready", flush=True)
+            try:
+                {sender}.send_many([{{"n": n}} for n in range(100_000)])
+            except KeyboardInterrupt as interrupted:
+                sent = interrupted.sent
+            with {sender}:
+                found = []
+                while len(found) < sent:
+                    with server.read(timeout=30) as record:
+                        found.append(int(record["n"]))
+                print(0 < sent < 100_000, found == list(range(sent)), server.try_read(), flush=True)
+        """
+    )
+    waiting.says("ready")
+    until(lambda: "futex" in Path(f"/proc/{waiting.pid}/wchan").read_text() or waiting.process.poll() is not None)
+    os.kill(waiting.pid, signal.SIGINT)
+    waiting.says("True True None")
     waiting.ends()

@@ -31,6 +31,8 @@ def open_way(way, name, stack):
     else:
         client = clients[0](name, schema)
     stack.enter_context(client)
+    if "many records" in way:
+        return server, lambda data: client.send_many([data])
     return server, client.send_many if way == "send_many" else client.send
 
 
@@ -42,7 +44,9 @@ def values(server):
         return set(sample.batch["x"].ravel().tolist())
 
 
-@pytest.mark.parametrize("way", ["submit", "send", "send_many", "records", "tcp", "tcp records"])
+@pytest.mark.parametrize(
+    "way", ["submit", "send", "send_many", "records", "many records", "tcp", "tcp records", "tcp many records"]
+)
 def test_an_array_that_is_taken_out_of_the_dict_while_its_send_waits_is_sent_all_the_same(way, name):
     shape = (1, WORDS) if way == "send_many" else WORDS
     data, sent, enough = {"x": np.full(shape, 7)}, [], threading.Event()

@@ -31,6 +31,11 @@ MANY = {
     "try_send_many": lambda client, data, bad: client.try_send_many(data[None], version=bad),
     "send_many_async": lambda client, data, bad: asyncio.run(client.send_many_async(data[None], version=bad)),
 }
+MANY_RECORDS = {
+    "send_many": lambda client, data, bad: client.send_many([data], version=bad),
+    "try_send_many": lambda client, data, bad: client.try_send_many([data], version=bad),
+    "send_many_async": lambda client, data, bad: asyncio.run(client.send_many_async([data], version=bad)),
+}
 
 
 def versions_of(client, data, calls):
@@ -43,8 +48,8 @@ def versions_of(client, data, calls):
 VERSIONS = {
     **versions_of("shm", ONE, SENDS | MANY),
     **versions_of("tcp", ONE, SENDS | MANY),
-    **versions_of("shm_records", RECORD, SENDS),
-    **versions_of("tcp_records", RECORD, SENDS),
+    **versions_of("shm_records", RECORD, SENDS | MANY_RECORDS),
+    **versions_of("tcp_records", RECORD, SENDS | MANY_RECORDS),
     "slot": lambda it, bad: commit(it.shm.reserve(), bad),
     "record slot": lambda it, bad: commit(it.shm_records.reserve({"tokens": 1}), bad),
     "reserve": lambda it, bad: it.shm_records.reserve({"tokens": 1}, version=bad),
@@ -54,6 +59,7 @@ VERSIONS = {
     "submit": lambda it, bad: it.server.submit(ONE, version=bad),
     "submit_many": lambda it, bad: it.server.submit_many(ONE[None], version=bad),
     "submit of records": lambda it, bad: it.records.submit(RECORD, version=bad),
+    "submit_many of records": lambda it, bad: it.records.submit_many([RECORD], version=bad),
     "publish": lambda it, bad: it.records.publish(bad),
 }
 

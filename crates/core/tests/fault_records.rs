@@ -19,7 +19,9 @@ mod fixture;
 
 use fixture::{Name, Process, eventually, matrix, say, soon, stay, told};
 use rollway_core::Error;
-use rollway_core::records::{Consumer, IfExists, Label, OnFull, Producer, ProducerSpec, Record, RecordsSpec};
+use rollway_core::records::{
+    Consumer, IfExists, Label, OnFull, Outgoing, Producer, ProducerSpec, Record, RecordsSpec,
+};
 use rollway_core::segment::arrival;
 use rollway_core::sync::{Point, crash_point};
 use std::cell::{Cell, RefCell};
@@ -51,6 +53,8 @@ enum Role {
     TakesOver,
     /// A producer that commits while the consumer sleeps.
     WakesReader,
+    /// A producer that sends runs of records while the consumer sleeps.
+    SendsRuns,
     /// A producer that drops its oldest records.
     Drops,
     /// A consumer.
@@ -68,6 +72,7 @@ impl matrix::Role for Role {
         Role::Sends,
         Role::TakesOver,
         Role::WakesReader,
+        Role::SendsRuns,
         Role::Drops,
         Role::Takes,
         Role::WakesWriter,
@@ -89,6 +94,16 @@ impl matrix::Role for Role {
             ],
             Role::TakesOver => &[(Point::LaneTaken, &[1]), (Point::RecordReserved, &[1])],
             Role::WakesReader => &[(Point::BellCleared, &[1]), (Point::BellMoved, &[1])],
+            // A run has three of these records.
+            Role::SendsRuns => &[
+                (Point::RecordReserved, &[1, 2, 3]),
+                (Point::RecordNumbered, &[3]),
+                (Point::RecordHalfWritten, &[1, 2]),
+                (Point::RecordWritten, &[2]),
+                (Point::RecordReady, &[1, 2, 3, 5]),
+                (Point::BellCleared, &[1]),
+                (Point::BellMoved, &[1]),
+            ],
             Role::Drops => &[(Point::RecordDropped, &[1, 3])],
             Role::Takes => &[(Point::RecordTaken, &[1, 3]), (Point::RecordFreed, &[1, 3])],
             Role::WakesWriter => &[(Point::BellCleared, &[1]), (Point::BellMoved, &[1])],
@@ -120,6 +135,11 @@ fn a_producer_may_die_or_stop_with_the_bell_in_hand() {
     Case::for_each(Role::WakesReader, a_producer_falls);
 }
 
+#[test]
+fn a_producer_may_die_or_stop_in_a_run() {
+    Case::for_each(Role::SendsRuns, a_producer_falls);
+}
+
 /// A producer is the victim. There are two lanes: the bystander has one.
 fn a_producer_falls(case: Case) {
     let scene = Scene::of(case);
@@ -133,7 +153,8 @@ fn a_producer_falls(case: Case) {
         expected.add(NEWCOMER, 100..103);
     }
     // A sleeping reader where the victim is to wake it; otherwise nobody reads before the fall.
-    let reader = (case.role == Role::WakesReader).then(|| Reader::start(&consumer));
+    let sleeps = matches!(case.role, Role::WakesReader | Role::SendsRuns);
+    let reader = sleeps.then(|| Reader::start(&consumer));
     let is_asleep = || consumer.records().protocol().control.readable.has_waiter();
     assert!(reader.is_none() || eventually(is_asleep), "{case}");
     let victim = scene.start();
@@ -469,6 +490,27 @@ fn send(producer: &Producer, whose: u64, which: std::ops::Range<u64>) {
     }
 }
 
+/// Whose record, and which.
+struct Numbered(u64, u64);
+
+impl Outgoing for Numbered {
+    fn bytes(&self) -> usize {
+        bytes_of(self.0, self.1)
+    }
+
+    fn version(&self) -> u32 {
+        0
+    }
+
+    fn kind(&self) -> u32 {
+        0
+    }
+
+    fn write(&self, room: &mut [u8]) {
+        write(room, self.0, self.1);
+    }
+}
+
 // ── the processes ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 #[test]
@@ -519,6 +561,14 @@ fn a_victim() {
             for which in 0..RECORDS {
                 in_hand.set((VICTIM, which));
                 send(&producer, VICTIM, which..which + 1);
+            }
+        }
+        Role::SendsRuns => {
+            let producer = Producer::attach(&name, SCHEMA, ANYONE).unwrap();
+            let records: Vec<Numbered> = (0..RECORDS).map(|which| Numbered(VICTIM, which)).collect();
+            let mut sent = 0;
+            while sent < records.len() {
+                sent += producer.try_send_many(&records[sent..]);
             }
         }
         Role::Drops => {

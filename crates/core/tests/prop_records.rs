@@ -94,6 +94,7 @@ enum Call {
     Leave(usize),
     Reserve(usize, usize),
     Commit(usize, usize),
+    CommitRun(usize),
     Abort(usize),
     DropOldest(usize),
     Take(usize, usize),
@@ -112,6 +113,7 @@ fn calls() -> impl Strategy<Value = Call> {
         1 => any.clone().prop_map(Call::Leave),
         10 => (any.clone(), 0usize..=LANE_BYTES).prop_map(|(who, bytes)| Call::Reserve(who, bytes / 2)),
         10 => (any.clone(), any.clone()).prop_map(|(which, less)| Call::Commit(which, less)),
+        3 => any.clone().prop_map(Call::CommitRun),
         2 => any.clone().prop_map(Call::Abort),
         2 => any.clone().prop_map(Call::DropOldest),
         12 => (any.clone(), any.clone()).prop_map(|(who, first)| Call::Take(who, first)),
@@ -182,6 +184,7 @@ impl World {
             Call::Leave(who) => self.leave(who),
             Call::Reserve(who, bytes) => self.reserve(who, bytes),
             Call::Commit(which, less) => self.commit(which, less),
+            Call::CommitRun(who) => self.commit_run(who),
             Call::Abort(which) => self.abort(which),
             Call::DropOldest(who) => self.drop_oldest(who),
             Call::Take(who, first) => self.take(who, first),
@@ -261,14 +264,32 @@ impl World {
         if Ledger::leaves_room(&room, used) {
             ledger.trim(&words, &room, used);
         }
-        let rec = self.model.rec(index, room.claim.number);
+        let entry = self.note_commit(&room, used);
+        self.lane(index).commit(&room.claim, &entry);
+    }
+
+    /// Commits all that a producer has reserved, and tells of it once.
+    fn commit_run(&mut self, who: usize) {
+        if self.producers.is_empty() {
+            return;
+        }
+        let ledger = &self.producers[who % self.producers.len()];
+        let (index, owner) = (ledger.lane(), ledger.owner());
+        let run: Vec<Room> = self.rooms.extract_if(.., |room| room.claim.owner == owner).collect();
+        for room in &run {
+            let entry = self.note_commit(room, room.bytes);
+            self.lane(index).publish(&room.claim, &entry);
+        }
+        self.lane(index).tell(run.len() as u64);
+    }
+
+    /// Makes a record Ready in the model; gives what is written beside it.
+    fn note_commit(&mut self, room: &Room, used: usize) -> Entry {
+        let rec = self.model.rec(room.claim.lane, room.claim.number);
         (rec.fate, rec.bytes, rec.room) = (Fate::Ready, used, used.next_multiple_of(64));
         let stamp = Stamp { sequence: rec.value, ..Stamp::default() };
-        words.commit(
-            &room.claim,
-            &Entry { start: room.start as u64, bytes: used as u64, stamp, committed_ns: 0 },
-        );
         self.model.committed += 1;
+        Entry { start: room.start as u64, bytes: used as u64, stamp, committed_ns: 0 }
     }
 
     fn pick_room(&mut self, which: usize) -> Option<Room> {

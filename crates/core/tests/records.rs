@@ -9,7 +9,7 @@ mod fixture;
 use fixture::{DEADLINE, Name, Process, alone, briefly, eventually, is_closed, say, soon, stay, told};
 use rollway_core::records::layout::{State, Word};
 use rollway_core::records::{
-    Consumer, Contents, IfExists, Label, OnFull, Patience, Producer, ProducerSpec, Record, Records,
+    Consumer, Contents, IfExists, Label, OnFull, Outgoing, Patience, Producer, ProducerSpec, Record, Records,
     RecordsSpec,
 };
 use rollway_core::segment::{arrival, catalog};
@@ -81,6 +81,35 @@ fn send(producer: &Producer, value: u64, bytes: usize) {
     assert!(try_send(producer, value, bytes, soon()).unwrap(), "record {value} was dropped");
 }
 
+/// A value, and how many bytes it is to have.
+#[derive(Debug, Clone, Copy)]
+struct Sheet(u64, usize);
+
+impl Outgoing for Sheet {
+    fn bytes(&self) -> usize {
+        self.1
+    }
+
+    fn version(&self) -> u32 {
+        self.0 as u32
+    }
+
+    fn kind(&self) -> u32 {
+        7
+    }
+
+    fn write(&self, room: &mut [u8]) {
+        assert!(self.0 != POISON, "this one cannot be written");
+        fill(self.0, room);
+    }
+}
+
+const POISON: u64 = 666;
+
+fn sheets(values: std::ops::Range<u64>, bytes: usize) -> Vec<Sheet> {
+    values.map(|value| Sheet(value, bytes)).collect()
+}
+
 /// The value of a record, which must be whole.
 fn value<C: Deref<Target = Consumer>>(record: &Record<C>) -> u64 {
     let value = record.info().stamp.version as u64;
@@ -102,6 +131,95 @@ fn drain(consumer: &Arc<Consumer>) -> Vec<u64> {
 }
 
 // ── sending and taking ─────────────────────────────────────────────────────────────────────────────────────────────
+
+#[test]
+fn several_records_are_taken_in_order_with_their_stamps() {
+    let consumer = open(&RecordsSpec { descriptors: 64, lane_bytes: 2 << 20, ..spec(None) });
+    let producer = producer(&consumer);
+    send(&producer, 0, 100);
+    // More than a run has, and then some that are a run each.
+    let mut records = sheets(1..41, 100);
+    records.extend(sheets(41..43, 300 << 10));
+    assert_eq!(producer.try_send_many(&records), 42);
+    assert_eq!((producer.sent(), consumer.records().totals().committed), (43, 43));
+    for number in 0..43 {
+        let record = take(&consumer);
+        let stamp = record.info().stamp;
+        assert_eq!(
+            (value(&record), stamp.sequence, stamp.producer_id),
+            (number, number, producer.producer_id())
+        );
+        assert_eq!(stamp.kind, if number == 0 { 0 } else { 7 });
+    }
+    assert!(drain(&consumer).is_empty());
+    assert_eq!(producer.try_send_many::<Sheet>(&[]), 0);
+}
+
+#[test]
+fn as_many_are_sent_as_find_room() {
+    let consumer = private();
+    let producer = producer(&consumer);
+    assert_eq!(producer.try_send_many(&sheets(0..20, 10)), 8, "the table has eight places");
+    assert_eq!(producer.try_send_many(&sheets(20..30, 10)), 0);
+    assert_eq!(drain(&consumer), (0..8).collect::<Vec<_>>());
+    assert_eq!(producer.try_send_many(&sheets(0..3, LANE / 2)), 2, "two of them fill the lane");
+    assert_eq!(drain(&consumer), [0, 1]);
+    assert_eq!(
+        producer.try_send_many(&[Sheet(0, 10), Sheet(1, LANE + 1), Sheet(2, 10)]),
+        1,
+        "one fits no lane"
+    );
+    assert_eq!((drain(&consumer), producer.sent()), (vec![0], 11));
+}
+
+#[test]
+fn several_records_wake_a_consumer_that_sleeps() {
+    let consumer = private();
+    let producer = producer(&consumer);
+    let reader = std::thread::spawn({
+        let consumer = consumer.clone();
+        move || [(); 3].map(|()| receive(&consumer))
+    });
+    assert!(eventually(|| consumer.records().protocol().control.readable.has_waiter()));
+    assert_eq!(producer.try_send_many(&sheets(0..3, 10)), 3);
+    assert_eq!(reader.join().unwrap(), [0, 1, 2]);
+}
+
+#[test]
+fn several_records_drop_nothing_whatever_the_policy() {
+    for policy in [OnFull::DropOldest, OnFull::DropNewest, OnFull::Error] {
+        let consumer = private();
+        let producer = producer_that(&consumer, policy);
+        assert_eq!(producer.try_send_many(&sheets(0..20, 10)), 8);
+        let totals = consumer.records().totals();
+        assert_eq!((totals.dropped_oldest, totals.dropped_newest), (0, 0));
+        assert_eq!(drain(&consumer), (0..8).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn nothing_more_is_sent_where_the_records_or_the_producer_are_closed() {
+    let consumer = private();
+    let (one, other) = (producer(&consumer), producer(&consumer));
+    one.close();
+    assert_eq!(one.try_send_many(&sheets(0..3, 10)), 0);
+    consumer.records().shut_down();
+    assert_eq!(other.try_send_many(&sheets(0..3, 10)), 0);
+}
+
+#[test]
+fn a_record_that_cannot_be_written_gives_back_what_is_behind_it_and_those_before_it_are_sent() {
+    let consumer = private();
+    let producer = producer(&consumer);
+    let records = [Sheet(0, 10), Sheet(1, 10), Sheet(POISON, 10), Sheet(3, 10)];
+    let sending = std::panic::AssertUnwindSafe(|| producer.try_send_many(&records));
+    assert!(std::panic::catch_unwind(sending).is_err());
+    assert_eq!(consumer.records().census().reserved_records, 0);
+    assert_eq!(drain(&consumer), [0, 1]);
+    assert_eq!(producer.try_send_many(&sheets(4..12, 10)), 8, "all places are free again");
+    producer.close();
+    assert_eq!(drain(&consumer), (4..12).collect::<Vec<_>>());
+}
 
 #[test]
 fn what_was_sent_is_taken_in_order_with_its_stamp() {

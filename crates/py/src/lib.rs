@@ -19,6 +19,7 @@ mod numbers;
 mod plan;
 mod producer;
 mod record;
+mod record_bundle;
 mod record_consumer;
 mod record_key;
 mod record_label;

@@ -122,13 +122,23 @@ impl Parts {
         metadata: &[u8],
     ) -> PyResult<Parts> {
         let mut parts = Parts::hidden(key, metadata);
-        // SAFETY: the GIL is held, `data` is alive, and no Python code runs in between.
-        if !unsafe { parts.find(py, plan, data.as_ptr()) } {
-            parts.truncate();
+        if !parts.take_plain(py, plan, data) {
             parts.convert(plan, data)?;
         }
         parts.arrange(py, plan)?;
         Ok(parts)
+    }
+
+    /// Takes the arrays and numbers of `data` if it is a plain dict of just what the plan says. It runs no Python code: what was
+    /// found before is still there.
+    #[inline]
+    pub fn take_plain(&mut self, py: Python<'_>, plan: &RecordPlan, data: &Bound<'_, PyAny>) -> bool {
+        // SAFETY: the GIL is held, `data` is alive, and no Python code runs in between.
+        let found = unsafe { self.find(py, plan, data.as_ptr()) };
+        if !found {
+            self.truncate();
+        }
+        found
     }
 
     /// Holds on to the arrays of `data`. Before the GIL is let go: others may take them out of it then.
@@ -161,8 +171,9 @@ impl Parts {
         Ok(parts)
     }
 
+    /// The key and the metadata alone; the leaves are to be taken, and then arranged.
     #[inline]
-    fn hidden(key: &[u8], metadata: &[u8]) -> Parts {
+    pub fn hidden(key: &[u8], metadata: &[u8]) -> Parts {
         let (sources, placement) = (PerLeaf::new(), Placement::default());
         let mut parts =
             Parts { sources, placement, numbers: Vec::new(), lists: Vec::new(), kept: Vec::new() };
@@ -184,8 +195,9 @@ impl Parts {
         self.placement.counts.truncate(HIDDEN);
     }
 
+    /// Finds a place in the record for all that was taken.
     #[inline]
-    fn arrange(&mut self, py: Python<'_>, plan: &RecordPlan) -> PyResult<()> {
+    pub fn arrange(&mut self, py: Python<'_>, plan: &RecordPlan) -> PyResult<()> {
         plan.shape.arrange(&mut self.placement).map_err(|error| crate::errors::to_py(py, error))
     }
 
@@ -308,7 +320,7 @@ impl Parts {
 
     /// Asks `RecordSchema.conform` for a list of exact arrays; it raises with the name of the leaf that does not fit.
     #[cold]
-    fn convert(&mut self, plan: &RecordPlan, data: &Bound<'_, PyAny>) -> PyResult<()> {
+    pub fn convert(&mut self, plan: &RecordPlan, data: &Bound<'_, PyAny>) -> PyResult<()> {
         let list = plan.schema.bind(data.py()).call_method1("conform", (data,))?.cast_into::<PyList>()?;
         if list.len() != plan.leaves.len() {
             return Err(PyRuntimeError::new_err("conform gave the wrong number of leaves"));

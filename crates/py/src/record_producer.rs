@@ -1,9 +1,10 @@
 //! `RecordProducer`: a worker's handle on its lane. `rollway.ShmRecordClient` is its subclass.
 
-use crate::errors::{blocking, named, to_py};
+use crate::errors::{after, blocking, named, to_py};
 use crate::gil::GilCell;
 use crate::numbers;
 use crate::producer::{check_timeout, on_full, patience, seconds};
+use crate::record_bundle::{Bundle, Versions};
 use crate::record_consumer::{RecordConsumer, record_stats};
 use crate::record_label::{Label, TOMBSTONE};
 use crate::record_plan::{Parts, RecordPlan, rows_of};
@@ -14,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 use rollway_core::Error;
 use rollway_core::records::{
-    Label as CoreLabel, OnFull, Patience, Producer as Core, ProducerSpec, Reservation,
+    Label as CoreLabel, OnFull, Outgoing, Patience, Producer as Core, ProducerSpec, Reservation,
 };
 use rollway_core::segment::arrival;
 use std::ops::Deref;
@@ -113,6 +114,44 @@ impl RecordProducer {
                 Ok(false)
             }
             Err(error) => Err(self.explain(py, error, None)),
+        }
+    }
+
+    /// Copies several records, in their order: a list, with a list of keys, of metadata and of versions, or one version for all.
+    /// Gives how many were committed; those that the policy dropped do not count. All are looked at before the first is sent.
+    #[pyo3(signature = (data, *, keys=None, metadata=None, version=Versions::All(0), timeout=None),
+           text_signature = "($self, data, *, keys=None, metadata=None, version=0, timeout=None)")]
+    fn send_many<'py>(
+        &self,
+        py: Python<'py>,
+        data: &Bound<'py, PyAny>,
+        keys: Option<&Bound<'py, PyAny>>,
+        metadata: Option<&Bound<'py, PyAny>>,
+        #[pyo3(from_py_with = Versions::of)] version: Versions<'py>,
+        timeout: Option<f64>,
+    ) -> PyResult<usize> {
+        let patience = patience(timeout)?;
+        let (sent, ended) = self.send_bundle(py, data, keys, metadata, &version, patience)?;
+        match ended {
+            Ok(()) => Ok(sent),
+            Err(error) => Err(after(py, self.explain(py, error, timeout), sent)),
+        }
+    }
+
+    /// Like `send_many`, but never waits: gives how many found room.
+    #[pyo3(signature = (data, *, keys=None, metadata=None, version=Versions::All(0)),
+           text_signature = "($self, data, *, keys=None, metadata=None, version=0)")]
+    fn try_send_many<'py>(
+        &self,
+        py: Python<'py>,
+        data: &Bound<'py, PyAny>,
+        keys: Option<&Bound<'py, PyAny>>,
+        metadata: Option<&Bound<'py, PyAny>>,
+        #[pyo3(from_py_with = Versions::of)] version: Versions<'py>,
+    ) -> PyResult<usize> {
+        match self.send_bundle(py, data, keys, metadata, &version, Patience::Never)? {
+            (sent, Ok(()) | Err(Error::Full)) => Ok(sent),
+            (sent, Err(error)) => Err(after(py, self.explain(py, error, None), sent)),
         }
     }
 
@@ -276,6 +315,66 @@ impl RecordProducer {
         match Self::reserve_room(py, &*core, parts.bytes(), timeout)? {
             Ok(room) => self.fill(py, room, parts, label),
             Err(error) => Err(self.no_room(py, error, parts.bytes(), timeout)),
+        }
+    }
+
+    /// Sends the records of `send_many` until all are settled or something ends it; says how many were committed, and what ended
+    /// it.
+    fn send_bundle<'py>(
+        &self,
+        py: Python<'py>,
+        data: &Bound<'py, PyAny>,
+        keys: Option<&Bound<'py, PyAny>>,
+        metadata: Option<&Bound<'py, PyAny>>,
+        version: &Versions<'py>,
+        patience: Patience,
+    ) -> PyResult<(usize, rollway_core::Result<()>)> {
+        let core = self.core(py)?;
+        let core = &*core;
+        let check = |bytes| core.check_size(bytes);
+        let mut bundle = Bundle::of(self.plan.get(), data, keys, metadata, version, check)?;
+        let waits = core.on_full() == OnFull::Block && patience != Patience::Never;
+        let (mut settled, mut sent) = (0, 0);
+        loop {
+            let now = if bundle.bytes_from(settled) >= DETACH_BYTES {
+                bundle.keep()?;
+                let rest = bundle.from(settled);
+                py.detach(|| core.try_send_many(rest))
+            } else {
+                core.try_send_many(bundle.from(settled))
+            };
+            (settled, sent) = (settled + now, sent + now);
+            let Some(next) = bundle.from(settled).first() else { return Ok((sent, Ok(()))) };
+            // This one found no room at once: it waits, is dropped or is refused, as alone.
+            let bytes = next.bytes();
+            let room = if waits {
+                bundle.keep()?;
+                let room = blocking(py, || Core::reserve(core, bytes, patience));
+                room.map_err(|raised| after(py, raised, sent))?
+            } else {
+                Core::reserve(core, bytes, Patience::Never)
+            };
+            match room {
+                Ok(Some(mut room)) => {
+                    let next = &bundle.from(settled)[0];
+                    let label = CoreLabel { version: next.version(), kind: next.kind(), origin: None };
+                    if bytes >= DETACH_BYTES {
+                        py.detach(|| next.write(room.bytes_mut())); // It is kept.
+                    } else {
+                        next.write(room.bytes_mut());
+                    }
+                    room.commit(bytes, label).map_err(|error| after(py, to_py(py, error), sent))?;
+                    sent += 1;
+                }
+                Ok(None) => {} // Dropped, and counted.
+                Err(error) => {
+                    if matches!(error, Error::Full) {
+                        self.wanted.note(bytes);
+                    }
+                    return Ok((sent, Err(error)));
+                }
+            }
+            settled += 1;
         }
     }
 

@@ -1,8 +1,9 @@
 //! `TcpRecordSender`: a remote worker's handle for records. `rollway.TcpRecordClient` is its subclass.
 
-use crate::errors::{blocking, to_py};
+use crate::errors::{after, blocking, to_py};
 use crate::numbers;
 use crate::producer::{check_timeout, patience};
+use crate::record_bundle::{Bundle, Versions};
 use crate::record_label::{Label, TOMBSTONE};
 use crate::record_plan::{Parts, RecordPlan, rows_of};
 use crate::record_slot::{Place, RecordDraft, RecordSlot};
@@ -13,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 use rollway_core::Error;
 use rollway_core::net::TcpRecordClient as Core;
+use rollway_core::records::Outgoing;
 use rollway_core::ring::Patience;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -102,6 +104,44 @@ impl TcpRecordSender {
                 Ok(false)
             }
             Err(error) => Err(self.connection.explain(py, error, None)),
+        }
+    }
+
+    /// Takes several records, in their order: a list, with a list of keys, of metadata and of versions, or one version for all.
+    /// Gives how many. All are looked at before the first is taken.
+    #[pyo3(signature = (data, *, keys=None, metadata=None, version=Versions::All(0), timeout=None),
+           text_signature = "($self, data, *, keys=None, metadata=None, version=0, timeout=None)")]
+    fn send_many<'py>(
+        &self,
+        py: Python<'py>,
+        data: &Bound<'py, PyAny>,
+        keys: Option<&Bound<'py, PyAny>>,
+        metadata: Option<&Bound<'py, PyAny>>,
+        #[pyo3(from_py_with = Versions::of)] version: Versions<'py>,
+        timeout: Option<f64>,
+    ) -> PyResult<usize> {
+        let patience = patience(timeout)?;
+        let (sent, ended) = self.send_bundle(py, data, keys, metadata, &version, patience)?;
+        match ended {
+            Ok(()) => Ok(sent),
+            Err(error) => Err(after(py, self.connection.explain(py, error, timeout), sent)),
+        }
+    }
+
+    /// Like `send_many`, but never waits: gives how many found room, from the first on.
+    #[pyo3(signature = (data, *, keys=None, metadata=None, version=Versions::All(0)),
+           text_signature = "($self, data, *, keys=None, metadata=None, version=0)")]
+    fn try_send_many<'py>(
+        &self,
+        py: Python<'py>,
+        data: &Bound<'py, PyAny>,
+        keys: Option<&Bound<'py, PyAny>>,
+        metadata: Option<&Bound<'py, PyAny>>,
+        #[pyo3(from_py_with = Versions::of)] version: Versions<'py>,
+    ) -> PyResult<usize> {
+        match self.send_bundle(py, data, keys, metadata, &version, Patience::Never)? {
+            (sent, Ok(()) | Err(Error::Full)) => Ok(sent),
+            (sent, Err(error)) => Err(after(py, self.connection.explain(py, error, None), sent)),
         }
     }
 
@@ -197,6 +237,39 @@ impl TcpRecordSender {
             at_once => at_once,
         };
         taken.map(|()| true).map_err(|e| self.no_room(py, e, parts.bytes(), timeout))
+    }
+
+    /// Sends the records of `send_many` until all are taken or something ends it; says how many were, and what ended it.
+    fn send_bundle<'py>(
+        &self,
+        py: Python<'py>,
+        data: &Bound<'py, PyAny>,
+        keys: Option<&Bound<'py, PyAny>>,
+        metadata: Option<&Bound<'py, PyAny>>,
+        version: &Versions<'py>,
+        patience: Patience,
+    ) -> PyResult<(usize, rollway_core::Result<()>)> {
+        let core = &self.core;
+        let check = |bytes| core.check_size(bytes);
+        let mut bundle = Bundle::of(self.plan.get(), data, keys, metadata, version, check)?;
+        bundle.keep()?;
+        let records = bundle.from(0);
+        let send = || core.send_many(records, Patience::Never);
+        let (mut sent, mut ended) =
+            if bundle.bytes_from(0) >= DETACH_BYTES { py.detach(send) } else { send() };
+        if matches!(ended, Err(Error::Full)) && patience != Patience::Never {
+            let waited = blocking(py, || {
+                // Signals may interrupt it, and it goes on behind what was taken.
+                let (now, ended) = core.send_many(&records[sent..], patience);
+                sent += now;
+                ended
+            });
+            ended = waited.map_err(|raised| after(py, raised, sent))?;
+        }
+        if let (Err(Error::Full), Some(next)) = (&ended, records.get(sent)) {
+            self.wanted.note(next.bytes());
+        }
+        Ok((sent, ended))
     }
 
     /// The error of a record that found no room; coroutines wait for that much.

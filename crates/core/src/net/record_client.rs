@@ -3,7 +3,9 @@
 use super::client::{Client, TcpClientSpec};
 use super::frame::{Entry, News};
 use super::packing::Layout;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::records::Outgoing;
+use crate::records::producer::run::first_run;
 use crate::ring::Patience;
 use std::ops::Deref;
 
@@ -47,6 +49,39 @@ impl TcpRecordClient {
             })
         });
         taken.map(drop)
+    }
+
+    /// Takes several records, in their order, and says how many, and what ended it. Who waits is sent back to look for signals
+    /// ([`Interrupted`](crate::Error::Interrupted)) also when nothing but the time was over in the middle of them.
+    pub fn send_many<R: Outgoing>(&self, records: &[R], patience: Patience) -> (usize, Result<()>) {
+        let mut sent = 0;
+        while sent < records.len() {
+            // Not all at once: the first leave while the others are copied.
+            let run = first_run(&records[sent..]);
+            let before = sent;
+            let taken = self.client.take(run.len(), patience, |outbound, taken| {
+                let record = &run[taken];
+                let (bytes, version, kind) = (record.bytes() as u64, record.version(), record.kind());
+                let put =
+                    outbound.append_record(Entry { bytes, version, kind }, |room| record.write(room))?;
+                sent = before + taken + put;
+                Ok(put)
+            });
+            match taken {
+                Err(error) => return (sent, Err(error)),
+                // A signal may be why: its handler has run, and nobody would hear of it if we slept again.
+                Ok(taken) if taken < run.len() && patience != Patience::Never => {
+                    return (sent, Err(Error::Interrupted));
+                }
+                Ok(_) => {}
+            }
+        }
+        (sent, Ok(()))
+    }
+
+    /// An error for a record of more bytes than the learner takes, as far as it has said so.
+    pub fn check_size(&self, bytes: usize) -> Result<()> {
+        self.client.read(|state| Some(state.outbound.check_record(bytes as u64))).unwrap_or(Ok(()))
     }
 
     /// The version of the newest weights that the learner told of, as of its last word: it comes with the welcome, with

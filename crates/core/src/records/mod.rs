@@ -6,7 +6,7 @@
 //! | [`protocol`] | the state machine and its invariants |
 //! | [`recovery`] | what the dead leave behind |
 //! | [`allocator`], [`ledger`] | room in a lane, and what its producer knows about it |
-//! | [`producer`], [`consumer`] | the two handles, and the guards that commit, abort and release |
+//! | [`producer`], [`consumer`] | the two handles, and the guards that commit, abort and release; `producer::run`: several records in one go |
 //! | [`format`](mod@format) | what lies in the bytes of one record: leaves, ragged and fixed |
 //! | [`assemble`] | many records into one padded or packed batch |
 //! | [`groups`] | records that belong together, and what becomes of those that stay incomplete |
@@ -34,6 +34,7 @@ pub use crate::terms::{IfExists, OnFull, ProducerSpec};
 pub use crate::wait::Patience;
 pub use consumer::{Consumer, Record, RecordInfo};
 use layout::{Control, Descriptor, Geometry, KIND, Lane, State, Tenancy, Word};
+pub use producer::run::Outgoing;
 pub use producer::{Label, Producer, Reservation};
 use protocol::Protocol;
 pub use protocol::Stamp;

@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+pub(crate) mod run;
+
 /// A lane grows by a thirty-second of what there is of it, and by this much at least and at most: the last step costs a large
 /// lane little memory, and a small one few system calls.
 const STEPS: std::ops::RangeInclusive<usize> = 32 << 10..=1 << 20;
@@ -271,7 +273,8 @@ impl Producer {
         }
     }
 
-    fn check_size(&self, bytes: usize) -> Result<()> {
+    /// An error for a record of more bytes than a lane has.
+    pub fn check_size(&self, bytes: usize) -> Result<()> {
         let lane_bytes = self.records.geometry.lane_bytes;
         if bytes > lane_bytes {
             return Err(Error::RecordTooLarge { bytes: bytes as u64, lane_bytes: lane_bytes as u64 });

@@ -27,10 +27,11 @@
 //!     to which count. Both only grow.
 //! I8  `cursor` is a hint: all numbers below it are settled. It only grows; a lower one costs a longer look. `released` is
 //!     a hint, too: the words are the truth about what can be reclaimed.
-//! I9  Wake-ups are the bell's (B1): whoever makes a record Ready rings `readable`; whoever makes one Free rings `room`,
-//!     but not for each: a producer that sleeps says after how many releases it wants to be woken, so that it does not
-//!     wake, send one record and sleep again. It never says more than there is to be read in its lane. A consumer that
-//!     finds nothing to take wakes whoever sleeps though something was released.
+//! I9  Wake-ups are the bell's (B1): whoever makes a record Ready rings `readable`, once for a run of them that it makes
+//!     Ready with nothing but copying in between; whoever makes one Free rings `room`, but not for each: a producer that
+//!     sleeps says after how many releases it wants to be woken, so that it does not wake, send one record and sleep
+//!     again. It never says more than there is to be read in its lane. A consumer that finds nothing to take wakes whoever
+//!     sleeps though something was released.
 
 use super::layout::{Control, Descriptor, FreeLine, Lane, State, Tenancy, Word};
 use crate::error::Damage;
@@ -323,9 +324,17 @@ impl<'a> LaneWords<'a> {
         Claim { lane: self.index, number, owner: me }
     }
 
-    /// Publishes a record. Its bytes are written.
+    /// Publishes a record, and wakes who waits for one. Its bytes are written.
     #[inline]
     pub fn commit(&self, claim: &Claim, entry: &Entry) {
+        self.publish(claim, entry);
+        self.tell(1);
+    }
+
+    /// Publishes a record of a run. Its bytes are written. Nobody is woken before [`tell`](Self::tell), which has to follow: wait
+    /// for nothing in between (I9).
+    #[inline]
+    pub fn publish(&self, claim: &Claim, entry: &Entry) {
         let Claim { number, .. } = *claim;
         let descriptor = self.at(number);
         debug_assert_eq!(
@@ -344,7 +353,12 @@ impl<'a> LaneWords<'a> {
         // Publishes the bytes, the place and the stamp (I2).
         descriptor.word.store(Word::ready(number).pack(), Ordering::Release);
         crash_point(Point::RecordReady);
-        self.line.write.sent.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts what was published, and wakes who waits for it.
+    #[inline]
+    pub fn tell(&self, published: u64) {
+        self.line.write.sent.fetch_add(published, Ordering::Relaxed);
         self.control.readable.ring_if_waiting(); // I9
     }
 

@@ -6,7 +6,7 @@
 //! | `LaneGrown` | pages that exist beyond `grown`, or a table that is not `tabled` | nobody needs to | reserved again, by whoever needs them |
 //! | `RecordReserved` | the descriptor at `head` Reserved by the dead | the next owner of the lane; a patrol | Free; `head` offers the number again |
 //! | `RecordNumbered`, `RecordHalfWritten`, `RecordWritten` | a descriptor Reserved by the dead; readers look behind it, the cursor waits | the next owner; a patrol | Free |
-//! | `RecordReady` | a record to be read, and consumers asleep | the consumers' patrol | taken |
+//! | `RecordReady` | a record to be read, or some of a run and the rest of it Reserved by the dead, and consumers asleep | the consumers' patrol | taken; the rest Free |
 //! | `RecordDropped` | one drop not counted | nobody needs to | – |
 //! | `RecordTaken` | a record Taken by the dead, the cursor perhaps before it | a patrol; the next consumer | Ready again, counted in `returned`; the cursor helped forward by any look |
 //! | `RecordFreed` | room that nobody was told of, and the producer asleep | the producer's patrol, its sweep | reclaimed |

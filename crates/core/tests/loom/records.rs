@@ -102,10 +102,25 @@ impl Heap {
         cell.0[1].with_mut(|half| unsafe { *half = value });
     }
 
-    fn commit(&self, room: &Room, value: u64) {
+    fn entry(room: &Room, value: u64) -> Entry {
         let stamp = Stamp { sequence: value, ..Stamp::default() };
-        let entry = Entry { start: room.start as u64, bytes: CELL as u64, stamp, committed_ns: 0 };
-        self.lane(room.claim.lane).commit(&room.claim, &entry);
+        Entry { start: room.start as u64, bytes: CELL as u64, stamp, committed_ns: 0 }
+    }
+
+    fn commit(&self, room: &Room, value: u64) {
+        self.lane(room.claim.lane).commit(&room.claim, &Heap::entry(room, value));
+    }
+
+    /// As a run does it: room for all, then each is written and published, then one bell.
+    fn send_run<const N: usize>(&self, ledger: &mut Ledger, values: [u64; N], before: impl Fn(u64)) {
+        let lane = self.lane(ledger.lane());
+        let rooms = values.map(|_| self.try_reserve(ledger).expect("there is room for all"));
+        for (room, value) in rooms.iter().zip(values) {
+            before(value);
+            self.write(room, value);
+            lane.publish(&room.claim, &Heap::entry(room, value));
+        }
+        lane.tell(N as u64);
     }
 
     fn send(&self, ledger: &mut Ledger, value: u64) {
@@ -177,6 +192,29 @@ fn a_waiting_consumer_gets_every_record_once_and_in_order() {
         assert_eq!([heap.receive(owner(CONSUMER)), heap.receive(owner(CONSUMER))], [1, 2]);
         producer.join().unwrap();
         assert_eq!(heap.try_take(owner(CONSUMER)), None);
+    });
+}
+
+#[test]
+fn a_waiting_consumer_gets_every_record_of_a_run_once_and_in_order() {
+    explore(2, || {
+        let heap = Heap::new(1, 2, 2);
+        let mut ledger = heap.producer(1);
+        let producer = spawn(&heap, move |heap| heap.send_run(&mut ledger, [1, 2], |_| {}));
+        assert_eq!([heap.receive(owner(CONSUMER)), heap.receive(owner(CONSUMER))], [1, 2]);
+        producer.join().unwrap();
+        assert_eq!(heap.try_take(owner(CONSUMER)), None);
+    });
+}
+
+#[test]
+fn a_run_wakes_two_consumers() {
+    explore(1, || {
+        let heap = Heap::new(1, 2, 2);
+        let mut ledger = heap.producer(1);
+        let others = [CONSUMER, OTHER].map(|seat| spawn(&heap, move |heap| heap.receive(owner(seat))));
+        heap.send_run(&mut ledger, [1, 2], |_| {});
+        assert_eq!(sorted(others.into_iter().map(|other| other.join().unwrap()).collect()), [1, 2]);
     });
 }
 
@@ -501,6 +539,42 @@ fn a_killed_producer_leaves_what_it_had_committed_and_its_lane_to_the_next() {
         expected.extend(victim.died().then_some(2));
         assert_eq!(received, expected);
         drop(testament);
+        victim
+    });
+}
+
+#[test]
+fn a_producer_that_is_killed_in_a_run_leaves_what_it_had_committed_and_the_rest_is_free() {
+    const POINTS: &[Point] = &[
+        Point::RecordReserved,
+        Point::RecordNumbered,
+        Point::RecordHalfWritten,
+        Point::RecordWritten,
+        Point::RecordReady,
+        Point::BellCleared,
+        Point::BellMoved,
+    ];
+    kill_everywhere(1, POINTS, |fate| {
+        let heap = Heap::new(1, 2, 2);
+        let mut ledger = heap.producer(VICTIM);
+        let victim = Victim::new();
+        let dying = victim.live(&heap, fate, move |heap, victim| {
+            heap.send_run(&mut ledger, [1, 2], |value| victim.testament().writing = value);
+        });
+        let mut received = Vec::new();
+        heap.control.readable.announce();
+        heap.drain(owner(CONSUMER), &mut received);
+        recover_from(&victim, &heap);
+        dying.join().unwrap();
+        heap.drain(owner(CONSUMER), &mut received);
+        let committed = victim.testament().committed.clone();
+        assert_eq!(received, committed);
+        if victim.died() {
+            let mut next = heap.join(owner(2), |who| victim.is_dead(who)).expect("the lane of the dead");
+            heap.send_run(&mut next, [3, 4], |_| {});
+            heap.drain(owner(CONSUMER), &mut received);
+            assert_eq!(received[committed.len()..], [3, 4]);
+        }
         victim
     });
 }

@@ -1,0 +1,121 @@
+//! A run: several records of one producer, for which it looks at its books, its clock and its bell once.
+//!
+//! Room is reserved for all of them; then each is written and committed, in order; then the bell is rung. What one record
+//! alone costs besides its bytes are locked instructions, each of which waits until what was written before it has left the core:
+//! the books, the count of open reservations, the sequence, the statistics, the fence of the bell.
+//!
+//! A consumer that sleeps hears of the first record when the last is written. So a run is short, and nothing in it waits. Who
+//! dies in it leaves what [`recovery`](super::super::recovery) knows: records that are Ready, and reservations.
+
+use super::{CLOSING, Producer, Tenure};
+use crate::metrics::monotonic_ns;
+use crate::records::ledger::{Attempt, Room};
+use crate::records::protocol::{Entry, Stamp};
+use smallvec::SmallVec;
+use std::sync::atomic::Ordering;
+
+/// A record that needs nothing but room.
+pub trait Outgoing {
+    fn bytes(&self) -> usize;
+    /// Of the weights that it was made with.
+    fn version(&self) -> u32;
+    /// What it is: data, tombstone, …
+    fn kind(&self) -> u32;
+    /// Writes all its bytes. What is in the room is whatever was there before.
+    fn write(&self, room: &mut [u8]);
+}
+
+/// A run has so many records at most, and stops behind the one with which it has so many bytes.
+const MOST_RECORDS: usize = 16;
+const ENOUGH_BYTES: usize = 256 << 10;
+
+/// The first of them that make up a run.
+pub(crate) fn first_run<R: Outgoing>(records: &[R]) -> &[R] {
+    let mut bytes = 0_usize;
+    let before = records.iter().take(MOST_RECORDS).take_while(|record| {
+        let goes_on = bytes < ENOUGH_BYTES;
+        bytes = bytes.saturating_add(record.bytes());
+        goes_on
+    });
+    &records[..before.count()]
+}
+
+impl Producer {
+    /// Sends as many records as find room at once, from the first on, and says how many. It drops nothing, and says nothing
+    /// of what is the matter where it stops: [`reserve`](Self::reserve) does.
+    pub fn try_send_many<R: Outgoing>(&self, records: &[R]) -> usize {
+        let mut sent = 0;
+        while sent < records.len() {
+            let run = first_run(&records[sent..]);
+            let now = self.try_send_run(run);
+            sent += now;
+            if now < run.len() {
+                break;
+            }
+        }
+        sent
+    }
+
+    fn try_send_run<R: Outgoing>(&self, records: &[R]) -> usize {
+        let Ok(tenure) = self.tenure() else { return 0 };
+        let is_open = tenure.open.fetch_add(1, Ordering::Relaxed) & CLOSING == 0;
+        let mut run = Run { producer: self, tenure, rooms: SmallVec::new(), committed: 0 };
+        if is_open && self.records.protocol().control.closed.load(Ordering::Relaxed) == 0 {
+            run.reserve(records);
+            run.commit(records);
+        }
+        run.committed
+    }
+}
+
+/// Dropping it gives back what was not committed, and tells of what was.
+struct Run<'a> {
+    producer: &'a Producer,
+    tenure: &'a Tenure,
+    rooms: SmallVec<[Room; MOST_RECORDS]>,
+    committed: usize,
+}
+
+impl Run<'_> {
+    /// Room for as many as there is some at once. The books are ours meanwhile: nothing is copied, and nobody waited for.
+    fn reserve<R: Outgoing>(&mut self, records: &[R]) {
+        let (producer, lane) = (self.producer, self.producer.lane_of(self.tenure));
+        let mut ledger = self.tenure.ledger();
+        for record in records {
+            let grow = |from, to| producer.grow(lane.index, from, to);
+            let Ok(Attempt::Room(room)) = ledger.try_reserve(&lane, record.bytes(), grow) else { break };
+            self.rooms.push(room);
+        }
+    }
+
+    /// Writes and publishes what there is room for.
+    fn commit<R: Outgoing>(&mut self, records: &[R]) {
+        let Run { producer, tenure, ref rooms, ref mut committed } = *self;
+        let lane = producer.lane_of(tenure);
+        let first = tenure.sequence.fetch_add(rooms.len() as u64, Ordering::Relaxed);
+        let committed_ns = monotonic_ns();
+        for ((room, record), sequence) in rooms.iter().zip(records).zip(first..) {
+            let Room { claim, start, bytes } = *room;
+            let data = producer.records.data(claim.lane, start, bytes);
+            // SAFETY: the room is ours alone until it is committed (I2, I6), and it exists.
+            record.write(unsafe { std::slice::from_raw_parts_mut(data, bytes) });
+            let (version, kind, producer_id) = (record.version(), record.kind(), tenure.producer_id);
+            let stamp = Stamp { version, kind, producer_id, sequence };
+            lane.publish(&claim, &Entry { start: start as u64, bytes: bytes as u64, stamp, committed_ns });
+            *committed += 1;
+        }
+    }
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        let lane = self.producer.lane_of(self.tenure);
+        if self.committed > 0 {
+            lane.tell(self.committed as u64);
+        }
+        for room in &self.rooms[self.committed..] {
+            self.tenure.ledger().abort(&lane, &room.claim);
+        }
+        self.producer.done(self.tenure);
+    }
+}
