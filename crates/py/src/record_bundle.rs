@@ -89,22 +89,20 @@ impl<'a, 'py> Bundle<'a, 'py> {
         index: usize,
         check: impl Fn(usize) -> rollway_core::Result<()>,
     ) -> PyResult<()> {
-        let (plan, label) = (self.plan, &self.labels[index]);
-        let data = self.data.get_item(index)?;
-        let mut parts = Parts::hidden(label.key(), label.metadata());
+        let (plan, data) = (self.plan, self.data.get_item(index)?);
+        let label = &self.labels[index];
         let (version, kind) = (label.version, label.kind);
-        if parts.take_plain(py, plan, &data) {
-            if self.are_kept {
-                parts.keep(plan, &data)?;
-            }
-        } else {
+        let parts = Parts::hidden(label.key(), label.metadata());
+        self.records.push(Sheet { plan, parts, version, kind }); // Filled where it is: it is large.
+        if !self.records[index].parts.take_plain(py, plan, &data) {
             self.keep()?;
-            parts.convert(plan, &data)?;
+            self.records[index].parts.convert(plan, &data)?;
+        } else if self.are_kept {
+            self.records[index].parts.keep(plan, &data)?;
         }
+        let parts = &mut self.records[index].parts;
         parts.arrange(py, plan)?;
-        check(parts.bytes()).map_err(|error| to_py(py, error))?;
-        self.records.push(Sheet { plan, parts, version, kind });
-        Ok(())
+        check(parts.bytes()).map_err(|error| to_py(py, error))
     }
 
     /// Holds on to all arrays. Before the GIL is let go, or Python code runs: somebody may take them out of their dicts then.
