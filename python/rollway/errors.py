@@ -51,7 +51,7 @@ class RollwayError(Exception):
     """Root of all errors of this package."""
 
     sent: int = 0
-    """After a failed ``send_many``: how many samples of it were committed before the failure."""
+    """After a failed ``send_many``: how many samples or records of it were committed before the failure."""
 
 
 class ConnectionClosedError(RollwayError, ConnectionError):

@@ -17,7 +17,8 @@ from rollway.server import OnFull
 class ShmRecordClient(RecordProducer, AsyncRecordSends):
     """Moves records from this process into its lane at the learner: one copy with `send`, none with `reserve`.
 
-    What `send` returned from is committed: it reaches the learner even if this process is killed the next moment. Calls
+    What `send` returned from is committed: it reaches the learner even if this process is killed the next moment.
+    `send_many` takes a list of records, with lists of keys and metadata, and costs less than as many `send`. Calls
     block only when the lane is full, with the GIL released, and Ctrl-C ends them. Threads may share a client; a forked
     child may go on using its parent's, and gets a lane of its own.
 
@@ -38,8 +39,9 @@ class ShmRecordClient(RecordProducer, AsyncRecordSends):
     ...         with client.reserve({"tokens": 4096}) as slot:
     ...             slot["tokens"][:2] = 4, 5
     ...             slot.commit({"tokens": 2})
-    ...     [record["tokens"].tolist() for record in server.read_many(2)]
-    [[1, 2, 3], [4, 5]]
+    ...         _ = client.send_many([{"tokens": [6]}, {"tokens": []}], metadata=["first", None], version=3)
+    ...     [record["tokens"].tolist() for record in server.read_many(4)]
+    [[1, 2, 3], [4, 5], [6], []]
     """
 
     _bell: AsyncBell

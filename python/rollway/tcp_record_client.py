@@ -17,11 +17,11 @@ from rollway.tcp_transport import secret, trust
 class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
     """Moves records from this process to a learner's `RecordServer` over TCP.
 
-    `send` copies a record and returns; it leaves at once when the line is idle, and small ones travel together when
-    it is not. The learner acknowledges what is committed: `wait` returns when that is everything. A lost connection is
-    made again, and what was not acknowledged is sent again: nothing is lost and nothing arrives twice. Calls block only
-    when too much is on its way, with the GIL released, and Ctrl-C ends them. Threads may share a client; a forked child
-    has to make its own.
+    `send` copies a record, and `send_many` a list of them, and returns; it leaves at once when the line is idle, and
+    small ones travel together when it is not. The learner acknowledges what is committed: `wait` returns when that is
+    everything. A lost connection is made again, and what was not acknowledged is sent again: nothing is lost and
+    nothing arrives twice. Calls block only when too much is on its way, with the GIL released, and Ctrl-C ends them.
+    Threads may share a client; a forked child has to make its own.
 
     A record that is larger than the learner's ``lane_bytes`` is an error when it is given to `send`. `reserve` gives
     memory of this process; its record leaves when it is committed. ``published_version`` is as of the learner's last
