@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 _MOMENT_S = 1e-6  # so long a blocking call waits, to say what kept it: no room in the lane, or no memory for it
 
+_PART = 64  # so many records of a list are tried at once by who has waited: each time, they are looked at anew
+
 
 class _Client(Protocol):
     """What a client brings."""
@@ -116,21 +118,19 @@ class AsyncRecordSends:
         deadline, sent = deadline_of(timeout), 0
         data, keys, metadata, version = map(_as_it_is, (data, keys, metadata, version))
 
-        def rest(given: Any) -> Any:
-            return given[sent:] if isinstance(given, tuple) else given
-
-        def send_rest(wait_s: float) -> int:
-            return self.send_many(
-                rest(data), keys=rest(keys), metadata=rest(metadata), version=rest(version), timeout=wait_s
-            )
+        def behind(most: int | None) -> dict[str, Any]:
+            given = {"data": data, "keys": keys, "metadata": metadata, "version": version}
+            end = None if most is None else sent + most
+            return {name: each[sent:end] if isinstance(each, tuple) else each for name, each in given.items()}
 
         try:
-            while True:
-                sent += self.try_send_many(rest(data), keys=rest(keys), metadata=rest(metadata), version=rest(version))
-                if sent == len(data):
-                    return sent
+            sent = self.try_send_many(**behind(None))  # it looks at all of them
+            while sent < len(data):
                 if not await rung(self._bell, deadline, self._vigil):
-                    return sent + self._at_last(send_rest, timeout)
+                    return sent + self._at_last(lambda wait_s: self.send_many(**behind(None), timeout=wait_s), timeout)
+                while now := self.try_send_many(**behind(_PART)):
+                    sent += now
+            return sent
         except RollwayError as error:
             error.sent += sent
             raise

@@ -385,6 +385,20 @@ def test_a_coroutine_waits_for_room_and_says_how_far_it_came(kind, name):
         asyncio.run(main(*narrow(kind, name, stack)))
 
 
+def test_a_coroutine_sends_a_list_that_is_much_longer_than_its_lane(name):
+    async def main(server, client):
+        sending = asyncio.create_task(client.send_many_async([trajectory(1, seed) for seed in range(1000)]))
+        found = []
+        while len(found) < 1000:
+            for record in await server.read_many_async(8, timeout=30):
+                found.append(int(record["score"]))
+                record.release()
+        assert await sending == 1000 and found == list(range(1000))
+
+    with ExitStack() as stack:
+        asyncio.run(main(*narrow("shm", name, stack)))
+
+
 def test_a_coroutine_that_is_cancelled_in_between_says_how_many_are_sent(name):
     async def main(server, client):
         sending = asyncio.create_task(client.send_many_async([trajectory(1, seed) for seed in range(20)]))

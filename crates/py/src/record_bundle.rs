@@ -121,9 +121,13 @@ impl<'a, 'py> Bundle<'a, 'py> {
         &self.records[first..]
     }
 
-    /// What is left to be copied, if so many were.
-    pub fn bytes_from(&self, first: usize) -> usize {
-        self.from(first).iter().fold(0, |bytes, record| bytes.saturating_add(record.bytes()))
+    /// Whether those from `first` on have so many bytes together.
+    pub fn has_from(&self, first: usize, bytes: usize) -> bool {
+        let mut found = 0_usize;
+        self.from(first).iter().any(|record| {
+            found = found.saturating_add(record.bytes());
+            found >= bytes
+        })
     }
 }
 

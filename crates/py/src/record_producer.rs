@@ -336,7 +336,7 @@ impl RecordProducer {
         let waits = core.on_full() == OnFull::Block && patience != Patience::Never;
         let (mut settled, mut sent) = (0, 0);
         loop {
-            let now = if bundle.bytes_from(settled) >= DETACH_BYTES {
+            let now = if bundle.has_from(settled, DETACH_BYTES) {
                 bundle.keep()?;
                 let rest = bundle.from(settled);
                 py.detach(|| core.try_send_many(rest))

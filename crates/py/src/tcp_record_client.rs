@@ -255,8 +255,7 @@ impl TcpRecordSender {
         bundle.keep()?;
         let records = bundle.from(0);
         let send = || core.send_many(records, Patience::Never);
-        let (mut sent, mut ended) =
-            if bundle.bytes_from(0) >= DETACH_BYTES { py.detach(send) } else { send() };
+        let (mut sent, mut ended) = if bundle.has_from(0, DETACH_BYTES) { py.detach(send) } else { send() };
         if matches!(ended, Err(Error::Full)) && patience != Patience::Never {
             let waited = blocking(py, || {
                 // Signals may interrupt it, and it goes on behind what was taken.
