@@ -334,14 +334,16 @@ impl RecordProducer {
         let check = |bytes| core.check_size(bytes);
         let mut bundle = Bundle::of(self.plan.get(), data, keys, metadata, version, check)?;
         let waits = core.on_full() == OnFull::Block && patience != Patience::Never;
-        let (mut settled, mut sent) = (0, 0);
+        let (mut settled, mut sent, mut in_runs) = (0, 0, true);
         loop {
-            let now = if bundle.has_from(settled, DETACH_BYTES) {
-                bundle.keep()?;
-                let rest = bundle.from(settled);
-                py.detach(|| core.try_send_many(rest))
-            } else {
-                core.try_send_many(bundle.from(settled))
+            let now = match in_runs {
+                false => 0,
+                true if bundle.has_from(settled, DETACH_BYTES) => {
+                    bundle.keep()?;
+                    let rest = bundle.from(settled);
+                    py.detach(|| core.try_send_many(rest))
+                }
+                true => core.try_send_many(bundle.from(settled)),
             };
             (settled, sent) = (settled + now, sent + now);
             let Some(next) = bundle.from(settled).first() else { return Ok((sent, Ok(()))) };
@@ -375,6 +377,7 @@ impl RecordProducer {
                 }
             }
             settled += 1;
+            in_runs = waits; // Where nobody waits, a full lane stays so: looking for more room than for one is in vain.
         }
     }
 
