@@ -97,6 +97,8 @@ def test_the_page_on_records_runs(capsys, name):
     execute("docs/records.md", 0, {"docs-records": name})
     assert capsys.readouterr().out == "(4, 6) 18 task-17\n"
     execute("docs/records.md", 1)
+    assert capsys.readouterr().out == "[1, 2, 3, 4, 5, 6, 7, 8]\n"
+    execute("docs/records.md", 2)
     assert capsys.readouterr().out == "[[1, 2, 3], [4, 5]]\n"
 
 
