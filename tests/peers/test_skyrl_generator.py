@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 
 import pytest
 import skyrl_records as made
@@ -413,6 +414,17 @@ def test_a_timeout_says_that_a_call_may_hold_all_that_an_environment_has_room_fo
         TrajectoryTimeout, match=r"A lane has room for 1,048,576 bytes and 64 records; held are .* and 64"
     ):
         run(call)
+
+
+def test_a_call_may_ask_for_more_than_an_environment_has_room_for(server, env):
+    sender = threading.Thread(target=lambda: [send_group(env, f"{number:03}") for number in range(150)])
+    sender.start()  # its lane takes 64
+    names = [f"{number:03}" for number in range(150)]
+    output = run(generator_of(server, timeout_s=60).generate(batch(*names)))
+    sender.join()
+    assert len(output["rewards"]) == 150
+    assert output["prompt_token_ids"] == made.prompts(*names)
+    assert server.stats()["taken_records"] == 0
 
 
 @pytest.mark.parametrize("setting", [{"timeout_s": float("nan")}, {"max_staleness": -1}, {"max_stash": -1}])

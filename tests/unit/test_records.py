@@ -628,3 +628,45 @@ def test_one_damaged_record_is_told_of_and_costs_no_other(name):
             server.read_many(5)
         whole = [record["tokens"][0] for record in server.read_many(5, timeout=1)]
         assert whole == [1000, 1001, 1003, 1004]
+
+
+def test_a_record_that_is_detached_reads_as_before_and_its_room_is_free():
+    schema = {"tokens": "int32[*]", "weights": "float64[*, 3]", "score": "float32[]"}
+    key = rollway.RecordKey("run", "train", 1, "a", 2)
+    with rollway.RecordServer(schema, lane_bytes=4096, max_records=2) as server:
+        server.submit({"tokens": [1, 2, 3], "weights": np.ones((2, 3)), "score": 0.5}, key=key, metadata={"a": [1]})
+        record = server.read()
+        old = record["tokens"]
+        record.detach()
+        record.detach()
+        assert server.stats()["taken_records"] == 0 and not record.released
+        for _ in range(8):  # the room is used anew, again and again
+            assert server.submit({"tokens": [9] * 900, "weights": np.zeros((0, 3)), "score": 9}, timeout=10)
+            server.read().release()
+        assert old.tolist() == [9, 9, 9], "a view of before is of the room"
+        assert record["tokens"].tolist() == [1, 2, 3] and record["weights"].tolist() == [[1] * 3] * 2
+        assert record["weights"].flags.aligned and not record["tokens"].flags.writeable
+        assert (record.key, record.metadata, float(record["score"])) == (key, {"a": [1]}, 0.5)
+        padded = rollway.pad([record], leaves=["tokens"], length=4)
+        assert padded.fields["tokens"].tolist() == [[1, 2, 3, 0]]
+        kept = record["tokens"]
+        record.release()
+        assert record.released and kept.tolist() == [1, 2, 3]
+        with pytest.raises(rollway.InvalidArgument, match="released"):
+            rollway.pad([record])
+        record.detach()
+        assert record.released, "what is released cannot be kept"
+
+
+def test_an_assembler_detaches_all_that_it_holds():
+    with rollway.RecordServer({"tokens": "int32[*]"}) as server:
+        for instance, repetition in (("a", 0), ("a", 1), ("b", 0)):
+            key = rollway.RecordKey("run", "train", 0, instance, repetition)
+            server.submit({"tokens": [repetition]}, key=key)
+        assembler = rollway.GroupAssembler(2)
+        for record in server.read_many(3):
+            assembler.add(record)
+        del record
+        assembler.detach()
+        assert server.stats()["taken_records"] == 0 and assembler.held == 3
+        assert [record["tokens"].tolist() for record in assembler.pop().records] == [[0], [1]]

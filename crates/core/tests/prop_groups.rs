@@ -151,6 +151,7 @@ proptest! {
                 }
             }
             prop_assert!(assembler.pending().len() <= rules.max_groups);
+            prop_assert_eq!(assembler.members().count(), assembler.held());
             books.check(assembler.held());
         }
         if rules.memory >= 6 {

@@ -141,6 +141,11 @@ impl Assembler {
         group.map(|group| Group::of(py, group, self.core.rules().size)).transpose()
     }
 
+    /// Detaches every record in its hands: they cost their workers nothing any more.
+    fn detach(&self, py: Python<'_>) {
+        self.core.members().for_each(|held| held.0.get().detach(py));
+    }
+
     /// Releases everything that is held.
     fn close(&mut self) {
         self.core.clear();

@@ -15,7 +15,8 @@ use rollway_core::Error;
 use rollway_core::prefetch::prefetch;
 use rollway_core::records::format::{PerLeaf, Placement};
 use rollway_core::records::{Consumer as Core, Record as CoreRecord, Records, Stamp};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 static DECODE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
@@ -26,7 +27,7 @@ const TIMED: u64 = 16;
 ///
 /// Its room goes back to the worker when you call `release`, or when the record and every view of it are garbage,
 /// whichever comes first; until then nobody writes to it. After `release` a view that you kept stays readable, but its
-/// contents will change.
+/// contents will change. `detach` gives the room back and keeps the record: a copy in memory of this process.
 #[pyclass(frozen, mapping, module = "rollway")]
 pub struct Record {
     record: GilCell<Option<CoreRecord<Arc<Core>>>>,
@@ -34,12 +35,21 @@ pub struct Record {
     _records: Arc<Records>,
     plan: Py<RecordPlan>,
     placement: Placement,
-    base: usize,
+    /// Where it lies: in its lane, or at home.
+    base: AtomicUsize,
+    home: OnceLock<Box<[Line]>>,
+    /// It was detached, and not released since.
+    is_home: GilCell<bool>,
     stamp: Stamp,
     committed_ns: u64,
     key: GilCell<Option<Py<PyAny>>>,
     metadata: GilCell<Option<Py<PyAny>>>,
 }
+
+/// A record is aligned at home as it is in its lane.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
 
 impl Record {
     /// Wraps a record that was taken. What does not parse was written by nobody we know: damage, and the room is given
@@ -54,7 +64,7 @@ impl Record {
             let name = records.segment().name().to_owned();
             to_py(py, Error::Corrupt { name, what: damage.0 })
         })?;
-        let base = bytes.as_ptr() as usize;
+        let base = AtomicUsize::new(bytes.as_ptr() as usize);
         for &offset in &placement.offsets[RecordPlan::part(0)..] {
             prefetch(bytes.as_ptr().wrapping_add(offset)); // Another core wrote it; the caller is about to look.
         }
@@ -65,6 +75,8 @@ impl Record {
             plan: plan.clone_ref(py),
             placement,
             base,
+            home: OnceLock::new(),
+            is_home: GilCell::new(false),
             stamp: info.stamp,
             committed_ns: info.committed_ns,
             key: GilCell::new(None),
@@ -84,7 +96,7 @@ impl Record {
     }
 
     pub fn is_released(&self, py: Python<'_>) -> bool {
-        self.record.with(py, Option::is_none)
+        self.record.with(py, Option::is_none) && !self.is_home.with(py, |is_home| *is_home)
     }
 
     /// Where a leaf lies, how many rows it has, and how many bytes that is.
@@ -96,7 +108,8 @@ impl Record {
     fn part(&self, part: usize) -> (*const u8, usize, usize) {
         let rows = self.placement.counts[part];
         let bytes = rows * self.plan.get().shape.leaves[part].row_bytes;
-        ((self.base + self.placement.offsets[part]) as *const u8, rows, bytes)
+        let base = self.base.load(Ordering::Relaxed); // Changed under the GIL.
+        ((base + self.placement.offsets[part]) as *const u8, rows, bytes)
     }
 
     /// The bytes of a part. `'_`: they stay while nobody releases the record, which takes the GIL.
@@ -138,7 +151,7 @@ impl Record {
         let (data, rows, _) = this.leaf(leaf);
         let leaf = &this.plan.get().leaves[leaf];
         let rows = leaf.ragged.then_some(rows);
-        // SAFETY: the rows lie in the mapping, which this record (the array's base) keeps alive.
+        // SAFETY: the rows lie in the mapping, or at home; this record (the array's base) keeps both alive.
         unsafe { array::over(slf.py(), &leaf.array, rows, data.cast_mut(), slf.as_any(), false) }
     }
 }
@@ -285,7 +298,22 @@ impl Record {
 
     /// Gives the room back now. Does nothing the second time.
     pub fn release(&self, py: Python<'_>) {
+        self.is_home.replace(py, false);
         drop(self.record.replace(py, None));
+    }
+
+    /// Copies it into memory of this process, and gives the room back now: it costs its worker nothing any more, and reads
+    /// as before. Views that you have are of the room, not of the copy. Should this process die, it does not go back to be
+    /// read again. Does nothing the second time.
+    pub fn detach(&self, py: Python<'_>) {
+        let Some(record) = self.record.replace(py, None) else { return };
+        let bytes = record.bytes();
+        let mut home = vec![Line([0; 64]); bytes.len().div_ceil(size_of::<Line>())].into_boxed_slice();
+        // SAFETY: there are at least as many bytes at home, and nobody knows them yet.
+        unsafe { home.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        let home = self.home.get_or_init(|| home);
+        self.base.store(home.as_ptr() as usize, Ordering::Relaxed);
+        self.is_home.replace(py, true);
     }
 
     /// Whether the room was given back.

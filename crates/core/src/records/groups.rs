@@ -174,6 +174,12 @@ impl<M: Member> Assembler<M> {
         self.held
     }
 
+    /// Those records.
+    pub fn members(&self) -> impl Iterator<Item = &M> {
+        let finished = self.ready.iter().chain(&self.withheld);
+        self.pending().chain(finished).flat_map(|group| group.members.values())
+    }
+
     /// Which weights are the newest. What is ready is judged anew.
     pub fn set_version(&mut self, version: u32) {
         if version != self.version {

@@ -4,7 +4,7 @@ It reads for all of them, and only while somebody waits; what it reads goes thro
 longest for it. So no two calls can take each other's trajectories, and what nobody wants yet stays in the ring, where
 the environments see how full it is. Nothing is polled: the event loop calls it when the ring has something, and it
 reads there and then: a task would be awake a turn of the loop later. Once a second, while anybody waits, a timer looks
-for what cannot wake it: the dead, and the deadlines of incomplete groups.
+for what cannot wake it: the dead, the deadlines of incomplete groups, and an environment that has no room to send.
 
 It knows nothing of SkyRL. Use it from one event loop at a time.
 """
@@ -74,6 +74,7 @@ class Dispatcher:
         self._most: int | None = None  # how much to read then: counted before, for then there is no time to lose
         self._patrol: asyncio.TimerHandle | None = None
         self._alone_since: float | None = None
+        self._came = False  # whether anything did since the last look around
         self._failure: BaseException | None = None
 
     async def get(self, ask: Ask) -> list[Group]:
@@ -171,7 +172,7 @@ class Dispatcher:
                 records = self._server.try_read_many(most or self._count_most())
                 most = None
                 if records:
-                    self._alone_since = None
+                    self._alone_since, self._came = None, True
                     self._keep(records)
                     self._serve()
                 elif self._server.closed:
@@ -221,6 +222,7 @@ class Dispatcher:
             return
         self._stash.settle()
         self._serve()
+        self._make_room()
         for waiter in [waiter for waiter in self._waiters if waiter.until_s <= loop.time()]:
             self._time_out(waiter)
         if self._everybody_is_gone():
@@ -237,6 +239,12 @@ class Dispatcher:
             self._alone_since = None
         if self._waiters:
             self._look_around_soon(loop)
+
+    def _make_room(self) -> None:
+        """Copies what is here if nothing comes: it may be all that fits into a lane, and more is asked for."""
+        if not self._came and self._server.crowding():
+            self._stash.detach()
+        self._came = False
 
     def _everybody_is_gone(self) -> bool:
         stats = self._server.stats()

@@ -3,7 +3,8 @@
 With ``match="stream"`` a group waits for the next place of its phase; with ``"id"`` for the next place of its phase
 that names its instance. Groups are told apart by their whole key (run, phase, step and instance), so neither another
 epoch's nor an evaluation's group of the same instance can replace one. A stash holds the records themselves, not
-copies: until they are taken out they go back to the ring if this process dies. It is plain: no waiting, no asyncio.
+copies (unless they are all that an environment has room for: `Stash.detach`): until they are taken out they go back to
+the ring if this process dies. It is plain: no waiting, no asyncio.
 """
 
 from __future__ import annotations
@@ -135,6 +136,15 @@ class Stash:
         for group in reversed(groups):
             self.whole += len(group.records)
             self._queue(group.key.phase, group).appendleft(group)
+
+    def detach(self) -> None:
+        """Copies all that is here into memory of this process: the environments have its room again."""
+        for assembler in self._assemblers:
+            assembler.detach()
+        for queue in self._queues.values():
+            for entry in queue:
+                for record in entry.records:
+                    record.detach()
 
     def counts(self) -> dict[str, int]:
         """What was not used, by why, since the beginning."""
