@@ -115,8 +115,10 @@ class RecordServer(Hosting):
 
     def read_many(self, most: int, timeout: float | None = None) -> list[Record]:
         """Waits for a record, then takes what is there, at most ``most``. Empty once the records are shut down."""
+        if most < 1:
+            raise _none_asked_for(most)
         try:
-            records = self._consumer.take_many(_at_least_one(most), timeout)
+            records = self._consumer.take_many(most, timeout)
         except ConnectionClosedError:
             return []
         except WaitTimeout:
@@ -127,8 +129,10 @@ class RecordServer(Hosting):
 
     def try_read_many(self, most: int) -> list[Record]:
         """What is there, at most ``most``; never waits."""
+        if most < 1:
+            raise _none_asked_for(most)
         try:
-            return self._consumer.take_many(_at_least_one(most), 0.0)
+            return self._consumer.take_many(most, 0.0)
         except ConnectionClosedError:
             return []
 
@@ -248,7 +252,5 @@ class RecordServer(Hosting):
         )
 
 
-def _at_least_one(most: int) -> int:
-    if most < 1:
-        raise InvalidArgument(f"most = {most} is out of range: at least 1")
-    return most
+def _none_asked_for(most: int) -> InvalidArgument:
+    return InvalidArgument(f"most = {most} is out of range: at least 1")

@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rollway import ConnectionClosedError, Group, InvalidArgument, PeerDied, Record, RecordServer, segments
 from rollway.hosting import not_let_in
@@ -70,7 +71,8 @@ class Dispatcher:
         self._peer_timeout_s = peer_timeout_s
         self._waiters: list[_Waiter] = []
         self._loop: asyncio.AbstractEventLoop | None = None  # in which somebody waits
-        self._told = False  # whether the loop will call `_heard`
+        self._heard = partial(self._read, heard=True)
+        self._told = False  # whether the loop will call it
         self._most: int | None = None  # how much to read then: counted before, for then there is no time to lose
         self._patrol: asyncio.TimerHandle | None = None
         self._alone_since: float | None = None
@@ -160,13 +162,14 @@ class Dispatcher:
         self._look_around_soon(loop)
         self._read()
 
-    def _heard(self) -> None:
-        """The loop calls it when there is something to read, or an end."""
-        self._told = False
-        self._read(self._most)
+    def _read(self, heard: bool = False) -> None:
+        """Reads what there is, as long as somebody waits for it; then has the loop call when there is more.
 
-    def _read(self, most: int | None = None) -> None:
-        """Reads what there is, as long as somebody waits for it; then has the loop call when there is more."""
+        ``heard``: the loop calls it, for there is something to read, or an end.
+        """
+        most = None
+        if heard:
+            self._told, most = False, self._most
         try:
             while self._waiters:
                 records = self._server.try_read_many(most or self._count_most())

@@ -20,7 +20,7 @@ from rollway.groups import tombstone_reason
 from rollway.integrations.atropos.encoding import group_size, metadata_beginning
 from rollway.integrations.skyrl.ask import Ask
 from rollway.integrations.skyrl.errors import TrajectoryMissing, TrajectoryUnusable
-from rollway.integrations.skyrl.trajectory import untrainable
+from rollway.integrations.skyrl.trajectory import UNTRAINED_MASK
 
 Match = Literal["stream", "id"]
 
@@ -278,7 +278,7 @@ def _reason(group: Group) -> str | None:
         return next(iter(group.tombstones.values())) or _DROPPED
     if group.missing:
         return f"repetitions {group.missing} did not come in time"
-    empty = untrainable(group)
+    empty = group.filled_with("masks", UNTRAINED_MASK)
     return f"repetition {empty[0]} has nothing to train on, its mask is −100 throughout" if empty else None
 
 

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rollway import Group, Record
+from rollway import Record
 from rollway.integrations.atropos.encoding import group_size
 from rollway.integrations.skyrl.errors import TrajectoryUnusable
 
 UNTRAINED = -100
 """The mask of a token that is not trained."""
 
-_UNTRAINED_MASK = np.int32(UNTRAINED).tobytes()  # as it stands in a record
+UNTRAINED_MASK = np.int32(UNTRAINED).tobytes()
+"""The same, as it stands in a record."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,6 @@ class Trajectory:
     reward: float
     stop_reason: str
     version: int
-
-
-def untrainable(group: Group) -> list[int]:
-    """The places of its records in which no token is trained."""
-    return group.filled_with("masks", _UNTRAINED_MASK)
 
 
 def trajectory_of(record: Record) -> Trajectory:
