@@ -99,7 +99,11 @@ class _Ear:
             loop.remove_reader(self.sentry.fileno())
         calls, self.calls = self.calls, []
         for call in calls:
-            call()
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001  the others are to hear of it all the same
+                told = {"message": f"{call!r} failed, which an AsyncBell was to call", "exception": error}
+                loop.call_exception_handler(told)
 
 
 def _settle(waiter: asyncio.Future[bool], rung: bool) -> None:

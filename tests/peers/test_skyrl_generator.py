@@ -559,6 +559,21 @@ def test_records_that_cannot_be_read_or_settled_harm_no_other(server, env):
     assert run(bad())["prompt_token_ids"] == made.prompts("x")
 
 
+def test_metadata_that_begins_well_and_is_no_json_costs_no_other_group_of_its_call(server, env):
+    async def bad():
+        generator = generator_of(server)
+        for instance in ("a", "b", "c"):
+            send_group(env, instance, messages=[f"of {instance}"])
+        overwrite(server.name, b'"of b"', b'"of b!')
+        with pytest.raises(rollway.InvalidArgument, match="no JSON"):
+            await generator.generate(batch("1", "2", "3"))
+        return await generator.generate(batch("1", "2")), generator.stats()
+
+    output, stats = run(bad())
+    assert output["prompt_token_ids"] == made.prompts("a", "c")
+    assert (stats["taken_records"], stats["stashed_records"]) == (0, 0)
+
+
 def test_a_tombstone_that_gives_no_reason_is_one_all_the_same(server, env):
     generator = generator_of(server, match="id")
     tombstone(env, "x", reason="nothing at all")

@@ -147,3 +147,20 @@ def test_the_end_is_worth_a_call_and_after_it_none_is_made(name):
         assert server.closed and not server.call_when_readable(lambda: None)
 
     asyncio.run(heard(rollway.RecordServer(SCHEMA, rollway.ShmTransport(name))))
+
+
+def test_a_call_that_fails_is_told_to_the_loop_and_the_others_are_made(name):
+    async def heard(server, client):
+        loop, told = asyncio.get_running_loop(), []
+        come = loop.create_future()
+        loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
+        assert server.call_when_readable(lambda: 1 / 0)
+        assert server.call_when_readable(lambda: come.set_result(None))
+        client.send({"tokens": [1]})
+        await asyncio.wait_for(come, 5)
+        return told
+
+    with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name)) as server:
+        with rollway.ShmRecordClient(name, SCHEMA) as client:
+            told = asyncio.run(heard(server, client))
+    assert [type(error) for error in told] == [ZeroDivisionError]
