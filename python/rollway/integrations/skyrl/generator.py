@@ -12,7 +12,7 @@ from typing import Any
 from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, GeneratorOutput
 from skyrl.train.generators.utils import apply_overlong_filtering, get_rollout_metrics
 
-from rollway import Group, RecordServer
+from rollway import Group, InvalidArgument, RecordServer
 from rollway.integrations.skyrl.ask import ask_of
 from rollway.integrations.skyrl.config import ExternalConfig
 from rollway.integrations.skyrl.dispatcher import Dispatcher
@@ -170,14 +170,14 @@ class AtroposSHMGenerator(GeneratorInterface):
 
 def _converted(
     batch: Mapping[str, Any], groups: Sequence[Group]
-) -> tuple[list[list[Trajectory]], TrajectoryUnusable | None]:
+) -> tuple[list[list[Trajectory]], TrajectoryUnusable | InvalidArgument | None]:
     """The rows of each group, none where it is unusable; and what is wrong with the first of those."""
     made: list[list[Trajectory]] = []
-    wrong: TrajectoryUnusable | None = None
+    wrong: TrajectoryUnusable | InvalidArgument | None = None
     for group in groups:
         try:
             made.append([trajectory_of(record) for record in group.records])
-        except TrajectoryUnusable as error:
+        except (TrajectoryUnusable, InvalidArgument) as error:  # the latter: it cannot even be read
             made.append([])
             wrong = wrong or error
     try:
