@@ -155,7 +155,7 @@ class RecordServer(Hosting):
         """Has the running event loop make a call, once, when it is worth trying to read: something came, or an end.
 
         For who would be woken by a callback rather than as a coroutine: that is a turn of the loop earlier. False when
-        the server is closed: then no call is made.
+        the server is closed: then no call is made. What a call raises goes to the loop's exception handler.
         """
         return self._bell.tell(asyncio.get_running_loop(), call)
 
