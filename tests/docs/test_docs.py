@@ -197,7 +197,7 @@ def test_every_block_is_run():
     run_above = {
         "README.md": 1,
         "docs/guide.md": 4,
-        "docs/records.md": 2,
+        "docs/records.md": 3,
         "docs/atropos.md": 2,
         "docs/vector_env.md": 4,
     }

@@ -1,5 +1,6 @@
 """Groups from records in any order: complete, duplicate, dead, late, stale; and what becomes of the incomplete."""
 
+import gc
 import random
 
 import numpy as np
@@ -361,3 +362,19 @@ def test_a_version_that_is_none_is_refused(bad):
 def test_what_is_no_record_is_refused():
     with pytest.raises(TypeError):
         GroupAssembler(1).add("a record")
+
+
+def test_a_clock_that_holds_on_to_its_assembler_keeps_nothing_alive(server, send):
+    class Trainer:
+        def __init__(self):
+            self.assembler = GroupAssembler(2, clock=self.now)
+
+        def now(self):
+            return 1.0
+
+    trainer = Trainer()
+    trainer.assembler.add(send("a", 0))
+    assert held(server) == 1
+    del trainer
+    gc.collect()
+    assert held(server) == 0

@@ -670,3 +670,15 @@ def test_an_assembler_detaches_all_that_it_holds():
         assembler.detach()
         assert server.stats()["taken_records"] == 0 and assembler.held == 3
         assert [record["tokens"].tolist() for record in assembler.pop().records] == [[0], [1]]
+
+
+def test_a_batch_that_was_planned_before_a_record_was_detached_is_refused():
+    with rollway.RecordServer({"tokens": "int32[*]"}) as server:
+        server.submit({"tokens": [1, 2, 3]})
+        record, out = server.read(), np.zeros(3, np.int32)
+        table = _core.RecordTable([record])
+        record.detach()
+        with pytest.raises(rollway.InvalidArgument, match="record 0 of the batch was released or detached"):
+            table.assemble([(0, out)], [], None, False)
+        _core.RecordTable([record]).assemble([(0, out)], [], None, False)
+        assert out.tolist() == [1, 2, 3]

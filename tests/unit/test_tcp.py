@@ -407,7 +407,7 @@ def test_a_cancelled_wait_leaves_nobody_waiting_and_everything_on_its_way():
         for _ in range(3):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(client.wait_async(), 0.01)
-        assert [ear.waiters for ear in client._settled._ears.values()] == [[]]
+        assert [ear.calls for ear in client._settled._ears.values()] == [[]]
         assert client.unacknowledged == 1
         waiting = asyncio.create_task(client.wait_async(timeout=10))
         await asyncio.sleep(0)

@@ -5,6 +5,7 @@ use crate::group::Group;
 use crate::numbers;
 use crate::record::Record;
 use crate::record_key;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::metrics::monotonic_ns;
@@ -82,6 +83,15 @@ impl Assembler {
         };
         let rules = Rules { size, on_incomplete, deadline_s, max_groups, max_staleness, on_stale, memory };
         Ok(Assembler { core: Core::new(rules), clock })
+    }
+
+    /// A clock may hold on to the assembler that asks it.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.clock.as_ref().map_or(Ok(()), |clock| visit.call(clock))
+    }
+
+    fn __clear__(&mut self) {
+        self.clock = None;
     }
 
     /// Takes one record, and says how many groups are ready. It is released here if nobody will want it.

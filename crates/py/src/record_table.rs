@@ -109,8 +109,14 @@ impl RecordTable {
         mask: Option<(usize, Bound<'_, PyAny>)>,
         left: bool,
     ) -> PyResult<()> {
-        if let Some(index) = self.records.iter().position(|record| record.get().is_released(py)) {
-            let message = format!("record {index} of the batch was released before it was copied");
+        let is_gone = |&index: &usize| {
+            let record = self.records[index].get();
+            let is_there = |column: &Column| column.places[index].0 == record.leaf(0).0 as usize;
+            record.is_released(py) || !self.columns.first().is_none_or(is_there)
+        };
+        if let Some(index) = (0..self.records.len()).find(is_gone) {
+            let message =
+                format!("record {index} of the batch was released or detached before it was copied");
             return Err(named(py, "InvalidArgument", message));
         }
         let side = if left { Side::Left } else { Side::Right };

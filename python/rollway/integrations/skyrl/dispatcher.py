@@ -88,14 +88,14 @@ class Dispatcher:
         until_s = math.inf if self._timeout_s is None else loop.time() + self._timeout_s
         waiter = _Waiter(ask, self._stash.slots(ask), loop.create_future(), until_s)
         self._waiters.append(waiter)
-        self._serve()
-        if not waiter.answer.done():
-            self._begin(loop)
-        if waiter.answer.done():
-            return waiter.answer.result()
         try:
+            self._serve()
+            if not waiter.answer.done():
+                self._begin(loop)
+            if waiter.answer.done():
+                return waiter.answer.result()
             return await waiter.answer
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, KeyboardInterrupt):
             self._withdraw(waiter)
             raise
 
@@ -181,7 +181,8 @@ class Dispatcher:
                 elif self._server.closed:
                     raise ConnectionClosedError("the records were closed while trajectories were waited for")
                 elif self._told or self._server.call_when_readable(self._heard):
-                    self._told, self._most = True, self._count_most()
+                    self._told = True
+                    self._most = self._count_most()
                     return
         except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told
             self._fail(error)
@@ -219,10 +220,18 @@ class Dispatcher:
             self._patrol = loop.call_at(when_s, self._look_around, loop)
 
     def _look_around(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Calls whose time is over; groups whose deadline is; environments that are dead."""
+        """Looks once, and sets the timer for the next time."""
         self._patrol = None
-        if not self._waiters:
-            return
+        try:
+            if self._waiters:
+                self._look(loop)
+        except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told
+            self._fail(error)
+        if self._waiters:
+            self._look_around_soon(loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Calls whose time is over; groups whose deadline is; environments that are dead, or have no room."""
         self._stash.settle()
         self._serve()
         self._make_room()
@@ -240,8 +249,6 @@ class Dispatcher:
                 )
         else:
             self._alone_since = None
-        if self._waiters:
-            self._look_around_soon(loop)
 
     def _make_room(self) -> None:
         """Copies what is here if nothing comes: it may be all that fits into a lane, and more is asked for."""
