@@ -16,7 +16,8 @@ from rollway.errors import ConnectionClosedError
 
 
 class AsyncBell:
-    """``await bell.rung()`` returns when it is worth looking at the handle, or when the handle is closed."""
+    """``await bell.rung()`` returns when it is worth looking at the handle, or when the handle is closed; `tell` has a
+    call made then."""
 
     def __init__(self, sentry: Callable[[], Sentry]) -> None:
         self._sentry = sentry

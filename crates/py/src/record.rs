@@ -108,7 +108,7 @@ impl Record {
     fn part(&self, part: usize) -> (*const u8, usize, usize) {
         let rows = self.placement.counts[part];
         let bytes = rows * self.plan.get().shape.leaves[part].row_bytes;
-        let base = self.base.load(Ordering::Relaxed); // Changed under the GIL.
+        let base = self.base.load(Ordering::Relaxed); // `detach` changes it, under the GIL, as whoever asks holds it.
         ((base + self.placement.offsets[part]) as *const u8, rows, bytes)
     }
 

@@ -111,8 +111,8 @@ impl RecordTable {
     ) -> PyResult<()> {
         let is_gone = |&index: &usize| {
             let record = self.records[index].get();
-            let is_there = |column: &Column| column.places[index].0 == record.leaf(0).0 as usize;
-            record.is_released(py) || !self.columns.first().is_none_or(is_there)
+            let has_moved = |column: &Column| column.places[index].0 != record.leaf(0).0 as usize;
+            record.is_released(py) || self.columns.first().is_some_and(has_moved)
         };
         if let Some(index) = (0..self.records.len()).find(is_gone) {
             let message =

@@ -183,12 +183,12 @@ const OTHER: usize = 8;
 
 // ── everybody lives ────────────────────────────────────────────────────────────────────────────────────────────────
 
-#[test]
-fn a_waiting_consumer_gets_every_record_once_and_in_order() {
-    explore(2, || {
+/// A consumer waits for 1 and 2, which `send` sends.
+fn wait_for_two(send: fn(&Heap, &mut Ledger)) {
+    explore(2, move || {
         let heap = Heap::new(1, 2, 2);
         let mut ledger = heap.producer(1);
-        let producer = spawn(&heap, move |heap| (1..=2).for_each(|value| heap.send(&mut ledger, value)));
+        let producer = spawn(&heap, move |heap| send(heap, &mut ledger));
         assert_eq!([heap.receive(owner(CONSUMER)), heap.receive(owner(CONSUMER))], [1, 2]);
         producer.join().unwrap();
         assert_eq!(heap.try_take(owner(CONSUMER)), None);
@@ -196,15 +196,13 @@ fn a_waiting_consumer_gets_every_record_once_and_in_order() {
 }
 
 #[test]
+fn a_waiting_consumer_gets_every_record_once_and_in_order() {
+    wait_for_two(|heap, ledger| (1..=2).for_each(|value| heap.send(ledger, value)));
+}
+
+#[test]
 fn a_waiting_consumer_gets_every_record_of_a_run_once_and_in_order() {
-    explore(2, || {
-        let heap = Heap::new(1, 2, 2);
-        let mut ledger = heap.producer(1);
-        let producer = spawn(&heap, move |heap| heap.send_run(&mut ledger, [1, 2], |_| {}));
-        assert_eq!([heap.receive(owner(CONSUMER)), heap.receive(owner(CONSUMER))], [1, 2]);
-        producer.join().unwrap();
-        assert_eq!(heap.try_take(owner(CONSUMER)), None);
-    });
+    wait_for_two(|heap, ledger| heap.send_run(ledger, [1, 2], |_| {}));
 }
 
 #[test]

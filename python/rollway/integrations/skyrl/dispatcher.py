@@ -132,7 +132,7 @@ class Dispatcher:
         """Takes back what a call was given, or stops it from waiting."""
         if waiter in self._waiters:
             self._waiters.remove(waiter)
-        elif not waiter.answer.cancelled() and waiter.answer.exception() is None:
+        elif waiter.answer.done() and not waiter.answer.cancelled() and waiter.answer.exception() is None:
             self._stash.put_back(waiter.answer.result())
         self._serve_others()
 
@@ -213,7 +213,7 @@ class Dispatcher:
     def _look_around_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Sets the timer. One that nobody needs any more runs out: to cancel it would take time, in every call."""
         pause_s = _PATROL_S if (deadline := self._stash.next_deadline_s) is None else min(deadline, _PATROL_S)
-        when_s = min(loop.time() + pause_s, *[waiter.until_s for waiter in self._waiters])
+        when_s = min([loop.time() + pause_s, *(waiter.until_s for waiter in self._waiters)])
         if self._patrol is None or when_s < self._patrol.when():
             if self._patrol is not None:
                 self._patrol.cancel()
