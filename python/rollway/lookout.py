@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rollway.async_bell import AsyncBell
 from rollway.async_sends import deadline_of
-from rollway.errors import PeerDied, RollwayError
+from rollway.errors import ConnectionClosedError, PeerDied, RollwayError
 
 _FIRST_LOOK_S, _LOOK_S = 0.02, 0.5  # soon for the first time: from then on it counts how long a trouble lasts
 
@@ -32,7 +32,10 @@ def gone(producers: Callable[[], tuple[int, list[int]]], limit_s: float | None, 
     """Every producer is gone, and some of them died."""
 
     def sign() -> object | None:
-        alive, died = producers()
+        try:
+            alive, died = producers()
+        except ConnectionClosedError:  # closed by another thread: no trouble, and whoever waits sees the end
+            return None
         return "alone" if died and not alive else None
 
     def error() -> RollwayError:

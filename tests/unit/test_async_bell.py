@@ -164,3 +164,10 @@ def test_a_call_that_fails_is_told_to_the_loop_and_the_others_are_made(name):
         with rollway.ShmRecordClient(name, SCHEMA) as client:
             told = asyncio.run(heard(server, client))
     assert [type(error) for error in told] == [ZeroDivisionError]
+
+
+def test_a_look_around_at_a_server_that_was_just_closed_finds_no_trouble(name):
+    server = rollway.RecordServer(SCHEMA, rollway.ShmTransport(name))
+    (trouble,) = server._troubles()
+    server.close()
+    assert trouble.sign() is None
