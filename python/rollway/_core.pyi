@@ -46,6 +46,9 @@ __all__ = [
     "shm_directory",
 ]
 
+def read_schema(text: bytes) -> list[tuple[str, Any, tuple[Any, ...]]]: ...
+def read_weight_schema(text: bytes) -> tuple[list[tuple[str, str, tuple[int, ...]]], Any]: ...
+
 @final
 class Plan:
     def __new__(
@@ -740,6 +743,8 @@ class WeightMirror:
         name: str | None,
         token: bytes | None,
         tls: tuple[str, str | None] | None,
+        wanted: bytes | None,
+        max_bytes: int | None,
         max_buffers: int,
         max_peers: int,
         threads: int | None,

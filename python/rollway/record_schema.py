@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollway._core import RecordPlan
+from rollway._core import RecordPlan, read_schema
 from rollway.errors import ForeignSchema, SchemaMismatch
-from rollway.schema import as_array, describe, dtype_text, explain, leaves_differ
+from rollway.schema import as_array, describe, dtype_text, explain, known_dtype, leaves_differ, short
 
 _EXAMPLE = "{'tokens': 'int32[*]'}"
 _NOTATION = re.compile(r"(\w+)\[([^\]]*)\]")
@@ -78,11 +78,12 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
     def from_text(cls, text: bytes) -> RecordSchema:
         """The schema that stands in a segment."""
         try:
-            leaves = {name: _known_leaf(name, dtype, dims) for name, dtype, dims in json.loads(text)}
-        except (ValueError, TypeError) as error:
+            parsed = read_schema(text)
+            leaves = {name: _told_leaf(name, dtype, dims) for name, dtype, dims in parsed}
+        except SchemaMismatch as error:
             raise SchemaMismatch(f"these are no records that can be read here: {error}") from None
-        if not leaves:
-            raise SchemaMismatch("these are no records that can be read here: the schema has no leaves")
+        if len(leaves) != len(parsed):
+            raise SchemaMismatch("these are no records that can be read here: two leaves have the same name")
         schema = cls.__new__(cls)
         schema._hold(leaves)
         return schema
@@ -123,8 +124,18 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
         return explain(self.text, foreign, "schema")
 
 
+def _told_leaf(name: str, described: Any, dims: tuple[Any, ...]) -> RaggedLeaf:
+    """A leaf that the core read from a text."""
+    try:
+        dtype = known_dtype(described)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise SchemaMismatch(f"leaf '{short(name)}' has a dtype that is not known here: {error}") from None
+    ragged = dims[:1] == ("*",)
+    return RaggedLeaf(name, dtype, dims[ragged:], ragged)
+
+
 def _known(name: str) -> np.dtype[Any]:
-    """The dtype that is written so, by hand or by `dtype_text`."""
+    """The dtype that somebody here has written so."""
     if (void := _VOID.fullmatch(name)) and int(void[1]) % 8 == 0:
         return np.dtype(f"V{int(void[1]) // 8}")
     try:
@@ -132,7 +143,7 @@ def _known(name: str) -> np.dtype[Any]:
     except TypeError:
         import ml_dtypes  # bfloat16 and its kin
 
-        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, "float8_e5m2" if name == "<f1" else name))
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return dtype
 
 
@@ -144,10 +155,6 @@ def _leaf(name: str, notation: str) -> RaggedLeaf:
 
 
 def _known_leaf(name: str, dtype_name: str, dims: list[Any]) -> RaggedLeaf:
-    if not (isinstance(name, str) and isinstance(dtype_name, str) and isinstance(dims, list)):
-        raise SchemaMismatch(
-            f"a leaf is its name, its dtype and its dimensions, not {name!r}, {dtype_name!r}, {dims!r}"
-        )
     try:
         dtype = _known(dtype_name)
     except (TypeError, ValueError, AttributeError, ImportError):

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from rollway._core import Table
-from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch, WaitTimeout
+from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch, SegmentDamaged, WaitTimeout
 from rollway.record_schema import RaggedLeaf, RecordSchema, convert
 from rollway.replay_batch import Batch, RowLayout, StagedCopies, as_host_array, device_name, fill_field_by_field
 
@@ -101,10 +101,17 @@ class ReplayBuffer:
     def attach(cls, name: str, device: Any = "cpu", *, seed: int | None = None) -> Self:
         """Opens a buffer that another process made, with the fields and the capacity that it has."""
         device = device_name(device)
-        schema = RecordSchema.from_text(Table.schema_of(name))
+        text = Table.schema_of(name)
+        schema = RecordSchema.from_text(text)
         layout = RowLayout(schema)
+        if layout.row_bytes >= 2**63:
+            raise SegmentDamaged(f"segment '{name}' is damaged: its schema says rows of {layout.row_bytes} bytes")
+        try:
+            table = Table.attach(name, text, layout.native, layout.row_bytes, _seed(seed))
+        except ForeignSchema as foreign:  # Another one has taken the name since.
+            raise schema.explain(foreign) from None
         self = cls.__new__(cls)
-        self._start(Table.attach(name, schema.text, layout.native, layout.row_bytes, _seed(seed)), layout, device)
+        self._start(table, layout, device)
         return self
 
     def _start(self, table: Table, layout: RowLayout, device: str) -> None:

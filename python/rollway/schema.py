@@ -19,11 +19,13 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import optree
 
-from rollway._core import Plan
+from rollway._core import Plan, read_schema
 from rollway.errors import ForeignSchema, SchemaMismatch
 
 NAMESPACE = "rollway"
 _MOST_DIMENSIONS = 63  # numpy's limit, less one
+_MOST_SAID = 300  # characters of what a stranger said, in a message
+_MOST_FIELDS = 20
 _registered: set[type] = set()
 _registering = threading.RLock()
 
@@ -49,10 +51,13 @@ def describe(dtype: np.dtype[Any] | str, shape: Sequence[int | str]) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
-def dtype_text(dtype: np.dtype[Any]) -> str:
-    """The dtype as it stands in a schema's text. ValueError for fields that overlap, or are out of order."""
+def dtype_text(dtype: np.dtype[Any]) -> str | list[Any]:
+    """The dtype as it stands in a schema's text: a word, or a list of fields ``[name, dtype, dimensions]``.
+
+    Raises ValueError for fields that overlap, are out of order, or have a title that is not text.
+    """
     if dtype.fields is not None:
-        return str(_fields(dtype))
+        return _fields(dtype)
     return dtype.name if dtype.kind == "V" or _is_nameless(dtype) else dtype.str
 
 
@@ -62,17 +67,19 @@ def _is_nameless(dtype: np.dtype[Any]) -> bool:
 
 
 def _fields(dtype: np.dtype[Any]) -> list[Any]:
-    """As numpy describes a structured dtype, with the names of those that it shows like others."""
+    """The fields of a structured dtype, with the names of those dtypes that numpy shows like others."""
     described: list[Any] = []
     given: Any = np.lib.format.dtype_to_descr(dtype)
     for name, form, *shape in given:
         key = name[1] if isinstance(name, tuple) else name
+        if isinstance(name, tuple) and not isinstance(name[0], str):
+            raise ValueError(f"the title of field {key!r} is not text")
         inner = dtype.fields[key][0].base if key and dtype.fields is not None else None  # no name: padding
         if inner is not None and inner.fields is not None:
             form = _fields(inner)
         elif inner is not None and _is_nameless(inner):
             form = inner.name
-        described.append((name, form, *shape))
+        described.append([list(name) if isinstance(name, tuple) else name, form, list(*shape)])
     return described
 
 
@@ -113,8 +120,8 @@ class Schema:
                 dtype_text(array.dtype)
             except ValueError:
                 raise SchemaMismatch(
-                    f"leaf '{name}' has dtype {array.dtype}, whose fields overlap or are out of order. "
-                    "Declare them in the order in which they lie in memory"
+                    f"leaf '{name}' has dtype {array.dtype}, whose fields overlap, are out of order, or have titles "
+                    "that are not text. Declare them in the order in which they lie in memory"
                 ) from None
             leaves.append(Leaf(name, array.dtype, array.shape))
         return cls(leaves, treedef)
@@ -191,32 +198,71 @@ def explain(text: bytes, foreign: ForeignSchema, given: str = "example") -> Sche
     """Says how a schema elsewhere differs from the one with this text. ``given``: what both sides are started with."""
     where, advice = foreign.place, f"start both sides with the same {given}"
     try:
-        theirs = _described(foreign.text)
-    except (ValueError, TypeError):
-        return SchemaMismatch(f"the schema {where} cannot be read")
-    ours = _described(text)
+        theirs = {path: leaf for path, *leaf in read_schema(foreign.text)}
+    except SchemaMismatch as unreadable:
+        return SchemaMismatch(f"the schema {where} cannot be read: {unreadable}")
+    ours = {path: leaf for path, *leaf in read_schema(text)}
     for path in [*ours, *theirs]:
-        if path not in theirs:
-            return SchemaMismatch(f"leaf '{path}' is {ours[path]} here but missing {where}: {advice}")
-        if path not in ours:
-            return SchemaMismatch(f"leaf '{path}' is missing here but {theirs[path]} {where}: {advice}")
-        if ours[path] != theirs[path]:
-            differs = f"leaf '{path}' is {ours[path]} here but {theirs[path]} {where}"
-            return SchemaMismatch(f"{differs}. Cast before send(), or {advice}")
-    return SchemaMismatch(f"the leaves are the same {where}, but in another order ({list(theirs)}): {advice}")
+        here, there = ours.get(path), theirs.get(path)
+        if here != there:
+            differs = f"leaf '{short(path)}' is {_described(here)} here but {_described(there)} {where}"
+            return SchemaMismatch(f"{differs}{'. Cast before send(), or' if here and there else ':'} {advice}")
+    return SchemaMismatch(f"the leaves are the same {where}, but in another order ({short(list(theirs))}): {advice}")
 
 
-def _described(text: bytes) -> dict[str, str]:
-    return {path: describe(_readable(dtype), shape) for path, dtype, shape in json.loads(text)}
+def short(said: object) -> str:
+    """What a stranger said, at a length that a message can have."""
+    text = str(said)
+    return text if len(text) <= _MOST_SAID else f"{text[:_MOST_SAID]}…"
 
 
-def _readable(text: str) -> str:
+def _described(leaf: Sequence[Any] | None) -> str:
+    """A leaf as `read_schema` gives it, in words."""
+    return "missing" if leaf is None else short(describe(_readable(leaf[0]), leaf[1]))
+
+
+def _readable(dtype: str | list[Any]) -> str:
     """``<f4`` becomes ``float32``; another byte order, and what numpy does not know, stays as it is."""
+    if isinstance(dtype, list):
+        shown = [str((name, _readable(form), *([dims] if dims else []))) for name, form, dims in dtype[:_MOST_FIELDS]]
+        return f"[{', '.join([*shown, '…'] if len(dtype) > _MOST_FIELDS else shown)}]"
+    if dtype[0] not in "<>|":
+        return dtype
     try:
-        dtype = np.dtype(text)
-    except TypeError:
-        return text
-    return dtype.name if dtype.isnative else text
+        known = np.dtype(dtype)
+    except (TypeError, ValueError):
+        return dtype
+    return known.name if known.isnative else dtype
+
+
+def known_dtype(described: str | list[Any]) -> np.dtype[Any]:
+    """The dtype that `read_schema` tells of: the core has checked that it is one of those that are known.
+
+    Raises ImportError, AttributeError, TypeError or ValueError for one that this numpy or ml_dtypes does not have.
+    """
+    if isinstance(described, list):
+        return _structured(described)
+    if described.startswith("void"):  # numpy's name of a dtype of plain bytes, with their bits
+        return np.dtype(f"V{int(described[4:]) // 8}")
+    if described[0] in "<>|" and described != "<f1":
+        return np.dtype(described)
+    import ml_dtypes  # bfloat16 and its kin
+
+    beyond: np.dtype[Any] = np.dtype(getattr(ml_dtypes, "float8_e5m2" if described == "<f1" else described))
+    return beyond
+
+
+def _structured(fields: list[Any]) -> np.dtype[Any]:
+    parts: dict[str, list[Any]] = {"names": [], "formats": [], "offsets": [], "titles": []}
+    end = 0
+    for name, form, dims in fields:
+        title, key = name if isinstance(name, tuple) else (None, name)
+        inner: np.dtype[Any] = np.dtype((known_dtype(form), dims)) if dims else known_dtype(form)
+        if key:  # no name: padding
+            for part, value in zip(parts, (key, inner, end, title), strict=True):
+                parts[part].append(value)
+        end += inner.itemsize
+    return np.dtype({**parts, "itemsize": end})  # type: ignore[call-overload,no-any-return]
 
 
 def path_text(path: tuple[Any, ...]) -> str:

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import optree
 
+from rollway._core import read_weight_schema
 from rollway.errors import SchemaMismatch
-from rollway.schema import NAMESPACE, as_array, describe, leaves_differ, path_text, register_dataclasses
+from rollway.schema import NAMESPACE, as_array, describe, leaves_differ, path_text, register_dataclasses, short
 
 _BEYOND_NUMPY = {
     "bfloat16": 2,
@@ -106,12 +107,10 @@ class WeightTree:
     def from_text(cls, text: bytes) -> WeightTree:
         """From what stands in a segment, or came from another host."""
         try:
-            parsed = json.loads(text)
-            leaves = [_checked(path, dtype, shape) for path, dtype, shape in parsed["leaves"]]
-            _rebuild(parsed["tree"], leaves)
-            return cls(leaves, parsed["tree"], None)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise SchemaMismatch(f"the schema of these weights cannot be read: {error!r}") from error
+            leaves, structure = read_weight_schema(text)
+        except SchemaMismatch as error:
+            raise SchemaMismatch(f"the schema of these weights cannot be read: {error}") from None
+        return cls([WeightLeaf(*leaf) for leaf in leaves], structure, None)
 
     @classmethod
     def _sorted(cls, leaves: list[WeightLeaf], treedef: optree.PyTreeSpec) -> WeightTree:
@@ -138,9 +137,11 @@ class WeightTree:
             here, away = ours.get(path, "missing"), there.get(path, "missing")
             if here != away:
                 return SchemaMismatch(
-                    f"leaf '{path}' is {here} here but {away} {where}. Make both sides alike, or choose another name"
+                    f"leaf '{short(path)}' is {here} here but {away} {where}. Make both sides alike, or choose another "
+                    "name"
                 )
-        return SchemaMismatch(f"the leaves are in another structure {where}: {theirs.structure}, not {self.structure}")
+        structures = f"{short(theirs.structure)}, not {short(self.structure)}"
+        return SchemaMismatch(f"the leaves are in another structure {where}: {structures}")
 
     # ── finding the bytes ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -312,7 +313,7 @@ def _structure(spec: optree.PyTreeSpec, counter: Any, ranks: dict[int, int]) -> 
     if spec.type in (list, tuple):
         return {spec.type.__name__: children}
     entries = getattr(spec.type, "_fields", None) or spec.entries()
-    keys = [key if isinstance(key, str | int) else str(key) for key in entries]
+    keys = [key if isinstance(key, str) or (isinstance(key, int) and abs(key) < 2**63) else str(key) for key in entries]
     pairs = [[key, child] for key, child in zip(keys, children, strict=True)]
     return {"dict": sorted(pairs, key=lambda pair: str(pair[0]))}
 

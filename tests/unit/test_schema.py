@@ -307,7 +307,13 @@ def test_the_text_of_a_dtype_does_not_change():
     for dtype, text in told.items():
         assert dtype_text(np.dtype(dtype)) == text
     nested = np.dtype([(("title", "a"), "<i4"), ("b", [("c", "V3", (2,))]), ("d", "u1")], align=True)
-    assert dtype_text(nested) == str(np.lib.format.dtype_to_descr(nested))
+    inner = [["c", "|V3", [2]]]
+    assert dtype_text(nested) == [
+        [["title", "a"], "<i4", []],
+        ["b", inner, []],
+        ["d", "|u1", []],
+        ["", "|V1", []],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -327,3 +333,38 @@ def test_what_cannot_be_sent_is_refused_with_the_name_of_its_leaf(leaf, message)
 
 def test_as_many_dimensions_as_a_batch_can_have_are_sent():
     assert round_trip(np.zeros((1,) * 63), np.ones((1,) * 63)).shape == (2, *(1,) * 63)
+
+
+HOSTILE = [
+    b"[" * 1_000_000,
+    b'[["a",' + b"[" * 100_000,
+    b'[["a","(((((((((((((((((((((",[1]]]',
+    b'[["a","f4,' + b"f4," * 250_000 + b'",[1]]]',
+    b'[["a","O",[1]]]',
+    b'[["a","<f4",[9223372036854775807,9223372036854775807]]]',
+    b'[["a","<f4",[1e999]]]',
+    b'[["a","<f4",{}]]',
+    b'[["a","<f4",[-1]]]',
+    b'[["a",["b"],[1]]]',
+    b'{"a":1}',
+    b"\xff\xfe",
+    b"null",
+    b"",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_strangers_text_gives_a_schema_mismatch_that_says_it_cannot_be_read(text):
+    said = Schema.of({"a": np.zeros(4)}).explain(ForeignSchema("at worker 1.2.3.4:5", text))
+    assert isinstance(said, rollway.SchemaMismatch)
+    assert re.search("the schema at worker 1.2.3.4:5 cannot be read", str(said))
+
+
+def test_what_is_said_about_a_strangers_text_is_short():
+    fields = ",".join(f'["f{number}","<f4",[]]' for number in range(40_000))
+    said = told_text(f'[["a",[{fields}],[1]]]'.encode())
+    assert said.startswith("leaf 'a' is float64[4] here but [") and len(said) < 2000
+
+
+def told_text(text):
+    return str(Schema.of({"a": np.zeros(4)}).explain(ForeignSchema("there", text)))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import rollway
+from conftest import overwrite
 from rollway import NothingPublished, SchemaMismatch, SharedWeightSync
 from rollway.weight_tree import WeightTree
 
@@ -274,6 +275,30 @@ def test_a_checksum_that_does_not_fit_is_damage(name):
                 file.write(b"\1")
         with pytest.raises(rollway.SegmentDamaged, match="checksum"):
             sync.read_weights()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"float32",[3,2]', b'"float32",[3,9]'),
+        (b'"float32",[3,2]', b'"float32",[3,1]'),
+        (b'"float16",[2]', b'"float64",[2]'),
+        (b'"float16",[2]', b'"floatxx",[2]'),
+        (b'"float32",[3,2]', b'"float32",[3-2]'),
+        (b'{"dict":[["b",0]', b'{"dict":[["b",2]'),
+        (b'{"leaves":', b'{"LEAVES":'),
+    ],
+)
+def test_a_schema_in_memory_that_does_not_fit_the_leaves_is_damage_at_attach(name, old, new):
+    with SharedWeightSync.from_state_dict(weights(), shm_name=name) as writer:
+        overwrite(name, old, new)
+        with pytest.raises(rollway.SegmentDamaged, match=r"its schema|its leaves"):
+            SharedWeightSync.attach(name)
+        overwrite(name, new, old)
+        with SharedWeightSync.attach(name) as reader:
+            overwrite(name, old, new)  # What was read once is not read again.
+            assert reader.read_weights()["w"].shape == (3, 2)
+            assert pickle.dumps(writer)
 
 
 def test_waiting_ends_with_the_version_the_time_or_the_end(pair):

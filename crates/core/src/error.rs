@@ -62,6 +62,13 @@ pub enum Error {
     #[error("segment '{name}' (created by pid {creator}) holds another schema")]
     Schema { name: String, creator: u32, theirs: Vec<u8> },
 
+    /// A schema of our own that others could not read.
+    #[error(
+        "this schema cannot be shared: {what}. Use shorter names, fewer leaves, or a numeric, bool, fixed-length string or \
+         structured dtype"
+    )]
+    BadSchema { what: String },
+
     /// Another structure lies there.
     #[error(
         "segment '{name}' (created by pid {creator}) holds a structure of kind {theirs}, not {ours}. Open it as what it is, or \
@@ -107,6 +114,12 @@ pub enum Error {
 
     #[error("segment '{name}' is damaged: {what}. Stop its users and run `rollway gc`")]
     Corrupt { name: String, what: &'static str },
+
+    /// The schema text of a segment is none.
+    #[error(
+        "segment '{name}' is damaged: its schema cannot be read: {what}. Stop its users and run `rollway gc`"
+    )]
+    BadText { name: String, what: String },
 
     #[error(
         "pid {pid} writes the weights '{name}', and lives: there can be one writer. Stop it first, or choose another name"
@@ -185,6 +198,13 @@ pub enum Error {
 
     #[error("{address} does not speak our protocol: {what}. Is it a Rollway server of the same version?")]
     Protocol { address: String, what: String },
+
+    /// A copy of a learner's weights would take more memory than it may.
+    #[error(
+        "the weights of {address} need {need} bytes here ({copies} copies of them), and max_bytes is {limit}. Give a larger \
+         max_bytes if that is the right learner and the memory is there"
+    )]
+    TooLarge { address: String, need: u64, copies: usize, limit: u64 },
 
     #[error("TLS: {what}")]
     Tls { what: String },

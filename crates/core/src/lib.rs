@@ -32,6 +32,7 @@ pub mod net;
 pub mod prefetch;
 pub mod records;
 pub mod ring;
+pub mod schema;
 pub mod segment;
 #[cfg(not(loom))]
 pub mod sentry;

@@ -12,7 +12,7 @@
 
 mod fixture;
 
-use fixture::{Name, Process, eventually, matrix, soon, told};
+use fixture::{Name, Process, eventually, matrix, row_schema, soon, told};
 use rollway_core::segment::arrival;
 use rollway_core::segment::lease::count_alive;
 use rollway_core::sync::Point;
@@ -171,8 +171,12 @@ fn falls(case: Case) {
     table.leave().unwrap();
 }
 
+fn schema() -> &'static [u8] {
+    row_schema(FIELDS.iter().map(|field| field.bytes))
+}
+
 fn spec(name: &str) -> TableSpec<'_> {
-    let (auto_named, schema, max_peers) = (false, b"one number, often".as_slice(), 4);
+    let (auto_named, schema, max_peers) = (false, schema(), 4);
     let (name, capacity) = (Some(name), CAPACITY);
     TableSpec {
         name,
@@ -187,7 +191,7 @@ fn spec(name: &str) -> TableSpec<'_> {
 }
 
 fn attach(name: &str) -> Table {
-    Table::attach(name, b"one number, often", ROW, &FIELDS).unwrap()
+    Table::attach(name, schema(), ROW, &FIELDS).unwrap()
 }
 
 fn add(table: &Table, value: u64, count: usize) {

@@ -20,7 +20,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-const SCHEMA: &[u8] = b"a number, its check, and so many bytes of it";
+const SCHEMA: &[u8] = br#"[["number","<u8",[]],["check","<u8",[]],["bytes","|u1",["*"]]]"#;
 const ANYONE: ProducerSpec = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };
 const LANE: usize = 64 << 10;
 

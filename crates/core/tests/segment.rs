@@ -66,7 +66,7 @@ impl Drop for Name {
     }
 }
 
-const SCHEMA: &[u8] = b"obs: float32[2]";
+const SCHEMA: &[u8] = br#"[["obs","<f4",[2]]]"#;
 const LEAVES: [usize; 1] = [8];
 const SEATS: usize = 4;
 
@@ -569,7 +569,7 @@ fn another_schema_is_refused_and_shown() {
     let name = Name::new("schema");
     let consumer = create(&name);
     let spec = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };
-    let other = Producer::attach(&name, b"obs: float64[2]", &[16], spec);
+    let other = Producer::attach(&name, br#"[["obs","<f8",[2]]]"#, &[16], spec);
     assert_refused!(other, Error::Schema { theirs, creator, .. } if theirs == SCHEMA && creator == std::process::id());
     let other = RingSpec { schema: b"", ..ring_spec(&name) };
     let refused = Consumer::open(&other, IfExists::Resume, None);

@@ -3,7 +3,7 @@
 
 mod fixture;
 
-use fixture::{Name, briefly, eventually, soon};
+use fixture::{Name, briefly, eventually, row_schema, soon};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use rollway_core::Error;
@@ -22,7 +22,7 @@ const FIELDS: [Field; 2] = [Field { offset: 0, bytes: 8 }, Field { offset: 16, b
 const ROW: usize = 24;
 
 fn spec(name: Option<&str>, capacity: usize) -> TableSpec<'_> {
-    let (auto_named, schema, max_peers) = (false, b"twice".as_slice(), 8);
+    let (auto_named, schema, max_peers) = (false, row_schema([8, 8].into_iter()), 8);
     TableSpec {
         name,
         auto_named,
@@ -47,7 +47,8 @@ const LARGE: usize = 16_384;
 
 fn wide_table(capacity: usize) -> Table {
     let fields = [Field { offset: 0, bytes: 8 * WIDE }];
-    let spec = TableSpec { row_bytes: 8 * WIDE, fields: &fields, ..spec(None, capacity) };
+    let schema = row_schema(fields.iter().map(|field| field.bytes));
+    let spec = TableSpec { schema, row_bytes: 8 * WIDE, fields: &fields, ..spec(None, capacity) };
     Table::open(&spec, IfExists::Fail).unwrap()
 }
 
@@ -181,7 +182,7 @@ fn patches_replace_what_the_mask_says() {
 fn a_named_table_is_shared_and_goes_with_its_last_learner() {
     let name = Name::unique();
     let learner = Table::open(&spec(Some(&name), 100), IfExists::Fail).unwrap();
-    let worker = Table::attach(&name, b"twice", ROW, &FIELDS).unwrap();
+    let worker = Table::attach(&name, row_schema([8, 8].into_iter()), ROW, &FIELDS).unwrap();
     assert!(matches!(Table::attach(&name, b"other", ROW, &FIELDS), Err(Error::Schema { .. })));
     assert!(matches!(
         Table::open(&spec(Some(&name), 99), IfExists::Resume),
@@ -205,7 +206,7 @@ fn a_named_table_is_shared_and_goes_with_its_last_learner() {
 fn a_table_that_the_living_hold_whole_is_an_error_in_the_end_and_not_a_spin() {
     let name = Name::unique();
     let learner = Table::open(&spec(Some(&name), 2), IfExists::Fail).unwrap();
-    let worker = Table::attach(&name, b"twice", ROW, &FIELDS).unwrap();
+    let worker = Table::attach(&name, row_schema([8, 8].into_iter()), ROW, &FIELDS).unwrap();
     let protocol = worker.protocol();
     let claim = protocol.claim(Owner::new(1, 1), protocol.promise(2), |_| false).unwrap();
     let values = [5u64];

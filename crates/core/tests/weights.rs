@@ -198,11 +198,15 @@ fn whoever_creates_the_same_weights_again_goes_on_with_their_version() {
     assert!(catalog::collect(&name).unwrap());
 }
 
+/// The same leaves in another structure.
+const OTHER: &[u8] =
+    br#"{"leaves":[["a","uint64",[200]],["b","uint64",[5000]],["c","uint64",[]]],"tree":{"tuple":[0,1,2]}}"#;
+
 #[test]
 fn other_weights_of_that_name_are_refused_while_somebody_lives_in_them() {
     let name = Name::unique();
     let first = create(&spec(Some(&name)));
-    let other = WeightsSpec { schema: b"something else", ..spec(Some(&name)) };
+    let other = WeightsSpec { schema: OTHER, ..spec(Some(&name)) };
     assert!(matches!(Writer::open(&other, IfExists::Resume, 1), Err(Error::Schema { .. })));
     let larger = WeightsSpec { max_buffers: 9, ..spec(Some(&name)) };
     assert!(matches!(

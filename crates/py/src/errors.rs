@@ -21,10 +21,14 @@ pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
         Error::NotFound { .. } => "SegmentNotFound",
         Error::InUse { .. } | Error::WriterLives { .. } => "SegmentInUse",
         Error::Exists { .. } => "SegmentExists",
-        Error::NoMemory { .. } | Error::NoRam { .. } => "NotEnoughMemory",
+        Error::NoMemory { .. } | Error::NoRam { .. } | Error::TooLarge { .. } => "NotEnoughMemory",
         Error::BadName { .. } | Error::OutOfRange { .. } => "InvalidArgument",
         Error::NotOurs { .. } => "SegmentNotOurs",
-        Error::NotASegment { .. } | Error::Corrupt { .. } | Error::Checksum { .. } => "SegmentDamaged",
+        Error::NotASegment { .. }
+        | Error::Corrupt { .. }
+        | Error::BadText { .. }
+        | Error::Checksum { .. } => "SegmentDamaged",
+        Error::BadSchema { .. } => "SchemaMismatch",
         Error::NothingPublished { .. } => "NothingPublished",
         Error::LayoutVersion { .. } => "LayoutMismatch",
         Error::Geometry { .. } | Error::Policy { .. } => "GeometryMismatch",

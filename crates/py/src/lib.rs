@@ -31,6 +31,7 @@ mod rows;
 mod sample;
 mod sample_info;
 mod scalar;
+mod schema;
 mod sentry;
 mod slot;
 mod table;
@@ -87,6 +88,8 @@ mod _core {
     use super::sample::Sample;
     #[pymodule_export]
     use super::sample_info::SampleInfo;
+    #[pymodule_export]
+    use super::schema::{read_schema, read_weight_schema};
     #[pymodule_export]
     use super::sentry::Sentry;
     #[pymodule_export]

@@ -60,6 +60,7 @@ impl Plan {
     ) -> PyResult<Self> {
         let leaves: Vec<Leaf> =
             leaves.into_iter().map(|(descr, shape, bytes)| Leaf { descr, shape, bytes }).collect();
+        crate::schema::check(py, &text, leaves.iter().map(|leaf| leaf.bytes))?;
         let root = Node::compile(&tree, leaves.len())?;
         Ok(Plan { schema, text, leaves, root, ndarray: array::ndarray_type(py) as usize })
     }

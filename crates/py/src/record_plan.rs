@@ -59,6 +59,7 @@ impl RecordPlan {
                 Ok(RecordLeaf { name, array: Leaf { descr, shape, bytes }, ragged, number })
             };
         let leaves: Vec<RecordLeaf> = leaves.into_iter().map(leaf).collect::<PyResult<_>>()?;
+        crate::schema::check(py, &text, leaves.iter().map(|leaf| leaf.array.bytes))?;
         let bytes = LeafShape { row_bytes: 1, rows: None };
         let user = leaves
             .iter()

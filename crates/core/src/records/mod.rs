@@ -101,9 +101,8 @@ impl Records {
     fn open(name: &str, schema: Option<&[u8]>) -> Result<Records> {
         let segment = Segment::open(name, Some(KIND))?;
         let header = segment.header();
-        let theirs = segment.schema();
-        if schema.is_some_and(|schema| theirs != schema) {
-            return Err(Error::Schema { name: name.to_owned(), creator: header.creator_pid, theirs });
+        if schema.is_some_and(|schema| segment.schema() != schema) {
+            return Err(segment.other_schema());
         }
         let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
         let [lanes, descriptors, lane_bytes, ..] = header.geometry.map(|word| word as usize);

@@ -82,9 +82,8 @@ impl Ring {
     fn open(name: &str, schema: &[u8], leaf_bytes: &[usize]) -> Result<Ring> {
         let segment = Segment::open(name, Some(KIND))?;
         let header = segment.header();
-        let theirs = segment.schema();
-        if theirs != schema {
-            return Err(Error::Schema { name: name.to_owned(), creator: header.creator_pid, theirs });
+        if segment.schema() != schema {
+            return Err(segment.other_schema());
         }
         let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
         let [batch_size, num_buffers, ..] = header.geometry;

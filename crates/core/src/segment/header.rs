@@ -6,7 +6,7 @@
 //! 4096     ├──────────────────────────────┤
 //!          │ SeatRecord × seats (64 B)    │  who is attached; the proof of life is a kernel lock, not this
 //!          ├──────────────────────────────┤
-//!          │ schema text (schema_bytes)   │  opaque here
+//!          │ schema text (schema_bytes)   │  see `schema`
 //! body     ├──────────────────────────────┤  page-aligned
 //!          │ body (body_bytes)            │  laid out by the structure named in `kind`
 //! total    └──────────────────────────────┘
@@ -16,13 +16,14 @@
 //! again from the counts and compared with the size that the kernel reports.
 
 use crate::error::{Error, Result};
+use crate::schema::MAX_TEXT_BYTES;
 use crate::sync::{AtomicU32, AtomicU64};
 use std::path::Path;
 
 /// The first eight bytes of a segment.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"ROLLWAY\x01");
 /// Changes whenever a byte of any layout moves, or means something else.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 /// Everything that starts on a page starts on one of this size.
 pub const PAGE: usize = 4096;
 /// Numbers for the structure in the body to describe itself with.
@@ -113,6 +114,9 @@ impl Header {
         }
         if self.seats == 0 || self.seats as usize > MAX_SEATS {
             return Err(not("its number of seats is out of range"));
+        }
+        if self.schema_bytes > MAX_TEXT_BYTES as u64 {
+            return Err(not("its schema is too long"));
         }
         let extent = Extent::of(self.seats as usize, self.schema_bytes as usize, self.body_bytes as usize)
             .ok_or_else(|| not("its sizes overflow"))?;

@@ -12,6 +12,8 @@
 //!     reserved at creation is reserved by [`Segment::grow`] before somebody touches it.
 //! S3  A name is removed only by someone who lives in the segment, or who holds every lease of it.
 //! S4  The mapping lives as long as any handle or view of it; unlinking takes away the name only.
+//! S5  Header and schema are read once, when the segment is opened, and checked. Everybody uses that copy: what somebody
+//!     writes over them later is never looked at.
 //!
 //! Not done here: what the body means. Python's resource tracker has no part in any of this.
 
@@ -19,9 +21,10 @@ pub mod arrival;
 pub mod catalog;
 pub mod header;
 pub mod lease;
-mod memory;
+pub(crate) mod memory;
 
 use crate::error::{Error, Result};
+use crate::schema;
 use crate::terms::OnFull;
 use header::{Extent, GEOMETRY_WORDS, Header, LAYOUT_VERSION, MAGIC, PAGE, SeatRecord};
 pub use lease::{Census, Owner, Role, Seat, Surety};
@@ -87,7 +90,10 @@ pub struct Segment {
     /// Keeps the file reachable (through /proc) also when it has no name. Carries no lock.
     anchor: OwnedFd,
     base: NonNull<u8>,
+    /// As it was checked (S5).
+    header: Header,
     extent: Extent,
+    schema: Box<[u8]>,
 }
 
 // SAFETY: the mapping is shared memory; everything in it that changes after creation is reached through atomics or
@@ -108,6 +114,9 @@ impl Segment {
         if spec.seats == 0 || spec.seats > header::MAX_SEATS {
             return Err(Error::OutOfRange { what: "max_peers", value: spec.seats as u64, range });
         }
+        if spec.schema.len() > schema::MAX_TEXT_BYTES {
+            return Err(Error::BadSchema { what: "it is too long".to_owned() });
+        }
         let extent = Extent::of(spec.seats, spec.schema.len(), spec.body_bytes).ok_or(Error::OutOfRange {
             what: "segment bytes",
             value: spec.body_bytes as u64,
@@ -117,12 +126,6 @@ impl Segment {
         let reserved = extent.body + spec.reserved_bytes.min(spec.body_bytes);
         Self::reserve(&anchor, display, spec.name.is_some(), 0, reserved)?;
         fs::ftruncate(&anchor, extent.total as u64).map_err(|e| Error::io("sizing shared memory", e))?;
-        let segment = Self::map(display, spec.name.is_some(), anchor, extent)?;
-        match spec.huge_pages {
-            Some(false) => {}
-            Some(true) => segment.ask_for_huge_pages()?,
-            None => drop(segment.ask_for_huge_pages()), // Without them it is a little slower.
-        }
         let header = Header {
             magic: MAGIC,
             layout_version: LAYOUT_VERSION,
@@ -136,6 +139,13 @@ impl Segment {
             auto_named: spec.auto_named as u64,
             geometry: spec.geometry,
         };
+        let mut segment = Self::map(display, spec.name.is_some(), anchor, header, extent)?;
+        segment.schema = spec.schema.into();
+        match spec.huge_pages {
+            Some(false) => {}
+            Some(true) => segment.ask_for_huge_pages()?,
+            None => drop(segment.ask_for_huge_pages()), // Without them it is a little slower.
+        }
         // SAFETY: the mapping is `extent.total` bytes, page-aligned, and nobody else can see it yet (S1).
         unsafe {
             segment.base.as_ptr().cast::<Header>().write(header);
@@ -197,13 +207,14 @@ impl Segment {
         }
     }
 
-    fn map(name: &str, named: bool, anchor: OwnedFd, extent: Extent) -> Result<Segment> {
+    fn map(name: &str, named: bool, anchor: OwnedFd, header: Header, extent: Extent) -> Result<Segment> {
         // The mapping keeps its open file alive in forked children too, so it must not be one that carries locks.
         let base = map_aligned(&anchor, extent.total)
             .map_err(|e| Error::io(format!("mapping segment '{name}'"), e))?;
         let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
         let published = AtomicBool::new(false);
-        Ok(Segment { name: name.to_owned(), named, published, anchor, base, extent })
+        let (name, schema) = (name.to_owned(), Box::default());
+        Ok(Segment { name, named, published, anchor, base, header, extent, schema })
     }
 
     /// Fills in the page table now, so that no send pays for it. The pages exist already (S2).
@@ -287,7 +298,12 @@ impl Segment {
             let (name, creator) = (name.to_owned(), header.creator_pid);
             return Err(Error::Kind { name, creator, theirs: header.kind, ours: kind });
         }
-        let segment = Self::map(name, true, file, extent)?;
+        let mut segment = Self::map(name, true, file, header, extent)?;
+        // SAFETY: the text lies between `schema` and `body`, inside the mapping, by the way `extent` was derived.
+        segment.schema = unsafe {
+            let text = segment.base.as_ptr().add(extent.schema);
+            std::slice::from_raw_parts(text, header.schema_bytes as usize).into()
+        };
         segment.published.store(true, Ordering::Relaxed);
         Ok(segment)
     }
@@ -392,19 +408,31 @@ impl Segment {
         Ok(lease::count_alive(self)? > 0)
     }
 
-    /// The header. It does not change after publication; a writer that changes it anyway can only confuse itself:
-    /// sizes were derived and kept when the segment was opened.
+    /// The header, as it was when the segment was made or opened, and checked against the size of the file. It is not read
+    /// again: somebody who writes over it later changes nothing here.
     pub fn header(&self) -> Header {
-        // SAFETY: the mapping starts with a whole header page; Header is plain old data.
-        unsafe { self.base.as_ptr().cast::<Header>().read_volatile() }
+        self.header
     }
 
-    /// The schema text.
+    /// The schema text. As the header, it was read once.
     pub fn schema(&self) -> Vec<u8> {
-        let bytes = self.header().schema_bytes as usize;
-        let bytes = bytes.min(self.extent.body - self.extent.schema);
-        // SAFETY: the range lies between `schema` and `body`, inside the mapping.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(self.extent.schema), bytes).to_vec() }
+        self.schema.to_vec()
+    }
+
+    /// The error for a schema that is not the expected one: another, or no schema at all.
+    pub(crate) fn other_schema(&self) -> Error {
+        match schema::leaves(&self.schema) {
+            Ok(_) => {
+                let (name, creator) = (self.name.clone(), self.header.creator_pid);
+                Error::Schema { name, creator, theirs: self.schema() }
+            }
+            Err(invalid) => self.bad_schema(invalid),
+        }
+    }
+
+    /// The error for a text that is no schema.
+    pub(crate) fn bad_schema(&self, invalid: schema::Invalid) -> Error {
+        Error::BadText { name: self.name.clone(), what: invalid.to_string() }
     }
 
     /// The seat records.

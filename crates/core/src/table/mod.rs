@@ -21,6 +21,7 @@ pub mod protocol;
 pub mod recovery;
 
 use crate::error::{Error, Result};
+use crate::schema;
 use crate::segment::lease::generation;
 use crate::segment::{Owner, Role, Seat, Segment, Spec};
 use crate::sync::{AtomicU64, Ordering, Woken};
@@ -86,12 +87,19 @@ impl Table {
         if table.is_closed() { Err(table.segment.not_found()) } else { Ok(table) }
     }
 
-    /// The schema of a table that is there.
+    /// The schema of a table that is there: one that [`schema::columns`] reads.
     pub fn schema_of(name: &str) -> Result<Vec<u8>> {
-        Ok(Segment::open(name, Some(KIND))?.schema())
+        let segment = Segment::open(name, Some(KIND))?;
+        schema::columns(&segment.schema()).map_err(|invalid| segment.bad_schema(invalid))?;
+        Ok(segment.schema())
     }
 
     fn create(spec: &TableSpec<'_>) -> Result<(Segment, Geometry)> {
+        let bad = |what: String| Error::BadSchema { what };
+        let leaves = schema::columns(spec.schema).map_err(|invalid| bad(invalid.to_string()))?;
+        if !leaves.iter().map(|leaf| leaf.bytes).eq(spec.fields.iter().map(|field| field.bytes)) {
+            return Err(bad("its leaves do not have the sizes of the fields".to_owned()));
+        }
         let geometry = Geometry::new(spec.capacity, spec.row_bytes, spec.fields, spec.max_peers)?;
         let segment = Segment::create(&Spec {
             name: spec.name,
@@ -111,11 +119,14 @@ impl Table {
     fn map(name: &str, schema: &[u8], row_bytes: usize, fields: &[Field]) -> Result<(Segment, Geometry)> {
         let segment = Segment::open(name, Some(KIND))?;
         let header = segment.header();
-        let theirs = segment.schema();
-        if theirs != schema {
-            return Err(Error::Schema { name: name.to_owned(), creator: header.creator_pid, theirs });
+        if segment.schema() != schema {
+            return Err(segment.other_schema());
         }
         let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
+        let leaves = schema::columns(schema).map_err(|invalid| segment.bad_schema(invalid))?;
+        if !leaves.iter().map(|leaf| leaf.bytes).eq(fields.iter().map(|field| field.bytes)) {
+            return Err(damaged("its fields do not have the sizes that its schema says"));
+        }
         let geometry = Geometry::new(header.geometry[0] as usize, row_bytes, fields, segment.seats().len())
             .map_err(|_| damaged("the geometry in its header is out of range"))?;
         if geometry.words() != header.geometry || geometry.body_bytes as u64 != header.body_bytes {

@@ -25,6 +25,7 @@ pub mod writer;
 
 pub use crate::error::Damage;
 use crate::error::{Error, Result};
+use crate::schema::{self, WeightSchema};
 use crate::segment::{Owner, Segment, Spec, catalog};
 use crate::sync::Ordering;
 pub use crate::terms::IfExists;
@@ -62,6 +63,7 @@ const LINEAGE_WORD: usize = 4;
 #[derive(Debug)]
 pub struct Weights {
     segment: Arc<Segment>,
+    schema: WeightSchema,
     geometry: Geometry,
     checksum: bool,
 }
@@ -69,6 +71,11 @@ pub struct Weights {
 impl Weights {
     /// Makes weights that nobody can find yet: sit down, then publish their segment.
     fn create(spec: &WeightsSpec<'_>, lineage: u64) -> Result<Weights> {
+        let bad = |what: String| Error::BadSchema { what };
+        let schema = schema::weights(spec.schema).map_err(|invalid| bad(invalid.to_string()))?;
+        if !schema.fits(spec.leaf_bytes) {
+            return Err(bad("its leaves do not have the sizes of the weights".to_owned()));
+        }
         let geometry = Geometry::new(spec.max_peers, spec.max_buffers, spec.leaf_bytes.to_vec())?;
         let mut words = geometry.words();
         words[CHECKSUM_WORD] = spec.checksum as u64;
@@ -93,7 +100,7 @@ impl Weights {
                 table.add(leaf).write(bytes as u64);
             }
         }
-        let weights = Weights { segment: Arc::new(segment), geometry, checksum: spec.checksum };
+        let weights = Weights { segment: Arc::new(segment), schema, geometry, checksum: spec.checksum };
         weights.protocol().note_grown(FIRST_BUFFERS);
         Ok(weights)
     }
@@ -103,12 +110,16 @@ impl Weights {
         let segment = Segment::open(name, Some(KIND))?;
         let header = segment.header();
         let theirs = segment.schema();
+        let parsed = schema::weights(&theirs).map_err(|invalid| segment.bad_schema(invalid))?;
         if schema.is_some_and(|schema| theirs != schema) {
             return Err(Error::Schema { name: name.to_owned(), creator: header.creator_pid, theirs });
         }
         let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
         let [leaves, _, max_buffers, ..] = header.geometry.map(|word| word as usize);
         let seats = segment.seats().len();
+        if leaves != parsed.leaves.len() {
+            return Err(damaged("its number of leaves is not the one that its schema says"));
+        }
         let (start, end) = Geometry::sizes_of(seats, leaves)
             .filter(|&(_, end)| end <= segment.body().1)
             .ok_or(damaged("its number of leaves does not fit its size"))?;
@@ -123,8 +134,12 @@ impl Weights {
         {
             return Err(damaged("the geometry in its header does not fit its size"));
         }
+        // Whoever reads makes room for what the schema says, and copies what the geometry says.
+        if !parsed.fits(&geometry.leaf_bytes) {
+            return Err(damaged("its leaves do not have the sizes that its schema says"));
+        }
         let checksum = header.geometry[CHECKSUM_WORD] != 0;
-        let weights = Weights { segment: Arc::new(segment), geometry, checksum };
+        let weights = Weights { segment: Arc::new(segment), schema: parsed, geometry, checksum };
         let grown = weights.protocol().grown();
         weights.segment.populate_body(0, weights.geometry.buffer_offset(grown));
         Ok(weights)
@@ -187,6 +202,11 @@ impl Weights {
 
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
+    }
+
+    /// What the leaves are. Their sizes are those of the geometry.
+    pub fn schema(&self) -> &WeightSchema {
+        &self.schema
     }
 
     pub fn segment(&self) -> &Arc<Segment> {

@@ -3,7 +3,8 @@
 
 use rollway_core::weights::{IfExists, Reader, Source, Target, WeightsSpec, Writer};
 
-pub const SCHEMA: &[u8] = b"three leaves of one number each";
+pub const SCHEMA: &[u8] =
+    br#"{"leaves":[["a","uint64",[200]],["b","uint64",[5000]],["c","uint64",[]]],"tree":{"list":[0,1,2]}}"#;
 /// One in a piece of a page, one a little longer than a page, one of a number alone.
 pub const LEAVES: &[usize] = &[1600, 5000 * 8, 8];
 
