@@ -7,7 +7,7 @@ import weakref
 from typing import Any
 
 from rollway._core import WeightMirror
-from rollway.errors import InvalidArgument, ProtocolMismatch, SchemaMismatch
+from rollway.errors import ForeignSchema, InvalidArgument
 from rollway.shared_weight_sync import SharedWeightSync
 from rollway.tcp_transport import secret, trust
 from rollway.weight_reading import WeightReading
@@ -42,8 +42,10 @@ class TcpWeights(WeightReading):
             file): turns TLS on.
         server_name: The name in the learner's certificate, when it is not ``host``.
         like: A state dict, or any tree, into which the weights will be read: a difference is an error that names the
-            leaf.
+            leaf, before any memory is reserved.
         name: What others on this host attach to. Left out, the copy is this process's alone.
+        max_bytes: How much memory the first three copies of the weights may take together. `NotEnoughMemory` when the
+            learner announces more. Left out, it is half of the memory that is available.
         max_buffers: How many copies of the weights there may be at most. Three exist from the start; more are made only
             while slow readers keep those.
         max_readers: How many handles may be attached by name at once.
@@ -76,6 +78,7 @@ class TcpWeights(WeightReading):
         server_name: str | None = None,
         like: Any = None,
         name: str | None = None,
+        max_bytes: int | None = None,
         max_buffers: int = 8,
         max_readers: int = 64,
         threads: int | None = None,
@@ -88,34 +91,30 @@ class TcpWeights(WeightReading):
         if not 1 <= max_readers <= 1021:
             raise InvalidArgument(f"max_readers = {max_readers} is out of range: 1 to 1021")
         self._closed = False
-        self._core = WeightMirror(
-            host,
-            port,
-            name=name,
-            token=secret(token),
-            tls=trust(ca, server_name),
-            max_buffers=max_buffers,
-            max_peers=max_readers + 3,  # The one who receives, this handle, and whoever takes over.
-            threads=threads,
-            connect_timeout_s=connect_timeout_s,
-            reconnect_timeout_s=reconnect_timeout_s,
-            keepalive_s=keepalive_s,
-        )
+        mine = None if like is None else WeightTree.of(like)
+        try:
+            self._core = WeightMirror(
+                host,
+                port,
+                name=name,
+                token=secret(token),
+                tls=trust(ca, server_name),
+                wanted=None if mine is None else mine.text,
+                max_bytes=max_bytes,
+                max_buffers=max_buffers,
+                max_peers=max_readers + 3,  # The one who receives, this handle, and whoever takes over.
+                threads=threads,
+                connect_timeout_s=connect_timeout_s,
+                reconnect_timeout_s=reconnect_timeout_s,
+                keepalive_s=keepalive_s,
+            )
+        except ForeignSchema as foreign:
+            if mine is None:
+                raise
+            raise mine.explain(WeightTree.from_text(foreign.text), foreign.place) from None
         # Also at interpreter exit, before the thread would be cut off in the middle.
         self._end = weakref.finalize(self, self._core.close)
-        try:
-            self._tree = WeightTree.from_text(self._core.schema)
-        except SchemaMismatch as error:
-            self.close()
-            raise ProtocolMismatch(f"{self.address}: {error}") from error
-        if [leaf.nbytes for leaf in self._tree.leaves] != self._core.leaf_bytes:
-            self.close()  # Reading would write past the arrays.
-            raise ProtocolMismatch(f"{self.address}: the sizes of the learner's leaves do not fit their shapes")
-        if like is not None:
-            mine = WeightTree.of(like)
-            if mine.leaves != self._tree.leaves:
-                self.close()
-                raise mine.explain(self._tree, f"at the learner on {self.address}")
+        self._tree = WeightTree.from_text(self._core.schema)
 
     @property
     def address(self) -> str:

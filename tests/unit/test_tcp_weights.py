@@ -4,10 +4,9 @@ What needs processes of its own is in process/test_remote_weights; cuts at every
 """
 
 import contextlib
-import os
 import pickle
 import re
-import secrets
+import socket
 import threading
 
 import numpy as np
@@ -16,8 +15,6 @@ import torch
 
 import rollway
 from conftest import until
-from rollway import _core
-from rollway.weight_tree import WeightTree
 
 SOON = 20
 TOKEN = "sixteen random bytes, or more"
@@ -281,17 +278,83 @@ def test_options_out_of_range_are_refused(endpoint, option):
         rollway.TcpWeights(**{"host": "127.0.0.1", "port": endpoint.port, **option})
 
 
-def test_a_learner_whose_schema_cannot_be_read_or_does_not_fit_its_leaves_is_refused():
-    odd = b'{"leaves": [["w", "float32", [2]]], "tree": {"dict": [["w", 0]]}}'
-    for schema, leaf_bytes, why in [(b"nonsense", [8], "cannot be read"), (odd, [800], "do not fit their shapes")]:
-        name = f"auto-{os.getpid()}-{secrets.token_hex(4)}"
-        options = {"auto_named": True, "max_buffers": 3, "max_peers": 4, "checksum": False, "writes": True}
-        core = _core.Weights.create(name, schema=schema, leaf_bytes=leaf_bytes, **options)
-        tree = WeightTree.of({"w": np.zeros(2, np.float32)})
-        with rollway.TcpTransport().start(rollway.WeightOutlet(core, tree)) as endpoint:
-            with pytest.raises(rollway.ProtocolMismatch, match=why):
-                connect(endpoint)
-        core.close()
+@contextlib.contextmanager
+def lying(endpoint, old, new):
+    """The port of somebody between a worker and its learner, who changes what the learner says."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        both = []
+
+        def pass_on(one, other, change):
+            with contextlib.suppress(OSError):
+                while said := one.recv(1 << 20):
+                    other.sendall(said.replace(old, new) if change else said)
+            for end in (one, other):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+        def accept():
+            with contextlib.suppress(OSError):
+                while True:
+                    worker = listener.accept()[0]
+                    learner = socket.create_connection(("127.0.0.1", endpoint.port))
+                    both.extend((worker, learner))
+                    for ends in ((worker, learner, False), (learner, worker, True)):
+                        threading.Thread(target=pass_on, args=ends, daemon=True).start()
+
+        accepting = threading.Thread(target=accept, daemon=True)
+        accepting.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        accepting.join(SOON)
+        for end in both:
+            end.close()
+
+
+@contextlib.contextmanager
+def never_named(name):
+    """A worker waits for that name all the while: what comes first must be what is made here at the end."""
+    found = []
+
+    def wait():
+        with rollway.SharedWeightSync.attach(name, connect_timeout_s=SOON) as first:
+            first.wait_for_version(1, SOON)
+            found.append(list(first.read_weights()))
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    yield
+    with rollway.SharedWeightSync.from_state_dict({"honest": np.zeros(1)}, shm_name=name):
+        waiting.join(SOON)
+    assert found == [["honest"]]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (b'"float32",[3,5]', b'"float32",[3,9]', "do not fit"),
+        (b'"float16",[7]', b'"float64",[7]', "do not fit"),
+        (b'"float32",[3,5]', b'"float32",[3;5]', "cannot be read"),
+        (b'"leaves"', b'"Leaves"', "cannot be read"),
+        (b'["body/w"', b'["body/' + b"\xff" + b'"', "cannot be read"),
+    ],
+)
+def test_a_lying_learner_is_refused_before_anything_has_a_name(endpoint, name, old, new, why):
+    with lying(endpoint, old, new) as port, never_named(name):
+        with pytest.raises(rollway.ProtocolMismatch, match=why):
+            rollway.TcpWeights("127.0.0.1", port, name=name)
+
+
+def test_other_weights_than_mine_take_no_name(endpoint, name):
+    with never_named(name), pytest.raises(rollway.SchemaMismatch, match="leaf 'mine' is float64"):
+        connect(endpoint, like={"mine": np.zeros(1)}, name=name)
+
+
+def test_weights_that_take_more_than_max_bytes_are_refused_and_nothing_is_reserved(endpoint, name):
+    said = r"need \d+ bytes .* max_bytes is 10000\D.*larger max_bytes"
+    with never_named(name), pytest.raises(rollway.NotEnoughMemory, match=said):
+        connect(endpoint, name=name, max_bytes=10_000)
+    with connect(endpoint, max_bytes=1 << 20) as weights:
+        assert weights.wait_for_version(1, SOON) == 1
 
 
 def test_serving_offers_one_set_of_weights(sync):

@@ -6,7 +6,7 @@ mod fixture;
 #[path = "net/harness.rs"]
 mod harness;
 
-use fixture::{DEADLINE, Name, briefly, eventually, soon};
+use fixture::{DEADLINE, Name, briefly, eventually, soon, weight_schema};
 use harness::{Certificate, Learner, Proxy, Raw, cut_everywhere};
 use rollway_core::net::frame::{
     Cargo, Farewell, Header, Hello, Inventory, Kind, LeafList, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal,
@@ -22,7 +22,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-const SCHEMA: &[u8] = b"three leaves, each filled with one number";
 /// In words: one larger than a header, one of nothing, one of a single word.
 const SMALL: [usize; 3] = [13, 0, 1];
 
@@ -37,7 +36,7 @@ fn spec<'a>(name: Option<&'a str>, leaf_bytes: &'a [usize; 3]) -> WeightsSpec<'a
     WeightsSpec {
         name,
         auto_named: false,
-        schema: SCHEMA,
+        schema: weight_schema(leaf_bytes),
         leaf_bytes,
         max_buffers: 8,
         max_peers: 8,
@@ -125,7 +124,7 @@ fn versions_arrive_whole_under_the_learners_number() {
     let mirror = origin.mirror();
     assert_eq!(mirror.version().unwrap(), 0);
     assert!(mirror.is_connected() && mirror.last_error().is_none());
-    assert_eq!(mirror.schema().unwrap(), SCHEMA);
+    assert_eq!(mirror.schema().unwrap(), weight_schema(&bytes_of(SMALL)));
     for number in [10, 20, 30] {
         let version = origin.write_all(number);
         assert_eq!(mirror.wait_for(version, soon()).unwrap(), version);
@@ -176,7 +175,8 @@ fn versions_larger_than_all_socket_buffers_arrive() {
 #[test]
 fn leaves_may_be_many_and_tiny() {
     let leaf_bytes: Vec<usize> = (0..3000).map(|leaf| leaf % 5).collect();
-    let weights = WeightsSpec { leaf_bytes: &leaf_bytes, ..spec(None, &[0; 3]) };
+    let schema = weight_schema(&leaf_bytes);
+    let weights = WeightsSpec { schema, leaf_bytes: &leaf_bytes, ..spec(None, &[0; 3]) };
     let writer = Writer::open(&weights, IfExists::Resume, 1).unwrap();
     let server = TcpServer::with_weights(None, writer.weights().clone(), TcpServerSpec::default()).unwrap();
     let stack: Vec<u8> = (0..=255).cycle().take(4000).collect();
@@ -478,8 +478,7 @@ fn a_learner_that_comes_back_with_other_weights_ends_the_mirror() {
     let mirror = connect(WeightMirrorSpec { port: proxy.port, ..origin.spec() }).unwrap();
     mirror.wait_for(1, soon()).unwrap();
     let leaf_bytes = bytes_of([14, 0, 1]);
-    let other =
-        Origin::with(&WeightsSpec { schema: b"others", ..spec(None, &leaf_bytes) }, TcpServerSpec::default());
+    let other = Origin::with(&spec(None, &leaf_bytes), TcpServerSpec::default());
     proxy.redirect(other.server.port());
     drop(origin);
     let lost = mirror.wait_for(2, soon()).unwrap_err();
@@ -487,7 +486,10 @@ fn a_learner_that_comes_back_with_other_weights_ends_the_mirror() {
     assert!(mirror.is_over());
     assert_eq!(read(&mirror, SMALL, 0), (1, [1, 1]));
     assert_eq!(other.server.stats().refused_schema, 1);
-    assert_eq!(other.server.last_refusal().unwrap().schema, Some((Cargo::Weights, SCHEMA.to_vec())));
+    assert_eq!(
+        other.server.last_refusal().unwrap().schema,
+        Some((Cargo::Weights, weight_schema(&bytes_of(SMALL)).to_vec()))
+    );
 }
 
 #[test]
@@ -597,11 +599,12 @@ fn another_schema_is_refused_with_that_of_the_learner() {
     let (_, header, payload) = enter(origin.server.port(), b"something else");
     assert_eq!((header.kind, header.code), (Kind::Refuse, Refusal::Schema as u16));
     let (_, schema) = rollway_core::net::frame::parse_refuse(&payload).unwrap();
-    assert_eq!(schema, SCHEMA);
-    let (_, header, payload) = enter(origin.server.port(), SCHEMA);
+    let ours = weight_schema(&bytes_of(SMALL));
+    assert_eq!(schema, ours);
+    let (_, header, payload) = enter(origin.server.port(), ours);
     assert_eq!(header.kind, Kind::Inventory);
     let inventory = Inventory::parse(&payload).unwrap();
-    assert_eq!((inventory.leaf_bytes, inventory.schema), (vec![104, 0, 8], SCHEMA.to_vec()));
+    assert_eq!((inventory.leaf_bytes, inventory.schema), (vec![104, 0, 8], ours.to_vec()));
 }
 
 #[test]
@@ -635,6 +638,12 @@ fn weights_come_through_tls() {
 
 /// A learner by hand, which says `frames` to whoever comes, twice.
 fn impostor(frames: Vec<u8>) -> u16 {
+    let (leaf_bytes, schema) = (vec![16, 8], weight_schema(&[16, 8]).to_vec());
+    impostor_with(Inventory { lineage: 5, checksums: false, leaf_bytes, schema }, frames)
+}
+
+/// The same, with an inventory of its own.
+fn impostor_with(inventory: Inventory, frames: Vec<u8>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
@@ -643,8 +652,6 @@ fn impostor(frames: Vec<u8>) -> u16 {
             stream.set_read_timeout(Some(DEADLINE)).unwrap();
             stream.read_exact(&mut [0; PREAMBLE_BYTES]).unwrap();
             let preamble = Preamble { protocol: PROTOCOL, token: false, nonce: [0; 32] }.bytes();
-            let inventory =
-                Inventory { lineage: 5, checksums: false, leaf_bytes: vec![16, 8], schema: SCHEMA.to_vec() };
             let _ = stream.write_all(
                 &[&preamble[..], &Header::new(Kind::Proof).with(&[0; 32]), &inventory.frame(), &frames]
                     .concat(),
@@ -688,4 +695,62 @@ fn what_no_honest_learner_sends_is_thrown_away() {
     let mirror = connect(WeightMirrorSpec { port, ..WeightMirrorSpec::default() }).unwrap();
     assert_eq!(mirror.wait_for(3, soon()).unwrap(), 4, "and what an honest one sends is not");
     assert_eq!((mirror.stats().voids, mirror.stats().versions), (1, 1));
+}
+
+/// Whoever waits for the name would read what was said. So nothing may be there before it was checked.
+#[test]
+fn a_learner_whose_inventory_does_not_hold_together_gets_no_segment() {
+    let honest = || weight_schema(&[16, 8]).to_vec();
+    let text = String::from_utf8(honest()).unwrap();
+    for (what, leaf_bytes, schema) in [
+        ("a leaf is smaller than its shape", vec![16, 7], honest()),
+        ("a leaf is larger than its shape", vec![17, 8], honest()),
+        ("a leaf is missing", vec![16], honest()),
+        ("sizes that no memory has", vec![u64::MAX, 8], honest()),
+        ("no schema", vec![16, 8], b"nonsense".to_vec()),
+        ("a dtype of objects", vec![16, 8], text.replace("uint8", "object").into_bytes()),
+        ("a shape that overflows", vec![16, 8], text.replace("[16]", "[4294967296,4294967296]").into_bytes()),
+        ("a leaf twice in the tree", vec![16, 8], text.replace("[0,1]", "[0,0]").into_bytes()),
+        (
+            "a tree without end",
+            vec![16, 8],
+            text.replace("[0,1]", &r#"[{"list":"#.repeat(100_000)).into_bytes(),
+        ),
+    ] {
+        let name = Name::unique();
+        let port = impostor_with(Inventory { lineage: 5, checksums: false, leaf_bytes, schema }, Vec::new());
+        let spec = WeightMirrorSpec { port, name: Some(name.to_string()), ..WeightMirrorSpec::default() };
+        let mirror = WeightMirror::start(spec).unwrap();
+        let refused = mirror.ready(soon()).unwrap_err();
+        assert!(matches!(refused, Error::Protocol { .. }), "{what}: {refused}");
+        assert!(matches!(Weights::open(&name, None), Err(Error::NotFound { .. })), "{what}");
+    }
+}
+
+#[test]
+fn other_leaves_than_the_caller_wants_or_too_large_ones_take_no_memory() {
+    let origin = Origin::new(SMALL);
+    let wanted = |leaf_bytes: &[usize]| Some(weight_schema(leaf_bytes).to_vec());
+    let name = Name::unique();
+    let spec = || WeightMirrorSpec { name: Some(name.to_string()), ..origin.spec() };
+    let other = connect(WeightMirrorSpec { wanted: wanted(&bytes_of([14, 0, 1])), ..spec() }).unwrap_err();
+    assert!(
+        matches!(&other, Error::ForeignSchema { theirs, .. } if theirs == weight_schema(&bytes_of(SMALL))),
+        "{other}"
+    );
+    let large = connect(WeightMirrorSpec { max_bytes: Some(1 << 13), ..spec() }).unwrap_err();
+    assert!(matches!(large, Error::TooLarge { limit: 8192, .. }), "{large}");
+    assert!(matches!(Weights::open(&name, None), Err(Error::NotFound { .. })));
+    let wanted = wanted(&bytes_of(SMALL));
+    drop(connect(WeightMirrorSpec { wanted, max_bytes: Some(1 << 20), ..spec() }).unwrap());
+}
+
+/// An inventory of terabytes is refused by default: nobody has twice as much memory.
+#[test]
+fn weights_that_no_machine_holds_are_refused_without_a_bound() {
+    let bytes = 1usize << 46;
+    let (leaf_bytes, schema) = (vec![bytes as u64], weight_schema(&[bytes]).to_vec());
+    let port = impostor_with(Inventory { lineage: 5, checksums: false, leaf_bytes, schema }, Vec::new());
+    let refused = connect(WeightMirrorSpec { port, ..WeightMirrorSpec::default() }).unwrap_err();
+    assert!(matches!(refused, Error::TooLarge { copies: 3, .. }), "{refused}");
 }

@@ -46,6 +46,7 @@ arguments! {
     lane_bytes: usize, "1 to 2**63 - 1";
     lanes: usize, "1 to 1,024";
     max_buffers: usize, "3 to 256";
+    max_bytes: Option<u64>, "0 to 2**64 - 1, or None";
     max_connections: usize, "1 to 2**64 - 1";
     max_groups: usize, "1 to 2**64 - 1";
     max_inflight_msgs: usize, "1 to 2**64 - 1";

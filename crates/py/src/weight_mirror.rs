@@ -24,7 +24,7 @@ pub struct WeightMirror {
 impl WeightMirror {
     /// Connects, and returns when the learner has said what its weights are.
     #[new]
-    #[pyo3(signature = (host, port, *, name, token, tls, max_buffers, max_peers, threads, connect_timeout_s,
+    #[pyo3(signature = (host, port, *, name, token, tls, wanted, max_bytes, max_buffers, max_peers, threads, connect_timeout_s,
                         reconnect_timeout_s, keepalive_s))]
     #[allow(clippy::too_many_arguments)] // Keywords, all of them.
     fn connect(
@@ -34,6 +34,8 @@ impl WeightMirror {
         name: Option<String>,
         token: Option<Vec<u8>>,
         tls: Option<(PathBuf, Option<String>)>,
+        wanted: Option<Vec<u8>>,
+        #[pyo3(from_py_with = numbers::max_bytes)] max_bytes: Option<u64>,
         #[pyo3(from_py_with = numbers::max_buffers)] max_buffers: usize,
         #[pyo3(from_py_with = numbers::max_peers)] max_peers: usize,
         #[pyo3(from_py_with = numbers::threads)] threads: Option<usize>,
@@ -48,6 +50,8 @@ impl WeightMirror {
             token,
             tls: tls.map(|(authority, server_name)| ClientTls { authority, server_name }),
             name: name.clone(),
+            wanted,
+            max_bytes,
             max_buffers,
             max_peers,
             threads: threads.unwrap_or_else(default_threads),

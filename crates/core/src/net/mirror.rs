@@ -14,6 +14,8 @@
 //! M2  A version number that a caller got before that may name another version now. So `since` counts only if it is above every
 //!     number of the lineages before, and a wait for a number of a lineage that is over ends with the first version of the new
 //!     one.
+//! M3  What a learner says about its weights is checked before memory is reserved or a name given: the schema parses, the
+//!     sizes are those of the schema, the leaves are those that the callers have room for, and they fit into `max_bytes`.
 
 use super::dial::{ATTEMPT, Caller, FIRST_PAUSE, Failure, LONGEST_PAUSE, PARTING, SHORT_PAUSE, dial};
 use super::frame::{
@@ -28,7 +30,10 @@ use super::token::random;
 use super::within_reason;
 use crate::error::{Error, Result};
 use crate::ring::Patience;
+use crate::schema;
+use crate::segment::memory;
 use crate::sync::{Bell, Woken};
+use crate::weights::layout::{FIRST_BUFFERS, Geometry};
 use crate::weights::reader::Reading;
 use crate::weights::{Draft, Reader, Target, Weights, WeightsSpec, Writer, mirror};
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
@@ -49,6 +54,10 @@ pub struct WeightMirrorSpec {
     pub tls: Option<ClientTls>,
     /// Of the local segment, for others on this host to attach to. `None`: in this process only.
     pub name: Option<String>,
+    /// The schema text of the weights that the callers make room for: other leaves are refused. `None`: any weights.
+    pub wanted: Option<Vec<u8>>,
+    /// How much memory the copy may take at first; `None`: half of what is there.
+    pub max_bytes: Option<u64>,
     pub max_buffers: usize,
     pub max_peers: usize,
     /// How many copy, where a version leaves leaves as they were, and for readers.
@@ -68,6 +77,8 @@ impl Default for WeightMirrorSpec {
             token: None,
             tls: None,
             name: None,
+            wanted: None,
+            max_bytes: None,
             max_buffers: 8,
             max_peers: 67,
             threads: 1,
@@ -469,6 +480,33 @@ impl<'a> Postman<'a> {
         })
     }
 
+    /// Refuses an inventory that does not hold together, other leaves than the callers have room for, and more than there is
+    /// memory for (M3).
+    fn examine(&self, inventory: &Inventory, leaf_bytes: &[usize]) -> Result<()> {
+        let spec = &self.shared.spec;
+        let address = self.shared.caller.address();
+        let protocol = |what: String| Error::Protocol { address: address.clone(), what };
+        let theirs = schema::weights(&inventory.schema)
+            .map_err(|invalid| protocol(format!("the schema of its weights cannot be read: {invalid}")))?;
+        if !theirs.fits(leaf_bytes) {
+            return Err(protocol("the sizes of its leaves do not fit their shapes".to_owned()));
+        }
+        if let Some(wanted) = &spec.wanted {
+            let ours = schema::weights(wanted).map_err(|bad| Error::BadSchema { what: bad.to_string() })?;
+            if ours.leaves != theirs.leaves {
+                let (ours, theirs) = (wanted.clone(), inventory.schema.clone());
+                return Err(Error::ForeignSchema { address, ours, theirs });
+            }
+        }
+        let geometry = Geometry::new(spec.max_peers, spec.max_buffers, leaf_bytes.to_vec())?;
+        let need = geometry.buffer_offset(FIRST_BUFFERS) as u64;
+        let limit = spec.max_bytes.or_else(|| memory::left().map(|left| left / 2));
+        match limit.filter(|&limit| need > limit) {
+            Some(limit) => Err(Error::TooLarge { address, need, copies: FIRST_BUFFERS, limit }),
+            None => Ok(()),
+        }
+    }
+
     /// Makes the local segment, or its successor (M1).
     fn prepare(&mut self, inventory: &Inventory) -> Result<()> {
         let spec = &self.shared.spec;
@@ -482,6 +520,8 @@ impl<'a> Postman<'a> {
             if local.lineage == inventory.lineage {
                 return Ok(());
             }
+        } else {
+            self.examine(inventory, &leaf_bytes)?; // Before there is a segment, or a name.
         }
         let segment = WeightsSpec {
             name: spec.name.as_deref(),
