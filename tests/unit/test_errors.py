@@ -3,6 +3,7 @@
 The others are met where they arise: test_schema, test_server, process/test_ring, fault/test_memory.
 """
 
+import contextlib
 import re
 import struct
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import rollway
+from conftest import overwrite as segment_overwrite
 from rollway import _core, errors
 
 EXAMPLE = {"a": np.zeros(4)}
@@ -61,6 +63,118 @@ def test_a_damaged_header_is_refused_and_never_a_crash(ring, name, offset, form,
         rollway.ShmClient(name, EXAMPLE)
     overwrite(ring, offset, form, struct.unpack(form, before)[0])
     rollway.ShmClient(name, EXAMPLE).close()
+
+
+RECORD = {"tokens": "int32[*]", "score": "float32[]"}
+WEIGHTS = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float16)}
+
+
+@contextlib.contextmanager
+def a_ring(name):
+    with rollway.Server(EXAMPLE, 2, rollway.ShmTransport(name)):
+        yield lambda: rollway.ShmClient(name, EXAMPLE).close()
+
+
+@contextlib.contextmanager
+def records(name):
+    with rollway.RecordServer(RECORD, rollway.ShmTransport(name)):
+        yield lambda: rollway.ShmRecordClient(name, RECORD).close()
+
+
+@contextlib.contextmanager
+def weights(name):
+    with rollway.SharedWeightSync.from_state_dict(WEIGHTS, shm_name=name):
+        yield lambda: rollway.SharedWeightSync.attach(name).close()
+
+
+@contextlib.contextmanager
+def a_table(name):
+    with rollway.ReplayBuffer(7, 3, 2, name=name):
+        yield lambda: rollway.ReplayBuffer.attach(name).close()
+
+
+@contextlib.contextmanager
+def a_vector_env(name):
+    caller = _core.EnvCaller(name, 3, 9, 5000)
+    yield lambda: _core.EnvWorker(name, 0)
+    caller.close()
+
+
+@contextlib.contextmanager
+def a_block(name):
+    block = _core.Block.create(name, 5000)
+    yield lambda: _core.Block.attach(name).close()
+    block.unlink()
+    block.close()
+
+
+STRUCTURES = {a_ring: 5, records: 5, weights: 3, a_table: 4, a_vector_env: 4, a_block: 1}
+"""How to make each, what opens it, and how many words of the header say its sizes."""
+
+
+@pytest.mark.parametrize("make", STRUCTURES, ids=lambda make: make.__name__)
+def test_every_wrong_word_about_sizes_is_damage_at_attach(make, name):
+    path = Path(_core.shm_directory()) / f"rollway.{name}"
+    with make(name) as attach:
+        for word in range(STRUCTURES[make]):
+            offset = GEOMETRY_OFFSET + 8 * word
+            with path.open("rb") as file:
+                file.seek(offset)
+                right = int.from_bytes(file.read(8), "little")
+            for wrong in {0, 1, right + 1, right - 1, 2 * right, 2**31, 2**32 + right, 2**63, 2**64 - 1} - {right}:
+                if make in (a_ring, records) and word == 4 and wrong < 4:
+                    continue  # Another policy, which the learner may choose.
+                overwrite(path, offset, "Q", wrong % 2**64)
+                with pytest.raises(rollway.SegmentDamaged, match="is damaged"):
+                    attach()
+                overwrite(path, offset, "Q", right)
+        attach()
+
+
+@pytest.mark.parametrize(
+    ("make", "old", "new"),
+    [
+        (a_ring, b'"<f8"', b'"<f4"'),
+        (records, b'"<i4"', b'"<i8"'),
+        (a_table, b'"obs","<f4",[3]', b'"obs","<f4",[4]'),
+        (a_table, b'"obs","<f4",[3]', b'"obs","<f8",[3]'),
+    ],
+)
+def test_another_schema_in_memory_is_refused_at_attach(make, old, new, name):
+    with make(name) as attach:
+        segment_overwrite(name, old, new)
+        with pytest.raises((rollway.SchemaMismatch, rollway.SegmentDamaged)):
+            attach()
+        segment_overwrite(name, new, old)
+        attach()
+
+
+@pytest.mark.parametrize("make", [a_ring, records, a_table], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("new", [b"[[]", b'{"a', b'["[', b"\xff\xff\xff"])
+def test_what_is_no_schema_in_memory_is_damage_at_attach(make, new, name):
+    with make(name) as attach:
+        segment_overwrite(name, b'[["', new)
+        with pytest.raises(rollway.SegmentDamaged, match="its schema cannot be read"):
+            attach()
+
+
+@pytest.mark.parametrize("dtype", ["|O8", "O,O", "<f4,<f4"])
+def test_a_dtype_that_carries_objects_is_damage_at_attach(dtype, name):
+    honest = f"|S{10 ** (len(dtype) - 3)}"
+    with rollway.ReplayBuffer(7, 3, 2, name=name, fields={"x": f"{honest[1:]}[]"}):
+        segment_overwrite(name, f'"{honest}"'.encode(), f'"{dtype}"'.encode())
+        with pytest.raises(rollway.SegmentDamaged, match="dtype is not known"):
+            rollway.ReplayBuffer.attach(name)
+
+
+def test_rows_that_no_memory_holds_are_damage_at_attach(name):
+    """The item sizes have a least common multiple that is larger than an address space."""
+    primes = (991, 997, 983, 977, 971, 967, 953, 947, 941)
+    with rollway.ReplayBuffer(7, 3, 2, name=name, fields={f"x{prime}": "S100[]" for prime in primes}):
+        for prime in primes:
+            segment_overwrite(name, b'"|S100"', f'"|S{prime}"'.encode())
+        with pytest.raises(rollway.SegmentDamaged, match="rows of"):
+            rollway.ReplayBuffer.attach(name)
 
 
 def test_damaged_words_are_an_error_and_never_a_crash(ring, name):

@@ -12,10 +12,15 @@ import numpy as np
 import optree
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 import rollway
+from rollway._core import read_schema
 from rollway.errors import ForeignSchema
-from rollway.schema import Schema, dtype_text
+from rollway.record_schema import RecordSchema
+from rollway.schema import Schema, dtype_text, known_dtype
 
 Step = namedtuple("Step", "obs reward")
 
@@ -368,3 +373,51 @@ def test_what_is_said_about_a_strangers_text_is_short():
 
 def told_text(text):
     return str(Schema.of({"a": np.zeros(4)}).explain(ForeignSchema("there", text)))
+
+
+PLAIN = st.one_of(
+    arrays.boolean_dtypes(),
+    arrays.integer_dtypes(endianness="?"),
+    arrays.unsigned_integer_dtypes(endianness="?"),
+    arrays.floating_dtypes(endianness="?", sizes=(16, 32, 64, 128)),
+    arrays.complex_number_dtypes(endianness="?", sizes=(64, 128, 256)),
+    arrays.byte_string_dtypes(endianness="?", max_len=40),
+    arrays.unicode_string_dtypes(endianness="?", max_len=40),
+    arrays.datetime64_dtypes(endianness="?"),
+    arrays.timedelta64_dtypes(endianness="?"),
+    st.sampled_from([np.dtype("V7"), np.dtype("m8[25s]"), np.dtype("M8"), *map(np.dtype, NAMELESS)]),
+)
+NAMES = st.text(min_size=1, max_size=6).filter(lambda name: not any(0xD800 <= ord(letter) < 0xE000 for letter in name))
+
+
+def structured(inner):
+    field = st.tuples(NAMES, inner, arrays.array_shapes(min_dims=0, max_dims=2, max_side=3))
+    fields = st.lists(field, min_size=1, max_size=4, unique_by=lambda field: field[0])
+    return st.builds(np.dtype, fields, align=st.booleans())
+
+
+DTYPES = st.recursive(PLAIN, structured, max_leaves=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(DTYPES, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)), min_size=1))
+def test_what_an_example_may_have_is_read_back_with_numpys_sizes(leaves):
+    schema = Schema.of([np.zeros(shape, dtype) for dtype, shape in leaves if dtype.itemsize] + [np.zeros(1)])
+    schema.plan()  # The core compares the sizes that it reads from the text with numpy's.
+    for leaf, (path, dtype, dims) in zip(schema.leaves, read_schema(schema.text), strict=True):
+        again = known_dtype(dtype)
+        assert (path, dims) == (leaf.path, leaf.shape)
+        assert again.itemsize == leaf.dtype.itemsize and dtype_text(again) == dtype_text(leaf.dtype)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_any_change_of_a_text_gives_a_schema_mismatch_and_nothing_else(data):
+    schema = Schema.of({"a": np.zeros(4), "b": np.zeros(2, [("x", "<f4"), ("y", "<M8[ns]", (3,))])})
+    text = bytearray(schema.text)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        text[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
+    assert isinstance(schema.explain(ForeignSchema("there", bytes(text))), rollway.SchemaMismatch)
+    with contextlib.suppress(rollway.SchemaMismatch):
+        RecordSchema.from_text(bytes(text))

@@ -24,6 +24,8 @@ import torch
 import rollway
 from authority import Authority
 from conftest import until
+from lying_proxy import lying
+from rollway.schema import Schema
 
 ONE = np.zeros(1, np.int64)
 TOKEN = "sixteen random bytes, or more"
@@ -957,6 +959,35 @@ def test_another_schema_is_told_on_both_sides_with_the_leaf(example, mine, learn
         with pytest.raises(rollway.WaitTimeout, match=f"Not let in, last: 127.0.0.1:\\d+: {learners}") as raised:
             server.sample(timeout=0.01)
         assert "Wait longer" in str(raised.value)
+
+
+MANY = {f"leaf{number:03}": np.zeros(1) for number in range(200)}
+TEXT = Schema.of(MANY).text
+FORMS = [
+    b"[" * len(TEXT),
+    b'[["a","' + b"(" * (len(TEXT) - 13) + b'",[1]]',
+    b'[["a","' + b"f4," * ((len(TEXT) - 13) // 3) + b"f" * ((len(TEXT) - 13) % 3) + b'",[1]]',
+    b'[["a",' * (len(TEXT) // 6) + b" " * (len(TEXT) % 6),
+    b"\xff" * len(TEXT),
+]
+
+
+@pytest.mark.parametrize("text", FORMS, ids=range(len(FORMS)))
+def test_a_refused_stranger_does_not_decide_what_sample_raises(text):
+    assert len(text) == len(TEXT)
+    with serve(1, example=MANY) as server, lying(server.port, TEXT, text, to="learner") as port:
+        with pytest.raises(rollway.SchemaMismatch):
+            rollway.TcpClient("127.0.0.1", port, MANY)
+        until(lambda: server.stats()["tcp_refused_schema"] == 1)
+        with pytest.raises(rollway.WaitTimeout, match=r"Not let in, last: .* the schema at worker .* cannot be read"):
+            server.sample(timeout=0.01)
+
+
+@pytest.mark.parametrize("text", FORMS, ids=range(len(FORMS)))
+def test_a_lying_learner_gives_a_client_a_schema_mismatch_and_nothing_else(text):
+    with serve(1, example=MANY) as server, lying(server.port, TEXT, text, to="worker") as port:
+        with pytest.raises(rollway.SchemaMismatch, match=r"the schema at the learner on .* cannot be read"):
+            rollway.TcpClient("127.0.0.1", port, {"a": np.zeros(1)})
 
 
 def test_the_message_about_a_refusal_is_well_formed():

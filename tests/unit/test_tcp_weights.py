@@ -6,7 +6,6 @@ What needs processes of its own is in process/test_remote_weights; cuts at every
 import contextlib
 import pickle
 import re
-import socket
 import threading
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 
 import rollway
 from conftest import until
+from lying_proxy import lying
 
 SOON = 20
 TOKEN = "sixteen random bytes, or more"
@@ -279,38 +279,6 @@ def test_options_out_of_range_are_refused(endpoint, option):
 
 
 @contextlib.contextmanager
-def lying(endpoint, old, new):
-    """The port of somebody between a worker and its learner, who changes what the learner says."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        both = []
-
-        def pass_on(one, other, change):
-            with contextlib.suppress(OSError):
-                while said := one.recv(1 << 20):
-                    other.sendall(said.replace(old, new) if change else said)
-            for end in (one, other):
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
-
-        def accept():
-            with contextlib.suppress(OSError):
-                while True:
-                    worker = listener.accept()[0]
-                    learner = socket.create_connection(("127.0.0.1", endpoint.port))
-                    both.extend((worker, learner))
-                    for ends in ((worker, learner, False), (learner, worker, True)):
-                        threading.Thread(target=pass_on, args=ends, daemon=True).start()
-
-        accepting = threading.Thread(target=accept, daemon=True)
-        accepting.start()
-        yield listener.getsockname()[1]
-        listener.shutdown(socket.SHUT_RDWR)
-        accepting.join(SOON)
-        for end in both:
-            end.close()
-
-
-@contextlib.contextmanager
 def never_named(name):
     """A worker waits for that name all the while: what comes first must be what is made here at the end."""
     found = []
@@ -339,7 +307,7 @@ def never_named(name):
     ],
 )
 def test_a_lying_learner_is_refused_before_anything_has_a_name(endpoint, name, old, new, why):
-    with lying(endpoint, old, new) as port, never_named(name):
+    with lying(endpoint.port, old, new) as port, never_named(name):
         with pytest.raises(rollway.ProtocolMismatch, match=why):
             rollway.TcpWeights("127.0.0.1", port, name=name)
 

@@ -4,6 +4,7 @@ import collections
 import copy
 import dataclasses
 import pickle
+import struct
 import threading
 
 import numpy as np
@@ -299,6 +300,17 @@ def test_a_schema_in_memory_that_does_not_fit_the_leaves_is_damage_at_attach(nam
             overwrite(name, old, new)  # What was read once is not read again.
             assert reader.read_weights()["w"].shape == (3, 2)
             assert pickle.dumps(writer)
+
+
+def test_sizes_in_memory_that_do_not_fit_the_schema_are_damage_at_attach(name):
+    with SharedWeightSync.from_state_dict(weights(), shm_name=name):
+        right = struct.pack("3Q", 4, 8, 24)  # b, n, w
+        for wrong in [(4, 8, 25), (4, 8, 23), (4, 8, 2**62), (12, 0, 24), (8, 4, 24), (2**64 - 1, 8, 24)]:
+            overwrite(name, right, struct.pack("3Q", *wrong))
+            with pytest.raises(rollway.SegmentDamaged, match="is damaged"):
+                SharedWeightSync.attach(name)
+            overwrite(name, struct.pack("3Q", *wrong), right)
+        SharedWeightSync.attach(name).close()
 
 
 def test_waiting_ends_with_the_version_the_time_or_the_end(pair):

@@ -3,7 +3,7 @@
 //! For those who bring a layout of their own and agree on who writes when: there is no protocol in it, and no wait. The
 //! maker's name lasts until it [unlinks](Block::unlink) it; after the death of everybody the next user collects it.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::segment::header::GEOMETRY_WORDS;
 use crate::segment::{Role, Seat, Segment, Spec};
 use std::ptr::NonNull;
@@ -46,8 +46,12 @@ impl Block {
     /// Opens a block by its name.
     pub fn attach(name: &str) -> Result<Block> {
         let segment = Arc::new(Segment::open(name, Some(KIND))?);
-        // The header is input: never more than what is mapped.
-        let bytes = (segment.header().geometry[0] as usize).min(segment.body().1);
+        let header = segment.header();
+        if header.geometry[0] != header.body_bytes {
+            let what = "the geometry in its header does not fit its size";
+            return Err(Error::Corrupt { name: name.to_owned(), what });
+        }
+        let bytes = header.body_bytes as usize; // Checked against the size of the file.
         let seat = Seat::take(segment, Role::Producer, |_| {})?;
         Ok(Block { seat, bytes })
     }

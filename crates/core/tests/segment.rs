@@ -565,6 +565,27 @@ fn no_number_in_the_header_makes_it_panic() {
 }
 
 #[test]
+fn what_is_written_over_header_and_schema_later_is_not_seen() {
+    let name = Name::new("later");
+    let consumer = create(&name);
+    let segment = Segment::open(&name, None).unwrap();
+    let (header, schema) = (segment.header(), segment.schema());
+    let honest = fs::read(name.path()).unwrap()[..PAGE].to_vec();
+    name.file().write_all_at(&vec![0xff; PAGE], 0).unwrap();
+    let text = PAGE + header.seats as usize * size_of::<SeatRecord>();
+    name.file().write_all_at(&vec![0xff; schema.len()], text as u64).unwrap();
+    for segment in [&segment, consumer.ring().segment()] {
+        assert_eq!(
+            (segment.header().geometry, segment.header().schema_bytes),
+            (header.geometry, header.schema_bytes)
+        );
+        assert_eq!(segment.schema(), schema);
+    }
+    name.file().write_all_at(&honest, 0).unwrap();
+    consumer.close().unwrap();
+}
+
+#[test]
 fn another_schema_is_refused_and_shown() {
     let name = Name::new("schema");
     let consumer = create(&name);

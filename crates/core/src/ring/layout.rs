@@ -381,6 +381,7 @@ impl Geometry {
         words[1] = self.num_buffers as u64;
         words[2] = self.leaf_bytes.len() as u64;
         words[3] = self.leaf_bytes.iter().map(|&b| b as u64).sum();
+        words[5] = (self.batch_size * self.num_buffers) as u64; // Word 4 is the policy.
         words
     }
 }

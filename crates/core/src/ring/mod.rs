@@ -91,9 +91,9 @@ impl Ring {
             .map_err(|_| damaged("the geometry in its header is out of range"))?;
         let on_full =
             OnFull::from_word(header.geometry[ON_FULL_WORD]).ok_or(damaged("its policy is unknown"))?;
-        if geometry.words()[..ON_FULL_WORD] != header.geometry[..ON_FULL_WORD]
-            || geometry.body_bytes as u64 != header.body_bytes
-        {
+        let mut words = geometry.words();
+        words[ON_FULL_WORD] = header.geometry[ON_FULL_WORD];
+        if words != header.geometry || geometry.body_bytes as u64 != header.body_bytes {
             return Err(damaged("the geometry in its header does not fit its schema"));
         }
         segment.populate();

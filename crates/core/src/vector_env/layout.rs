@@ -143,7 +143,6 @@ impl Geometry {
         if !(1..=1 << 20).contains(&envs) {
             return Err(out("num_envs", envs, "1 to 1,048,576"));
         }
-        // Every worker has a seat, the caller has one, and a new worker may come before an old one is buried.
         if workers == 0 || workers > envs || workers > MAX_WORKERS {
             return Err(out("num_workers", workers, "1 to the number of environments, at most 1,000"));
         }
@@ -176,7 +175,13 @@ impl Geometry {
         words[0] = self.workers as u64;
         words[1] = self.envs as u64;
         words[2] = self.data_bytes as u64;
+        words[3] = (self.workers * self.envs) as u64; // So that one wrong word above shows.
         words
+    }
+
+    /// Every worker has a seat, the caller has one, and a new worker may come before an old one is buried.
+    pub fn seats(&self) -> usize {
+        self.workers + 16
     }
 }
 

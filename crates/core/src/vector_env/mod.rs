@@ -43,7 +43,7 @@ impl Stage {
             geometry: geometry.words(),
             body_bytes: geometry.body_bytes,
             reserved_bytes: geometry.body_bytes,
-            seats: geometry.workers + 16,
+            seats: geometry.seats(),
             huge_pages: None,
             auto_named: true,
         })?;
@@ -58,7 +58,8 @@ impl Stage {
         let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
         let geometry = Geometry::new(workers, envs, data_bytes)
             .map_err(|_| damaged("the geometry in its header is out of range"))?;
-        if geometry.body_bytes as u64 != header.body_bytes {
+        let fits = geometry.words() == header.geometry && segment.seats().len() == geometry.seats();
+        if !fits || geometry.body_bytes as u64 != header.body_bytes {
             return Err(damaged("the geometry in its header does not fit its size"));
         }
         segment.populate();
