@@ -11,7 +11,7 @@
 //! | [`draw`] | the random numbers for that |
 //!
 //! A [`Table`] is one participant's handle: it holds a seat, adds, samples and counts. Threads may share it. What a row
-//! means is the business of the schema, which is opaque here; a row is bytes, in fields.
+//! means is the business of the schema, of which only the sizes are looked at here; a row is bytes, in fields.
 
 pub mod add;
 pub mod draw;

@@ -25,7 +25,7 @@ pub mod writer;
 
 pub use crate::error::Damage;
 use crate::error::{Error, Result};
-use crate::schema::{self, WeightSchema};
+use crate::schema;
 use crate::segment::{Owner, Segment, Spec, catalog};
 use crate::sync::Ordering;
 pub use crate::terms::IfExists;
@@ -63,7 +63,6 @@ const LINEAGE_WORD: usize = 4;
 #[derive(Debug)]
 pub struct Weights {
     segment: Arc<Segment>,
-    schema: WeightSchema,
     geometry: Geometry,
     checksum: bool,
 }
@@ -100,7 +99,7 @@ impl Weights {
                 table.add(leaf).write(bytes as u64);
             }
         }
-        let weights = Weights { segment: Arc::new(segment), schema, geometry, checksum: spec.checksum };
+        let weights = Weights { segment: Arc::new(segment), geometry, checksum: spec.checksum };
         weights.protocol().note_grown(FIRST_BUFFERS);
         Ok(weights)
     }
@@ -139,7 +138,7 @@ impl Weights {
             return Err(damaged("its leaves do not have the sizes that its schema says"));
         }
         let checksum = header.geometry[CHECKSUM_WORD] != 0;
-        let weights = Weights { segment: Arc::new(segment), schema: parsed, geometry, checksum };
+        let weights = Weights { segment: Arc::new(segment), geometry, checksum };
         let grown = weights.protocol().grown();
         weights.segment.populate_body(0, weights.geometry.buffer_offset(grown));
         Ok(weights)
@@ -202,11 +201,6 @@ impl Weights {
 
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
-    }
-
-    /// What the leaves are. Their sizes are those of the geometry.
-    pub fn schema(&self) -> &WeightSchema {
-        &self.schema
     }
 
     pub fn segment(&self) -> &Arc<Segment> {
