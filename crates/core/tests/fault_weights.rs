@@ -16,10 +16,11 @@
 mod fixture;
 mod weights_fixture;
 
-use fixture::{Name, Process, eventually, matrix, soon, told};
+use fixture::{Name, Process, ends, eventually, matrix, soon, told};
 use rollway_core::Error;
 use rollway_core::segment::Owner;
-use rollway_core::sync::Point;
+use rollway_core::sync::{Ordering, Point, fault};
+use rollway_core::weights::layout::Latest;
 use rollway_core::weights::{IfExists, Reader, Weights, Writer};
 use std::sync::Arc;
 use weights_fixture::{create, read, reader, spec, update, write};
@@ -184,4 +185,27 @@ fn a_victim() {
             }
         }
     }
+}
+
+#[test]
+fn a_latest_word_that_swings_is_damage_and_pins_nobody_for_ever() {
+    let writer = create(&spec(None));
+    (1..=2).for_each(|value| drop(write(&writer, value)));
+    let reader = reader(&writer);
+    let result = ends(move || {
+        let weights = reader.weights().clone();
+        let newest = weights.protocol().latest().unwrap().unwrap();
+        let mut turn = 0;
+        // Whenever the reader has pinned a buffer, another one is the latest: first with a later version, then with an earlier.
+        fault::on_point(move |at| {
+            if at == Point::ReaderPinned {
+                turn += 1;
+                let other = Latest { version: newest.version + turn % 2, buffer: (newest.buffer + turn as usize % 2) % 3 };
+                weights.protocol().control.publish.latest.store(other.pack(), Ordering::Relaxed);
+            }
+        });
+        // SAFETY: nothing is copied.
+        unsafe { reader.read(&[], 0) }.map(drop)
+    });
+    assert!(matches!(result, Err(Error::Corrupt { .. })), "{result:?}");
 }

@@ -3,7 +3,7 @@
 
 mod fixture;
 
-use fixture::{Name, briefly, eventually, row_schema, soon};
+use fixture::{Name, briefly, ends, eventually, row_schema, soon};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use rollway_core::Error;
@@ -455,4 +455,46 @@ fn patience_is_not_needed_where_there_is_room() {
     // SAFETY: two rows each.
     unsafe { table.add(&[source, source], &mut done, 2, Patience::Never) }.unwrap();
     assert_eq!((done, table.rows()), (2, 2));
+}
+
+/// Adds one row, in a thread of its own.
+fn add_one(table: &Arc<Table>) -> Result<(), Error> {
+    let table = table.clone();
+    ends(move || {
+        let value = 7u64;
+        let source = Source { data: (&raw const value).cast(), stride: 8, patch: None };
+        // SAFETY: both sources are `value`, one row.
+        unsafe { table.add(&[source, source], &mut 0, 1, soon()) }
+    })
+}
+
+#[test]
+fn a_head_that_promises_rows_of_the_past_is_damage_and_no_endless_add() {
+    let table = Arc::new(table(100));
+    add(&table, &(0..250).collect::<Vec<_>>());
+    let head = &table.protocol().control.write.head;
+    // Laps that are over; those that no adder can have reached; the end of the numbers.
+    for wrong in [0, 50, ((1 << 39) + 10) * 100, u64::MAX] {
+        head.store(wrong, Ordering::Relaxed);
+        let result = add_one(&table);
+        assert!(matches!(result, Err(Error::Corrupt { .. })), "{wrong}: {result:?}");
+    }
+    head.store(250, Ordering::Relaxed);
+    add_one(&table).unwrap();
+}
+
+#[test]
+fn a_table_of_rows_that_nobody_finishes_is_looked_through_a_bounded_number_of_times() {
+    let table = Arc::new(table(1 << 20));
+    add(&table, &[1]);
+    let protocol = table.protocol();
+    protocol.control.write.head.store(1 << 30, Ordering::Relaxed);
+    let alive = RowWord::unpack(protocol.words[0].load(Ordering::Relaxed)).owner;
+    let writing = RowWord::new(Lap::new(3), RowKind::Writing, alive).pack();
+    protocol.words.iter().for_each(|word| word.store(writing, Ordering::Relaxed));
+    let result = ends({
+        let table = table.clone();
+        move || try_sample(&table, &Sampler::new(Some(1)), 4)
+    });
+    assert!(matches!(result, Err(Error::Overrun { .. })), "{result:?}");
 }

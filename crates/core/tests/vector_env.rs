@@ -1,13 +1,14 @@
 //! Vector environments: one caller and its workers, in threads over a real segment.
 
 use rollway_core::Error;
+use rollway_core::sync::Ordering;
 use rollway_core::vector_env::layout::{Answer, Geometry, MAX_ARGUMENT, Request, share};
 use rollway_core::vector_env::{Call, Caller, Outcome, Worker};
 use rollway_core::wait::Patience;
 use std::time::Duration;
 
 mod fixture;
-use fixture::Name;
+use fixture::{Name, ends};
 
 const LONG: Patience = Patience::Forever;
 
@@ -220,4 +221,42 @@ fn strangers_and_numbers_out_of_range_are_refused() {
     assert!(matches!(caller.post(1), Err(Error::OutOfRange { .. })));
     caller.close().unwrap();
     assert!(matches!(Worker::attach(&name, 0), Err(Error::NotFound { .. })));
+}
+
+#[test]
+fn letters_that_nobody_can_have_sent_are_damage_and_keep_no_worker_busy() {
+    let (caller, name) = caller(1, 1);
+    let worker = Worker::attach(&name, 0).unwrap();
+    caller.stage().protocol().lines[0].mail.store(1 << 40, Ordering::Relaxed);
+    let result = ends(move || {
+        loop {
+            match worker.wait() {
+                Ok(Call::Mail) | Err(Error::Interrupted) => {}
+                other => return other,
+            }
+        }
+    });
+    assert!(matches!(result, Err(Error::Corrupt { .. })), "{result:?}");
+    caller.close().unwrap();
+}
+
+#[test]
+fn an_answer_to_a_request_that_was_never_asked_is_damage_and_no_endless_wait() {
+    let (mut caller, _name) = caller(1, 2);
+    caller.ask(0..2, 1, 0).unwrap();
+    let stage = caller.stage().clone();
+    stage.protocol().answered[1].store(Answer { number: 9, flags: 0 }.pack(), Ordering::Relaxed);
+    let (mut caller, result) = ends(move || {
+        let result = caller.wait(2, None, LONG);
+        (caller, result)
+    });
+    assert!(matches!(result, Err(Error::Corrupt { .. })), "{result:?}");
+    stage.protocol().answered[1].store(0, Ordering::Relaxed);
+    stage.protocol().asked[0].store(Request { number: 5, argument: 0, what: 1 }.pack(), Ordering::Relaxed);
+    let (caller, result) = ends(move || {
+        let result = caller.wait(2, None, LONG);
+        (caller, result)
+    });
+    assert!(matches!(result, Err(Error::Corrupt { .. })), "a request that somebody else changed: {result:?}");
+    caller.close().unwrap();
 }

@@ -4,11 +4,12 @@
 mod fixture;
 mod weights_fixture;
 
-use fixture::{DEADLINE, Name, alone, briefly, soon};
+use fixture::{DEADLINE, Name, alone, briefly, ends, soon};
 use rollway_core::Error;
 use rollway_core::segment::{Owner, arrival, catalog};
 use rollway_core::sync::Ordering;
 
+use rollway_core::weights::layout::Latest;
 use rollway_core::weights::{Draft, Hold, IfExists, Patience, Reader, Weights, WeightsSpec, Writer};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -278,6 +279,52 @@ fn a_segment_that_another_process_spoiled_is_damage_and_not_a_crash() {
     assert!(matches!(result, Err(Error::Corrupt { .. })));
     // SAFETY: as above.
     assert!(matches!(unsafe { writer.write(&values.sources()) }, Err(Error::Corrupt { .. })));
+}
+
+/// Reads all leaves, in a thread of its own.
+fn read_all(reader: &Arc<Reader>) -> Result<u64, Error> {
+    let reader = reader.clone();
+    ends(move || {
+        let mut values = Values::of([0; 3]);
+        // SAFETY: the values live here.
+        let reading = unsafe { reader.read(&values.targets(), 0) };
+        reading.map(|reading| reading.map_or(0, |reading| reading.version))
+    })
+}
+
+#[test]
+fn a_latest_version_whose_buffer_holds_another_is_damage_and_no_endless_read() {
+    let writer = create(&spec(None));
+    let reader = Arc::new(reader(&writer));
+    write(&writer, 1);
+    let (protocol, latest) = (writer.weights().protocol(), writer.weights().protocol().latest().unwrap().unwrap());
+    for wrong in [0, 7, u64::MAX] {
+        protocol.heads[latest.buffer].sequence.store(wrong, Ordering::Relaxed);
+        let result = read_all(&reader);
+        assert!(matches!(result, Err(Error::Corrupt { .. })), "{wrong}: {result:?}");
+    }
+    protocol.heads[latest.buffer].sequence.store(latest.version, Ordering::Relaxed);
+    for wrong in [Latest { version: 1 << 40, ..latest }, Latest { buffer: 1 - latest.buffer, ..latest }] {
+        protocol.control.publish.latest.store(wrong.pack(), Ordering::Relaxed);
+        let result = read_all(&reader);
+        assert!(matches!(result, Err(Error::Corrupt { .. })), "{wrong:?}: {result:?}");
+    }
+    let pins = protocol.pins.iter().flat_map(|line| &line.pins);
+    assert!(pins.into_iter().all(|pin| pin.load(Ordering::Relaxed) == 0), "and nothing stays pinned");
+    protocol.control.publish.latest.store(latest.pack(), Ordering::Relaxed);
+    assert_eq!(read_all(&reader).unwrap(), 1, "a word that is right again is read again");
+}
+
+#[test]
+fn a_hold_on_a_buffer_that_holds_another_version_is_damage() {
+    let writer = create(&spec(None));
+    let reader = Arc::new(reader(&writer));
+    write(&writer, 1);
+    let hold = Hold::latest(&reader).unwrap().unwrap();
+    assert!(hold.check_whole().unwrap());
+    let latest = writer.weights().protocol().latest().unwrap().unwrap();
+    writer.weights().protocol().heads[latest.buffer].sequence.store(7, Ordering::Relaxed);
+    assert!(matches!(hold.check_whole(), Err(Error::Corrupt { .. })));
 }
 
 #[test]

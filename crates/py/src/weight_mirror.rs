@@ -121,7 +121,11 @@ impl WeightMirror {
             .map(|(&leaf, &address)| Target { leaf, to: address as *mut u8 })
             .collect();
         // SAFETY: the Python side has checked that each address is that of a writable array of the leaf's size, and holds it.
-        let reading = py.detach(|| unsafe { self.core.read(&targets, since) });
+        let reading = match py.detach(|| unsafe { self.core.try_read(&targets, since) }) {
+            // SAFETY: as above.
+            Err(Error::Timeout) => blocking(py, || unsafe { self.core.read(&targets, since) })?,
+            reading => reading,
+        };
         let reading = reading.map_err(|e| self.explain(py, e))?;
         Ok(reading.map_or((0, Vec::new()), |reading| (reading.version, reading.copied)))
     }

@@ -155,9 +155,14 @@ impl Weights {
             .map(|(&leaf, &address)| Target { leaf, to: address as *mut u8 })
             .collect();
         // SAFETY: as in `write`; the arrays are writable.
-        let read = || unsafe { reader.read(&targets, since) };
+        let try_read = || unsafe { reader.try_read(&targets, since) };
         let large = total(reader.weights(), &leaves) > DETACH_BYTES;
-        let reading = if large { py.detach(read) } else { read() };
+        let reading = match if large { py.detach(try_read) } else { try_read() } {
+            // The writer is faster than we are. From here on without the GIL, and Ctrl-C ends it.
+            // SAFETY: as above.
+            Err(Error::Timeout) => blocking(py, || unsafe { reader.read(&targets, since) })?,
+            reading => reading,
+        };
         Ok(reading.map_err(|e| to_py(py, e))?.map_or((0, Vec::new()), |r| (r.version, r.copied)))
     }
 

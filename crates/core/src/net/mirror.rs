@@ -206,11 +206,26 @@ impl WeightMirror {
     /// # Safety
     /// As for [`Reader::read`].
     pub unsafe fn read(&self, targets: &[Target], since: u64) -> Result<Option<Reading>> {
-        let local = self.local()?;
-        // M2: otherwise it may be a number of a lineage that is over.
-        let since = if since > local.floor { since } else { 0 };
+        let (local, since) = self.local_since(since)?;
         // SAFETY: as the caller promises.
         unsafe { local.reader.read(targets, since) }
+    }
+
+    /// As [`Reader::try_read`].
+    ///
+    /// # Safety
+    /// As for [`Reader::read`].
+    pub unsafe fn try_read(&self, targets: &[Target], since: u64) -> Result<Option<Reading>> {
+        let (local, since) = self.local_since(since)?;
+        // SAFETY: as the caller promises.
+        unsafe { local.reader.try_read(targets, since) }
+    }
+
+    /// The copy, and `since` as a number of its lineage (M2); 0 when it may be a number of a lineage that is over.
+    fn local_since(&self, since: u64) -> Result<(Arc<Local>, u64)> {
+        let local = self.local()?;
+        let since = if since > local.floor { since } else { 0 };
+        Ok((local, since))
     }
 
     /// Sleeps until a version of at least `version` is here, or the first one of a learner that began anew (M2); says which is.

@@ -157,7 +157,8 @@ impl Giving<'_> {
         Ok(())
     }
 
-    /// Sends the load piece by piece; false when it was overwritten meanwhile.
+    /// Sends the load piece by piece; false when it was overwritten meanwhile, by a newer version. The client asks again then, so
+    /// a version that can never be whole ends the connection.
     async fn pour(&mut self, load: &mut Load<'_>) -> Result<bool, End> {
         while load.left > 0 {
             let (sequence, length) = (load.hold.version(), load.left.min(PIECE_BYTES) as u64);
@@ -168,12 +169,12 @@ impl Giving<'_> {
                 // SAFETY: the parts lie in leaves of a buffer that is mapped as long as the hold.
                 load.advance(unsafe { self.wire.pour(&parts[..count]) }.await?);
             }
-            if !load.hold.is_whole() {
+            if !load.hold.check_whole().map_err(closed)? {
                 return Ok(false);
             }
             tokio::task::yield_now().await;
         }
-        Ok(load.hold.is_whole())
+        load.hold.check_whole().map_err(closed)
     }
 }
 

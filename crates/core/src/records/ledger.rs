@@ -132,7 +132,7 @@ impl Ledger {
         grow: impl FnOnce(usize, usize) -> Result<usize>,
     ) -> Result<Attempt, Trouble> {
         let released = lane.line.free.released.load(Ordering::Relaxed).wrapping_sub(self.swept_at);
-        if released as usize * 8 > self.out.len() {
+        if released as usize > self.out.len() / 8 {
             self.sweep(lane);
         }
         let mut found = self.find_room(lane, bytes);

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::prefetch::prefetch_to_write;
 use crate::segment::header::PAGE;
 use crate::segment::lease::Memo;
+use crate::signals;
 use crate::sync::{AtomicU64, Ordering, Point, crash_point};
 use crate::wait::Patience;
 
@@ -103,12 +104,17 @@ impl Table {
                 *done += claim.len;
                 self.tally(owner).note_claim(&claim, std::mem::take(&mut passed));
             }
-            passed += (positions.end - positions.start) as usize;
+            let missed = positions.end.wrapping_sub(positions.start) as usize;
+            passed += missed;
+            if missed > 0 && signals::are_noted() {
+                return Err(Error::Interrupted); // A lap of a large table takes a while.
+            }
             if passed >= self.geometry.capacity {
                 // Once round, and nothing to be had: everything is in the hands of the living.
                 let room = self.wait(patience, || {
                     memo = Memo::of(&is_dead);
-                    protocol.has_room(|other| memo.is_dead(other)).then_some(())
+                    let room = protocol.has_room(|other| memo.is_dead(other));
+                    room.map(|room| room.then_some(())).map_err(|damage| self.damaged(damage))
                 })?;
                 room.ok_or(Error::Timeout)?;
                 passed = 0;

@@ -24,9 +24,11 @@ const AHEAD_ROWS: Range<usize> = 2..32;
 const THREAD_BYTES: usize = 1 << 20;
 /// How many parts of a batch there are for each thread: one that starts late finds less to do.
 const PARTS: usize = 8;
-/// Draws that fail one after the other before all rows are looked at, and looks before we give up.
+/// Draws that fail one after the other before all rows are looked at, and looks before we give up. A table of many rows is
+/// looked through less often: rows that many adders replace are few, so a large table has others, unless it is damaged.
 const BLIND_DRAWS: u64 = 32;
-const LOOKS: u64 = 10_000;
+const LOOKS: Range<u64> = 16..10_000;
+const ROWS_LOOKED_AT: u64 = 1 << 26;
 
 /// Which bytes of every row go where: a field into its array, or the whole row into a block.
 #[derive(Debug, Clone, Copy)]
@@ -204,7 +206,7 @@ impl Table {
                 return Ok(());
             }
         }
-        for look in 0..LOOKS {
+        for look in 0..(ROWS_LOOKED_AT / draws.reach as u64).clamp(LOOKS.start, LOOKS.end) {
             let whole: Vec<usize> = (0..draws.reach).filter(|&row| protocol.look(row).is_some()).collect();
             if whole.is_empty() && !protocol.is_being_replaced(draws.reach) {
                 return Err(Error::Empty { name: self.name().to_owned() });

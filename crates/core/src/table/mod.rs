@@ -20,7 +20,7 @@ pub mod layout;
 pub mod protocol;
 pub mod recovery;
 
-use crate::error::{Error, Result};
+use crate::error::{Damage, Error, Result};
 use crate::schema;
 use crate::segment::lease::generation;
 use crate::segment::{Owner, Role, Seat, Segment, Spec};
@@ -251,16 +251,20 @@ impl Table {
 
     /// Waits until there are `rows` rows. False when the time is over; [`Error::Closed`] when no learner is left.
     pub fn wait_for_rows(&self, rows: usize, patience: Patience) -> Result<bool> {
-        self.wait(patience, || (self.rows() >= rows).then_some(())).map(|there| there.is_some())
+        self.wait(patience, || Ok((self.rows() >= rows).then_some(()))).map(|there| there.is_some())
     }
 
     /// Sleeps until `look` finds something.
-    fn wait<T>(&self, patience: Patience, mut look: impl FnMut() -> Option<T>) -> Result<Option<T>> {
+    fn wait<T>(
+        &self,
+        patience: Patience,
+        mut look: impl FnMut() -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
         let changed = &self.protocol().control.changed;
         let mut patrol = Patrol::start();
         loop {
             let ticket = changed.announce();
-            if let Some(found) = look() {
+            if let Some(found) = look()? {
                 return Ok(Some(found));
             }
             if self.is_closed() {
@@ -271,6 +275,10 @@ impl Table {
                 return Err(Error::Interrupted);
             }
         }
+    }
+
+    fn damaged(&self, Damage(what): Damage) -> Error {
+        Error::Corrupt { name: self.segment.name().to_owned(), what }
     }
 
     /// Looks at every row, and takes back what the dead were writing.

@@ -25,6 +25,7 @@
 //!     counts while it is replaced.
 
 use super::layout::{Control, Lap, RowKind, RowWord, Settled};
+use crate::error::Damage;
 use crate::segment::Owner;
 use crate::sync::{AtomicU64, Ordering, Point, crash_point, fence};
 use std::ops::Range;
@@ -63,7 +64,7 @@ impl Protocol<'_> {
     pub fn promise(&self, want: usize) -> Range<u64> {
         let first = self.control.write.head.fetch_add(want as u64, Ordering::Relaxed);
         crash_point(Point::RowsPromised);
-        first..first + want as u64
+        first..first.wrapping_add(want as u64) // None at all where the numbers end: `has_room` calls that damage.
     }
 
     /// Claims the first run of adjacent rows in `positions` that can be had. What lies before it was passed over (I4, I6).
@@ -134,12 +135,29 @@ impl Protocol<'_> {
         }
     }
 
-    /// Whether there is a row that is not in the hands of the living.
-    pub fn has_room(&self, mut is_dead: impl FnMut(Owner) -> bool) -> bool {
-        self.words.iter().any(|word| {
-            let there = RowWord::unpack(word.load(Ordering::Relaxed));
-            there.kind != RowKind::Writing || is_dead(there.owner)
-        })
+    /// Whether there is a row that is not in the hands of the living. Every row was claimed for a position that was promised,
+    /// so that the next promise of it is for a later lap (I4). One that is not, because the head or the word is wrong, is
+    /// damage: whoever waits for it would be promised rows for ever, and claim none.
+    pub fn has_room(&self, mut is_dead: impl FnMut(Owner) -> bool) -> Result<bool, Damage> {
+        for (row, word) in self.words.iter().enumerate() {
+            // SYNC table.ready: Acquire here, Release in `commit` and `give_up`. The promise of it came before that, so the
+            // head that `next_lap` loads is behind it.
+            let there = RowWord::unpack(word.load(Ordering::Acquire));
+            if there.kind == RowKind::Writing && !is_dead(there.owner) {
+                continue;
+            }
+            if !there.lap.is_before(self.next_lap(row)) {
+                return Err(Damage("its head promises rows for a lap that they have seen"));
+            }
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// For which lap a row will be promised next.
+    fn next_lap(&self, row: usize) -> Lap {
+        let (head, capacity) = (self.control.write.head.load(Ordering::Relaxed), self.capacity() as u64);
+        Lap::new(head / capacity + 1 + ((row as u64) < head % capacity) as u64)
     }
 
     /// Publishes a run. Every byte of it is written.

@@ -1,7 +1,7 @@
 //! The caller: asks environments, waits for their answers, and notices who died or hangs.
 
 use super::Stage;
-use super::layout::{Geometry, Incumbent, MAX_ARGUMENT, share};
+use super::layout::{Answer, Geometry, Incumbent, MAX_ARGUMENT, Request, share};
 #[cfg(not(loom))]
 use super::parent::Watched;
 use crate::error::{Error, Result};
@@ -156,6 +156,7 @@ impl Caller {
                     if let Some(answers) = self.take(count) {
                         return Ok(Outcome::Answered(answers)); // Whoever rang for it may have died before the wake-up.
                     }
+                    self.check_words()?;
                     let dead = self.dead();
                     if !dead.is_empty() {
                         return Ok(Outcome::Died(dead));
@@ -196,6 +197,24 @@ impl Caller {
             _ => 0,
         };
         Some(answers)
+    }
+
+    /// An answer that is missing will not come if somebody else has changed the request, or answered one that was never asked.
+    fn check_words(&self) -> Result<()> {
+        let protocol = self.stage.protocol();
+        for env in self.missing() {
+            let number = self.errands[env].number;
+            // Our own word: nobody else writes it.
+            if Request::unpack(protocol.asked[env].load(Ordering::Relaxed)).number != number {
+                return Err(self.stage.damaged("a request is not the one that was asked"));
+            }
+            // Answers are to requests of before, modulo 2³².
+            let answer = Answer::unpack(protocol.answered[env].load(Ordering::Relaxed)).number;
+            if (answer.wrapping_sub(number) as i32) > 0 {
+                return Err(self.stage.damaged("an answer is to a request that was never asked"));
+            }
+        }
+        Ok(())
     }
 
     /// Those that were asked and have not answered.

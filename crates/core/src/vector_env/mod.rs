@@ -93,6 +93,10 @@ impl Stage {
         (unsafe { self.segment.body().0.add(self.geometry.data_offset) }, self.geometry.data_bytes)
     }
 
+    fn damaged(&self, what: &'static str) -> Error {
+        Error::Corrupt { name: self.segment.name().to_owned(), what }
+    }
+
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }

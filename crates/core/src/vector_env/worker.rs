@@ -36,6 +36,10 @@ pub enum Call {
 /// A sleep without end, cut into hours. The caller's death ends this process; nothing else needs a look around.
 const LONG: Duration = Duration::from_secs(3600);
 
+/// The most letters that wait for a worker. The caller waits for a reply to each, and gives up after a timeout at most: there
+/// are one or two.
+const MOST_LETTERS: u64 = 1 << 16;
+
 impl Worker {
     /// Attaches, and sits down as worker `index`.
     pub fn attach(name: &str, index: usize) -> Result<Worker> {
@@ -71,7 +75,7 @@ impl Worker {
         let mut vigil = self.vigil.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let moved = bell.count();
-            if let Some(call) = self.look() {
+            if let Some(call) = self.look()? {
                 vigil.end();
                 return Ok(call);
             }
@@ -81,7 +85,7 @@ impl Worker {
                 Vigilance::Pointless => {}
             }
             let ticket = bell.announce();
-            if let Some(call) = self.look() {
+            if let Some(call) = self.look()? {
                 vigil.end();
                 return Ok(call);
             }
@@ -91,18 +95,21 @@ impl Worker {
         }
     }
 
-    fn look(&self) -> Option<Call> {
+    fn look(&self) -> Result<Option<Call>> {
         let protocol = self.stage.protocol();
         let tasks: Vec<Task> = protocol.tasks(self.index).collect();
         if !tasks.is_empty() {
-            return Some(Call::Tasks(tasks));
+            return Ok(Some(Call::Tasks(tasks)));
         }
         let letters = self.letters.load(Ordering::Relaxed);
-        if protocol.mail(self.index) != letters {
-            self.letters.store(letters + 1, Ordering::Relaxed);
-            return Some(Call::Mail);
+        match protocol.mail(self.index).wrapping_sub(letters) {
+            0 => Ok(protocol.is_closed().then_some(Call::Closed)),
+            1..=MOST_LETTERS => {
+                self.letters.store(letters.wrapping_add(1), Ordering::Relaxed);
+                Ok(Some(Call::Mail))
+            }
+            _ => Err(self.stage.damaged("a worker has more letters than anybody sends")),
         }
-        protocol.is_closed().then_some(Call::Closed)
     }
 
     /// The results of these tasks are in place. `flags` go with them, one for each.

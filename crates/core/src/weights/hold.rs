@@ -68,6 +68,14 @@ impl Hold {
         (weights.leaf(self.latest.buffer, leaf), weights.geometry().leaf_bytes[leaf])
     }
 
+    /// As [`is_whole`](Self::is_whole), for callers that read again when it is not: false only when a newer version is there
+    /// to be read. A buffer that changed while it was the latest one is damage.
+    pub fn check_whole(&self) -> Result<bool> {
+        let weights = self.reader.weights();
+        let overtaken = || weights.protocol().check_overtaken(self.latest).map(|()| false);
+        if self.is_whole() { Ok(true) } else { overtaken().map_err(|damage| weights.damaged(damage)) }
+    }
+
     /// Whether everything that was read so far is of this version.
     pub fn is_whole(&self) -> bool {
         self.reader.weights().protocol().is_whole(self.latest)

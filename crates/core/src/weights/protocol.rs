@@ -30,6 +30,10 @@ use crate::sync::{AtomicU64, Ordering, Point, crash_point, fence};
 
 type Result<T> = std::result::Result<T, Damage>;
 
+/// How often a reader pins again because a newer version came in between. For each turn a whole version has to be published
+/// between two loads, so no healthy writer gets a reader this far.
+const PIN_TURNS: usize = 1 << 16;
+
 /// The words of weights, wherever they lie: in a segment, or on loom's heap.
 #[derive(Debug, Clone, Copy)]
 pub struct Protocol<'a> {
@@ -181,10 +185,10 @@ impl<'a> Protocol<'a> {
     // ── readers ────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Keeps the writer away from the latest buffer, and says which it is. `None` when nothing was published; then nothing is
-    /// pinned.
+    /// pinned. A latest version that goes back, or that moves on for ever, is damage (I4).
     pub fn pin(&self, pin: &AtomicU64, me: Owner) -> Result<Option<Latest>> {
         let Some(mut latest) = self.latest()? else { return Ok(None) };
-        loop {
+        for _ in 0..PIN_TURNS {
             pin.store(Holder { owner: me, buffer: latest.buffer }.pack(), Ordering::Relaxed);
             // SYNC weights.dekker: this fence pairs with the one in `unread` (I3).
             fence(Ordering::SeqCst);
@@ -192,10 +196,10 @@ impl<'a> Protocol<'a> {
             // SYNC weights.latest: Acquire here, Release in `publish`.
             match self.check(self.control.publish.latest.load(Ordering::Acquire)) {
                 Ok(Some(still)) if still == latest => return Ok(Some(latest)),
-                Ok(Some(newer)) => latest = newer,
-                Ok(None) => {
+                Ok(Some(newer)) if newer.version > latest.version => latest = newer,
+                Ok(_) => {
                     self.unpin(pin);
-                    return Err(Damage("its latest version went away"));
+                    return Err(Damage("its latest version went back"));
                 }
                 Err(damage) => {
                     self.unpin(pin);
@@ -203,6 +207,8 @@ impl<'a> Protocol<'a> {
                 }
             }
         }
+        self.unpin(pin);
+        Err(Damage("its latest version changes faster than anybody can write"))
     }
 
     /// Whether what was read since [`pin`](Self::pin) is `latest`, whole. The reader has read its last byte.
@@ -211,6 +217,18 @@ impl<'a> Protocol<'a> {
         // SYNC weights.sequence: this fence pairs with the one in `open`. Who has read a newer byte loads a newer word (I4).
         fence(Ordering::Acquire);
         self.heads[latest.buffer].sequence.load(Ordering::Relaxed) == latest.version
+    }
+
+    /// Whether to read again, after `latest` was not whole: only if there is a newer version by now. The writer never writes
+    /// into the latest buffer (I2), so a buffer that changed while it was the latest one is damage, and would never be whole.
+    pub fn check_overtaken(&self, latest: Latest) -> Result<()> {
+        // SYNC weights.overtaken: this fence pairs with the SeqCst one in `unread`, which lies between the store of the newer
+        // `latest` and the 0 of `open`. A reader that has loaded the 0, or what followed it, loads the newer `latest` here.
+        fence(Ordering::Acquire);
+        match self.latest()? {
+            Some(newer) if newer.version > latest.version => Ok(()),
+            _ => Err(Damage("the buffer of its latest version does not hold that version")),
+        }
     }
 
     /// Lets go of the buffer.

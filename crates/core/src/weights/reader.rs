@@ -6,6 +6,7 @@ use super::writer::out_of_range;
 use super::{Weights, WeightsSpec};
 use crate::error::{Error, Result};
 use crate::segment::{Owner, Role, Seat, lease};
+use crate::signals;
 use crate::sync::{AtomicU64, Ordering, Woken};
 use crate::terms::IfExists;
 use crate::wait::{Patience, Patrol, Solitude};
@@ -80,11 +81,27 @@ impl Reader {
     /// Copies the leaves that changed after version `since` (0: all of them) into their targets. `None`: nothing was
     /// published yet.
     ///
-    /// After an error the targets may hold anything.
+    /// The copy is made again as long as the writer overtakes it; [`Error::Interrupted`] when a signal comes meanwhile. After
+    /// an error the targets may hold anything.
     ///
     /// # Safety
     /// Each target has as many bytes as its leaf, mapped for writing, and nobody else uses them until this returns.
     pub unsafe fn read(&self, targets: &[Target], since: u64) -> Result<Option<Reading>> {
+        loop {
+            // SAFETY: as the caller promises.
+            match unsafe { self.try_read(targets, since) } {
+                Err(Error::Timeout) if signals::are_noted() => return Err(Error::Interrupted),
+                Err(Error::Timeout) => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// As [`read`](Self::read), for callers that hold a lock: copies once. [`Error::Timeout`] when the writer overtook the copy.
+    ///
+    /// # Safety
+    /// As for [`read`](Self::read).
+    pub unsafe fn try_read(&self, targets: &[Target], since: u64) -> Result<Option<Reading>> {
         let me = self.owner()?;
         let (weights, protocol) = (&self.weights, self.weights.protocol());
         let geometry = weights.geometry();
@@ -95,42 +112,41 @@ impl Reader {
         // With more threads than pins, one reads without: the writer may overtake it, and it reads again (I4).
         let without = AtomicU64::default();
         let pin = lent.as_ref().map_or(&without, |lent| &protocol.pins[me.seat()].pins[lent.index]);
-        loop {
-            let pinned = protocol.pin(pin, me).map_err(|damage| weights.damaged(damage))?;
-            let Some(latest) = pinned else { return Ok(None) };
-            self.populate(latest.buffer);
-            let entries = protocol.entries_of(latest.buffer);
-            // A version from the future is none of ours: then everything is new.
-            let since = if since > latest.version { 0 } else { since };
-            let changed = |leaf: usize| entries[leaf].version.load(Ordering::Relaxed) > since;
-            let copied: Vec<usize> = (0..targets.len()).filter(|&i| changed(targets[i].leaf)).collect();
-            let legs: Vec<Leg> = copied
-                .iter()
-                .map(|&i| {
-                    let Target { leaf, to } = targets[i];
-                    let (from, bytes) = (weights.leaf(latest.buffer, leaf), geometry.leaf_bytes[leaf]);
-                    Leg { leaf, from, to, bytes }
-                })
-                .collect();
-            // SAFETY: the targets are as the caller promises, the buffer exists, and if the writer overtakes us the copy is
-            // thrown away below (C1).
-            let wrong = unsafe {
-                copy::copy_all(&legs, self.threads);
-                self.first_wrong(&legs, |leaf| entries[leaf].checksum.load(Ordering::Relaxed))
-            };
-            let whole = protocol.is_whole(latest);
-            protocol.unpin(pin);
-            if !whole {
-                protocol.control.counters.retries.fetch_add(1, Ordering::Relaxed);
-                continue;
+        let pinned = protocol.pin(pin, me).map_err(|damage| weights.damaged(damage))?;
+        let Some(latest) = pinned else { return Ok(None) };
+        self.populate(latest.buffer);
+        let entries = protocol.entries_of(latest.buffer);
+        // A version from the future is none of ours: then everything is new.
+        let since = if since > latest.version { 0 } else { since };
+        let changed = |leaf: usize| entries[leaf].version.load(Ordering::Relaxed) > since;
+        let copied: Vec<usize> = (0..targets.len()).filter(|&i| changed(targets[i].leaf)).collect();
+        let legs: Vec<Leg> = copied
+            .iter()
+            .map(|&i| {
+                let Target { leaf, to } = targets[i];
+                let (from, bytes) = (weights.leaf(latest.buffer, leaf), geometry.leaf_bytes[leaf]);
+                Leg { leaf, from, to, bytes }
+            })
+            .collect();
+        // SAFETY: the targets are as the caller promises, the buffer exists, and if the writer overtakes us the copy is
+        // thrown away below (C1).
+        let wrong = unsafe {
+            copy::copy_all(&legs, self.threads);
+            self.first_wrong(&legs, |leaf| entries[leaf].checksum.load(Ordering::Relaxed))
+        };
+        let whole = protocol.is_whole(latest);
+        protocol.unpin(pin);
+        if !whole {
+            protocol.check_overtaken(latest).map_err(|damage| weights.damaged(damage))?;
+            protocol.control.counters.retries.fetch_add(1, Ordering::Relaxed);
+            return Err(Error::Timeout);
+        }
+        match wrong {
+            None => Ok(Some(Reading { version: latest.version, copied })),
+            Some(leaf) => {
+                let name = weights.segment().name().to_owned();
+                Err(Error::Checksum { name, leaf, version: latest.version })
             }
-            return match wrong {
-                None => Ok(Some(Reading { version: latest.version, copied })),
-                Some(leaf) => {
-                    let name = weights.segment().name().to_owned();
-                    Err(Error::Checksum { name, leaf, version: latest.version })
-                }
-            };
         }
     }
 

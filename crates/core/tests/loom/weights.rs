@@ -81,6 +81,10 @@ impl Heap {
         let copy =
             std::array::from_fn(|leaf| self.bytes[latest.buffer * LEAVES + leaf].load(Ordering::Relaxed));
         let whole = weights.is_whole(latest);
+        if !whole {
+            // Nobody has damaged anything, so there must be a newer version to read instead.
+            weights.check_overtaken(latest).unwrap();
+        }
         weights.unpin(pin);
         Some((latest.version, copy, whole))
     }
