@@ -200,7 +200,10 @@ fn a_latest_word_that_swings_is_damage_and_pins_nobody_for_ever() {
         fault::on_point(move |at| {
             if at == Point::ReaderPinned {
                 turn += 1;
-                let other = Latest { version: newest.version + turn % 2, buffer: (newest.buffer + turn as usize % 2) % 3 };
+                let other = Latest {
+                    version: newest.version + turn % 2,
+                    buffer: (newest.buffer + turn as usize % 2) % 3,
+                };
                 weights.protocol().control.publish.latest.store(other.pack(), Ordering::Relaxed);
             }
         });

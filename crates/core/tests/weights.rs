@@ -297,7 +297,8 @@ fn a_latest_version_whose_buffer_holds_another_is_damage_and_no_endless_read() {
     let writer = create(&spec(None));
     let reader = Arc::new(reader(&writer));
     write(&writer, 1);
-    let (protocol, latest) = (writer.weights().protocol(), writer.weights().protocol().latest().unwrap().unwrap());
+    let (protocol, latest) =
+        (writer.weights().protocol(), writer.weights().protocol().latest().unwrap().unwrap());
     for wrong in [0, 7, u64::MAX] {
         protocol.heads[latest.buffer].sequence.store(wrong, Ordering::Relaxed);
         let result = read_all(&reader);

@@ -1,10 +1,11 @@
 //! `EnvCaller`: the caller's handle on environments in worker processes. `rollway.vector_env` owns one.
 
 use crate::block::view;
-use crate::errors::{blocking, to_py};
+use crate::errors::{blocking, named, to_py};
 use crate::producer::{patience, seconds};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use rollway_core::Error;
 use rollway_core::vector_env::{Caller as Core, Outcome, Stage};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -27,7 +28,14 @@ fn waited(
     timeout: Option<f64>,
 ) -> PyResult<Outcome> {
     let (limit, patience) = (limit.map(seconds).transpose()?, patience(timeout)?);
-    blocking(py, || core.wait(count, limit, patience))?.map_err(|e| to_py(py, e))
+    blocking(py, || core.wait(count, limit, patience))?.map_err(|error| match error {
+        Error::Closed => named(
+            py,
+            "ConnectionClosedError",
+            "this vector environment was closed by another thread".to_owned(),
+        ),
+        other => to_py(py, other),
+    })
 }
 
 fn told(outcome: Outcome) -> Waited {
@@ -139,8 +147,8 @@ impl EnvCaller {
         Ok((share.start, share.end))
     }
 
-    /// Tells the workers to end, and takes the name away.
+    /// Tells the workers to end, takes the name away, and ends a wait of another thread.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.core()?.close().map_err(|e| to_py(py, e))
+        self.stage.close().map_err(|e| to_py(py, e))
     }
 }

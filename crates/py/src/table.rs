@@ -251,10 +251,11 @@ impl Table {
     }
 
     fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
-        self.core.with(py, |core| core.clone()).ok_or_else(|| {
-            let message = format!("this handle on '{}' is closed", self.name);
-            named(py, "ConnectionClosedError", message)
-        })
+        self.core.with(py, |core| core.clone()).ok_or_else(|| self.is_closed(py))
+    }
+
+    fn is_closed(&self, py: Python<'_>) -> PyErr {
+        named(py, "ConnectionClosedError", format!("this handle on '{}' is closed", self.name))
     }
 
     /// Each piece has room for `batch` rows, in an array that the caller keeps alive.
@@ -266,6 +267,7 @@ impl Table {
 
     fn explain(&self, py: Python<'_>, error: Error) -> PyErr {
         match error {
+            Error::Closed if self.core.with(py, Option::is_none) => self.is_closed(py),
             Error::Closed => {
                 let message = format!("'{}' is closed: its last learner has left", self.name);
                 named(py, "ConnectionClosedError", message)

@@ -22,6 +22,14 @@ struct Open {
     reader: Option<Arc<Reader>>,
 }
 
+impl Open {
+    fn end_waits(&self) {
+        if let Some(reader) = &self.reader {
+            reader.close();
+        }
+    }
+}
+
 /// Weights in shared memory: one writer, any number of readers. Not for users: addresses are taken as they are.
 #[pyclass(frozen, module = "rollway._core")]
 pub struct Weights {
@@ -163,6 +171,9 @@ impl Weights {
             Err(Error::Timeout) => blocking(py, || unsafe { reader.read(&targets, since) })?,
             reading => reading,
         };
+        if self.open.with(py, Option::is_none) {
+            self.leave(py, reader);
+        }
         Ok(reading.map_err(|e| to_py(py, e))?.map_or((0, Vec::new()), |r| (r.version, r.copied)))
     }
 
@@ -176,8 +187,12 @@ impl Weights {
     ) -> PyResult<u64> {
         let (reader, patience) = (self.reader(py)?, patience(timeout)?);
         let bearing = peer_timeout_s.map(seconds).transpose()?;
-        let there = blocking(py, || reader.wait_for(version, patience, bearing))?;
-        there.map_err(|error| match error {
+        let there = blocking(py, || reader.wait_for(version, patience, bearing));
+        if self.open.with(py, Option::is_none) {
+            self.leave(py, reader);
+            return there?.map_err(|_| self.is_closed(py));
+        }
+        there?.map_err(|error| match error {
             Error::Timeout => {
                 let (latest, name) = (reader.weights().version().unwrap_or(0), &self.name);
                 let writer = match reader.weights().writer_pid() {
@@ -211,10 +226,12 @@ impl Weights {
         Ok(stats)
     }
 
-    /// Lets go. The last one to leave takes the name away.
+    /// Lets go, and ends the calls that wait. The last one to leave takes the name away, unless the writer died and may come
+    /// back for what it published.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         if let Some(open) = self.open.replace(py, None) {
             py.detach(|| {
+                open.end_waits();
                 drop(open);
                 Core::collect(&self.name)
             })
@@ -226,7 +243,11 @@ impl Weights {
     /// Takes the name away, whoever is attached, tells them that nothing more will come, and lets go.
     fn unlink(&self, py: Python<'_>) -> PyResult<()> {
         if let Some(open) = self.open.replace(py, None) {
-            py.detach(|| open.core.shut_down()).map_err(|e| to_py(py, e))?;
+            py.detach(|| {
+                open.end_waits();
+                open.core.shut_down()
+            })
+            .map_err(|e| to_py(py, e))?;
         }
         Ok(())
     }
@@ -240,6 +261,16 @@ impl Weights {
 
     fn is_closed(&self, py: Python<'_>) -> PyErr {
         named(py, "ConnectionClosedError", format!("this handle on the weights '{}' is closed", self.name))
+    }
+
+    /// The handle was closed while `reader` was used in this thread, which kept it from leaving: it leaves now.
+    #[cold]
+    fn leave(&self, py: Python<'_>, reader: Arc<Reader>) {
+        py.detach(|| {
+            drop(reader);
+            // A name that stays behind is collected by whoever looks next.
+            let _ = Core::collect(&self.name);
+        });
     }
 
     fn writer(&self, py: Python<'_>) -> PyResult<Arc<Writer>> {

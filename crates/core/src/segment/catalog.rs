@@ -60,12 +60,18 @@ pub(super) fn collect_auto_named() -> Result<()> {
 /// Only the holder of every lease of a file may remove its name. So between our look at the name and its removal,
 /// nobody can have put another file there: he would have had to remove this one first.
 pub fn collect(name: &str) -> Result<bool> {
+    collect_unless(name, |_| false)
+}
+
+/// As [`collect`], but leaves a segment where it is of which `is_kept` says so. It is asked while nobody can sit down there.
+pub fn collect_unless(name: &str, is_kept: impl FnOnce(&Segment) -> bool) -> Result<bool> {
     let segment = match Segment::open(name, None) {
         Ok(segment) => segment,
         Err(Error::NotFound { .. }) => return Ok(false),
         Err(error) => return Err(error),
     };
     match Undertaker::of(&segment)? {
+        Some(_undertaker) if is_kept(&segment) => Ok(false),
         Some(_undertaker) => segment.unlink(),
         None => Ok(false),
     }

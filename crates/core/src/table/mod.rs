@@ -60,6 +60,7 @@ pub struct Table {
     seat: Seat,
     role: Role,
     resumed: bool,
+    /// Whether this handle was closed. Calls that wait in other threads look at it.
     left: AtomicBool,
     /// Of the process that came.
     generation: u32,
@@ -153,13 +154,21 @@ impl Table {
         Ok(table)
     }
 
-    /// Leaves. The last learner takes the name away, and lets the adders know that nobody samples any more.
+    /// Leaves, and ends the calls that wait with this handle, in whichever thread. The last learner takes the name away, and
+    /// lets the adders know that nobody samples any more.
     pub fn leave(&self) -> Result<()> {
-        let forked = generation() != self.generation; // A forked child does not leave in its parent's name.
-        if self.role == Role::Producer || forked || self.left.swap(true, Ordering::Relaxed) {
-            return Ok(());
+        if generation() != self.generation || self.left.swap(true, Ordering::Relaxed) {
+            return Ok(()); // A forked child does not leave in its parent's name.
         }
-        self.seat.leave_with_name(|| self.shut_down()).map(drop)
+        let last = match self.role {
+            Role::Consumer => self.seat.leave_with_name(|| self.shut_down()),
+            Role::Producer => Ok(false),
+        };
+        if !matches!(last, Ok(true)) {
+            // Who announced itself before this wakes; who does so after it sees the flag (SYNC bell.ticket).
+            self.protocol().control.changed.ring();
+        }
+        last.map(drop)
     }
 
     /// Takes the name away, whoever is in it, and tells everybody. Nobody can attach any more.
@@ -255,11 +264,7 @@ impl Table {
     }
 
     /// Sleeps until `look` finds something.
-    fn wait<T>(
-        &self,
-        patience: Patience,
-        mut look: impl FnMut() -> Result<Option<T>>,
-    ) -> Result<Option<T>> {
+    fn wait<T>(&self, patience: Patience, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
         let changed = &self.protocol().control.changed;
         let mut patrol = Patrol::start();
         loop {
@@ -267,7 +272,7 @@ impl Table {
             if let Some(found) = look()? {
                 return Ok(Some(found));
             }
-            if self.is_closed() {
+            if self.is_closed() || self.left.load(Ordering::Relaxed) {
                 return Err(Error::Closed);
             }
             let Some(left) = patience.left() else { return Ok(None) };

@@ -147,6 +147,9 @@ impl Caller {
             if let Some(answers) = self.take(count) {
                 return Ok(Outcome::Answered(answers));
             }
+            if stage.protocol().is_closed() {
+                return Err(Error::Closed);
+            }
             let Some(left) = patience.left() else { return Err(Error::Timeout) };
             let pause = self.hurry(limit).map_or(left, |hurry| hurry.min(left)).min(patrol.pause());
             match bell.wait(ticket, pause) {
@@ -272,8 +275,7 @@ impl Caller {
 
     /// Tells the workers to end, and takes the name away.
     pub fn close(&self) -> Result<()> {
-        self.stage.protocol().close();
-        self.stage.segment().unlink().map(drop)
+        self.stage.close()
     }
 
     pub fn stage(&self) -> &Arc<Stage> {

@@ -93,6 +93,12 @@ impl Stage {
         (unsafe { self.segment.body().0.add(self.geometry.data_offset) }, self.geometry.data_bytes)
     }
 
+    /// For the caller: tells the workers to end, and takes the name away. A wait of another thread ends with [`Error::Closed`].
+    pub fn close(&self) -> Result<()> {
+        self.protocol().close();
+        self.segment.unlink().map(drop)
+    }
+
     fn damaged(&self, what: &'static str) -> Error {
         Error::Corrupt { name: self.segment.name().to_owned(), what }
     }

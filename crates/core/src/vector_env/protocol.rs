@@ -129,11 +129,12 @@ impl Protocol<'_> {
         self.control.answered.announce()
     }
 
-    /// Caller: no more requests.
+    /// Caller: no more requests. Ends a wait of the caller, too: another thread may close under it.
     pub fn close(&self) {
         // SYNC control.closed: Release here, Acquire in `is_closed`.
         self.control.closed.store(1, Ordering::Release);
         self.lines.iter().for_each(|line| line.work.ring());
+        self.control.answered.ring();
     }
 
     pub fn is_closed(&self) -> bool {

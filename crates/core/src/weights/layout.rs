@@ -69,6 +69,10 @@ impl Latest {
     }
 }
 
+/// The writer word of weights whose writer died, once its seat has another holder: it names nobody, and says that the writer
+/// may come back.
+pub const ABANDONED: u64 = 1 << 63;
+
 /// A word that names somebody, and for a pin which buffer he reads. 0 is nobody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holder {
@@ -103,7 +107,7 @@ pub struct PublishLine {
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct WriterLine {
-    /// A [`Holder`], or 0.
+    /// A [`Holder`]; 0: the last writer left in good order, or there was none; [`ABANDONED`]: it died.
     pub writer: AtomicU64,
     /// 1 once somebody took the name away for good.
     pub closed: AtomicU32,

@@ -254,9 +254,22 @@ impl Weights {
         Ok(())
     }
 
-    /// Takes the name away if nobody lives here any more. For those who have left.
+    /// Takes the name away if nobody lives here any more, and nobody will come back for what is here. For those who have left.
+    ///
+    /// A writer that died comes back under the name, and goes on with its version. So what it published stays, unless nobody
+    /// chose the name; [`catalog::collect`] takes away that, too.
     pub fn collect(name: &str) -> Result<bool> {
-        catalog::collect(name)
+        catalog::collect_unless(name, |segment| {
+            let header = segment.header();
+            let (body, bytes) = segment.body();
+            if header.kind != KIND || header.auto_named != 0 || bytes < size_of::<Control>() {
+                return false;
+            }
+            // SAFETY: the body is page-aligned, mapped as long as `segment`, and begins with the control words, which are atomics.
+            let control = unsafe { body.cast::<Control>().as_ref() };
+            let died = control.write.writer.load(Ordering::Relaxed) != 0;
+            died && control.publish.latest.load(Ordering::Relaxed) != 0
+        })
     }
 
     /// The pid of the holder of a claim, as it saw itself.

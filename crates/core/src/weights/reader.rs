@@ -11,7 +11,7 @@ use crate::sync::{AtomicU64, Ordering, Woken};
 use crate::terms::IfExists;
 use crate::wait::{Patience, Patrol, Solitude};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};
 use std::time::Duration;
 
 /// Where the bytes of a leaf go.
@@ -44,6 +44,8 @@ pub struct Reader {
     pins_used: StdAtomicU64,
     /// Up to which buffer our page table is filled.
     populated: StdAtomicU32,
+    /// Whether this handle was closed. Calls that wait in other threads look at it.
+    closing: AtomicBool,
 }
 
 impl Reader {
@@ -63,7 +65,8 @@ impl Reader {
     pub fn on(weights: Arc<Weights>, threads: usize) -> Result<Reader> {
         let seat = Seat::take(weights.segment().clone(), Role::Consumer, |seat| weights.sweep(seat))?;
         let populated = StdAtomicU32::new(weights.protocol().grown() as u32);
-        Ok(Reader { weights, seat, threads, pins_used: StdAtomicU64::new(0), populated })
+        let (pins_used, closing) = (StdAtomicU64::new(0), AtomicBool::new(false));
+        Ok(Reader { weights, seat, threads, pins_used, populated, closing })
     }
 
     pub fn weights(&self) -> &Arc<Weights> {
@@ -191,14 +194,14 @@ impl Reader {
     }
 
     /// Sleeps until a version of at least `version` is there, and says which is. [`Error::PeersGone`] when there has been no
-    /// living writer for as long as `bearing` says; [`Error::Closed`] when nothing more will come.
+    /// living writer for as long as `bearing` says; [`Error::Closed`] when nothing more will come, or this handle was closed.
     pub fn wait_for(&self, version: u64, patience: Patience, bearing: Option<Duration>) -> Result<u64> {
         self.owner()?;
         let bell = &self.weights.protocol().control.published;
         let (mut patrol, mut solitude) = (Patrol::start(), Solitude::bearing(bearing));
         loop {
             let ticket = bell.announce();
-            let closed = self.weights.is_closed();
+            let closed = self.weights.is_closed() || self.closing.load(Ordering::Relaxed);
             let there = self.weights.version()?;
             if there >= version {
                 return Ok(there);
@@ -216,6 +219,16 @@ impl Reader {
                     }
                 }
             }
+        }
+    }
+
+    /// Ends the calls that wait with this handle, in whichever thread, and every later one. The seat stays until it is dropped.
+    pub fn close(&self) {
+        self.closing.store(true, Ordering::Relaxed);
+        // Nobody waits with the handle of a forked child that has read nothing: leave its parent's sleepers alone.
+        if self.seat.owner().is_some() {
+            // Who announced itself before this wakes; who does so after it sees the flag (SYNC bell.ticket).
+            self.weights.protocol().control.published.ring();
         }
     }
 

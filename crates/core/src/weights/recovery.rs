@@ -2,7 +2,7 @@
 //!
 //! | died after ([`Point`](crate::sync::Point)) | state left | who notices | repaired to |
 //! |---|---|---|---|
-//! | `WriterTaken` | a writer word that names the dead | the next writer, which asks the kernel | its own name |
+//! | `WriterTaken`, or any time until it leaves | a writer word that names the dead | the next writer, which asks the kernel; the next holder of the seat | its own name; `ABANDONED` |
 //! | `BufferGrown` | pages that exist beyond `grown` | nobody needs to | reserved again by the next who grows |
 //! | `BufferOpened`, `LeafHalfCopied` (the writer) | a buffer with sequence 0, some leaves new, one torn; `latest` is elsewhere | readers: never | written anew, every leaf of it |
 //! | `BufferWritten` | a whole buffer with a sequence above `latest` | the next writer | sequence 0: its version comes again |
@@ -13,7 +13,7 @@
 //! Nothing here waits for a timer to decide that somebody is dead: the kernel says so ([`crate::segment::lease`]). Every
 //! repair is one CAS from a word that names the dead, or a store by the one writer that there is; each can be done twice.
 
-use super::layout::Holder;
+use super::layout::{ABANDONED, Holder};
 use super::protocol::Protocol;
 use crate::segment::Owner;
 use crate::segment::lease::Memo;
@@ -52,6 +52,6 @@ pub fn sweep(weights: &Protocol<'_>, seat: usize) {
     let word = writer.load(Ordering::Relaxed);
     if Holder::unpack(word).is_some_and(|holder| holder.owner.seat() == seat) {
         // SYNC weights.writer: as in `leave_writer`, in the name of the dead.
-        let _ = writer.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed);
+        let _ = writer.compare_exchange(word, ABANDONED, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
