@@ -250,7 +250,10 @@ class ReplayBuffer:
         self._table.reseed(_seed(seed))
 
     def wait_for(self, rows: int, timeout: float | None = None) -> bool:
-        """Waits until there are so many transitions; False when the time is over. Sleeps meanwhile."""
+        """Waits until there are so many transitions; False when the time is over. Sleeps meanwhile.
+
+        `ConnectionClosedError` when the last learner has left, or another thread closed this handle.
+        """
         return self._table.wait_for_rows(_natural("rows", rows), timeout)
 
     # ── what it is ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -89,7 +89,10 @@ class SharedObsNormStats:
         return mean, std
 
     def close(self) -> None:
-        """Lets go. The last one to leave takes the name away. Safe to call twice."""
+        """Lets go. The last one to leave takes the name away. Safe to call twice.
+
+        A name that somebody chose stays if the process that put died without closing: what it put is there for the next.
+        """
         self._sync.close()
 
     def cleanup(self) -> None:

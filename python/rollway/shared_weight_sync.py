@@ -186,7 +186,7 @@ class SharedWeightSync(WeightReading):
         self._tree = tree
         self._threads = threads
         self._peer_timeout_s = peer_timeout_s
-        # Also at interpreter exit: the last one to leave takes the name away.
+        # Also at interpreter exit.
         self._endings: list[Callable[[], None]] = [core.close]
         self._end = weakref.finalize(self, run_all, self._endings)
 
@@ -255,7 +255,7 @@ class SharedWeightSync(WeightReading):
         """Sleeps until that version or a later one is published, and gives back which.
 
         Raises `WaitTimeout` after ``timeout`` seconds, `PeerDied` when no writer lives for ``peer_timeout_s``, and
-        `ConnectionClosedError` when somebody called `cleanup`.
+        `ConnectionClosedError` when somebody called `cleanup`, or another thread closed this handle.
         """
         return self._core.wait_for_version(version, timeout, self._peer_timeout_s)
 
@@ -266,7 +266,12 @@ class SharedWeightSync(WeightReading):
         return self._core.stats()
 
     def close(self) -> None:
-        """Lets go. The last one to leave takes the name away. Safe to call twice."""
+        """Lets go, and ends calls that wait with this handle in other threads. Safe to call twice.
+
+        The last one to leave takes the name away. It leaves a name that somebody chose if the writer died without
+        closing: a learner that comes back under the name goes on with the version. `cleanup` and ``rollway gc`` remove
+        it.
+        """
         self._end()
 
     def cleanup(self) -> None:

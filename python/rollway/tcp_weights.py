@@ -161,7 +161,11 @@ class TcpWeights(WeightReading):
         return self._core.stats()
 
     def close(self) -> None:
-        """Disconnects, and lets go of the copy; the last one to leave takes its name away. Safe to call twice."""
+        """Disconnects, and lets go of the copy; the last one to leave takes its name away. Safe to call twice.
+
+        A wait of another thread ends with `ConnectionClosedError`. If this process dies without closing, the named copy
+        stays for the next `TcpWeights` of that name.
+        """
         self._closed = True
         self._end()
 

@@ -441,7 +441,7 @@ def test_closing_a_handle_ends_a_wait_in_another_thread(case, name):
         def run():
             try:
                 ended.append(wait())
-            except BaseException as error:
+            except Exception as error:  # noqa: BLE001 - compared below
                 ended.append(error)
 
         thread = threading.Thread(target=run, daemon=True)

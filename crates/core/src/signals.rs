@@ -64,4 +64,41 @@ mod tests {
         assert_eq!(sleep(|| false, NAP * 5 / 2), Woken::Timeout);
         watched(|| true, || assert_eq!(bell.wait(bell.announce(), Duration::from_millis(1)), Woken::Timeout));
     }
+
+    #[cfg(feature = "fault")]
+    #[test]
+    fn a_signal_ends_a_read_that_the_writer_overtakes_again_and_again() {
+        use crate::sync::{Ordering, Point, fault};
+        use crate::weights::{IfExists, Reader, Source, Target, WeightsSpec, Writer};
+        let spec = WeightsSpec {
+            name: None,
+            auto_named: false,
+            schema: b"",
+            leaf_bytes: &[8],
+            max_buffers: 3,
+            max_peers: 4,
+            checksum: false,
+        };
+        let writer = Writer::open(&spec, IfExists::Fail, 1).unwrap();
+        let (from, mut to) = (1u64, 0u64);
+        // SAFETY: the leaf has eight bytes, as the number has.
+        unsafe { writer.write(&[Source { leaf: 0, from: (&raw const from).cast() }]) }.unwrap();
+        let reader = Reader::on(writer.weights().clone(), 1).unwrap();
+        let weights = writer.weights().clone();
+        // There is a newer version after every copy, and its buffer never holds it.
+        let claim_newer =
+            move || weights.protocol().control.publish.latest.fetch_add(1 << 8, Ordering::Relaxed);
+        claim_newer();
+        fault::on_point(move |at| {
+            if at == Point::LeafHalfCopied {
+                claim_newer();
+            }
+        });
+        LOOK.set(Some(|| true));
+        // SAFETY: as above.
+        let read = unsafe { reader.read(&[Target { leaf: 0, to: (&raw mut to).cast() }], 0) };
+        LOOK.set(None);
+        fault::on_point(|_| {});
+        assert!(matches!(read, Err(crate::Error::Interrupted)), "{read:?}");
+    }
 }
