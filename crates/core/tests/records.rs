@@ -852,6 +852,21 @@ fn numbers_that_make_no_sense_are_damage_and_no_panic() {
 }
 
 #[test]
+fn a_head_that_left_its_records_behind_is_damage_for_both_sides_and_no_endless_wait() {
+    let consumer = private();
+    let producer = producer(&consumer);
+    (0..8).for_each(|value| send(&producer, value, 100)); // Every descriptor is used.
+    let head = &consumer.records().protocol().lanes[0].write.head;
+    head.fetch_add(8 << 20, Ordering::Relaxed);
+    let sent = try_send(&producer, 8, 100, soon());
+    assert!(matches!(sent, Err(Error::Corrupt { .. })), "{sent:?}");
+    let taken = Consumer::take(consumer.clone(), soon());
+    assert!(matches!(taken, Err(Error::Corrupt { .. })), "{taken:?}");
+    head.fetch_sub(8 << 20, Ordering::Relaxed);
+    assert_eq!(receive(&consumer), 0, "nobody has moved the cursor");
+}
+
+#[test]
 fn a_newcomer_passes_a_damaged_lane() {
     let consumer = open(&RecordsSpec { lanes: 2, ..spec(None) });
     let first = producer(&consumer);

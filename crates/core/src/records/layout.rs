@@ -122,6 +122,14 @@ impl Word {
         self.number == number & NUMBER_MASK
     }
 
+    /// Whether it is a Ready record before `number`, in the descriptor of `number`. A number is offered only when the one before
+    /// it in the descriptor is settled, and one that is not settled any more says that it was given back (I3, I7). So this is
+    /// damage: nobody looks for that record any more.
+    pub fn is_lost_before(self, number: u64) -> bool {
+        let age = self.age(number);
+        self.state == State::Ready && !self.was_given_back() && age != 0 && age < 1 << (NUMBER_BITS - 1)
+    }
+
     /// How many records before `head` its own one comes.
     #[inline]
     pub fn age(self, head: u64) -> u64 {

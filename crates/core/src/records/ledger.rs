@@ -143,8 +143,13 @@ impl Ledger {
         self.refusal = None;
         let Some((number, extent)) = found else {
             // Only what nobody has taken can be dropped, and that helps only where it is in the way.
-            let hopeless = lane.vacancy() == Vacancy::None;
-            return Ok(if hopeless { Attempt::Full } else { Attempt::Unread });
+            return match lane.vacancy() {
+                Vacancy::None => Ok(Attempt::Full),
+                Vacancy::Lost => {
+                    Err(Damage("the head of a lane is ahead of records that nobody has taken").into())
+                }
+                Vacancy::Unread | Vacancy::Number(_) => Ok(Attempt::Unread),
+            };
         };
         let (number, extent) = match Self::ensure_grown(lane, extent, grow) {
             Ok(()) => (number, extent),

@@ -89,6 +89,8 @@ pub enum Vacancy {
     Unread,
     /// Full, and there is nothing to drop: a reservation is in the way, or all of it is held.
     None,
+    /// Full of records that no consumer looks for: the head of the lane is wrong (I3).
+    Lost,
 }
 
 /// The words of all lanes, wherever they lie: in a segment, or on loom's heap.
@@ -302,9 +304,13 @@ impl<'a> LaneWords<'a> {
         let head = self.line.write.head.load(Ordering::Relaxed);
         for number in head..head.wrapping_add(self.depth()) {
             // SYNC records.free: Acquire here, Release in `release`. Its reader is done (I6).
-            match Word::unpack(self.at(number).word.load(Ordering::Acquire)).state {
+            let was = Word::unpack(self.at(number).word.load(Ordering::Acquire));
+            match was.state {
                 State::Free => return Vacancy::Number(number),
                 State::Taken => {}
+                State::Ready if was.is_lost_before(number.wrapping_sub(self.depth())) => {
+                    return Vacancy::Lost;
+                }
                 State::Ready => return Vacancy::Unread,
                 State::Reserved => return Vacancy::None,
             }
@@ -513,6 +519,11 @@ impl<'a> LaneWords<'a> {
                         self.ready_word(earlier).and_then(|word| claim(self.at(earlier), word, earlier))
                     });
                     found = passed.or_else(|| claim(descriptor, word, number));
+                }
+                State::Ready if was.is_lost_before(number) => {
+                    return Err(Damage(
+                        "a record that nobody has taken is further back than its lane is deep",
+                    ));
                 }
                 _ => {}
             }
