@@ -31,6 +31,7 @@ class _Options:
     frame_timeout_s: float = 5.0
     keepalive_s: float = 5.0
     session_ttl_s: float = 600.0
+    staging_bytes: int = 256 << 20
     weights: SharedWeightSync | None = field(default=None, repr=False)
 
 
@@ -47,15 +48,18 @@ class TcpTransport(_Options):
         tls: Encrypt, with this certificate. Costs one more copy.
         max_connections: How many at once.
         io_threads: Threads that read from sockets. One moves several GB/s.
-        frame_timeout_s: How long a message may take from its first byte to its last (a second more for each MiB).
-            Then its slots are given back and the connection is cut; the worker connects again by itself.
+        frame_timeout_s: A worker that sends less than 64 KiB of a message in this time, and not the rest of it either,
+            is cut; it connects again by itself. Other workers do not wait for it meanwhile.
         keepalive_s: A peer that is silent for three times as long is taken for gone.
         session_ttl_s: How long a worker without a connection is remembered, so that it can go on where it was.
+        staging_bytes: Memory for messages that take longer than 200 ms to arrive, of all workers together. They leave the
+            ring, or the lane, to others until they are whole. It is at least as large as the largest message. When it is
+            full, the worker that is slowest is cut; it connects again by itself, and sends its message again.
         weights: Give these to the workers that ask for them (`TcpWeights`), on the same port and with the same token.
 
     >>> TcpTransport(50051, token="secret")
     TcpTransport(tls=None, max_connections=1024, io_threads=1, frame_timeout_s=5.0, keepalive_s=5.0, \
-session_ttl_s=600.0, port=50051, host='127.0.0.1')
+session_ttl_s=600.0, staging_bytes=268435456, port=50051, host='127.0.0.1')
     """
 
     port: int = 0
@@ -80,6 +84,7 @@ session_ttl_s=600.0, port=50051, host='127.0.0.1')
             frame_timeout_s=self.frame_timeout_s,
             keepalive_s=self.keepalive_s,
             session_ttl_s=self.session_ttl_s,
+            staging_bytes=self.staging_bytes,
         )
         return TcpEndpoint(native, intake, outlet)
 

@@ -85,6 +85,9 @@ OTHERS = {
     ("TcpTransport", "max_connections"): lambda _, bad: rollway.Server(
         ONE, 1, rollway.TcpTransport(max_connections=bad)
     ).start(),
+    ("TcpTransport", "staging_bytes"): lambda _, bad: rollway.Server(
+        ONE, 1, rollway.TcpTransport(staging_bytes=bad)
+    ).start(),
     ("Server", "batch_size"): lambda _, bad: rollway.Server(ONE, bad, rollway.TcpTransport()),
     ("Server", "num_buffers"): lambda _, bad: rollway.Server(ONE, 1, rollway.TcpTransport(), num_buffers=bad),
     ("Server.sample", "at_least"): lambda it, bad: it.server.sample(0, at_least=bad),

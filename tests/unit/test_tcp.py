@@ -1173,7 +1173,7 @@ def test_both_sides_count():
         assert learners["tcp_connections"] == learners["tcp_sessions"] == 1 and learners["producers_alive"] == 1
         quiet = ("resumed", "taken_over", "duplicates", "dropped", "waited", "spilled", "accept_errors")
         quiet += tuple(f"refused_{why}" for why in ("token", "schema", "protocol", "busy", "other", "full"))
-        quiet += ("cut_slow", "cut_silent", "cut_damaged")
+        quiet += ("cut_slow", "cut_silent", "cut_damaged", "evicted")
         assert {name: learners[f"tcp_{name}"] for name in quiet} == dict.fromkeys(quiet, 0)
         client.close()
         until(lambda: server.stats()["tcp_connections"] == 0)

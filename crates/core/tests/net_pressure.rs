@@ -17,7 +17,8 @@ use std::time::Duration;
 
 /// A server that cuts what is slow after 400 ms.
 fn impatient() -> TcpServerSpec {
-    TcpServerSpec { frame_timeout: Duration::from_millis(400), ..TcpServerSpec::default() }
+    let limit = Duration::from_millis(400);
+    TcpServerSpec { frame_timeout: limit, claim_patience: limit, ..TcpServerSpec::default() }
 }
 
 // ── a full ring ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -269,7 +270,9 @@ fn a_client_waits_for_room_for_longer_than_the_keepalive() {
 
 #[test]
 fn a_second_connection_takes_over_from_one_that_is_stuck() {
-    let learner = Learner::new(2, 3);
+    let patient =
+        TcpServerSpec { claim_patience: DEADLINE, frame_timeout: DEADLINE, ..TcpServerSpec::default() };
+    let learner = Learner::with(&spec(None, 2, 3), patient);
     let (mut first, _) = Raw::enter(learner.server.port(), 1, 0, 0);
     first.write(&data(0..1));
     assert_eq!(first.expect(Kind::Ack).0.sequence, 1);

@@ -567,7 +567,8 @@ fn a_hundred_clients_of_a_learner_that_stands_still_cost_little() {
 
 #[test]
 fn a_slow_client_is_cut_and_holds_nothing_afterwards() {
-    let spec = TcpServerSpec { frame_timeout: Duration::from_millis(400), ..TcpServerSpec::default() };
+    let limit = Duration::from_millis(400);
+    let spec = TcpServerSpec { frame_timeout: limit, claim_patience: limit, ..TcpServerSpec::default() };
     let learner = Learner::with(64 * KIB, OnFull::Block, spec);
     let (mut raw, _) = learner.enter(1, 0, 0);
     let bytes = frame(0, &[100, 60 * KIB]);

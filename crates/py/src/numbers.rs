@@ -62,6 +62,7 @@ arguments! {
     seed: Option<u64>, "0 to 2**64 - 1, or None";
     since: u64, "0 to 2**64 - 1";
     size: usize, "1 to 2**64 - 1";
+    staging_bytes: usize, "0 to 2**64 - 1";
     threads: Option<usize>, "1 to 2**64 - 1, or None";
     version: u32, "0 to 4,294,967,295";
 }

@@ -66,7 +66,7 @@ pub struct TcpServer {
 impl TcpServer {
     #[new]
     #[pyo3(signature = (consumer, host, port, *, weights, token, tls, io_threads, max_connections, frame_timeout_s, keepalive_s,
-                        session_ttl_s))]
+                        session_ttl_s, staging_bytes))]
     #[allow(clippy::too_many_arguments)] // Keywords, all of them, from a dataclass.
     fn start(
         py: Python<'_>,
@@ -81,6 +81,7 @@ impl TcpServer {
         frame_timeout_s: f64,
         keepalive_s: f64,
         session_ttl_s: f64,
+        #[pyo3(from_py_with = numbers::staging_bytes)] staging_bytes: usize,
     ) -> PyResult<Self> {
         let spec = TcpServerSpec {
             host,
@@ -92,6 +93,7 @@ impl TcpServer {
             frame_timeout: seconds(frame_timeout_s)?,
             keepalive: seconds(keepalive_s)?,
             session_ttl: seconds(session_ttl_s)?,
+            staging_bytes,
             ..TcpServerSpec::default()
         };
         let seat = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };

@@ -2,13 +2,17 @@
 //!
 //! Handshake, then frames. For a data frame: wait for its first payload byte, claim its slots, read it into them,
 //! commit, acknowledge: [`super::sample_frames`] and [`super::record_frames`] tell that part. What a connection keeps is a
-//! constant: its header, its outbox, and the list of its claims. What it holds in shared memory it holds for at most the
-//! time that its frame may take.
+//! constant: its header, its outbox, and the list of its claims; and one frame in staging memory, if its client is slow.
 //!
 //! C1  Slots, or room, are claimed when the payload has begun to arrive, and given back when the task ends, however it ends:
 //!     they are in the [`Landing`], which is cleared before the session is left (E1).
 //! C2  Commits and the step of the session's `next` have no await in between.
 //! C3  Nothing is read while what came before it is not settled: a client that ignores its credit is slowed by TCP.
+//! C4  Claims of a frame that is not whole are held for at most `claim_patience`. Then the frame is moved to staging memory
+//!     ([`super::staging`]), and its claims are given back. A connection whose frame was late stages its next frames from the
+//!     start, until one of them arrives within that time. The staging memory is in the [`Landing`], too (C1), or in
+//!     the future that places the frame.
+//! C5  A client gets on, or is cut: each `frame_timeout` brings [`PROGRESS_BYTES`], or the rest of the frame.
 
 use super::doorman::Doorman;
 use super::ears::{Ears, budget, goodbye, skip};
@@ -20,6 +24,7 @@ use super::inlet::Inlet;
 use super::landing::Landing;
 use super::server::{Lobby, Shared};
 use super::session::Progress;
+use super::staging::StagingRoom;
 use super::stats::add;
 use super::weight_frames::{give, over};
 use super::wire::{Stream, Wire};
@@ -29,7 +34,7 @@ use std::io::{self, ErrorKind, IoSliceMut};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// Rooms of one read: enough for most schemas, and more reads for the others.
 const ROOMS: usize = 32;
@@ -37,6 +42,10 @@ const ROOMS: usize = 32;
 pub const LOOK: Duration = Duration::from_millis(100);
 /// How long a parting word may take.
 const PARTING: Duration = Duration::from_millis(500);
+/// Less than this of a frame in the time of `frame_timeout` is no progress, unless it is the rest of the frame (C5).
+const PROGRESS_BYTES: usize = 64 * 1024;
+/// How often the staging memory is told how far a frame is.
+const NOTE: Duration = Duration::from_millis(100);
 /// Frames that a client may have under way before the first acknowledgement, and while others wait for room.
 pub const FIRST_CREDIT: u32 = 4;
 
@@ -206,7 +215,7 @@ async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>, inlet: &Inle
         }
         let producer_id = tenancy.producer_id;
         let landing = &mut landing;
-        Connection { wire, server, inlet, landing, producer_id, ears: Ears::default() }
+        Connection { wire, server, inlet, landing, producer_id, ears: Ears::default(), is_late: false }
             .converse(progress)
             .await
     };
@@ -231,6 +240,8 @@ pub struct Connection<'a> {
     inlet: &'a Inlet,
     pub landing: &'a mut Landing,
     pub producer_id: u32,
+    /// Its last frame was late: the next one is staged from the start (C4).
+    pub is_late: bool,
     ears: Ears,
 }
 
@@ -354,6 +365,72 @@ impl Connection<'_> {
         }
     }
 
+    /// Reads what the landing has places for, until the patience for claimed room is over (C4). `None`: all of it is here.
+    /// Otherwise, when it began: what is claimed is to be given back, and then [`bear`](Self::bear) reads on.
+    pub async fn land(&mut self, rest: bool) -> Result<Option<Instant>, End> {
+        let spec = &self.server.spec;
+        let patience = spec.claim_patience.min(spec.frame_timeout);
+        match timeout(patience, self.read(rest)).await {
+            Ok(read) => {
+                self.is_late = false;
+                read?;
+                if self.landing.finish() { Ok(None) } else { Err(evicted()) }
+            }
+            Err(_) => {
+                self.is_late = true;
+                Ok(Some(Instant::now() - patience))
+            }
+        }
+    }
+
+    /// Staging memory for a frame that is about to arrive, if the last one was late, and if there is some (C4).
+    pub fn stage_early(&self, bytes: usize) -> Option<StagingRoom> {
+        if !self.is_late || bytes == 0 {
+            return None;
+        }
+        let room = self.server.staging.try_take(bytes)?;
+        add(&self.server.counters.staged, 1);
+        Some(room)
+    }
+
+    /// Staging memory for a frame that has begun to arrive. The slowest frame pays when there is too little, and that
+    /// may be this one.
+    pub fn staging_room(&self, bytes: usize, began: Instant) -> Result<StagingRoom, End> {
+        let (server, arrived) = (self.server, self.landing.arrived());
+        let taken = server.staging.take(bytes, arrived, began);
+        add(&server.counters.evicted, taken.as_ref().map_or(1, |(_, evicted)| *evicted as u64));
+        let (room, _) = taken.ok_or_else(evicted)?;
+        add(&server.counters.staged, 1);
+        Ok(room)
+    }
+
+    /// Reads on what has no claimed room, for as long as the client gets on (C5).
+    pub async fn bear(&mut self, rest: bool, began: Instant) -> Result<(), End> {
+        let limit = self.server.spec.frame_timeout;
+        let mut gone = std::pin::pin!(self.landing.evicted());
+        let (mut before, mut due) = (0, began + limit);
+        loop {
+            let look = due.min(Instant::now() + NOTE);
+            let reading = async { Ok(timeout_at(look, self.read(rest)).await) };
+            let gone = async {
+                gone.as_mut().await;
+                evicted()
+            };
+            if let Ok(read) = unless(reading, gone).await? {
+                read?;
+                return if self.landing.finish() { Ok(()) } else { Err(evicted()) };
+            }
+            self.landing.note();
+            if Instant::now() >= due {
+                let arrived = self.landing.arrived();
+                if arrived - before < PROGRESS_BYTES {
+                    return Err(too_slow());
+                }
+                (before, due) = (arrived, due + limit);
+            }
+        }
+    }
+
     /// Reads what the landing has places for; if that is the rest of the frame, also what comes of the next header.
     pub async fn read(&mut self, rest: bool) -> io::Result<()> {
         self.landing.advance(0); // Samples may have no bytes.
@@ -381,6 +458,13 @@ pub fn closed(error: Error) -> End {
 
 pub fn too_slow() -> End {
     End::Parted(Farewell::TooSlow, "a frame was not finished in time".to_owned())
+}
+
+/// The end of a connection whose frame was given up for faster ones.
+fn evicted() -> End {
+    let text =
+        "the learner had too little memory for frames that arrive slowly, and this one was the slowest";
+    End::Parted(Farewell::TooSlow, text.to_owned())
 }
 
 pub fn silent() -> End {

@@ -100,6 +100,14 @@ impl Inlet {
         }
     }
 
+    /// Bytes that one frame of samples, or one record, has at most.
+    pub fn largest(&self) -> usize {
+        match self {
+            Inlet::Samples(intake) => intake.max_frame_rows() * intake.sample_bytes(),
+            Inlet::Records(intake) => intake.limits().record_bytes,
+        }
+    }
+
     /// Bytes of a record, at most; 0 for samples.
     pub fn max_record_bytes(&self) -> usize {
         match self {

@@ -8,6 +8,7 @@
 //! | `session` | what each client has delivered, across connections |
 //! | `server`, `connection`, `handshake`, `ears`, `landing`, `wire` | [`TcpServer`]: one task per connection |
 //! | `inlet`, `sample_frames`, `record_frames` | what a server leads to, and how its frames get there |
+//! | `staging` | memory for frames that arrive slowly |
 //! | `client`, `courier`, `outbound`, `dial`, `lookup`, `link` | [`Client`]: sends, keeps until acknowledged, reconnects, sends again |
 //! | `sample_client`, `record_client`, `packing` | [`TcpClient`], [`TcpRecordClient`]: what goes into its frames |
 //! | `outlet`, `weight_frames` | weights, from where they lie to the socket |
@@ -44,6 +45,7 @@ mod sample_client;
 mod sample_frames;
 mod server;
 mod session;
+mod staging;
 pub mod stats;
 pub mod tls;
 pub mod token;

@@ -3,6 +3,9 @@
 //! The index is read first, and says what each record needs. Then, a part of the frame at a time: reserve room for as many
 //! records as there is room for, read them into it, commit, acknowledge. What there is no room for stays in the socket,
 //! and what waits holds nothing (N1).
+//!
+//! A part that arrives slowly holds its room for a moment only (C4). Then its whole records are committed, the next one goes on in staging memory
+//! until it is whole, and the room of the others is given back: they are a part of their own later.
 
 use super::connection::{Connection, End, LOOK, closed, too_slow};
 use super::frame::{ENTRY_BYTES, Entry, Header};
@@ -13,7 +16,7 @@ use super::stats::add;
 use crate::error::Error;
 use crate::records::producer::Label;
 use crate::ring::OnFull;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 /// A part of a frame for which there are places.
 #[derive(Debug, Default)]
@@ -22,6 +25,42 @@ struct Part {
     bytes: usize,
     /// So many, the last ones, are refused.
     refused: usize,
+}
+
+impl Part {
+    /// The first `whole` records of it, and the next one.
+    fn split(&self, index: &[u8], whole: usize) -> (Part, Part) {
+        let bytes = |entry: Entry| entry.bytes as usize;
+        let kept = self.rows - self.refused;
+        let next = Entry::all(index).nth(whole).map_or(0, bytes);
+        (
+            Part {
+                rows: whole,
+                bytes: Entry::all(index).take(whole).map(bytes).sum(),
+                refused: whole.saturating_sub(kept),
+            },
+            Part { rows: 1, bytes: next, refused: (whole >= kept) as usize },
+        )
+    }
+}
+
+/// What is not settled of a frame.
+#[derive(Debug)]
+struct Rest<'a> {
+    index: &'a [u8],
+    sequence: u64,
+    bytes: usize,
+    /// So many of the first records are here already.
+    known: usize,
+}
+
+impl Rest<'_> {
+    fn pass(&mut self, part: &Part) {
+        self.index = &self.index[part.rows * ENTRY_BYTES..];
+        self.sequence += part.rows as u64;
+        self.bytes -= part.bytes;
+        self.known = self.known.saturating_sub(part.rows);
+    }
 }
 
 impl Connection<'_> {
@@ -33,34 +72,59 @@ impl Connection<'_> {
         progress: &mut Progress,
     ) -> Result<(), End> {
         let limits = intake.limits();
-        let (index_bytes, mut left) = limits.parts(header)?;
-        let mut known = self.known(header, progress)?;
+        let (index_bytes, bytes) = limits.parts(header)?;
+        let known = self.known(header, progress)?;
         let mut index = vec![0; index_bytes];
         let read = timeout(self.server.spec.frame_timeout, self.wire.read_exact(&mut index)).await;
         read.map_err(|_| too_slow())??;
-        limits.check(&index, left)?;
-        let (mut index, mut sequence, mut budget) = (&index[..], header.sequence, self.budget(header));
-        while !index.is_empty() {
+        limits.check(&index, bytes)?;
+        let mut rest = Rest { index: &index, sequence: header.sequence, bytes, known };
+        while !rest.index.is_empty() {
             self.landing.clear();
-            if left > 0 {
+            if rest.bytes > 0 {
                 self.readable().await?;
             }
-            let part = self.place_records(intake, index, known).await?;
-            let started = Instant::now();
-            let read = timeout(budget, self.read(part.bytes == left)).await;
-            read.map_err(|_| too_slow())??;
-            budget = budget.saturating_sub(started.elapsed());
-            let (settled, rest) = index.split_at(part.rows * ENTRY_BYTES);
-            self.settle_records(settled, sequence, &part, progress);
-            if !rest.is_empty() {
+            let mut part = match self.stage_first(&rest) {
+                Some(part) => part,
+                None => self.place_records(intake, rest.index, rest.known).await?,
+            };
+            if let Some(began) = self.land(part.bytes == rest.bytes).await? {
+                let (whole, next) = part.split(rest.index, self.landing.whole());
+                self.settle_records(&rest, &whole, progress);
+                self.acknowledge(progress.next, self.server.credit(), whole.bytes as u64);
+                rest.pass(&whole);
+                let staged = self.landing.record_to_stage();
+                let room = staged.map(|bytes| self.staging_room(bytes, began)).transpose()?;
+                self.landing.stage_record(room);
+                if self.landing.has_claims() {
+                    continue; // Nothing of the next record is here yet.
+                }
+                part = next;
+                self.bear(part.bytes == rest.bytes, began).await?;
+            }
+            if let Some((staged, _room)) = self.landing.take_staged() {
+                self.landing.clear();
+                part = self.place_records(intake, &rest.index[..ENTRY_BYTES], 0).await?;
+                self.landing.fill(&staged);
+            }
+            self.settle_records(&rest, &part, progress);
+            rest.pass(&part);
+            if !rest.index.is_empty() {
                 self.acknowledge(progress.next, self.server.credit(), part.bytes as u64);
             }
-            sequence += part.rows as u64;
-            left -= part.bytes;
-            known = known.saturating_sub(part.rows);
-            index = rest;
         }
         self.settled(header, progress).await
+    }
+
+    /// Has the first record staged from the start, if the last frame was late.
+    fn stage_first(&mut self, rest: &Rest<'_>) -> Option<Part> {
+        let bytes = Entry::all(rest.index).next()?.bytes as usize;
+        if rest.known > 0 {
+            return None;
+        }
+        let room = self.stage_early(bytes)?;
+        self.landing.push_staged(bytes, room);
+        Some(Part { rows: 1, bytes, refused: 0 })
     }
 
     /// Finds places for the first records of `index`, one at least. Waits only while it holds nothing (N1).
@@ -110,7 +174,6 @@ impl Connection<'_> {
             self.landing.push(span);
             (part.rows, part.bytes) = (part.rows + 1, part.bytes + bytes);
         }
-        add(&server.counters.refused_full, part.refused as u64);
         Ok(part)
     }
 
@@ -135,10 +198,11 @@ impl Connection<'_> {
         }
     }
 
-    /// Publishes what has landed, and steps over what was dropped or refused (C2).
-    fn settle_records(&mut self, index: &[u8], sequence: u64, part: &Part, progress: &mut Progress) {
+    /// Publishes what has landed of a part, and steps over what was dropped or refused (C2).
+    fn settle_records(&mut self, rest: &Rest<'_>, part: &Part, progress: &mut Progress) {
         let (producer_id, mut samples) = (self.producer_id, 0);
-        for ((entry, sequence), span) in Entry::all(index).zip(sequence..).zip(self.landing.take_spans()) {
+        let numbered = Entry::all(rest.index).zip(rest.sequence..);
+        for ((entry, sequence), span) in numbered.zip(self.landing.take_first(part.rows)) {
             if let Span::Record(room) = span {
                 let Entry { version, kind, .. } = entry;
                 room.commit(Label { version, kind, origin: Some((producer_id, sequence)) });
@@ -146,9 +210,10 @@ impl Connection<'_> {
             }
         }
         add(&self.server.counters.samples, samples);
-        let end = sequence + part.rows as u64;
+        let end = rest.sequence + part.rows as u64;
         progress.next = progress.next.max(end);
         if part.refused > 0 {
+            add(&self.server.counters.refused_full, part.refused as u64);
             self.refuse(end - part.refused as u64, part.refused, progress);
         }
     }

@@ -7,7 +7,7 @@
 //! **No deadlock.** N1 as in [`super::intake`]: nobody who waits holds room. Here this is enough, without spill buffers: a
 //! consumer takes single records, so each record that is committed is of use at once, whatever becomes of the others of
 //! its frame. A frame that finds room for a part of its records commits this part, and leaves the rest in the socket. Room
-//! is held by records that arrive, which is over in the time that a frame may take, and by the learner. A record waits
+//! is held by records that arrive, for a moment (C4 of `connection`), and by the learner. A record waits
 //! for no more than the lane has: larger ones are not taken by the client in the first place.
 //!
 //! **Fair.** Those who wait do so in order, and nobody reserves past them, with one exception: who has waited for a while

@@ -1,6 +1,7 @@
-//! A frame of samples on the server: its rows claim slots of the ring, land in them, and are committed.
+//! A frame of samples on the server: its rows claim slots of the ring, land in them, and are committed. A frame that arrives
+//! slowly is staged, and claims slots when all of it is there.
 
-use super::connection::{Connection, End, FIRST_CREDIT, LOOK, closed, too_slow};
+use super::connection::{Connection, End, FIRST_CREDIT, LOOK, closed};
 use super::doorman::Place;
 use super::frame::Header;
 use super::intake::Intake;
@@ -43,12 +44,25 @@ impl Connection<'_> {
         if header.length > 0 {
             self.readable().await?;
         }
-        let placed = self.place(intake, rows - known).await?;
+        let mut placed = match self.stage_early((rows - known) * intake.sample_bytes()) {
+            Some(room) => {
+                self.landing.push_staged(rows - known, room);
+                Placed::default()
+            }
+            None => self.place(intake, rows - known).await?,
+        };
         if server.counters.frames.load(Ordering::Relaxed).is_multiple_of(TIMED) {
             self.wire.start_clock();
         }
-        let read = timeout(self.budget(header), self.read(true)).await;
-        read.map_err(|_| too_slow())??;
+        if let Some(began) = self.land(true).await? {
+            if self.landing.has_claims() {
+                let bytes = self.landing.rows_to_stage() * intake.sample_bytes();
+                let room = self.staging_room(bytes, began)?;
+                self.landing.stage_rows(room);
+                placed.turn = None; // Others wait; this frame does not, as long as it is not whole.
+            }
+            self.bear(true, began).await?;
+        }
         if let Some(ns) = self.wire.stop_clock() {
             intake.record_copy(ns / rows as u64);
         }
@@ -110,7 +124,7 @@ impl Connection<'_> {
     ) -> Result<(), End> {
         let (server, producer_id) = (self.server, self.producer_id);
         let origin = |sequence| Origin { producer_id, sequence, version: header.version };
-        let (mut sequence, mut spilled) = (header.sequence, 0);
+        let (mut sequence, mut spilled, mut behind) = (header.sequence, 0, 0);
         for span in self.landing.take_spans() {
             let rows = span.rows();
             match span {
@@ -118,21 +132,24 @@ impl Connection<'_> {
                     run.commit(origin(sequence));
                     add(&server.counters.samples, rows as u64);
                 }
-                Span::Spill(rows) => {
+                Span::Spill(_) => {
                     spilled = rows;
-                    break;
+                    continue;
+                }
+                Span::Discard(_) | Span::Record(_) if spilled > 0 => {
+                    behind = rows; // Of what is spilled: dropped or refused.
+                    continue;
                 }
                 Span::Discard(_) | Span::Record(_) => {}
             }
             sequence += rows as u64;
         }
         progress.next = progress.next.max(sequence);
-        if placed.refused > 0 {
-            self.refuse(sequence - placed.refused as u64, placed.refused, progress);
-        }
         let (mut done, mut futile) = (0, 0);
         while done < spilled {
-            match intake.claim(spilled - done) {
+            let is_fair = intake.on_full() == OnFull::Block && placed.turn.is_none();
+            let stands_back = is_fair && intake.doorman().is_crowded();
+            match if stands_back { Err(Error::Full) } else { intake.claim(spilled - done) } {
                 Ok(Some(run)) => {
                     let rows = run.len();
                     self.landing.copy_spilled(&run, done, spilled);
@@ -141,16 +158,38 @@ impl Connection<'_> {
                     (done, futile) = (done + rows, 0);
                     add(&server.counters.samples, rows as u64);
                 }
-                Ok(None) => break, // Not with the policy that spills.
+                Ok(None) => {
+                    add(&server.counters.dropped, (spilled - done) as u64);
+                    break;
+                }
+                Err(Error::Full) if intake.on_full() == OnFull::Error => {
+                    add(&server.counters.refused_full, (spilled - done) as u64);
+                    placed.refused += spilled - done;
+                    break;
+                }
                 Err(Error::Full) => {
                     self.acknowledge(progress.next, FIRST_CREDIT, 0);
-                    placed.turn.iter_mut().for_each(Place::wait_again);
-                    self.room(intake.doorman(), 1, &mut futile).await?;
+                    let turn = placed.turn.get_or_insert_with(|| intake.doorman().enqueue());
+                    turn.wait_again();
+                    if turn.is_reached() {
+                        self.room(intake.doorman(), 1, &mut futile).await?;
+                    } else {
+                        let _ = self.patiently(timeout(LOOK, turn.reached())).await?;
+                    }
                 }
                 Err(error) => return Err(closed(error)),
             }
         }
         drop(placed.turn);
+        let end = header.sequence + header.rows as u64;
+        debug_assert!(progress.next + (spilled - done + behind) as u64 >= end);
+        progress.next = progress.next.max(end);
+        if placed.refused > 0 {
+            self.refuse(end - placed.refused as u64, placed.refused, progress);
+        }
+        if spilled > 0 {
+            self.landing.clear(); // Its memory is for others.
+        }
         Ok(())
     }
 }

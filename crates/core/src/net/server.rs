@@ -12,6 +12,7 @@ use super::frame::{Cargo, Farewell, Refusal};
 use super::inlet::Inlet;
 use super::outlet::Outlet;
 use super::session::Sessions;
+use super::staging::Staging;
 use super::stats::{ServerCounters, ServerStats, add};
 use super::tls::ServerTls;
 use super::token::Token;
@@ -53,8 +54,12 @@ pub struct TcpServerSpec {
     pub max_inflight_frames: u32,
     /// From the first byte to the end of the handshake.
     pub handshake_timeout: Duration,
-    /// For one frame, and a second more for each MiB.
+    /// A client that sends less of a frame in this time than 64 KiB, or the rest of it, is cut.
     pub frame_timeout: Duration,
+    /// How long a frame may lie in slots, or in room of the lane, before all of it has arrived.
+    pub claim_patience: Duration,
+    /// Memory for frames that take longer, in all. As large as the largest frame at least.
+    pub staging_bytes: usize,
     pub keepalive: Duration,
     /// How long a client without a connection is remembered.
     pub session_ttl: Duration,
@@ -73,6 +78,8 @@ impl Default for TcpServerSpec {
             max_inflight_frames: 32,
             handshake_timeout: Duration::from_secs(10),
             frame_timeout: Duration::from_secs(5),
+            claim_patience: Duration::from_millis(200),
+            staging_bytes: 256 << 20,
             keepalive: Duration::from_secs(5),
             session_ttl: Duration::from_secs(600),
         }
@@ -96,6 +103,7 @@ pub struct Shared {
     pub token: Option<Token>,
     pub tls: Option<Arc<rustls::ServerConfig>>,
     pub sessions: Arc<Sessions>,
+    pub staging: Arc<Staging>,
     pub counters: ServerCounters,
     pub stop: watch::Sender<bool>,
     pub window: u32,
@@ -266,9 +274,13 @@ impl TcpServer {
         weights: Option<Arc<Weights>>,
         mut spec: TcpServerSpec,
     ) -> Result<TcpServer> {
-        for time in
-            [&mut spec.handshake_timeout, &mut spec.frame_timeout, &mut spec.keepalive, &mut spec.session_ttl]
-        {
+        for time in [
+            &mut spec.handshake_timeout,
+            &mut spec.frame_timeout,
+            &mut spec.claim_patience,
+            &mut spec.keepalive,
+            &mut spec.session_ttl,
+        ] {
             *time = within_reason(*time);
         }
         if let Some(Inlet::Samples(intake)) = &inlet {
@@ -290,6 +302,7 @@ impl TcpServer {
         let shared = Arc::new(Shared {
             window: spec.max_inflight_frames,
             sessions: Arc::new(Sessions::new(spec.max_sessions, spec.session_ttl)),
+            staging: Staging::new(spec.staging_bytes.max(inlet.as_ref().map_or(0, Inlet::largest))),
             inlet,
             outlet: weights.map(Outlet::new).transpose()?,
             spec,

@@ -59,6 +59,10 @@ counters! {
         /// Frames that found the ring full, and those of them that were split.
         waited,
         spilled,
+        /// Frames and records that arrived so slowly that they were moved out of claimed room, and those of them that were given up
+        /// for faster ones.
+        staged,
+        evicted,
         /// Clients of weights now.
         weight_clients,
         /// Versions that were sent whole, those that the learner overwrote meanwhile, and bytes of both.

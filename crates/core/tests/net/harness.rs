@@ -116,6 +116,7 @@ pub struct Proxy {
     pub carried: Arc<[AtomicUsize; 2]>,
     stop: Arc<AtomicBool>,
     frozen: Arc<AtomicUsize>,
+    freeze_after: Arc<AtomicUsize>,
     target: Arc<AtomicUsize>,
     open: Arc<Mutex<Vec<TcpStream>>>,
 }
@@ -128,11 +129,13 @@ impl Proxy {
         let (stop, open) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
         let carried = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
         let (frozen, target) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(target as usize)));
+        let freeze_after = Arc::new(AtomicUsize::new(usize::MAX));
         let proxy = Proxy {
             port,
             carried: carried.clone(),
             stop: stop.clone(),
             frozen: frozen.clone(),
+            freeze_after: freeze_after.clone(),
             target: target.clone(),
             open: open.clone(),
         };
@@ -154,7 +157,12 @@ impl Proxy {
                     let limit = cut.filter(|(cut, _)| *cut == way).map(|(_, bytes)| bytes);
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     let (carried, frozen) = (carried.clone(), frozen.clone());
-                    let is_frozen = move || number < frozen.load(Ordering::Relaxed);
+                    let (limits, to_server) = (freeze_after.clone(), carried.clone());
+                    let is_frozen = move || {
+                        let limit = limits.load(Ordering::Relaxed);
+                        let is_over = to_server[Way::ToServer as usize].load(Ordering::Relaxed) > limit;
+                        number < frozen.load(Ordering::Relaxed) || (number == 0 && is_over)
+                    };
                     std::thread::spawn(move || {
                         forward(from, to, limit, chunk, &carried[way as usize], is_frozen)
                     });
@@ -167,6 +175,11 @@ impl Proxy {
     /// Loses what the first connection carries from now on, without closing it: a host that lost its network.
     pub fn freeze(&self) {
         self.frozen.store(1, Ordering::Relaxed);
+    }
+
+    /// As [`freeze`](Self::freeze), once so many bytes were carried to the server.
+    pub fn freeze_after(&self, bytes: usize) {
+        self.freeze_after.store(bytes, Ordering::Relaxed);
     }
 
     /// Sends new connections elsewhere.
