@@ -1,6 +1,7 @@
 """Records over TCP: the same calls as in shared memory, what a client is told, and who is let in."""
 
 import asyncio
+import contextlib
 import gc
 
 import numpy as np
@@ -43,6 +44,27 @@ def test_records_arrive_with_everything_that_was_said_about_them(server, client)
     assert (float(received["score"]), received.key, received.metadata) == (0.5, KEY, {"stop": "length"})
     assert (received.version, received.sequence, received.producer_id) == (7, 0, client.producer_id)
     assert (client.unacknowledged, client.stats()["sent"]) == (0, 1)
+
+
+def test_a_record_that_does_not_fit_the_schema_is_refused_by_name_and_never_read(server, client):
+    class Lying(rollway.RecordSchema):
+        """Says that it is the learner's schema, and lays out its records otherwise."""
+
+        text = property(lambda _: server.schema.text)
+
+    liar = connect(server, Lying({"tokens": "int64[*]", "logprobs": "float32[*]", "score": "float32[]"}), producer_id=77)
+    with pytest.raises(rollway.ConnectionClosedError, match="record 0 of producer 77 does not fit"):
+        liar.send(record(5) | {"tokens": np.arange(5)})
+        liar.wait(timeout=10)
+    client.send(record(3))
+    assert len(server.read(timeout=10)["tokens"]) == 3
+    assert server.stats()["tcp_refused_records"] == 1
+    (refusal,) = server.refusals
+    assert "127.0.0.1" in refusal and "producer 77" in refusal
+    with pytest.raises(rollway.WaitTimeout, match="producer 77"):
+        server.read(timeout=0.01)
+    with contextlib.suppress(rollway.ConnectionClosedError):
+        liar.close()
 
 
 def test_lists_are_taken_and_sizes_go_from_nothing_to_more_than_a_message(server, client):

@@ -13,6 +13,7 @@ use rollway_core::net::frame::{Cargo, Entry, Farewell, Header, Hello, Kind, News
 use rollway_core::net::{
     RecordIntake, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec, Transport,
 };
+use rollway_core::records::format::{LeafShape, Shape};
 use rollway_core::records::producer::Label;
 use rollway_core::records::{Consumer, Producer, RecordsSpec};
 use rollway_core::ring::{IfExists, OnFull, Patience};
@@ -44,6 +45,20 @@ impl Learner {
     }
 
     fn with(lane_bytes: usize, on_full: OnFull, spec: TcpServerSpec) -> Learner {
+        Learner::open(lane_bytes, on_full, spec, RecordIntake::new)
+    }
+
+    /// One that takes only records of [`shape`].
+    fn checked(spec: TcpServerSpec) -> Learner {
+        Learner::open(64 * KIB, OnFull::Block, spec, |producer| RecordIntake::checked(producer, shape()))
+    }
+
+    fn open(
+        lane_bytes: usize,
+        on_full: OnFull,
+        spec: TcpServerSpec,
+        intake: impl Fn(Producer) -> Result<RecordIntake>,
+    ) -> Learner {
         let records = RecordsSpec {
             name: None,
             auto_named: false,
@@ -56,7 +71,7 @@ impl Learner {
             preallocate: false,
         };
         let consumer = Arc::new(Consumer::open(&records, IfExists::Resume, None).unwrap());
-        let server = TcpServer::start(RecordIntake::new(producer(&consumer)).unwrap(), spec).unwrap();
+        let server = TcpServer::start(intake(producer(&consumer)).unwrap(), spec).unwrap();
         Learner { server, consumer }
     }
 
@@ -779,6 +794,106 @@ proptest! {
         let client = learner.client(); // It still serves.
         put(&client, 1, 10);
         client.close(soon()).unwrap();
+    }
+}
+
+// ── records that do not fit the schema ─────────────────────────────────────────────────────────────────────────────
+
+/// Two ragged leaves, and one of 3 rows: the counts of the ragged ones are the first 8 bytes of a record.
+fn shape() -> Shape {
+    let leaf = |row_bytes, rows| LeafShape { row_bytes, rows };
+    Shape::new(vec![leaf(1, None), leaf(4, Some(3)), leaf(2, None)])
+}
+
+/// A record of this shape.
+fn fitting(counts: [usize; 2]) -> Vec<u8> {
+    let placement = shape().place(&counts).unwrap();
+    let mut bytes = vec![7; placement.bytes];
+    shape().write_counts(&placement.counts, &mut bytes);
+    bytes
+}
+
+/// The bytes of a frame of these records, numbered from `first` on.
+fn frame_of(first: u64, records: &[Vec<u8>]) -> Vec<u8> {
+    let entry = |record: &Vec<u8>| Entry { bytes: record.len() as u64, version: 0, kind: 0 }.encoded();
+    let payload: Vec<u8> = records.iter().flat_map(entry).chain(records.concat()).collect();
+    Header { rows: records.len() as u32, sequence: first, ..Header::new(Kind::Records) }.with(&payload)
+}
+
+#[test]
+fn a_record_that_does_not_fit_is_refused_by_name_and_those_before_it_are_taken() {
+    // Once straight into the lane, once through staging memory.
+    for claim_patience in [DEADLINE, Duration::from_millis(1)] {
+        let learner = Learner::checked(TcpServerSpec { claim_patience, ..TcpServerSpec::default() });
+        let mut bad = fitting([5, 2]);
+        bad[0] += 8;
+        let bytes = frame_of(0, &[fitting([1, 0]), fitting([0, 3]), bad, fitting([1, 1])]);
+        let (mut raw, welcome) = learner.enter(1, 0, 0);
+        let middle = bytes.len() - 80; // In the bad one.
+        raw.write(&bytes[..middle]);
+        if claim_patience < DEADLINE {
+            assert!(eventually(|| learner.server.stats().staged > 0));
+        }
+        raw.write(&bytes[middle..]);
+        let mut acknowledged = 0;
+        let (goodbye, text) = loop {
+            let (header, payload) = raw.frame();
+            match header.kind {
+                Kind::Ack => acknowledged = header.sequence,
+                Kind::Goodbye => break (header, String::from_utf8(payload).unwrap()),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!((goodbye.code, acknowledged), (Farewell::Protocol as u16, 2));
+        let name = format!("record 2 of producer {}", welcome.producer_id);
+        assert!(text.contains(&name) && text.contains("counts"), "{text}");
+        assert!(eventually(|| learner.server.stats().connections == 0));
+        let stats = learner.server.stats();
+        assert_eq!((stats.refused_records, stats.cut_damaged, stats.samples), (1, 0, 2));
+        let refusal = learner.server.last_refusal().unwrap();
+        assert!(refusal.peer.starts_with("127.0.0.1:") && refusal.text == text);
+        assert_eq!((learner.reserved(), learner.ready()), (0, 2));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Any bytes, and records that fit with some bytes changed, or cut off, or appended.
+    #[test]
+    fn any_bytes_are_refused_or_are_a_record_that_can_be_read(
+        records in proptest::collection::vec(
+            prop_oneof![
+                proptest::collection::vec(prop_oneof![Just(0u8), 0u8..6, any::<u8>()], 0..80),
+                (0usize..6, 0usize..6, proptest::option::of((any::<prop::sample::Index>(), any::<u8>())), 0usize..4)
+                    .prop_map(|(one, two, change, cut)| {
+                        let mut bytes = fitting([one, two]);
+                        if let Some((at, value)) = change {
+                            let at = at.index(bytes.len());
+                            bytes[at] = value;
+                        }
+                        let length = bytes.len() + 1 - cut;
+                        if cut > 0 { bytes.resize(length, 0) }
+                        bytes
+                    }),
+            ],
+            1..6,
+        ),
+    ) {
+        let learner = Learner::checked(TcpServerSpec::default());
+        let (mut raw, _) = learner.enter(1, 0, 0);
+        let fits = records.iter().take_while(|record| shape().parse(record).is_ok()).count();
+        raw.write(&frame_of(0, &records));
+        if fits == records.len() {
+            while raw.expect(Kind::Ack).0.sequence < fits as u64 {}
+        } else {
+            prop_assert_eq!(raw.expect(Kind::Goodbye).0.code, Farewell::Protocol as u16);
+        }
+        prop_assert_eq!((learner.reserved(), learner.ready()), (0, fits));
+        for record in &records[..fits] {
+            let taken = Consumer::take(learner.consumer.clone(), soon()).unwrap().unwrap();
+            prop_assert!(taken.bytes() == &record[..] && shape().parse(taken.bytes()).is_ok());
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use crate::tcp_server::Endpoints;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use rollway_core::Error;
+use rollway_core::records::format::Shape;
 use rollway_core::records::{Consumer as Core, Patience, Record as CoreRecord, Records, RecordsSpec};
 use std::sync::Arc;
 
@@ -206,6 +207,11 @@ impl RecordConsumer {
         let records = core.records().clone();
         let (core, endpoints) = (GilCell::new(Some(Arc::new(core))), Endpoints::default());
         RecordConsumer { core, records, plan, name, endpoints }
+    }
+
+    /// What lies in the bytes of a record.
+    pub fn shape(&self) -> Shape {
+        self.plan.get().shape.clone()
     }
 
     /// The transports that feed lanes.

@@ -114,7 +114,9 @@ impl TcpServer {
             }
             Some(Learner::Records(consumer)) => {
                 let records = consumer.core(py)?.records().clone();
-                let intake = || RecordIntake::new(RecordProducer::on(records.clone(), seat)?);
+                let shape = consumer.shape();
+                let intake =
+                    || RecordIntake::checked(RecordProducer::on(records.clone(), seat)?, shape.clone());
                 (blocking(py, || start(Some(intake()?.into())))?, Some(consumer.endpoints()))
             }
             None => (blocking(py, || start(None))?, None),

@@ -57,6 +57,8 @@ pub enum End {
     /// The socket failed, or the client hung up: there is nobody to tell.
     Broken,
     Damaged(String),
+    /// A record does not fit the schema.
+    Malformed(String),
     /// With the client's schema, and of what it is one, where that is the reason.
     Refused(Refusal, String, Option<(Cargo, Vec<u8>)>),
     Parted(Farewell, String),
@@ -155,7 +157,7 @@ async fn part(mut wire: Wire, end: &End, server: &Shared) {
     match end {
         _ if !wire.has_spoken() || wire.promised() > 0 => return,
         End::Stranger | End::Broken => return,
-        End::Damaged(what) => wire.say(&frame::goodbye(Farewell::Protocol, what)),
+        End::Damaged(what) | End::Malformed(what) => wire.say(&frame::goodbye(Farewell::Protocol, what)),
         End::Refused(code, text, theirs) => {
             let ours = theirs.as_ref().and_then(|(cargo, _)| server.expects(*cargo).ok());
             let schema = ours.unwrap_or_default();

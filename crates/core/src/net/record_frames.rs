@@ -13,7 +13,7 @@ use super::landing::Span;
 use super::record_intake::{RecordIntake, Room};
 use super::session::Progress;
 use super::stats::add;
-use crate::error::Error;
+use crate::error::{Damage, Error};
 use crate::records::producer::Label;
 use crate::ring::OnFull;
 use tokio::time::timeout;
@@ -90,7 +90,7 @@ impl Connection<'_> {
             };
             if let Some(began) = self.land(part.bytes == rest.bytes).await? {
                 let (whole, next) = part.split(rest.index, self.landing.whole());
-                self.settle_records(&rest, &whole, progress);
+                self.publish(intake, &rest, &whole, progress).await?;
                 self.acknowledge(progress.next, self.server.credit(), whole.bytes as u64);
                 rest.pass(&whole);
                 let staged = self.landing.record_to_stage();
@@ -107,7 +107,7 @@ impl Connection<'_> {
                 part = self.place_records(intake, &rest.index[..ENTRY_BYTES], 0).await?;
                 self.landing.fill(&staged);
             }
-            self.settle_records(&rest, &part, progress);
+            self.publish(intake, &rest, &part, progress).await?;
             rest.pass(&part);
             if !rest.index.is_empty() {
                 self.acknowledge(progress.next, self.server.credit(), part.bytes as u64);
@@ -198,23 +198,58 @@ impl Connection<'_> {
         }
     }
 
-    /// Publishes what has landed of a part, and steps over what was dropped or refused (C2).
-    fn settle_records(&mut self, rest: &Rest<'_>, part: &Part, progress: &mut Progress) {
-        let (producer_id, mut samples) = (self.producer_id, 0);
+    /// Settles a part. A record that nobody could read ends the connection; those before it are acknowledged first.
+    async fn publish(
+        &mut self,
+        intake: &RecordIntake,
+        rest: &Rest<'_>,
+        part: &Part,
+        progress: &mut Progress,
+    ) -> Result<(), End> {
+        let settled = self.settle_records(intake, rest, part, progress);
+        if settled.is_err() {
+            self.acknowledge(progress.next, self.server.credit(), 0);
+            self.wire.nudge().await?;
+        }
+        settled
+    }
+
+    /// Publishes what has landed of a part, and steps over what was dropped or refused (C2). Stops at a record that does not
+    /// fit the schema: it and those behind it are given back.
+    fn settle_records(
+        &mut self,
+        intake: &RecordIntake,
+        rest: &Rest<'_>,
+        part: &Part,
+        progress: &mut Progress,
+    ) -> Result<(), End> {
+        let (producer_id, mut samples, mut malformed) = (self.producer_id, 0, None);
         let numbered = Entry::all(rest.index).zip(rest.sequence..);
         for ((entry, sequence), span) in numbered.zip(self.landing.take_first(part.rows)) {
             if let Span::Record(room) = span {
+                if let Err(Damage(what)) = intake.check(room.bytes()) {
+                    malformed = Some((sequence, what));
+                    break;
+                }
                 let Entry { version, kind, .. } = entry;
                 room.commit(Label { version, kind, origin: Some((producer_id, sequence)) });
                 samples += 1;
             }
+            progress.next = progress.next.max(sequence + 1);
         }
         add(&self.server.counters.samples, samples);
-        let end = rest.sequence + part.rows as u64;
-        progress.next = progress.next.max(end);
+        if let Some((sequence, what)) = malformed {
+            let text = format!(
+                "record {sequence} of producer {producer_id} does not fit the schema: {what}. It was not taken. \
+                 Use the same version of rollway for the learner and its workers"
+            );
+            return Err(End::Malformed(text));
+        }
         if part.refused > 0 {
             add(&self.server.counters.refused_full, part.refused as u64);
+            let end = rest.sequence + part.rows as u64;
             self.refuse(end - part.refused as u64, part.refused, progress);
         }
+        Ok(())
     }
 }

@@ -17,8 +17,9 @@
 use super::doorman::{Doorman, Vacancy};
 use super::frame::RecordLimits;
 use super::{MAX_FRAME_BYTES, MAX_FRAME_RECORDS, MAX_SAMPLE_BYTES};
-use crate::error::Result;
+use crate::error::{Damage, Result};
 use crate::records::Producer;
+use crate::records::format::Shape;
 use crate::records::producer::{Label, Reservation};
 use crate::ring::{OnFull, Patience};
 use std::sync::Arc;
@@ -36,6 +37,8 @@ struct Shared {
     schema: Vec<u8>,
     limits: RecordLimits,
     part_bytes: usize,
+    /// What lies in the bytes of a record. `None`: anything.
+    shape: Option<Shape>,
 }
 
 impl Vacancy for Producer {
@@ -45,8 +48,17 @@ impl Vacancy for Producer {
 }
 
 impl RecordIntake {
-    /// Takes over a lane.
+    /// Takes over a lane, for records of any bytes.
     pub fn new(producer: Producer) -> Result<RecordIntake> {
+        RecordIntake::open(producer, None)
+    }
+
+    /// Takes over a lane, for records that have this shape: others are refused.
+    pub fn checked(producer: Producer, shape: Shape) -> Result<RecordIntake> {
+        RecordIntake::open(producer, Some(shape))
+    }
+
+    fn open(producer: Producer, shape: Option<Shape>) -> Result<RecordIntake> {
         let schema = producer.records().segment().schema();
         let lane_bytes = producer.records().geometry().lane_bytes;
         let limits = RecordLimits {
@@ -56,7 +68,7 @@ impl RecordIntake {
         };
         let producer = Arc::new(producer);
         let doorman = Doorman::new(producer.clone())?;
-        let shared = Shared { producer, doorman, schema, limits, part_bytes: lane_bytes / 4 };
+        let shared = Shared { producer, doorman, schema, limits, part_bytes: lane_bytes / 4, shape };
         Ok(RecordIntake { shared: Arc::new(shared) })
     }
 
@@ -105,6 +117,15 @@ impl RecordIntake {
         Ok(reserved.map(|reservation| Room { reservation }))
     }
 
+    /// Whether a reader can take these bytes for a record. Looks at its counts and its length only.
+    #[inline]
+    pub fn check(&self, bytes: &[u8]) -> Result<(), Damage> {
+        match &self.shared.shape {
+            Some(shape) => shape.parse(bytes).map(drop),
+            None => Ok(()),
+        }
+    }
+
     /// Gives the lane to whoever comes next. What was committed stays to be read. Idempotent.
     pub fn close(&self) {
         self.shared.doorman.dismiss();
@@ -131,6 +152,12 @@ impl Room {
 
     pub fn start(&self) -> *mut u8 {
         self.reservation.as_mut_ptr()
+    }
+
+    /// What lies in it. Every byte is written.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the room is ours alone until it is committed (I2, I6), it exists, and we do not write while this is borrowed.
+        unsafe { std::slice::from_raw_parts(self.start(), self.len()) }
     }
 
     /// Publishes it. Every byte is written.

@@ -112,7 +112,7 @@ pub struct Shared {
     last_refusal: Mutex<Option<Refused>>,
 }
 
-/// A client that was not let in, as the learner may want to know.
+/// A client that was not let in, or whose record was refused, as the learner may want to know.
 #[derive(Debug, Clone)]
 pub struct Refused {
     pub peer: String,
@@ -166,6 +166,12 @@ impl Shared {
             End::Stranger => add(&counters.refused_protocol, 1),
             End::Broken => {}
             End::Damaged(_) => add(&counters.cut_damaged, 1),
+            End::Malformed(text) => {
+                add(&counters.refused_records, 1);
+                let (peer, text) = (peer.to_owned(), text.clone());
+                let refused = Refused { peer, code: Refusal::Protocol, text, schema: None };
+                *lock(&self.last_refusal) = Some(refused);
+            }
             End::Refused(code, text, schema) => {
                 let counter = match code {
                     Refusal::TokenNeeded | Refusal::TokenWrong | Refusal::TokenUnexpected => {

@@ -41,6 +41,8 @@ counters! {
         refused_protocol,
         refused_busy,
         refused_other,
+        /// Records that do not fit the schema. The connections that brought them were ended.
+        refused_records,
         /// Cut: a frame was not finished in time, nothing was heard, the bytes made no sense.
         cut_slow,
         cut_silent,
