@@ -9,7 +9,7 @@ RollwayError
 ├── LearnerUnreachable (ConnectionError)      nobody answers at that address
 ├── ProtocolMismatch (ConnectionError)        what answers there is not a learner of this version
 ├── TlsFailed (ConnectionError)               no certificate, or one that is not trusted
-├── NotAuthorized (PermissionError)           the token is missing, wrong, or not asked for
+├── NotAuthorized (PermissionError)           the token is missing or wrong, or the other side is no learner that has it
 ├── TokenRequired (ValueError)                an address that others can reach, and no token
 ├── AddressUnavailable (OSError)              the address cannot be listened on
 ├── NotInThisProcess (RuntimeError)           a connection that belongs to the parent of this forked process

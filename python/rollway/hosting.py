@@ -81,6 +81,16 @@ class Hosting:
         return next((port for port in ports if port is not None), None)
 
     @property
+    def token(self) -> str | bytes | None:
+        """What workers must know to use `port`: the token of the `TcpTransport`, or the one that it made for itself.
+
+        Workers of this user on this machine find it by themselves; give it to those in another container, or behind a
+        tunnel, as ``token=``. ``None`` before `start`, or without a `TcpTransport`.
+        """
+        tokens = (getattr(endpoint, "token", None) for endpoint in self._endpoints)
+        return next((token for token in tokens if token is not None), None)
+
+    @property
     def endpoints(self) -> list[Endpoint]:
         """The transports at work."""
         return list(self._endpoints)

@@ -44,7 +44,9 @@ class TcpTransport(_Options):
     Args:
         port: 0 takes any that is free; `Server.port` tells which.
         host: The address to listen on. Anything but loopback needs a token.
-        token: A secret that every worker must know. It never crosses the wire; take at least 16 random bytes.
+        token: A secret that every worker must know. It never crosses the wire; take at least 16 random bytes. Left out,
+            the learner makes one when it starts, and keeps it in a file that only its own user can read: workers of
+            the same user on this machine find it by themselves, and others are refused. `Server.token` tells it.
         tls: Encrypt, with this certificate. Costs one more copy.
         max_connections: How many at once.
         io_threads: Threads that read from sockets. One moves several GB/s.
@@ -108,6 +110,18 @@ class TcpEndpoint:
     def port(self) -> int:
         """The port, as bound."""
         return self._native.port
+
+    @property
+    def token(self) -> str | bytes:
+        """What every worker must know, given or made: for workers that cannot find it, as in another container.
+
+        Bytes when it is not text. A worker that has it is let in, so keep it out of logs and command lines.
+        """
+        token = self._native.token
+        try:
+            return token.decode()
+        except UnicodeDecodeError:
+            return token
 
     @property
     def last_refusal(self) -> str | None:

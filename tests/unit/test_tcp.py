@@ -977,7 +977,7 @@ def test_a_refused_stranger_does_not_decide_what_sample_raises(text):
     assert len(text) == len(TEXT)
     with serve(1, example=MANY) as server, lying(server.port, TEXT, text, to="learner") as port:
         with pytest.raises(rollway.SchemaMismatch):
-            rollway.TcpClient("127.0.0.1", port, MANY)
+            rollway.TcpClient("127.0.0.1", port, MANY, token=server.token)
         until(lambda: server.stats()["tcp_refused_schema"] == 1)
         with pytest.raises(rollway.WaitTimeout, match=r"Not let in, last: .* the schema at worker .* cannot be read"):
             server.sample(timeout=0.01)
@@ -987,7 +987,7 @@ def test_a_refused_stranger_does_not_decide_what_sample_raises(text):
 def test_a_lying_learner_gives_a_client_a_schema_mismatch_and_nothing_else(text):
     with serve(1, example=MANY) as server, lying(server.port, TEXT, text, to="worker") as port:
         with pytest.raises(rollway.SchemaMismatch, match=r"the schema at the learner on .* cannot be read"):
-            rollway.TcpClient("127.0.0.1", port, {"a": np.zeros(1)})
+            rollway.TcpClient("127.0.0.1", port, {"a": np.zeros(1)}, token=server.token)
 
 
 def test_the_message_about_a_refusal_is_well_formed():

@@ -309,7 +309,7 @@ def never_named(name):
 def test_a_lying_learner_is_refused_before_anything_has_a_name(endpoint, name, old, new, why):
     with lying(endpoint.port, old, new) as port, never_named(name):
         with pytest.raises(rollway.ProtocolMismatch, match=why):
-            rollway.TcpWeights("127.0.0.1", port, name=name)
+            rollway.TcpWeights("127.0.0.1", port, name=name, token=endpoint.token)
 
 
 def test_other_weights_than_mine_take_no_name(endpoint, name):

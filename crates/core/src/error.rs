@@ -177,6 +177,13 @@ pub enum Error {
     )]
     TokenRequired { address: String },
 
+    /// A server that was given no token cannot leave its own where clients look for it.
+    #[error(
+        "cannot keep the learner's token in {path}: {what}. Remove that file, choose another port, or give the transport a token= \
+         (the same on every client)"
+    )]
+    TokenFile { path: String, what: String },
+
     #[error("cannot reach a learner at {address}: {why}. Is it running, and is the port right?")]
     Unreachable { address: String, why: String },
 

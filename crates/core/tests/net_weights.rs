@@ -8,15 +8,12 @@ mod harness;
 
 use fixture::{DEADLINE, Name, briefly, eventually, soon, weight_schema};
 use harness::{Certificate, Learner, Proxy, Raw, cut_everywhere};
-use rollway_core::net::frame::{
-    Cargo, Farewell, Header, Hello, Inventory, Kind, LeafList, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal,
-    Verdict,
-};
+use rollway_core::net::frame::{Cargo, Farewell, Header, Hello, Inventory, Kind, LeafList, Refusal, Verdict};
 use rollway_core::net::{TcpServer, TcpServerSpec, WeightMirror, WeightMirrorSpec};
 use rollway_core::ring::IfExists;
 use rollway_core::weights::{Reader, Source, Target, Weights, WeightsSpec, Writer};
 use rollway_core::{Error, Result};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -636,6 +633,10 @@ fn weights_come_through_tls() {
     }
 }
 
+fn known() -> Option<Vec<u8>> {
+    Some(b"known to both".to_vec())
+}
+
 /// A learner by hand, which says `frames` to whoever comes, twice.
 fn impostor(frames: Vec<u8>) -> u16 {
     let (leaf_bytes, schema) = (vec![16, 8], weight_schema(&[16, 8]).to_vec());
@@ -648,15 +649,12 @@ fn impostor_with(inventory: Inventory, frames: Vec<u8>) -> u16 {
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
         for _ in 0..2 {
-            let Ok((mut stream, _)) = listener.accept() else { return };
+            let Ok((stream, _)) = listener.accept() else { return };
             stream.set_read_timeout(Some(DEADLINE)).unwrap();
-            stream.read_exact(&mut [0; PREAMBLE_BYTES]).unwrap();
-            let preamble = Preamble { protocol: PROTOCOL, token: false, nonce: [0; 32] }.bytes();
-            let _ = stream.write_all(
-                &[&preamble[..], &Header::new(Kind::Proof).with(&[0; 32]), &inventory.frame(), &frames]
-                    .concat(),
-            );
-            let _ = stream.read_to_end(&mut Vec::new());
+            let mut raw = Raw(stream);
+            raw.greet(b"known to both");
+            let _ = raw.0.write_all(&[&inventory.frame(), &frames[..]].concat());
+            raw.rest();
         }
     });
     port
@@ -686,13 +684,14 @@ fn what_no_honest_learner_sends_is_thrown_away() {
         ("a piece before its version", vec![piece(3, 24), verdict(3, whole)]),
     ] {
         let port = impostor(frames.concat());
-        let mirror = connect(WeightMirrorSpec { port, ..WeightMirrorSpec::default() }).unwrap();
+        let mirror =
+            connect(WeightMirrorSpec { port, token: known(), ..WeightMirrorSpec::default() }).unwrap();
         assert!(eventually(|| mirror.stats().connects == 2), "{what}");
         assert_eq!(mirror.version().unwrap(), 0, "{what}");
     }
     let void = [both.clone(), piece(3, 20), verdict(3, Verdict::Void as u16)].concat();
     let port = impostor([void, list(&[0, 1]).frame(4), piece(4, 24), verdict(4, whole)].concat());
-    let mirror = connect(WeightMirrorSpec { port, ..WeightMirrorSpec::default() }).unwrap();
+    let mirror = connect(WeightMirrorSpec { port, token: known(), ..WeightMirrorSpec::default() }).unwrap();
     assert_eq!(mirror.wait_for(3, soon()).unwrap(), 4, "and what an honest one sends is not");
     assert_eq!((mirror.stats().voids, mirror.stats().versions), (1, 1));
 }
@@ -719,7 +718,9 @@ fn a_learner_whose_inventory_does_not_hold_together_gets_no_segment() {
     ] {
         let name = Name::unique();
         let port = impostor_with(Inventory { lineage: 5, checksums: false, leaf_bytes, schema }, Vec::new());
-        let spec = WeightMirrorSpec { port, name: Some(name.to_string()), ..WeightMirrorSpec::default() };
+        let named = Some(name.to_string());
+        let spec =
+            WeightMirrorSpec { port, token: known(), name: named, ..WeightMirrorSpec::default() };
         let mirror = WeightMirror::start(spec).unwrap();
         let refused = mirror.ready(soon()).unwrap_err();
         assert!(matches!(refused, Error::Protocol { .. }), "{what}: {refused}");
@@ -751,6 +752,7 @@ fn weights_that_no_machine_holds_are_refused_without_a_bound() {
     let bytes = 1usize << 46;
     let (leaf_bytes, schema) = (vec![bytes as u64], weight_schema(&[bytes]).to_vec());
     let port = impostor_with(Inventory { lineage: 5, checksums: false, leaf_bytes, schema }, Vec::new());
-    let refused = connect(WeightMirrorSpec { port, ..WeightMirrorSpec::default() }).unwrap_err();
+    let refused =
+        connect(WeightMirrorSpec { port, token: known(), ..WeightMirrorSpec::default() }).unwrap_err();
     assert!(matches!(refused, Error::TooLarge { copies: 3, .. }), "{refused}");
 }

@@ -3,6 +3,7 @@
 use crate::errors::to_py;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use rollway_core::net::token_file;
 use rollway_core::segment::catalog::{self, Entry};
 use rollway_core::{block, records, ring, table, vector_env, weights};
 
@@ -40,10 +41,11 @@ pub fn list_segments(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
     entries.iter().map(|entry| describe(py, entry)).collect()
 }
 
-/// Removes every stale segment; gives back what was removed.
+/// Removes every stale segment, and the token files of dead servers; gives back the segments that were removed.
 #[pyfunction]
 pub fn collect_all(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
-    let removed = py.detach(catalog::collect_all).map_err(|e| to_py(py, e))?;
+    let collect = || token_file::collect().and_then(|_| catalog::collect_all());
+    let removed = py.detach(collect).map_err(|e| to_py(py, e))?;
     removed.iter().map(|entry| describe(py, entry)).collect()
 }
 

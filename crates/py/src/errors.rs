@@ -43,7 +43,7 @@ pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
         Error::TokenRequired { .. } => "TokenRequired",
         Error::Protocol { .. } | Error::WrongCargo { .. } => "ProtocolMismatch",
         Error::Tls { .. } => "TlsFailed",
-        Error::Bind { .. } => "AddressUnavailable",
+        Error::Bind { .. } | Error::TokenFile { .. } => "AddressUnavailable",
         Error::Forked { .. } => "NotInThisProcess",
         Error::Timeout => "WaitTimeout",
         Error::PeersGone(_) => "PeerDied",

@@ -138,6 +138,12 @@ impl TcpServer {
         self.core.address().to_string()
     }
 
+    /// What clients must know, whether it was given or made.
+    #[getter]
+    fn token<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.core.token())
+    }
+
     /// Every counter with its name.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = PyDict::new(py);

@@ -111,9 +111,11 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, lobby: 
                 End::Stranger
             };
             let greeting = async {
+                let address = stream.peer_addr()?.ip();
                 let stream = accept(stream, &server).await?;
                 let wire = wire.insert(Wire::new(stream));
-                greet(wire, server.token.as_ref(), |cargo| server.expects(cargo)).await
+                let token = (&server.token, &server.guesses, address);
+                greet(wire, token, |cargo| server.expects(cargo)).await
             };
             let hello = unless(unless(greeting, late), evicted).await?;
             lobby.leave();

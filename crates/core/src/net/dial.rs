@@ -2,15 +2,20 @@
 //!
 //! Runs on the client's own thread, with a deadline, and gives up when it is told to. Clients that send and clients of weights
 //! call the same way; a [`Caller`] is what they have in common.
+//!
+//! A client that was given no token looks for the one of its own user's learner, at the address that it is connected to, anew with
+//! each connection: a learner that came back has another one.
 
 use super::frame::{
-    HEADER_BYTES, Header, Hello, Kind, PREAMBLE_BYTES, PROOF_BYTES, PROTOCOL, Preamble, Refusal, parse_refuse,
+    HEADER_BYTES, Header, Hello, Kind, MAX_TEXT_BYTES, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal,
+    parse_refuse,
 };
 use super::link::{Link, watch};
 use super::lookup::Directory;
 use super::server::SILENCES;
 use super::tls::{self, ClientTls};
 use super::token::{Side, Token, nonce, random};
+use super::token_file::{self, Missing};
 use crate::error::Error;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -40,6 +45,7 @@ pub const LATE: &str = "it did not answer in time";
 pub struct Caller {
     directory: Directory,
     keepalive: Duration,
+    /// As it was given.
     token: Option<Token>,
     tls: Option<(Arc<rustls::ClientConfig>, ServerName<'static>)>,
     /// Rung by others, to wake the thread.
@@ -136,16 +142,57 @@ pub fn dial(
     let dialler = Dialler { client, deadline };
     let mut link = dialler.connect()?;
     while !dialler.retry(&mut link, |link| link.shake_hands())? {}
-    let server = dialler.exchange_preambles(&mut link)?;
-    dialler.prove(&mut link, &server)?;
+    let (preambles, token) = dialler.exchange_preambles(&mut link)?;
+    dialler.prove(&mut link, &preambles, &token).map_err(|failure| match failure {
+        Failure::Token(why) if client.token.is_none() => Failure::Token(format!(
+            "{why}. This client was given no token and found one in the file of this address"
+        )),
+        failure => failure,
+    })?;
     dialler.write(&mut link, &hello.frame())?;
-    let (header, payload) = dialler.frame(&mut link, welcome)?;
+    let (header, payload) = dialler.frame(&mut link, welcome, Peer::Learner)?;
     Ok((link, header, payload))
+}
+
+/// Why a client that was given no token has none.
+#[derive(Debug)]
+enum NoToken {
+    /// The learner is not on this machine's loopback address: there is no file to look for.
+    Elsewhere,
+    /// There is no file.
+    Missing,
+    /// There is one, and this is wrong with it.
+    Unfit(String),
+}
+
+impl NoToken {
+    fn explain(&self, address: SocketAddr) -> String {
+        let give = "the learner asks for a token, and this client has none. Give it the learner's token";
+        let what = match self {
+            NoToken::Elsewhere => return give.to_owned(),
+            NoToken::Missing => "there is no such file",
+            NoToken::Unfit(what) => what,
+        };
+        let path = token_file::path(address);
+        format!(
+            "{give}. A client of the learner's own user on the same machine finds a token that the learner made itself in {}, \
+             but {what}",
+            path.display()
+        )
+    }
 }
 
 struct Preambles {
     client: [u8; PREAMBLE_BYTES],
     server: [u8; PREAMBLE_BYTES],
+}
+
+/// Who is on the other side, as far as we know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Peer {
+    /// It has not proved that it knows the token.
+    Stranger,
+    Learner,
 }
 
 struct Dialler<'a> {
@@ -272,8 +319,9 @@ impl Dialler<'_> {
         Ok(())
     }
 
-    fn exchange_preambles(&self, link: &mut Link) -> Result<Preambles, Failure> {
-        let token = self.client.token.is_some();
+    fn exchange_preambles(&self, link: &mut Link) -> Result<(Preambles, Token), Failure> {
+        let address = link.socket().peer_addr()?;
+        let token = self.token(address).is_ok();
         let nonce = nonce().map_err(|error| Failure::Passing(error.to_string()))?;
         let client = Preamble { protocol: PROTOCOL, token, nonce }.bytes();
         self.write(link, &client)?;
@@ -288,35 +336,48 @@ impl Dialler<'_> {
             let what = format!("it speaks protocol {}, this client {PROTOCOL}", theirs.protocol);
             return Err(Failure::Protocol(what));
         }
-        match (token, theirs.token) {
-            (true, false) => Err(Failure::Token(
-                "this client has a token, but the learner asks for none: it may not be the one you mean. Give the learner \
-                 the same token, or take the client's away"
-                    .to_owned(),
-            )),
-            (false, true) => Err(Failure::Token(
-                "the learner asks for a token, and this client has none. Give it the learner's token".to_owned(),
-            )),
-            _ => Ok(Preambles { client, server }),
+        if !theirs.token {
+            let why = "every learner asks for a token, but this learner asks for none: it may not be the one you mean";
+            return Err(Failure::Token(why.to_owned()));
+        }
+        // Again: what was there before this learner spoke may be the token of one that is dead.
+        match (token, self.token(address)) {
+            (true, Ok(token)) => Ok((Preambles { client, server }, token)),
+            (false, Ok(_)) => Err(Failure::Passing("it has only just started".to_owned())),
+            (true, Err(NoToken::Missing)) => Err(Failure::Passing("it is about to stop".to_owned())),
+            (_, Err(none)) => Err(Failure::Token(none.explain(address))),
         }
     }
 
-    fn prove(&self, link: &mut Link, preambles: &Preambles) -> Result<(), Failure> {
-        let Preambles { client, server } = preambles;
-        let token = self.client.token.as_ref();
-        let ours = token.map_or([0; PROOF_BYTES], |token| token.prove(Side::Client, client, server));
-        self.write(link, &Header::new(Kind::Proof).with(&ours))?;
-        let (_, theirs) = self.frame(link, Kind::Proof)?;
-        match token {
-            Some(token) if !token.verify(Side::Server, client, server, &theirs) => Err(Failure::Token(
-                "the learner does not know this client's token: it is not the one you mean".to_owned(),
-            )),
-            _ => Ok(()),
+    /// What proves that we belong to the learner on this address.
+    fn token(&self, address: SocketAddr) -> Result<Token, NoToken> {
+        match &self.client.token {
+            Some(token) => Ok(token.clone()),
+            None if !address.ip().to_canonical().is_loopback() => Err(NoToken::Elsewhere),
+            None => token_file::read(&token_file::path(address)).map_err(|missing| match missing {
+                Missing::NoFile => NoToken::Missing,
+                Missing::Unfit(what) => NoToken::Unfit(what),
+            }),
         }
+    }
+
+    fn prove(&self, link: &mut Link, preambles: &Preambles, token: &Token) -> Result<(), Failure> {
+        let Preambles { client, server } = preambles;
+        let (exchange, share) = token.exchange(Side::Client, client, server);
+        let (_, theirs) = self.frame(link, Kind::Share, Peer::Stranger)?;
+        let key = exchange.finish(&theirs).map_err(|damage| Failure::Protocol(damage.to_string()))?;
+        let proof = Header::new(Kind::Proof).with(&key.prove(Side::Client));
+        self.write(link, &[Header::new(Kind::Share).with(&share), proof].concat())?;
+        let (_, proof) = self.frame(link, Kind::Proof, Peer::Stranger)?;
+        if !key.verify(Side::Server, &proof) {
+            let why = "the learner does not know this client's token: it is not the one you mean";
+            return Err(Failure::Token(why.to_owned()));
+        }
+        Ok(())
     }
 
     /// The next frame, which should be of that kind, and may be a refusal.
-    fn frame(&self, link: &mut Link, kind: Kind) -> Result<(Header, Vec<u8>), Failure> {
+    fn frame(&self, link: &mut Link, kind: Kind, peer: Peer) -> Result<(Header, Vec<u8>), Failure> {
         let damaged = |what: &str| Failure::Protocol(what.to_owned());
         let mut header = [0; HEADER_BYTES];
         self.read_exact(link, &mut header)?;
@@ -326,12 +387,20 @@ impl Dialler<'_> {
         if header.kind != kind && header.kind != Kind::Refuse && header.kind != Kind::Goodbye {
             return Err(damaged("a frame of the handshake is out of turn"));
         }
+        if peer == Peer::Stranger && header.length > (4 + MAX_TEXT_BYTES) as u64 {
+            return Err(damaged("a frame of the handshake is too long")); // Nobody gets a schema before the proof.
+        }
         let mut payload = vec![0; header.length as usize]; // Bounded by the kind.
         self.read_exact(link, &mut payload)?;
         match header.kind {
             Kind::Refuse => {
                 let (text, schema) = parse_refuse(&payload).map_err(|damage| damaged(damage.0))?;
-                Err(refused(header.code, text, schema))
+                match refused(header.code, text, schema) {
+                    Failure::Schema(_) | Failure::Cargo(_) if peer == Peer::Stranger => {
+                        Err(damaged("a refusal is out of turn"))
+                    }
+                    failure => Err(failure),
+                }
             }
             Kind::Goodbye => Err(Failure::Final(String::from_utf8_lossy(&payload).into_owned())),
             _ => Ok((header, payload)),
@@ -369,16 +438,21 @@ mod tests {
             for text in ["every seat is taken", "nobody left in time"] {
                 let (mut caller, _) = learner.accept().unwrap();
                 caller.read_exact(&mut [0; PREAMBLE_BYTES]).unwrap();
-                let preamble = Preamble { protocol: PROTOCOL, token: false, nonce: nonce().unwrap() };
+                let preamble = Preamble { protocol: PROTOCOL, token: true, nonce: nonce().unwrap() };
                 caller.write_all(&preamble.bytes()).unwrap();
                 caller.write_all(&refuse(Refusal::Busy, text, b"")).unwrap();
                 callers.push(caller); // An answer that was read as a whole, whatever the client still says.
             }
             callers.extend(learner.incoming().flatten()); // From now on it is mute.
         });
-        let connect_timeout = Duration::from_secs(2);
-        let spec =
-            TcpClientSpec { host: "127.0.0.1".to_owned(), port, connect_timeout, ..Default::default() };
+        let (connect_timeout, token) = (Duration::from_secs(2), Some(b"secret".to_vec()));
+        let spec = TcpClientSpec {
+            host: "127.0.0.1".to_owned(),
+            port,
+            connect_timeout,
+            token,
+            ..Default::default()
+        };
         let client = TcpClient::start(spec, b"{}", &[4]).unwrap();
         match client.ready(Patience::Forever) {
             Err(Error::Unreachable { why, .. }) => assert_eq!(why, "nobody left in time"),

@@ -17,11 +17,13 @@ use std::fmt;
 /// The first bytes of both preambles.
 pub const MAGIC: [u8; 4] = *b"RLWY";
 /// What this build speaks.
-pub const PROTOCOL: u16 = 2;
+pub const PROTOCOL: u16 = 3;
 pub const PREAMBLE_BYTES: usize = 40;
 pub const HEADER_BYTES: usize = 32;
 pub const NONCE_BYTES: usize = 32;
 pub const PROOF_BYTES: usize = 32;
+/// The side, and a compressed point.
+pub const SHARE_BYTES: usize = 33;
 /// One record in the index of a frame.
 pub const ENTRY_BYTES: usize = 16;
 /// One leaf in the list of a version.
@@ -66,7 +68,7 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preamble {
     pub protocol: u16,
-    /// The client brings a token; the server asks for one.
+    /// The client brings a token; the server asks for one, always.
     pub token: bool,
     pub nonce: [u8; NONCE_BYTES],
 }
@@ -96,6 +98,8 @@ impl Preamble {
 pub enum Kind {
     /// Both ways: proof that the sender knows the token.
     Proof,
+    /// Both ways: the sender's part of the key that only those who know the token get.
+    Share,
     /// Client: who it is, what it has sent, and its schema.
     Hello,
     /// Server: where to go on, and how much at once.
@@ -136,6 +140,7 @@ impl Kind {
             0x03 => Kind::Welcome,
             0x04 => Kind::Refuse,
             0x05 => Kind::Inventory,
+            0x06 => Kind::Share,
             0x10 => Kind::Data,
             0x11 => Kind::Ack,
             0x12 => Kind::Full,
@@ -159,6 +164,7 @@ impl Kind {
             Kind::Welcome => 0x03,
             Kind::Refuse => 0x04,
             Kind::Inventory => 0x05,
+            Kind::Share => 0x06,
             Kind::Data => 0x10,
             Kind::Ack => 0x11,
             Kind::Full => 0x12,
@@ -178,6 +184,7 @@ impl Kind {
     fn lengths(self) -> std::ops::RangeInclusive<u64> {
         match self {
             Kind::Proof => PROOF_BYTES as u64..=PROOF_BYTES as u64,
+            Kind::Share => SHARE_BYTES as u64..=SHARE_BYTES as u64,
             Kind::Hello => HELLO_BYTES as u64..=(HELLO_BYTES + MAX_SCHEMA_BYTES) as u64,
             Kind::Welcome => WELCOME_BYTES as u64..=WELCOME_BYTES as u64,
             Kind::Refuse => 4..=(4 + MAX_TEXT_BYTES + MAX_SCHEMA_BYTES) as u64,

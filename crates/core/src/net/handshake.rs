@@ -3,27 +3,30 @@
 //! ```text
 //! client  preamble ─────────────▶          not RLWY: the connection is closed without a word (but TLS is answered, plainly)
 //!         ◀───────────── preamble  server  another protocol: closed; the preamble says which we speak
-//!         proof ────────────────▶          wrong: refused
-//!         ◀──────────────── proof
+//!         ◀──────────────── share          unless the client has no token: refused
+//!         share, proof ─────────▶          no point of the group: closed; wrong: refused
+//!         ◀──────────────── proof          wrong: the client leaves, and has said nothing
 //!         hello ────────────────▶          samples where records are taken, no weights here, another schema: refused
 //!         ◀────────────── welcome          (`connection` goes on from here; `weight_frames` with an inventory)
 //! ```
 //!
-//! Before the proof a peer learns the protocol version and whether a token is asked for. All of it has one deadline.
+//! Before the proof a peer learns the protocol version and that a token is asked for; [`super::token`] says why it learns nothing
+//! about the token. All of it has one deadline.
 
 use super::connection::End;
-use super::frame::{
-    Cargo, HEADER_BYTES, Header, Hello, Kind, PREAMBLE_BYTES, PROOF_BYTES, PROTOCOL, Preamble, Refusal,
-};
+use super::frame::{Cargo, HEADER_BYTES, Header, Hello, Kind, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal};
+use super::guesses::Guesses;
 use super::tls::is_record;
 use super::token::{Side, Token, nonce};
 use super::wire::Wire;
+use std::net::IpAddr;
+use std::time::Instant;
 
 /// Listens until the client has proved itself and said who it is. `expects`: the schema of what it brings or wants, or why it
 /// is wrong here. The schema is compared, and not kept; a client of weights may bring none, and is told.
 pub async fn greet<'a>(
     wire: &mut Wire,
-    token: Option<&Token>,
+    (token, guesses, peer): (&Token, &Guesses, IpAddr),
     expects: impl Fn(Cargo) -> Result<&'a [u8], &'static str>,
 ) -> Result<Hello, End> {
     let mut client_bytes = [0; PREAMBLE_BYTES];
@@ -33,7 +36,7 @@ pub async fn greet<'a>(
         return Err(End::Stranger);
     }
     let nonce = nonce().map_err(|_| End::Stranger)?;
-    let server_bytes = Preamble { protocol: PROTOCOL, token: token.is_some(), nonce }.bytes();
+    let server_bytes = Preamble { protocol: PROTOCOL, token: true, nonce }.bytes();
     wire.say(&server_bytes);
     let Ok(client) = client else {
         // It cannot read this as TLS, and knows why.
@@ -44,19 +47,11 @@ pub async fn greet<'a>(
         let what = format!("the client speaks protocol {}, the learner {PROTOCOL}", client.protocol);
         return Err(End::Refused(Refusal::Protocol, what, None));
     }
-    match (client.token, token) {
-        (false, Some(_)) => {
-            let text = "the learner asks for a token, and the client has none. Give it the learner's token";
-            return Err(End::Refused(Refusal::TokenNeeded, text.to_owned(), None));
-        }
-        (true, None) => {
-            let text = "the client has a token, and the learner asks for none. Give the learner the same token, or take the \
-                        client's away";
-            return Err(End::Refused(Refusal::TokenUnexpected, text.to_owned(), None));
-        }
-        _ => {}
+    if !client.token {
+        let text = "the learner asks for a token, and the client has none. Give it the learner's token";
+        return Err(End::Refused(Refusal::TokenNeeded, text.to_owned(), None));
     }
-    prove(wire, token, &client_bytes, &server_bytes).await?;
+    prove(wire, (token, guesses, peer), &client_bytes, &server_bytes).await?;
     let (header, payload) = frame(wire, Kind::Hello).await?;
     let mut hello = Hello::parse(header.code, &payload)?;
     drop(payload);
@@ -76,19 +71,29 @@ pub async fn greet<'a>(
 /// Checks the client's proof, and gives ours.
 async fn prove(
     wire: &mut Wire,
-    token: Option<&Token>,
+    (token, guesses, peer): (&Token, &Guesses, IpAddr),
     client: &[u8; PREAMBLE_BYTES],
     server: &[u8; PREAMBLE_BYTES],
 ) -> Result<(), End> {
+    let (exchange, share) = token.exchange(Side::Server, client, server);
+    wire.say(&Header::new(Kind::Share).with(&share));
+    let (_, theirs) = frame(wire, Kind::Share).await?;
+    let key = exchange.finish(&theirs)?;
     let (_, proof) = frame(wire, Kind::Proof).await?;
-    if let Some(token) = token
-        && !token.verify(Side::Client, client, server, &proof)
-    {
+    match guesses.wait(peer, Instant::now()) {
+        Some(wait) if wait.is_zero() => {}
+        Some(wait) => tokio::time::sleep(wait).await,
+        None => {
+            let text = "too many wrong tokens came from this address: come again later".to_owned();
+            return Err(End::Refused(Refusal::Busy, text, None));
+        }
+    }
+    if !key.verify(Side::Client, &proof) {
+        guesses.note_wrong(peer, Instant::now());
         let text = "the client's token is not the learner's: give both the same".to_owned();
         return Err(End::Refused(Refusal::TokenWrong, text, None));
     }
-    let ours = token.map_or([0; PROOF_BYTES], |token| token.prove(Side::Server, client, server));
-    wire.say(&Header::new(Kind::Proof).with(&ours));
+    wire.say(&Header::new(Kind::Proof).with(&key.prove(Side::Server)));
     Ok(())
 }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`frame`] | the bytes on the wire; no I/O |
 //! | [`token`], [`tls`] | who may come in; who can listen |
+//! | [`token_file`], `guesses` | where a client finds the token of its own user's server; addresses that guess |
 //! | [`intake`], [`record_intake`], [`doorman`] | the way into the ring, or a lane, that every transport uses; waiting for room |
 //! | `session` | what each client has delivered, across connections |
 //! | `server`, `connection`, `handshake`, `ears`, `landing`, `wire` | [`TcpServer`]: one task per connection |
@@ -28,6 +29,7 @@ mod dial;
 pub mod doorman;
 mod ears;
 pub mod frame;
+mod guesses;
 mod handshake;
 mod inlet;
 pub mod intake;
@@ -49,6 +51,7 @@ mod staging;
 pub mod stats;
 pub mod tls;
 pub mod token;
+pub mod token_file;
 mod weight_frames;
 mod wire;
 

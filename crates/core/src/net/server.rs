@@ -9,6 +9,7 @@
 use super::alone::Alone;
 use super::connection::{self, End, FIRST_CREDIT};
 use super::frame::{Cargo, Farewell, Refusal};
+use super::guesses::Guesses;
 use super::inlet::Inlet;
 use super::outlet::Outlet;
 use super::session::Sessions;
@@ -16,6 +17,7 @@ use super::staging::Staging;
 use super::stats::{ServerCounters, ServerStats, add};
 use super::tls::ServerTls;
 use super::token::Token;
+use super::token_file::{self, TokenFile};
 use super::{Endpoint, Transport, check_sample_bytes, within_reason};
 use crate::error::{Error, Result};
 use crate::weights::Weights;
@@ -43,6 +45,7 @@ pub struct TcpServerSpec {
     pub host: String,
     /// 0: any that is free.
     pub port: u16,
+    /// `None`: makes one, and keeps it where clients of the same user find it ([`token_file`]).
     pub token: Option<Vec<u8>>,
     pub tls: Option<ServerTls>,
     pub io_threads: usize,
@@ -100,7 +103,8 @@ pub struct Shared {
     /// `None`: nobody gets weights here.
     pub outlet: Option<Outlet>,
     pub spec: TcpServerSpec,
-    pub token: Option<Token>,
+    pub token: Token,
+    pub guesses: Guesses,
     pub tls: Option<Arc<rustls::ServerConfig>>,
     pub sessions: Arc<Sessions>,
     pub staging: Arc<Staging>,
@@ -300,11 +304,24 @@ impl TcpServer {
         at_least_one("max_connections", spec.max_connections as u64)?;
         at_least_one("max_sessions", spec.max_sessions as u64)?;
         at_least_one("max_inflight_frames", spec.max_inflight_frames as u64)?;
-        let token = spec.token.as_deref().map(Token::new).transpose()?;
+        let given = spec.token.as_deref().map(Token::new).transpose()?;
         let tls = spec.tls.as_ref().map(ServerTls::config).transpose()?;
         let listener = bind(&spec)?;
         let address =
             listener.local_addr().map_err(|e| Error::io("cannot read the address of a listener", e))?;
+        // We listen, and answer nobody yet: whom we answer finds the file (F1).
+        let (token, file) = match given {
+            Some(token) => {
+                token_file::clear(address);
+                (token, None)
+            }
+            None => {
+                let token = Token::generate()?;
+                token_file::collect()?;
+                let file = TokenFile::create(address, &token)?;
+                (token, Some(file))
+            }
+        };
         let shared = Arc::new(Shared {
             window: spec.max_inflight_frames,
             sessions: Arc::new(Sessions::new(spec.max_sessions, spec.session_ttl)),
@@ -313,6 +330,7 @@ impl TcpServer {
             outlet: weights.map(Outlet::new).transpose()?,
             spec,
             token,
+            guesses: Guesses::default(),
             tls,
             counters: ServerCounters::default(),
             stop: watch::Sender::new(false),
@@ -321,12 +339,12 @@ impl TcpServer {
             last_refusal: Mutex::default(),
         });
         let server = TcpServer { shared, address, threads: Mutex::default(), pid: std::process::id() };
-        server.start_threads(listener)?;
+        server.start_threads(listener, file)?;
         Ok(server)
     }
 
     /// Starts the loops; returns when the first one listens. On failure, those that run are stopped by `Drop`.
-    fn start_threads(&self, listener: TcpListener) -> Result<()> {
+    fn start_threads(&self, listener: TcpListener, file: Option<TokenFile>) -> Result<()> {
         let mut hands = Vec::new();
         for number in 1..self.shared.spec.io_threads {
             let (hand, mut arrivals) = mpsc::unbounded_channel();
@@ -350,6 +368,8 @@ impl TcpServer {
             async move |(alone, listener), shared: &Arc<Shared>, tasks: &mut Tasks| {
                 accept(&listener, shared, tasks, hands).await;
                 drop(alone);
+                drop(listener);
+                drop(file); // After the listener, and by this thread, which a forked child does not have.
             },
         )
     }
@@ -396,6 +416,11 @@ impl TcpServer {
 
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// What clients must know, whether it was given or made.
+    pub fn token(&self) -> &[u8] {
+        self.shared.token.secret()
     }
 
     pub fn stats(&self) -> ServerStats {

@@ -3,8 +3,11 @@
 #![allow(dead_code)] // No test uses all of it.
 
 use crate::fixture::*;
-use rollway_core::net::frame::{Cargo, Header, Hello, Kind, PREAMBLE_BYTES, PROTOCOL, Preamble, Welcome};
+use rollway_core::net::frame::{
+    Cargo, Header, Hello, Kind, PREAMBLE_BYTES, PROTOCOL, Preamble, SHARE_BYTES, Welcome,
+};
 use rollway_core::net::token::{Side, Token};
+use rollway_core::net::token_file::{self, TokenFile};
 use rollway_core::net::{ClientTls, Intake, ServerTls, TcpClient, TcpClientSpec, TcpServer, TcpServerSpec};
 use rollway_core::ring::{Consumer, OnFull, Patience, RingSpec};
 use rollway_core::{Error, Result};
@@ -109,6 +112,22 @@ pub enum Way {
     ToClient,
 }
 
+/// The token that a server on this port was not given, and made.
+pub fn found(port: u16) -> Option<Token> {
+    token_file::read(&token_file::path(([127, 0, 0, 1], port).into())).ok()
+}
+
+/// Clients look for the token of the port that they are connected to: that of a proxy is its target's.
+fn pass_on(target: u16, port: u16, passed_on: &mut Option<(Token, TokenFile)>) {
+    if let Some(token) = found(target)
+        && passed_on.as_ref().is_none_or(|(old, _)| *old != token)
+    {
+        drop(passed_on.take()); // Its file goes first.
+        let file = TokenFile::create(([127, 0, 0, 1], port).into(), &token).unwrap();
+        *passed_on = Some((token, file));
+    }
+}
+
 /// Forwards connections; the first one only so many bytes in one direction, then it closes both sides.
 pub struct Proxy {
     pub port: u16,
@@ -119,6 +138,8 @@ pub struct Proxy {
     freeze_after: Arc<AtomicUsize>,
     target: Arc<AtomicUsize>,
     open: Arc<Mutex<Vec<TcpStream>>>,
+    /// The target's token, for clients that were given none.
+    token: Arc<Mutex<Option<(Token, TokenFile)>>>,
 }
 
 impl Proxy {
@@ -138,16 +159,22 @@ impl Proxy {
             freeze_after: freeze_after.clone(),
             target: target.clone(),
             open: open.clone(),
+            token: Arc::default(),
         };
+        let passed_on = proxy.token.clone();
+        pass_on(proxy.target.load(Ordering::Relaxed) as u16, port, &mut passed_on.lock().unwrap());
         std::thread::spawn(move || {
             let mut cut = cut;
             for (number, client) in listener.incoming().enumerate() {
                 let client = client.unwrap();
+                let mut passed_on = passed_on.lock().unwrap();
                 if stop.load(Ordering::Relaxed) {
                     return;
                 }
                 let target = target.load(Ordering::Relaxed) as u16;
                 let Ok(server) = TcpStream::connect(("127.0.0.1", target)) else { continue };
+                pass_on(target, port, &mut passed_on);
+                drop(passed_on);
                 client.set_nodelay(true).unwrap();
                 server.set_nodelay(true).unwrap();
                 open.lock().unwrap().extend([client.try_clone().unwrap(), server.try_clone().unwrap()]);
@@ -185,6 +212,7 @@ impl Proxy {
     /// Sends new connections elsewhere.
     pub fn redirect(&self, target: u16) {
         self.target.store(target as usize, Ordering::Relaxed);
+        pass_on(target, self.port, &mut self.token.lock().unwrap());
     }
 
     /// Cuts all connections.
@@ -200,6 +228,7 @@ impl Drop for Proxy {
         self.stop.store(true, Ordering::Relaxed);
         let _ = TcpStream::connect(("127.0.0.1", self.port));
         self.cut();
+        drop(self.token.lock().unwrap().take());
     }
 }
 
@@ -270,17 +299,35 @@ impl Raw {
         bytes
     }
 
-    /// Says the client's preamble, and proves that it knows the token, if there is one. What the server says to that.
+    /// Says the client's preamble, and proves that it knows the token: this one, or that which the server made. What the server
+    /// says to that.
     pub fn prove(&mut self, token: Option<&[u8]>) -> Header {
-        let client = Preamble { protocol: PROTOCOL, token: token.is_some(), nonce: [7; 32] }.bytes();
+        let client = Preamble { protocol: PROTOCOL, token: true, nonce: [7; 32] }.bytes();
         self.write(&client);
         let server: [u8; PREAMBLE_BYTES] = self.read(PREAMBLE_BYTES).try_into().unwrap();
-        let proof = match token {
-            Some(token) => Token::new(token).unwrap().prove(Side::Client, &client, &server),
-            None => [0; 32],
+        let theirs = self.frame();
+        assert_eq!(theirs.0.kind, Kind::Share);
+        let token = match token {
+            Some(token) => Token::new(token).unwrap(),
+            None => found(self.0.peer_addr().unwrap().port()).unwrap(),
         };
+        let (exchange, share) = token.exchange(Side::Client, &client, &server);
+        let proof = exchange.finish(&theirs.1).unwrap().prove(Side::Client);
+        self.write(&Header::new(Kind::Share).with(&share));
         self.write(&Header::new(Kind::Proof).with(&proof));
         self.frame().0
+    }
+
+    /// The learner's half of the same, with a client.
+    pub fn greet(&mut self, token: &[u8]) {
+        let client: [u8; PREAMBLE_BYTES] = self.read(PREAMBLE_BYTES).try_into().unwrap();
+        let server = Preamble { protocol: PROTOCOL, token: true, nonce: [8; 32] }.bytes();
+        let (exchange, share) = Token::new(token).unwrap().exchange(Side::Server, &client, &server);
+        self.write(&[&server[..], &Header::new(Kind::Share).with(&share)].concat());
+        let theirs: [u8; SHARE_BYTES] = self.expect(Kind::Share).1.try_into().unwrap();
+        let key = exchange.finish(&theirs).unwrap();
+        assert!(key.verify(Side::Client, &self.expect(Kind::Proof).1));
+        self.write(&Header::new(Kind::Proof).with(&key.prove(Side::Server)));
     }
 
     /// Comes in as a client whose samples up to `next` may have been sent, and up to `oldest` are settled.
