@@ -48,11 +48,11 @@ class Load(NamedTuple):
 LOADS = (Load(4096, 16, 64, 4 << 20, 4 << 10), Load(4, 256, 512, 1 << 20, 2 << 10))
 
 
-def produce(tell: Report, port: int, worker: int, load: Load, stop: Any) -> None:
+def produce(tell: Report, port: int, token: str | bytes | None, worker: int, load: Load, stop: Any) -> None:
     """A client process: sends until told to stop, closes, and tells how many it sent and how many are in doubt."""
     samples = Numbered(load.words)
     one, run = samples.example(), samples.example(load.run)
-    client = rollway.TcpClient("127.0.0.1", port, one, producer_id=worker)
+    client = rollway.TcpClient("127.0.0.1", port, one, token=token, producer_id=worker)
     sent, in_doubt, failure = 0, 0, ""
     try:
         while not stop.value:
@@ -123,7 +123,7 @@ def run(load: Load, cuts: int, clients: int, seed: int, progress: Progress) -> d
     ):
         try:
             for worker in range(clients):
-                crew.spawn("client", (produce,), (proxy.port, worker, load, stop))
+                crew.spawn("client", (produce,), (proxy.port, server.token, worker, load, stop))
             while crew.alive() and not stalled:
                 try:
                     watch.add(server.sample(timeout=0.1, at_least=1))

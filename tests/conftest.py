@@ -1,5 +1,7 @@
 """Fixtures: names that nobody else uses, and a check that no test leaves a file in shared memory."""
 
+import contextlib
+import fcntl
 import mmap
 import os
 import secrets
@@ -38,6 +40,13 @@ def pytest_collection_modifyitems(config, items):
     items[:] = kept
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _collected():
+    """Removes the token files of learners that the tests killed."""
+    yield
+    rollway.gc()
+
+
 @pytest.fixture
 def name():
     """A segment name of this test's own; fails the test if the segment is still there afterwards."""
@@ -47,6 +56,25 @@ def name():
     left = path.exists()
     rollway.gc()
     assert not left, f"{path} was left behind"
+
+
+@contextlib.contextmanager
+def token_passed_on(learner_port, port):
+    """Lets workers of this user find the token of the learner also on the port of a proxy in front of it."""
+    found = list(Path(_core.shm_directory()).glob(f"rollway-token.*.127.0.0.1.{learner_port}"))
+    if not found:  # a learner that was given its token
+        yield
+        return
+    path = found[0].with_name(found[0].name.removesuffix(str(learner_port)) + str(port))
+    with path.open("x") as file:
+        path.chmod(0o600)
+        fcntl.flock(file, fcntl.LOCK_EX)  # what nobody has locked is what a dead learner left behind
+        file.write(found[0].read_text())
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink()
 
 
 def overwrite(name, old, new):

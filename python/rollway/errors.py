@@ -9,7 +9,7 @@ RollwayError
 ├── LearnerUnreachable (ConnectionError)      nobody answers at that address
 ├── ProtocolMismatch (ConnectionError)        what answers there is not a learner of this version
 ├── TlsFailed (ConnectionError)               no certificate, or one that is not trusted
-├── NotAuthorized (PermissionError)           the token is missing or wrong, or the other side is no learner that has it
+├── NotAuthorized (PermissionError)           the token is missing or wrong
 ├── TokenRequired (ValueError)                an address that others can reach, and no token
 ├── AddressUnavailable (OSError)              the address cannot be listened on
 ├── NotInThisProcess (RuntimeError)           a connection that belongs to the parent of this forked process
@@ -98,7 +98,7 @@ class TlsFailed(RollwayError, ConnectionError):
 
 
 class NotAuthorized(RollwayError, PermissionError):
-    """One side has a token, and the other none or a different one."""
+    """The token is missing or wrong, or what answers there does not know it."""
 
 
 class TokenRequired(RollwayError, ValueError):
@@ -106,7 +106,7 @@ class TokenRequired(RollwayError, ValueError):
 
 
 class AddressUnavailable(RollwayError, OSError):
-    """The address is taken, not ours, or not an address."""
+    """The address is taken, not ours, or not an address; or the token of a learner on it has no place to lie."""
 
 
 class NotInThisProcess(RollwayError, RuntimeError):

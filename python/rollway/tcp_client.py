@@ -29,8 +29,8 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
         example: One sample, as given to the `Server`. A difference is an error that names the leaf.
         max_inflight_msgs: Messages without acknowledgement, at most. A message holds one sample, or as many small
             ones as fit into 256 KiB; all of them are kept in memory until they are acknowledged.
-        token: The learner's token. A worker of the learner's own user, on loopback, may leave out one that the learner made
-            for itself: it is found in a file that only this user can read, anew with each connection.
+        token: The learner's token. A worker of the learner's own user, on loopback, may leave out one that the learner
+            made for itself: it is found in a file that only this user can read, anew with each connection.
         ca: The certificate of the authority that signed the learner's, or the learner's own if it signed itself (a PEM
             file): turns TLS on.
         server_name: The name in the learner's certificate, when it is not ``host``.

@@ -37,8 +37,8 @@ class TcpWeights(WeightReading):
     Args:
         host: The learner's host.
         port: The learner's `Server.port` (of a `TcpTransport` with ``weights=``), or that of `SharedWeightSync.serve`.
-        token: The learner's token. A worker of the learner's own user, on loopback, may leave out one that the learner made
-            for itself: it is found in a file that only this user can read, anew with each connection.
+        token: The learner's token. A worker of the learner's own user, on loopback, may leave out one that the learner
+            made for itself: it is found in a file that only this user can read, anew with each connection.
         ca: The certificate of the authority that signed the learner's, or the learner's own if it signed itself (a PEM
             file): turns TLS on.
         server_name: The name in the learner's certificate, when it is not ``host``.

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import rollway
-from conftest import until
+from conftest import token_passed_on, until
 
 WORDS = 32
 EXAMPLE = {"id": np.zeros(2, np.int64), "payload": np.zeros(WORDS, np.int64)}
 TOKEN = "a token for the tests of cuts"
-HANDSHAKE = 40 + 64  # preamble and proof: what a worker says before its hello
+HANDSHAKE = 40 + 65 + 64  # preamble, share and proof: what a worker says before its hello
 
 
 def samples(worker, first, count):
@@ -140,9 +140,12 @@ class Proxy:
         self._thread.start()
         self._server = self._do(asyncio.start_server(self._cross, "127.0.0.1", 0))
         self.port = self._server.sockets[0].getsockname()[1]
+        self._token = token_passed_on(self._learner, self.port)
+        self._token.__enter__()
         return self
 
     def __exit__(self, *_):
+        self._token.__exit__(None, None, None)
         self._do(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

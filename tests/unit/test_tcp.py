@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import gc
 import math
+import os
 import re
 import socket
 import threading
@@ -23,8 +24,9 @@ import torch
 
 import rollway
 from authority import Authority
-from conftest import until
+from conftest import forked, until
 from lying_proxy import lying
+from rollway import _core
 from rollway.schema import Schema
 
 ONE = np.zeros(1, np.int64)
@@ -1016,7 +1018,7 @@ def test_the_right_token_lets_a_client_in(token):
     [
         (TOKEN, "another one", "token is not the learner's: give both the same", "token is not the learner's"),
         (TOKEN, None, "the learner asks for a token, and this client has none. Give it", "the client has none"),
-        (None, TOKEN, "the learner asks for none: it may not be the one you mean", "the learner asks for none"),
+        (None, TOKEN, "token is not the learner's: give both the same", "token is not the learner's"),  # made its own
     ],
 )
 def test_a_token_on_one_side_only_or_another_one_is_refused(learners, mine, message, seen):
@@ -1061,6 +1063,58 @@ def test_with_a_token_a_learner_listens_on_every_address():
         with connect(server, token=TOKEN) as client:
             client.send(value(1))
             assert drain(server, 1) == [1]
+
+
+def test_a_learner_that_was_given_no_token_tells_the_one_that_it_made():
+    with rollway.Server(ONE, 1) as without:
+        assert without.token is None
+    server = serve(transport=rollway.TcpTransport())
+    assert server.token is None
+    with server, serve(transport=rollway.TcpTransport()) as other:
+        made = server.token
+        assert re.fullmatch("[0-9a-f]{64}", made) and made != other.token and server.endpoints[0].token == made
+        assert made not in f"{server!r} {server.endpoints} {server.stats()} {server.endpoints[0].last_refusal}"
+        with connect(server, token=made) as client:
+            assert made not in f"{client!r} {client.stats()} {vars(client)}"
+        with pytest.raises(rollway.NotAuthorized, match="token is not the learner's") as raised:
+            connect(server, token=other.token)
+        assert made not in str(raised.value) and other.token not in str(raised.value)
+
+
+@pytest.mark.parametrize("token", [TOKEN, TOKEN.encode(), b"\xff" * 20])
+def test_a_learner_tells_the_token_that_it_was_given(token):
+    with serve(transport=rollway.TcpTransport(token=token)) as server:
+        told = server.token
+        assert told == (token if token == b"\xff" * 20 else TOKEN)
+        connect(server, token=told).close()
+        assert not token_files()
+
+
+def token_files():
+    return list(Path(_core.shm_directory()).glob("rollway-token.*"))
+
+
+def test_the_file_with_the_token_goes_with_the_learner_and_is_no_segment():
+    with serve(transport=rollway.TcpTransport()) as server:
+        (path,) = token_files()
+        assert path.stat().st_mode & 0o7777 == 0o600 and path.read_text() == f"{server.token}\n"
+        rollway.gc()
+        assert path.exists() and not [one for one in rollway.segments() if "token" in one.name]
+    assert not path.exists()
+
+
+def test_a_forked_child_of_the_learner_leaves_the_token_where_it_is():
+    with serve(transport=rollway.TcpTransport()) as server:
+        pid = forked(server.close)
+        assert os.waitpid(pid, 0)[1] == 0
+        connect(server).close()
+
+
+def test_a_client_that_finds_no_token_says_where_it_looked_and_what_to_do():
+    with serve(transport=rollway.TcpTransport(token=TOKEN)) as server:
+        where = re.escape(f"{_core.shm_directory()}/rollway-token.")
+        with pytest.raises(rollway.NotAuthorized, match=rf"Give it the learner's token\. .* {where}.*no such file"):
+            connect(server)
 
 
 def test_the_token_is_in_no_text():

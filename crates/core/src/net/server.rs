@@ -317,7 +317,7 @@ impl TcpServer {
             }
             None => {
                 let token = Token::generate()?;
-                token_file::collect()?;
+                let _ = token_file::collect(); // What dead servers left on other addresses.
                 let file = TokenFile::create(address, &token)?;
                 (token, Some(file))
             }
