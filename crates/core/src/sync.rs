@@ -246,6 +246,8 @@ pub enum Point {
     RowsCommitted,
     /// Somebody who gives a row up has taken it out of the count, and has not emptied it.
     RowUnsettled,
+    /// A forked child takes a seat of its own, and has not opened its lease.
+    SeatRejoining,
     /// The last learner said that it leaves, and has not removed the name.
     SeatLeaving,
     /// The last learner removed the name, and has not shut down what it led to.

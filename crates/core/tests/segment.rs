@@ -11,6 +11,8 @@ use rollway_core::segment::header::{Header, LAYOUT_VERSION, PAGE, SeatRecord};
 use rollway_core::segment::lease::Undertaker;
 use rollway_core::segment::{Owner, PREFIX, Role, Seat, Segment, Spec, Surety, arrival, catalog, directory};
 use rollway_core::sync::Ordering;
+#[cfg(feature = "fault")]
+use rollway_core::sync::{Point, fault};
 use rollway_core::{Error, Result};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{BufRead, BufReader, Write};
@@ -266,6 +268,8 @@ fn plays_the_role_given_in_its_environment() {
             hear_order();
         }
         "forker" => play_forker(&name),
+        #[cfg(feature = "fault")]
+        "forker with two threads" => play_forker_with_two_threads(&name),
         "collector of its own directory" => play_collector(&name),
         "creator in a tiny directory" => play_creator_in_a_tiny_directory(&name),
         other => panic!("no such role: {other}"),
@@ -287,6 +291,41 @@ fn play_forker(name: &str) {
                 hear_order();
             }
             drop(producer);
+            // SAFETY: ends the child without the harness's farewell.
+            unsafe { libc::_exit(0) };
+        }
+        child => {
+            // SAFETY: waits for our own child; no status wanted.
+            unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+        }
+    }
+}
+
+/// Forks with a consumer. In the child, one thread takes a new seat while another one asks who lives, and neither may wait for
+/// the other: the first thread does not go on before the second has its answer.
+#[cfg(feature = "fault")]
+fn play_forker_with_two_threads(name: &str) {
+    let consumer = Arc::new(open(name, IfExists::Resume).unwrap());
+    // SAFETY: the child touches nothing that another thread could have held: a pipe and the ring.
+    match unsafe { libc::fork() } {
+        -1 => panic!("fork: {}", std::io::Error::last_os_error()),
+        0 => {
+            // SAFETY: sets a timer of this process. Threads that wait for each other would stay for ever.
+            unsafe { libc::alarm(LONG.as_secs() as u32) };
+            let (ask, questions) = channel::<()>();
+            let (answer, answers) = channel();
+            let asker = consumer.clone();
+            thread::spawn(move || questions.recv().map(|()| answer.send(asker.producers().alive)));
+            fault::on_point(move |point| {
+                if point == Point::SeatRejoining {
+                    ask.send(()).unwrap();
+                    let alive = answers.recv_timeout(LONG / 3);
+                    say(&alive.map_or("no answer".to_owned(), |alive| format!("{alive} alive")));
+                }
+            });
+            let taken = Consumer::take(&*consumer, Patience::Never, None);
+            say(if taken.is_ok() { "has a seat" } else { "has no seat" });
+            hear_order();
             // SAFETY: ends the child without the harness's farewell.
             unsafe { libc::_exit(0) };
         }
@@ -1183,6 +1222,20 @@ fn a_forked_child_neither_keeps_its_parents_lease_nor_loses_the_ring() {
     drop(forker.orders.take());
     wait_until("the child has left", || consumer.producers().alive == 0);
     assert_eq!(consumer.producers().died, Vec::<u32>::new(), "it left properly, from its dead parent's seat");
+    consumer.close().unwrap();
+}
+
+#[cfg(feature = "fault")]
+#[test]
+fn a_thread_that_asks_who_lives_does_not_wait_for_one_that_takes_a_seat() {
+    let name = Name::new("fork-threads");
+    let consumer = create(&name);
+    let producer = attach(&name).unwrap();
+    let forker = Actor::start("forker with two threads", &name);
+    assert_eq!(forker.hear(), "1 alive");
+    assert_eq!(forker.hear(), "has a seat");
+    forker.finish();
+    drop(producer);
     consumer.close().unwrap();
 }
 

@@ -39,7 +39,7 @@ pub struct Producer {
     records: Arc<Records>,
     seat: Seat,
     tenure: Tenure,
-    joining: Mutex<()>,
+    joining: lease::Turn,
     /// The id that the caller brought.
     chosen_id: Option<u32>,
     on_full: OnFull,
@@ -157,7 +157,7 @@ impl Producer {
             records,
             seat,
             tenure,
-            joining: Mutex::default(),
+            joining: lease::Turn::default(),
             chosen_id: spec.producer_id,
             peer_timeout: spec.peer_timeout,
             wake: Mutex::default(),
@@ -222,13 +222,14 @@ impl Producer {
     /// In a forked child: sits down anew, as a producer of its own with its own lane and count.
     #[cold]
     fn rejoin(&self) -> Result<&Tenure> {
-        let _joining = self.joining.lock().unwrap_or_else(PoisonError::into_inner);
+        let _joining = self.joining.take(lease::Rank::Tenure);
         if let Some(tenure) = self.here() {
             return Ok(tenure);
         }
         let owner = self.seat.rejoin(|seat| self.records.sweep(seat))?;
-        let tenure = Tenure::begin(&self.records, &self.seat, owner, self.chosen_id)?;
-        Ok(self.tenure.latest().child.get_or_init(|| Box::new(tenure)))
+        let tenure = Box::new(Tenure::begin(&self.records, &self.seat, owner, self.chosen_id)?);
+        // No fork in between: the child would inherit a cell that is being filled by nobody.
+        Ok(lease::without_fork(|| self.tenure.latest().child.get_or_init(|| tenure)))
     }
 
     /// Reserves room for a record of up to `bytes`. `None`: dropped, as the policy says. [`Error::Full`] when there is no

@@ -14,11 +14,27 @@
 //!   in the child, and moves [`generation`], by which every handle of the child notices that it has to sit down anew.
 //! * A descriptor that is open and not yet listed would escape that handler; forks wait while one is.
 //! * `exec` without `fork`'s handlers (`vfork`, `posix_spawn`): the descriptor is close-on-exec.
+//!
+//! **Lock order.** A thread takes these locks in the order of their [`Rank`], and never one of a lower or the same rank. Debug
+//! builds check it ([`Ranked`]).
+//!
+//! | rank | lock | held while | a fork meanwhile |
+//! |---|---|---|---|
+//! | [`Rank::Tenure`] | `records::Producer::joining` | a forked child takes a seat and a lane | [`Turn`]: free in the child |
+//! | [`Rank::Rejoining`] | [`Seat::rejoining`] | a forked child takes a seat, and sweeps it | [`Turn`]: free in the child |
+//! | [`Rank::Listing`] | [`LISTING`] | a descriptor is opened and listed, or a mutex below is held | waits |
+//! | [`Rank::Lease`] | [`Seat::lease`] | a lock of the kernel is tested, or the lease is replaced | waits for the listing |
+//!
+//! The other locks of the core never meet these the wrong way round: `records::{Producer, Consumer}::wake` and
+//! `ring::Producer::vigil` are only ever *tried*; `Tenure::ledger`, `weights::Writer::turn`, `vector_env::Worker::vigil` and
+//! those of `net` are taken by threads that hold none of the above, and a forked child does not take them: it has a tenure of
+//! its own, or is refused. In `net::Outlet`, `held` is taken before `reader`.
 
 use super::Segment;
 use super::header::{SeatRecord, seat_state};
 use crate::error::{Error, Result};
 use crate::sync::{Ordering, Point, crash_point, fence};
+use rustix::thread::futex;
 use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};
 use std::sync::{Arc, Mutex, Once};
@@ -79,6 +95,91 @@ static FORK_HANDLER: Once = Once::new();
 /// Held while a descriptor is open and not yet listed, or listed no more and still open: no fork comes in between.
 static LISTING: AtomicBool = AtomicBool::new(false);
 
+/// The order in which a thread takes the locks that it holds together; see the module's documentation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Rank {
+    Tenure = 1,
+    Rejoining = 2,
+    Listing = 3,
+    Lease = 4,
+}
+
+/// Held together with a lock of that rank. A debug build panics where a thread takes one out of order.
+#[must_use]
+struct Ranked(#[cfg(debug_assertions)] u32);
+
+#[cfg(debug_assertions)]
+thread_local! {
+    /// One bit for each rank of which this thread holds a lock.
+    static HELD: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
+impl Ranked {
+    /// To be called before the lock is waited for, so that an inversion is found without its partner.
+    fn take(rank: Rank) -> Ranked {
+        #[cfg(debug_assertions)]
+        {
+            let (held, bit) = (HELD.get(), 1 << rank as u32);
+            assert!(held < bit, "lock of rank {rank:?} taken while locks {held:#b} are held: out of order");
+            HELD.set(held | bit);
+            Ranked(bit)
+        }
+        #[cfg(not(debug_assertions))]
+        {
+            let _ = rank;
+            Ranked()
+        }
+    }
+}
+
+#[cfg(debug_assertions)]
+impl Drop for Ranked {
+    fn drop(&mut self) {
+        HELD.set(HELD.get() & !self.0);
+    }
+}
+
+/// A lock for what a forked child does once. A child does not inherit it: the thread that holds it is not in the child.
+#[derive(Debug, Default)]
+pub(crate) struct Turn {
+    /// The [`generation`] of the holder's process, plus one; 0 when it is free.
+    holder: StdAtomicU32,
+}
+
+/// Gives the [`Turn`] back when it is dropped.
+pub(crate) struct Taken<'a> {
+    turn: &'a Turn,
+    _rank: Ranked,
+}
+
+impl Turn {
+    pub(crate) fn take(&self, rank: Rank) -> Taken<'_> {
+        let rank = Ranked::take(rank);
+        let me = generation() + 1;
+        loop {
+            let holder = self.holder.load(Ordering::Relaxed);
+            if holder == me {
+                // Comes back when the word has changed; a signal or a spurious wake-up only makes us look again.
+                let _ = futex::wait(&self.holder, futex::Flags::PRIVATE, me, None);
+                continue;
+            }
+            // SYNC lease.turn: Acquire here, Release in `Taken::drop`. What the last holder did is seen.
+            if self.holder.compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                return Taken { turn: self, _rank: rank };
+            }
+        }
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        // SYNC lease.turn: Release here, Acquire in `Turn::take`.
+        self.turn.holder.store(0, Ordering::Release);
+        // A failure could only mean that the address is not mapped, which it is.
+        let _ = futex::wake(&self.turn.holder, futex::Flags::PRIVATE, i32::MAX as u32);
+    }
+}
+
 extern "C" fn before_fork() {
     // SYNC lease.listing: Acquire here, Release wherever it is let go. What was listed before is seen.
     while LISTING.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -92,13 +193,14 @@ extern "C" fn after_fork_in_parent() {
 }
 
 /// Runs `change` with no fork in between.
-fn without_fork<T>(change: impl FnOnce() -> T) -> T {
+pub(crate) fn without_fork<T>(change: impl FnOnce() -> T) -> T {
     struct Done;
     impl Drop for Done {
         fn drop(&mut self) {
             after_fork_in_parent();
         }
     }
+    let _rank = Ranked::take(Rank::Listing);
     before_fork();
     let _done = Done;
     change()
@@ -303,7 +405,10 @@ pub struct Seat {
     role: Role,
     /// `generation << 32 | owner`: one load on the hot path tells who we are, or that we were forked.
     badge: StdAtomicU64,
+    /// Taken with no fork in between ([`without_fork`]): a child would inherit a mutex that nobody unlocks.
     lease: Mutex<Lease>,
+    /// For the one thread of a forked child that sits down anew.
+    rejoining: Turn,
 }
 
 impl Seat {
@@ -311,7 +416,7 @@ impl Seat {
     pub fn take(segment: Arc<Segment>, role: Role, sweep: impl Fn(usize)) -> Result<Seat> {
         let (lease, owner) = Self::sit_down(&segment, role, sweep)?;
         let badge = StdAtomicU64::new((lease.generation as u64) << 32 | owner.bits());
-        Ok(Seat { segment, role, badge, lease: Mutex::new(lease) })
+        Ok(Seat { segment, role, badge, lease: Mutex::new(lease), rejoining: Turn::default() })
     }
 
     fn sit_down(segment: &Segment, role: Role, sweep: impl Fn(usize)) -> Result<(Lease, Owner)> {
@@ -360,14 +465,26 @@ impl Seat {
 
     /// After a fork: sits down again, in the child, in another role than its parent's.
     pub fn rejoin_as(&self, role: Role, sweep: impl Fn(usize)) -> Result<Owner> {
-        let mut lease = self.lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let _turn = self.rejoining.take(Rank::Rejoining);
         if let Some(owner) = self.owner() {
             return Ok(owner);
         }
+        crash_point(Point::SeatRejoining);
         let (fresh, owner) = Self::sit_down(&self.segment, role, sweep)?;
-        self.badge.store((fresh.generation as u64) << 32 | owner.bits(), Ordering::Relaxed);
-        *lease = fresh;
+        let badge = (fresh.generation as u64) << 32 | owner.bits();
+        // What it replaces is a lease of the parent, which the fork handler has closed: to drop it takes no lock.
+        self.with_lease(|lease| {
+            self.badge.store(badge, Ordering::Relaxed);
+            *lease = fresh;
+        });
         Ok(owner)
+    }
+
+    fn with_lease<T>(&self, look: impl FnOnce(&mut Lease) -> T) -> T {
+        without_fork(|| {
+            let _rank = Ranked::take(Rank::Lease);
+            look(&mut self.lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+        })
     }
 
     pub fn segment(&self) -> &Arc<Segment> {
@@ -391,10 +508,9 @@ impl Seat {
         if self.owner() == Some(owner) {
             return true;
         }
-        // No fork in between: the child would inherit a mutex that nobody unlocks.
-        let alive = without_fork(|| {
-            let lease = self.lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            lease.generation != generation() || lease.is_held(owner)
+        let alive = self.with_lease(|lease| {
+            // Our own lock is nobody else's: another thread may have sat down since we looked.
+            lease.generation != generation() || self.owner() == Some(owner) || lease.is_held(owner)
         });
         if !alive {
             self.note_death(owner.seat());
@@ -530,5 +646,23 @@ impl Drop for Seat {
         if self.owner().is_some() {
             self.leave();
         }
+    }
+}
+
+#[cfg(all(test, debug_assertions, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "out of order")]
+    fn a_lock_that_is_taken_out_of_order_is_an_error_in_debug_builds() {
+        without_fork(|| Turn::default().take(Rank::Rejoining).turn.holder.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn a_turn_that_a_thread_of_the_parent_holds_is_free_in_a_forked_child() {
+        let turn = Turn { holder: StdAtomicU32::new(generation() + 2) }; // Not of this generation.
+        drop(turn.take(Rank::Rejoining));
+        assert_eq!(turn.holder.load(Ordering::Relaxed), 0);
     }
 }
