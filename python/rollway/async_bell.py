@@ -8,11 +8,35 @@ coroutines, or whoever left a call, to look, so a cancelled one loses nothing.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from functools import partial
+from typing import Generic, TypeVar
 
 from rollway._core import Sentry
 from rollway.errors import ConnectionClosedError
+
+H = TypeVar("H")
+T = TypeVar("T")
+
+
+class WeakCall(Generic[H, T]):
+    """Calls a method of a handle that it does not keep alive.
+
+    For what the handle itself keeps. A bound method would make a reference cycle, and a handle that is dropped without
+    `close` would keep its seat until Python's cyclic collector runs.
+    """
+
+    def __init__(self, handle: H, method: Callable[[H], T]) -> None:
+        self._handle = weakref.ref(handle)
+        self._method = method
+
+    def __call__(self) -> T:
+        """What the method gives; `ConnectionClosedError` when the handle is gone."""
+        handle = self._handle()
+        if handle is None:
+            raise ConnectionClosedError("this handle was dropped")
+        return self._method(handle)
 
 
 class AsyncBell:
@@ -70,6 +94,9 @@ class AsyncBell:
             ear.last = True
             ear.sentry.signal()
         self._ears.clear()
+
+    def __del__(self) -> None:
+        self.close()  # the handle was dropped without `close`: no loop is to watch for it any more
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> _Ear | None:
         """Posts a sentry for one more loop, and forgets those of loops that are closed. None when the handle is."""

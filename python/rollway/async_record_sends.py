@@ -177,6 +177,11 @@ class AsyncRecordSends:
         try:
             return attempt(_MOMENT_S)
         except (RingFull, WaitTimeout) as last:
-            late = WaitTimeout(self._no_room(timeout))
-            late.sent = last.sent
-            raise late from None
+            raise _late(self._no_room(timeout), last.sent) from None
+
+
+def _late(message: str, sent: int) -> WaitTimeout:
+    """Not a variable of the frame that raises it: error, traceback and frame would keep each other and the client."""
+    error = WaitTimeout(message)
+    error.sent = sent
+    return error

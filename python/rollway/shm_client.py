@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any
 
 from rollway._core import Producer, Slot
-from rollway.async_bell import AsyncBell
+from rollway.async_bell import AsyncBell, WeakCall
 from rollway.async_sends import AsyncSends, Vigil, deadline_of
 from rollway.errors import ForeignSchema
 from rollway.schema import Schema
@@ -59,8 +59,8 @@ class ShmClient(Producer, AsyncSends):
             self = super().__new__(cls, name, schema.plan(), producer_id, on_full, connect_timeout_s, peer_timeout_s)
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
-        self._bell = AsyncBell(super(ShmClient, self).sentry)
-        self._vigil = Vigil(super(ShmClient, self).learners, super(ShmClient, self).is_forsaken, peer_timeout_s)
+        self._bell = AsyncBell(WeakCall(self, Producer.sentry))
+        self._vigil = Vigil(WeakCall(self, Producer.learners), WeakCall(self, Producer.is_forsaken), peer_timeout_s)
         return self
 
     def wait(self, timeout: float | None = None) -> None:

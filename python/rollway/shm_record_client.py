@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from rollway._core import RecordProducer
-from rollway.async_bell import AsyncBell
+from rollway.async_bell import AsyncBell, WeakCall
 from rollway.async_record_sends import AsyncRecordSends
 from rollway.async_sends import Vigil
 from rollway.errors import ForeignSchema
@@ -63,9 +63,9 @@ class ShmRecordClient(RecordProducer, AsyncRecordSends):
             self = super().__new__(cls, name, schema.plan(), producer_id, on_full, connect_timeout_s, peer_timeout_s)
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
-        self._bell = AsyncBell(super(ShmRecordClient, self).sentry)
+        self._bell = AsyncBell(WeakCall(self, RecordProducer.sentry))
         self._vigil = Vigil(
-            super(ShmRecordClient, self).learners, super(ShmRecordClient, self).is_forsaken, peer_timeout_s
+            WeakCall(self, RecordProducer.learners), WeakCall(self, RecordProducer.is_forsaken), peer_timeout_s
         )
         return self
 

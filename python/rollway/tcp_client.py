@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from rollway._core import TcpSender
-from rollway.async_bell import AsyncBell
+from rollway.async_bell import AsyncBell, WeakCall
 from rollway.async_sends import AsyncSends
 from rollway.errors import ForeignSchema
 from rollway.schema import Schema
@@ -85,5 +85,5 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
             )
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
-        self._begin(AsyncBell(super(TcpClient, self).sentry))
+        self._begin(AsyncBell(WeakCall(self, TcpSender.sentry)))
         return self

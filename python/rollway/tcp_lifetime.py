@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from rollway._core import TcpConnection
-from rollway.async_bell import AsyncBell
+from rollway.async_bell import AsyncBell, WeakCall
 from rollway.async_sends import Vigil, deadline_of, rung
 from rollway.errors import RollwayError, WaitTimeout
 
@@ -32,7 +32,7 @@ class TcpLifetime(TcpConnection):
     """Whether `send` waits when there is no room: always, for what to drop is the learner's choice."""
 
     def _begin(self, bell: AsyncBell) -> None:
-        self._bell, self._settled = bell, AsyncBell(self.settled_sentry)
+        self._bell, self._settled = bell, AsyncBell(WeakCall(self, TcpConnection.settled_sentry))
         _open_clients.add(self)
 
     async def wait_async(self, timeout: float | None = None) -> None:
@@ -102,7 +102,8 @@ def _close_quietly(client: TcpLifetime, timeout: float) -> None:
     try:
         client.close(timeout)
     except RollwayError as error:
-        _log.error("a %s was not closed, and %s", type(client).__name__, error)
+        # As text: a log that keeps the error would keep its frames, and so the client.
+        _log.error("a %s was not closed, and %s", type(client).__name__, str(error))
 
 
 def _close_all() -> None:

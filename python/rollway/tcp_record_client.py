@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from rollway._core import TcpRecordSender
-from rollway.async_bell import AsyncBell
+from rollway.async_bell import AsyncBell, WeakCall
 from rollway.async_record_sends import AsyncRecordSends
 from rollway.errors import ForeignSchema
 from rollway.record_schema import RecordSchema
@@ -90,5 +90,5 @@ class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
             )
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
-        self._begin(AsyncBell(super(TcpRecordClient, self).sentry))
+        self._begin(AsyncBell(WeakCall(self, TcpRecordSender.sentry)))
         return self

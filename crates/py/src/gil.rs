@@ -26,4 +26,8 @@ impl<T> GilCell<T> {
         // SAFETY: as in `with`; no reference outlives a call of `with`.
         std::mem::replace(unsafe { &mut *self.0.get() }, value)
     }
+    /// The value, for an owner that shares it with nobody.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut()
+    }
 }

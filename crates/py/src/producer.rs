@@ -425,3 +425,12 @@ impl Producer {
         named(py, class, message)
     }
 }
+
+impl Drop for Producer {
+    /// As `close`: a sentry that waits with the handle holds on to it, and is woken.
+    fn drop(&mut self) {
+        if let Some(core) = self.core.get_mut().take() {
+            core.close();
+        }
+    }
+}
