@@ -1,6 +1,8 @@
 """Stubs of the native module; `make test` checks them against it."""
 
 from collections.abc import Callable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any, Literal, Self, final
 
 import numpy as np
@@ -42,6 +44,7 @@ __all__ = [
     "end_with",
     "list_segments",
     "map_for",
+    "memory_limits",
     "plan_budget",
     "shm_directory",
 ]
@@ -413,6 +416,7 @@ def map_for(name: str, owner: int) -> memoryview: ...
 def collect_all() -> list[dict[str, Any]]: ...
 def collect(name: str) -> bool: ...
 def shm_directory() -> str: ...
+def memory_limits(root: str | PathLike[str]) -> list[tuple[Path, int, int]]: ...
 
 @final
 class RecordPlan:

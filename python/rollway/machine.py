@@ -29,7 +29,6 @@ _DOCKER_DEFAULT = 64 * _MB
 _SMALL_SHM = 1 << 30
 _FEW_FILES = 1024
 _FEW_WATCHES = 128
-_UNLIMITED_V1 = 1 << 60  # version 1 has no word for "no limit", only a very large number
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def examine(root: Path = Path("/")) -> list[Finding]:
     directory = Path(_core.shm_directory())
     return [
         check_shared_memory(directory),
-        check_memory(cgroup.memory_limit(), _free_bytes(directory)),
+        check_memory(cgroup.memory_limit(), _free_bytes(directory), cgroup.memory_used()),
         check_cpus(os.cpu_count() or 1, len(os.sched_getaffinity(0)), cgroup.cpu_quota()),
         check_kernel(os.uname().release),
         check_proc(root / "proc"),
@@ -95,19 +94,22 @@ def judge_shared_memory(directory: Path, total: int, free: int, writable: bool =
     return Finding(name, "ok", found)
 
 
-def check_memory(limit: int | None, shm_free: int | None) -> Finding:
-    """The memory limit of the cgroup: segments count against it."""
+def check_memory(limit: int | None, shm_free: int | None, used: int | None = None) -> Finding:
+    """The memory limit of the control group that leaves the least: segments count against it."""
     name = "memory limit"
     if limit is None:
         return Finding(name, "ok", "no cgroup limit")
     found = f"the cgroup may use {_mb(limit)}"
-    if shm_free is not None and shm_free > limit:
+    if used is not None:
+        found += f", {_mb(used)} are used"
+    left = max(0, limit - (used or 0))
+    if shm_free is not None and shm_free > left:
         return Finding(
             name,
             "warn",
-            f"{found}, less than the {_mb(shm_free)} free in shared memory",
-            "Segments count against this limit: a ring that fits into shared memory may still get a process killed. "
-            "Keep rings well below the limit, or raise it.",
+            f"{found}: {_mb(left)} are left, less than the {_mb(shm_free)} free in shared memory",
+            "Segments count against this limit: a ring that fits into shared memory may still be refused "
+            "(NotEnoughMemory). Keep rings well below the limit, or raise it.",
         )
     return Finding(name, "ok", f"{found}; segments count against it")
 
@@ -273,11 +275,17 @@ class Cgroup:
         return min((quota for quota in quotas if quota is not None), default=None)
 
     def memory_limit(self) -> int | None:
-        """How many bytes the group may use; ``None`` without a limit."""
-        texts = [_read(directory / "memory.max") for directory in self._directories(None)]
-        texts += [_read(directory / "memory.limit_in_bytes") for directory in self._directories("memory")]
-        limits = [int(text) for text in texts if text is not None and text.isdigit()]
-        return min((limit for limit in limits if limit < _UNLIMITED_V1), default=None)
+        """How many bytes the group that leaves the least may use; ``None`` without a limit."""
+        return self._tightest(1)
+
+    def memory_used(self) -> int | None:
+        """How many bytes of `memory_limit` are used, without file cache that the kernel can drop; ``None`` as there."""
+        return self._tightest(2)
+
+    def _tightest(self, number: Literal[1, 2]) -> int | None:
+        """As the core reads it, which refuses what does not fit."""
+        limits = _core.memory_limits(self._root)
+        return limits[0][number] if limits else None
 
     def oom_kills(self) -> int | None:
         """How many processes of the group the kernel has killed for want of memory; ``None`` where it does not say."""
@@ -285,12 +293,6 @@ class Cgroup:
         texts += [_read(directory / "memory.oom_control") for directory in self._directories("memory")]
         lines = [line.split() for text in texts if text for line in text.splitlines()]
         return max((int(line[1]) for line in lines if line[0] == "oom_kill"), default=None)
-
-    def memory_used(self) -> int | None:
-        """How many bytes the group uses now, of its `memory_limit`; ``None`` where the kernel does not say."""
-        texts = [_read(directory / "memory.current") for directory in self._directories(None)]
-        texts += [_read(directory / "memory.usage_in_bytes") for directory in self._directories("memory")]
-        return max((int(text) for text in texts if text is not None and text.isdigit()), default=None)
 
     def _directories(self, controller: str | None) -> Iterator[Path]:
         """From the mounted root of the hierarchy down to our own group. ``None`` means version 2."""

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -122,3 +123,89 @@ def test_a_lane_that_cannot_grow_is_an_error_that_costs_nothing_committed_and_go
     for message in (at_once, in_time, *async_twins):
         assert "cannot reserve" in message and f"{tiny} has" in message and "rollway gc" in message
     assert left == "[]"
+
+
+LIMITED = """
+import numpy as np, rollway
+small, large = np.zeros(8), np.broadcast_to(np.uint8(0), (1 << 29,))
+rollway.Server(small, 4, rollway.ShmTransport()).close()
+for transport in (None, rollway.ShmTransport()):
+    try:
+        rollway.Server(large, 2, transport, num_buffers=2)
+    except rollway.NotEnoughMemory as error:
+        print(error)
+"""
+
+
+def test_a_memory_limit_of_the_control_group_is_an_error_at_creation(tmp_path):
+    """The limit is a file of ours, mounted over that of this process's group for a child of the test alone."""
+    file = own_limit_file()
+    if file is None:
+        pytest.skip("this process is in no control group with a memory controller")
+    limit = tmp_path / "limit"
+    limit.write_text(f"{1 << 40}\n")
+    usage = tmp_path / "usage"
+    usage.write_text(f"{(1 << 40) - (1 << 30)}\n")
+    stat = tmp_path / "memory.stat"
+    stat.write_text("inactive_file 0\n")
+    used = file.with_name({"memory.max": "memory.current"}.get(file.name, "memory.usage_in_bytes"))
+    mounts = [(limit, file), (usage, used), (stat, file.with_name("memory.stat"))]
+    script = " && ".join(f"mount --bind {ours} {theirs}" for ours, theirs in mounts)
+    command = ["unshare", "--mount", "sh", "-c", f'{script} || exit 77; exec "$@"', "sh", sys.executable, "-c", LIMITED]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if result.returncode == 77 or "unshare" in result.stderr:
+        pytest.skip(f"cannot mount here: {result.stderr.strip()}")
+    assert result.returncode == 0, result.stderr
+    messages = result.stdout.strip().splitlines()
+    assert len(messages) == 2, result.stdout
+    for message in messages:
+        assert str(file) in message and str(1 << 40) in message and f"{(1 << 40) - (1 << 30)} are used" in message
+        assert "raise the limit" in message
+
+
+def own_limit_file():
+    """The file with the limit of this process's own group, in either version."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            file = Path("/sys/fs/cgroup/memory" + path, "memory.limit_in_bytes")
+        elif not controllers:
+            file = Path("/sys/fs/cgroup" + path, "memory.max")
+        else:
+            continue
+        if file.exists():
+            return file
+    return None
+
+
+GROUP = """
+import sys, numpy as np, rollway
+from pathlib import Path
+Path(sys.argv[1], "cgroup.procs").write_text("0")
+limit, used = (rollway.machine.Cgroup().memory_limit(), rollway.machine.Cgroup().memory_used())
+assert limit == 256 << 20 and 0 < used < limit, (limit, used)
+kept = []
+try:
+    while True:
+        kept.append(rollway.Server({"a": np.zeros(1 << 20, np.uint8)}, 8, num_buffers=2))
+except rollway.NotEnoughMemory as error:
+    print(len(kept), error)
+"""
+
+
+def test_a_control_group_that_is_nearly_full_is_an_error_and_not_a_process_killed():
+    given = os.environ.get("ROLLWAY_TEST_CGROUP")
+    if given is None:
+        pytest.skip("ROLLWAY_TEST_CGROUP names no group with a memory controller in which tests may make others")
+    group = Path(given, f"rollway-test-{os.getpid()}")
+    group.mkdir()
+    try:
+        version_2 = (group / "memory.max").exists()
+        (group / ("memory.max" if version_2 else "memory.limit_in_bytes")).write_text(str(256 << 20))
+        command = [sys.executable, "-c", "import rollway.machine" + GROUP, str(group)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert result.returncode == 0, f"{result.returncode}: {result.stderr}"
+        count, message = result.stdout.strip().split(" ", 1)
+        assert int(count) >= 1 and str(group) in message and "are used" in message and "raise the limit" in message
+    finally:
+        group.rmdir()

@@ -284,6 +284,13 @@ def test_a_memory_limit_below_shared_memory_is_a_warning():
     assert machine.check_memory(1024 * MB, 8192 * MB).status == "warn"
 
 
+def test_what_is_used_of_a_memory_limit_is_told_and_counts():
+    assert machine.check_memory(16384 * MB, 8192 * MB, used=1024 * MB).status == "ok"
+    finding = machine.check_memory(16384 * MB, 8192 * MB, used=10240 * MB)
+    assert finding.status == "warn"
+    assert "16,384 MiB, 10,240 MiB are used: 6,144 MiB are left" in finding.found
+
+
 @pytest.mark.parametrize(
     ("release", "status"),
     [("6.18.44-arch", "ok"), ("5.14.0-1.el9", "ok"), ("5.4.0", "warn"), ("3.10.0", "problem"), ("strange", "warn")],

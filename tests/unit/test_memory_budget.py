@@ -102,6 +102,22 @@ def test_the_room_is_read_from_the_machine(tmp_path):
     assert Room.now(tmp_path / "nothing", str(tmp_path / "nothing")) == Room(None, None, None)
 
 
+def test_the_group_that_leaves_the_least_counts_without_its_file_cache(tmp_path):
+    files = {
+        "proc/self/cgroup": "0::/pod/job\n",
+        "proc/self/mountinfo": "1 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+        "sys/fs/cgroup/pod/memory.max": "20000\n",
+        "sys/fs/cgroup/pod/memory.current": "17000\n",
+        "sys/fs/cgroup/pod/memory.stat": "anon 9000\ninactive_file 2000\nactive_file 1000\n",
+        "sys/fs/cgroup/pod/job/memory.max": "10000\n",
+        "sys/fs/cgroup/pod/job/memory.current": "1000\n",
+    }
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert Room.now(tmp_path, str(tmp_path)).cgroup == 20000 - (17000 - 3000)
+
+
 def test_nonsense_is_refused():
     with pytest.raises(rollway.InvalidArgument, match="threshold"):
         MemoryBudget().excesses(threshold=0)

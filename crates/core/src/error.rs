@@ -1,5 +1,6 @@
 //! The one error type of the core. `crates/py` turns each variant into the Python exception of the same name.
 
+use crate::segment::memory::Shortage;
 use std::path::PathBuf;
 
 /// Result with the core's [`Error`].
@@ -35,10 +36,11 @@ pub enum Error {
     NoMemory { name: String, need: u64, free: u64, total: u64, dir: String },
 
     #[error(
-        "cannot reserve {need} bytes for '{name}': there are {left} bytes of memory left on this machine, or in this \
-         container. Ask for less (a smaller batch or capacity, fewer buffers)"
+        "cannot reserve {need} bytes for '{name}': there are {} bytes of memory left {}. Ask for less (a smaller batch or \
+         capacity, fewer buffers){}",
+        .shortage.left, .shortage.place, .shortage.advice
     )]
-    NoRam { name: String, need: u64, left: u64 },
+    NoRam { name: String, need: u64, shortage: Shortage },
 
     #[error(
         "'{name}' is not a valid segment name: use 1 to 200 letters, digits, '.', '_' or '-', not starting with '.'"

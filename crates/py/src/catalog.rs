@@ -5,7 +5,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::net::token_file;
 use rollway_core::segment::catalog::{self, Entry};
+use rollway_core::segment::memory;
 use rollway_core::{block, records, ring, table, vector_env, weights};
+use std::path::PathBuf;
 
 /// What a segment holds, for people: in a word, and with whose it is.
 pub fn contents(kind: u32) -> (&'static str, &'static str) {
@@ -59,4 +61,11 @@ pub fn collect(py: Python<'_>, name: &str) -> PyResult<bool> {
 #[pyfunction]
 pub fn shm_directory() -> String {
     rollway_core::segment::directory().display().to_string()
+}
+
+/// The memory limits of the control groups of this process: `(file, bytes, used)`, the one that leaves the least first.
+#[pyfunction]
+pub fn memory_limits(root: PathBuf) -> Vec<(PathBuf, u64, u64)> {
+    let limits = memory::limits(&root).into_iter();
+    limits.map(|limit| (limit.file, limit.bytes, limit.used)).collect()
 }

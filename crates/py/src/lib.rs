@@ -53,7 +53,7 @@ mod _core {
     #[pymodule_export]
     use super::block::{Block, map_for};
     #[pymodule_export]
-    use super::catalog::{collect, collect_all, list_segments, shm_directory};
+    use super::catalog::{collect, collect_all, list_segments, memory_limits, shm_directory};
     #[pymodule_export]
     use super::consumer::Consumer;
     #[pymodule_export]

@@ -21,7 +21,7 @@ pub mod arrival;
 pub mod catalog;
 pub mod header;
 pub mod lease;
-pub(crate) mod memory;
+pub mod memory;
 
 use crate::error::{Error, Result};
 use crate::schema;
@@ -191,8 +191,8 @@ impl Segment {
     /// Reserves pages now (S2).
     fn reserve(file: &OwnedFd, name: &str, named: bool, from: usize, bytes: usize) -> Result<()> {
         // The kernel would not refuse what there is no memory for: it would look for somebody to kill.
-        if let Some(left) = memory::left().filter(|&left| left < bytes as u64) {
-            return Err(Error::NoRam { name: name.to_owned(), need: bytes as u64, left });
+        if let Some(shortage) = memory::shortage(Path::new("/"), bytes as u64) {
+            return Err(Error::NoRam { name: name.to_owned(), need: bytes as u64, shortage });
         }
         match fs::fallocate(file, fs::FallocateFlags::empty(), from as u64, bytes as u64) {
             Ok(()) => Ok(()),
