@@ -108,3 +108,24 @@ def test_a_time_that_is_none_is_refused(name, port, kind, limit):
     (worker, _), place = (BY_NAME[kind], name) if kind in BY_NAME else (BY_PORT[kind], port)
     with pytest.raises(rollway.InvalidArgument, match="a timeout must be a number of seconds >= 0"):
         worker(place, limit)
+
+
+@pytest.mark.parametrize("kind", BY_NAME)
+def test_a_name_that_comes_and_goes_is_waited_for(name, kind):
+    worker, learner = BY_NAME[kind]
+    over = threading.Event()
+
+    def come_and_go():
+        while not over.is_set():
+            with contextlib.suppress(rollway.RollwayError), learner(name):
+                pass
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(100):
+            worker(name, 30.0).close()
+    finally:
+        over.set()
+        thread.join()
+    rollway.gc()

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollway
+from conftest import overwrite
 from rollway import BufferEmpty, ConnectionClosedError, InvalidArgument, ReplayBuffer, SchemaMismatch
 
 OBS, ACT = 3, 2
@@ -405,3 +406,10 @@ def test_a_field_of_any_dtype_is_attached_to_by_name(dtype):
     with ReplayBuffer(4, OBS, ACT, "cpu", fields={"x": f"{dtype}[2]"}) as buffer:
         with ReplayBuffer.attach(buffer.name, "cpu") as other:
             assert other.schema["x"] == buffer.schema["x"]
+
+
+def test_attaching_to_a_schema_that_is_written_otherwise_is_a_schema_mismatch(name):
+    with ReplayBuffer(10, 2, 1, name=name):
+        overwrite(name, b'"obs","<f4"', b'"obs","=f4"')
+        with pytest.raises(SchemaMismatch):
+            ReplayBuffer.attach(name)

@@ -270,6 +270,7 @@ fn plays_the_role_given_in_its_environment() {
         "forker" => play_forker(&name),
         #[cfg(feature = "fault")]
         "forker with two threads" => play_forker_with_two_threads(&name),
+        "creator among many" => play_creator_among_many(&name),
         "collector of its own directory" => play_collector(&name),
         "creator in a tiny directory" => play_creator_in_a_tiny_directory(&name),
         other => panic!("no such role: {other}"),
@@ -842,6 +843,46 @@ fn the_next_creation_collects_stale_segments_whose_names_nobody_chose() {
 // ── races for one name ─────────────────────────────────────────────────────────────────────────────────────────────
 
 /// Runs every racer again and again, each in threads of its own, for about a second.
+#[test]
+fn a_creation_among_many_segments_looks_at_some_and_the_next_ones_at_the_others() {
+    let directory = Directory::new("many");
+    let mut command = Actor::command("creator among many", "many");
+    command.env("ROLLWAY_SHM_DIR", &directory.0);
+    let creator = Actor::spawn(&mut command).unwrap();
+    assert_eq!(creator.hear(), "all stale ones were found");
+    creator.finish();
+    assert_eq!(directory.files(), Vec::<String>::new());
+}
+
+/// Makes more live segments than one creation looks at, and stale ones among them.
+fn play_creator_among_many(name: &str) {
+    let live: Vec<_> =
+        (0..200).map(|i| Segment::create(&segment_spec(&format!("{name}-{i}"))).unwrap()).collect();
+    let seats: Vec<_> = live
+        .into_iter()
+        .map(|segment| {
+            let segment = Arc::new(segment);
+            let seat = Seat::take(segment.clone(), Role::Consumer, |_| {}).unwrap();
+            segment.publish().unwrap();
+            seat
+        })
+        .collect();
+    for i in 0..20 {
+        let stale = format!("{name}-stale-{i}");
+        Segment::create(&Spec { auto_named: true, ..segment_spec(&stale) }).unwrap().publish().unwrap();
+    }
+    let left = || catalog::list().unwrap().iter().filter(|entry| entry.alive == 0).count();
+    wait_until("creations find every stale segment", || {
+        drop(Segment::create(&segment_spec(&format!("{name}-next"))).unwrap());
+        left() == 0
+    });
+    assert_eq!(catalog::list().unwrap().len(), seats.len(), "no live one was touched");
+    for seat in &seats {
+        seat.segment().unlink().unwrap();
+    }
+    say("all stale ones were found");
+}
+
 fn race(racers: &[&(dyn Fn() + Sync)]) {
     let over = AtomicBool::new(false);
     let start = Barrier::new(racers.len() + 1);
@@ -984,6 +1025,26 @@ fn a_segment_that_is_replaced_while_one_attaches_is_not_what_one_is_told_of() {
         Err(Error::Closed)
     });
     assert!(matches!(misfit, Err(Error::Closed)) && looks == 2);
+}
+
+#[test]
+fn segments_that_come_and_go_do_not_end_the_wait_before_its_time() {
+    let name = Name::new("come-and-go");
+    let mut consumer = None;
+    let mut looks = 0;
+    // Each time, what was opened is shut down and another one has its name.
+    let attached = arrival::attach(&name, Patience::of(Some(LONG)), || {
+        looks += 1;
+        if looks > 5 {
+            return attach(&name);
+        }
+        drop(consumer.take());
+        consumer = Some(create(&name));
+        Err(Error::Closed)
+    });
+    assert!(attached.is_ok() && looks == 6, "{attached:?} after {looks} looks");
+    drop(attached);
+    consumer.unwrap().close().unwrap();
 }
 
 // ── full memory ────────────────────────────────────────────────────────────────────────────────────────────────────

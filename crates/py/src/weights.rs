@@ -91,8 +91,7 @@ impl Weights {
         let threads = threads.unwrap_or_else(default_threads);
         let patience = patience(Some(connect_timeout_s))?;
         let reader = blocking(py, || {
-            arrival::wait_for(&name, patience)?;
-            Reader::on(Arc::new(Core::open(&name, None)?), threads)
+            arrival::attach(&name, patience, || Reader::on(Arc::new(Core::open(&name, None)?), threads))
         })?;
         let reader = Arc::new(reader.map_err(|e| to_py(py, e))?);
         let open = Open { core: reader.weights().clone(), writer: None, reader: Some(reader) };

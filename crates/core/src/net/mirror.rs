@@ -37,6 +37,7 @@ use crate::weights::layout::{FIRST_BUFFERS, Geometry};
 use crate::weights::reader::Reading;
 use crate::weights::{Draft, Reader, Target, Weights, WeightsSpec, Writer, mirror};
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -515,7 +516,7 @@ impl<'a> Postman<'a> {
         }
         let geometry = Geometry::new(spec.max_peers, spec.max_buffers, leaf_bytes.to_vec())?;
         let need = geometry.buffer_offset(FIRST_BUFFERS) as u64;
-        let limit = spec.max_bytes.or_else(|| memory::left().map(|left| left / 2));
+        let limit = spec.max_bytes.or_else(|| memory::left(Path::new("/")).map(|left| left / 2));
         match limit.filter(|&limit| need > limit) {
             Some(limit) => Err(Error::TooLarge { address, need, copies: FIRST_BUFFERS, limit }),
             None => Ok(()),

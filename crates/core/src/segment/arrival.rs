@@ -21,16 +21,24 @@ pub fn attach<T>(name: &str, patience: Patience, mut attach: impl FnMut() -> Res
     super::check_name(name)?;
     // The watch comes before the look: what appears in between is an event.
     let watch = watch_directory();
-    let mut lives = false;
+    let mut met = None;
     loop {
         let error = match attach() {
             Err(error @ Error::NotFound { .. }) => error,
             Err(error) if error.is_misfit() && is_stale(name) => error,
-            // Somebody lives there, perhaps since a moment ago: what we met may have been replaced. Once more.
-            Err(error) if error.is_misfit() && !std::mem::replace(&mut lives, true) => continue,
+            Err(error) if error.is_misfit() => {
+                // Somebody lives there, perhaps since a moment ago: what we met may have been replaced. Once more, and again for
+                // each other segment that comes under this name.
+                let there = identity(name);
+                if met.is_some() && (met == Some(there) || patience.left().is_none()) {
+                    return Err(error);
+                }
+                met = Some(there);
+                continue;
+            }
             done => return done,
         };
-        lives = false;
+        met = None;
         let Some(left) = patience.left() else { return Err(error) };
         // Without a watch (the user's inotify instances may be used up) we look twenty times a second.
         let nap = signals::nap(if watch.is_some() { left } else { left.min(Duration::from_millis(50)) });
@@ -55,6 +63,12 @@ fn is_stale(name: &str) -> bool {
         Err(error) => matches!(error, Error::NotFound { .. }),
         Ok(segment) => segment.is_live().is_ok_and(|live| !live),
     }
+}
+
+/// Which segment the name leads to, if to any. The kernel gives the number to no other file of the directory soon.
+fn identity(name: &str) -> Option<(u64, i64, u64)> {
+    let stat = rustix::fs::stat(super::path_of(name)).ok()?;
+    Some((stat.st_ino, stat.st_ctime, stat.st_ctime_nsec as u64))
 }
 
 fn watch_directory() -> Option<rustix::fd::OwnedFd> {

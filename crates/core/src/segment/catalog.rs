@@ -5,7 +5,7 @@ use super::lease::{self, Undertaker};
 use super::{PREFIX, Segment, directory};
 use crate::error::{Error, Result};
 use crate::sync::Ordering;
-use rustix::fs;
+use rustix::fs::{self, Mode, OFlags};
 
 /// One line of `rollway ls`.
 #[derive(Debug, Clone)]
@@ -44,15 +44,33 @@ pub fn collect_all() -> Result<Vec<Entry>> {
     Ok(removed)
 }
 
-/// Removes the stale segments whose names nobody chose: no one can come back for them.
+/// So many segments are looked at by each creation: what it costs does not grow with how many there are.
+const LOOKS: usize = 64;
+
+/// Removes stale segments whose names nobody chose: no one can come back for them. Looks at a part of them where there are many,
+/// and at another one the next time.
 pub(super) fn collect_auto_named() -> Result<()> {
-    for name in names()? {
-        let stale_auto = Segment::open(&name, None).is_ok_and(|s| s.header().auto_named == 1);
-        if stale_auto {
-            collect(&name)?;
-        }
+    let mut names = names()?;
+    if names.len() > LOOKS {
+        names.sort_unstable();
+        let start = super::unix_ns() as usize % names.len();
+        names.rotate_left(start);
+        names.truncate(LOOKS);
+    }
+    for name in names.iter().filter(|name| looks_stale(name)) {
+        // What cannot be removed is no reason not to create another: `rollway ls` shows it.
+        let _ = collect(name);
     }
     Ok(())
+}
+
+/// Whether nobody chose the name and nobody seems to live there. From the header and the locks alone, without a mapping.
+fn looks_stale(name: &str) -> bool {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let Ok(file) = fs::open(super::path_of(name), flags, Mode::empty()) else { return false };
+    let Ok(stat) = fs::fstat(&file) else { return false };
+    Segment::read_header(name, &super::path_of(name), &file, stat.st_size as u64)
+        .is_ok_and(|(header, _)| header.auto_named == 1 && !lease::is_held_by_anybody(&file))
 }
 
 /// Removes the name of a segment in which nobody lives; false when somebody does, or when it is gone already.

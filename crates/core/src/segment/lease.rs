@@ -35,7 +35,7 @@ use super::header::{SeatRecord, seat_state};
 use crate::error::{Error, Result};
 use crate::sync::{Ordering, Point, crash_point, fence};
 use rustix::thread::futex;
-use std::os::fd::{IntoRawFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};
 use std::sync::{Arc, Mutex, Once};
 
@@ -220,6 +220,29 @@ extern "C" fn after_fork_in_child() {
     }
 }
 
+/// Tests, takes or gives back the locks of `seats` seats.
+fn fcntl(fd: RawFd, command: i32, kind: i32, seat: usize, seats: usize) -> Result<i16> {
+    // SAFETY: all-zero is a valid flock; l_pid must be 0 for OFD locks.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as i16;
+    lock.l_whence = libc::SEEK_SET as i16;
+    lock.l_start = LEASE_BASE + seat as i64;
+    lock.l_len = seats as i64;
+    // SAFETY: a descriptor that is not open gives an error, and the pointer is to a live flock.
+    let rc = unsafe { libc::fcntl(fd, command, &mut lock) };
+    if rc == 0 {
+        Ok(lock.l_type)
+    } else {
+        Err(Error::io("fcntl on a lease", std::io::Error::last_os_error()))
+    }
+}
+
+/// Whether anybody holds a lock of the file. To be asked through an open file that holds none. Doubt counts as life.
+pub(super) fn is_held_by_anybody(file: &impl AsRawFd) -> bool {
+    fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, libc::F_WRLCK, 0, UNDERTAKER + 1)
+        .map_or(true, |kind| kind != libc::F_UNLCK as i16)
+}
+
 /// One open lease: a descriptor of its own, noted for the fork handler.
 #[derive(Debug)]
 struct Lease {
@@ -256,19 +279,8 @@ impl Lease {
     }
 
     fn fcntl(&self, command: i32, kind: i32, seat: usize, seats: usize) -> Result<i16> {
-        // SAFETY: all-zero is a valid flock; l_pid must be 0 for OFD locks.
-        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-        lock.l_type = kind as i16;
-        lock.l_whence = libc::SEEK_SET as i16;
-        lock.l_start = LEASE_BASE + seat as i64;
-        lock.l_len = seats as i64;
-        // SAFETY: the descriptor is open (same generation, checked by the callers) and the pointer is to a live flock.
-        let rc = unsafe { libc::fcntl(self.fd, command, &mut lock) };
-        if rc == 0 {
-            Ok(lock.l_type)
-        } else {
-            Err(Error::io("fcntl on a lease", std::io::Error::last_os_error()))
-        }
+        // The descriptor is open: same generation, checked by the callers.
+        fcntl(self.fd, command, kind, seat, seats)
     }
 
     /// Takes the locks of `seats` seats at once; false when anybody lives there.

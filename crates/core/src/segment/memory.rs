@@ -49,9 +49,15 @@ pub struct Shortage {
     pub advice: &'static str,
 }
 
+/// How many bytes this process may reserve at most; `None` where nothing says so. `root`: as for [`shortage`].
+pub fn left(root: &Path) -> Option<u64> {
+    let group = limits(root).first().map(Limit::spare);
+    [on_the_machine(root), group].into_iter().flatten().min()
+}
+
 /// What keeps this process from reserving so many bytes, if anything does. `root`: where `proc` and `sys` lie.
 pub fn shortage(root: &Path, need: u64) -> Option<Shortage> {
-    let machine = read_to_string(root.join("proc/meminfo")).ok().and_then(|text| available(&text));
+    let machine = on_the_machine(root);
     let group = limits(root).into_iter().next();
     match (machine, group) {
         (_, Some(limit)) if limit.spare() < need && machine.is_none_or(|left| limit.spare() <= left) => {
@@ -86,6 +92,10 @@ pub fn limits(root: &Path) -> Vec<Limit> {
         .collect();
     limits.sort_by_key(Limit::left);
     limits
+}
+
+fn on_the_machine(root: &Path) -> Option<u64> {
+    read_to_string(root.join("proc/meminfo")).ok().and_then(|text| available(&text))
 }
 
 fn available(meminfo: &str) -> Option<u64> {
@@ -393,5 +403,6 @@ mod tests {
         assert_eq!(shortage(&tree.0, 200 * MIB), Some(machine));
         std::fs::write(tree.0.join("sys/fs/cgroup/memory.current"), "94371840").unwrap();
         assert_eq!(shortage(&tree.0, 60 * MIB).unwrap().left, 6 * MIB);
+        assert_eq!(left(&tree.0), Some(6 * MIB));
     }
 }
