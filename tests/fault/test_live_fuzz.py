@@ -1,0 +1,34 @@
+"""Live fuzzing of every structure: no signal, no panic, no strange exception and no hang, whatever a segment's words say."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from live_fuzz_structures import STRUCTURES
+
+DRIVER = Path(__file__).with_name("live_fuzz.py")
+TRIALS = int(os.environ.get("ROLLWAY_FUZZ_TRIALS", "2000"))
+FIRST = int(os.environ.get("ROLLWAY_FUZZ_FIRST", "0"))
+
+
+def fuzz(structure, trials, first, seconds=None):
+    command = [sys.executable, DRIVER, f"--structure={structure}", f"--trials={trials}", f"--first={first}"]
+    if seconds is not None:
+        command.append(f"--seconds={seconds}")
+    # Not in this process: it has threads, and is too large to be forked thousands of times.
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_flipped_words_neither_crash_nor_hang_those_who_use_them(structure):
+    fuzz(structure, trials=12, first=0, seconds=8)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(6 * 3600)
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_thousands_of_flipped_words_neither_crash_nor_hang_anybody(structure):
+    fuzz(structure, trials=TRIALS, first=FIRST)
