@@ -1,0 +1,12 @@
+//! Any words in the segment of each structure: header, geometry, seats, control words, data. Opened in every role, and used.
+//!
+//! The property tests call the same function: `crates/core/tests/prop_bytes.rs`.
+
+#![no_main]
+
+#[path = "../../crates/core/tests/probes/mod.rs"]
+mod probes;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| probes::segment_bytes(bytes));
