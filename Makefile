@@ -9,11 +9,15 @@ UV := $(shell command -v uv 2>/dev/null || echo $(VENV)/bootstrap/bin/uv)
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 LOOM := RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --release --test loom
 BENCHES := ring net records weights replay kills groups cuts rollouts orphans vector_env
+FUZZ_TARGETS := frame inventory record schema segment
+HOST = $(shell rustc +nightly -vV | sed -n 's/^host: //p')
+ASAN_TESTS := $(addprefix tests/unit/test_,$(addsuffix .py,server records record_schema record_send_many schema weights \
+	tcp tcp_records tcp_weights rollout_ring_buffer zero_copy_shm_buffer groups batches metrics numbers))
 INSTALL := $(UV) pip install -q --python $(PY)
 # A dozen processes of the tests import torch, ray and SkyRL: compiled once, not by each of them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-rust test-loom test-fault test-python test-core test-process test-peers soak fuzz bench lint format clean
+.PHONY: help demo test test-rust test-loom test-fault test-python test-core test-process test-peers soak fuzz asan tsan miri bench lint format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -54,8 +58,38 @@ soak: $(VENV)/.test ## Hours in minutes: 8 producers x 1,000,000 samples, kills 
 	$(PY) -m pytest -q tests --soak -m soak
 	LOOM_MAX_PREEMPTIONS=2 $(LOOM)
 
-fuzz: ## Any bytes, read as frames, for a minute (needs nightly and cargo-fuzz)
-	cargo +nightly fuzz run frame -- -max_total_time=60
+fuzz: ## Any bytes, read as frames, segments, schemas, inventories and records, a minute each (needs nightly and cargo-fuzz)
+	@cargo +nightly fuzz --version >/dev/null || { echo "make fuzz needs: cargo install cargo-fuzz" >&2; exit 1; }
+	directory=$$(mktemp -d /dev/shm/test-rollway.XXXXXX); trap 'rm -rf "$$directory"' EXIT; \
+	for target in $(FUZZ_TARGETS); do \
+	    ROLLWAY_SHM_DIR="$$directory" cargo +nightly fuzz run $$target -- -max_total_time=60 -timeout=10; \
+	done
+
+# Python itself is not built for it, so the runtime is preloaded. numpy's arrays come from malloc, and are watched too.
+ASAN := LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/target/asan/python \
+	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:handle_segv=0
+
+asan: $(VENV)/.test ## AddressSanitizer over the extension: mutated weights, live fuzzing, unit tests (needs nightly and gcc)
+	RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=target/asan CARGO_PROFILE_RELEASE_LTO=off \
+	    cargo +nightly build -q --release --target $(HOST) -p rollway-py --features pyo3/extension-module
+	rm -rf target/asan/python && mkdir target/asan/python && cp -r python/rollway target/asan/python/
+	cp target/asan/$(HOST)/release/lib_core.so target/asan/python/rollway/_core.abi3.so
+	$(ASAN) $(PY) tests/fault/weights_mutations.py --mutations 10000
+	$(ASAN) $(PY) tests/fault/live_fuzz.py --trials 200
+	directory=$$(mktemp -d /dev/shm/test-rollway.XXXXXX); trap 'rm -rf "$$directory"' EXIT; \
+	    ROLLWAY_SHM_DIR="$$directory" $(ASAN) $(PY) -m pytest -q --timeout=600 $(ASAN_TESTS)
+
+tsan: ## ThreadSanitizer over segments, leases, rings, records, weights and tables, in threads (needs nightly)
+	RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" CARGO_TARGET_DIR=target/tsan \
+	    TSAN_OPTIONS="suppressions=$(CURDIR)/crates/core/tests/tsan.supp" \
+	    cargo +nightly test -q --target $(HOST) -p rollway-core \
+	    --test segment --test ring --test records --test weights --test table
+
+miri: ## Miri over layouts, the allocator and formats (needs nightly with the component miri)
+	@cargo +nightly miri --version >/dev/null 2>&1 || \
+	    { echo "make miri needs: rustup component add --toolchain nightly miri rust-src" >&2; exit 1; }
+	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=16 CARGO_TARGET_DIR=target/miri \
+	    cargo +nightly miri test -p rollway-core --lib -- layout allocator ledger format header metrics
 
 bench: $(VENV)/.bench ## Measure beside the peers, in one run, whatever fails on the way; writes docs/bench/
 	@failed=(); trap 'exit 130' INT; \

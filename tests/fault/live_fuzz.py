@@ -79,7 +79,7 @@ class Process:
         said = self.said()
         if "panicked at" in said or "PanicException" in said:
             return "Rust panicked"
-        if found := re.search(r"Fatal Python error: .*", said):
+        if found := re.search(r"(SUMMARY: AddressSanitizer|Fatal Python error): .*", said):
             return found[0]
         if found := re.search(r"killed by (SIG(?!KILL)\w+)", said):
             return f"a worker was {found[0]}"

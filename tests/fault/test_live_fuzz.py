@@ -32,3 +32,9 @@ def test_flipped_words_neither_crash_nor_hang_those_who_use_them(structure):
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_thousands_of_flipped_words_neither_crash_nor_hang_anybody(structure):
     fuzz(structure, trials=TRIALS, first=FIRST)
+
+
+def test_weights_with_mutated_schemas_and_inventories_are_refused_or_read():
+    driver = Path(__file__).with_name("weights_mutations.py")
+    done = subprocess.run([sys.executable, driver, "--mutations=400"], capture_output=True, text=True)
+    assert done.returncode == 0, f"\n{done.stdout}{done.stderr}"

@@ -209,8 +209,7 @@ class Mirroring:
 
     def try_one(self, rng):
         text, sizes = self.target.mutate(rng)
-        # The length of the frame stays as it was: what is too short is followed by spaces.
-        self.proxy.replacement = struct.pack("<3Q", *sizes) + text[: len(self.target.text)].ljust(len(self.target.text))
+        self.proxy.replacement = sizes, text
         stop = threading.Event()
         waiting = threading.Thread(target=self._attach_meanwhile, args=(stop,))
         waiting.start()
@@ -254,7 +253,7 @@ class Proxy:
 
     def __init__(self, port, text):
         self._learner, self._text = port, text
-        self.replacement = b""
+        self.replacement = (), b""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -276,8 +275,8 @@ class Proxy:
                     continue
                 held += data
                 at = held.find(self._text)
-                if at >= 24:
-                    held = held[: at - 24] + self.replacement + held[at + len(self._text) :]
+                if at >= 0:
+                    held = self._replaced(held, at)
                     changed = False
                 elif self._text[:20] in held[-len(self._text) :]:
                     continue  # Half of it.
@@ -286,6 +285,15 @@ class Proxy:
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+    def _replaced(self, held, at):
+        """Before the text lie the sizes, the lineage with two numbers, and the header of the frame, whose length is last."""
+        sizes, text = self.replacement
+        sizes_at = at - 8 * len(sizes)
+        head = held[sizes_at - 16 : sizes_at]
+        length = struct.pack("<Q", len(head) + 8 * len(sizes) + len(text))
+        changed = struct.pack(f"<{len(sizes)}Q", *sizes) + text
+        return held[: sizes_at - 24] + length + head + changed + held[at + len(self._text) :]
 
     def close(self):
         self._listener.close()
@@ -309,13 +317,13 @@ def run_batch(way, numbers, base, progress):
     expect(not list(directory.iterdir()), f"left behind: {list(directory.iterdir())}")
 
 
-def run(way, first, count, base):
-    """Gives how many processes failed."""
-    failed = 0
-    for start in range(first, first + count, BATCH):
-        numbers = range(start, min(start + BATCH, first + count))
+def run(way, first, count, base, most):
+    """Gives how many were tried, and how many failed. Goes on behind one that fails, until ``most`` have."""
+    failed, number, end = 0, first, first + count
+    while number < end and failed < most:
         progress = mmap.mmap(-1, 8)
-        process = Process(way, run_batch, way, numbers, base, progress)
+        batch = range(number, min(number + BATCH, end))
+        process = Process(way, run_batch, way, batch, base, progress)
         while process.status is None and time.monotonic() - process.started < LIMIT_S:
             pid, status = os.waitpid(process.pid, os.WNOHANG)
             if pid:
@@ -325,14 +333,16 @@ def run(way, first, count, base):
         if process.status is None:
             process.kill_group()
             os.waitpid(process.pid, 0)
+        number = batch.stop
         if fault:
             failed += 1
-            number = struct.unpack("q", progress[:8])[0]
-            print(f"FAILED {way}, mutation {number}: {fault}")
-            print(f"  again: python tests/fault/weights_mutations.py --way {way} --first {number} --mutations 1")
-            print("\n".join(f"    | {line}" for line in process.said().splitlines()[-60:]), flush=True)
+            (last,) = struct.unpack("q", progress[:8])
+            number = last + 1
+            print(f"FAILED {way}, mutation {last}: {fault}")
+            print(f"  again: python tests/fault/weights_mutations.py --way {way} --first {last} --mutations 1")
+            print("\n".join(f"    | {line}" for line in process.said().splitlines()[:60]), flush=True)
         os.close(process.errors)
-    return failed
+    return number - first, failed
 
 
 def main():
@@ -340,6 +350,7 @@ def main():
     parser.add_argument("--mutations", type=int, default=10_000, help="how many, over both ways")
     parser.add_argument("--first", type=int, default=0, help="the number of the first")
     parser.add_argument("--way", choices=WAYS, help="one way alone")
+    parser.add_argument("--max-failures", type=int, default=5, help="stop after so many, of each way")
     options = parser.parse_args()
     base = tempfile.mkdtemp(prefix="weights-mutations.", dir=os.environ.get("ROLLWAY_SHM_DIR", "/dev/shm"))
     ways = [options.way] if options.way else list(WAYS)
@@ -348,9 +359,9 @@ def main():
         for way in ways:
             count = max(1, options.mutations // len(ways))
             began = time.monotonic()
-            wrong = run(way, options.first, count, base)
+            done, wrong = run(way, options.first, count, base, options.max_failures)
             seconds = time.monotonic() - began
-            print(f"{way}: {count} mutations from {options.first} on, {wrong} failed, {seconds:.1f} s", flush=True)
+            print(f"{way}: {done} mutations from {options.first} on, {wrong} failed, {seconds:.1f} s", flush=True)
             failed += wrong
     finally:
         shutil.rmtree(base, ignore_errors=True)
