@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 import rollway
 from conftest import forked, is_gone, until
 from rollway import FaultPolicy, _core
+from rollway.vector_env.troupe import Troupe
 from vector_env_toys import Counter, Sampler, counters
 
 CALM, RAISE, KILL, HANG, EXIT, BIG, SLOW = range(7)
@@ -897,3 +898,18 @@ def test_a_forked_child_that_ends_leaves_its_parents_workers_alone(child):
     )
     snake.says("0 1.0 1.0")
     snake.ends()
+
+
+def test_a_worker_that_dies_while_environments_are_made_is_told_with_them(monkeypatch):
+    introduce = Troupe._introduce
+
+    def introduce_and_kill(self, *args):
+        agreement = introduce(self, *args)
+        os.kill(self._crew.pid(0), signal.SIGKILL)
+        until(lambda: is_gone(self._crew.pid(0)))
+        return agreement
+
+    monkeypatch.setattr(Troupe, "_introduce", introduce_and_kill)
+    with pytest.raises(rollway.EnvDied, match="environments 0 to 1 could not be made.*SIGKILL") as caught:
+        rollway.make_vec(counters(4), num_workers=2)
+    assert caught.value.env_ids == [0, 1]

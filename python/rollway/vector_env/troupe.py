@@ -123,7 +123,8 @@ class Troupe:
         for worker in range(workers):
             self.core.expect(worker, self._crew.pid(worker) or 0)
             self._crew.put(worker, packed((self.blueprint, name)))
-            self._crew.flush(worker)
+            with contextlib.suppress(WorkerGone):  # `hear` says how it ended.
+                self._crew.flush(worker)
         for worker in range(workers):
             self._crew.hear(worker, "ready")
 
