@@ -558,7 +558,7 @@ class VectorEnv(Structure):
             [Count] * self.envs,
             num_workers=self.workers,
             context="fork",
-            step_timeout_s=0.25,
+            step_timeout_s=5.0 if task.strict else 0.25,
             restart=restart,
             batch_size=task.rng.choice([None, self.envs]),
         )

@@ -89,7 +89,7 @@ def change(schema, rng):
     if leaf is None or how == 0:
         leaves.append(["more", rng.choice(DTYPES), [rng.choice(NUMBERS)]])
     elif how <= 3:
-        dims = leaf[2]
+        dims = leaf[2] = leaf[2] if isinstance(leaf[2], list) else []
         if dims and rng.random() < 0.7:
             dims[rng.randrange(len(dims))] = rng.choice(NUMBERS)
         else:
