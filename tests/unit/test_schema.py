@@ -340,6 +340,13 @@ def test_as_many_dimensions_as_a_batch_can_have_are_sent():
     assert round_trip(np.zeros((1,) * 63), np.ones((1,) * 63)).shape == (2, *(1,) * 63)
 
 
+def test_a_schema_that_others_could_not_read_is_refused_where_it_is_made(name):
+    with pytest.raises(rollway.SchemaMismatch, match=r"this schema cannot be shared: a name is too long \(leaf 0\)"):
+        rollway.Server({"x" * 5000: np.zeros(1)}, 1, rollway.ShmTransport(name))
+    with pytest.raises(rollway.SchemaMismatch, match="this schema cannot be shared: a name is too long"):
+        rollway.SharedWeightSync.from_state_dict({"x" * 5000: np.zeros(1)}, shm_name=name)
+
+
 HOSTILE = [
     b"[" * 1_000_000,
     b'[["a",' + b"[" * 100_000,
