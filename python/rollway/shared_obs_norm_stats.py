@@ -91,7 +91,7 @@ class SharedObsNormStats:
     def close(self) -> None:
         """Lets go. The last one to leave takes the name away. Safe to call twice.
 
-        A name that somebody chose stays if the process that put died without closing: what it put is there for the next.
+        A name that somebody chose stays if the process that put died without closing: the next one finds what it put.
         """
         self._sync.close()
 

@@ -53,6 +53,7 @@ def test_a_writer_killed_again_and_again_leaves_the_last_whole_version(name, chi
             writer.says("writes")
             before = version
         writer.kill()
+        reader.cleanup()  # What a dead writer published stays otherwise.
 
 
 def test_a_stopped_writer_is_not_dead_and_goes_on(name, child):
