@@ -54,9 +54,9 @@ class TcpTransport(_Options):
             is cut; it connects again by itself. Other workers do not wait for it meanwhile.
         keepalive_s: A peer that is silent for three times as long is taken for gone.
         session_ttl_s: How long a worker without a connection is remembered, so that it can go on where it was.
-        staging_bytes: Memory for messages that take longer than 200 ms to arrive, of all workers together. They leave the
-            ring, or the lane, to others until they are whole. It is at least as large as the largest message. When it is
-            full, the worker that is slowest is cut; it connects again by itself, and sends its message again.
+        staging_bytes: Memory for messages that take longer than 200 ms to arrive, of all workers together. Those
+            leave the ring, or the lane, to others until they are whole. It is at least as large as the largest message.
+            When it is full, the slowest worker is cut; it connects again by itself, and sends its message again.
         weights: Give these to the workers that ask for them (`TcpWeights`), on the same port and with the same token.
 
     >>> TcpTransport(50051, token="secret")

@@ -121,7 +121,7 @@ impl RecordIntake {
     #[inline]
     pub fn check(&self, bytes: &[u8]) -> Result<(), Damage> {
         match &self.shared.shape {
-            Some(shape) => shape.parse(bytes).map(drop),
+            Some(shape) => shape.check(bytes),
             None => Ok(()),
         }
     }

@@ -18,6 +18,9 @@ use smallvec::SmallVec;
 /// Every leaf starts at a multiple of this.
 pub const LEAF_ALIGN: usize = 8;
 
+const OVERFLOW: Damage = Damage("the counts of a record overflow");
+const WRONG_LENGTH: Damage = Damage("the length of a record is not what its counts say");
+
 /// One of something for each leaf: of the usual number without an allocation.
 pub type PerLeaf<T> = SmallVec<[T; 8]>;
 
@@ -122,19 +125,43 @@ impl Shape {
         }
     }
 
+    /// Whether [`parse`](Self::parse) takes these bytes, without an allocation.
+    #[inline]
+    pub fn check(&self, bytes: &[u8]) -> Result<(), Damage> {
+        let mut counts = self.counts(bytes)?;
+        let mut end = Some(self.head_bytes());
+        for leaf in &self.leaves {
+            let rows = leaf.rows.or_else(|| counts.next()).unwrap_or_default();
+            let rows = u32::try_from(rows).ok().map(|rows| rows as usize);
+            let start = end.and_then(|end| end.checked_next_multiple_of(LEAF_ALIGN));
+            end = start.and_then(|start| start.checked_add(rows?.checked_mul(leaf.row_bytes)?));
+        }
+        match end.filter(|&end| end <= isize::MAX as usize) {
+            Some(end) if end == bytes.len() => Ok(()),
+            Some(_) => Err(WRONG_LENGTH),
+            None => Err(OVERFLOW),
+        }
+    }
+
+    /// The counts at the start of a record.
+    #[inline]
+    fn counts(&self, bytes: &[u8]) -> Result<impl Iterator<Item = usize>, Damage> {
+        let head = bytes.get(..self.head_bytes()).ok_or(Damage("a record is shorter than its counts"))?;
+        Ok(head.chunks_exact(size_of::<u32>()).map(|count| {
+            let count: [u8; 4] = count.try_into().expect("a chunk of four bytes has four");
+            u32::from_le_bytes(count) as usize
+        }))
+    }
+
     /// Where the leaves of a record lie that somebody wrote. All of it is inside `bytes`, or it is damage.
     #[inline]
     pub fn parse(&self, bytes: &[u8]) -> Result<Placement, Damage> {
-        let head = bytes.get(..self.head_bytes()).ok_or(Damage("a record is shorter than its counts"))?;
-        let mut counts = head.chunks_exact(size_of::<u32>()).map(|count| {
-            let count: [u8; 4] = count.try_into().expect("a chunk of four bytes has four");
-            u32::from_le_bytes(count) as usize
-        });
+        let mut counts = self.counts(bytes)?;
         let rows = self.leaves.iter().map(|leaf| leaf.rows.or_else(|| counts.next()).unwrap_or_default());
         let mut placement = Placement { counts: rows.collect(), ..Placement::default() };
-        self.arrange(&mut placement).map_err(|_| Damage("the counts of a record overflow"))?;
+        self.arrange(&mut placement).map_err(|_| OVERFLOW)?;
         if placement.bytes != bytes.len() {
-            return Err(Damage("the length of a record is not what its counts say"));
+            return Err(WRONG_LENGTH);
         }
         Ok(placement)
     }
@@ -158,12 +185,14 @@ mod tests {
             let placed = shape.place(counts).unwrap();
             let mut bytes = vec![0xaa; placed.bytes];
             shape.write_counts(&placed.counts, &mut bytes);
+            prop_assert_eq!(shape.check(&bytes), Ok(()));
             prop_assert_eq!(shape.parse(&bytes), Ok(placed));
         }
 
         /// Any bytes: damage, or places that are inside them and do not overlap.
         #[test]
         fn any_bytes_are_damage_or_places_inside(shape in shapes(), bytes in vec(prop_oneof![Just(0u8), 0u8..4, any::<u8>()], 0..200)) {
+            prop_assert_eq!(shape.check(&bytes), shape.parse(&bytes).map(drop));
             if let Ok(placement) = shape.parse(&bytes) {
                 let mut end = 0;
                 for (leaf, (&start, &rows)) in shape.leaves.iter().zip(placement.offsets.iter().zip(&placement.counts)) {
@@ -183,10 +212,8 @@ mod tests {
         assert!(ragged(4).place(&[1, 2]).is_err(), "a count too many");
         assert!(ragged(1).place(&[u32::MAX as usize + 1]).is_err());
         assert!(ragged(usize::MAX / 2).place(&[3]).is_err());
-        assert_eq!(
-            ragged(usize::MAX).parse(&[2, 0, 0, 0, 0, 0, 0, 0]),
-            Err(Damage("the counts of a record overflow"))
-        );
+        assert_eq!(ragged(usize::MAX).parse(&[2, 0, 0, 0, 0, 0, 0, 0]), Err(OVERFLOW));
+        assert_eq!(ragged(usize::MAX).check(&[2, 0, 0, 0, 0, 0, 0, 0]), Err(OVERFLOW));
         assert_eq!(Shape::default().place(&[]).unwrap().bytes, 0);
     }
 }
