@@ -324,6 +324,17 @@ fn an_address_that_guesses_is_answered_slowly_and_others_are_let_in() {
     assert_eq!(learner.receive(2), [0, 1]);
 }
 
+#[test]
+fn nobody_is_slowed_down_by_others_who_guess_a_token_that_the_server_made() {
+    let learner = Learner::new(2, 3);
+    for _ in 0..40 {
+        let answer = Raw::open(learner.server.port()).prove(Some(b"guess"));
+        assert_eq!(answer.code, Refusal::TokenWrong as u16);
+    }
+    learner.client();
+    assert_eq!((learner.server.stats().refused_token, learner.server.stats().refused_busy), (40, 0));
+}
+
 // ── the token of a server that was given none ──────────────────────────────────────────────────────────────────────
 
 /// Where clients look for the token of a server on this address.

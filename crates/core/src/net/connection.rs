@@ -114,7 +114,7 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, lobby: 
                 let address = stream.peer_addr()?.ip();
                 let stream = accept(stream, &server).await?;
                 let wire = wire.insert(Wire::new(stream));
-                let token = (&server.token, &server.guesses, address);
+                let token = (&server.token, server.guesses.as_ref(), address);
                 greet(wire, token, |cargo| server.expects(cargo)).await
             };
             let hello = unless(unless(greeting, late), evicted).await?;

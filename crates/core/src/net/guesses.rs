@@ -4,6 +4,9 @@
 //! token comes a few times and notices nothing of this. An address with more than [`FREE`] wrong proofs in a second gets one
 //! answer in [`SPACING`] for [`SLOW_FOR`] after the last of them, right or wrong; what would have to wait for longer than
 //! [`LONGEST_WAIT`] is told to come again. The wait is that of its own connection: other addresses do not notice.
+//!
+//! Only for tokens that a person chose. A token that the server made cannot be guessed, and without a reason nobody on an address
+//! should be able to slow down others on it: on loopback these are the other users of the machine.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};

@@ -104,7 +104,8 @@ pub struct Shared {
     pub outlet: Option<Outlet>,
     pub spec: TcpServerSpec,
     pub token: Token,
-    pub guesses: Guesses,
+    /// `None`: the token is one that we made, and nobody guesses it.
+    pub guesses: Option<Guesses>,
     pub tls: Option<Arc<rustls::ServerConfig>>,
     pub sessions: Arc<Sessions>,
     pub staging: Arc<Staging>,
@@ -330,7 +331,7 @@ impl TcpServer {
             outlet: weights.map(Outlet::new).transpose()?,
             spec,
             token,
-            guesses: Guesses::default(),
+            guesses: file.is_none().then(Guesses::default),
             tls,
             counters: ServerCounters::default(),
             stop: watch::Sender::new(false),
