@@ -6,6 +6,9 @@ machines: no serialisation, no lost sample.
 
 from importlib.metadata import version as _version
 
+from rollway import _interpreter as _interpreter  # first: it refuses where the others would hang
+
+# isort: split
 from rollway._core import Group, HistSnapshot, Record, RecordSlot, Sample, SampleInfo, Slot
 from rollway.async_runner import AsyncRunner
 from rollway.batches import PackedBatch, PaddedBatch, pack, pad, token_batches

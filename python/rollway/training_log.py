@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from rollway.errors import SystemCallFailed
 
 FILE_NAME = "progress.jsonl"
 
@@ -30,19 +33,29 @@ class TrainingLog:
         self.log_dir = Path(log_dir)
         self.log_dir.mkdir(parents=True, exist_ok=True)
         self._file = (self.log_dir / FILE_NAME).open("a", buffering=1, encoding="utf-8")
+        self._full = False
         self._board = _tensorboard(self.log_dir)
 
     def write(self, iteration: int, numbers: Mapping[str, float]) -> None:
         """Notes the numbers of one iteration."""
         row = {"iteration": iteration, "time": time.time(), **{name: float(value) for name, value in numbers.items()}}
-        self._file.write(json.dumps(row) + "\n")
+        try:
+            self._file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            self._full = True
+            raise SystemCallFailed(
+                f"cannot write to {self.log_dir / FILE_NAME}: {error.strerror}. Free some space, or choose another log "
+                "directory"
+            ) from error
         if self._board is not None:
             for name, value in numbers.items():
                 self._board.add_scalar(name, float(value), iteration)
 
     def close(self) -> None:
         """Closes the files. Safe to call twice."""
-        self._file.close()
+        # What could not be written then cannot be written now, and was told.
+        with contextlib.suppress(OSError) if self._full else contextlib.nullcontext():
+            self._file.close()
         board, self._board = self._board, None
         if board is not None:
             board.close()

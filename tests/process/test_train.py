@@ -138,6 +138,22 @@ def test_ctrl_c_saves_what_was_learnt_and_ends_everything(tmp_path):
     assert not [segment.name for segment in rollway.segments() if segment.creator_pid == command.process.pid]
 
 
+def test_a_full_disk_is_one_line_that_names_the_file(tmp_path):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", tmp_path]
+    mounted = subprocess.run(mount, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.strip()}")
+    try:
+        steps = ["--steps", 64, "--set", "rollout_steps=16"]
+        command = Command("appo", "--collectors", 1, "--envs", 2, "--log-dir", tmp_path, *steps)
+        code, _, err = command.ends()
+        assert code == 1 and "Traceback" not in err, err
+        assert f"cannot write the policy to {tmp_path}" in err and "No space left on device" in err, err
+        assert not list(tmp_path.glob("*policy*"))
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
 @pytest.mark.parametrize(
     "args, says",
     [

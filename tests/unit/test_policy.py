@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+import resource
 
 import numpy as np
 import pytest
@@ -46,6 +47,21 @@ def test_a_failed_save_leaves_the_last_one(tmp_path):
     before = (tmp_path / "policy.pt").read_bytes()
     with pytest.raises((AttributeError, pickle.PicklingError)):
         policy.save(tmp_path / "policy.pt", {"cannot": lambda: None})
+    assert (tmp_path / "policy.pt").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_save_without_room_on_the_disk_names_the_file_and_leaves_the_last_one(tmp_path):
+    policy = made("appo", CART)
+    policy.save(tmp_path / "policy.pt")
+    before = (tmp_path / "policy.pt").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(rollway.SystemCallFailed, match=r"policy\.pt: File too large.*is whole"):
+            policy.save(tmp_path / "policy.pt")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (tmp_path / "policy.pt").read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -1,5 +1,8 @@
 """The log of a run."""
 
+import pytest
+
+import rollway
 from rollway import training_log
 from rollway.training_log import TrainingLog
 
@@ -38,3 +41,10 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
         log.write(3, {"loss": 0.25})
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [(event.step, make_ndarray(event.tensor_proto)) for event in events.Tensors("loss")] == [(3, 0.25)]
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
+    (tmp_path / training_log.FILE_NAME).symlink_to("/dev/full")
+    with pytest.raises(rollway.SystemCallFailed, match=f"{training_log.FILE_NAME}: No space left"):
+        with training_log.TrainingLog(tmp_path) as log:
+            log.write(1, {"loss": 0.5})

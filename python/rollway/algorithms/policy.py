@@ -6,6 +6,7 @@ tensors and plain values only, and is read without unpickling anything else. No 
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from rollway.algorithms import appo_learner, sac_learner
 from rollway.algorithms.environment import Environment, Floats
 from rollway.algorithms.networks import CategoricalActor, GaussianActor, SquashedGaussianActor
 from rollway.algorithms.settings import AppoSettings, SacSettings
-from rollway.errors import InvalidArgument
+from rollway.errors import InvalidArgument, SystemCallFailed
 
 Actor = CategoricalActor | GaussianActor | SquashedGaussianActor
 Algorithm = Literal["appo", "sac"]
@@ -71,7 +72,10 @@ class Policy:
         return fmean(returns)
 
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
-        """Writes the file whole or not at all: a run that is killed while it saves leaves the last one."""
+        """Writes the file whole or not at all: a run that is killed while it saves leaves the last one.
+
+        `SystemCallFailed` names the file when it cannot be written, on a full disk for instance.
+        """
         path = Path(path)
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         held = {
@@ -83,9 +87,19 @@ class Policy:
             "actor": self.actor.state_dict(),
             "extra": dict(extra or {}),
         }
+        content = io.BytesIO()
+        torch.save(held, content)  # not into the file: where that is full, torch does not say so
         try:
-            torch.save(held, unfinished)
+            with unfinished.open("wb") as file:
+                file.write(content.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())  # before it takes the place of the last one, also after a power failure
             unfinished.replace(path)
+        except OSError as error:
+            raise SystemCallFailed(
+                f"cannot write the policy to {path}: {error.strerror}. What was saved there before is whole. Free some "
+                "space, or save to another directory"
+            ) from error
         finally:
             unfinished.unlink(missing_ok=True)
 

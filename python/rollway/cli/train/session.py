@@ -22,7 +22,7 @@ from rollway.cli import signals
 from rollway.cli.console import console, count, plain
 from rollway.cli.train import curve
 from rollway.cli.train.screen import Screen
-from rollway.errors import CollectorError, InvalidArgument, UnusableEnvironment
+from rollway.errors import CollectorError, InvalidArgument, SystemCallFailed, UnusableEnvironment
 
 _WRONG_USAGE, _INTERRUPTED, _NOT_REACHED, _FAILED = 2, 130, 1, 1
 _MOST_MOMENTS = 4_000
@@ -61,6 +61,9 @@ def train(order: Order) -> int:
             _complain(str(error.message))
             return _WRONG_USAGE
         _complain(f"on {order.env!r}, {error}")
+        return _FAILED
+    except SystemCallFailed as error:
+        _complain(str(error))
         return _FAILED
 
 
@@ -163,8 +166,12 @@ class _Session:
         rows.add_row("policy", plain(str(self.policy_path)))
         if self.history:
             picture = self.log_dir / "learning_curve.png"
-            curve.draw(picture, self.history, self.title, self.goal)
-            rows.add_row("curve", plain(str(picture)))
+            try:
+                curve.draw(picture, self.history, self.title, self.goal)
+            except OSError as error:  # the run is over and saved: only the picture is missing
+                rows.add_row("curve", plain(f"cannot write {picture}: {error.strerror}", "red"))
+            else:
+                rows.add_row("curve", plain(str(picture)))
         self.out.print(rows)
 
 
