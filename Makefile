@@ -12,7 +12,7 @@ BENCHES := ring net records weights replay kills groups cuts rollouts orphans ve
 FUZZ_TARGETS := frame inventory record schema segment
 HOST = $(shell rustc +nightly -vV | sed -n 's/^host: //p')
 ASAN_TESTS := $(addprefix tests/unit/test_,$(addsuffix .py,server records record_schema record_send_many schema weights \
-	tcp tcp_records tcp_weights rollout_ring_buffer zero_copy_shm_buffer groups batches metrics numbers))
+	tcp tcp_records tcp_weights rollout_ring_buffer zero_copy_shm_buffer groups metrics numbers))
 INSTALL := $(UV) pip install -q --python $(PY)
 # A dozen processes of the tests import torch, ray and SkyRL: compiled once, not by each of them anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -65,8 +65,10 @@ fuzz: ## Any bytes, read as frames, segments, schemas, inventories and records, 
 	    ROLLWAY_SHM_DIR="$$directory" cargo +nightly fuzz run $$target -- -max_total_time=60 -timeout=10; \
 	done
 
-# Python itself is not built for it, so the runtime is preloaded. numpy's arrays come from malloc, and are watched too.
-ASAN := LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/target/asan/python \
+# Python itself is not built for it, so the runtime is preloaded, and with it what throws exceptions through it (optree's
+# C++). numpy's arrays come from malloc, and are watched too.
+ASAN := LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
+	    PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/target/asan/python \
 	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:handle_segv=0
 
 asan: $(VENV)/.test ## AddressSanitizer over the extension: mutated weights, live fuzzing, unit tests (needs nightly and gcc)
@@ -77,7 +79,7 @@ asan: $(VENV)/.test ## AddressSanitizer over the extension: mutated weights, liv
 	$(ASAN) $(PY) tests/fault/weights_mutations.py --mutations 10000
 	$(ASAN) $(PY) tests/fault/live_fuzz.py --trials 200
 	directory=$$(mktemp -d /dev/shm/test-rollway.XXXXXX); trap 'rm -rf "$$directory"' EXIT; \
-	    ROLLWAY_SHM_DIR="$$directory" $(ASAN) $(PY) -m pytest -q --timeout=600 $(ASAN_TESTS)
+	    ROLLWAY_SHM_DIR="$$directory" $(ASAN) $(PY) -m pytest -q --capture=sys --timeout=600 $(ASAN_TESTS)
 
 tsan: ## ThreadSanitizer over segments, leases, rings, records, weights and tables, in threads (needs nightly)
 	RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" CARGO_TARGET_DIR=target/tsan \

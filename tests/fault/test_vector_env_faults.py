@@ -910,6 +910,6 @@ def test_a_worker_that_dies_while_environments_are_made_is_told_with_them(monkey
         return agreement
 
     monkeypatch.setattr(Troupe, "_introduce", introduce_and_kill)
-    with pytest.raises(rollway.EnvDied, match="environments 0 to 1 could not be made.*SIGKILL") as caught:
+    with pytest.raises(rollway.EnvDied, match=r"environments 0 to 1 could not be made.*SIGKILL") as caught:
         rollway.make_vec(counters(4), num_workers=2)
     assert caught.value.env_ids == [0, 1]
