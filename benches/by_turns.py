@@ -36,11 +36,9 @@ Figures = dict[str, float]  # what was measured: how much of it per second
 
 def streams(bench: str, out: Path, environment: dict[str, str], seconds: float) -> Figures:
     """Samples or records per second, by contender, workload and number of producers."""
-    run(
-        [f"{bench}.py", "--only", "rollway", "--workloads", STREAMS[bench], "--seconds", str(seconds)]
-        + ["--warmup", "0.2", "--repeats", "1", "--idle", "0", "--no-latency", "--out", str(out)],
-        environment,
-    )
+    cells = ["--only", "rollway", "--workloads", STREAMS[bench], "--repeats", "1", "--idle", "0", "--no-latency"]
+    times = ["--seconds", str(seconds), "--warmup", "0.2"]
+    run([f"{bench}.py", *cells, *times, "--out", str(out)], environment)
     rows = json.loads((out / f"{bench}.json").read_text())["throughput"]
     return {
         f"{row['contender']}, {row['workload']}, {row['producers']} producers": row["values"]["items_per_s"]

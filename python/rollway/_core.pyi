@@ -46,6 +46,8 @@ __all__ = [
     "map_for",
     "memory_limits",
     "plan_budget",
+    "read_schema",
+    "read_weight_schema",
     "shm_directory",
 ]
 

@@ -190,7 +190,9 @@ fn a_victim() {
 #[test]
 fn a_latest_word_that_swings_is_damage_and_pins_nobody_for_ever() {
     let writer = create(&spec(None));
-    (1..=2).for_each(|value| drop(write(&writer, value)));
+    for value in 1..=2 {
+        write(&writer, value);
+    }
     let reader = reader(&writer);
     let result = ends(move || {
         let weights = reader.weights().clone();

@@ -719,8 +719,7 @@ fn a_learner_whose_inventory_does_not_hold_together_gets_no_segment() {
         let name = Name::unique();
         let port = impostor_with(Inventory { lineage: 5, checksums: false, leaf_bytes, schema }, Vec::new());
         let named = Some(name.to_string());
-        let spec =
-            WeightMirrorSpec { port, token: known(), name: named, ..WeightMirrorSpec::default() };
+        let spec = WeightMirrorSpec { port, token: known(), name: named, ..WeightMirrorSpec::default() };
         let mirror = WeightMirror::start(spec).unwrap();
         let refused = mirror.ready(soon()).unwrap_err();
         assert!(matches!(refused, Error::Protocol { .. }), "{what}: {refused}");
