@@ -73,7 +73,7 @@ mod tests {
         let spec = WeightsSpec {
             name: None,
             auto_named: false,
-            schema: b"",
+            schema: br#"{"leaves":[["w","uint8",[8]]],"tree":0}"#,
             leaf_bytes: &[8],
             max_buffers: 3,
             max_peers: 4,
