@@ -333,21 +333,28 @@ def is_waiting(envs):
         return True
 
 
-def test_another_thread_that_comes_in_between_is_told_and_can_close_later(tmp_path):
+def test_another_thread_that_steps_in_between_is_told_and_one_that_closes_ends_the_step(tmp_path):
     gate = tmp_path / "gate"
     with rollway.make_vec(counters(2, gate=gate), num_workers=2) as envs:
         envs.reset()
         pids = envs.call("pid")
 
-        thread = threading.Thread(target=lambda: envs.step([SLOW, CALM]))
+        ended = []
+
+        def step():
+            with pytest.raises(rollway.ConnectionClosedError) as raised:
+                envs.step([SLOW, CALM])
+            ended.append(raised.value)
+
+        thread = threading.Thread(target=step)
         thread.start()
         until(lambda: is_waiting(envs))
         with pytest.raises((RuntimeError, rollway.InvalidArgument)):
             envs.step([0, 0])
-        with pytest.raises(RuntimeError, match="another thread"):
-            envs.close()
+        envs.close()
+        thread.join(60)
+        assert "closed by another thread" in str(ended[0])
         gate.touch()
-        thread.join()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 

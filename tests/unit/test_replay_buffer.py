@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import rollway
 from conftest import overwrite
-from rollway import BufferEmpty, ConnectionClosedError, InvalidArgument, ReplayBuffer, SchemaMismatch
+from rollway import BufferEmpty, ConnectionClosedError, InvalidArgument, ReplayBuffer, SchemaMismatch, SegmentDamaged
 
 OBS, ACT = 3, 2
 
@@ -408,8 +408,8 @@ def test_a_field_of_any_dtype_is_attached_to_by_name(dtype):
             assert other.schema["x"] == buffer.schema["x"]
 
 
-def test_attaching_to_a_schema_that_is_written_otherwise_is_a_schema_mismatch(name):
+def test_attaching_to_a_schema_that_nobody_writes_so_is_damage(name):
     with ReplayBuffer(10, 2, 1, name=name):
         overwrite(name, b'"obs","<f4"', b'"obs","=f4"')
-        with pytest.raises(SchemaMismatch):
+        with pytest.raises(SegmentDamaged, match="a dtype is not known"):
             ReplayBuffer.attach(name)

@@ -52,11 +52,9 @@ def test_a_record_that_does_not_fit_the_schema_is_refused_by_name_and_never_read
 
         text = property(lambda _: server.schema.text)
 
-    liar = connect(
-        server, Lying({"tokens": "int64[*]", "logprobs": "float32[*]", "score": "float32[]"}), producer_id=77
-    )
+    liar = connect(server, Lying({"tokens": "int32[]", "logprobs": "float32[*]", "score": "float32[]"}), producer_id=77)
     with pytest.raises(rollway.ConnectionClosedError, match="record 0 of producer 77 does not fit"):
-        liar.send(record(5) | {"tokens": np.arange(5)})
+        liar.send(record(5) | {"tokens": np.int32(5)})
         liar.wait(timeout=10)
     client.send(record(3))
     assert len(server.read(timeout=10)["tokens"]) == 3
