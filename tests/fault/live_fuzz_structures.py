@@ -542,13 +542,17 @@ class VectorEnv(Structure):
         answered = asked + self.envs * 8
         end = answered + self.envs * 8
         data = start + rounded(end - start, PAGE)
+        arrays = data + 3 * 64
+        letters = arrays + 64 + 2 * 320  # actions; two buffers of observations, rewards and two flags
         return [
             Region("closed, limit, caller", start, start + 16, 3),
             Region("bell", start + 64, start + 72, 1),
             Region("line of worker", lines, asked, 3, 128),
             Region("asked, of environment", asked, answered, 5, 8),
             Region("answered, of environment", answered, end, 5, 8),
-            Region("arrays", data, data + PAGE, 1, payload=True),
+            Region("in hand, posted, lengths", data, arrays, 1, 64),
+            Region("arrays", arrays, letters, 1, payload=True),
+            Region("letters", letters, data + PAGE, 1),
         ]
 
     def learner(self, task):
