@@ -43,6 +43,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// Bytes that may wait for the learner to read: all that we say are small frames, one at a time.
+const MOST_UNSENT: usize = 16 * 1024;
+
 /// Rooms of one read.
 const ROOMS: usize = 64;
 
@@ -704,6 +707,9 @@ impl<'a> Line<'a> {
             let header = Header::parse(&self.head)?.ok_or(super::frame::Damage("a header is not whole"))?;
             match header.kind {
                 kind if kinds.contains(&kind) => return Ok(header),
+                Kind::Ping if self.outbox.len() > MOST_UNSENT => {
+                    return Err(super::frame::Damage("it asks, and does not read the answers").into());
+                }
                 Kind::Ping => self.say(&Header { kind: Kind::Pong, ..header }.bytes()),
                 Kind::Pong => {}
                 Kind::Goodbye => {

@@ -10,6 +10,7 @@
 //!     those whose clients said goodbye go first.
 //! E3  A client with samples of unknown fate is never let into a session that was forgotten.
 
+use super::MAX_FRAME_RECORDS;
 use super::frame::{Hello, Refusal};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,17 +29,26 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Notes a refusal. A client that keeps to its credit has heard of all but the last `window`.
+    /// Notes a refusal. A client that keeps to its credit has heard of all but those in its last `window` frames. A frame that
+    /// arrives slowly is settled record by record, and may have a refusal for each of them; those side by side become one.
     pub fn refuse(&mut self, first: u64, count: u32, window: usize) {
-        self.refused.push_back((first, count));
-        while self.refused.len() > window {
+        match self.refused.back_mut() {
+            Some((start, length)) if *start + u64::from(*length) == first && u32::MAX - *length >= count => {
+                *length += count;
+            }
+            _ => self.refused.push_back((first, count)),
+        }
+        while self.refused.len() > window * MAX_FRAME_RECORDS {
             self.refused.pop_front();
         }
     }
 
     /// The refusals that a client with everything below `oldest` settled may not have heard of.
     pub fn refused_from(&self, oldest: u64) -> impl Iterator<Item = (u64, u32)> {
-        self.refused.iter().copied().filter(move |(first, _)| *first >= oldest)
+        self.refused.iter().filter_map(move |&(first, count)| {
+            let (from, end) = (first.max(oldest), first + u64::from(count));
+            (from < end).then(|| (from, (end - from) as u32))
+        })
     }
 }
 
@@ -210,6 +220,18 @@ mod tests {
             oldest,
             schema: Vec::new(),
         }
+    }
+
+    /// A frame that arrives slowly is refused record by record.
+    #[test]
+    fn every_refusal_of_the_last_frames_is_told_again_however_many_a_frame_has() {
+        let mut progress = Progress { next: 0, refused: VecDeque::new() };
+        (0..60).for_each(|record| progress.refuse(record, 1, 1));
+        assert_eq!(progress.refused_from(0).collect::<Vec<_>>(), [(0, 60)]);
+        assert_eq!(progress.refused_from(28).collect::<Vec<_>>(), [(28, 32)]);
+        assert_eq!(progress.refused_from(60).count(), 0);
+        (0..200).for_each(|record| progress.refuse(100 + 2 * record, 1, 1));
+        assert_eq!(progress.refused_from(0).count(), 201);
     }
 
     #[test]
