@@ -90,7 +90,9 @@ async fn prove(
     }
     if !key.verify(Side::Client, &proof) {
         guesses.inspect(|guesses| guesses.note_wrong(peer, Instant::now()));
-        let text = "the client's token is not the learner's: give both the same".to_owned();
+        let text = "the client's token is not the learner's: give both the same. A learner that was given no token makes another one \
+                    with each start"
+            .to_owned();
         return Err(End::Refused(Refusal::TokenWrong, text, None));
     }
     wire.say(&Header::new(Kind::Proof).with(&key.prove(Side::Server)));
