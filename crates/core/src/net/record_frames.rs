@@ -86,11 +86,8 @@ impl Connection<'_> {
             }
             let mut part = match self.stage_first(&rest) {
                 Some(part) => part,
-                None => self.place_records(intake, rest.index, rest.known, true).await?,
+                None => self.place_records(intake, rest.index, rest.known).await?,
             };
-            if part.rows == 0 {
-                continue; // While it waited, others were late: it is staged, if there is memory for it (C4).
-            }
             if let Some(began) = self.land(part.bytes == rest.bytes).await? {
                 let (whole, next) = part.split(rest.index, self.landing.whole());
                 self.publish(intake, &rest, &whole, progress).await?;
@@ -107,7 +104,7 @@ impl Connection<'_> {
             }
             if let Some((staged, _room)) = self.landing.take_staged() {
                 self.landing.clear();
-                part = self.place_records(intake, &rest.index[..ENTRY_BYTES], 0, false).await?;
+                part = self.place_records(intake, &rest.index[..ENTRY_BYTES], 0).await?;
                 self.landing.fill(&staged);
             }
             self.publish(intake, &rest, &part, progress).await?;
@@ -130,14 +127,12 @@ impl Connection<'_> {
         Some(Part { rows: 1, bytes, refused: 0 })
     }
 
-    /// Finds places for the first records of `index`. Waits only while it holds nothing (N1). It finds one at least, unless it
-    /// `may_stage` and the first record had better be staged.
+    /// Finds places for the first records of `index`, one at least. Waits only while it holds nothing (N1).
     async fn place_records(
         &mut self,
         intake: &RecordIntake,
         index: &[u8],
         known: usize,
-        may_stage: bool,
     ) -> Result<Part, End> {
         let (server, doorman) = (self.server, intake.doorman());
         let (mut part, mut held, mut waited) = (Part::default(), 0, false);
@@ -168,10 +163,7 @@ impl Connection<'_> {
                     Err(Error::Full) if part.rows > 0 => break,
                     Err(Error::Full) => {
                         waited = true;
-                        match self.wait_for_room(intake, bytes, may_stage && known == 0).await? {
-                            Some(room) => Span::Record(room),
-                            None => break,
-                        }
+                        Span::Record(self.wait_for_room(intake, bytes).await?)
                     }
                     Err(error) => return Err(closed(error)),
                 }
@@ -185,13 +177,8 @@ impl Connection<'_> {
         Ok(part)
     }
 
-    /// Stands in the queue until there is room for a record; `None`: until it had better be staged.
-    async fn wait_for_room(
-        &mut self,
-        intake: &RecordIntake,
-        bytes: usize,
-        may_stage: bool,
-    ) -> Result<Option<Room>, End> {
+    /// Stands in the queue until there is room for a record.
+    async fn wait_for_room(&mut self, intake: &RecordIntake, bytes: usize) -> Result<Room, End> {
         add(&self.server.counters.waited, 1);
         let doorman = intake.doorman();
         let mut turn = doorman.enqueue();
@@ -203,11 +190,8 @@ impl Connection<'_> {
                 // Those before us may need more, and there may be room for this one.
                 let _ = self.patiently(timeout(LOOK, turn.reached())).await?;
             }
-            if may_stage && self.stages_early() && self.server.staging.try_take(bytes).is_some() {
-                return Ok(None);
-            }
             match intake.reserve(bytes) {
-                Ok(Some(room)) => return Ok(Some(room)),
+                Ok(Some(room)) => return Ok(room),
                 Ok(None) | Err(Error::Full) => {}
                 Err(error) => return Err(closed(error)),
             }

@@ -325,7 +325,7 @@ impl Table {
     /// Adds up what everybody counted.
     pub fn totals(&self) -> Totals {
         let sum = |which: fn(&Tally) -> &AtomicU64| {
-            self.tallies().iter().map(|tally| which(tally).load(Ordering::Relaxed)).sum()
+            self.tallies().iter().map(|tally| which(tally).load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
         };
         Totals {
             added: sum(|tally| &tally.added),
