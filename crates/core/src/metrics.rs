@@ -93,7 +93,7 @@ impl Histogram {
 
     pub fn snapshot(&self) -> Snapshot {
         let counts: Vec<u64> = self.counts.iter().map(|c| c.load(Ordering::Relaxed)).collect();
-        let count: u64 = counts.iter().sum();
+        let count = counts.iter().copied().fold(0, u64::wrapping_add);
         if count == 0 {
             return Snapshot::default();
         }

@@ -250,11 +250,11 @@ impl Records {
                     State::Reserved => contents.reserved_records += 1,
                     State::Ready => {
                         contents.ready_records += 1;
-                        contents.ready_bytes += bytes;
+                        contents.ready_bytes = contents.ready_bytes.wrapping_add(bytes);
                     }
                     State::Taken => {
                         contents.held_records += 1;
-                        contents.held_bytes += bytes;
+                        contents.held_bytes = contents.held_bytes.wrapping_add(bytes);
                     }
                 }
             }
@@ -266,7 +266,9 @@ impl Records {
     pub fn totals(&self) -> Totals {
         let protocol = self.protocol();
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let sum = |which: fn(&Lane) -> &AtomicU64| protocol.lanes.iter().map(|lane| read(which(lane))).sum();
+        let sum = |which: fn(&Lane) -> &AtomicU64| {
+            protocol.lanes.iter().map(|lane| read(which(lane))).fold(0, u64::wrapping_add)
+        };
         Totals {
             committed: sum(|lane| &lane.write.sent),
             taken: sum(|lane| &lane.read.taken),

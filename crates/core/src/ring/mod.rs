@@ -253,7 +253,12 @@ impl Ring {
             recovered_slots: read(&counters.recovered_slots),
             reoffered_batches: read(&counters.reoffered_batches),
             aborted: read(&counters.aborted),
-            claim_retries: self.segment.seats().iter().map(|seat| read(&seat.retries)).sum(),
+            claim_retries: self
+                .segment
+                .seats()
+                .iter()
+                .map(|seat| read(&seat.retries))
+                .fold(0, u64::wrapping_add),
         }
     }
 
