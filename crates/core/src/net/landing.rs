@@ -41,7 +41,6 @@ impl Span {
 }
 
 /// Where the next byte goes.
-
 #[derive(Debug, Clone, Copy, Default)]
 struct Cursor {
     leaf: usize,
