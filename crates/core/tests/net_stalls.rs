@@ -549,6 +549,60 @@ fn the_policy_decides_about_a_staged_record_when_it_is_whole() {
     }
 }
 
+/// A lane of 64 KiB of which 10 KiB are left, and a client that stops in the first of three records: the second one finds no room
+/// as long as there is room for the first one.
+fn stalled_before_a_full_lane() -> (Lanes, TcpRecordClient, Stalled) {
+    let learner = Lanes::new(64 * KIB, OnFull::DropNewest, TcpServerSpec::default());
+    let client = learner.client();
+    send_record(&client, 1, 54 * KIB);
+    client.wait(soon()).unwrap();
+    let records = [(2, 6 * KIB), (3, 6 * KIB), (4, 3 * KIB)];
+    let (frame, raw) = (records_frame(&records), learner.enter(1, 0));
+    let cut = 32 + 16 * records.len() + KIB;
+    let mut peer = Stalled { raw, rest: frame[cut..].to_vec() };
+    peer.raw.write(&frame[..cut]);
+    learner.await_staged(1);
+    (learner, client, peer)
+}
+
+/// Records that a lane and its server have dropped, and records that came.
+fn fates(learner: &Lanes) -> (u64, u64, u64) {
+    let (totals, stats) = (learner.consumer.records().totals(), learner.server.stats());
+    (totals.dropped_newest, stats.dropped, stats.samples)
+}
+
+#[test]
+fn a_record_behind_a_slow_one_is_not_dropped_when_there_is_room_at_last() {
+    let (learner, _client, mut peer) = stalled_before_a_full_lane();
+    assert_eq!(fates(&learner), (0, 0, 1), "nothing is decided yet");
+    assert_eq!(learner.take(soon()), (1, 0, 54 * KIB));
+    peer.resume(3);
+    assert_eq!(fates(&learner), (0, 0, 4));
+    assert_eq!([(); 3].map(|()| learner.take(soon()).0), [2, 3, 4]);
+}
+
+#[test]
+fn a_record_behind_a_slow_one_is_counted_once_when_it_is_dropped() {
+    let (learner, _client, mut peer) = stalled_before_a_full_lane();
+    peer.resume(3);
+    assert_eq!(fates(&learner), (1, 1, 3));
+    assert_eq!([(); 3].map(|()| learner.take(soon()).0), [1, 2, 4]);
+}
+
+#[test]
+fn nothing_is_dropped_for_a_record_that_never_arrives() {
+    let learner = Lanes::new(64 * KIB, OnFull::DropOldest, TcpServerSpec::default());
+    let client = learner.client();
+    send_record(&client, 1, 40 * KIB);
+    client.wait(soon()).unwrap();
+    let peer = learner.stall(1, records_frame(&[(100, 40 * KIB)]));
+    learner.await_staged(1);
+    drop(peer);
+    assert!(eventually(|| learner.server.stats().connections == 1));
+    assert_eq!(learner.consumer.records().totals().dropped_oldest, 0);
+    assert_eq!(learner.take(soon()), (1, 0, 40 * KIB));
+}
+
 #[test]
 fn what_is_staged_goes_with_its_connection() {
     let spec = TcpServerSpec { staging_bytes: 0, ..TcpServerSpec::default() };

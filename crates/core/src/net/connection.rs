@@ -392,6 +392,11 @@ impl Connection<'_> {
         if !self.is_late || bytes == 0 {
             return None;
         }
+        self.stage_now(bytes)
+    }
+
+    /// Staging memory for a frame that is about to arrive, if there is some.
+    pub fn stage_now(&self, bytes: usize) -> Option<StagingRoom> {
         let room = self.server.staging.try_take(bytes)?;
         add(&self.server.counters.staged, 1);
         Some(room)

@@ -6,6 +6,9 @@
 //!
 //! A part that arrives slowly holds its room for a moment only (C4). Then its whole records are committed, the next one goes on in staging memory
 //! until it is whole, and the room of the others is given back: they are a part of their own later.
+//!
+//! The policy drops a record, or older ones in favour of it, only when all bytes before its end have arrived, or when it is
+//! the first of its part. What is dropped is counted when it is settled, because a part may be placed again.
 
 use super::connection::{Connection, End, LOOK, closed, too_slow};
 use super::frame::{ENTRY_BYTES, Entry, Header};
@@ -63,6 +66,11 @@ impl Rest<'_> {
     }
 }
 
+/// Whether the policy is to drop records.
+fn drops(intake: &RecordIntake) -> bool {
+    matches!(intake.on_full(), OnFull::DropNewest | OnFull::DropOldest)
+}
+
 impl Connection<'_> {
     /// A frame of records: from its header to its acknowledgement.
     pub async fn receive_records(
@@ -86,7 +94,10 @@ impl Connection<'_> {
             }
             let mut part = match self.stage_first(&rest) {
                 Some(part) => part,
-                None => self.place_records(intake, rest.index, rest.known).await?,
+                None => {
+                    let arrived = if drops(intake) { self.wire.available() } else { 0 };
+                    self.place_records(intake, rest.index, rest.known, arrived).await?
+                }
             };
             if let Some(began) = self.land(part.bytes == rest.bytes).await? {
                 let (whole, next) = part.split(rest.index, self.landing.whole());
@@ -104,7 +115,7 @@ impl Connection<'_> {
             }
             if let Some((staged, _room)) = self.landing.take_staged() {
                 self.landing.clear();
-                part = self.place_records(intake, &rest.index[..ENTRY_BYTES], 0).await?;
+                part = self.place_records(intake, &rest.index[..ENTRY_BYTES], 0, staged.len()).await?;
                 self.landing.fill(&staged);
             }
             self.publish(intake, &rest, &part, progress).await?;
@@ -127,14 +138,16 @@ impl Connection<'_> {
         Some(Part { rows: 1, bytes, refused: 0 })
     }
 
-    /// Finds places for the first records of `index`, one at least. Waits only while it holds nothing (N1).
+    /// Finds places for the first records of `index`, one at least. Waits only while it holds nothing (N1). `arrived`: so
+    /// many bytes of them are here, and may be placed at the cost of others.
     async fn place_records(
         &mut self,
         intake: &RecordIntake,
         index: &[u8],
         known: usize,
+        arrived: usize,
     ) -> Result<Part, End> {
-        let (server, doorman) = (self.server, intake.doorman());
+        let doorman = intake.doorman();
         let (mut part, mut held, mut waited) = (Part::default(), 0, false);
         for entry in Entry::all(index) {
             let bytes = entry.bytes as usize;
@@ -147,13 +160,16 @@ impl Connection<'_> {
                 break;
             } else {
                 let behind = !waited && intake.on_full() == OnFull::Block && doorman.is_crowded();
-                let room = if behind { Err(Error::Full) } else { intake.reserve(bytes) };
+                let room = if behind {
+                    Err(Error::Full)
+                } else if drops(intake) && part.bytes + bytes > arrived {
+                    intake.reserve_free(bytes).map(Some)
+                } else {
+                    intake.reserve(bytes)
+                };
                 match room {
                     Ok(Some(room)) => Span::Record(room),
-                    Ok(None) => {
-                        add(&server.counters.dropped, 1);
-                        Span::Discard(bytes)
-                    }
+                    Ok(None) => Span::Discard(bytes),
                     Err(Error::Full | Error::NoMemory { .. } | Error::NoRam { .. })
                         if intake.on_full() == OnFull::Error =>
                     {
@@ -161,6 +177,15 @@ impl Connection<'_> {
                         Span::Discard(bytes)
                     }
                     Err(Error::Full) if part.rows > 0 => break,
+                    Err(Error::Full) if intake.on_full() == OnFull::DropNewest => Span::Discard(bytes),
+                    Err(Error::Full) if intake.on_full() == OnFull::DropOldest => {
+                        // Nothing is dropped for it as long as it may not arrive, if there is memory to wait for it.
+                        if let Some(room) = self.stage_now(bytes) {
+                            self.landing.push_staged(bytes, room);
+                            return Ok(Part { rows: 1, bytes, refused: 0 });
+                        }
+                        intake.reserve(bytes).map_err(closed)?.map_or(Span::Discard(bytes), Span::Record)
+                    }
                     Err(Error::Full) => {
                         waited = true;
                         Span::Record(self.wait_for_room(intake, bytes).await?)
@@ -223,7 +248,7 @@ impl Connection<'_> {
         part: &Part,
         progress: &mut Progress,
     ) -> Result<(), End> {
-        let (producer_id, mut samples, mut malformed) = (self.producer_id, 0, None);
+        let (producer_id, mut samples, mut dropped, mut malformed) = (self.producer_id, 0, 0, None);
         let numbered = Entry::all(rest.index).zip(rest.sequence..);
         for ((entry, sequence), span) in numbered.zip(self.landing.take_first(part.rows)) {
             if let Span::Record(room) = span {
@@ -234,10 +259,16 @@ impl Connection<'_> {
                 let Entry { version, kind, .. } = entry;
                 room.commit(Label { version, kind, origin: Some((producer_id, sequence)) });
                 samples += 1;
+            } else if drops(intake) && sequence >= rest.sequence + rest.known as u64 {
+                dropped += 1;
             }
             progress.next = progress.next.max(sequence + 1);
         }
         add(&self.server.counters.samples, samples);
+        if dropped > 0 {
+            add(&self.server.counters.dropped, dropped);
+            intake.count_dropped(dropped);
+        }
         if let Some((sequence, what)) = malformed {
             let text = format!(
                 "record {sequence} of producer {producer_id} does not fit the schema: {what}. It was not taken. \

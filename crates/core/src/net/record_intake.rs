@@ -110,11 +110,22 @@ impl RecordIntake {
         self.shared.producer.records().census().ready_records.min(u32::MAX as usize) as u32
     }
 
-    /// Room for a record of so many bytes, now. `None`: dropped, as the policy says, and counted;
-    /// [`Full`](crate::Error::Full): wait, or say so, as the policy is.
+    /// Room for a record of so many bytes, now. `None`: it is to be dropped, as the policy says, and counted when that is
+    /// settled; [`Full`](crate::Error::Full): wait, or say so, as the policy is.
     pub fn reserve(&self, bytes: usize) -> Result<Option<Room>> {
-        let reserved = Producer::reserve(self.shared.producer.clone(), bytes, Patience::Never)?;
+        let reserved = Producer::reserve_uncounted(self.shared.producer.clone(), bytes)?;
         Ok(reserved.map(|reservation| Room { reservation }))
+    }
+
+    /// Free room for a record of so many bytes, now; otherwise [`Full`](crate::Error::Full), and nothing is dropped for it.
+    pub fn reserve_free(&self, bytes: usize) -> Result<Room> {
+        let reservation = Producer::reserve_free(self.shared.producer.clone(), bytes)?;
+        Ok(Room { reservation })
+    }
+
+    /// Counts records that were dropped because there was no room for them.
+    pub fn count_dropped(&self, records: u64) {
+        let _ = self.shared.producer.count_dropped(records); // Fails only where there is no lane any more.
     }
 
     /// Whether a reader can take these bytes for a record. Looks at its counts and its length only.

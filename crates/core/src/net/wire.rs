@@ -88,6 +88,14 @@ impl Stream {
         Poll::Ready(if some { Ok(()) } else { Err(hung_up()) })
     }
 
+    /// Bytes that can be read now, as far as we know.
+    fn available(&self) -> usize {
+        match self {
+            Stream::Plain(stream) => rustix::io::ioctl_fionread(stream).map_or(0, |bytes| bytes as usize),
+            Stream::Tls(_) => 0, // The socket has bytes, and they may be a part of a TLS record.
+        }
+    }
+
     fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
         match self {
             Stream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
@@ -190,6 +198,11 @@ impl Wire {
     /// What was noted, in nanoseconds.
     pub fn stop_clock(&mut self) -> Option<u64> {
         self.clock.take()
+    }
+
+    /// Bytes that can be read now, at least; with TLS that is not known.
+    pub fn available(&self) -> usize {
+        self.stream.available()
     }
 
     /// Waits for a byte, and leaves it where it is.

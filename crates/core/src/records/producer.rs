@@ -241,12 +241,47 @@ impl Producer {
         bytes: usize,
         patience: Patience,
     ) -> Result<Option<Reservation<P>>> {
+        Self::hold(this, |producer, tenure| {
+            let room = producer.find_room(tenure, bytes, patience)?;
+            if room.is_none() {
+                producer.count_newest(tenure, 1);
+            }
+            Ok(room)
+        })
+    }
+
+    /// As [`reserve`](Self::reserve) with no patience, for a caller that decides later whether the record is dropped: `None`
+    /// is not counted.
+    pub fn reserve_uncounted<P: Deref<Target = Producer>>(
+        this: P,
+        bytes: usize,
+    ) -> Result<Option<Reservation<P>>> {
+        Self::hold(this, |producer, tenure| producer.find_room(tenure, bytes, Patience::Never))
+    }
+
+    /// Reserves free room, now. [`Error::Full`] when there is none, whatever the policy is: nothing is dropped.
+    pub fn reserve_free<P: Deref<Target = Producer>>(this: P, bytes: usize) -> Result<Reservation<P>> {
+        Self::hold(this, |producer, tenure| producer.find_free_room(tenure, bytes))?.ok_or(Error::Full)
+    }
+
+    /// Counts records that were dropped because there was no room for them.
+    pub fn count_dropped(&self, records: u64) -> Result<()> {
+        self.count_newest(self.tenure()?, records);
+        Ok(())
+    }
+
+    /// Keeps the lane for a reservation, for as long as there is one.
+    #[inline]
+    fn hold<P: Deref<Target = Producer>>(
+        this: P,
+        find: impl FnOnce(&Producer, &Tenure) -> Result<Option<Room>>,
+    ) -> Result<Option<Reservation<P>>> {
         let tenure = this.tenure()?;
         if tenure.open.fetch_add(1, Ordering::Relaxed) & CLOSING != 0 {
             this.done(tenure);
             return Err(Error::Closed);
         }
-        let room = this.find_room(tenure, bytes, patience);
+        let room = find(&this, tenure);
         if !matches!(room, Ok(Some(_))) {
             this.done(tenure);
         }
@@ -262,16 +297,36 @@ impl Producer {
         }
     }
 
+    /// Room, as the policy says. `None`: the record is to be dropped, and counted.
     #[inline]
     fn find_room(&self, tenure: &Tenure, bytes: usize, patience: Patience) -> Result<Option<Room>> {
+        match self.try_open(tenure, bytes)? {
+            Attempt::Room(room) => Ok(Some(room)),
+            full => self.find_room_in_full_lane(tenure, bytes, patience, full),
+        }
+    }
+
+    /// Room that is free, or that the dead have left. `None`: there is none.
+    fn find_free_room(&self, tenure: &Tenure, bytes: usize) -> Result<Option<Room>> {
+        let mut attempt = self.try_open(tenure, bytes)?;
+        if !matches!(attempt, Attempt::Room(_)) && self.rounds.are_due() {
+            self.patrol();
+            attempt = self.try_reserve(tenure, bytes)?;
+        }
+        Ok(match attempt {
+            Attempt::Room(room) => Some(room),
+            Attempt::Unread | Attempt::Full => None,
+        })
+    }
+
+    /// Tries to reserve, unless the records are closed or the record is too large.
+    #[inline]
+    fn try_open(&self, tenure: &Tenure, bytes: usize) -> Result<Attempt> {
         self.check_size(bytes)?;
         if self.records.protocol().control.closed.load(Ordering::Relaxed) != 0 {
             return Err(Error::Closed);
         }
-        match self.try_reserve(tenure, bytes)? {
-            Attempt::Room(room) => Ok(Some(room)),
-            full => self.find_room_in_full_lane(tenure, bytes, patience, full),
-        }
+        self.try_reserve(tenure, bytes)
     }
 
     /// An error for a record of more bytes than a lane has.
@@ -338,7 +393,7 @@ impl Producer {
         match self.on_full {
             OnFull::Block => self.wait_for_room(tenure, bytes, patience).map(Some),
             OnFull::Error => Err(self.refusal_or(tenure, Error::Full)),
-            OnFull::DropNewest => Ok(self.drop_newest(tenure)),
+            OnFull::DropNewest => Ok(None),
             OnFull::DropOldest => {
                 let mut attempt = full;
                 if tenure.ledger().can_make_room(&self.lane_of(tenure), bytes) {
@@ -349,15 +404,15 @@ impl Producer {
                 match attempt {
                     Attempt::Room(room) => Ok(Some(room)),
                     // What is left is being read, or being written.
-                    Attempt::Unread | Attempt::Full => Ok(self.drop_newest(tenure)),
+                    Attempt::Unread | Attempt::Full => Ok(None),
                 }
             }
         }
     }
 
-    fn drop_newest(&self, tenure: &Tenure) -> Option<Room> {
-        self.lane_of(tenure).line.write.dropped_newest.fetch_add(1, Ordering::Relaxed);
-        None
+    #[cold]
+    fn count_newest(&self, tenure: &Tenure, records: u64) {
+        self.lane_of(tenure).line.write.dropped_newest.fetch_add(records, Ordering::Relaxed);
     }
 
     fn drop_oldest(&self, tenure: &Tenure) -> Result<bool> {
