@@ -117,12 +117,16 @@ def in_threads(work, workers):
     return threads, failures
 
 
+def must_not_have_failed(failures):
+    if failures:
+        raise failures[0]
+
+
 def finish(threads, failures):
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive(), "a worker hangs"
-    if failures:
-        raise failures[0]
+    must_not_have_failed(failures)
 
 
 def run_samples(count, halfway):
@@ -138,9 +142,10 @@ def run_samples(count, halfway):
                     client.send({"id": np.array([worker, counter]), "payload": np.arange(64) * worker + counter})
                 client.wait(timeout=60)
 
-        workers = in_threads(work, 3)
+        workers, failures = in_threads(work, 3)
         seen = set()
         while len(seen) < 3 * count:
+            must_not_have_failed(failures)
             if len(seen) >= 3 * count // 2:
                 halfway()
             with server.sample(timeout=60, at_least=1) as taken:
@@ -149,7 +154,7 @@ def run_samples(count, halfway):
                 for worker, counter in ids.tolist():
                     assert (worker, counter) not in seen, f"sample {counter} of worker {worker} came twice"
                     seen.add((worker, counter))
-        finish(*workers)
+        finish(workers, failures)
         assert seen == {(worker, counter) for worker in range(3) for counter in range(count)}
         return server.stats()
 
@@ -168,9 +173,10 @@ def run_records(count, halfway):
                     client.send({"tokens": np.full(size, counter, np.int32)}, version=size)
                 client.wait(timeout=60)
 
-        workers = in_threads(work, 2)
+        workers, failures = in_threads(work, 2)
         following = [0, 0]
         while sum(following) < 2 * count:
+            must_not_have_failed(failures)
             if sum(following) >= count:
                 halfway()
             with server.read(timeout=60) as record:
@@ -178,7 +184,7 @@ def run_records(count, halfway):
                 assert counter == following[worker], f"record {counter} of worker {worker}, not {following[worker]}"
                 assert len(tokens) == record.version and (tokens == counter).all(), "a torn record"
                 following[worker] += 1
-        finish(*workers)
+        finish(workers, failures)
         assert following == [count, count] and server.try_read() is None
         return server.stats()
 

@@ -200,6 +200,24 @@ fn three_clients_that_stop_in_large_samples_stop_nobody_else() {
     others_pass_stalled_samples(3, 8 * MIB);
 }
 
+/// As when a switch fails: 100 hosts vanish at once, each in the middle of a frame. One after the other they would hold the four
+/// slots for 5 s.
+#[test]
+fn a_hundred_clients_that_stop_at_once_hold_up_others_about_as_long_as_one() {
+    let learner = Samples::new(40, OnFull::Block, TcpServerSpec::default());
+    let client = learner.client();
+    let peers: Vec<Raw> =
+        (1..=100).map(|session| Raw::enter(learner.server.port(), session, 0, 0).0).collect();
+    let frame = learner.frame(0, &[7]);
+    let stalled: Vec<Stalled> = peers.into_iter().map(|raw| Stalled::begin(raw, frame.clone())).collect();
+    assert!(eventually(|| learner.claimed() == 4 || counted(&learner.server, "staged") > 0));
+    (0..2).for_each(|value| learner.send(&client, value));
+    let mut first = learner.take(promptly(40));
+    first.sort_unstable();
+    assert_eq!(first, [0, 1]);
+    drop(stalled);
+}
+
 /// Moves every frame that is not there at once to staging memory.
 fn hasty() -> TcpServerSpec {
     TcpServerSpec { claim_patience: Duration::from_millis(1), ..TcpServerSpec::default() }
@@ -471,6 +489,21 @@ fn three_clients_that_stop_in_small_records_stop_nobody_else() {
 #[test]
 fn three_clients_that_stop_in_large_records_stop_nobody_else() {
     others_pass_stalled_records(3, 24 * MIB);
+}
+
+#[test]
+fn a_hundred_clients_that_stop_in_records_hold_up_others_about_as_long_as_one() {
+    let learner = Lanes::new(8 * KIB, OnFull::Block, TcpServerSpec::default());
+    let client = learner.client();
+    let peers: Vec<Raw> = (1..=100).map(|session| learner.enter(session, 0)).collect();
+    let frame = records_frame(&[(7, 2 * KIB)]);
+    let stalled: Vec<Stalled> = peers.into_iter().map(|raw| Stalled::begin(raw, frame.clone())).collect();
+    learner.await_stalled(1);
+    (0..4).for_each(|value| send_record(&client, value, 2 * KIB));
+    for value in 0..4 {
+        assert_eq!(learner.take(promptly(2 * KIB)), (value, value as u64, 2 * KIB));
+    }
+    drop(stalled);
 }
 
 #[test]

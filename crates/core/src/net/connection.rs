@@ -10,7 +10,8 @@
 //! C3  Nothing is read while what came before it is not settled: a client that ignores its credit is slowed by TCP.
 //! C4  Claims of a frame that is not whole are held for at most `claim_patience`. Then the frame is moved to staging memory
 //!     ([`super::staging`]), and its claims are given back. A connection whose frame was late stages its next frames from the
-//!     start, until one of them arrives within that time. The staging memory is in the [`Landing`], too (C1), or in
+//!     start, until one of them arrives within that time. For a second after that, so do all connections: many hosts may vanish
+//!     at once, and must not hold claims one after the other. The staging memory is in the [`Landing`], too (C1), or in
 //!     the future that places the frame.
 //! C5  A client gets on, or is cut: each `frame_timeout` brings [`PROGRESS_BYTES`], or the rest of the frame.
 
@@ -382,14 +383,23 @@ impl Connection<'_> {
             }
             Err(_) => {
                 self.is_late = true;
+                if self.landing.has_claims() {
+                    self.server.note_late();
+                }
                 Ok(Some(Instant::now() - patience))
             }
         }
     }
 
-    /// Staging memory for a frame that is about to arrive, if the last one was late, and if there is some (C4).
+    /// Whether the next frame is staged from the start, if there is memory for it (C4).
+    pub fn stages_early(&self) -> bool {
+        self.is_late || self.server.was_late_lately()
+    }
+
+    /// Staging memory for a frame that is about to arrive, if the last one was late, or that of another connection a moment ago,
+    /// and if there is some (C4).
     pub fn stage_early(&self, bytes: usize) -> Option<StagingRoom> {
-        if !self.is_late || bytes == 0 {
+        if bytes == 0 || !self.stages_early() {
             return None;
         }
         self.stage_now(bytes)

@@ -254,7 +254,10 @@ impl Dialler<'_> {
         self.watch_until(socket, writing, self.deadline)
     }
 
+    /// A peer that says nothing for as long as the kernel waits for an acknowledgement may have given up this connection
+    /// already, and its word about that may be lost: the next attempt has better prospects.
     fn watch_until(&self, socket: &TcpStream, writing: bool, until: Instant) -> Result<bool, Failure> {
+        let until = until.min(Instant::now() + self.client.keepalive * SILENCES);
         let seen = watch(Some(socket), &self.client.bell, writing, Some(until))?;
         if self.client.is_closing() {
             return Err(Failure::Cancelled);
@@ -458,6 +461,28 @@ mod tests {
             Err(Error::Unreachable { why, .. }) => assert_eq!(why, "nobody left in time"),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn a_learner_that_falls_silent_in_the_handshake_is_called_again() {
+        let learner = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = learner.local_addr().unwrap().port();
+        let spec = TcpClientSpec {
+            port,
+            keepalive: Duration::from_millis(50),
+            connect_timeout: Duration::from_secs(60),
+            token: Some(b"secret".to_vec()),
+            ..Default::default()
+        };
+        let _client = TcpClient::start(spec, b"{}", &[4]).unwrap();
+        let (called, calls) = mpsc::channel();
+        std::thread::spawn(move || {
+            for caller in learner.incoming() {
+                let _ = called.send(caller); // Kept open, and not answered.
+            }
+        });
+        let soon = Duration::from_secs(5); // Less than one attempt may take.
+        let _mute: Vec<_> = (0..2).map(|_| calls.recv_timeout(soon).unwrap()).collect();
     }
 
     #[test]

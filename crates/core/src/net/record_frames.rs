@@ -15,6 +15,7 @@ use super::frame::{ENTRY_BYTES, Entry, Header};
 use super::landing::Span;
 use super::record_intake::{RecordIntake, Room};
 use super::session::Progress;
+use super::staging::StagingRoom;
 use super::stats::add;
 use crate::error::{Damage, Error};
 use crate::records::producer::Label;
@@ -45,6 +46,13 @@ impl Part {
             Part { rows: 1, bytes: next, refused: (whole >= kept) as usize },
         )
     }
+}
+
+/// A place for a record that had to wait for one.
+#[derive(Debug)]
+enum Found {
+    Room(Room),
+    Staging(StagingRoom),
 }
 
 /// What is not settled of a frame.
@@ -188,7 +196,13 @@ impl Connection<'_> {
                     }
                     Err(Error::Full) => {
                         waited = true;
-                        Span::Record(self.wait_for_room(intake, bytes).await?)
+                        match self.wait_for_room(intake, bytes, bytes > arrived).await? {
+                            Found::Room(room) => Span::Record(room),
+                            Found::Staging(room) => {
+                                self.landing.push_staged(bytes, room);
+                                return Ok(Part { rows: 1, bytes, refused: 0 });
+                            }
+                        }
                     }
                     Err(error) => return Err(closed(error)),
                 }
@@ -202,8 +216,14 @@ impl Connection<'_> {
         Ok(part)
     }
 
-    /// Stands in the queue until there is room for a record.
-    async fn wait_for_room(&mut self, intake: &RecordIntake, bytes: usize) -> Result<Room, End> {
+    /// Waits in the queue until there is room for a record. If the record `may_stage` and frames are late at the moment, it is
+    /// staged instead (C4): it could be late, too.
+    async fn wait_for_room(
+        &mut self,
+        intake: &RecordIntake,
+        bytes: usize,
+        may_stage: bool,
+    ) -> Result<Found, End> {
         add(&self.server.counters.waited, 1);
         let doorman = intake.doorman();
         let mut turn = doorman.enqueue();
@@ -215,8 +235,11 @@ impl Connection<'_> {
                 // Those before us may need more, and there may be room for this one.
                 let _ = self.patiently(timeout(LOOK, turn.reached())).await?;
             }
+            if let Some(room) = may_stage.then(|| self.stage_early(bytes)).flatten() {
+                return Ok(Found::Staging(room));
+            }
             match intake.reserve(bytes) {
-                Ok(Some(room)) => return Ok(room),
+                Ok(Some(room)) => return Ok(Found::Room(room)),
                 Ok(None) | Err(Error::Full) => {}
                 Err(error) => return Err(closed(error)),
             }

@@ -104,6 +104,11 @@ impl Connection<'_> {
                 // Those before us may be slow, and there may be room for all of this frame.
                 let _ = self.patiently(timeout(LOOK, turn.reached())).await?;
             }
+            // While we waited, others were late: this frame may be the next (C4).
+            if let Some(room) = self.stage_early(rows * intake.sample_bytes()) {
+                self.landing.push_staged(rows, room);
+                return Ok(Placed::default());
+            }
             claim(intake, self.landing, &mut left)?;
         }
         if left > 0 {
@@ -169,7 +174,10 @@ impl Connection<'_> {
                 }
                 Err(Error::Full) => {
                     self.acknowledge(progress.next, FIRST_CREDIT, 0);
-                    let turn = placed.turn.get_or_insert_with(|| intake.doorman().enqueue());
+                    let turn = placed.turn.get_or_insert_with(|| {
+                        add(&server.counters.waited, 1);
+                        intake.doorman().enqueue()
+                    });
                     turn.wait_again();
                     if turn.is_reached() {
                         self.room(intake.doorman(), 1, &mut futile).await?;

@@ -20,6 +20,7 @@ use super::token::Token;
 use super::token_file::{self, TokenFile};
 use super::{Endpoint, Transport, check_sample_bytes, within_reason};
 use crate::error::{Error, Result};
+use crate::ring::monotonic_ns;
 use crate::weights::Weights;
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -32,6 +33,8 @@ use tokio::task::LocalSet;
 
 /// So many keepalive intervals of silence end a connection.
 pub const SILENCES: u32 = 3;
+/// For how long all connections stage their frames after one was late.
+const LATE: Duration = Duration::from_secs(1);
 /// Shorter ones can be guessed.
 const SHORTEST_TOKEN: usize = 16;
 /// After a failed `accept` (too many open files), the next try.
@@ -109,6 +112,8 @@ pub struct Shared {
     pub tls: Option<Arc<rustls::ServerConfig>>,
     pub sessions: Arc<Sessions>,
     pub staging: Arc<Staging>,
+    /// Until when all connections stage their frames from the start, in nanoseconds of the monotonic clock; 0: they do not.
+    late_until_ns: AtomicU64,
     pub counters: ServerCounters,
     pub stop: watch::Sender<bool>,
     pub window: u32,
@@ -128,6 +133,25 @@ pub struct Refused {
 }
 
 impl Shared {
+    /// A frame did not arrive in time, and had to leave claimed room.
+    pub fn note_late(&self) {
+        self.late_until_ns.store(monotonic_ns() + LATE.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Whether that happened within the last second.
+    pub fn was_late_lately(&self) -> bool {
+        let until = self.late_until_ns.load(Ordering::Relaxed);
+        if until == 0 {
+            return false; // As nearly always: no look at the clock.
+        }
+        let late = monotonic_ns() < until;
+        if !late {
+            // One that was noted meanwhile may be lost: the next frame that is late notes it again.
+            self.late_until_ns.store(0, Ordering::Relaxed);
+        }
+        late
+    }
+
     /// How many frames a client may have under way now: few while others wait for room.
     pub fn credit(&self) -> u32 {
         let crowded = self.inlet.as_ref().is_some_and(|inlet| inlet.doorman().is_crowded());
@@ -326,6 +350,7 @@ impl TcpServer {
         let shared = Arc::new(Shared {
             window: spec.max_inflight_frames,
             sessions: Arc::new(Sessions::new(spec.max_sessions, spec.session_ttl)),
+            late_until_ns: AtomicU64::new(0),
             staging: Staging::new(spec.staging_bytes.max(inlet.as_ref().map_or(0, Inlet::largest))),
             inlet,
             outlet: weights.map(Outlet::new).transpose()?,
