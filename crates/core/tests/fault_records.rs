@@ -23,7 +23,7 @@ use rollway_core::records::{
     Consumer, IfExists, Label, OnFull, Outgoing, Producer, ProducerSpec, Record, RecordsSpec,
 };
 use rollway_core::segment::arrival;
-use rollway_core::sync::{Point, crash_point};
+use rollway_core::sys::sync::{Point, crash_point};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io::Write;

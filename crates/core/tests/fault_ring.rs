@@ -20,7 +20,7 @@ use rollway_core::ring::consumer::{Batch, Consumer};
 use rollway_core::ring::producer::{OnFull, Producer, ProducerSpec};
 use rollway_core::ring::{Contents, IfExists, Patience, Ring, RingSpec};
 use rollway_core::segment::{arrival, catalog, directory, lease};
-use rollway_core::sync::{Ordering, Point, crash_point, fault};
+use rollway_core::sys::sync::{Ordering, Point, crash_point, fault};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;

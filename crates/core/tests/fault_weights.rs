@@ -19,7 +19,7 @@ mod weights_fixture;
 use fixture::{Name, Process, ends, eventually, matrix, soon, told};
 use rollway_core::Error;
 use rollway_core::segment::Owner;
-use rollway_core::sync::{Ordering, Point, fault};
+use rollway_core::sys::sync::{Ordering, Point, fault};
 use rollway_core::weights::layout::Latest;
 use rollway_core::weights::{IfExists, Reader, Weights, Writer};
 use std::sync::Arc;

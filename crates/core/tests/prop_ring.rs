@@ -16,7 +16,7 @@ use rollway_core::ring::protocol::{Claim, Claimant, Protocol, Taken};
 use rollway_core::ring::recovery::{Repairs, recover};
 use rollway_core::ring::{Batch, Consumer, Contents, IfExists, OnFull, Patience, Producer, RingSpec};
 use rollway_core::segment::Owner;
-use rollway_core::sync::{AtomicU64, Ordering};
+use rollway_core::sys::sync::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
 
 // ── the model ──────────────────────────────────────────────────────────────────────────────────────────────────────

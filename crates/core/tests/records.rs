@@ -13,7 +13,7 @@ use rollway_core::records::{
     RecordsSpec,
 };
 use rollway_core::segment::{arrival, catalog};
-use rollway_core::sync::Ordering;
+use rollway_core::sys::sync::Ordering;
 use rollway_core::{Error, Result};
 use std::collections::BTreeMap;
 use std::ops::Deref;

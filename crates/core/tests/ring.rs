@@ -9,7 +9,7 @@ use rollway_core::Error;
 use rollway_core::ring::producer::ProducerSpec;
 use rollway_core::ring::{Consumer, IfExists, OnFull, Patience, Producer, RingSpec, Slot};
 use rollway_core::segment::header::seat_state;
-use rollway_core::sync::Ordering;
+use rollway_core::sys::sync::Ordering;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -100,7 +100,7 @@ fn stamps_say_who_sent_what_when_and_with_which_version() {
     let consumer = private(3, 2);
     let producer =
         Producer::on(consumer.ring().clone(), ProducerSpec { producer_id: Some(42), ..ANYONE }).unwrap();
-    let before = rollway_core::ring::monotonic_ns();
+    let before = rollway_core::sys::clock::monotonic_ns();
     for version in 5..8 {
         let slot = Producer::reserve(&producer, 1, soon()).unwrap().unwrap();
         slot.commit(version);
@@ -112,7 +112,7 @@ fn stamps_say_who_sent_what_when_and_with_which_version() {
         [(42, 0, 5), (42, 1, 6), (42, 2, 7)]
     );
     let times: Vec<u64> = stamps.iter().map(|s| s.committed_ns).collect();
-    assert!(times.is_sorted() && times[0] >= before && times[2] <= rollway_core::ring::monotonic_ns());
+    assert!(times.is_sorted() && times[0] >= before && times[2] <= rollway_core::sys::clock::monotonic_ns());
 }
 
 #[test]

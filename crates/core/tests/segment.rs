@@ -10,9 +10,9 @@ use rollway_core::ring::{Consumer, IfExists, OnFull, Patience, Producer, RingSpe
 use rollway_core::segment::header::{Header, LAYOUT_VERSION, PAGE, SeatRecord};
 use rollway_core::segment::lease::Undertaker;
 use rollway_core::segment::{Owner, PREFIX, Role, Seat, Segment, Spec, Surety, arrival, catalog, directory};
-use rollway_core::sync::Ordering;
+use rollway_core::sys::sync::Ordering;
 #[cfg(feature = "fault")]
-use rollway_core::sync::{Point, fault};
+use rollway_core::sys::sync::{Point, fault};
 use rollway_core::{Error, Result};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{BufRead, BufReader, Write};

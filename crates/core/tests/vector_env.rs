@@ -1,10 +1,10 @@
 //! Vector environments: one caller and its workers, in threads over a real segment.
 
 use rollway_core::Error;
-use rollway_core::sync::Ordering;
+use rollway_core::sys::sync::Ordering;
+use rollway_core::sys::wait::Patience;
 use rollway_core::vector_env::layout::{Answer, Geometry, MAX_ARGUMENT, Request, share};
 use rollway_core::vector_env::{Call, Caller, Outcome, Worker};
-use rollway_core::wait::Patience;
 use std::time::Duration;
 
 mod fixture;

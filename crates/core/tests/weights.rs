@@ -7,7 +7,7 @@ mod weights_fixture;
 use fixture::{DEADLINE, Name, alone, briefly, ends, soon};
 use rollway_core::Error;
 use rollway_core::segment::{Owner, arrival, catalog};
-use rollway_core::sync::Ordering;
+use rollway_core::sys::sync::Ordering;
 
 use rollway_core::weights::layout::Latest;
 use rollway_core::weights::{Draft, Hold, IfExists, Patience, Reader, Weights, WeightsSpec, Writer};

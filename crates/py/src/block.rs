@@ -6,7 +6,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 use rollway_core::Error;
-use rollway_core::block::Block as Core;
+use rollway_core::segment::block::Block as Core;
 use rollway_core::segment::{Owner, Segment, Surety};
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;

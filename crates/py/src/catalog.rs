@@ -4,9 +4,10 @@ use crate::errors::to_py;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::net::token_file;
+use rollway_core::segment::block;
 use rollway_core::segment::catalog::{self, Entry};
 use rollway_core::segment::memory;
-use rollway_core::{block, records, ring, table, vector_env, weights};
+use rollway_core::{records, ring, table, vector_env, weights};
 use std::path::PathBuf;
 
 /// What a segment holds, for people: in a word, and with whose it is.

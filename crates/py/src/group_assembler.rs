@@ -8,10 +8,10 @@ use crate::record_key;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use rollway_core::metrics::monotonic_ns;
 use rollway_core::records::groups::{
     Assembler as Core, Counts, Member, OnIncomplete, OnStale, OutsideGroup, Rules,
 };
+use rollway_core::sys::clock::monotonic_ns;
 
 /// The repetition of a tombstone that speaks for its whole group.
 const WHOLE_GROUP: i64 = -1;

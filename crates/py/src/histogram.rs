@@ -1,7 +1,7 @@
 //! `HistSnapshot`: a histogram, read.
 
 use pyo3::prelude::*;
-use rollway_core::metrics::Snapshot;
+use rollway_core::segment::histogram::Snapshot;
 
 /// Durations in nanoseconds: how many, and how long. Quantiles are right to 12%.
 #[pyclass(frozen, get_all, module = "rollway")]

@@ -13,8 +13,9 @@ use pyo3::types::PyDict;
 use rollway_core::Error;
 use rollway_core::ring::producer::ProducerSpec;
 use rollway_core::ring::protocol::Claim;
-use rollway_core::ring::{OnFull, Patience, Producer as Core, Slot as CoreSlot, monotonic_ns};
+use rollway_core::ring::{OnFull, Patience, Producer as Core, Slot as CoreSlot};
 use rollway_core::segment::arrival;
+use rollway_core::sys::clock::monotonic_ns;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -12,9 +12,9 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 use rollway_core::Error;
-use rollway_core::prefetch::prefetch;
 use rollway_core::records::format::{PerLeaf, Placement};
 use rollway_core::records::{Consumer as Core, Record as CoreRecord, Records, Stamp};
+use rollway_core::sys::prefetch::prefetch;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 

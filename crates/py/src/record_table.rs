@@ -10,8 +10,8 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
-use rollway_core::prefetch::prefetch_all;
 use rollway_core::records::assemble::{self, Part, Side};
+use rollway_core::sys::prefetch::prefetch_all;
 
 /// Records lie here and there: so many before one is needed, it is fetched.
 const AHEAD: usize = 8;

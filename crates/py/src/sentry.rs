@@ -2,8 +2,8 @@
 
 use crate::errors::to_py;
 use pyo3::prelude::*;
-use rollway_core::sentry::Sentry as Core;
-use rollway_core::{Error, Result, wait::Patience};
+use rollway_core::sys::eventfd_waiter::Sentry as Core;
+use rollway_core::{Error, Result, sys::wait::Patience};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Weak};
 

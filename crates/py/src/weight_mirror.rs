@@ -8,7 +8,7 @@ use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
 use rollway_core::net::{ClientTls, WeightMirror as Core, WeightMirrorSpec};
 use rollway_core::ring::Patience;
-use rollway_core::share::default_threads;
+use rollway_core::sys::parallel::default_threads;
 use rollway_core::weights::Target;
 use std::path::PathBuf;
 

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
 use rollway_core::segment::arrival;
-use rollway_core::share::default_threads;
+use rollway_core::sys::parallel::default_threads;
 use rollway_core::weights::{IfExists, Reader, Source, Target, Weights as Core, WeightsSpec, Writer};
 use std::sync::Arc;
 

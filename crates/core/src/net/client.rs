@@ -26,7 +26,7 @@ use super::token::random;
 use super::within_reason;
 use crate::error::{Error, Result};
 use crate::ring::Patience;
-use crate::sync::{Bell, Woken};
+use crate::sys::sync::{Bell, Woken};
 use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -32,7 +32,7 @@ use crate::error::{Error, Result};
 use crate::ring::Patience;
 use crate::schema;
 use crate::segment::memory;
-use crate::sync::{Bell, Woken};
+use crate::sys::sync::{Bell, Woken};
 use crate::weights::layout::{FIRST_BUFFERS, Geometry};
 use crate::weights::reader::Reading;
 use crate::weights::{Draft, Reader, Target, Weights, WeightsSpec, Writer, mirror};

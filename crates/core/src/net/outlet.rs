@@ -6,7 +6,7 @@
 
 use super::frame::{self, Inventory};
 use crate::error::{Error, Result};
-use crate::wait::Patrol;
+use crate::sys::wait::Patrol;
 use crate::weights::{Hold, Reader, Weights};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

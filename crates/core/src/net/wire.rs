@@ -7,7 +7,7 @@
 
 use super::alone::Alone;
 use super::frame::{HEADER_BYTES, Header, Kind};
-use crate::ring::monotonic_ns;
+use crate::sys::clock::monotonic_ns;
 use crate::weights::copy::{Leg, copy_all};
 use std::future::poll_fn;
 use std::io::{Error, ErrorKind, IoSliceMut, Result};

@@ -4,7 +4,7 @@
 //! is an error; nothing is ever cut off. Threads share a large batch.
 
 use crate::error::{Error, Result};
-use crate::share::{default_threads, share_out};
+use crate::sys::parallel::{default_threads, share_out};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 

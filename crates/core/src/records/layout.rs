@@ -28,11 +28,11 @@
 //! second).
 
 use crate::error::{Error, Result};
-use crate::metrics::Histogram;
 use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE};
+use crate::segment::histogram::Histogram;
 use crate::segment::lease::OWNER_BITS;
-use crate::sync::{AtomicU32, AtomicU64, Bell};
+use crate::sys::sync::{AtomicU32, AtomicU64, Bell};
 
 /// The `kind` of a segment that holds records.
 pub const KIND: u32 = 2;

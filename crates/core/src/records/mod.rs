@@ -28,10 +28,10 @@ pub mod recovery;
 
 pub use crate::error::Damage;
 use crate::error::{Error, Result};
+pub use crate::policies::{IfExists, OnFull, ProducerSpec};
 use crate::segment::{Owner, Seat, Segment, Spec};
-use crate::sync::{AtomicU64, Ordering};
-pub use crate::terms::{IfExists, OnFull, ProducerSpec};
-pub use crate::wait::Patience;
+use crate::sys::sync::{AtomicU64, Ordering};
+pub use crate::sys::wait::Patience;
 pub use consumer::{Consumer, Record, RecordInfo};
 use layout::{Control, Descriptor, Geometry, KIND, Lane, State, Tenancy, Word};
 pub use producer::run::Outgoing;

@@ -36,7 +36,7 @@
 use super::layout::{Control, Descriptor, FreeLine, Lane, State, Tenancy, Word};
 use crate::error::Damage;
 use crate::segment::Owner;
-use crate::sync::{Ordering, Point, crash_point, fence};
+use crate::sys::sync::{Ordering, Point, crash_point, fence};
 
 type Result<T> = std::result::Result<T, Damage>;
 

@@ -1,6 +1,6 @@
 //! What a dead process can leave in the records, and how it is put right.
 //!
-//! | died after ([`Point`](crate::sync::Point)) | state left | who notices | repaired to |
+//! | died after ([`Point`](crate::sys::sync::Point)) | state left | who notices | repaired to |
 //! |---|---|---|---|
 //! | `LaneTaken` | a lane owned by the dead, its last owner's reservations in it, or no table yet | the next producer that comes; a patrol | owned by that one, reservations Free |
 //! | `LaneGrown` | pages that exist beyond `grown`, or a table that is not `tabled` | nobody needs to | reserved again, by whoever needs them |
@@ -25,7 +25,7 @@ use super::layout::{State, Tenancy, Word};
 use super::protocol::Protocol;
 use crate::segment::lease::Memo;
 use crate::segment::{Owner, Seat};
-use crate::sync::Ordering;
+use crate::sys::sync::Ordering;
 
 /// What a recovery put right.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -2,11 +2,12 @@
 
 use super::layout::{BatchNo, Slot, SlotWord, Stamp};
 use super::protocol::Taken;
-use super::{IfExists, Ring, RingSpec, monotonic_ns, stamp_of};
+use super::{IfExists, Ring, RingSpec, stamp_of};
 use crate::error::{Error, Result};
 use crate::segment::{Owner, Role, Seat};
-use crate::sync::{Ordering, Woken};
-use crate::wait::{Courtesy, Patience, Patrol, Rounds, Solitude};
+use crate::sys::clock::monotonic_ns;
+use crate::sys::sync::{Ordering, Woken};
+use crate::sys::wait::{Courtesy, Patience, Patrol, Rounds, Solitude};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};

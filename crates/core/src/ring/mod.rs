@@ -17,11 +17,10 @@ pub mod protocol;
 pub mod recovery;
 
 use crate::error::{Error, Result};
-pub use crate::metrics::monotonic_ns;
+pub use crate::policies::{IfExists, OnFull};
 use crate::segment::{Owner, Seat, Segment, Spec};
-use crate::sync::Ordering;
-pub use crate::terms::{IfExists, OnFull};
-pub use crate::wait::{self, Patience};
+use crate::sys::sync::Ordering;
+pub use crate::sys::wait::{self, Patience};
 pub use consumer::{Batch, Consumer};
 use layout::{Buffer, BufferKind, BufferWord, Control, Geometry, KIND, Place, SlotKind, SlotWord, Stamp};
 pub use producer::{Producer, Slot};
@@ -243,7 +242,7 @@ impl Ring {
     /// Reads the counters.
     pub fn totals(&self) -> Totals {
         let counters = &self.protocol().control.counters;
-        let read = |counter: &crate::sync::AtomicU64| counter.load(Ordering::Relaxed);
+        let read = |counter: &crate::sys::sync::AtomicU64| counter.load(Ordering::Relaxed);
         Totals {
             samples_released: read(&counters.samples_released),
             batches_released: read(&counters.batches_released),

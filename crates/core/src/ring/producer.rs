@@ -1,13 +1,14 @@
 //! A producer: claims slots, lets the caller write into them, commits them.
 
+use super::Ring;
 use super::layout::{SlotWord, Stamp};
 use super::protocol::{Claim, Claimant};
-use super::{Ring, monotonic_ns};
 use crate::error::{Error, Result};
+pub use crate::policies::{OnFull, ProducerSpec};
 use crate::segment::{Census, Owner, Role, Seat};
-use crate::sync::{Ordering, Point, Woken, crash_point};
-pub use crate::terms::{OnFull, ProducerSpec};
-use crate::wait::{Patience, Patrol, Rounds, Solitude, Vigil, Vigilance};
+use crate::sys::clock::monotonic_ns;
+use crate::sys::sync::{Ordering, Point, Woken, crash_point};
+use crate::sys::wait::{Patience, Patrol, Rounds, Solitude, Vigil, Vigilance};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
@@ -35,7 +36,7 @@ pub struct Producer {
     peer_timeout: Option<Duration>,
     sequence: AtomicU64,
     /// Where it claimed last.
-    lane: crate::sync::AtomicU64,
+    lane: crate::sys::sync::AtomicU64,
     /// Of the thread that waits for room. Another one, with the same handle, sleeps at once.
     vigil: Mutex<Vigil>,
     rounds: Rounds,

@@ -32,9 +32,9 @@
 
 use super::layout::{BatchNo, Buffer, BufferKind, BufferWord, Control, Place, Slot, SlotKind, SlotWord};
 pub use crate::error::Damage;
-use crate::prefetch::prefetch_to_write;
 use crate::segment::Owner;
-use crate::sync::{AtomicU64, Ordering, Point, crash_point, fence};
+use crate::sys::prefetch::prefetch_to_write;
+use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point, fence};
 use std::ops::Range;
 
 /// How many slots ahead of its claims a run fetches: 16 lines, about as many as a core waits for at once.

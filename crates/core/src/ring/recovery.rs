@@ -1,6 +1,6 @@
 //! What a dead process can leave in the ring, and how it is put right.
 //!
-//! | died after ([`Point`](crate::sync::Point)) | state left | who notices | repaired to |
+//! | died after ([`Point`](crate::sys::sync::Point)) | state left | who notices | repaired to |
 //! |---|---|---|---|
 //! | `RingOpened` | `open` names a buffer that is still marked Free | the next producer or consumer | Filling, by `assist` |
 //! | `RunPromised` | slots that the cursor has passed and nobody claimed | the next producer, when the cursor goes round again | claimed |
@@ -21,7 +21,7 @@ use super::layout::{BatchNo, BufferKind, BufferWord, Place, SlotKind, SlotWord};
 use super::protocol::{Damage, Protocol};
 use crate::segment::Owner;
 use crate::segment::lease::Memo;
-use crate::sync::{Ordering, Point, crash_point};
+use crate::sys::sync::{Ordering, Point, crash_point};
 
 /// What a recovery put right.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

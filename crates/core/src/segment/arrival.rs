@@ -3,8 +3,8 @@
 
 use super::{Segment, directory};
 use crate::error::{Error, Result};
-use crate::signals;
-use crate::wait::Patience;
+use crate::sys::signals;
+use crate::sys::wait::Patience;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 use rustix::io::Errno;

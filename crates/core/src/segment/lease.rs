@@ -33,7 +33,7 @@
 use super::Segment;
 use super::header::{SeatRecord, seat_state};
 use crate::error::{Error, Result};
-use crate::sync::{Ordering, Point, crash_point, fence};
+use crate::sys::sync::{Ordering, Point, crash_point, fence};
 use rustix::thread::futex;
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};

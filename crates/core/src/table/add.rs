@@ -6,14 +6,14 @@
 use super::Table;
 use super::layout::{Geometry, LINE, Tally};
 use super::protocol::Claim;
-use crate::carry::{carries_lines, carry_lines, settle};
 use crate::error::{Error, Result};
-use crate::prefetch::prefetch_to_write;
 use crate::segment::header::PAGE;
 use crate::segment::lease::Memo;
-use crate::signals;
-use crate::sync::{AtomicU64, Ordering, Point, crash_point};
-use crate::wait::Patience;
+use crate::sys::opaque_copy::{carries_lines, carry_lines, settle};
+use crate::sys::prefetch::prefetch_to_write;
+use crate::sys::signals;
+use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point};
+use crate::sys::wait::Patience;
 
 /// The most rows that one adder has in hand at a time.
 pub const PIECE: usize = 64;

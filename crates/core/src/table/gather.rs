@@ -6,12 +6,12 @@
 use super::Table;
 use super::draw::Stream;
 use super::protocol::Protocol;
-use crate::carry::plain;
 use crate::error::{Error, Result};
-use crate::prefetch::{prefetch, prefetch_all};
 use crate::segment::lease::generation;
-use crate::share::{default_threads, share_out};
-use crate::sync::Ordering;
+use crate::sys::opaque_copy::plain;
+use crate::sys::parallel::{default_threads, share_out};
+use crate::sys::prefetch::{prefetch, prefetch_all};
+use crate::sys::sync::Ordering;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize};

@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE};
 use crate::segment::lease::OWNER_BITS;
-use crate::sync::{AtomicU32, AtomicU64, Bell};
+use crate::sys::sync::{AtomicU32, AtomicU64, Bell};
 
 /// The `kind` of a segment that holds a table.
 pub const KIND: u32 = 4;

@@ -21,12 +21,12 @@ pub mod protocol;
 pub mod recovery;
 
 use crate::error::{Damage, Error, Result};
+use crate::policies::IfExists;
 use crate::schema;
 use crate::segment::lease::generation;
 use crate::segment::{Owner, Role, Seat, Segment, Spec};
-use crate::sync::{AtomicU64, Ordering, Woken};
-use crate::terms::IfExists;
-use crate::wait::{Patience, Patrol};
+use crate::sys::sync::{AtomicU64, Ordering, Woken};
+use crate::sys::wait::{Patience, Patrol};
 pub use add::{Patch, Source};
 pub use gather::{Piece, Sampler};
 pub use layout::Field;

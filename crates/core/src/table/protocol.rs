@@ -27,7 +27,7 @@
 use super::layout::{Control, Lap, RowKind, RowWord, Settled};
 use crate::error::Damage;
 use crate::segment::Owner;
-use crate::sync::{AtomicU64, Ordering, Point, crash_point, fence};
+use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point, fence};
 use std::ops::Range;
 
 /// A run of adjacent rows that one adder owns.

@@ -1,6 +1,6 @@
 //! What a dead process can leave in the table, and how it is put right.
 //!
-//! | died after ([`Point`](crate::sync::Point)) | state left | who notices | repaired to |
+//! | died after ([`Point`](crate::sys::sync::Point)) | state left | who notices | repaired to |
 //! |---|---|---|---|
 //! | `RowsPromised` | positions that nobody will claim | nobody has to | the rows keep what they hold for one lap more |
 //! | `RowsPartlyClaimed`, `RowHalfWritten`, `RowsWritten` | rows Writing, by the dead | the adder that comes by, the next holder of the seat, whoever counts everything | Writing, by that adder; or Empty |
@@ -18,7 +18,7 @@ use super::layout::{RowKind, RowWord};
 use super::protocol::Protocol;
 use crate::segment::Owner;
 use crate::segment::lease::Memo;
-use crate::sync::Ordering;
+use crate::sys::sync::Ordering;
 
 /// Empties every row that is Writing by an owner of whom `is_dead` says so; gives their number.
 pub fn recover(table: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> usize {

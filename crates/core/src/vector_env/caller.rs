@@ -6,8 +6,8 @@ use super::layout::{Answer, Geometry, Incumbent, MAX_ARGUMENT, Request, share};
 use super::parent::Watched;
 use crate::error::{Error, Result};
 use crate::segment::{Role, Seat};
-use crate::sync::{Ordering, Woken};
-use crate::wait::{Patience, Patrol};
+use crate::sys::sync::{Ordering, Woken};
+use crate::sys::wait::{Patience, Patrol};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE};
 use crate::segment::lease::OWNER_BITS;
-use crate::sync::{AtomicU32, AtomicU64, Bell};
+use crate::sys::sync::{AtomicU32, AtomicU64, Bell};
 use std::ops::Range;
 
 /// The `kind` of a segment that holds a vector environment.

@@ -22,7 +22,7 @@
 //! A caller that dies takes its workers with it: they watch it ([`super::parent`]).
 
 use super::layout::{Answer, Control, Line, Request, share};
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::sys::sync::{AtomicU64, Ordering, fence};
 
 /// The words of a vector environment.
 #[derive(Debug, Clone, Copy)]

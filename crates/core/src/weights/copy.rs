@@ -1,10 +1,10 @@
 //! Copying leaves, by several threads when they are large, and without the compiler's help.
 //!
-//! A reader may copy from a buffer that the writer is overwriting (I4 of the protocol): see C1 in [`crate::carry`].
+//! A reader may copy from a buffer that the writer is overwriting (I4 of the protocol): see C1 in [`crate::sys::opaque_copy`].
 
-use crate::carry::{around_the_cache, plain};
-use crate::share::share_out;
-use crate::sync::{Point, crash_point};
+use crate::sys::opaque_copy::{around_the_cache, plain};
+use crate::sys::parallel::share_out;
+use crate::sys::sync::{Point, crash_point};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a thread copies at once.

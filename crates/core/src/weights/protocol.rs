@@ -26,7 +26,7 @@ use super::layout::{BufferHead, Control, Holder, Latest, LeafEntry, PinLine};
 use super::recovery;
 use crate::error::Damage;
 use crate::segment::Owner;
-use crate::sync::{AtomicU64, Ordering, Point, crash_point, fence};
+use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point, fence};
 
 type Result<T> = std::result::Result<T, Damage>;
 

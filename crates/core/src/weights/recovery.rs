@@ -1,6 +1,6 @@
 //! What a dead process can leave in the weights, and how it is put right.
 //!
-//! | died after ([`Point`](crate::sync::Point)) | state left | who notices | repaired to |
+//! | died after ([`Point`](crate::sys::sync::Point)) | state left | who notices | repaired to |
 //! |---|---|---|---|
 //! | `WriterTaken`, or any time until it leaves | a writer word that names the dead | the next writer, which asks the kernel; the next holder of the seat | its own name; `ABANDONED` |
 //! | `BufferGrown` | pages that exist beyond `grown` | nobody needs to | reserved again by the next who grows |
@@ -17,7 +17,7 @@ use super::layout::{ABANDONED, Holder};
 use super::protocol::Protocol;
 use crate::segment::Owner;
 use crate::segment::lease::Memo;
-use crate::sync::Ordering;
+use crate::sys::sync::Ordering;
 
 /// Clears the pins of readers of whom `is_dead` says so; how many.
 pub fn clear_dead_pins(weights: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> usize {

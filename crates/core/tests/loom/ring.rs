@@ -14,7 +14,7 @@ use rollway_core::ring::layout::{Buffer, Control, Slot, SlotWord};
 use rollway_core::ring::protocol::{Claim, Claimant, Protocol, Taken};
 use rollway_core::ring::recovery::recover;
 use rollway_core::segment::Owner;
-use rollway_core::sync::{AtomicU32, AtomicU64, Bell, Ordering, Point, crash_point};
+use rollway_core::sys::sync::{AtomicU32, AtomicU64, Bell, Ordering, Point, crash_point};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 

@@ -8,7 +8,7 @@
 use crate::mortal::explore;
 use loom::thread;
 use rollway_core::segment::Owner;
-use rollway_core::sync::{AtomicU32, AtomicU64, Ordering, Point, crash_point, fault};
+use rollway_core::sys::sync::{AtomicU32, AtomicU64, Ordering, Point, crash_point, fault};
 use rollway_core::table::layout::{Control, RowKind, RowWord};
 use rollway_core::table::protocol::{Claim, Protocol};
 use rollway_core::table::recovery::recover;

@@ -8,7 +8,7 @@
 use crate::mortal::explore;
 use loom::cell::UnsafeCell;
 use loom::thread;
-use rollway_core::sync::AtomicU64;
+use rollway_core::sys::sync::AtomicU64;
 use rollway_core::vector_env::layout::{Control, Line};
 use rollway_core::vector_env::protocol::Protocol;
 use std::sync::Arc;

@@ -8,7 +8,7 @@
 
 use crate::mortal::{explore, owner, spawn};
 use rollway_core::segment::Owner;
-use rollway_core::sync::{AtomicU64, Ordering, Point, crash_point, fault};
+use rollway_core::sys::sync::{AtomicU64, Ordering, Point, crash_point, fault};
 use rollway_core::weights::layout::{BufferHead, Control, Latest, LeafEntry, PinLine};
 use rollway_core::weights::protocol::Protocol;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -4,15 +4,15 @@
 //! A probe panics only where the core is wrong. That it ends is for its caller to see to.
 #![allow(dead_code)] // No user has all of it.
 
-use rollway_core::block::Block;
 use rollway_core::net::frame::{self, Inventory, LeafList};
+use rollway_core::policies::{IfExists, OnFull};
 use rollway_core::records::format::{LEAF_ALIGN, LeafShape, Shape};
 use rollway_core::ring::producer::ProducerSpec;
+use rollway_core::segment::block::Block;
 use rollway_core::segment::{self, catalog};
+use rollway_core::sys::wait::Patience;
 use rollway_core::table::{Field, Piece, Sampler, Table, TableSpec};
-use rollway_core::terms::{IfExists, OnFull};
 use rollway_core::vector_env::{Caller, Worker};
-use rollway_core::wait::Patience;
 use rollway_core::weights::{Reader, Target, Weights, WeightsSpec, Writer};
 use rollway_core::{records, ring, table, weights};
 use std::fs::{self, OpenOptions};

@@ -8,9 +8,9 @@
 //! dies in it leaves what [`recovery`](super::super::recovery) knows: records that are Ready, and reservations.
 
 use super::{CLOSING, Producer, Tenure};
-use crate::metrics::monotonic_ns;
 use crate::records::ledger::{Attempt, Room};
 use crate::records::protocol::{Entry, Stamp};
+use crate::sys::clock::monotonic_ns;
 use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
 

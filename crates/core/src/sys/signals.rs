@@ -3,7 +3,7 @@
 //! An interpreter's handler leaves a note and is done; whoever was about to sleep has looked for notes already. A thread that
 //! is to come back for them sleeps in naps, and looks again after each. Only a process's first thread runs such handlers.
 
-use crate::metrics::monotonic_ns;
+use crate::sys::clock::monotonic_ns;
 use rustix::{process, thread};
 use std::cell::Cell;
 use std::time::Duration;
@@ -49,7 +49,7 @@ pub fn are_noted() -> bool {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::sync::{Bell, Woken};
+    use crate::sys::sync::{Bell, Woken};
 
     #[test]
     fn a_sleep_ends_for_a_note_only_where_somebody_looks_for_it() {
@@ -68,7 +68,7 @@ mod tests {
     #[cfg(feature = "fault")]
     #[test]
     fn a_signal_ends_a_read_that_the_writer_overtakes_again_and_again() {
-        use crate::sync::{Ordering, Point, fault};
+        use crate::sys::sync::{Ordering, Point, fault};
         use crate::weights::{IfExists, Reader, Source, Target, WeightsSpec, Writer};
         let spec = WeightsSpec {
             name: None,

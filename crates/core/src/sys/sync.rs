@@ -14,7 +14,7 @@ pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub use watched::{AtomicU32, AtomicU64};
 
 #[cfg(not(loom))]
-use crate::signals;
+use crate::sys::signals;
 use std::time::Duration;
 
 /// [`std::sync::atomic::fence`], without `mfence`, which the compiler makes of a SeqCst one: any locked instruction orders

@@ -12,7 +12,7 @@
 //! A forked child has no such thread: its copy of a sentry tells nobody anything.
 
 use crate::error::{Error, Result};
-use crate::wait::Patience;
+use crate::sys::wait::Patience;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;

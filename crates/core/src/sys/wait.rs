@@ -1,6 +1,6 @@
 //! How long to wait, and when to look around while waiting.
 
-use crate::metrics::monotonic_ns;
+use crate::sys::clock::monotonic_ns;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 

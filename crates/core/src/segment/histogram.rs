@@ -3,14 +3,7 @@
 //! Buckets grow by an eighth (three bits below the leading one): a quantile is right to 12%, in 4 KB and with one
 //! relaxed add per value. `hdrhistogram` was considered: its counts live on one process's heap.
 
-use crate::sync::{AtomicU64, Ordering};
-
-/// Reads the monotonic clock, in nanoseconds. The same for all processes of a machine.
-#[inline]
-pub fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
+use crate::sys::sync::{AtomicU64, Ordering};
 
 const SUB_BITS: u32 = 3;
 const SUB: usize = 1 << SUB_BITS;
