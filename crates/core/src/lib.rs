@@ -14,7 +14,7 @@
 //! | [`ring`] | many producers, whole batches out, recovery from any death |
 //! | [`records`] | records of any length, one lane for each producer, single records out |
 //! | [`weights`] | whole versions of many leaves, from one writer to any number of readers |
-//! | [`table`] | rows of one size, overwritten when it is full, sampled at random |
+//! | [`replay`] | rows of one size, overwritten when it is full, sampled at random |
 //! | [`vector_env`] | environments in worker processes, stepped by one caller |
 //! | [`net`] | samples from other hosts, over TCP, straight into the ring |
 
@@ -23,11 +23,11 @@ pub mod error;
 pub mod net;
 pub mod policies;
 pub mod records;
+pub mod replay;
 pub mod ring;
 pub mod schema;
 pub mod segment;
 pub mod sys;
-pub mod table;
 pub mod vector_env;
 pub mod weights;
 

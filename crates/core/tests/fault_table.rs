@@ -14,10 +14,10 @@ mod fixture;
 
 use fixture::{Name, Process, eventually, matrix, row_schema, soon, told};
 use rollway_core::policies::IfExists;
+use rollway_core::replay::{Field, Piece, Sampler, Source, Table, TableSpec};
 use rollway_core::segment::arrival;
 use rollway_core::segment::lease::count_alive;
 use rollway_core::sys::sync::Point;
-use rollway_core::table::{Field, Piece, Sampler, Source, Table, TableSpec};
 
 const CAPACITY: usize = 40;
 /// Each number of a row is the same.

@@ -8,13 +8,13 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use rollway_core::Error;
 use rollway_core::policies::IfExists;
+use rollway_core::replay::layout::{Control, Lap, RowKind, RowWord, Settled};
+use rollway_core::replay::protocol::{Claim, Protocol};
+use rollway_core::replay::recovery::recover;
+use rollway_core::replay::{Field, Patch, Piece, Sampler, Source, Table, TableSpec};
 use rollway_core::segment::Owner;
 use rollway_core::sys::sync::{AtomicU64, Ordering};
 use rollway_core::sys::wait::Patience;
-use rollway_core::table::layout::{Control, Lap, RowKind, RowWord, Settled};
-use rollway_core::table::protocol::{Claim, Protocol};
-use rollway_core::table::recovery::recover;
-use rollway_core::table::{Field, Patch, Piece, Sampler, Source, Table, TableSpec};
 use std::sync::Arc;
 
 /// A number, and the same number again, with a gap between them.

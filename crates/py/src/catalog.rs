@@ -7,7 +7,7 @@ use rollway_core::net::token_file;
 use rollway_core::segment::block;
 use rollway_core::segment::catalog::{self, Entry};
 use rollway_core::segment::memory;
-use rollway_core::{records, ring, table, vector_env, weights};
+use rollway_core::{records, replay, ring, vector_env, weights};
 use std::path::PathBuf;
 
 /// What a segment holds, for people: in a word, and with whose it is.
@@ -16,7 +16,7 @@ pub fn contents(kind: u32) -> (&'static str, &'static str) {
         ring::layout::KIND => ("ring", "the samples of a Server (ShmClient)"),
         records::layout::KIND => ("records", "the records of a RecordServer (ShmRecordClient)"),
         weights::layout::KIND => ("weights", "weights (SharedWeightSync)"),
-        table::layout::KIND => ("table", "rows to sample (ReplayBuffer)"),
+        replay::layout::KIND => ("table", "rows to sample (ReplayBuffer)"),
         vector_env::layout::KIND => ("vector env", "a vector environment"),
         block::KIND => ("block", "a block of plain memory"),
         _ => ("unknown", "something that this version does not know"),

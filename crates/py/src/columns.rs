@@ -7,7 +7,7 @@ use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use rollway_core::table::{Patch, Source};
+use rollway_core::replay::{Patch, Source};
 
 /// The sources of an add, and the arrays that were converted for it.
 pub struct Columns {

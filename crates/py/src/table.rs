@@ -12,8 +12,8 @@ use numpy::npyffi::{self, npy_intp};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use rollway_core::Error;
+use rollway_core::replay::{Field, Piece, Sampler, Table as Core, TableSpec};
 use rollway_core::sys::wait::Patience;
-use rollway_core::table::{Field, Piece, Sampler, Table as Core, TableSpec};
 use std::sync::Arc;
 
 /// Copies larger than this let other threads of the interpreter run meanwhile.

@@ -7,14 +7,14 @@
 use rollway_core::net::frame::{self, Inventory, LeafList};
 use rollway_core::policies::{IfExists, OnFull};
 use rollway_core::records::format::{LEAF_ALIGN, LeafShape, Shape};
+use rollway_core::replay::{Field, Piece, Sampler, Table, TableSpec};
 use rollway_core::ring::producer::ProducerSpec;
 use rollway_core::segment::block::Block;
 use rollway_core::segment::{self, catalog};
 use rollway_core::sys::wait::Patience;
-use rollway_core::table::{Field, Piece, Sampler, Table, TableSpec};
 use rollway_core::vector_env::{Caller, Worker};
 use rollway_core::weights::{Reader, Target, Weights, WeightsSpec, Writer};
-use rollway_core::{records, ring, table, weights};
+use rollway_core::{records, replay, ring, weights};
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -391,8 +391,8 @@ fn add_rows(table: &Table, rows: usize) -> rollway_core::Result<()> {
     let columns: Vec<Vec<u8>> = table.geometry().fields.iter().map(|f| vec![7; f.bytes * rows]).collect();
     let stride = |i: usize| table.geometry().fields[i].bytes as isize;
     let source =
-        |(i, c): (usize, &Vec<u8>)| table::Source { data: c.as_ptr(), stride: stride(i), patch: None };
-    let sources: Vec<table::Source> = columns.iter().enumerate().map(source).collect();
+        |(i, c): (usize, &Vec<u8>)| replay::Source { data: c.as_ptr(), stride: stride(i), patch: None };
+    let sources: Vec<replay::Source> = columns.iter().enumerate().map(source).collect();
     // SAFETY: there is a source for each field, with as many rows.
     unsafe { table.add(&sources, &mut 0, rows, briefly()) }
 }
