@@ -9,7 +9,7 @@ mod harness;
 use fixture::*;
 use harness::*;
 use rollway_core::Error;
-use rollway_core::net::frame::{Cargo, Farewell, Header, Hello, Kind, Refusal};
+use rollway_core::net::wire::frame::{Cargo, Farewell, Header, Hello, Kind, Refusal};
 use rollway_core::net::{TcpClientSpec, TcpServer, TcpServerSpec};
 use rollway_core::ring::{Consumer, OnFull, Patience};
 use std::io::Write;

@@ -9,7 +9,7 @@ mod harness;
 use fixture::*;
 use harness::{Certificate, Proxy, Raw, Way, cut_everywhere, data, resident, unacknowledged};
 use proptest::prelude::*;
-use rollway_core::net::frame::{Cargo, Entry, Farewell, Header, Hello, Kind, News, Refusal, Welcome};
+use rollway_core::net::wire::frame::{Cargo, Entry, Farewell, Header, Hello, Kind, News, Refusal, Welcome};
 use rollway_core::net::{
     RecordIntake, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec, Transport,
 };

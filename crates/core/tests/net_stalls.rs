@@ -8,7 +8,7 @@ mod harness;
 
 use fixture::*;
 use harness::{Proxy, Raw};
-use rollway_core::net::frame::{Cargo, Entry, Farewell, Header, Kind};
+use rollway_core::net::wire::frame::{Cargo, Entry, Farewell, Header, Kind};
 use rollway_core::net::{RecordIntake, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec};
 use rollway_core::records::{self, RecordsSpec};
 use rollway_core::ring::{Consumer, IfExists, OnFull, Patience, Producer, RingSpec, Slot};

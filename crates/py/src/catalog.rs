@@ -3,7 +3,7 @@
 use crate::errors::to_py;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use rollway_core::net::token_file;
+use rollway_core::net::wire::token_file;
 use rollway_core::segment::block;
 use rollway_core::segment::catalog::{self, Entry};
 use rollway_core::segment::memory;

@@ -10,7 +10,7 @@ use crate::weights::Weights;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
-use rollway_core::net::frame::Cargo;
+use rollway_core::net::wire::frame::Cargo;
 use rollway_core::net::{
     Inlet, Intake, RecordIntake, ServerStats, ServerTls, TcpServer as Core, TcpServerSpec,
 };

@@ -6,6 +6,8 @@
 //! | [`wait`] | how long to block, and when to check for dead peers |
 //! | [`signals`] | how a sleep ends for a signal that came just before it |
 //! | [`eventfd_waiter`] | a thread that blocks for an event loop and reports on an eventfd |
+//! | [`thread`] | threads of the library, which handle no signals |
+//! | [`close_on_fork`] | descriptors that a forked child closes at once |
 //! | [`clock`] | the clock that all processes of a machine share |
 //! | [`prefetch`](mod@prefetch) | hints to the processor |
 //! | [`opaque_copy`] | copies around the cache, or with addresses that the compiler cannot follow |
@@ -13,10 +15,14 @@
 
 pub mod clock;
 #[cfg(not(loom))]
+pub mod close_on_fork;
+#[cfg(not(loom))]
 pub mod eventfd_waiter;
 pub mod opaque_copy;
 pub mod parallel;
 pub mod prefetch;
 pub mod signals;
 pub mod sync;
+#[cfg(not(loom))]
+pub mod thread;
 pub mod wait;

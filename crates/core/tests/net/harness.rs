@@ -3,11 +3,11 @@
 #![allow(dead_code)] // No test uses all of it.
 
 use crate::fixture::*;
-use rollway_core::net::frame::{
+use rollway_core::net::wire::frame::{
     Cargo, Header, Hello, Kind, PREAMBLE_BYTES, PROTOCOL, Preamble, SHARE_BYTES, Welcome,
 };
-use rollway_core::net::token::{Side, Token};
-use rollway_core::net::token_file::{self, TokenFile};
+use rollway_core::net::wire::token::{Side, Token};
+use rollway_core::net::wire::token_file::{self, TokenFile};
 use rollway_core::net::{ClientTls, Intake, ServerTls, TcpClient, TcpClientSpec, TcpServer, TcpServerSpec};
 use rollway_core::ring::{Consumer, OnFull, Patience, RingSpec};
 use rollway_core::{Error, Result};

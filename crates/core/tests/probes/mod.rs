@@ -4,7 +4,7 @@
 //! A probe panics only where the core is wrong. That it ends is for its caller to see to.
 #![allow(dead_code)] // No user has all of it.
 
-use rollway_core::net::frame::{self, Inventory, LeafList};
+use rollway_core::net::wire::frame::{self, Inventory, LeafList};
 use rollway_core::policies::{IfExists, OnFull};
 use rollway_core::records::format::{LEAF_ALIGN, LeafShape, Shape};
 use rollway_core::replay::{Field, Piece, Sampler, Table, TableSpec};
