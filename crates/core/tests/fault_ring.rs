@@ -43,7 +43,7 @@ const SLOTS: usize = BATCH * BUFFERS;
 const WORDS: usize = 32;
 const LEAVES: [usize; 2] = [WORDS * 8, 8];
 const SCHEMA: &[u8] = b"words, echo";
-/// Nobody may wait longer. A safety net for a busy machine: what the dead left is found within a patrol.
+/// Nobody may wait longer. A safety net for a busy machine: what the dead left is found within a liveness poll.
 const NET: Duration = Duration::from_secs(20);
 /// The producer named in a sample that is going to be aborted.
 const GHOST: u64 = u64::MAX;
@@ -377,7 +377,7 @@ fn a_consumer_may_die_or_stop_beside_another_one() {
         let by_the_victim = victim.ledger().released.len();
         if case.signal == Signal::Stop {
             collector.has(expected.len() - by_the_victim - BATCH * is_holding as usize);
-            collector.patrols();
+            collector.poll_liveness();
             assert_eq!(consumer.ring().census().held_batches, is_holding as usize, "{case}");
             assert_eq!(counters(), Counted::default(), "{case} a stopped consumer was taken for dead");
             victim.goes_on();
@@ -554,8 +554,8 @@ fn untouched_while_stopped(
         || collector.count() + ring.census().ready_samples == so_far && ring.census().ready_samples < BATCH,
         || format!("{} of {so_far} received, {:?}", collector.count(), ring.census()),
     );
-    // A patrol of ours, that asks the kernel about everybody.
-    collector.patrols();
+    // A liveness poll of ours, that asks the kernel about everybody.
+    collector.poll_liveness();
     let contents = ring.census();
     assert_eq!(contents.claimed_slots, claimed, "{case} {contents:?}");
     if claimed == 0 {
@@ -605,7 +605,7 @@ fn a_consumer_falls(case: Case) {
         Signal::Stop => {
             let held = BATCH * is_holding_a_batch as usize;
             collector.has(expected.len() - victim.ledger().released.len() - held);
-            collector.patrols();
+            collector.poll_liveness();
             let contents = ring.census();
             assert_eq!(contents.held_batches, is_holding_a_batch as usize, "{case} {contents:?}");
             assert_eq!(
@@ -1457,7 +1457,7 @@ impl Collector {
     }
 
     /// Waits in vain for a moment, at the end of which the kernel is asked about everybody.
-    fn patrols(&self) {
+    fn poll_liveness(&self) {
         self.notes.add(Consumer::take(&*self.consumer, Patience::of(Some(Duration::from_millis(6))), None));
     }
 

@@ -378,7 +378,7 @@ enum Call {
     },
     DropOldest,
     /// Somebody looks for the dead, and there are none.
-    Patrol,
+    PollLiveness,
 }
 
 const PRODUCERS: usize = 3;
@@ -398,7 +398,7 @@ fn any_call() -> impl Strategy<Value = Call> {
         1 => Just(Call::Flush),
         1 => (0..5usize).prop_map(|samples| Call::SealAtLeast { samples }),
         1 => Just(Call::DropOldest),
-        1 => Just(Call::Patrol),
+        1 => Just(Call::PollLiveness),
     ]
 }
 
@@ -465,7 +465,7 @@ impl Duel {
             Call::DropOldest => {
                 assert_eq!(self.heap.ring().drop_oldest().unwrap(), self.model.dropped_oldest());
             }
-            Call::Patrol => assert_eq!(recover(&self.heap.ring(), |_| false), Ok(Repairs::default())),
+            Call::PollLiveness => assert_eq!(recover(&self.heap.ring(), |_| false), Ok(Repairs::default())),
             Call::Commit { .. } | Call::Abort { .. } | Call::Release { .. } | Call::GiveBack { .. } => {}
         }
         self.compare();
@@ -861,7 +861,7 @@ fn slots_that_were_given_back_are_filled_first_also_after_a_patrol() {
         let mut duel = Duel::new(8, 2, block, 1);
         duel.claim(0, 4);
         duel.play(&Call::Abort { claim: 0 });
-        duel.play(&Call::Patrol);
+        duel.play(&Call::PollLiveness);
         let rows: Vec<usize> = (0..8)
             .map(|_| {
                 duel.claim(0, 1);
@@ -919,7 +919,7 @@ proptest! {
                         duel.play(&Call::Commit { claim: 0 });
                     }
                 }
-                Call::Take { .. } | Call::SealAtLeast { .. } | Call::Release { .. } | Call::Flush | Call::Patrol => {
+                Call::Take { .. } | Call::SealAtLeast { .. } | Call::Release { .. } | Call::Flush | Call::PollLiveness => {
                     duel.play(call);
                 }
                 _ => {}

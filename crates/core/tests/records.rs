@@ -1000,7 +1000,7 @@ fn a_dead_consumers_records_come_again() {
     child.signal(libc::SIGSTOP);
     assert!(matches!(Consumer::take(&*beside, briefly()), Err(Error::Timeout)), "stopped is not dead");
     child.kill();
-    // One that waits finds them on its patrol.
+    // One that waits finds them when it polls for liveness.
     assert_eq!([receive(&beside), receive(&beside)], [0, 1]);
     assert_eq!(beside.records().totals().returned, 2);
 }

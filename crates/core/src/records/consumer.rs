@@ -8,7 +8,7 @@ use crate::segment::{Census, Owner, Role, Seat};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::prefetch::prefetch;
 use crate::sys::sync::Woken;
-use crate::sys::wait::{Patrol, Rounds, Solitude};
+use crate::sys::wait::{LivenessPoll, LivenessTicker, PeerWatch};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -33,7 +33,7 @@ pub struct Consumer {
     /// How often to look again before sleeping; 0 on one core.
     eagerness: AtomicUsize,
     wake: Mutex<Wake>,
-    rounds: Rounds,
+    ticker: LivenessTicker,
 }
 
 impl Consumer {
@@ -72,7 +72,7 @@ impl Consumer {
             turn: AtomicUsize::new(0),
             eagerness: AtomicUsize::new(if has_several_cores() { *LOOKS.start() } else { 0 }),
             wake: Mutex::default(),
-            rounds: Rounds::default(),
+            ticker: LivenessTicker::default(),
         })
     }
 
@@ -174,10 +174,10 @@ impl Consumer {
             if self.records.is_closed() {
                 return self.last_look(owner).map(Some);
             }
-            if !self.rounds.are_due() {
+            if !self.ticker.is_due() {
                 return Ok(None);
             }
-            super::patrol(&self.wake, &self.records, &self.seat);
+            super::poll_liveness(&self.wake, &self.records, &self.seat);
             return self.try_take(owner);
         }
         if let Some(taken) = self.look_again(owner)? {
@@ -216,8 +216,8 @@ impl Consumer {
 
     fn wait_for_record(&self, owner: Owner, patience: Patience) -> Result<Taken> {
         let control = self.records.protocol().control;
-        let mut patrol = Patrol::start();
-        let mut solitude = Solitude::bearing(self.peer_timeout);
+        let mut poll = LivenessPoll::start();
+        let mut peer_watch = PeerWatch::with_timeout(self.peer_timeout);
         loop {
             let ticket = control.readable.announce();
             self.check_open()?;
@@ -229,12 +229,12 @@ impl Consumer {
                 return Err(Error::Closed);
             }
             let Some(left) = patience.left() else { return Err(Error::Timeout) };
-            match control.readable.wait(ticket, patrol.pause().min(left)) {
+            match control.readable.wait(ticket, poll.pause().min(left)) {
                 Woken::Rung => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
-                    super::patrol(&self.wake, &self.records, &self.seat);
-                    if solitude.is_unbearable(|| self.seat.is_alone_among(Role::Producer)) {
+                    super::poll_liveness(&self.wake, &self.records, &self.seat);
+                    if peer_watch.has_timed_out(|| self.seat.is_alone_among(Role::Producer)) {
                         return Err(self.workers_died());
                     }
                 }
@@ -260,7 +260,7 @@ impl Consumer {
     pub fn wait_readable(&self, patience: Patience) -> Result<bool> {
         self.owner()?;
         let protocol = self.records.protocol();
-        let mut patrol = Patrol::start();
+        let mut poll = LivenessPoll::start();
         loop {
             let ticket = protocol.control.readable.announce();
             let ready = protocol.has_ready().map_err(|damage| self.records.damaged(damage))?;
@@ -268,10 +268,10 @@ impl Consumer {
                 return Ok(true);
             }
             let Some(left) = patience.left() else { return Ok(false) };
-            match protocol.control.readable.wait(ticket, patrol.pause().min(left)) {
+            match protocol.control.readable.wait(ticket, poll.pause().min(left)) {
                 Woken::Rung => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => super::patrol(&self.wake, &self.records, &self.seat),
+                Woken::Timeout => super::poll_liveness(&self.wake, &self.records, &self.seat),
             }
         }
     }

@@ -348,10 +348,10 @@ pub struct Totals {
 
 /// Looks around for the dead. A thread that finds another at it leaves it to that one; but the other may be a parent's
 /// thread, whose lock a forked child inherited: then it looks at everything itself.
-fn patrol(wake: &Mutex<Wake>, records: &Records, seat: &Seat) {
+fn poll_liveness(wake: &Mutex<Wake>, records: &Records, seat: &Seat) {
     let protocol = records.protocol();
     match wake.try_lock() {
-        Ok(mut wake) => wake.patrol(&protocol, seat),
+        Ok(mut wake) => wake.poll_liveness(&protocol, seat),
         Err(_) => recovery::recover(&protocol, |owner| !seat.is_alive(owner)),
     };
 }

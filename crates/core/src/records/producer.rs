@@ -10,7 +10,7 @@ use crate::segment::header::PAGE;
 use crate::segment::{Census, Owner, Role, Seat, lease};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::sync::{Point, Woken, crash_point};
-use crate::sys::wait::{Patrol, Rounds, Solitude};
+use crate::sys::wait::{LivenessPoll, LivenessTicker, PeerWatch};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -45,7 +45,7 @@ pub struct Producer {
     on_full: OnFull,
     peer_timeout: Option<Duration>,
     wake: Mutex<Wake>,
-    rounds: Rounds,
+    ticker: LivenessTicker,
 }
 
 /// What one process has of a producer. A forked child has its own, behind its parent's; so a lock that a thread of the parent
@@ -161,7 +161,7 @@ impl Producer {
             chosen_id: spec.producer_id,
             peer_timeout: spec.peer_timeout,
             wake: Mutex::default(),
-            rounds: Rounds::default(),
+            ticker: LivenessTicker::default(),
         })
     }
 
@@ -329,8 +329,8 @@ impl Producer {
         full: Attempt,
     ) -> Result<Option<Room>> {
         let waits = self.on_full == OnFull::Block && patience != Patience::Never;
-        if !waits && self.rounds.are_due() {
-            self.patrol(); // Who waits does so on his own.
+        if !waits && self.ticker.is_due() {
+            self.poll_liveness(); // Who waits does so on his own.
             if let Attempt::Room(room) = self.try_reserve(tenure, bytes)? {
                 return Ok(Some(room));
             }
@@ -371,8 +371,8 @@ impl Producer {
         }
         let lane = self.lane_of(tenure);
         lane.line.write.blocked.fetch_add(1, Ordering::Relaxed);
-        let mut patrol = Patrol::start();
-        let mut solitude = Solitude::bearing(self.peer_timeout);
+        let mut poll = LivenessPoll::start();
+        let mut peer_watch = PeerWatch::with_timeout(self.peer_timeout);
         loop {
             let ticket = lane.announce_sleep();
             if self.records.is_closed() || tenure.open.load(Ordering::Relaxed) & CLOSING != 0 {
@@ -382,13 +382,13 @@ impl Producer {
                 return Ok(room);
             }
             let Some(left) = patience.left() else { return Err(self.refusal_or(tenure, Error::Timeout)) };
-            match lane.line.room.wait(ticket, patrol.pause().min(left)) {
+            match lane.line.room.wait(ticket, poll.pause().min(left)) {
                 Woken::Rung => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
-                    self.patrol();
+                    self.poll_liveness();
                     if self.is_forsaken()
-                        || solitude.is_unbearable(|| self.seat.is_alone_among(Role::Consumer))
+                        || peer_watch.has_timed_out(|| self.seat.is_alone_among(Role::Consumer))
                     {
                         return Err(self.learners_died());
                     }
@@ -402,8 +402,8 @@ impl Producer {
         tenure.ledger().take_refusal().unwrap_or(otherwise)
     }
 
-    fn patrol(&self) {
-        super::patrol(&self.wake, &self.records, &self.seat);
+    fn poll_liveness(&self) {
+        super::poll_liveness(&self.wake, &self.records, &self.seat);
     }
 
     fn learners_died(&self) -> Error {
@@ -431,17 +431,17 @@ impl Producer {
         let tenure = self.tenure()?;
         self.check_size(bytes)?;
         let lane = self.lane_of(tenure);
-        let mut patrol = Patrol::start();
+        let mut poll = LivenessPoll::start();
         loop {
             let ticket = lane.announce_sleep();
             if self.records.is_closed() || self.has_room(tenure, bytes)? {
                 return Ok(true);
             }
             let Some(left) = patience.left() else { return Ok(false) };
-            match lane.line.room.wait(ticket, patrol.pause().min(left)) {
+            match lane.line.room.wait(ticket, poll.pause().min(left)) {
                 Woken::Rung => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => self.patrol(),
+                Woken::Timeout => self.poll_liveness(),
             }
         }
     }

@@ -289,7 +289,7 @@ impl<'a> LaneWords<'a> {
             let was = Word::unpack(word);
             if was.state == State::Reserved && was.owner != me {
                 let free = Word::free(was.number).pack();
-                // SYNC records.free: as in `abort`. A patrol may be at it, too: one of us counts it.
+                // SYNC records.free: as in `abort`. A liveness poll may be at it, too: one of us counts it.
                 cleared +=
                     descriptor.word.compare_exchange(word, free, Ordering::AcqRel, Ordering::Relaxed).is_ok()
                         as u64;

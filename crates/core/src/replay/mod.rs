@@ -26,7 +26,7 @@ use crate::schema;
 use crate::segment::lease::generation;
 use crate::segment::{Owner, Role, Seat, Segment, Spec};
 use crate::sys::sync::{AtomicU64, Ordering, Woken};
-use crate::sys::wait::{Patience, Patrol};
+use crate::sys::wait::{LivenessPoll, Patience};
 pub use add::{Patch, Source};
 pub use gather::{Piece, Sampler};
 pub use layout::Field;
@@ -266,7 +266,7 @@ impl Table {
     /// Sleeps until `look` finds something.
     fn wait<T>(&self, patience: Patience, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
         let changed = &self.protocol().control.changed;
-        let mut patrol = Patrol::start();
+        let mut poll = LivenessPoll::start();
         loop {
             let ticket = changed.announce();
             if let Some(found) = look()? {
@@ -276,7 +276,7 @@ impl Table {
                 return Err(Error::Closed);
             }
             let Some(left) = patience.left() else { return Ok(None) };
-            if changed.wait(ticket, patrol.pause().min(left)) == Woken::Interrupted {
+            if changed.wait(ticket, poll.pause().min(left)) == Woken::Interrupted {
                 return Err(Error::Interrupted);
             }
         }

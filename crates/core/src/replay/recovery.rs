@@ -5,10 +5,10 @@
 //! | `RowsPromised` | positions that nobody will claim | nobody has to | the rows keep what they hold for one lap more |
 //! | `RowsPartlyClaimed`, `RowHalfWritten`, `RowsWritten` | rows Writing, by the dead | the adder that comes by, the next holder of the seat, whoever counts everything | Writing, by that adder; or Empty |
 //! | `RowsPartlyCommitted` | some rows Ready, the others Writing by the dead | as above | the Ready ones stay |
-//! | `RowsCommitted` | rows Ready, and sleepers nobody woke | their patrol | awake |
+//! | `RowsCommitted` | rows Ready, and sleepers nobody woke | their liveness poll | awake |
 //! | `RowUnsettled` | `settled` too low | whoever counts | counted again |
 //! | `SeatLeaving`, `NameRemoved` | a table that is not shut down, with or without its name | whoever comes to the name | gone on with; the adders add on |
-//! | `BellCleared`, `BellMoved` | sleepers with no one to wake them | their patrol | awake |
+//! | `BellCleared`, `BellMoved` | sleepers with no one to wake them | their liveness poll | awake |
 //!
 //! Samplers need no repair: a row that is not Ready is not sampled, whatever became of its writer. So nothing here is on
 //! their way, and nothing waits for it. Each repair is one CAS from a word that names the dead owner; it can be done twice,

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::segment::{Owner, Role, Seat};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::sync::{Ordering, Woken};
-use crate::sys::wait::{Courtesy, Patience, Patrol, Rounds, Solitude};
+use crate::sys::wait::{LivenessPoll, LivenessTicker, OrderGrace, Patience, PeerWatch};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -20,10 +20,10 @@ pub struct Consumer {
     seat: Seat,
     resumed: bool,
     peer_timeout: Option<Duration>,
-    courtesy: Courtesy,
+    grace: OrderGrace,
     /// Batches taken past an older one since the last look at its writers.
     overtaken: AtomicU64,
-    rounds: Rounds,
+    ticker: LivenessTicker,
     /// Whether this handle was closed. Calls that wait in other threads look at it.
     closing: AtomicBool,
 }
@@ -56,9 +56,9 @@ impl Consumer {
             seat,
             resumed,
             peer_timeout,
-            courtesy: Courtesy::default(),
+            grace: OrderGrace::default(),
             overtaken: AtomicU64::new(0),
-            rounds: Rounds::default(),
+            ticker: LivenessTicker::default(),
             closing: AtomicBool::new(false),
         })
     }
@@ -103,7 +103,7 @@ impl Consumer {
         let owner = self.owner()?;
         if patience == Patience::Never {
             let mut taken = self.take_any(owner)?;
-            if taken.is_none() && self.rounds.are_due() {
+            if taken.is_none() && self.ticker.is_due() {
                 self.ring.recover(&self.seat)?; // Who waits does so on his own.
                 taken = self.take_any(owner)?;
             }
@@ -124,8 +124,8 @@ impl Consumer {
     fn wait_for_batch(&self, owner: Owner, patience: Patience, at_least: Option<usize>) -> Result<Taken> {
         let protocol = self.ring.protocol();
         let control = protocol.control;
-        let mut patrol = Patrol::start();
-        let mut solitude = Solitude::bearing(self.peer_timeout);
+        let mut poll = LivenessPoll::start();
+        let mut peer_watch = PeerWatch::with_timeout(self.peer_timeout);
         let mut grip = Grip::default();
         loop {
             let ticket = control.readable.announce();
@@ -153,7 +153,7 @@ impl Consumer {
                 }
                 return Err(Error::Timeout);
             };
-            match control.readable.wait(ticket, self.nap(&mut patrol).min(left)) {
+            match control.readable.wait(ticket, self.nap(&mut poll).min(left)) {
                 Woken::Rung => {
                     self.check_open()?;
                     if let Some(taken) = self.try_take(owner)? {
@@ -168,7 +168,7 @@ impl Consumer {
                     if grip.is_for_good(self.holds_all(), released) {
                         return Err(Error::AllHeld(protocol.buffers.len()));
                     }
-                    if solitude.is_unbearable(|| self.seat.is_alone_among(Role::Producer)) {
+                    if peer_watch.has_timed_out(|| self.seat.is_alone_among(Role::Producer)) {
                         return Err(self.workers_died());
                     }
                 }
@@ -203,13 +203,13 @@ impl Consumer {
     }
 
     fn must_wait(&self, batch: BatchNo) -> bool {
-        self.courtesy.is_due(batch.value(), monotonic_ns())
+        self.grace.still_applies(batch.value(), monotonic_ns())
     }
 
-    /// How long to sleep: until the next patrol, or until an older batch has been waited for long enough.
-    fn nap(&self, patrol: &mut Patrol) -> Duration {
-        let pause = patrol.pause();
-        self.courtesy.left(monotonic_ns()).map_or(pause, |left| left.min(pause))
+    /// How long to sleep: until the next liveness poll, or until an older batch has been waited for long enough.
+    fn nap(&self, poll: &mut LivenessPoll) -> Duration {
+        let pause = poll.pause();
+        self.grace.remaining(monotonic_ns()).map_or(pause, |left| left.min(pause))
     }
 
     /// The oldest complete batch, unless order is worth a moment's waiting.
@@ -243,7 +243,7 @@ impl Consumer {
     /// which then try. False when the time was over first.
     pub fn wait_readable(&self, patience: Patience) -> Result<bool> {
         let protocol = self.ring.protocol();
-        let mut patrol = Patrol::start();
+        let mut poll = LivenessPoll::start();
         loop {
             let ticket = protocol.control.readable.announce();
             let idle =
@@ -252,7 +252,7 @@ impl Consumer {
                 return Ok(true);
             }
             let Some(left) = patience.left() else { return Ok(false) };
-            match protocol.control.readable.wait(ticket, self.nap(&mut patrol).min(left)) {
+            match protocol.control.readable.wait(ticket, self.nap(&mut poll).min(left)) {
                 Woken::Rung => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => drop(self.ring.recover(&self.seat)?),

@@ -8,7 +8,7 @@ pub use crate::policies::{OnFull, ProducerSpec};
 use crate::segment::{Census, Owner, Role, Seat};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::sync::{Ordering, Point, Woken, crash_point};
-use crate::sys::wait::{Patience, Patrol, Rounds, Solitude, Vigil, Vigilance};
+use crate::sys::wait::{AdaptiveSpin, LivenessPoll, LivenessTicker, Patience, PeerWatch, SpinOutcome};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
@@ -38,8 +38,8 @@ pub struct Producer {
     /// Where it claimed last.
     lane: crate::sys::sync::AtomicU64,
     /// Of the thread that waits for room. Another one, with the same handle, sleeps at once.
-    vigil: Mutex<Vigil>,
-    rounds: Rounds,
+    spin: Mutex<AdaptiveSpin>,
+    ticker: LivenessTicker,
     /// Whether this handle was closed. Calls that wait in other threads look at it.
     closing: AtomicBool,
 }
@@ -62,7 +62,7 @@ impl Producer {
         let on_full = spec.on_full.unwrap_or(ring.on_full);
         let (peer_timeout, sequence) = (spec.peer_timeout, AtomicU64::new(0));
         let lane = Default::default();
-        let (vigil, closing, rounds) = (Mutex::default(), AtomicBool::new(false), Rounds::default());
+        let (spin, closing, ticker) = (Mutex::default(), AtomicBool::new(false), LivenessTicker::default());
         Ok(Producer {
             ring,
             seat,
@@ -72,8 +72,8 @@ impl Producer {
             peer_timeout,
             sequence,
             lane,
-            vigil,
-            rounds,
+            spin,
+            ticker,
             closing,
         })
     }
@@ -152,7 +152,7 @@ impl Producer {
     fn claim_in_full_ring(&self, owner: Owner, want: usize, patience: Patience) -> Result<Option<Claim>> {
         let counters = &self.ring.protocol().control.counters;
         let waits = self.on_full == OnFull::Block && patience != Patience::Never;
-        if !waits && self.rounds.are_due() {
+        if !waits && self.ticker.is_due() {
             self.ring.recover(&self.seat)?; // Who waits does so on his own.
             let claim = self.ring.protocol().try_claim(self.claimant(owner), want);
             if let Some(claim) = claim.map_err(|d| self.ring.damaged(d))? {
@@ -190,18 +190,18 @@ impl Producer {
         if self.on_full != OnFull::Block {
             return Ok(None);
         }
-        let Ok(mut vigil) = self.vigil.try_lock() else { return Ok(None) };
+        let Ok(mut spin) = self.spin.try_lock() else { return Ok(None) };
         let (protocol, owner) = (self.ring.protocol(), self.owner()?);
         loop {
             let open = protocol.control.write.open.load(Ordering::Relaxed);
-            match vigil.watch(|| protocol.may_have_room(open) || self.is_closed()) {
-                Vigilance::Exhausted | Vigilance::Pointless => return Ok(None),
-                Vigilance::Rewarded if self.is_closed() => return Err(Error::Closed),
-                Vigilance::Rewarded => {}
+            match spin.spin_until(|| protocol.may_have_room(open) || self.is_closed()) {
+                SpinOutcome::Expired | SpinOutcome::Skipped => return Ok(None),
+                SpinOutcome::Happened if self.is_closed() => return Err(Error::Closed),
+                SpinOutcome::Happened => {}
             }
             let claim = protocol.try_claim(self.claimant(owner), want).map_err(|d| self.ring.damaged(d))?;
             if claim.is_some() {
-                vigil.end();
+                spin.finish();
                 protocol.control.counters.blocked.fetch_add(1, Ordering::Relaxed);
                 return Ok(claim);
             }
@@ -214,9 +214,9 @@ impl Producer {
         }
         let claim = self.sleep_for_room(owner, want, patience);
         if !matches!(claim, Err(Error::Interrupted))
-            && let Ok(mut vigil) = self.vigil.try_lock()
+            && let Ok(mut spin) = self.spin.try_lock()
         {
-            vigil.end();
+            spin.finish();
         }
         claim
     }
@@ -225,8 +225,8 @@ impl Producer {
         let protocol = self.ring.protocol();
         let control = protocol.control;
         control.counters.blocked.fetch_add(1, Ordering::Relaxed);
-        let mut patrol = Patrol::start();
-        let mut solitude = Solitude::bearing(self.peer_timeout);
+        let mut poll = LivenessPoll::start();
+        let mut peer_watch = PeerWatch::with_timeout(self.peer_timeout);
         loop {
             let ticket = control.writable.announce();
             if self.is_closed() {
@@ -237,13 +237,13 @@ impl Producer {
                 return Ok(claim);
             }
             let Some(left) = patience.left() else { return Err(Error::Timeout) };
-            match control.writable.wait(ticket, patrol.pause().min(left)) {
+            match control.writable.wait(ticket, poll.pause().min(left)) {
                 Woken::Rung => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     self.ring.recover(&self.seat)?;
                     if self.is_forsaken()
-                        || solitude.is_unbearable(|| self.seat.is_alone_among(Role::Consumer))
+                        || peer_watch.has_timed_out(|| self.seat.is_alone_among(Role::Consumer))
                     {
                         return Err(self.learners_died());
                     }
@@ -336,14 +336,14 @@ impl Producer {
     /// which then try. False when the time was over first.
     pub fn wait_writable(&self, patience: Patience) -> Result<bool> {
         let control = self.ring.protocol().control;
-        let mut patrol = Patrol::start();
+        let mut poll = LivenessPoll::start();
         loop {
             let ticket = control.writable.announce();
             if self.ring.has_room() || self.is_closed() {
                 return Ok(true);
             }
             let Some(left) = patience.left() else { return Ok(false) };
-            match control.writable.wait(ticket, patrol.pause().min(left)) {
+            match control.writable.wait(ticket, poll.pause().min(left)) {
                 Woken::Rung => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => drop(self.ring.recover(&self.seat)?),

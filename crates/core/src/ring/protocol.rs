@@ -28,7 +28,7 @@
 //! I8  Wake-ups. Whoever commits a batch's last slot, or the slot that is named as its target, while a consumer waits,
 //!     either finds the batch complete and rings, or names another target and sees it unsettled after that. A consumer
 //!     sleeps only after it saw its targets unsettled with the announcement and the targets out.
-//! I9  `cursor`, `holes` and `target` are hints. Wrong ones cost time: a scan, or a patrol.
+//! I9  `cursor`, `holes` and `target` are hints. Wrong ones cost time: a scan, or a liveness poll.
 
 use super::layout::{BatchNo, Buffer, BufferKind, BufferWord, Control, Place, Slot, SlotKind, SlotWord};
 pub use crate::error::Damage;
@@ -281,7 +281,7 @@ impl<'a> Protocol<'a> {
             after = Some(word.batch);
         }
         // Nothing there: somebody died between counting and freeing, or was faster. If he is just about to free it,
-        // the next patrol counts again (I9).
+        // the next liveness poll counts again (I9).
         let _ = self.control.write.holes.compare_exchange(holes, 0, Ordering::Relaxed, Ordering::Relaxed);
         Ok(None)
     }

@@ -53,7 +53,7 @@ pub enum Woken {
 ///     side is read; so either the waiter sees the change or the ringer sees the announcement.
 /// B2  `waiting` is cleared before `rung` moves, by the same ringer: whoever's announcement was wiped holds an old
 ///     ticket, and does not sleep on it.
-/// B3  A ringer that dies between the change and the wake-up leaves a sleeper behind. That is why sleepers patrol.
+/// B3  A ringer that dies between the change and the wake-up leaves a sleeper behind. That is why sleepers poll for liveness.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct Bell {

@@ -7,7 +7,7 @@ use super::parent::Watched;
 use crate::error::{Error, Result};
 use crate::segment::{Role, Seat};
 use crate::sys::sync::{Ordering, Woken};
-use crate::sys::wait::{Patience, Patrol};
+use crate::sys::wait::{LivenessPoll, Patience};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -138,7 +138,7 @@ impl Caller {
         let stage = self.stage.clone();
         let bell = &stage.protocol().control.answered;
         let count = count.min(self.out());
-        let mut patrol = Patrol::start();
+        let mut poll = LivenessPoll::start();
         loop {
             if let Some(answers) = self.take(count) {
                 return Ok(Outcome::Answered(answers));
@@ -151,7 +151,7 @@ impl Caller {
                 return Err(Error::Closed);
             }
             let Some(left) = patience.left() else { return Err(Error::Timeout) };
-            let pause = self.hurry(limit).map_or(left, |hurry| hurry.min(left)).min(patrol.pause());
+            let pause = self.hurry(limit).map_or(left, |hurry| hurry.min(left)).min(poll.pause());
             match bell.wait(ticket, pause) {
                 Woken::Rung => {}
                 Woken::Interrupted => return Err(Error::Interrupted),

@@ -16,8 +16,8 @@
 //! | a worker dies | what is left | who notices | repaired to |
 //! |---|---|---|---|
 //! | idle, or between requests | nothing | the caller, with the next request, by the lease | a successor, asked again |
-//! | between ask and answer | asked, rows half-written | the caller, by the lease, on patrol | the same; the rows belong to a request that is void |
-//! | answered, not rung | a caller asleep | the caller, on patrol: it looks before it asks for leases | awake |
+//! | between ask and answer | asked, rows half-written | the caller, by the lease, when it polls for liveness | the same; the rows belong to a request that is void |
+//! | answered, not rung | a caller asleep | the caller, when it polls for liveness: it looks before it asks for leases | awake |
 //!
 //! A caller that dies takes its workers with it: they watch it ([`super::parent`]).
 

@@ -5,7 +5,7 @@
 //! The words lie on loom's heap, the data in loom's cells: a read that does not happen after its write, or a write under a
 //! reader, is an error; a wake-up that is lost is a deadlock, and loom reports both. The producers keep the shipped
 //! [`Ledger`], so what is allocated twice shows as two writers of one cell. Who survives a death acts beside it, and looks once more
-//! when it is over, for loom has no clock for a patrol.
+//! when it is over, for loom has no clock for a liveness poll.
 
 use crate::mortal::{Mortal, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn};
 use loom::cell::UnsafeCell;
@@ -82,7 +82,7 @@ impl Heap {
         }
     }
 
-    /// As a blocked producer does it, without its patrol.
+    /// As a blocked producer does it, without its liveness poll.
     fn reserve(&self, ledger: &mut Ledger) -> Room {
         loop {
             let ticket = self.lane(ledger.lane()).announce_sleep();
@@ -133,7 +133,7 @@ impl Heap {
         self.records().try_take(who, 0).unwrap()
     }
 
-    /// As a waiting consumer does it, without its patrol.
+    /// As a waiting consumer does it, without its liveness poll.
     fn take(&self, who: Owner) -> Taken {
         loop {
             let ticket = self.control.readable.announce();
@@ -496,7 +496,7 @@ impl Testament for Deeds {
 
 type Victim = Mortal<Deeds>;
 
-/// As a survivor's patrol does it.
+/// As a survivor's liveness poll does it.
 fn recover_from(victim: &Victim, heap: &Heap) {
     recover(&heap.records(), |who| victim.is_dead(who));
 }

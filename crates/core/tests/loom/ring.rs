@@ -3,7 +3,7 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom ring::`
 //!
 //! The words lie on loom's heap, the payload in loom's cells: a read that does not happen after its write is an error,
-//! a wake-up that is lost is a deadlock, and loom reports both. The dead wake nobody, and loom has no clock for a patrol:
+//! a wake-up that is lost is a deadlock, and loom reports both. The dead wake nobody, and loom has no clock for a liveness poll:
 //! where somebody dies (or gives a slot back, which is only a hint to the others), the survivors look again and again
 //! instead of sleeping.
 
@@ -70,7 +70,7 @@ impl Heap {
         self.ring().try_claim(who, want).unwrap()
     }
 
-    /// As a blocked producer does it, without its patrol.
+    /// As a blocked producer does it, without its liveness poll.
     fn claim(&self, owner: Owner, want: usize) -> Claim {
         if let Some(claim) = self.try_claim(owner, want) {
             return claim;
@@ -114,7 +114,7 @@ impl Heap {
         self.ring().try_take(owner).unwrap()
     }
 
-    /// As a waiting consumer does it, without its patrol.
+    /// As a waiting consumer does it, without its liveness poll.
     fn take(&self, owner: Owner) -> Taken {
         if let Some(taken) = self.try_take(owner) {
             return taken;
@@ -164,8 +164,8 @@ impl Heap {
         }
     }
 
-    /// A patrol on which nobody turns out to be dead.
-    fn patrol(&self) {
+    /// A liveness poll on which nobody turns out to be dead.
+    fn poll_liveness(&self) {
         recover(&self.ring(), |_| false).unwrap();
     }
 }
@@ -336,8 +336,8 @@ fn runs_that_meet_in_one_batch_share_its_slots() {
         let mine = send_run(&heap, 2, 20);
         other.join().unwrap();
         let mut expected: Vec<u64> = (10..10 + *sent.lock().unwrap()).chain(20..20 + mine).collect();
-        // What one was promised and the other took, or neither took, is a hole; a patrol finds it.
-        heap.patrol();
+        // What one was promised and the other took, or neither took, is a hole; a liveness poll finds it.
+        heap.poll_liveness();
         for value in 30.. {
             let mut received = Vec::new();
             heap.drain(owner(CONSUMER), &mut received);
@@ -463,7 +463,7 @@ fn a_slot_that_is_given_back_is_filled_by_the_next_producer() {
         let two = spawn(&heap, |heap| heap.send(owner(2), 20));
         one.join().unwrap();
         two.join().unwrap();
-        heap.patrol(); // The hint may be lost; a patrol finds the hole.
+        heap.poll_liveness(); // The hint may be lost; a liveness poll finds the hole.
         let mut received = Vec::new();
         heap.drain(owner(CONSUMER), &mut received);
         // Either both went into the first batch, or one of them went on to the second, and the next fills the hole.
@@ -641,10 +641,10 @@ fn a_patrol_takes_nothing_from_the_living() {
             heap.write(&claim, 10);
             heap.ring().commit(&claim);
         });
-        heap.patrol();
+        heap.poll_liveness();
         let mut received = Vec::new();
         heap.drain(owner(CONSUMER), &mut received);
-        heap.patrol();
+        heap.poll_liveness();
         producer.join().unwrap();
         heap.drain(owner(CONSUMER), &mut received);
         assert_eq!(received, [10, 11]);
@@ -676,7 +676,7 @@ impl Testament for Deeds {
 
 type Victim = Mortal<Deeds>;
 
-/// As a survivor's patrol does it.
+/// As a survivor's liveness poll does it.
 fn recover_from(victim: &Victim, heap: &Heap) {
     recover(&heap.ring(), |who| victim.is_dead(who)).unwrap();
 }

@@ -185,8 +185,8 @@ impl Weights {
         peer_timeout_s: Option<f64>,
     ) -> PyResult<u64> {
         let (reader, patience) = (self.reader(py)?, patience(timeout)?);
-        let bearing = peer_timeout_s.map(seconds).transpose()?;
-        let there = blocking(py, || reader.wait_for(version, patience, bearing));
+        let peer_timeout = peer_timeout_s.map(seconds).transpose()?;
+        let there = blocking(py, || reader.wait_for(version, patience, peer_timeout));
         if self.open.with(py, Option::is_none) {
             self.leave(py, reader);
             return there?.map_err(|_| self.is_closed(py));

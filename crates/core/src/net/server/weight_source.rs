@@ -6,7 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::net::wire::frame::{self, Inventory};
-use crate::sys::wait::Patrol;
+use crate::sys::wait::LivenessPoll;
 use crate::weights::{Hold, Reader, Weights};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -142,10 +142,10 @@ fn look(weights: &Weights) -> News {
     }
 }
 
-/// The herald's life. The patrol is for a writer that died between publishing and ringing.
+/// The herald's life. The liveness poll is for a writer that died between publishing and ringing.
 fn tell(weights: &Weights, news: &watch::Sender<News>, stop: &AtomicBool) {
     let bell = &weights.protocol().control.published;
-    let mut patrol = Patrol::start();
+    let mut poll = LivenessPoll::start();
     loop {
         let ticket = bell.announce();
         if stop.load(Ordering::Relaxed) {
@@ -153,6 +153,6 @@ fn tell(weights: &Weights, news: &watch::Sender<News>, stop: &AtomicBool) {
         }
         let now = look(weights);
         news.send_if_modified(|told| std::mem::replace(told, now) != now);
-        bell.wait(ticket, patrol.pause());
+        bell.wait(ticket, poll.pause());
     }
 }
