@@ -14,7 +14,7 @@ use rollway_core::ring::layout::{BatchNo, Buffer, BufferWord, Control, Place, Sl
 use rollway_core::ring::producer::ProducerSpec;
 use rollway_core::ring::protocol::{Claim, Claimant, Protocol, Taken};
 use rollway_core::ring::recovery::{Repairs, recover};
-use rollway_core::ring::{Batch, Consumer, Contents, IfExists, OnFull, Patience, Producer, RingSpec};
+use rollway_core::ring::{Batch, Consumer, Contents, Deadline, IfExists, OnFull, Producer, RingSpec};
 use rollway_core::segment::Owner;
 use rollway_core::sys::sync::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
@@ -754,7 +754,7 @@ impl<'a> Handles<'a> {
     }
 
     fn claim(&mut self, want: usize) {
-        let claimed = self.producer.claim(want, Patience::Never);
+        let claimed = self.producer.claim(want, Deadline::Now);
         if !self.model.has_room() && self.on_full == OnFull::DropOldest {
             self.model.dropped_oldest();
         }
@@ -786,7 +786,7 @@ impl<'a> Handles<'a> {
     }
 
     fn take(&mut self, at_least: Option<usize>) {
-        let batch = Consumer::take(self.consumer, Patience::Never, at_least).unwrap();
+        let batch = Consumer::take(self.consumer, Deadline::Now, at_least).unwrap();
         // The model does not care who holds a batch, as long as it is one and the same.
         let owner = batch.as_ref().map_or(Owner::from_bits(0), holder);
         let mut expected = self.model.taken(owner);

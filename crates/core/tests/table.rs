@@ -14,7 +14,7 @@ use rollway_core::replay::recovery::recover;
 use rollway_core::replay::{Field, Patch, Piece, Sampler, Source, Table, TableSpec};
 use rollway_core::segment::Owner;
 use rollway_core::sys::sync::{AtomicU64, Ordering};
-use rollway_core::sys::wait::Patience;
+use rollway_core::sys::wait::Deadline;
 use std::sync::Arc;
 
 /// A number, and the same number again, with a gap between them.
@@ -453,7 +453,7 @@ fn patience_is_not_needed_where_there_is_room() {
     let source = Source { data: values.as_ptr().cast(), stride: 8, patch: None };
     let mut done = 0;
     // SAFETY: two rows each.
-    unsafe { table.add(&[source, source], &mut done, 2, Patience::Never) }.unwrap();
+    unsafe { table.add(&[source, source], &mut done, 2, Deadline::Now) }.unwrap();
     assert_eq!((done, table.rows()), (2, 2));
 }
 

@@ -3,7 +3,7 @@
 use crate::errors::to_py;
 use pyo3::prelude::*;
 use rollway_core::sys::eventfd_waiter::Sentry as Core;
-use rollway_core::{Error, Result, sys::wait::Patience};
+use rollway_core::{Error, Result, sys::wait::Deadline};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Weak};
 
@@ -16,10 +16,10 @@ impl Sentry {
     pub fn over<T: Send + Sync + 'static>(
         py: Python<'_>,
         handle: &Arc<T>,
-        wait: impl Fn(&T, Patience) -> Result<bool> + Send + 'static,
+        wait: impl Fn(&T, Deadline) -> Result<bool> + Send + 'static,
     ) -> PyResult<Sentry> {
         let handle: Weak<T> = Arc::downgrade(handle); // Ours would keep a closed handle open.
-        let wait = move |patience| wait(&*handle.upgrade().ok_or(Error::Closed)?, patience);
+        let wait = move |deadline| wait(&*handle.upgrade().ok_or(Error::Closed)?, deadline);
         Core::new(wait).map(Sentry).map_err(|e| to_py(py, e))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::protocol::{Stamp, Taken};
 use super::recovery::{self, Wake};
-use super::{IfExists, Patience, Records, RecordsSpec};
+use super::{Deadline, IfExists, Records, RecordsSpec};
 use crate::error::{Damage, Error, Result};
 use crate::segment::{Census, Owner, Role, Seat};
 use crate::sys::clock::monotonic_ns;
@@ -93,10 +93,10 @@ impl Consumer {
         }
     }
 
-    /// Takes the next record; the lanes have their turns. `None` only with [`Patience::Never`], when there is none.
+    /// Takes the next record; the lanes have their turns. `None` only with [`Deadline::Now`], when there is none.
     #[inline]
-    pub fn take<C: Deref<Target = Consumer>>(this: C, patience: Patience) -> Result<Option<Record<C>>> {
-        let taken = this.take_raw(patience)?;
+    pub fn take<C: Deref<Target = Consumer>>(this: C, deadline: Deadline) -> Result<Option<Record<C>>> {
+        let taken = this.take_raw(deadline)?;
         Ok(taken.map(|taken| Record { consumer: this, taken: Some(taken) }))
     }
 
@@ -104,7 +104,7 @@ impl Consumer {
     pub fn take_many<C: Deref<Target = Consumer> + Clone>(
         this: C,
         max: usize,
-        patience: Patience,
+        deadline: Deadline,
     ) -> Result<Vec<Record<C>>> {
         if max == 0 {
             return Ok(Vec::new());
@@ -113,7 +113,7 @@ impl Consumer {
         let owner = this.owner()?;
         let mut taken = this.try_take_many(owner, max)?;
         if taken.is_empty()
-            && let Some(first) = this.take_raw(patience)?
+            && let Some(first) = this.take_raw(deadline)?
         {
             taken.push(first);
             // Damage ends it here; the next call that meets it says so.
@@ -164,13 +164,13 @@ impl Consumer {
     }
 
     #[inline]
-    fn take_raw(&self, patience: Patience) -> Result<Option<Taken>> {
+    fn take_raw(&self, deadline: Deadline) -> Result<Option<Taken>> {
         self.check_open()?;
         let owner = self.owner()?;
         if let Some(taken) = self.try_take(owner)? {
             return Ok(Some(taken));
         }
-        if patience == Patience::Never {
+        if deadline == Deadline::Now {
             if self.records.is_closed() {
                 return self.last_look(owner).map(Some);
             }
@@ -184,7 +184,7 @@ impl Consumer {
             return Ok(Some(taken));
         }
         let started = Instant::now();
-        let taken = self.wait_for_record(owner, patience)?;
+        let taken = self.wait_for_record(owner, deadline)?;
         self.records.protocol().control.wait.record(started.elapsed().as_nanos() as u64);
         Ok(Some(taken))
     }
@@ -214,7 +214,7 @@ impl Consumer {
         self.try_take(owner)?.ok_or(Error::Closed)
     }
 
-    fn wait_for_record(&self, owner: Owner, patience: Patience) -> Result<Taken> {
+    fn wait_for_record(&self, owner: Owner, deadline: Deadline) -> Result<Taken> {
         let control = self.records.protocol().control;
         let mut poll = LivenessPoll::start();
         let mut peer_watch = PeerWatch::with_timeout(self.peer_timeout);
@@ -228,7 +228,7 @@ impl Consumer {
             if closed {
                 return Err(Error::Closed);
             }
-            let Some(left) = patience.left() else { return Err(Error::Timeout) };
+            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
             match control.readable.wait(ticket, poll.pause().min(left)) {
                 Woken::Rung => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
@@ -257,7 +257,7 @@ impl Consumer {
 
     /// Sleeps until there is a record (or the records or this handle are closed), and takes nothing: for event
     /// loops, which then try. False when the time was over first.
-    pub fn wait_readable(&self, patience: Patience) -> Result<bool> {
+    pub fn wait_readable(&self, deadline: Deadline) -> Result<bool> {
         self.owner()?;
         let protocol = self.records.protocol();
         let mut poll = LivenessPoll::start();
@@ -267,7 +267,7 @@ impl Consumer {
             if ready || self.records.is_closed() || self.check_open().is_err() {
                 return Ok(true);
             }
-            let Some(left) = patience.left() else { return Ok(false) };
+            let Some(left) = deadline.remaining() else { return Ok(false) };
             match protocol.control.readable.wait(ticket, poll.pause().min(left)) {
                 Woken::Rung => {}
                 Woken::Interrupted => return Err(Error::Interrupted),

@@ -31,7 +31,7 @@ use crate::error::{Error, Result};
 pub use crate::policies::{IfExists, OnFull, ProducerSpec};
 use crate::segment::{Owner, Seat, Segment, Spec};
 use crate::sys::sync::{AtomicU64, Ordering};
-pub use crate::sys::wait::Patience;
+pub use crate::sys::wait::Deadline;
 pub use consumer::{Consumer, Record, RecordInfo};
 use layout::{Control, Descriptor, Geometry, KIND, Lane, State, Tenancy, Word};
 pub use producer::run::Outgoing;

@@ -4,7 +4,7 @@ use super::layout::ALIGN;
 use super::ledger::{Attempt, Ledger, Room, Trouble};
 use super::protocol::{Entry, LaneWords, Stamp};
 use super::recovery::Wake;
-use super::{OnFull, Patience, ProducerSpec, Records};
+use super::{Deadline, OnFull, ProducerSpec, Records};
 use crate::error::{Error, Result};
 use crate::segment::header::PAGE;
 use crate::segment::{Census, Owner, Role, Seat, lease};
@@ -233,20 +233,20 @@ impl Producer {
     }
 
     /// Reserves room for a record of up to `bytes`. `None`: dropped, as the policy says. [`Error::Full`] when there is no
-    /// room, and the policy is to say so, or to wait, with no patience. [`Error::NoMemory`] or [`Error::NoRam`] when the lane
+    /// room, and the policy is to say so, or to wait, and the deadline is now. [`Error::NoMemory`] or [`Error::NoRam`] when the lane
     /// could not grow, and nobody gave room back in time.
     #[inline]
     pub fn reserve<P: Deref<Target = Producer>>(
         this: P,
         bytes: usize,
-        patience: Patience,
+        deadline: Deadline,
     ) -> Result<Option<Reservation<P>>> {
         let tenure = this.tenure()?;
         if tenure.open.fetch_add(1, Ordering::Relaxed) & CLOSING != 0 {
             this.done(tenure);
             return Err(Error::Closed);
         }
-        let room = this.find_room(tenure, bytes, patience);
+        let room = this.find_room(tenure, bytes, deadline);
         if !matches!(room, Ok(Some(_))) {
             this.done(tenure);
         }
@@ -263,14 +263,14 @@ impl Producer {
     }
 
     #[inline]
-    fn find_room(&self, tenure: &Tenure, bytes: usize, patience: Patience) -> Result<Option<Room>> {
+    fn find_room(&self, tenure: &Tenure, bytes: usize, deadline: Deadline) -> Result<Option<Room>> {
         self.check_size(bytes)?;
         if self.records.protocol().control.closed.load(Ordering::Relaxed) != 0 {
             return Err(Error::Closed);
         }
         match self.try_reserve(tenure, bytes)? {
             Attempt::Room(room) => Ok(Some(room)),
-            full => self.find_room_in_full_lane(tenure, bytes, patience, full),
+            full => self.find_room_in_full_lane(tenure, bytes, deadline, full),
         }
     }
 
@@ -325,10 +325,10 @@ impl Producer {
         &self,
         tenure: &Tenure,
         bytes: usize,
-        patience: Patience,
+        deadline: Deadline,
         full: Attempt,
     ) -> Result<Option<Room>> {
-        let waits = self.on_full == OnFull::Block && patience != Patience::Never;
+        let waits = self.on_full == OnFull::Block && deadline != Deadline::Now;
         if !waits && self.ticker.is_due() {
             self.poll_liveness(); // Who waits does so on his own.
             if let Attempt::Room(room) = self.try_reserve(tenure, bytes)? {
@@ -336,7 +336,7 @@ impl Producer {
             }
         }
         match self.on_full {
-            OnFull::Block => self.wait_for_room(tenure, bytes, patience).map(Some),
+            OnFull::Block => self.wait_for_room(tenure, bytes, deadline).map(Some),
             OnFull::Error => Err(self.refusal_or(tenure, Error::Full)),
             OnFull::DropNewest => Ok(self.drop_newest(tenure)),
             OnFull::DropOldest => {
@@ -365,8 +365,8 @@ impl Producer {
         dropped.map_err(|damage| self.records.damaged(damage))
     }
 
-    fn wait_for_room(&self, tenure: &Tenure, bytes: usize, patience: Patience) -> Result<Room> {
-        if patience == Patience::Never {
+    fn wait_for_room(&self, tenure: &Tenure, bytes: usize, deadline: Deadline) -> Result<Room> {
+        if deadline == Deadline::Now {
             return Err(Error::Full);
         }
         let lane = self.lane_of(tenure);
@@ -381,7 +381,9 @@ impl Producer {
             if let Attempt::Room(room) = self.try_reserve(tenure, bytes)? {
                 return Ok(room);
             }
-            let Some(left) = patience.left() else { return Err(self.refusal_or(tenure, Error::Timeout)) };
+            let Some(left) = deadline.remaining() else {
+                return Err(self.refusal_or(tenure, Error::Timeout));
+            };
             match lane.line.room.wait(ticket, poll.pause().min(left)) {
                 Woken::Rung => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
@@ -427,7 +429,7 @@ impl Producer {
 
     /// Sleeps until there is room for `bytes` (or the records are closed), and reserves nothing: for event loops, which
     /// then try. False when the time was over first.
-    pub fn wait_room(&self, bytes: usize, patience: Patience) -> Result<bool> {
+    pub fn wait_room(&self, bytes: usize, deadline: Deadline) -> Result<bool> {
         let tenure = self.tenure()?;
         self.check_size(bytes)?;
         let lane = self.lane_of(tenure);
@@ -437,7 +439,7 @@ impl Producer {
             if self.records.is_closed() || self.has_room(tenure, bytes)? {
                 return Ok(true);
             }
-            let Some(left) = patience.left() else { return Ok(false) };
+            let Some(left) = deadline.remaining() else { return Ok(false) };
             match lane.line.room.wait(ticket, poll.pause().min(left)) {
                 Woken::Rung => {}
                 Woken::Interrupted => return Err(Error::Interrupted),

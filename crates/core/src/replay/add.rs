@@ -13,7 +13,7 @@ use crate::sys::opaque_copy::{carries_lines, carry_lines, settle};
 use crate::sys::prefetch::prefetch_to_write;
 use crate::sys::signals;
 use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point};
-use crate::sys::wait::Patience;
+use crate::sys::wait::Deadline;
 
 /// The most rows that one adder has in hand at a time.
 pub const PIECE: usize = 64;
@@ -81,7 +81,7 @@ impl Table {
         sources: &[Source],
         done: &mut usize,
         count: usize,
-        patience: Patience,
+        deadline: Deadline,
     ) -> Result<()> {
         assert_eq!(sources.len(), self.geometry.fields.len(), "one source for each field");
         let owner = self.owner()?;
@@ -111,7 +111,7 @@ impl Table {
             }
             if passed >= self.geometry.capacity {
                 // Once round, and nothing to be had: everything is in the hands of the living.
-                let room = self.wait(patience, || {
+                let room = self.wait(deadline, || {
                     memo = Memo::of(&is_dead);
                     let room = protocol.has_room(|other| memo.is_dead(other));
                     room.map(|room| room.then_some(())).map_err(|damage| self.damaged(damage))

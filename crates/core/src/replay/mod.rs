@@ -26,7 +26,7 @@ use crate::schema;
 use crate::segment::lease::generation;
 use crate::segment::{Owner, Role, Seat, Segment, Spec};
 use crate::sys::sync::{AtomicU64, Ordering, Woken};
-use crate::sys::wait::{LivenessPoll, Patience};
+use crate::sys::wait::{Deadline, LivenessPoll};
 pub use add::{Patch, Source};
 pub use gather::{Piece, Sampler};
 pub use layout::Field;
@@ -259,12 +259,12 @@ impl Table {
     }
 
     /// Waits until there are `rows` rows. False when the time is over; [`Error::Closed`] when no learner is left.
-    pub fn wait_for_rows(&self, rows: usize, patience: Patience) -> Result<bool> {
-        self.wait(patience, || Ok((self.rows() >= rows).then_some(()))).map(|there| there.is_some())
+    pub fn wait_for_rows(&self, rows: usize, deadline: Deadline) -> Result<bool> {
+        self.wait(deadline, || Ok((self.rows() >= rows).then_some(()))).map(|there| there.is_some())
     }
 
     /// Sleeps until `look` finds something.
-    fn wait<T>(&self, patience: Patience, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
+    fn wait<T>(&self, deadline: Deadline, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
         let changed = &self.protocol().control.changed;
         let mut poll = LivenessPoll::start();
         loop {
@@ -275,7 +275,7 @@ impl Table {
             if self.is_closed() || self.left.load(Ordering::Relaxed) {
                 return Err(Error::Closed);
             }
-            let Some(left) = patience.left() else { return Ok(None) };
+            let Some(left) = deadline.remaining() else { return Ok(None) };
             if changed.wait(ticket, poll.pause().min(left)) == Woken::Interrupted {
                 return Err(Error::Interrupted);
             }

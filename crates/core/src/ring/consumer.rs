@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::segment::{Owner, Role, Seat};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::sync::{Ordering, Woken};
-use crate::sys::wait::{LivenessPoll, LivenessTicker, OrderGrace, Patience, PeerWatch};
+use crate::sys::wait::{Deadline, LivenessPoll, LivenessTicker, OrderGrace, PeerWatch};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -83,10 +83,10 @@ impl Consumer {
     /// that many samples is closed early and taken, if its writers are done.
     pub fn take<C: Deref<Target = Consumer>>(
         this: C,
-        patience: Patience,
+        deadline: Deadline,
         at_least: Option<usize>,
     ) -> Result<Option<Batch<C>>> {
-        let taken = this.take_raw(patience, at_least)?;
+        let taken = this.take_raw(deadline, at_least)?;
         Ok(taken.map(|taken| Batch { consumer: this, taken: Some(taken) }))
     }
 
@@ -97,11 +97,11 @@ impl Consumer {
         Ok(taken.map(|taken| Batch { consumer: this, taken: Some(taken) }))
     }
 
-    /// `None` only when `patience` is [`Patience::Never`] and there is nothing.
-    fn take_raw(&self, patience: Patience, at_least: Option<usize>) -> Result<Option<Taken>> {
+    /// `None` only when `deadline` is [`Deadline::Now`] and there is nothing.
+    fn take_raw(&self, deadline: Deadline, at_least: Option<usize>) -> Result<Option<Taken>> {
         self.check_open()?;
         let owner = self.owner()?;
-        if patience == Patience::Never {
+        if deadline == Deadline::Now {
             let mut taken = self.take_any(owner)?;
             if taken.is_none() && self.ticker.is_due() {
                 self.ring.recover(&self.seat)?; // Who waits does so on his own.
@@ -116,12 +116,12 @@ impl Consumer {
             return Ok(Some(taken));
         }
         let started = Instant::now();
-        let taken = self.wait_for_batch(owner, patience, at_least)?;
+        let taken = self.wait_for_batch(owner, deadline, at_least)?;
         self.ring.protocol().control.wait.record(started.elapsed().as_nanos() as u64);
         Ok(Some(taken))
     }
 
-    fn wait_for_batch(&self, owner: Owner, patience: Patience, at_least: Option<usize>) -> Result<Taken> {
+    fn wait_for_batch(&self, owner: Owner, deadline: Deadline, at_least: Option<usize>) -> Result<Taken> {
         let protocol = self.ring.protocol();
         let control = protocol.control;
         let mut poll = LivenessPoll::start();
@@ -142,7 +142,7 @@ impl Consumer {
             if self.ring.is_closed() {
                 return Err(Error::Closed);
             }
-            let Some(left) = patience.left() else {
+            let Some(left) = deadline.remaining() else {
                 if let Some(taken) = self.take_any(owner)? {
                     return Ok(taken);
                 }
@@ -241,7 +241,7 @@ impl Consumer {
 
     /// Sleeps until there is a batch (or the ring or this handle is closed), and takes nothing: for event loops,
     /// which then try. False when the time was over first.
-    pub fn wait_readable(&self, patience: Patience) -> Result<bool> {
+    pub fn wait_readable(&self, deadline: Deadline) -> Result<bool> {
         let protocol = self.ring.protocol();
         let mut poll = LivenessPoll::start();
         loop {
@@ -251,7 +251,7 @@ impl Consumer {
             if !idle || self.ring.is_closed() || self.check_open().is_err() {
                 return Ok(true);
             }
-            let Some(left) = patience.left() else { return Ok(false) };
+            let Some(left) = deadline.remaining() else { return Ok(false) };
             match protocol.control.readable.wait(ticket, self.nap(&mut poll).min(left)) {
                 Woken::Rung => {}
                 Woken::Interrupted => return Err(Error::Interrupted),

@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 pub use crate::policies::{IfExists, OnFull};
 use crate::segment::{Owner, Seat, Segment, Spec};
 use crate::sys::sync::Ordering;
-pub use crate::sys::wait::{self, Patience};
+pub use crate::sys::wait::{self, Deadline};
 pub use consumer::{Batch, Consumer};
 use layout::{Buffer, BufferKind, BufferWord, Control, Geometry, KIND, Place, SlotKind, SlotWord, Stamp};
 pub use producer::{Producer, Slot};

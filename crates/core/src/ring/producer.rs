@@ -8,7 +8,7 @@ pub use crate::policies::{OnFull, ProducerSpec};
 use crate::segment::{Census, Owner, Role, Seat};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::sync::{Ordering, Point, Woken, crash_point};
-use crate::sys::wait::{AdaptiveSpin, LivenessPoll, LivenessTicker, Patience, PeerWatch, SpinOutcome};
+use crate::sys::wait::{AdaptiveSpin, Deadline, LivenessPoll, LivenessTicker, PeerWatch, SpinOutcome};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
@@ -135,7 +135,7 @@ impl Producer {
     /// Claims up to `want` adjacent slots. `None`: dropped, as the policy says. Ends in [`commit`](Self::commit) or
     /// [`abort`](Self::abort); [`reserve`](Self::reserve) gives a guard that cannot forget.
     #[inline(always)]
-    pub fn claim(&self, want: usize, patience: Patience) -> Result<Option<Claim>> {
+    pub fn claim(&self, want: usize, deadline: Deadline) -> Result<Option<Claim>> {
         let owner = self.owner()?;
         let protocol = self.ring.protocol();
         if protocol.control.closed.load(Ordering::Relaxed) != 0 || self.closing.load(Ordering::Relaxed) {
@@ -143,15 +143,15 @@ impl Producer {
         }
         match protocol.try_claim(self.claimant(owner), want) {
             Ok(Some(claim)) => Ok(Some(claim)),
-            Ok(None) => self.claim_in_full_ring(owner, want, patience),
+            Ok(None) => self.claim_in_full_ring(owner, want, deadline),
             Err(damage) => Err(self.ring.damaged(damage)),
         }
     }
 
     #[cold]
-    fn claim_in_full_ring(&self, owner: Owner, want: usize, patience: Patience) -> Result<Option<Claim>> {
+    fn claim_in_full_ring(&self, owner: Owner, want: usize, deadline: Deadline) -> Result<Option<Claim>> {
         let counters = &self.ring.protocol().control.counters;
-        let waits = self.on_full == OnFull::Block && patience != Patience::Never;
+        let waits = self.on_full == OnFull::Block && deadline != Deadline::Now;
         if !waits && self.ticker.is_due() {
             self.ring.recover(&self.seat)?; // Who waits does so on his own.
             let claim = self.ring.protocol().try_claim(self.claimant(owner), want);
@@ -160,7 +160,7 @@ impl Producer {
             }
         }
         match self.on_full {
-            OnFull::Block => self.wait_for_room(owner, want, patience).map(Some),
+            OnFull::Block => self.wait_for_room(owner, want, deadline).map(Some),
             OnFull::Error => Err(Error::Full),
             OnFull::DropNewest => {
                 counters.dropped_newest.fetch_add(want as u64, Ordering::Relaxed);
@@ -208,11 +208,11 @@ impl Producer {
         }
     }
 
-    fn wait_for_room(&self, owner: Owner, want: usize, patience: Patience) -> Result<Claim> {
-        if patience == Patience::Never {
+    fn wait_for_room(&self, owner: Owner, want: usize, deadline: Deadline) -> Result<Claim> {
+        if deadline == Deadline::Now {
             return Err(Error::Full);
         }
-        let claim = self.sleep_for_room(owner, want, patience);
+        let claim = self.sleep_for_room(owner, want, deadline);
         if !matches!(claim, Err(Error::Interrupted))
             && let Ok(mut spin) = self.spin.try_lock()
         {
@@ -221,7 +221,7 @@ impl Producer {
         claim
     }
 
-    fn sleep_for_room(&self, owner: Owner, want: usize, patience: Patience) -> Result<Claim> {
+    fn sleep_for_room(&self, owner: Owner, want: usize, deadline: Deadline) -> Result<Claim> {
         let protocol = self.ring.protocol();
         let control = protocol.control;
         control.counters.blocked.fetch_add(1, Ordering::Relaxed);
@@ -236,7 +236,7 @@ impl Producer {
             if let Some(claim) = claim.map_err(|d| self.ring.damaged(d))? {
                 return Ok(claim);
             }
-            let Some(left) = patience.left() else { return Err(Error::Timeout) };
+            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
             match control.writable.wait(ticket, poll.pause().min(left)) {
                 Woken::Rung => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
@@ -275,9 +275,9 @@ impl Producer {
     pub fn reserve<P: Deref<Target = Producer>>(
         this: P,
         want: usize,
-        patience: Patience,
+        deadline: Deadline,
     ) -> Result<Option<Slot<P>>> {
-        Ok(this.claim(want, patience)?.map(|claim| Slot::of(this, claim)))
+        Ok(this.claim(want, deadline)?.map(|claim| Slot::of(this, claim)))
     }
 
     /// Where a leaf of a claimed row lies.
@@ -334,7 +334,7 @@ impl Producer {
 
     /// Sleeps until there is room (or the ring or this handle is closed), and claims nothing: for event loops,
     /// which then try. False when the time was over first.
-    pub fn wait_writable(&self, patience: Patience) -> Result<bool> {
+    pub fn wait_writable(&self, deadline: Deadline) -> Result<bool> {
         let control = self.ring.protocol().control;
         let mut poll = LivenessPoll::start();
         loop {
@@ -342,7 +342,7 @@ impl Producer {
             if self.ring.has_room() || self.is_closed() {
                 return Ok(true);
             }
-            let Some(left) = patience.left() else { return Ok(false) };
+            let Some(left) = deadline.remaining() else { return Ok(false) };
             match control.writable.wait(ticket, poll.pause().min(left)) {
                 Woken::Rung => {}
                 Woken::Interrupted => return Err(Error::Interrupted),

@@ -12,7 +12,7 @@
 //! A forked child has no such thread: its copy of a sentry tells nobody anything.
 
 use crate::error::{Error, Result};
-use crate::sys::wait::Patience;
+use crate::sys::wait::Deadline;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -44,7 +44,7 @@ struct Desk {
 impl Sentry {
     /// `wait` sleeps until there is something to do for the owner; false when the time was over first. An error counts as
     /// something to do: the owner meets it when it looks.
-    pub fn new(wait: impl Fn(Patience) -> Result<bool> + Send + 'static) -> Result<Sentry> {
+    pub fn new(wait: impl Fn(Deadline) -> Result<bool> + Send + 'static) -> Result<Sentry> {
         let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::io("making an eventfd", error))?;
         let desk = Arc::new(Desk { duty: AtomicU8::new(OFF), signal });
@@ -89,12 +89,12 @@ impl Drop for Sentry {
 }
 
 impl Desk {
-    fn stand(&self, wait: impl Fn(Patience) -> Result<bool>) {
+    fn stand(&self, wait: impl Fn(Deadline) -> Result<bool>) {
         loop {
             // SYNC sentry.duty: Acquire here, Release in `post` and `drop`.
             match self.duty.load(Ordering::Acquire) {
                 OFF => thread::park(),
-                ON => match wait(Patience::of(Some(SLICE))) {
+                ON => match wait(Deadline::after(Some(SLICE))) {
                     Ok(false) | Err(Error::Interrupted) => {}
                     Ok(true) | Err(_) => {
                         // SYNC sentry.duty: Release here, Acquire in `post`. Before the signal: whoever hears it may post us

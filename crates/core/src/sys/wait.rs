@@ -4,32 +4,33 @@ use crate::sys::clock::monotonic_ns;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a call may block.
+/// Until when a call may block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Patience {
-    /// Not at all.
+pub enum Deadline {
+    /// The call does not block at all.
+    Now,
+    At(Instant),
+    /// The call blocks for as long as it takes.
     Never,
-    Until(Instant),
-    Forever,
 }
 
-impl Patience {
-    /// From now on.
-    pub fn of(timeout: Option<Duration>) -> Patience {
+impl Deadline {
+    /// From now on; `None` for ever.
+    pub fn after(timeout: Option<Duration>) -> Deadline {
         match timeout {
-            None => Patience::Forever,
-            Some(limit) if limit.is_zero() => Patience::Never,
-            Some(limit) => Instant::now().checked_add(limit).map_or(Patience::Forever, Patience::Until),
+            None => Deadline::Never,
+            Some(limit) if limit.is_zero() => Deadline::Now,
+            Some(limit) => Instant::now().checked_add(limit).map_or(Deadline::Never, Deadline::At),
         }
     }
 
-    /// What is left; `None` when it is over.
-    pub fn left(self) -> Option<Duration> {
+    /// How much time is left; `None` when the deadline has passed.
+    pub fn remaining(self) -> Option<Duration> {
         match self {
-            Patience::Never => None,
-            Patience::Forever => Some(Duration::MAX),
-            Patience::Until(deadline) => {
-                deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+            Deadline::Now => None,
+            Deadline::Never => Some(Duration::MAX),
+            Deadline::At(instant) => {
+                instant.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
             }
         }
     }

@@ -7,7 +7,7 @@ use super::parent::Watched;
 use crate::error::{Error, Result};
 use crate::segment::{Role, Seat};
 use crate::sys::sync::{Ordering, Woken};
-use crate::sys::wait::{LivenessPoll, Patience};
+use crate::sys::wait::{Deadline, LivenessPoll};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -133,8 +133,8 @@ impl Caller {
     }
 
     /// Sleeps until `count` environments (or all that were asked, if those are fewer) have answered, and takes their
-    /// answers; or until something is wrong: a worker died, an environment has not answered for `limit`, or `patience` is over.
-    pub fn wait(&mut self, count: usize, limit: Option<Duration>, patience: Patience) -> Result<Outcome> {
+    /// answers; or until something is wrong: a worker died, an environment has not answered for `limit`, or `deadline` has passed.
+    pub fn wait(&mut self, count: usize, limit: Option<Duration>, deadline: Deadline) -> Result<Outcome> {
         let stage = self.stage.clone();
         let bell = &stage.protocol().control.answered;
         let count = count.min(self.out());
@@ -150,7 +150,7 @@ impl Caller {
             if stage.protocol().is_closed() {
                 return Err(Error::Closed);
             }
-            let Some(left) = patience.left() else { return Err(Error::Timeout) };
+            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
             let pause = self.hurry(limit).map_or(left, |hurry| hurry.min(left)).min(poll.pause());
             match bell.wait(ticket, pause) {
                 Woken::Rung => {}

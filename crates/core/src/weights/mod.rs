@@ -29,7 +29,7 @@ pub use crate::policies::IfExists;
 use crate::schema;
 use crate::segment::{Owner, Segment, Spec, catalog};
 use crate::sys::sync::Ordering;
-pub use crate::sys::wait::Patience;
+pub use crate::sys::wait::Deadline;
 pub use draft::Draft;
 pub use hold::{ChangedLeaf, Hold};
 use layout::{BufferHead, Control, FIRST_BUFFERS, Geometry, KIND, LeafEntry, PinLine};

@@ -9,7 +9,7 @@ use crate::policies::IfExists;
 use crate::segment::{Owner, Role, Seat, lease};
 use crate::sys::signals;
 use crate::sys::sync::{AtomicU64, Ordering, Woken};
-use crate::sys::wait::{LivenessPoll, Patience, PeerWatch};
+use crate::sys::wait::{Deadline, LivenessPoll, PeerWatch};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};
 use std::time::Duration;
@@ -195,7 +195,7 @@ impl Reader {
 
     /// Sleeps until a version of at least `version` is there, and says which is. [`Error::PeersGone`] when there has been no
     /// living writer for as long as `peer_timeout` says; [`Error::Closed`] when nothing more will come, or this handle was closed.
-    pub fn wait_for(&self, version: u64, patience: Patience, peer_timeout: Option<Duration>) -> Result<u64> {
+    pub fn wait_for(&self, version: u64, deadline: Deadline, peer_timeout: Option<Duration>) -> Result<u64> {
         self.owner()?;
         let bell = &self.weights.protocol().control.published;
         let (mut poll, mut peer_watch) = (LivenessPoll::start(), PeerWatch::with_timeout(peer_timeout));
@@ -209,7 +209,7 @@ impl Reader {
             if closed {
                 return Err(Error::Closed);
             }
-            let Some(left) = patience.left() else { return Err(Error::Timeout) };
+            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
             match bell.wait(ticket, poll.pause().min(left)) {
                 Woken::Rung => {}
                 Woken::Interrupted => return Err(Error::Interrupted),

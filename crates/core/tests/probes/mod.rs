@@ -11,7 +11,7 @@ use rollway_core::replay::{Field, Piece, Sampler, Table, TableSpec};
 use rollway_core::ring::producer::ProducerSpec;
 use rollway_core::segment::block::Block;
 use rollway_core::segment::{self, catalog};
-use rollway_core::sys::wait::Patience;
+use rollway_core::sys::wait::Deadline;
 use rollway_core::vector_env::{Caller, Worker};
 use rollway_core::weights::{Reader, Target, Weights, WeightsSpec, Writer};
 use rollway_core::{records, replay, ring, weights};
@@ -142,10 +142,10 @@ fn made(kind: Kind) -> Vec<u8> {
             let consumer = ring::Consumer::open(&ring_spec(name), IfExists::Fail, None).unwrap();
             let producer = ring::Producer::on(consumer.ring().clone(), ANYONE).unwrap();
             for _ in 0..4 {
-                ring::Producer::reserve(&producer, 1, Patience::Never).unwrap().unwrap().commit(0);
+                ring::Producer::reserve(&producer, 1, Deadline::Now).unwrap().unwrap().commit(0);
             }
-            let _held = ring::Consumer::take(&consumer, Patience::Never, None).unwrap();
-            let _claimed = ring::Producer::reserve(&producer, 1, Patience::Never).unwrap();
+            let _held = ring::Consumer::take(&consumer, Deadline::Now, None).unwrap();
+            let _claimed = ring::Producer::reserve(&producer, 1, Deadline::Now).unwrap();
             copy()
         }
         Kind::Records => {
@@ -154,8 +154,8 @@ fn made(kind: Kind) -> Vec<u8> {
             for rows in 0..4 {
                 send_record(&producer, rows).unwrap();
             }
-            let _held = records::Consumer::take(&consumer, Patience::Never).unwrap();
-            let _reserved = records::Producer::reserve(&producer, 64, Patience::Never).unwrap();
+            let _held = records::Consumer::take(&consumer, Deadline::Now).unwrap();
+            let _reserved = records::Producer::reserve(&producer, 64, Deadline::Now).unwrap();
             copy()
         }
         Kind::Weights => {
@@ -262,8 +262,8 @@ pub fn segment(kind: Kind, edits: &[Edit]) -> usize {
 }
 
 /// As short a wait as is one.
-fn briefly() -> Patience {
-    Patience::of(Some(Duration::from_micros(200)))
+fn briefly() -> Deadline {
+    Deadline::after(Some(Duration::from_micros(200)))
 }
 
 /// Reads every byte: outside the mapping, this is a signal.

@@ -2,7 +2,7 @@
 
 use crate::errors::{blocking, named, to_py};
 use crate::eventfd_waiter::Sentry;
-use crate::ring::producer::{patience, seconds};
+use crate::ring::producer::{deadline, seconds};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::Error;
@@ -59,20 +59,20 @@ impl TcpConnection {
     /// Returns when the learner has everything that was sent.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let patience = patience(timeout)?;
-        blocking(py, || self.0.client.wait(patience))?.map_err(|e| self.0.explain(py, e, timeout))
+        let deadline = deadline(timeout)?;
+        blocking(py, || self.0.client.wait(deadline))?.map_err(|e| self.0.explain(py, e, timeout))
     }
 
     /// Waits until `wait` would not, for event loops, and takes nothing.
     fn settled_sentry(&self, py: Python<'_>) -> PyResult<Sentry> {
-        Sentry::over(py, &self.0, |connection, patience| connection.client.wait_settled(patience))
+        Sentry::over(py, &self.0, |connection, deadline| connection.client.wait_settled(deadline))
     }
 
     /// Waits for what is on its way, at most `timeout` seconds, and disconnects.
     #[pyo3(signature = (timeout))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let patience = patience(timeout)?;
-        match blocking(py, || self.0.client.close(patience))? {
+        let deadline = deadline(timeout)?;
+        match blocking(py, || self.0.client.close(deadline))? {
             Err(Error::Forked { .. }) | Ok(()) => Ok(()),
             Err(error) => Err(self.0.explain(py, error, timeout)),
         }

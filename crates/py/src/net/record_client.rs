@@ -9,13 +9,13 @@ use crate::records::bundle::{Bundle, Versions};
 use crate::records::label::{Label, TOMBSTONE};
 use crate::records::slot::{Place, RecordDraft, RecordSlot};
 use crate::records::wanted::Wanted;
-use crate::ring::producer::{check_timeout, patience};
+use crate::ring::producer::{check_timeout, deadline};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 use rollway_core::Error;
 use rollway_core::net::TcpRecordClient as Core;
 use rollway_core::records::Outgoing;
-use rollway_core::ring::Patience;
+use rollway_core::ring::Deadline;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ impl TcpRecordSender {
         };
         let spec = options.spec(host, port)?;
         let core = Core::start(spec, &plan.get().text).map_err(|e| to_py(py, e))?;
-        blocking(py, || core.ready(Patience::Forever))?.map_err(|e| to_py(py, e))?;
+        blocking(py, || core.ready(Deadline::Never))?.map_err(|e| to_py(py, e))?;
         let core = Arc::new(core);
         let (connection, base) = Connection::of(&core, address, "records");
         let handle = TcpRecordSender { core, plan, connection, wanted: Arc::default() };
@@ -120,8 +120,8 @@ impl TcpRecordSender {
         #[pyo3(from_py_with = Versions::of)] version: Versions<'py>,
         timeout: Option<f64>,
     ) -> PyResult<usize> {
-        let patience = patience(timeout)?;
-        let (sent, ended) = self.send_bundle(py, data, keys, metadata, &version, patience)?;
+        let deadline = deadline(timeout)?;
+        let (sent, ended) = self.send_bundle(py, data, keys, metadata, &version, deadline)?;
         match ended {
             Ok(()) => Ok(sent),
             Err(error) => Err(after(py, self.connection.explain(py, error, timeout), sent)),
@@ -139,7 +139,7 @@ impl TcpRecordSender {
         metadata: Option<&Bound<'py, PyAny>>,
         #[pyo3(from_py_with = Versions::of)] version: Versions<'py>,
     ) -> PyResult<usize> {
-        match self.send_bundle(py, data, keys, metadata, &version, Patience::Never)? {
+        match self.send_bundle(py, data, keys, metadata, &version, Deadline::Now)? {
             (sent, Ok(()) | Err(Error::Full)) => Ok(sent),
             (sent, Err(error)) => Err(after(py, self.connection.explain(py, error, None), sent)),
         }
@@ -177,14 +177,14 @@ impl TcpRecordSender {
         timeout: Option<f64>,
     ) -> PyResult<RecordSlot> {
         let (py, this) = (slf.py(), slf.get());
-        let patience = patience(timeout)?;
+        let deadline = deadline(timeout)?;
         let plan = this.plan.get();
         let (rows, label) = (rows_of(plan, lengths)?, Label::of(py, key, metadata, version)?);
         let parts = Parts::room(py, plan, &rows, label.key(), label.metadata())?;
         // Waiting is done here, as with a lane, and not when it is committed.
-        let room = blocking(py, || match this.core.wait_writable(parts.bytes(), patience)? {
+        let room = blocking(py, || match this.core.wait_writable(parts.bytes(), deadline)? {
             true => Ok(()),
-            false if patience == Patience::Never => Err(Error::Full),
+            false if deadline == Deadline::Now => Err(Error::Full),
             false => Err(Error::Timeout),
         });
         room?.map_err(|e| this.no_room(py, e, parts.bytes(), timeout))?;
@@ -196,8 +196,8 @@ impl TcpRecordSender {
     /// Waits until what found no room lately may find some, for event loops, and takes none.
     fn sentry(&self, py: Python<'_>) -> PyResult<Sentry> {
         let wanted = self.wanted.clone();
-        Sentry::over(py, &self.core, move |core, patience| {
-            let room = core.wait_writable(wanted.bytes(), patience)?;
+        Sentry::over(py, &self.core, move |core, deadline| {
+            let room = core.wait_writable(wanted.bytes(), deadline)?;
             if room {
                 wanted.forget();
             }
@@ -223,16 +223,16 @@ impl TcpRecordSender {
     /// Takes a record, if there is room.
     fn take(&self, py: Python<'_>, parts: &Parts, label: &Label<'_>) -> rollway_core::Result<()> {
         let (plan, version, kind) = (self.plan.get(), label.version, label.kind);
-        let send = || send(&self.core, plan, parts, (version, kind), Patience::Never);
+        let send = || send(&self.core, plan, parts, (version, kind), Deadline::Now);
         if parts.bytes() >= DETACH_BYTES { py.detach(send) } else { send() }
     }
 
     fn put(&self, py: Python<'_>, parts: &Parts, label: &Label<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let taken = match self.take(py, parts, label) {
             Err(Error::Full) if timeout != Some(0.0) => {
-                let (patience, plan) = (patience(timeout)?, self.plan.get());
+                let (deadline, plan) = (deadline(timeout)?, self.plan.get());
                 let (version, kind) = (label.version, label.kind);
-                blocking(py, || send(&self.core, plan, parts, (version, kind), patience))?
+                blocking(py, || send(&self.core, plan, parts, (version, kind), deadline))?
             }
             at_once => at_once,
         };
@@ -247,19 +247,19 @@ impl TcpRecordSender {
         keys: Option<&Bound<'py, PyAny>>,
         metadata: Option<&Bound<'py, PyAny>>,
         version: &Versions<'py>,
-        patience: Patience,
+        deadline: Deadline,
     ) -> PyResult<(usize, rollway_core::Result<()>)> {
         let core = &self.core;
         let check = |bytes| core.check_size(bytes);
         let mut bundle = Bundle::of(self.plan.get(), data, keys, metadata, version, check)?;
         bundle.keep()?;
         let records = bundle.from(0);
-        let send = || core.send_many(records, Patience::Never);
+        let send = || core.send_many(records, Deadline::Now);
         let (mut sent, mut ended) = if bundle.has_from(0, DETACH_BYTES) { py.detach(send) } else { send() };
-        if matches!(ended, Err(Error::Full)) && patience != Patience::Never {
+        if matches!(ended, Err(Error::Full)) && deadline != Deadline::Now {
             let waited = blocking(py, || {
                 // Signals may interrupt it, and it goes on behind what was taken.
-                let (now, ended) = core.send_many(&records[sent..], patience);
+                let (now, ended) = core.send_many(&records[sent..], deadline);
                 sent += now;
                 ended
             });
@@ -284,7 +284,7 @@ impl TcpRecordSender {
     pub fn send_bytes(&self, py: Python<'_>, bytes: &[u8], version: u32, kind: u32) -> PyResult<()> {
         let send = || {
             let write = |room: &mut [u8]| room.copy_from_slice(bytes);
-            self.core.send(bytes.len(), version, kind, Patience::Forever, write)
+            self.core.send(bytes.len(), version, kind, Deadline::Never, write)
         };
         blocking(py, send)?.map_err(|e| self.connection.explain(py, e, None))
     }
@@ -295,9 +295,9 @@ fn send(
     plan: &RecordPlan,
     parts: &Parts,
     (version, kind): (u32, u32),
-    patience: Patience,
+    deadline: Deadline,
 ) -> rollway_core::Result<()> {
-    core.send(parts.bytes(), version, kind, patience, |room| {
+    core.send(parts.bytes(), version, kind, deadline, |room| {
         // SAFETY: the room has the bytes of all parts, and is ours; the sources are kept.
         unsafe { parts.write(plan, room.as_mut_ptr()) };
     })

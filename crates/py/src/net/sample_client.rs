@@ -6,11 +6,11 @@ use crate::convert::rows::Rows;
 use crate::errors::{after, blocking, to_py};
 use crate::eventfd_waiter::Sentry;
 use crate::net::connection::{Connection, DETACH_BYTES, Options, TcpConnection};
-use crate::ring::producer::{check_timeout, patience};
+use crate::ring::producer::{check_timeout, deadline};
 use pyo3::prelude::*;
 use rollway_core::Error;
 use rollway_core::net::TcpClient as Core;
-use rollway_core::ring::Patience;
+use rollway_core::ring::Deadline;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ impl TcpSender {
         let spec = options.spec(host, port)?;
         let (text, leaf_bytes) = (&plan.get().text, plan.get().leaf_bytes());
         let core = Core::start(spec, text, &leaf_bytes).map_err(|e| to_py(py, e))?;
-        blocking(py, || core.ready(Patience::Forever))?.map_err(|e| to_py(py, e))?;
+        blocking(py, || core.ready(Deadline::Never))?.map_err(|e| to_py(py, e))?;
         let sample_bytes = leaf_bytes.iter().sum();
         let core = Arc::new(core);
         let (connection, base) = Connection::of(&core, address, "samples");
@@ -79,10 +79,10 @@ impl TcpSender {
             Ok(_) => Ok(true),
             Err(Error::Full) if timeout != Some(0.0) => {
                 rows.keep(self.plan.get(), data)?;
-                let patience = patience(timeout)?;
+                let deadline = deadline(timeout)?;
                 let leaves = rows.leaves_from(self.plan.get(), 0);
                 // SAFETY: as in `take`.
-                blocking(py, || unsafe { core.send(leaves.get(), 1, version, patience) })?
+                blocking(py, || unsafe { core.send(leaves.get(), 1, version, deadline) })?
                     .map_err(|e| self.explain(py, e, timeout))?;
                 Ok(true)
             }
@@ -115,8 +115,8 @@ impl TcpSender {
         #[pyo3(from_py_with = numbers::version)] version: u32,
         timeout: Option<f64>,
     ) -> PyResult<usize> {
-        let patience = patience(timeout)?;
-        let (sent, ended) = self.send_rows(py, data, version, patience)?;
+        let deadline = deadline(timeout)?;
+        let (sent, ended) = self.send_rows(py, data, version, deadline)?;
         match ended {
             Ok(()) => Ok(sent),
             Err(error) => Err(after(py, self.explain(py, error, timeout), sent)),
@@ -131,7 +131,7 @@ impl TcpSender {
         data: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = numbers::version)] version: u32,
     ) -> PyResult<usize> {
-        match self.send_rows(py, data, version, Patience::Never)? {
+        match self.send_rows(py, data, version, Deadline::Now)? {
             (sent, Ok(()) | Err(Error::Full)) => Ok(sent),
             (sent, Err(error)) => Err(after(py, self.explain(py, error, None), sent)),
         }
@@ -161,7 +161,7 @@ impl TcpSender {
         let count = rows.count - first;
         // SAFETY: the arrays were checked against the plan, whose sizes are the client's; they have `count` rows. They are
         // alive: the GIL is held, or the rows are kept.
-        let send = || unsafe { self.core.send(leaves.get(), count, version, Patience::Never) };
+        let send = || unsafe { self.core.send(leaves.get(), count, version, Deadline::Now) };
         if self.sample_bytes * count >= DETACH_BYTES { py.detach(send) } else { send() }
     }
 
@@ -170,7 +170,7 @@ impl TcpSender {
         py: Python<'_>,
         data: &Bound<'_, PyAny>,
         version: u32,
-        patience: Patience,
+        deadline: Deadline,
     ) -> PyResult<(usize, rollway_core::Result<()>)> {
         let mut rows = Rows::of(self.plan.get(), data, Expect::Stack)?;
         rows.keep(self.plan.get(), data)?;
@@ -179,13 +179,13 @@ impl TcpSender {
         while sent < rows.count {
             let at_once = self.take(py, &rows, sent, version);
             let taken = match at_once {
-                Err(Error::Full) if patience != Patience::Never => {
+                Err(Error::Full) if deadline != Deadline::Now => {
                     let leaves = rows.leaves_from(self.plan.get(), sent);
                     let count = rows.count - sent;
                     let mut taken = 0; // Also when a signal came in between, and its handler raised.
                     let ended = blocking(py, || {
                         // SAFETY: as in `take`.
-                        taken = unsafe { core.send(leaves.get(), count, version, patience) }?;
+                        taken = unsafe { core.send(leaves.get(), count, version, deadline) }?;
                         Ok(taken)
                     });
                     ended.map_err(|raised| after(py, raised, sent + taken))?

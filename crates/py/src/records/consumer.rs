@@ -8,13 +8,13 @@ use crate::gil::GilCell;
 use crate::net::tcp_server::Endpoints;
 use crate::records::record::Record;
 use crate::ring::consumer::if_exists;
-use crate::ring::producer::{on_full, patience, seconds};
+use crate::ring::producer::{deadline, on_full, seconds};
 use crate::segment::histogram::HistSnapshot;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use rollway_core::Error;
 use rollway_core::records::format::Shape;
-use rollway_core::records::{Consumer as Core, Patience, Record as CoreRecord, Records, RecordsSpec};
+use rollway_core::records::{Consumer as Core, Deadline, Record as CoreRecord, Records, RecordsSpec};
 use std::sync::Arc;
 
 /// One consumer of records.
@@ -87,10 +87,10 @@ impl RecordConsumer {
     /// are shut down and all taken.
     #[pyo3(signature = (timeout=None))]
     fn take(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Record>> {
-        let (core, patience) = (self.core(py)?, patience(timeout)?);
+        let (core, deadline) = (self.core(py)?, deadline(timeout)?);
         // Trying first saves letting go of the GIL.
-        let taken = match Core::take(core.clone(), Patience::Never) {
-            Ok(None) if patience != Patience::Never => blocking(py, || Core::take(core.clone(), patience))?,
+        let taken = match Core::take(core.clone(), Deadline::Now) {
+            Ok(None) if deadline != Deadline::Now => blocking(py, || Core::take(core.clone(), deadline))?,
             at_once => at_once,
         };
         let record = taken.map_err(|e| to_py(py, e))?;
@@ -106,10 +106,10 @@ impl RecordConsumer {
         #[pyo3(from_py_with = numbers::most)] most: usize,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let (core, patience) = (self.core(py)?, patience(timeout)?);
-        let taken = match Core::take_many(core.clone(), most, Patience::Never) {
-            Ok(none) if none.is_empty() && patience != Patience::Never => {
-                blocking(py, || Core::take_many(core.clone(), most, patience))?
+        let (core, deadline) = (self.core(py)?, deadline(timeout)?);
+        let taken = match Core::take_many(core.clone(), most, Deadline::Now) {
+            Ok(none) if none.is_empty() && deadline != Deadline::Now => {
+                blocking(py, || Core::take_many(core.clone(), most, deadline))?
             }
             at_once => at_once,
         };

@@ -10,12 +10,12 @@ use crate::records::consumer::{RecordConsumer, record_stats};
 use crate::records::label::{Label, TOMBSTONE};
 use crate::records::slot::{Place, RecordMapping, RecordSlot};
 use crate::records::wanted::Wanted;
-use crate::ring::producer::{check_timeout, on_full, patience, seconds};
+use crate::ring::producer::{check_timeout, deadline, on_full, seconds};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 use rollway_core::Error;
 use rollway_core::records::{
-    Label as CoreLabel, OnFull, Outgoing, Patience, Producer as Core, ProducerSpec, Reservation,
+    Deadline, Label as CoreLabel, OnFull, Outgoing, Producer as Core, ProducerSpec, Reservation,
 };
 use rollway_core::segment::arrival;
 use std::ops::Deref;
@@ -52,9 +52,9 @@ impl RecordProducer {
             on_full: on_full.map(self::on_full).transpose()?,
             peer_timeout: peer_timeout_s.map(seconds).transpose()?,
         };
-        let patience = patience(Some(connect_timeout_s))?;
+        let deadline = deadline(Some(connect_timeout_s))?;
         let text = &plan.get().text;
-        let core = blocking(py, || arrival::attach(&name, patience, || Core::attach(&name, text, spec)))?
+        let core = blocking(py, || arrival::attach(&name, deadline, || Core::attach(&name, text, spec)))?
             .map_err(|e| to_py(py, e))?;
         Self::wrap(py, core, plan, name)
     }
@@ -84,7 +84,7 @@ impl RecordProducer {
         let label = Label::of(py, key, metadata, version)?;
         let mut parts = self.parts(py, data, &label)?;
         let core = self.core(py)?;
-        match Core::reserve(&*core, parts.bytes(), Patience::Never) {
+        match Core::reserve(&*core, parts.bytes(), Deadline::Now) {
             Ok(room) => self.fill(py, room, &parts, &label),
             Err(Error::Full) => {
                 parts.keep(self.plan.get(), data)?;
@@ -107,7 +107,7 @@ impl RecordProducer {
         let label = Label::of(py, key, metadata, version)?;
         let parts = self.parts(py, data, &label)?;
         let core = self.core(py)?;
-        match Core::reserve(&*core, parts.bytes(), Patience::Never) {
+        match Core::reserve(&*core, parts.bytes(), Deadline::Now) {
             Ok(room) => self.fill(py, room, &parts, &label),
             Err(Error::Full) => {
                 self.wanted.note(parts.bytes());
@@ -130,8 +130,8 @@ impl RecordProducer {
         #[pyo3(from_py_with = Versions::of)] version: Versions<'py>,
         timeout: Option<f64>,
     ) -> PyResult<usize> {
-        let patience = patience(timeout)?;
-        let (sent, ended) = self.send_bundle(py, data, keys, metadata, &version, patience)?;
+        let deadline = deadline(timeout)?;
+        let (sent, ended) = self.send_bundle(py, data, keys, metadata, &version, deadline)?;
         match ended {
             Ok(()) => Ok(sent),
             Err(error) => Err(after(py, self.explain(py, error, timeout), sent)),
@@ -149,7 +149,7 @@ impl RecordProducer {
         metadata: Option<&Bound<'py, PyAny>>,
         #[pyo3(from_py_with = Versions::of)] version: Versions<'py>,
     ) -> PyResult<usize> {
-        match self.send_bundle(py, data, keys, metadata, &version, Patience::Never)? {
+        match self.send_bundle(py, data, keys, metadata, &version, Deadline::Now)? {
             (sent, Ok(()) | Err(Error::Full)) => Ok(sent),
             (sent, Err(error)) => Err(after(py, self.explain(py, error, None), sent)),
         }
@@ -202,8 +202,8 @@ impl RecordProducer {
     /// Waits until what found no room lately may find some, for event loops, and takes none.
     fn sentry(&self, py: Python<'_>) -> PyResult<Sentry> {
         let wanted = self.wanted.clone();
-        Sentry::over(py, &self.core(py)?, move |core, patience| {
-            let room = core.wait_room(wanted.bytes(), patience)?;
+        Sentry::over(py, &self.core(py)?, move |core, deadline| {
+            let room = core.wait_room(wanted.bytes(), deadline)?;
             if room {
                 wanted.forget();
             }
@@ -301,10 +301,10 @@ impl RecordProducer {
         bytes: usize,
         timeout: Option<f64>,
     ) -> PyResult<rollway_core::Result<Room<P>>> {
-        match Core::reserve(core.clone(), bytes, Patience::Never) {
+        match Core::reserve(core.clone(), bytes, Deadline::Now) {
             Err(Error::Full) if timeout != Some(0.0) && core.on_full() == OnFull::Block => {
-                let patience = patience(timeout)?;
-                blocking(py, || Core::reserve(core.clone(), bytes, patience))
+                let deadline = deadline(timeout)?;
+                blocking(py, || Core::reserve(core.clone(), bytes, deadline))
             }
             at_once => Ok(at_once),
         }
@@ -327,13 +327,13 @@ impl RecordProducer {
         keys: Option<&Bound<'py, PyAny>>,
         metadata: Option<&Bound<'py, PyAny>>,
         version: &Versions<'py>,
-        patience: Patience,
+        deadline: Deadline,
     ) -> PyResult<(usize, rollway_core::Result<()>)> {
         let core = self.core(py)?;
         let core = &*core;
         let check = |bytes| core.check_size(bytes);
         let mut bundle = Bundle::of(self.plan.get(), data, keys, metadata, version, check)?;
-        let waits = core.on_full() == OnFull::Block && patience != Patience::Never;
+        let waits = core.on_full() == OnFull::Block && deadline != Deadline::Now;
         let (mut settled, mut sent, mut in_runs) = (0, 0, true);
         loop {
             let now = match in_runs {
@@ -351,10 +351,10 @@ impl RecordProducer {
             let bytes = next.bytes();
             let room = if waits {
                 bundle.keep()?;
-                let room = blocking(py, || Core::reserve(core, bytes, patience));
+                let room = blocking(py, || Core::reserve(core, bytes, deadline));
                 room.map_err(|raised| after(py, raised, sent))?
             } else {
-                Core::reserve(core, bytes, Patience::Never)
+                Core::reserve(core, bytes, Deadline::Now)
             };
             match room {
                 Ok(Some(mut room)) => {

@@ -7,13 +7,13 @@ use crate::convert::plan::Leaf;
 use crate::errors::{after, blocking, named, to_py};
 use crate::gil::GilCell;
 use crate::ring::consumer::if_exists;
-use crate::ring::producer::patience;
+use crate::ring::producer::deadline;
 use numpy::npyffi::{self, npy_intp};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use rollway_core::Error;
 use rollway_core::replay::{Field, Piece, Sampler, Table as Core, TableSpec};
-use rollway_core::sys::wait::Patience;
+use rollway_core::sys::wait::Deadline;
 use std::sync::Arc;
 
 /// Copies larger than this let other threads of the interpreter run meanwhile.
@@ -105,13 +105,13 @@ impl Table {
         let mut done = 0;
         // SAFETY: there is one source for each field, of `rows` rows each, checked by `Columns::of`; their arrays are alive
         // during the call. A thread that changes one meanwhile spoils its own rows.
-        let add = |done: &mut usize, patience| unsafe { core.add(sources, done, rows, patience) };
+        let add = |done: &mut usize, deadline| unsafe { core.add(sources, done, rows, deadline) };
         let small = rows * self.row_bytes <= DETACH_BYTES;
-        match if small { add(&mut done, Patience::Never) } else { Err(Error::Timeout) } {
+        match if small { add(&mut done, Deadline::Now) } else { Err(Error::Timeout) } {
             Ok(()) => {}
             Err(Error::Timeout) => {
-                let patience = patience(timeout)?;
-                let ended = blocking(py, || add(&mut done, patience));
+                let deadline = deadline(timeout)?;
+                let ended = blocking(py, || add(&mut done, deadline));
                 match ended.map_err(|raised| after(py, raised, done))? {
                     Ok(()) | Err(Error::Timeout) => {}
                     Err(error) => return Err(after(py, self.explain(py, error), done)),
@@ -173,8 +173,8 @@ impl Table {
         #[pyo3(from_py_with = numbers::rows)] rows: usize,
         timeout: Option<f64>,
     ) -> PyResult<bool> {
-        let (core, patience) = (self.core(py)?, patience(timeout)?);
-        blocking(py, || core.wait_for_rows(rows, patience))?.map_err(|e| self.explain(py, e))
+        let (core, deadline) = (self.core(py)?, deadline(timeout)?);
+        blocking(py, || core.wait_for_rows(rows, deadline))?.map_err(|e| self.explain(py, e))
     }
 
     /// Positions promised so far.

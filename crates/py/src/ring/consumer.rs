@@ -6,13 +6,13 @@ use crate::errors::{blocking, to_py};
 use crate::eventfd_waiter::Sentry;
 use crate::gil::GilCell;
 use crate::net::tcp_server::Endpoints;
-use crate::ring::producer::{on_full, patience, seconds};
+use crate::ring::producer::{deadline, on_full, seconds};
 use crate::ring::sample::Sample;
 use crate::segment::histogram::HistSnapshot;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::Error;
-use rollway_core::ring::{Batch as CoreBatch, Consumer as Core, IfExists, Patience, Ring, RingSpec};
+use rollway_core::ring::{Batch as CoreBatch, Consumer as Core, Deadline, IfExists, Ring, RingSpec};
 use std::sync::Arc;
 
 /// One consumer of a ring.
@@ -76,15 +76,15 @@ impl Consumer {
         #[pyo3(from_py_with = numbers::at_least)] at_least: Option<usize>,
     ) -> PyResult<Option<Sample>> {
         let (py, this) = (slf.py(), slf.get());
-        let (core, patience) = (this.core(py)?, patience(timeout)?);
+        let (core, deadline) = (this.core(py)?, deadline(timeout)?);
         // Trying first saves letting go of the GIL.
-        let at_once = match patience {
-            Patience::Never => Core::take(core.clone(), patience, at_least),
+        let at_once = match deadline {
+            Deadline::Now => Core::take(core.clone(), deadline, at_least),
             _ => Core::take_in_turn(core.clone()),
         };
         let taken = match at_once {
-            Ok(None) if patience != Patience::Never => {
-                blocking(py, || Core::take(core.clone(), patience, at_least))?
+            Ok(None) if deadline != Deadline::Now => {
+                blocking(py, || Core::take(core.clone(), deadline, at_least))?
             }
             at_once => at_once,
         };

@@ -13,7 +13,7 @@ use pyo3::types::PyDict;
 use rollway_core::Error;
 use rollway_core::ring::producer::ProducerSpec;
 use rollway_core::ring::protocol::Claim;
-use rollway_core::ring::{OnFull, Patience, Producer as Core, Slot as CoreSlot};
+use rollway_core::ring::{Deadline, OnFull, Producer as Core, Slot as CoreSlot};
 use rollway_core::segment::arrival;
 use rollway_core::sys::clock::monotonic_ns;
 use std::sync::Arc;
@@ -35,8 +35,8 @@ pub struct Producer {
 }
 
 /// A timeout in seconds, as Python gives it.
-pub fn patience(timeout: Option<f64>) -> PyResult<Patience> {
-    Ok(Patience::of(timeout.map(seconds).transpose()?))
+pub fn deadline(timeout: Option<f64>) -> PyResult<Deadline> {
+    Ok(Deadline::after(timeout.map(seconds).transpose()?))
 }
 
 /// Refuses what is no timeout, also where nobody will wait.
@@ -73,12 +73,12 @@ fn claim(
     py: Python<'_>,
     core: &Core,
     want: usize,
-    patience: Patience,
+    deadline: Deadline,
 ) -> PyResult<rollway_core::Result<Option<Claim>>> {
     match py.detach(|| core.claim_awake(want)) {
         Ok(None) => {
             py.check_signals()?;
-            blocking(py, || core.claim(want, patience))
+            blocking(py, || core.claim(want, deadline))
         }
         ended => Ok(ended),
     }
@@ -102,10 +102,10 @@ impl Producer {
             on_full: on_full.map(self::on_full).transpose()?,
             peer_timeout: peer_timeout_s.map(seconds).transpose()?,
         };
-        let patience = patience(Some(connect_timeout_s))?;
+        let deadline = deadline(Some(connect_timeout_s))?;
         let (text, leaf_bytes) = (&plan.get().text, plan.get().leaf_bytes());
         let core = blocking(py, || {
-            arrival::attach(&name, patience, || Core::attach(&name, text, &leaf_bytes, spec))
+            arrival::attach(&name, deadline, || Core::attach(&name, text, &leaf_bytes, spec))
         })?
         .map_err(|e| to_py(py, e))?;
         Self::wrap(py, core, plan, name)
@@ -172,8 +172,8 @@ impl Producer {
         #[pyo3(from_py_with = numbers::version)] version: u32,
         timeout: Option<f64>,
     ) -> PyResult<usize> {
-        let patience = patience(timeout)?;
-        let (sent, ended) = self.send_rows(py, data, version, patience)?;
+        let deadline = deadline(timeout)?;
+        let (sent, ended) = self.send_rows(py, data, version, deadline)?;
         match ended {
             Ok(()) => Ok(sent),
             Err(error) => Err(after(py, self.explain(py, error, timeout), sent)),
@@ -188,7 +188,7 @@ impl Producer {
         data: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = numbers::version)] version: u32,
     ) -> PyResult<usize> {
-        match self.send_rows(py, data, version, Patience::Never)? {
+        match self.send_rows(py, data, version, Deadline::Now)? {
             (sent, Ok(()) | Err(Error::Full)) => Ok(sent),
             (sent, Err(error)) => Err(after(py, self.explain(py, error, None), sent)),
         }
@@ -200,8 +200,8 @@ impl Producer {
         check_timeout(timeout)?;
         let (py, this) = (slf.py(), slf.get());
         let core = this.core(py)?;
-        let claimed = match core.claim(1, Patience::Never) {
-            Err(Error::Full) if timeout != Some(0.0) => claim(py, &core, 1, patience(timeout)?)?,
+        let claimed = match core.claim(1, Deadline::Now) {
+            Err(Error::Full) if timeout != Some(0.0) => claim(py, &core, 1, deadline(timeout)?)?,
             at_once => at_once,
         };
         // Dropped, says the policy; but the caller needs something to write into.
@@ -212,7 +212,7 @@ impl Producer {
 
     /// Like `reserve`, but never waits: `None` when there is no room.
     fn try_reserve(&self, py: Python<'_>) -> PyResult<Option<Slot>> {
-        match Core::reserve(self.core(py)?, 1, Patience::Never) {
+        match Core::reserve(self.core(py)?, 1, Deadline::Now) {
             Ok(Some(slot)) => Slot::new(self.mapping.bind(py), slot, self.plan.get()).map(Some),
             Ok(None) | Err(Error::Full) => Ok(None),
             Err(error) => Err(self.explain(py, error, None)),
@@ -226,8 +226,8 @@ impl Producer {
 
     /// Sleeps until there is room, at most `timeout` seconds; false when there is none.
     fn wait_writable(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
-        let (core, patience) = (self.core(py)?, patience(Some(timeout))?);
-        blocking(py, || core.wait_writable(patience))?.map_err(|e| to_py(py, e))
+        let (core, deadline) = (self.core(py)?, deadline(Some(timeout))?);
+        blocking(py, || core.wait_writable(deadline))?.map_err(|e| to_py(py, e))
     }
 
     /// Waits for room, for event loops, and takes none.
@@ -311,7 +311,7 @@ impl Producer {
     /// Claims without waiting, copies and commits. The GIL is held, so nothing can close the handle meanwhile.
     #[inline]
     fn send_now(&self, core: &Arc<Core>, rows: &Rows, version: u32) -> rollway_core::Result<bool> {
-        let Some(claim) = core.claim(1, Patience::Never)? else { return Ok(false) };
+        let Some(claim) = core.claim(1, Deadline::Now)? else { return Ok(false) };
         let timed = core.sent().is_multiple_of(TIMED);
         let started = if timed { monotonic_ns() } else { 0 };
         let origin = core.number(&claim, version); // Nothing can fail from here on.
@@ -331,8 +331,8 @@ impl Producer {
         version: u32,
         timeout: Option<f64>,
     ) -> PyResult<bool> {
-        let (core, patience) = (self.core(py)?, patience(timeout)?);
-        let claimed = claim(py, &core, 1, patience)?;
+        let (core, deadline) = (self.core(py)?, deadline(timeout)?);
+        let claimed = claim(py, &core, 1, deadline)?;
         match claimed.map_err(|error| self.explain(py, error, timeout))? {
             Some(claim) => {
                 self.copy(&core, &claim, rows, 0);
@@ -349,7 +349,7 @@ impl Producer {
         py: Python<'_>,
         data: &Bound<'_, PyAny>,
         version: u32,
-        patience: Patience,
+        deadline: Deadline,
     ) -> PyResult<(usize, rollway_core::Result<()>)> {
         let mut rows = Rows::of(self.plan.get(), data, Expect::Stack)?;
         rows.keep(self.plan.get(), data)?;
@@ -357,9 +357,9 @@ impl Producer {
         let mut sent = 0;
         while sent < rows.count {
             let want = rows.count - sent;
-            let claimed = match core.claim(want, Patience::Never) {
-                Err(Error::Full) if patience != Patience::Never => {
-                    claim(py, &core, want, patience).map_err(|raised| after(py, raised, sent))?
+            let claimed = match core.claim(want, Deadline::Now) {
+                Err(Error::Full) if deadline != Deadline::Now => {
+                    claim(py, &core, want, deadline).map_err(|raised| after(py, raised, sent))?
                 }
                 at_once => at_once,
             };

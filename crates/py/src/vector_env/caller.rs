@@ -1,7 +1,7 @@
 //! `EnvCaller`: the caller's handle on environments in worker processes. `rollway.vector_env` owns one.
 
 use crate::errors::{blocking, named, to_py};
-use crate::ring::producer::{patience, seconds};
+use crate::ring::producer::{deadline, seconds};
 use crate::segment::block::view;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -27,8 +27,8 @@ fn waited(
     limit: Option<f64>,
     timeout: Option<f64>,
 ) -> PyResult<Outcome> {
-    let (limit, patience) = (limit.map(seconds).transpose()?, patience(timeout)?);
-    blocking(py, || core.wait(count, limit, patience))?.map_err(|error| match error {
+    let (limit, deadline) = (limit.map(seconds).transpose()?, deadline(timeout)?);
+    blocking(py, || core.wait(count, limit, deadline))?.map_err(|error| match error {
         Error::Closed => named(
             py,
             "ConnectionClosedError",

@@ -3,7 +3,7 @@
 use crate::convert::numbers;
 use crate::errors::{blocking, named, to_py};
 use crate::gil::GilCell;
-use crate::ring::producer::{patience, seconds};
+use crate::ring::producer::{deadline, seconds};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
@@ -89,9 +89,9 @@ impl Weights {
         #[pyo3(from_py_with = numbers::threads)] threads: Option<usize>,
     ) -> PyResult<Self> {
         let threads = threads.unwrap_or_else(default_threads);
-        let patience = patience(Some(connect_timeout_s))?;
+        let deadline = deadline(Some(connect_timeout_s))?;
         let reader = blocking(py, || {
-            arrival::attach(&name, patience, || Reader::on(Arc::new(Core::open(&name, None)?), threads))
+            arrival::attach(&name, deadline, || Reader::on(Arc::new(Core::open(&name, None)?), threads))
         })?;
         let reader = Arc::new(reader.map_err(|e| to_py(py, e))?);
         let open = Open { core: reader.weights().clone(), writer: None, reader: Some(reader) };
@@ -184,9 +184,9 @@ impl Weights {
         timeout: Option<f64>,
         peer_timeout_s: Option<f64>,
     ) -> PyResult<u64> {
-        let (reader, patience) = (self.reader(py)?, patience(timeout)?);
+        let (reader, deadline) = (self.reader(py)?, deadline(timeout)?);
         let peer_timeout = peer_timeout_s.map(seconds).transpose()?;
-        let there = blocking(py, || reader.wait_for(version, patience, peer_timeout));
+        let there = blocking(py, || reader.wait_for(version, deadline, peer_timeout));
         if self.open.with(py, Option::is_none) {
             self.leave(py, reader);
             return there?.map_err(|_| self.is_closed(py));

@@ -2,12 +2,12 @@
 
 use crate::convert::numbers;
 use crate::errors::{blocking, named, to_py};
-use crate::ring::producer::{patience, seconds};
+use crate::ring::producer::{deadline, seconds};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
 use rollway_core::net::{ClientTls, WeightMirror as Core, WeightMirrorSpec};
-use rollway_core::ring::Patience;
+use rollway_core::ring::Deadline;
 use rollway_core::sys::parallel::default_threads;
 use rollway_core::weights::Target;
 use std::path::PathBuf;
@@ -60,7 +60,7 @@ impl WeightMirror {
             keepalive: seconds(keepalive_s)?,
         };
         let core = py.detach(|| Core::start(spec)).map_err(|e| to_py(py, e))?;
-        blocking(py, || core.ready(Patience::Forever))?.map_err(|e| to_py(py, e))?;
+        blocking(py, || core.ready(Deadline::Never))?.map_err(|e| to_py(py, e))?;
         Ok(WeightMirror { core, address, name })
     }
 
@@ -137,8 +137,8 @@ impl WeightMirror {
         #[pyo3(from_py_with = numbers::weights_version)] version: u64,
         timeout: Option<f64>,
     ) -> PyResult<u64> {
-        let patience = patience(timeout)?;
-        let there = blocking(py, || self.core.wait_for(version, patience))?;
+        let deadline = deadline(timeout)?;
+        let there = blocking(py, || self.core.wait_for(version, deadline))?;
         there.map_err(|error| match error {
             Error::Timeout => {
                 let latest = self.core.version().unwrap_or(0);

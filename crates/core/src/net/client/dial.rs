@@ -424,7 +424,7 @@ mod tests {
     use super::*;
     use crate::net::wire::frame::refuse;
     use crate::net::{TcpClient, TcpClientSpec};
-    use crate::ring::Patience;
+    use crate::ring::Deadline;
     use std::io::{Read, Write};
     use std::net::TcpListener;
     use std::sync::mpsc;
@@ -454,7 +454,7 @@ mod tests {
             ..Default::default()
         };
         let client = TcpClient::start(spec, b"{}", &[4]).unwrap();
-        match client.ready(Patience::Forever) {
+        match client.ready(Deadline::Never) {
             Err(Error::Unreachable { why, .. }) => assert_eq!(why, "nobody left in time"),
             other => panic!("{other:?}"),
         }

@@ -25,7 +25,7 @@ use crate::net::wire::limits::within_reason;
 use crate::net::wire::stats::{ClientCounters, ClientStats};
 use crate::net::wire::tls::ClientTls;
 use crate::net::wire::token::random;
-use crate::ring::Patience;
+use crate::ring::Deadline;
 use crate::sys::sync::{Bell, Woken};
 use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
@@ -265,8 +265,8 @@ impl Client {
     }
 
     /// Waits until the learner has let us in, for the first time. Ends by itself after `connect_timeout`.
-    pub fn ready(&self, patience: Patience) -> Result<()> {
-        self.wait_until(patience, |mut state| {
+    pub fn ready(&self, deadline: Deadline) -> Result<()> {
+        self.wait_until(deadline, |mut state| {
             self.shared.check(&mut state)?;
             Ok(self.shared.counters.connects.load(Ordering::Relaxed) > 0)
         })
@@ -278,7 +278,7 @@ impl Client {
     pub(super) fn take(
         &self,
         want: usize,
-        patience: Patience,
+        deadline: Deadline,
         mut append: impl FnMut(&mut Outbound, usize) -> Result<usize>,
     ) -> Result<usize> {
         self.check_process()?;
@@ -302,8 +302,8 @@ impl Client {
         let at_once = take(self.shared.lock());
         let ended = match at_once {
             Ok(true) => return Ok(want),
-            Ok(false) if patience == Patience::Never => Err(Error::Full),
-            Ok(false) => self.wait_until(patience, take),
+            Ok(false) if deadline == Deadline::Now => Err(Error::Full),
+            Ok(false) => self.wait_until(deadline, take),
             Err(error) => Err(error),
         };
         match ended {
@@ -314,9 +314,9 @@ impl Client {
     }
 
     /// Waits until there is room for a sample (of 0 bytes, here), or for a record of so many.
-    pub(super) fn wait_room(&self, bytes: u64, patience: Patience) -> Result<bool> {
+    pub(super) fn wait_room(&self, bytes: u64, deadline: Deadline) -> Result<bool> {
         self.check_process()?;
-        let room = self.wait_until(patience, |state| {
+        let room = self.wait_until(deadline, |state| {
             state.outbound.check_record(bytes)?;
             Ok(state.ended.is_some() || state.outbound.has_room(bytes))
         });
@@ -327,9 +327,9 @@ impl Client {
     }
 
     /// Waits until everything that was sent is acknowledged: committed by the learner.
-    pub fn wait(&self, patience: Patience) -> Result<()> {
+    pub fn wait(&self, deadline: Deadline) -> Result<()> {
         self.check_process()?;
-        self.wait_until(patience, |mut state| {
+        self.wait_until(deadline, |mut state| {
             if state.refused.is_none() && state.outbound.unacknowledged() == 0 {
                 return Ok(true);
             }
@@ -340,9 +340,9 @@ impl Client {
     }
 
     /// Waits until [`wait`](Self::wait) would not, whatever it would say then, and takes nothing: false when the time was over.
-    pub fn wait_settled(&self, patience: Patience) -> Result<bool> {
+    pub fn wait_settled(&self, deadline: Deadline) -> Result<bool> {
         self.check_process()?;
-        let settled = self.wait_until(patience, |state| {
+        let settled = self.wait_until(deadline, |state| {
             let told = state.refused.is_some() || state.ended.is_some();
             Ok(told || state.outbound.unacknowledged() == 0)
         });
@@ -352,15 +352,15 @@ impl Client {
         }
     }
 
-    /// Waits as [`wait`](Self::wait) does, as long as `patience` lasts, says goodbye and ends the thread. An error
+    /// Waits as [`wait`](Self::wait) does, until `deadline`, says goodbye and ends the thread. An error
     /// says what is not acknowledged; the client is closed all the same, unless a signal came
     /// ([`Error::Interrupted`]).
-    pub fn close(&self, patience: Patience) -> Result<()> {
+    pub fn close(&self, deadline: Deadline) -> Result<()> {
         self.check_process()?;
         if matches!(self.shared.lock().ended, Some(Ended::Closed)) {
             return Ok(());
         }
-        let flushed = match self.wait(patience) {
+        let flushed = match self.wait(deadline) {
             Err(Error::Interrupted) => return Err(Error::Interrupted),
             Err(Error::Timeout) => {
                 let why = "it was closed before everything was acknowledged".to_owned();
@@ -459,7 +459,7 @@ impl Client {
     /// Looks again whenever the thread has news.
     fn wait_until(
         &self,
-        patience: Patience,
+        deadline: Deadline,
         mut done: impl FnMut(MutexGuard<'_, State>) -> Result<bool>,
     ) -> Result<()> {
         loop {
@@ -467,7 +467,7 @@ impl Client {
             if done(self.shared.lock())? {
                 return Ok(());
             }
-            let Some(left) = patience.left() else { return Err(Error::Timeout) };
+            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
             if self.shared.progress.wait(ticket, left) == Woken::Interrupted {
                 return Err(Error::Interrupted);
             }

@@ -2,7 +2,7 @@
 //!
 //! A [`Directory`] has at most one question under way. Who cannot wait any longer leaves it there, and the next attempt goes on
 //! with it: a name server that does not answer costs one thread of a client, however often that tries. When the client is
-//! closed first, the thread ends with the resolver's own patience (`timeout` and `attempts` in resolv.conf). What is an address
+//! closed first, the thread ends with the resolver's own timeout (`timeout` and `attempts` in resolv.conf). What is an address
 //! already is asked of nobody.
 
 use super::dial::Failure;
@@ -89,7 +89,7 @@ mod tests {
     use crate::error::Error;
     use crate::net::wire::frame::PREAMBLE_BYTES;
     use crate::net::{TcpClient, TcpClientSpec};
-    use crate::ring::Patience;
+    use crate::ring::Deadline;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, listen, socket_with};
     use std::ffi::{CStr, c_char, c_int};
     use std::io::Read;
@@ -174,7 +174,7 @@ mod tests {
     fn a_name_server_that_does_not_answer_does_not_keep_a_client_beyond_its_time() {
         let client =
             TcpClient::start(spec("mute.server", 1, Duration::from_millis(50)), b"{}", &[4]).unwrap();
-        match client.ready(Patience::Forever) {
+        match client.ready(Deadline::Never) {
             Err(Error::Unreachable { why, .. }) => {
                 assert!(why.contains("'mute.server' was not resolved"), "{why}")
             }
@@ -229,7 +229,7 @@ mod tests {
         }
         let client =
             TcpClient::start(spec("two.addresses", port, Duration::from_secs(1)), b"{}", &[4]).unwrap();
-        assert!(matches!(client.ready(Patience::Forever), Err(Error::Unreachable { .. })));
+        assert!(matches!(client.ready(Deadline::Never), Err(Error::Unreachable { .. })));
         let (mut called, _) = learner.accept().unwrap();
         called.read_exact(&mut [0; PREAMBLE_BYTES]).unwrap();
     }

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::net::wire::frame::{Entry, News};
 use crate::records::Outgoing;
 use crate::records::producer::run::first_run;
-use crate::ring::Patience;
+use crate::ring::Deadline;
 use std::ops::Deref;
 
 /// One worker's connection to a learner that takes records. Threads may share it.
@@ -24,7 +24,7 @@ impl TcpRecordClient {
     /// Connects, and returns when records may be sent. A signal ends it; `start` and `ready` can go on after one.
     pub fn connect(spec: TcpClientSpec, schema: &[u8]) -> Result<TcpRecordClient> {
         let client = TcpRecordClient::start(spec, schema)?;
-        client.ready(Patience::Forever)?;
+        client.ready(Deadline::Never)?;
         Ok(client)
     }
 
@@ -36,12 +36,12 @@ impl TcpRecordClient {
         bytes: usize,
         version: u32,
         kind: u32,
-        patience: Patience,
+        deadline: Deadline,
         write: impl FnOnce(&mut [u8]),
     ) -> Result<()> {
         let entry = Entry { bytes: bytes as u64, version, kind };
         let mut write = Some(write);
-        let taken = self.client.take(1, patience, |outbound, _| {
+        let taken = self.client.take(1, deadline, |outbound, _| {
             outbound.append_record(entry, |room| {
                 if let Some(write) = write.take() {
                     write(room);
@@ -53,13 +53,13 @@ impl TcpRecordClient {
 
     /// Takes several records, in their order, and says how many, and what ended it. Who waits is sent back to look for signals
     /// ([`Interrupted`](crate::Error::Interrupted)) also when nothing but the time was over in the middle of them.
-    pub fn send_many<R: Outgoing>(&self, records: &[R], patience: Patience) -> (usize, Result<()>) {
+    pub fn send_many<R: Outgoing>(&self, records: &[R], deadline: Deadline) -> (usize, Result<()>) {
         let mut sent = 0;
         while sent < records.len() {
             // Not all at once: the first leave while the others are copied.
             let run = first_run(&records[sent..]);
             let before = sent;
-            let taken = self.client.take(run.len(), patience, |outbound, taken| {
+            let taken = self.client.take(run.len(), deadline, |outbound, taken| {
                 let record = &run[taken];
                 let (bytes, version, kind) = (record.bytes() as u64, record.version(), record.kind());
                 let put =
@@ -70,7 +70,7 @@ impl TcpRecordClient {
             match taken {
                 Err(error) => return (sent, Err(error)),
                 // A signal may be why: its handler has run, and nobody would hear of it if we slept again.
-                Ok(taken) if taken < run.len() && patience != Patience::Never => {
+                Ok(taken) if taken < run.len() && deadline != Deadline::Now => {
                     return (sent, Err(Error::Interrupted));
                 }
                 Ok(_) => {}
@@ -99,8 +99,8 @@ impl TcpRecordClient {
 
     /// Waits until there is room for a record of so many bytes, and takes none: for event loops, which then try. False when
     /// the time was over first. One that no lane has room for is an error, as with `send`.
-    pub fn wait_writable(&self, bytes: usize, patience: Patience) -> Result<bool> {
-        self.client.wait_room(bytes as u64, patience)
+    pub fn wait_writable(&self, bytes: usize, deadline: Deadline) -> Result<bool> {
+        self.client.wait_room(bytes as u64, deadline)
     }
 }
 

@@ -4,7 +4,7 @@ use super::handle::{Client, TcpClientSpec};
 use super::packing::Layout;
 use crate::error::{Error, Result};
 use crate::net::wire::limits::{FRAME_BYTES, MAX_FRAME_ROWS, check_sample_bytes};
-use crate::ring::Patience;
+use crate::ring::Deadline;
 use std::ops::Deref;
 
 /// One worker's connection to a learner's ring. Threads may share it.
@@ -27,7 +27,7 @@ impl TcpClient {
     /// Connects, and returns when samples may be sent. A signal ends it; `start` and `ready` can go on after one.
     pub fn connect(spec: TcpClientSpec, schema: &[u8], leaf_bytes: &[usize]) -> Result<TcpClient> {
         let client = TcpClient::start(spec, schema, leaf_bytes)?;
-        client.ready(Patience::Forever)?;
+        client.ready(Deadline::Never)?;
         Ok(client)
     }
 
@@ -42,13 +42,13 @@ impl TcpClient {
         leaves: &[*const u8],
         rows: usize,
         version: u32,
-        patience: Patience,
+        deadline: Deadline,
     ) -> Result<usize> {
         if leaves.len() != self.leaves {
             let range = format!("{}, as in the schema", self.leaves);
             return Err(Error::OutOfRange { what: "leaves", value: leaves.len() as u64, range });
         }
-        self.client.take(rows, patience, |outbound, taken| {
+        self.client.take(rows, deadline, |outbound, taken| {
             // SAFETY: the caller vouches for the leaves.
             Ok(unsafe { outbound.append(leaves, taken, rows - taken, version) })
         })
@@ -56,8 +56,8 @@ impl TcpClient {
 
     /// Waits until there is room for a sample, and takes none: for event loops, which then try. False when the time was
     /// over first.
-    pub fn wait_writable(&self, patience: Patience) -> Result<bool> {
-        self.client.wait_room(0, patience)
+    pub fn wait_writable(&self, deadline: Deadline) -> Result<bool> {
+        self.client.wait_room(0, deadline)
     }
 }
 

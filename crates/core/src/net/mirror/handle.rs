@@ -8,7 +8,7 @@ use crate::net::wire::limits::within_reason;
 use crate::net::wire::stats::{MirrorCounters, MirrorStats};
 use crate::sys::sync::{Bell, Woken};
 use crate::sys::thread::spawn;
-use crate::sys::wait::Patience;
+use crate::sys::wait::Deadline;
 use crate::weights::reader::Reading;
 use crate::weights::{Target, Weights};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,8 +44,8 @@ impl WeightMirror {
     }
 
     /// Waits until the learner has let us in, for the first time; not for a version. Ends by itself after `connect_timeout`.
-    pub fn ready(&self, patience: Patience) -> Result<()> {
-        self.wait_until(patience, |state| Ok(state.local.is_some().then_some(())))
+    pub fn ready(&self, deadline: Deadline) -> Result<()> {
+        self.wait_until(deadline, |state| Ok(state.local.is_some().then_some(())))
     }
 
     /// The schema of the weights.
@@ -91,9 +91,9 @@ impl WeightMirror {
     }
 
     /// Sleeps until a version of at least `version` is here, or the first one of a learner that began anew (M2); says which is.
-    pub fn wait_for(&self, version: u64, patience: Patience) -> Result<u64> {
+    pub fn wait_for(&self, version: u64, deadline: Deadline) -> Result<u64> {
         let known = self.look()?.seen;
-        self.wait_until(patience, |state| {
+        self.wait_until(deadline, |state| {
             let Some(local) = &state.local else { return Ok(None) };
             let there = local.version()?;
             let enough = there >= version || (there > 0 && local.lineage != known);
@@ -161,7 +161,7 @@ impl WeightMirror {
     /// Looks again whenever the thread has news.
     fn wait_until<T>(
         &self,
-        patience: Patience,
+        deadline: Deadline,
         mut done: impl FnMut(&mut State) -> Result<Option<T>>,
     ) -> Result<T> {
         loop {
@@ -174,7 +174,7 @@ impl WeightMirror {
                 return Err(self.shared.error(over));
             }
             drop(state);
-            let Some(left) = patience.left() else { return Err(Error::Timeout) };
+            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
             if self.shared.progress.wait(ticket, left) == Woken::Interrupted {
                 return Err(Error::Interrupted);
             }

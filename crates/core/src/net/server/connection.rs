@@ -8,7 +8,7 @@
 //!     they are in the [`Landing`], which is cleared before the session is left (E1).
 //! C2  Commits and the step of the session's `next` have no await in between.
 //! C3  Nothing is read while what came before it is not settled: a client that ignores its credit is slowed by TCP.
-//! C4  Claims of a frame that is not whole are held for at most `claim_patience`. Then the frame is moved to staging memory
+//! C4  Claims of a frame that is not whole are held for at most `claim_timeout`. Then the frame is moved to staging memory
 //!     ([`super::staging`]), and its claims are given back. A connection whose frame was late stages its next frames from the
 //!     start, until one of them arrives within that time. The staging memory is in the [`Landing`], too (C1), or in
 //!     the future that places the frame.
@@ -370,12 +370,12 @@ impl Connection<'_> {
         }
     }
 
-    /// Reads what the landing has places for, until the patience for claimed room is over (C4). `None`: all of it is here.
+    /// Reads what the landing has places for, until the time limit of claimed room (C4). `None`: all of it is here.
     /// Otherwise, when it began: what is claimed is to be given back, and then [`bear`](Self::bear) reads on.
     pub async fn land(&mut self, rest: bool) -> Result<Option<Instant>, End> {
         let spec = &self.server.spec;
-        let patience = spec.claim_patience.min(spec.frame_timeout);
-        match timeout(patience, self.read(rest)).await {
+        let limit = spec.claim_timeout.min(spec.frame_timeout);
+        match timeout(limit, self.read(rest)).await {
             Ok(read) => {
                 self.is_late = false;
                 read?;
@@ -383,7 +383,7 @@ impl Connection<'_> {
             }
             Err(_) => {
                 self.is_late = true;
-                Ok(Some(Instant::now() - patience))
+                Ok(Some(Instant::now() - limit))
             }
         }
     }

@@ -21,7 +21,7 @@ use crate::net::wire::limits::{MAX_FRAME_BYTES, MAX_FRAME_RECORDS, MAX_SAMPLE_BY
 use crate::records::Producer;
 use crate::records::format::Shape;
 use crate::records::producer::{Label, Reservation};
-use crate::ring::{OnFull, Patience};
+use crate::ring::{Deadline, OnFull};
 use std::sync::Arc;
 
 /// The way into a lane. Clones share it.
@@ -42,8 +42,8 @@ struct Shared {
 }
 
 impl Vacancy for Producer {
-    fn wait_room(&self, want: usize, patience: Patience) -> Result<bool> {
-        Producer::wait_room(self, want, patience)
+    fn wait_room(&self, want: usize, deadline: Deadline) -> Result<bool> {
+        Producer::wait_room(self, want, deadline)
     }
 }
 
@@ -113,7 +113,7 @@ impl RecordIntake {
     /// Room for a record of so many bytes, now. `None`: dropped, as the policy says, and counted;
     /// [`Full`](crate::Error::Full): wait, or say so, as the policy is.
     pub fn reserve(&self, bytes: usize) -> Result<Option<Room>> {
-        let reserved = Producer::reserve(self.shared.producer.clone(), bytes, Patience::Never)?;
+        let reserved = Producer::reserve(self.shared.producer.clone(), bytes, Deadline::Now)?;
         Ok(reserved.map(|reservation| Room { reservation }))
     }
 

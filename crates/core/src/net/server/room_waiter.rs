@@ -8,7 +8,7 @@
 //! ([`Doorman::is_crowded`]).
 
 use crate::error::{Error, Result};
-use crate::ring::Patience;
+use crate::ring::Deadline;
 use std::fmt::Debug;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ const SLICE: Duration = Duration::from_millis(100);
 /// A place in shared memory that may be full.
 pub trait Vacancy: Debug + Send + Sync {
     /// Sleeps until there is room for `want` (slots, or bytes), or the place is closed. False when the time was over first.
-    fn wait_room(&self, want: usize, patience: Patience) -> Result<bool>;
+    fn wait_room(&self, want: usize, deadline: Deadline) -> Result<bool>;
 }
 
 /// A thread, and the queue in front of it.
@@ -139,7 +139,7 @@ impl Door {
                 }
             };
             drop(waiting);
-            match self.vacancy.wait_room(want, Patience::Until(Instant::now() + SLICE)) {
+            match self.vacancy.wait_room(want, Deadline::At(Instant::now() + SLICE)) {
                 Ok(false) | Err(Error::Interrupted) => {}
                 // Damage, too: whoever claims will meet it, and say so.
                 Ok(true) | Err(_) => {

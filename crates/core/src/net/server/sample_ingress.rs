@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::net::wire::limits::{MAX_FRAME_BYTES, MAX_FRAME_ROWS};
 use crate::ring::producer::Origin;
 use crate::ring::protocol::Claim;
-use crate::ring::{OnFull, Patience, Producer};
+use crate::ring::{Deadline, OnFull, Producer};
 use std::sync::Arc;
 
 /// The way into a ring. Clones share it.
@@ -38,8 +38,8 @@ struct Shared {
 }
 
 impl Vacancy for Producer {
-    fn wait_room(&self, _: usize, patience: Patience) -> Result<bool> {
-        self.wait_writable(patience)
+    fn wait_room(&self, _: usize, deadline: Deadline) -> Result<bool> {
+        self.wait_writable(deadline)
     }
 }
 
@@ -98,7 +98,7 @@ impl Intake {
     /// Claims up to `want` slots, now. `None`: dropped, as the policy says, and counted; [`Full`](crate::Error::Full):
     /// wait, or say so, as the policy is.
     pub fn claim(&self, want: usize) -> Result<Option<Run>> {
-        let claim = self.producer().claim(want, Patience::Never)?;
+        let claim = self.producer().claim(want, Deadline::Now)?;
         Ok(claim.map(|claim| Run { intake: self.clone(), len: claim.len, claim: Some(claim) }))
     }
 
@@ -113,8 +113,8 @@ impl Intake {
     }
 
     /// Waits until there is room: for threads. False when the time was over first.
-    pub fn wait_room(&self, patience: Patience) -> Result<bool> {
-        self.producer().wait_writable(patience)
+    pub fn wait_room(&self, deadline: Deadline) -> Result<bool> {
+        self.producer().wait_writable(deadline)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Memory for frames that arrive slowly: on the heap, and bounded for the whole server.
 //!
-//! A frame lies in claimed room (slots of the ring, or room of the lane) for `claim_patience` at most, because others need that
+//! A frame lies in claimed room (slots of the ring, or room of the lane) for `claim_timeout` at most, because others need that
 //! room. A frame that takes longer is moved to a [`StagingRoom`], and its claims are given back. It is placed again
 //! when all of it has arrived. While it arrives, it holds up nobody.
 //!

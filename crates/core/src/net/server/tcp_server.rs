@@ -59,7 +59,7 @@ pub struct TcpServerSpec {
     /// A client that sends less of a frame in this time than 64 KiB, or the rest of it, is cut.
     pub frame_timeout: Duration,
     /// How long a frame may lie in slots, or in room of the lane, before all of it has arrived.
-    pub claim_patience: Duration,
+    pub claim_timeout: Duration,
     /// Memory for frames that take longer, in all. As large as the largest frame at least.
     pub staging_bytes: usize,
     pub keepalive: Duration,
@@ -80,7 +80,7 @@ impl Default for TcpServerSpec {
             max_inflight_frames: 32,
             handshake_timeout: Duration::from_secs(10),
             frame_timeout: Duration::from_secs(5),
-            claim_patience: Duration::from_millis(200),
+            claim_timeout: Duration::from_millis(200),
             staging_bytes: 256 << 20,
             keepalive: Duration::from_secs(5),
             session_ttl: Duration::from_secs(600),
@@ -287,7 +287,7 @@ impl TcpServer {
         for time in [
             &mut spec.handshake_timeout,
             &mut spec.frame_timeout,
-            &mut spec.claim_patience,
+            &mut spec.claim_timeout,
             &mut spec.keepalive,
             &mut spec.session_ttl,
         ] {
