@@ -9,7 +9,7 @@ use super::protocol::Claim;
 use crate::error::{Error, Result};
 use crate::segment::header::PAGE;
 use crate::segment::lease::Memo;
-use crate::sys::opaque_copy::{carries_lines, carry_lines, settle};
+use crate::sys::opaque_copy::{can_stream_lines, stream_fence, stream_lines};
 use crate::sys::prefetch::prefetch_to_write;
 use crate::sys::signals;
 use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point};
@@ -170,16 +170,19 @@ impl Table {
             // ours by a claim (I1): a locked instruction, before which no such store is seen (I3).
             unsafe {
                 self.pack(sources, from, stage);
-                carry_lines(self.row(row), stage, self.geometry.stride / LINE);
+                stream_lines(self.row(row), stage, self.geometry.stride / LINE);
             }
         }
-        settle(); // Before `commit` (I2).
+        stream_fence(); // Before `commit` (I2).
     }
 
     /// Whether rows are whole lines, small, and in a table that no cache holds.
     fn is_filled_around_the_cache(&self) -> bool {
         let Geometry { stride, capacity, .. } = self.geometry;
-        stride.is_multiple_of(LINE) && stride <= PAGE && capacity * stride >= AROUND_BYTES && carries_lines()
+        stride.is_multiple_of(LINE)
+            && stride <= PAGE
+            && capacity * stride >= AROUND_BYTES
+            && can_stream_lines()
     }
 
     /// Copies one row, field by field.

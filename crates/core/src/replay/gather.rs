@@ -8,8 +8,8 @@ use super::draw::Stream;
 use super::protocol::Protocol;
 use crate::error::{Error, Result};
 use crate::segment::lease::generation;
-use crate::sys::opaque_copy::plain;
-use crate::sys::parallel::{default_threads, share_out};
+use crate::sys::opaque_copy::copy_opaque;
+use crate::sys::parallel::{default_threads, for_each_parallel};
 use crate::sys::prefetch::{prefetch, prefetch_all};
 use crate::sys::sync::Ordering;
 use std::ops::Range;
@@ -97,7 +97,7 @@ impl Sampler {
             let parts = batch.div_ceil(PARTS * threads);
             let parts: Vec<_> = (0..batch).step_by(parts).map(|n| n..(n + parts).min(batch)).collect();
             let failed = OnceLock::new();
-            share_out(&parts, threads, |part| {
+            for_each_parallel(&parts, threads, |part| {
                 gather(part.clone()).unwrap_or_else(|error| _ = failed.set(error));
             });
             failed.into_inner().map_or(Ok(()), Err)
@@ -179,7 +179,7 @@ impl Table {
             // SAFETY: the piece lies in the row, and has room for this one. Somebody may write to the row meanwhile, which the
             // compiler must not know (C1): then these bytes mean nothing, and the look below says so (I3).
             unsafe {
-                plain(piece.data.add(place * piece.stride), from.add(piece.offset), piece.bytes);
+                copy_opaque(piece.data.add(place * piece.stride), from.add(piece.offset), piece.bytes);
             }
         }
         protocol.is_unchanged(row, word)

@@ -1,4 +1,4 @@
-//! Carrying bytes that somebody else may be changing, or that no cache holds. Weights and tables use it.
+//! Copies of bytes that another process may be changing, or that no cache holds. Weights and replay use it.
 //!
 //! C1  A reader may copy from memory that its writer is overwriting: it finds out afterwards and throws the copy away. To the
 //!     compiler that would be a data race, about which it may assume what it likes. So the bytes go through code that it
@@ -7,7 +7,7 @@
 //!
 //! C2  Large copies go around the cache, four pages side by side: a plain copy would first read every line that it is about to
 //!     overwrite. Such stores keep no order with others, so each copy is fenced before and after: nothing of it is seen
-//!     before what was stored before it, or after what is stored after it. Single lines are not fenced: who carries them does
+//!     before what was stored before it, or after what is stored after it. Single lines are not fenced: a caller that copies lines does
 //!     it once, for all of them.
 
 use std::ffi::c_void;
@@ -17,27 +17,27 @@ type Copy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_vo
 static COPY: Copy = libc::memcpy;
 
 /// A way to copy.
-pub type Carry = unsafe fn(*mut u8, *const u8, usize);
+pub type CopyFn = unsafe fn(*mut u8, *const u8, usize);
 
 /// The C library's, unseen by the compiler (C1).
 ///
 /// # Safety
 /// As for `copy_nonoverlapping`; but see C1.
-pub unsafe fn plain(to: *mut u8, from: *const u8, bytes: usize) {
+pub unsafe fn copy_opaque(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: a static of function pointer type, read in a way that hides its value; the rest is as the caller promises.
     unsafe { (&raw const COPY).read_volatile()(to.cast(), from.cast(), bytes) };
 }
 
 /// The best way to copy to where no cache holds anything (C2).
 #[cfg(not(target_arch = "x86_64"))]
-pub fn around_the_cache() -> Carry {
-    plain
+pub fn streaming_copy() -> CopyFn {
+    copy_opaque
 }
 
 /// The best way to copy to where no cache holds anything (C2).
 #[cfg(target_arch = "x86_64")]
-pub fn around_the_cache() -> Carry {
-    if std::arch::is_x86_feature_detected!("avx") { around } else { plain }
+pub fn streaming_copy() -> CopyFn {
+    if std::arch::is_x86_feature_detected!("avx") { copy_streaming } else { copy_opaque }
 }
 
 /// Four pages.
@@ -47,18 +47,18 @@ const BLOCK: usize = 4 * 4096;
 /// # Safety
 /// As for `copy_nonoverlapping`, on a processor with AVX; but see C1.
 #[cfg(target_arch = "x86_64")]
-unsafe fn around(to: *mut u8, from: *const u8, bytes: usize) {
+unsafe fn copy_streaming(to: *mut u8, from: *const u8, bytes: usize) {
     // Such stores want addresses that are multiples of their width.
     let head = to.align_offset(64).min(bytes);
     let blocks = (bytes - head) / BLOCK;
     let tail = head + blocks * BLOCK;
     // SAFETY: head, blocks and tail are the bytes, one after the other; the blocks start at a multiple of 64.
     unsafe {
-        plain(to, from, head);
+        copy_opaque(to, from, head);
         if blocks > 0 {
             copy_blocks(to.add(head), from.add(head), blocks);
         }
-        plain(to.add(tail), from.add(tail), bytes - tail);
+        copy_opaque(to.add(tail), from.add(tail), bytes - tail);
     }
 }
 
@@ -137,24 +137,24 @@ unsafe fn copy_blocks(to: *mut u8, from: *const u8, blocks: usize) {
     }
 }
 
-/// Whether single lines can be carried around the cache.
+/// Whether single lines can be copied around the cache.
 #[cfg(not(target_arch = "x86_64"))]
-pub fn carries_lines() -> bool {
+pub fn can_stream_lines() -> bool {
     false
 }
 
-/// Whether single lines can be carried around the cache.
+/// Whether single lines can be copied around the cache.
 #[cfg(target_arch = "x86_64")]
-pub fn carries_lines() -> bool {
+pub fn can_stream_lines() -> bool {
     std::arch::is_x86_feature_detected!("avx")
 }
 
-/// Copies whole cache lines around the cache, in no order with other stores (C2): call [`settle`] before they are published.
+/// Copies whole cache lines around the cache, in no order with other stores (C2): call [`stream_fence`] before they are published.
 ///
 /// # Safety
-/// As for `copy_nonoverlapping` (but see C1); [`carries_lines`], both addresses are multiples of 64, and there is a line.
+/// As for `copy_nonoverlapping` (but see C1); [`can_stream_lines`], both addresses are multiples of 64, and there is a line.
 #[inline(always)]
-pub unsafe fn carry_lines(to: *mut u8, from: *const u8, lines: usize) {
+pub unsafe fn stream_lines(to: *mut u8, from: *const u8, lines: usize) {
     debug_assert!(to.align_offset(64) == 0 && from.align_offset(64) == 0 && lines > 0);
     // SAFETY: reads and writes `lines` lines, as the caller promises. The compiler takes the block for code that it cannot
     // see, which may change any memory (C1).
@@ -181,13 +181,13 @@ pub unsafe fn carry_lines(to: *mut u8, from: *const u8, lines: usize) {
     #[cfg(not(target_arch = "x86_64"))]
     // SAFETY: as the caller promises.
     unsafe {
-        plain(to, from, 64 * lines)
+        copy_opaque(to, from, 64 * lines)
     };
 }
 
-/// What was carried before is seen before anything that is stored from now on (C2).
+/// What was copied before is seen before anything that is stored from now on (C2).
 #[inline(always)]
-pub fn settle() {
+pub fn stream_fence() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: an instruction that every x86-64 processor has, and that only orders stores.
     unsafe {
@@ -200,13 +200,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_carries_every_byte_and_no_more() {
+    fn every_way_copies_every_byte_and_no_more() {
         let source: Vec<u8> = (0..6 * 4096).map(|at| (at * 31 + at / 251) as u8).collect();
         for bytes in (0..300).chain([4096, 16_384, 16_384 + 4095]) {
-            for carry in [plain, around_the_cache()] {
+            for copy in [copy_opaque, streaming_copy()] {
                 let mut target = vec![0xAA; bytes + 2];
                 // SAFETY: source and target have the bytes, and are apart.
-                unsafe { carry(target[1..].as_mut_ptr(), source[3..].as_ptr(), bytes) };
+                unsafe { copy(target[1..].as_mut_ptr(), source[3..].as_ptr(), bytes) };
                 assert!(
                     target[1..=bytes] == source[3..3 + bytes]
                         && target[0] == 0xAA

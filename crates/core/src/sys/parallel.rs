@@ -14,24 +14,25 @@ pub fn default_threads() -> usize {
         .get_or_init(|| std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MOST_THREADS)))
 }
 
-/// Does every piece of `work` once, by the calling thread and `threads - 1` others. They are gone when this returns.
-pub fn share_out<T: Sync>(work: &[T], threads: usize, toil: impl Fn(&T) + Sync) {
+/// Calls `work` once for every item, by the calling thread and `threads - 1` others. They are gone when this returns.
+pub fn for_each_parallel<T: Sync>(items: &[T], threads: usize, work: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
-    let toil = || {
+    let take_items = || {
         // Relaxed: a number that nobody else gets is all that is asked of it. The scope's end orders the rest.
-        while let Some(piece) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
-            toil(piece);
+        while let Some(piece) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+            work(piece);
         }
     };
     if threads <= 1 {
-        return toil();
+        return take_items();
     }
     std::thread::scope(|scope| {
         for _ in 1..threads {
             // Where no further thread is to be had, the others do its share.
-            let _ = std::thread::Builder::new().name("rollway-copy".to_owned()).spawn_scoped(scope, toil);
+            let _ =
+                std::thread::Builder::new().name("rollway-copy".to_owned()).spawn_scoped(scope, take_items);
         }
-        toil();
+        take_items();
     });
 }
 
@@ -43,7 +44,7 @@ mod tests {
     fn every_piece_is_done_once_whatever_the_number_of_threads() {
         for threads in [0, 1, 3, 8] {
             let counts: Vec<AtomicUsize> = (0..100).map(|_| AtomicUsize::new(0)).collect();
-            share_out(&counts, threads, |count| _ = count.fetch_add(1, Ordering::Relaxed));
+            for_each_parallel(&counts, threads, |count| _ = count.fetch_add(1, Ordering::Relaxed));
             assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
         }
     }
