@@ -33,7 +33,7 @@ mod _core {
     #[pymodule_export]
     use super::convert::schema::{read_schema, read_weight_schema};
     #[pymodule_export]
-    use super::eventfd_waiter::Sentry;
+    use super::eventfd_waiter::EventfdWaiter;
     #[pymodule_export]
     use super::net::connection::TcpConnection;
     #[pymodule_export]

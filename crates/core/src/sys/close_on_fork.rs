@@ -1,4 +1,4 @@
-//! Descriptors that are this process's alone.
+//! Descriptors that a forked child closes at once.
 //!
 //! A forked child inherits every socket. A learner that forked workers and died would leave its port taken and its
 //! clients connected to nobody; so a child closes its copies at once, as it does with leases
@@ -24,24 +24,24 @@ extern "C" fn after_fork_in_child() {
 
 /// Keeps a descriptor on the list. To be dropped before the descriptor is closed: list it as an earlier field.
 #[derive(Debug)]
-pub struct Alone {
+pub struct CloseOnFork {
     /// `None` when the list is full: the child keeps its copy.
     entry: Option<usize>,
 }
 
-impl Alone {
-    pub fn of(owner: &impl AsRawFd) -> Alone {
+impl CloseOnFork {
+    pub fn of(owner: &impl AsRawFd) -> CloseOnFork {
         FORK_HANDLER.call_once(|| {
             // SAFETY: the handler touches a static and calls close.
             unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
         });
         let fd = owner.as_raw_fd();
         let free = |e: &AtomicI32| e.compare_exchange(-1, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        Alone { entry: LISTED.iter().position(free) }
+        CloseOnFork { entry: LISTED.iter().position(free) }
     }
 }
 
-impl Drop for Alone {
+impl Drop for CloseOnFork {
     fn drop(&mut self) {
         if let Some(entry) = self.entry {
             LISTED[entry].store(-1, Ordering::Relaxed);

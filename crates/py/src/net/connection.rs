@@ -1,7 +1,7 @@
 //! `TcpConnection`: what handles of samples and of records over TCP have in common: options, waiting, closing, errors.
 
 use crate::errors::{blocking, named, to_py};
-use crate::eventfd_waiter::Sentry;
+use crate::eventfd_waiter::EventfdWaiter;
 use crate::ring::producer::{deadline, seconds};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -64,8 +64,8 @@ impl TcpConnection {
     }
 
     /// Waits until `wait` would not, for event loops, and takes nothing.
-    fn settled_sentry(&self, py: Python<'_>) -> PyResult<Sentry> {
-        Sentry::over(py, &self.0, |connection, deadline| connection.client.wait_settled(deadline))
+    fn settled_eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
+        EventfdWaiter::of(py, &self.0, |connection, deadline| connection.client.wait_settled(deadline))
     }
 
     /// Waits for what is on its way, at most `timeout` seconds, and disconnects.

@@ -3,7 +3,7 @@
 use crate::convert::numbers;
 use crate::convert::record_plan::{Parts, RecordPlan, rows_of};
 use crate::errors::{after, blocking, to_py};
-use crate::eventfd_waiter::Sentry;
+use crate::eventfd_waiter::EventfdWaiter;
 use crate::net::connection::{Connection, DETACH_BYTES, Options, TcpConnection};
 use crate::records::bundle::{Bundle, Versions};
 use crate::records::label::{Label, TOMBSTONE};
@@ -194,9 +194,9 @@ impl TcpRecordSender {
     }
 
     /// Waits until what found no room lately may find some, for event loops, and takes none.
-    fn sentry(&self, py: Python<'_>) -> PyResult<Sentry> {
+    fn eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
         let wanted = self.wanted.clone();
-        Sentry::over(py, &self.core, move |core, deadline| {
+        EventfdWaiter::of(py, &self.core, move |core, deadline| {
             let room = core.wait_writable(wanted.bytes(), deadline)?;
             if room {
                 wanted.forget();

@@ -4,7 +4,7 @@ use crate::convert::numbers;
 use crate::convert::plan::{Expect, Plan};
 use crate::convert::rows::Rows;
 use crate::errors::{after, blocking, to_py};
-use crate::eventfd_waiter::Sentry;
+use crate::eventfd_waiter::EventfdWaiter;
 use crate::net::connection::{Connection, DETACH_BYTES, Options, TcpConnection};
 use crate::ring::producer::{check_timeout, deadline};
 use pyo3::prelude::*;
@@ -138,8 +138,8 @@ impl TcpSender {
     }
 
     /// Waits for room, for event loops, and takes none.
-    fn sentry(&self, py: Python<'_>) -> PyResult<Sentry> {
-        Sentry::over(py, &self.core, Core::wait_writable)
+    fn eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
+        EventfdWaiter::of(py, &self.core, Core::wait_writable)
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::convert::numbers;
 use crate::convert::record_plan::RecordPlan;
 use crate::errors::{blocking, to_py};
-use crate::eventfd_waiter::Sentry;
+use crate::eventfd_waiter::EventfdWaiter;
 use crate::gil::GilCell;
 use crate::net::tcp_server::Endpoints;
 use crate::records::record::Record;
@@ -130,8 +130,8 @@ impl RecordConsumer {
     }
 
     /// Waits for a record to take, for event loops, and takes none.
-    fn sentry(&self, py: Python<'_>) -> PyResult<Sentry> {
-        Sentry::over(py, &self.core(py)?, Core::wait_readable)
+    fn eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
+        EventfdWaiter::of(py, &self.core(py)?, Core::wait_readable)
     }
 
     /// Tells the workers which weights are the newest.

@@ -3,7 +3,7 @@
 use crate::convert::numbers;
 use crate::convert::plan::Plan;
 use crate::errors::{blocking, to_py};
-use crate::eventfd_waiter::Sentry;
+use crate::eventfd_waiter::EventfdWaiter;
 use crate::gil::GilCell;
 use crate::net::tcp_server::Endpoints;
 use crate::ring::producer::{deadline, on_full, seconds};
@@ -98,8 +98,8 @@ impl Consumer {
     }
 
     /// Waits for a batch to take, for event loops, and takes none.
-    fn sentry(&self, py: Python<'_>) -> PyResult<Sentry> {
-        Sentry::over(py, &self.core(py)?, Core::wait_readable)
+    fn eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
+        EventfdWaiter::of(py, &self.core(py)?, Core::wait_readable)
     }
 
     fn flush(&self, py: Python<'_>) -> PyResult<()> {

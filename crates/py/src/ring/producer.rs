@@ -4,7 +4,7 @@ use crate::convert::numbers;
 use crate::convert::plan::{Expect, Plan};
 use crate::convert::rows::Rows;
 use crate::errors::{after, blocking, named, to_py};
-use crate::eventfd_waiter::Sentry;
+use crate::eventfd_waiter::EventfdWaiter;
 use crate::gil::GilCell;
 use crate::ring::consumer::Consumer;
 use crate::ring::slot::{Mapping, Slot};
@@ -231,8 +231,8 @@ impl Producer {
     }
 
     /// Waits for room, for event loops, and takes none.
-    fn sentry(&self, py: Python<'_>) -> PyResult<Sentry> {
-        Sentry::over(py, &self.core(py)?, Core::wait_writable)
+    fn eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
+        EventfdWaiter::of(py, &self.core(py)?, Core::wait_writable)
     }
 
     /// Leaves the ring, and ends the calls that wait with this handle. What was committed stays; what is reserved is given back

@@ -3,7 +3,7 @@
 //! Every call does what can be done now and says `WouldBlock` for the rest. Signals are never raised
 //! (`MSG_NOSIGNAL`): this is a library in somebody else's process.
 
-use crate::sys::close_on_fork::Alone;
+use crate::sys::close_on_fork::CloseOnFork;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
@@ -44,14 +44,14 @@ pub fn write_to(socket: &TcpStream, parts: &[IoSlice<'_>]) -> Result<usize> {
 /// A connected socket.
 #[derive(Debug)]
 pub struct Link {
-    _alone: Alone,
+    _close_on_fork: CloseOnFork,
     socket: Arc<TcpStream>,
     tls: Option<Box<ClientConnection>>,
 }
 
 impl Link {
     pub fn new(socket: TcpStream, tls: Option<ClientConnection>) -> Link {
-        Link { _alone: Alone::of(&socket), socket: Arc::new(socket), tls: tls.map(Box::new) }
+        Link { _close_on_fork: CloseOnFork::of(&socket), socket: Arc::new(socket), tls: tls.map(Box::new) }
     }
 
     /// Whether the socket can be written to without us.

@@ -7,7 +7,7 @@
 
 use crate::net::wire::frame::{HEADER_BYTES, Header, Kind};
 use crate::sys::clock::monotonic_ns;
-use crate::sys::close_on_fork::Alone;
+use crate::sys::close_on_fork::CloseOnFork;
 use crate::weights::copy::{Leg, copy_all};
 use std::future::poll_fn;
 use std::io::{Error, ErrorKind, IoSliceMut, Result};
@@ -115,7 +115,7 @@ fn hung_up() -> Error {
 
 /// One connection.
 pub struct Wire {
-    _alone: Alone,
+    _close_on_fork: CloseOnFork,
     stream: Stream,
     outbox: Vec<u8>,
     sent: usize,
@@ -136,12 +136,12 @@ pub struct Wire {
 
 impl Wire {
     pub fn new(stream: Stream) -> Wire {
-        let alone = match &stream {
-            Stream::Plain(stream) => Alone::of(stream),
-            Stream::Tls(stream) => Alone::of(stream.get_ref().0),
+        let close_on_fork = match &stream {
+            Stream::Plain(stream) => CloseOnFork::of(stream),
+            Stream::Tls(stream) => CloseOnFork::of(stream.get_ref().0),
         };
         Wire {
-            _alone: alone,
+            _close_on_fork: close_on_fork,
             stream,
             outbox: Vec::with_capacity(8 * HEADER_BYTES),
             sent: 0,

@@ -20,7 +20,7 @@ use crate::net::wire::tls::ServerTls;
 use crate::net::wire::token::Token;
 use crate::net::wire::token_file::{self, TokenFile};
 use crate::net::{Endpoint, Transport};
-use crate::sys::close_on_fork::Alone;
+use crate::sys::close_on_fork::CloseOnFork;
 use crate::weights::Weights;
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -363,11 +363,11 @@ impl TcpServer {
             0,
             || {
                 let listener = tokio::net::TcpListener::from_std(listener)?;
-                Ok((Alone::of(&listener), listener))
+                Ok((CloseOnFork::of(&listener), listener))
             },
-            async move |(alone, listener), shared: &Arc<Shared>, tasks: &mut Tasks| {
+            async move |(close_on_fork, listener), shared: &Arc<Shared>, tasks: &mut Tasks| {
                 accept(&listener, shared, tasks, hands).await;
-                drop(alone);
+                drop(close_on_fork);
                 drop(listener);
                 drop(file); // After the listener, and by this thread, which a forked child does not have.
             },

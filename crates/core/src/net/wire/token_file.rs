@@ -20,7 +20,7 @@
 use super::token::Token;
 use crate::error::{Error, Result};
 use crate::segment::directory;
-use crate::sys::close_on_fork::Alone;
+use crate::sys::close_on_fork::CloseOnFork;
 use rustix::fs::{self, AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::fmt;
@@ -135,7 +135,7 @@ fn foreign(owner: u32) -> String {
 pub struct TokenFile {
     path: PathBuf,
     pid: u32,
-    _alone: Alone, // Before the descriptor.
+    _close_on_fork: CloseOnFork, // Before the descriptor.
     file: OwnedFd,
 }
 
@@ -153,7 +153,7 @@ impl TokenFile {
         };
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file = fs::open(directory(), flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
-        let alone = Alone::of(&file);
+        let close_on_fork = CloseOnFork::of(&file);
         fs::fchmod(&file, Mode::RUSR | Mode::WUSR).map_err(failed)?;
         fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(failed)?;
         let text = [token.secret(), b"\n"].concat();
@@ -165,7 +165,14 @@ impl TokenFile {
         let deadline = Instant::now() + HANDOVER;
         loop {
             match fs::linkat(fs::CWD, &*own, fs::CWD, &path, AtFlags::SYMLINK_FOLLOW) {
-                Ok(()) => return Ok(TokenFile { path, pid: std::process::id(), _alone: alone, file }),
+                Ok(()) => {
+                    return Ok(TokenFile {
+                        path,
+                        pid: std::process::id(),
+                        _close_on_fork: close_on_fork,
+                        file,
+                    });
+                }
                 Err(Errno::EXIST) => match remove_stale(&path) {
                     Ok(Stale::Removed) => {}
                     Ok(Stale::Foreign(what)) => return Err(squatted(&path, &what)),
