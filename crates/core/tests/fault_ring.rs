@@ -147,26 +147,26 @@ impl Role {
                 (Point::SlotReady, &[4]),
             ],
             Role::AbortsRuns => &[(Point::HoleCounted, &[1, 2, 3]), (Point::RunPromised, &[2])],
-            Role::WakesReader => &[(Point::BellCleared, &[1, 2]), (Point::BellMoved, &[1, 2])],
+            Role::WakesReader => &[(Point::NotifyCleared, &[1, 2]), (Point::NotifyMoved, &[1, 2])],
             Role::WakesWriters => {
-                &[(Point::HoleCounted, &[1]), (Point::BellCleared, &[1]), (Point::BellMoved, &[1])]
+                &[(Point::HoleCounted, &[1]), (Point::NotifyCleared, &[1]), (Point::NotifyMoved, &[1])]
             }
             Role::Takes => &[(Point::BatchTaken, &[1, 3]), (Point::BatchFreed, &[1, 3])],
             Role::Releases => &[
                 (Point::BatchTaken, &[2]),
                 (Point::BatchFreed, &[1]),
-                (Point::BellCleared, &[1]),
-                (Point::BellMoved, &[1]),
+                (Point::NotifyCleared, &[1]),
+                (Point::NotifyMoved, &[1]),
             ],
             Role::Flushes => &[(Point::BatchSealed, &[1, 2])],
             Role::TakesAtLeast => &[(Point::BatchSealed, &[1, 2])],
-            Role::Closes => &[(Point::BellCleared, &[1, 2]), (Point::BellMoved, &[1, 2])],
+            Role::Closes => &[(Point::NotifyCleared, &[1, 2]), (Point::NotifyMoved, &[1, 2])],
             Role::Leaves => &[(Point::SeatLeaving, &[1]), (Point::NameRemoved, &[1])],
             Role::RecoversAsleep => {
-                &[(Point::HoleCounted, &[1]), (Point::BellCleared, &[1]), (Point::BellMoved, &[1])]
+                &[(Point::HoleCounted, &[1]), (Point::NotifyCleared, &[1]), (Point::NotifyMoved, &[1])]
             }
             Role::RecoversBlocked => {
-                &[(Point::HoleCounted, &[1]), (Point::BellCleared, &[1]), (Point::BellMoved, &[1])]
+                &[(Point::HoleCounted, &[1]), (Point::NotifyCleared, &[1]), (Point::NotifyMoved, &[1])]
             }
             Role::SitsDown | Role::SitsDownToRead => &[(Point::HoleCounted, &[1])],
         }
@@ -256,7 +256,7 @@ fn a_producer_that_aborts_may_die_or_stop_at_every_point() {
 }
 
 #[test]
-fn a_producer_that_wakes_others_may_die_or_stop_with_the_bell_in_hand() {
+fn a_producer_that_wakes_others_may_die_or_stop_in_the_middle_of_a_notification() {
     Case::for_each(&[Role::WakesReader, Role::WakesWriters], false, a_producer_falls);
 }
 
@@ -579,7 +579,7 @@ fn a_consumer_falls(case: Case) {
     let first_leg = if closes_early { PARTIAL as u64 / 2 } else { 40 };
     bystanders.iter().for_each(|b| b.send_up_to(first_leg));
     victim.falls();
-    if matches!(case.point, Point::BatchFreed | Point::BellCleared | Point::BellMoved) {
+    if matches!(case.point, Point::BatchFreed | Point::NotifyCleared | Point::NotifyMoved) {
         // The sleeping producers find the buffer that was freed, although nobody wakes them.
         let is_full = || ring.census().ready_samples == SLOTS;
         until(case, "the sleeping producers fill the ring", is_full, || format!("{:?}", ring.census()));

@@ -230,7 +230,7 @@ impl Consumer {
             }
             let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
             match control.readable.wait(ticket, poll.pause().min(left)) {
-                Woken::Rung => {}
+                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     super::poll_liveness(&self.wake, &self.records, &self.seat);
@@ -269,7 +269,7 @@ impl Consumer {
             }
             let Some(left) = deadline.remaining() else { return Ok(false) };
             match protocol.control.readable.wait(ticket, poll.pause().min(left)) {
-                Woken::Rung => {}
+                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => super::poll_liveness(&self.wake, &self.records, &self.seat),
             }
@@ -304,8 +304,8 @@ impl Consumer {
     }
 
     fn end_calls(&self) {
-        // Who announced itself before this wakes; who does so after it sees the flag (SYNC bell.ticket).
-        self.records.protocol().control.readable.ring();
+        // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
+        self.records.protocol().control.readable.notify();
     }
 
     /// Refuses when this handle was closed and others are attached: what is there to take is theirs. Once all is shut down,

@@ -198,10 +198,10 @@ impl Records {
     /// Shuts the records down: producers get an error, consumers what was committed, sleepers wake.
     pub fn shut_down(&self) {
         let protocol = self.protocol();
-        // SYNC records.closed: Release here, Acquire in `is_closed`. The rings below wake those who looked before.
+        // SYNC records.closed: Release here, Acquire in `is_closed`. The notifications below wake those who looked before.
         protocol.control.closed.store(1, Ordering::Release);
-        protocol.control.readable.ring();
-        protocol.lanes.iter().for_each(|lane| lane.room.ring());
+        protocol.control.readable.notify();
+        protocol.lanes.iter().for_each(|lane| lane.room.notify());
     }
 
     /// Raises what keeps records of that name and schema from being attached to.

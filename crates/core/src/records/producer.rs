@@ -385,7 +385,7 @@ impl Producer {
                 return Err(self.refusal_or(tenure, Error::Timeout));
             };
             match lane.line.room.wait(ticket, poll.pause().min(left)) {
-                Woken::Rung => {}
+                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     self.poll_liveness();
@@ -441,7 +441,7 @@ impl Producer {
             }
             let Some(left) = deadline.remaining() else { return Ok(false) };
             match lane.line.room.wait(ticket, poll.pause().min(left)) {
-                Woken::Rung => {}
+                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => self.poll_liveness(),
             }
@@ -487,7 +487,7 @@ impl Producer {
         if tenure.open.fetch_or(CLOSING, Ordering::AcqRel) == 0 {
             self.leave(tenure);
         }
-        self.lane_of(tenure).line.room.ring(); // Other threads may wait with this handle.
+        self.lane_of(tenure).line.room.notify(); // Other threads may wait with this handle.
     }
 
     fn leave(&self, tenure: &Tenure) {

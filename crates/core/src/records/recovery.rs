@@ -12,7 +12,7 @@
 //! | `RecordFreed` | room that nobody was told of, and the producer asleep | the producer's liveness poll, its sweep | reclaimed |
 //! | `RecordReturned` | a record Ready again, perhaps below the cursor, and not counted | whoever recovers after or beside the dead | counted |
 //! | `SeatLeaving`, `NameRemoved` | records that are not shut down, with or without their name | the producers' liveness poll; whoever comes to the name | told of the death, at once where the name is gone; gone on with |
-//! | `BellCleared`, `BellMoved` | sleepers with no one to wake them | their liveness poll | awake |
+//! | `NotifyCleared`, `NotifyMoved` | sleepers with no one to wake them | their liveness poll | awake |
 //!
 //! Nothing here waits for a timer to decide that somebody is dead: the kernel says so ([`crate::segment::lease`]). The
 //! liveness poll only decides *when to ask*. A recoverer may itself be stopped or killed at any point: every repair is one CAS
@@ -85,7 +85,7 @@ pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repai
         counters.recovered.fetch_add(repairs.reservations as u64, Ordering::Relaxed);
     }
     if repairs.records > 0 || has_returned {
-        records.control.readable.ring_if_waiting();
+        records.control.readable.notify_if_waiting();
     }
     repairs
 }

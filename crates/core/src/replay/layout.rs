@@ -1,15 +1,15 @@
 //! The bytes of a table: where everything lies, and what the words say.
 //!
 //! ```text
-//! body ┌─────────────────────────────────────────────────────────────┐
-//!      │ Control        head │ settled │ closed │ bell               │  a line each
-//!      ├─────────────────────────────────────────────────────────────┤
-//!      │ Tally × seats (64 B)    what each participant did            │
-//!      ├─────────────────────────────────────────────────────────────┤
-//!      │ word × capacity (8 B)   the truth about each row             │
-//! page ├─────────────────────────────────────────────────────────────┤
-//!      │ row 0: field 0 │ field 1 │ … │ row 1: …                      │  from row to row: `stride`
-//!      └─────────────────────────────────────────────────────────────┘
+//! body ┌───────────────────────────────────────────────────┐
+//!      │ Control        head │ settled │ closed │ event    │  a line each
+//!      ├───────────────────────────────────────────────────┤
+//!      │ Tally × seats (64 B)    what each participant did │
+//!      ├───────────────────────────────────────────────────┤
+//!      │ word × capacity (8 B)   the truth about each row  │
+//! page ├───────────────────────────────────────────────────┤
+//!      │ row 0: field 0 │ field 1 │ … │ row 1: …           │  from row to row: `stride`
+//!      └───────────────────────────────────────────────────┘
 //! ```
 //!
 //! A *position* grows for ever; position modulo capacity is the *row*, the rest of the division is the *lap*. The first lap
@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE};
 use crate::segment::lease::OWNER_BITS;
-use crate::sys::sync::{AtomicU32, AtomicU64, Bell};
+use crate::sys::sync::{AtomicU32, AtomicU64, EventCount};
 
 /// The `kind` of a segment that holds a table.
 pub const KIND: u32 = 4;
@@ -160,7 +160,7 @@ pub struct Control {
     pub write: WriteLine,
     pub read: ReadLine,
     /// Rung when rows are committed or given back.
-    pub changed: Bell,
+    pub changed: EventCount,
 }
 
 /// What one participant (and those who had its seat before) did. Counted beside the rows, not with them: a death can cost a

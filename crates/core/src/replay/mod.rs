@@ -165,8 +165,8 @@ impl Table {
             Role::Producer => Ok(false),
         };
         if !matches!(last, Ok(true)) {
-            // Who announced itself before this wakes; who does so after it sees the flag (SYNC bell.ticket).
-            self.protocol().control.changed.ring();
+            // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
+            self.protocol().control.changed.notify();
         }
         last.map(drop)
     }
@@ -182,7 +182,7 @@ impl Table {
         let control = self.protocol().control;
         // SYNC table.closed: Release here, Acquire in `is_closed`. The ring below wakes those who looked before.
         control.read.closed.store(1, Ordering::Release);
-        control.changed.ring();
+        control.changed.notify();
     }
 
     /// Whether the last learner has left.

@@ -1,4 +1,4 @@
-//! The table's state machine: atomics only, no system call but the bell's, no payload. Loom runs this very code.
+//! The table's state machine: atomics only, no system call but those of event counts, no payload. Loom runs this very code.
 //!
 //! ```text
 //! row   Empty | Ready, of an older lap ──claim──▶ Writing(owner) ──commit──▶ Ready
@@ -170,7 +170,7 @@ impl Protocol<'_> {
             crash_point(Point::RowsPartlyCommitted);
         }
         crash_point(Point::RowsCommitted);
-        self.control.changed.ring_if_waiting();
+        self.control.changed.notify_if_waiting();
     }
 
     /// Gives a run back unwritten, or half written: what was in it is gone.
@@ -179,7 +179,7 @@ impl Protocol<'_> {
         for row in claim.rows() {
             self.give_up(row, writing);
         }
-        self.control.changed.ring_if_waiting();
+        self.control.changed.notify_if_waiting();
     }
 
     /// Makes a row that says `writing` Empty. The caller owns it, or knows that its owner is dead. True when it did.

@@ -8,7 +8,7 @@
 //! | `RowsCommitted` | rows Ready, and sleepers nobody woke | their liveness poll | awake |
 //! | `RowUnsettled` | `settled` too low | whoever counts | counted again |
 //! | `SeatLeaving`, `NameRemoved` | a table that is not shut down, with or without its name | whoever comes to the name | gone on with; the adders add on |
-//! | `BellCleared`, `BellMoved` | sleepers with no one to wake them | their liveness poll | awake |
+//! | `NotifyCleared`, `NotifyMoved` | sleepers with no one to wake them | their liveness poll | awake |
 //!
 //! Samplers need no repair: a row that is not Ready is not sampled, whatever became of its writer. So nothing here is on
 //! their way, and nothing waits for it. Each repair is one CAS from a word that names the dead owner; it can be done twice,
@@ -32,7 +32,7 @@ pub fn recover(table: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> usize {
         }
     }
     if repaired > 0 {
-        table.control.changed.ring_if_waiting();
+        table.control.changed.notify_if_waiting();
     }
     repaired
 }

@@ -133,7 +133,7 @@ impl Consumer {
             let idle =
                 protocol.aim_unless(|batch| self.must_wait(batch)).map_err(|d| self.ring.damaged(d))?;
             if !idle && let Some(taken) = self.try_take(owner)? {
-                control.readable.ring_if_waiting(); // Others may have relied on us for what else is complete.
+                control.readable.notify_if_waiting(); // Others may have relied on us for what else is complete.
                 return Ok(taken);
             }
             if !idle {
@@ -154,10 +154,10 @@ impl Consumer {
                 return Err(Error::Timeout);
             };
             match control.readable.wait(ticket, self.nap(&mut poll).min(left)) {
-                Woken::Rung => {
+                Woken::Notified => {
                     self.check_open()?;
                     if let Some(taken) = self.try_take(owner)? {
-                        control.readable.ring_if_waiting(); // As above.
+                        control.readable.notify_if_waiting(); // As above.
                         return Ok(taken);
                     }
                 }
@@ -253,7 +253,7 @@ impl Consumer {
             }
             let Some(left) = deadline.remaining() else { return Ok(false) };
             match protocol.control.readable.wait(ticket, self.nap(&mut poll).min(left)) {
-                Woken::Rung => {}
+                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => drop(self.ring.recover(&self.seat)?),
             }
@@ -273,8 +273,8 @@ impl Consumer {
         }
         let last = self.seat.leave_with_name(|| self.ring.shut_down());
         if !matches!(last, Ok(true)) {
-            // Who announced itself before this wakes; who does so after it sees the flag (SYNC bell.ticket).
-            self.ring.protocol().control.readable.ring();
+            // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
+            self.ring.protocol().control.readable.notify();
         }
         last.map(drop)
     }

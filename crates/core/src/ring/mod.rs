@@ -173,10 +173,10 @@ impl Ring {
     /// Shuts the ring down: producers get an error, consumers what is complete, sleepers wake.
     pub fn shut_down(&self) {
         let control = self.protocol().control;
-        // SYNC ring.closed: Release here, Acquire in `is_closed`. The rings below wake those who looked before.
+        // SYNC ring.closed: Release here, Acquire in `is_closed`. The notifications below wake those who looked before.
         control.closed.store(1, Ordering::Release);
-        control.readable.ring();
-        control.writable.ring();
+        control.readable.notify();
+        control.writable.notify();
     }
 
     /// A number for a producer that brought none.

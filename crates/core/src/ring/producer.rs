@@ -238,7 +238,7 @@ impl Producer {
             }
             let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
             match control.writable.wait(ticket, poll.pause().min(left)) {
-                Woken::Rung => {}
+                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     self.ring.recover(&self.seat)?;
@@ -344,7 +344,7 @@ impl Producer {
             }
             let Some(left) = deadline.remaining() else { return Ok(false) };
             match control.writable.wait(ticket, poll.pause().min(left)) {
-                Woken::Rung => {}
+                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => drop(self.ring.recover(&self.seat)?),
             }
@@ -362,8 +362,8 @@ impl Producer {
         self.closing.store(true, Ordering::Relaxed);
         // Nobody waits with the handle of a forked child that has claimed nothing: leave its parent's sleepers alone.
         if self.seat.owner().is_some() {
-            // Who announced itself before this wakes; who does so after it sees the flag (SYNC bell.ticket).
-            self.ring.protocol().control.writable.ring();
+            // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
+            self.ring.protocol().control.writable.notify();
         }
     }
 

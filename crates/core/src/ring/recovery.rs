@@ -11,7 +11,7 @@
 //! | `BatchFreed` | a Free buffer, and producers asleep | the producers' liveness poll | opened |
 //! | `BatchSealed` | a batch partly closed | the next consumer's look | closed to the end |
 //! | `SeatLeaving`, `NameRemoved` | a ring that is not shut down, with or without its name | the producers' liveness poll | told of the death, at once where the name is gone |
-//! | `BellCleared`, `BellMoved` | sleepers with no one to wake them | their liveness poll | awake |
+//! | `NotifyCleared`, `NotifyMoved` | sleepers with no one to wake them | their liveness poll | awake |
 //!
 //! Nothing here waits for a timer to decide that somebody is dead: the kernel says so ([`crate::segment::lease`]). The
 //! liveness poll only decides *when to ask*. A recoverer may itself be stopped or killed at any point: every repair is one CAS
@@ -81,11 +81,11 @@ pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<R
         counters.reoffered_batches.fetch_add(repairs.batches as u64, Ordering::Relaxed);
     }
     if repairs.slots > 0 || holes > counted {
-        ring.control.writable.ring_if_waiting();
-        ring.control.readable.ring_if_waiting(); // The batch may be sealed, and complete without these slots.
+        ring.control.writable.notify_if_waiting();
+        ring.control.readable.notify_if_waiting(); // The batch may be sealed, and complete without these slots.
     }
     if repairs.batches > 0 {
-        ring.control.readable.ring_if_waiting();
+        ring.control.readable.notify_if_waiting();
     }
     Ok(repairs)
 }

@@ -49,20 +49,23 @@ pub fn are_noted() -> bool {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::sys::sync::{Bell, Woken};
+    use crate::sys::sync::{EventCount, Woken};
 
     #[test]
     fn a_sleep_ends_for_a_note_only_where_somebody_looks_for_it() {
-        let bell = Bell::default();
+        let event = EventCount::default();
         let sleep = |look: fn() -> bool, time| {
             LOOK.set(Some(look)); // `watched` would do so in the first thread, and tests run in others.
-            let woken = bell.wait(bell.announce(), time);
+            let woken = event.wait(event.announce(), time);
             LOOK.set(None);
             woken
         };
         assert_eq!(sleep(|| true, Duration::from_secs(600)), Woken::Interrupted);
         assert_eq!(sleep(|| false, NAP * 5 / 2), Woken::Timeout);
-        watched(|| true, || assert_eq!(bell.wait(bell.announce(), Duration::from_millis(1)), Woken::Timeout));
+        watched(
+            || true,
+            || assert_eq!(event.wait(event.announce(), Duration::from_millis(1)), Woken::Timeout),
+        );
     }
 
     #[cfg(feature = "fault")]

@@ -1,8 +1,8 @@
-//! Atomics, the bell, and crash points. Every other module takes its atomics from here, so that loom can stand in.
+//! Atomics, the event count, and crash points. Every other module takes its atomics from here, so that loom can stand in.
 //!
-//! A [`Bell`] is how anybody waits for anybody: *check, announce, fence, check again, sleep*. The one who changes
-//! the state fences and rings when a waiter is announced. There is no memory of "was full" or "was empty" to go
-//! stale: an announcement is made before every sleep and taken back by the ring that answers it.
+//! An [`EventCount`] is how every thread waits for another: *check, announce, fence, check again, sleep*. The thread that
+//! changes the state fences, and notifies when a waiter is announced. There is no memory of "was full" or "was empty" to go
+//! stale: an announcement is made before every sleep, and cleared by the notification that answers it.
 
 #[cfg(loom)]
 pub use loom::sync::atomic::{Ordering, fence};
@@ -31,11 +31,11 @@ pub fn fence(ordering: Ordering) {
     std::sync::atomic::fence(ordering);
 }
 
-/// Why [`Bell::wait`] came back.
+/// Why [`EventCount::wait`] came back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Woken {
-    /// The bell was rung, or had been rung since the ticket was drawn (or a spurious wake-up: look again).
-    Rung,
+    /// There was a notification after the ticket was drawn (or a spurious wake-up: look again).
+    Notified,
     /// The time was up.
     Timeout,
     /// A signal handler ran, perhaps before the sleep ([`signals`]).
@@ -45,19 +45,19 @@ pub enum Woken {
 /// A futex with an announcement beside it, on a cache line of its own.
 ///
 /// ```text
-/// waiter: ticket = announce() ── look ── nothing? wait(ticket)
-/// ringer: change the state ── ring_if_waiting()
+/// waiter:   ticket = announce() ── look ── nothing? wait(ticket)
+/// notifier: change the state ── notify_if_waiting()
 /// ```
 ///
-/// B1  The waiter's announcement and the ringer's change are each followed by a SeqCst fence before the other's
-///     side is read; so either the waiter sees the change or the ringer sees the announcement.
-/// B2  `waiting` is cleared before `rung` moves, by the same ringer: whoever's announcement was wiped holds an old
-///     ticket, and does not sleep on it.
-/// B3  A ringer that dies between the change and the wake-up leaves a sleeper behind. That is why sleepers poll for liveness.
+/// B1  The waiter's announcement and the notifier's change are each followed by a SeqCst fence before the other's
+///     side is read; so either the waiter sees the change or the notifier sees the announcement.
+/// B2  `waiting` is cleared before `epoch` moves, by the same notifier: a waiter whose announcement was cleared holds
+///     an old ticket, and does not sleep on it.
+/// B3  A notifier that dies between the change and the wake-up leaves a sleeper behind. That is why sleepers poll for liveness.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
-pub struct Bell {
-    rung: AtomicU32,
+pub struct EventCount {
+    epoch: AtomicU32,
     waiting: AtomicU32,
     #[cfg(loom)]
     parking: Parking,
@@ -71,60 +71,60 @@ struct Parking {
     sleepers: loom::sync::Condvar,
 }
 
-impl Bell {
-    /// Says that somebody is about to sleep. Look once more after this, then [`wait`](Self::wait) on the ticket.
+impl EventCount {
+    /// Says that this thread is about to sleep. Look once more after this, then [`wait`](Self::wait) on the ticket.
     pub fn announce(&self) -> u32 {
-        // SYNC bell.ticket: Acquire here, Release in `ring`. Orders our announcement after the clearing we saw (B2).
-        let ticket = self.rung.load(Ordering::Acquire);
+        // SYNC event.ticket: Acquire here, Release in `notify`. Orders our announcement after the clearing we saw (B2).
+        let ticket = self.epoch.load(Ordering::Acquire);
         self.waiting.store(1, Ordering::Relaxed);
-        // SYNC bell.dekker: this fence pairs with the one in `ring_if_waiting` (B1).
+        // SYNC event.dekker: this fence pairs with the one in `notify_if_waiting` (B1).
         fence(Ordering::SeqCst);
         ticket
     }
 
-    /// Wakes everybody if somebody is announced. Call it after the change that they wait for.
-    pub fn ring_if_waiting(&self) {
-        // SYNC bell.dekker: this fence pairs with the one in `announce` (B1).
+    /// Wakes all waiters if one is announced. Call it after the change that they wait for.
+    pub fn notify_if_waiting(&self) {
+        // SYNC event.dekker: this fence pairs with the one in `announce` (B1).
         fence(Ordering::SeqCst);
         if self.has_waiter() {
-            self.ring();
+            self.notify();
         }
     }
 
-    /// Moves the bell for those who watch it awake, and wakes those who sleep. Call it after the change and a SeqCst
+    /// Moves the count for threads that spin on it, and wakes those that sleep. Call it after the change and a SeqCst
     /// fence, which pairs with the one in `announce` (B1).
-    pub fn call(&self) {
+    pub fn advance(&self) {
         if self.has_waiter() {
-            self.ring();
+            self.notify();
         } else {
-            // SYNC bell.moved: Release here, Acquire in `count`. Who sees it move sees the change. Who announces itself just now
-            // does not sleep on its ticket.
-            self.rung.fetch_add(1, Ordering::Release);
+            // SYNC event.moved: Release here, Acquire in `count`. A thread that sees it move sees the change. One that announces itself
+            // just now does not sleep on its ticket.
+            self.epoch.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// Whether somebody is announced. Meaningful only after a SeqCst fence that follows the change.
+    /// Whether a waiter is announced. Meaningful only after a SeqCst fence that follows the change.
     pub fn has_waiter(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Wakes everybody.
-    pub fn ring(&self) {
+    /// Wakes all waiters.
+    pub fn notify(&self) {
         self.waiting.store(0, Ordering::Relaxed);
-        crash_point(Point::BellCleared);
-        // SYNC bell.ticket: Release here, Acquire in `announce`. The clearing above comes first (B2).
-        self.rung.fetch_add(1, Ordering::Release);
-        crash_point(Point::BellMoved);
+        crash_point(Point::NotifyCleared);
+        // SYNC event.ticket: Release here, Acquire in `announce`. The clearing above comes first (B2).
+        self.epoch.fetch_add(1, Ordering::Release);
+        crash_point(Point::NotifyMoved);
         self.wake_all();
     }
 
-    /// How often the bell has moved, modulo 2³².
+    /// How often the count has moved, modulo 2³².
     pub fn count(&self) -> u32 {
-        // SYNC bell.moved: Acquire here, Release in `call` and `ring`.
-        self.rung.load(Ordering::Acquire)
+        // SYNC event.moved: Acquire here, Release in `advance` and `notify`.
+        self.epoch.load(Ordering::Acquire)
     }
 
-    /// Sleeps until the bell is rung after `ticket` was drawn, or until `timeout` is over.
+    /// Sleeps until a notification after `ticket` was drawn, or until `timeout` is over.
     #[cfg(not(loom))]
     pub fn wait(&self, ticket: u32, timeout: Duration) -> Woken {
         use rustix::io::Errno;
@@ -136,8 +136,8 @@ impl Bell {
                 tv_sec: nap.as_secs().min(i32::MAX as u64) as _,
                 tv_nsec: nap.subsec_nanos() as _,
             };
-            match futex::wait(&self.rung, futex::Flags::empty(), ticket, Some(&limit)) {
-                Ok(()) | Err(Errno::AGAIN) => return Woken::Rung,
+            match futex::wait(&self.epoch, futex::Flags::empty(), ticket, Some(&limit)) {
+                Ok(()) | Err(Errno::AGAIN) => return Woken::Notified,
                 Err(Errno::INTR) => return Woken::Interrupted,
                 Err(_) if signals::are_noted() => return Woken::Interrupted,
                 Err(_) if nap == left => return Woken::Timeout,
@@ -150,17 +150,17 @@ impl Bell {
     fn wake_all(&self) {
         // A failure could only mean that the address is not mapped, which it is.
         let _ =
-            rustix::thread::futex::wake(&self.rung, rustix::thread::futex::Flags::empty(), i32::MAX as u32);
+            rustix::thread::futex::wake(&self.epoch, rustix::thread::futex::Flags::empty(), i32::MAX as u32);
     }
 
-    /// Sleeps until the bell is rung. Under loom no time passes: a lost wake-up is a deadlock, which loom reports.
+    /// Sleeps until a notification. Under loom no time passes: a lost wake-up is a deadlock, which loom reports.
     #[cfg(loom)]
     pub fn wait(&self, ticket: u32, _timeout: Duration) -> Woken {
         let mut door = self.parking.door.lock().unwrap();
-        while self.rung.load(Ordering::Relaxed) == ticket {
+        while self.epoch.load(Ordering::Relaxed) == ticket {
             door = self.parking.sleepers.wait(door).unwrap();
         }
-        Woken::Rung
+        Woken::Notified
     }
 
     #[cfg(loom)]
@@ -252,10 +252,10 @@ pub enum Point {
     SeatLeaving,
     /// The last learner removed the name, and has not shut down what it led to.
     NameRemoved,
-    /// A ringer cleared the announcement, and has not moved the futex.
-    BellCleared,
-    /// A ringer moved the futex, and has not woken the sleepers.
-    BellMoved,
+    /// A notifier cleared the announcement, and has not moved the futex.
+    NotifyCleared,
+    /// A notifier moved the futex, and has not woken the sleepers.
+    NotifyMoved,
 }
 
 impl Point {
@@ -274,8 +274,8 @@ impl Point {
         Point::BatchSealed,
         Point::SeatLeaving,
         Point::NameRemoved,
-        Point::BellCleared,
-        Point::BellMoved,
+        Point::NotifyCleared,
+        Point::NotifyMoved,
     ];
 
     /// Every point in weights, for theirs.
@@ -287,8 +287,8 @@ impl Point {
         Point::BufferWritten,
         Point::VersionPublished,
         Point::ReaderPinned,
-        Point::BellCleared,
-        Point::BellMoved,
+        Point::NotifyCleared,
+        Point::NotifyMoved,
     ];
 
     /// Every point in records, for theirs.
@@ -306,8 +306,8 @@ impl Point {
         Point::RecordReturned,
         Point::SeatLeaving,
         Point::NameRemoved,
-        Point::BellCleared,
-        Point::BellMoved,
+        Point::NotifyCleared,
+        Point::NotifyMoved,
     ];
 
     /// Every point in a table, for its own.
@@ -321,8 +321,8 @@ impl Point {
         Point::RowUnsettled,
         Point::SeatLeaving,
         Point::NameRemoved,
-        Point::BellCleared,
-        Point::BellMoved,
+        Point::NotifyCleared,
+        Point::NotifyMoved,
     ];
 }
 

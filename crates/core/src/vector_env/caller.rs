@@ -136,7 +136,7 @@ impl Caller {
     /// answers; or until something is wrong: a worker died, an environment has not answered for `limit`, or `deadline` has passed.
     pub fn wait(&mut self, count: usize, limit: Option<Duration>, deadline: Deadline) -> Result<Outcome> {
         let stage = self.stage.clone();
-        let bell = &stage.protocol().control.answered;
+        let event = &stage.protocol().control.answered;
         let count = count.min(self.out());
         let mut poll = LivenessPoll::start();
         loop {
@@ -152,12 +152,12 @@ impl Caller {
             }
             let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
             let pause = self.hurry(limit).map_or(left, |hurry| hurry.min(left)).min(poll.pause());
-            match bell.wait(ticket, pause) {
-                Woken::Rung => {}
+            match event.wait(ticket, pause) {
+                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     if let Some(answers) = self.take(count) {
-                        return Ok(Outcome::Answered(answers)); // Whoever rang for it may have died before the wake-up.
+                        return Ok(Outcome::Answered(answers)); // The worker may have died before the wake-up.
                     }
                     self.check_words()?;
                     let dead = self.dead();

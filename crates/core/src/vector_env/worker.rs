@@ -71,25 +71,25 @@ impl Worker {
     ///
     /// `Interrupted` after a signal, or when one may have come unnoticed before we go to sleep: call again.
     pub fn wait(&self) -> Result<Call> {
-        let bell = &self.stage.protocol().lines[self.index].work;
+        let event = &self.stage.protocol().lines[self.index].work;
         let mut spin = self.spin.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let moved = bell.count();
+            let moved = event.count();
             if let Some(call) = self.look()? {
                 spin.finish();
                 return Ok(call);
             }
-            match spin.spin_until(|| bell.count() != moved) {
+            match spin.spin_until(|| event.count() != moved) {
                 SpinOutcome::Happened => continue,
                 SpinOutcome::Expired => return Err(Error::Interrupted),
                 SpinOutcome::Skipped => {}
             }
-            let ticket = bell.announce();
+            let ticket = event.announce();
             if let Some(call) = self.look()? {
                 spin.finish();
                 return Ok(call);
             }
-            if bell.wait(ticket, LONG) == Woken::Interrupted {
+            if event.wait(ticket, LONG) == Woken::Interrupted {
                 return Err(Error::Interrupted);
             }
         }

@@ -250,7 +250,7 @@ impl Weights {
         self.segment.unlink()?;
         // SYNC weights.closed: Release here, Acquire in `is_closed`. The ring below wakes those who looked before.
         control.write.closed.store(1, Ordering::Release);
-        control.published.ring();
+        control.published.notify();
         Ok(())
     }
 

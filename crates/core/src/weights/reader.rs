@@ -197,10 +197,10 @@ impl Reader {
     /// living writer for as long as `peer_timeout` says; [`Error::Closed`] when nothing more will come, or this handle was closed.
     pub fn wait_for(&self, version: u64, deadline: Deadline, peer_timeout: Option<Duration>) -> Result<u64> {
         self.owner()?;
-        let bell = &self.weights.protocol().control.published;
+        let event = &self.weights.protocol().control.published;
         let (mut poll, mut peer_watch) = (LivenessPoll::start(), PeerWatch::with_timeout(peer_timeout));
         loop {
-            let ticket = bell.announce();
+            let ticket = event.announce();
             let closed = self.weights.is_closed() || self.closing.load(Ordering::Relaxed);
             let there = self.weights.version()?;
             if there >= version {
@@ -210,8 +210,8 @@ impl Reader {
                 return Err(Error::Closed);
             }
             let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
-            match bell.wait(ticket, poll.pause().min(left)) {
-                Woken::Rung => {}
+            match event.wait(ticket, poll.pause().min(left)) {
+                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     if peer_watch.has_timed_out(|| !self.has_writer()) {
@@ -227,8 +227,8 @@ impl Reader {
         self.closing.store(true, Ordering::Relaxed);
         // Nobody waits with the handle of a forked child that has read nothing: leave its parent's sleepers alone.
         if self.seat.owner().is_some() {
-            // Who announced itself before this wakes; who does so after it sees the flag (SYNC bell.ticket).
-            self.weights.protocol().control.published.ring();
+            // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
+            self.weights.protocol().control.published.notify();
         }
     }
 

@@ -8,7 +8,7 @@
 //! | `BufferWritten` | a whole buffer with a sequence above `latest` | the next writer | sequence 0: its version comes again |
 //! | `VersionPublished` | a new version, and readers asleep | their liveness poll | awake |
 //! | `ReaderPinned`, or any time in the copy | a pin that names the dead | the writer, when it finds no free buffer; the next holder of the seat | cleared |
-//! | `BellCleared`, `BellMoved` | sleepers with no one to wake them | their liveness poll | awake |
+//! | `NotifyCleared`, `NotifyMoved` | sleepers with no one to wake them | their liveness poll | awake |
 //!
 //! Nothing here waits for a timer to decide that somebody is dead: the kernel says so ([`crate::segment::lease`]). Every
 //! repair is one CAS from a word that names the dead, or a store by the one writer that there is; each can be done twice.

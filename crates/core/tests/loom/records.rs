@@ -111,7 +111,7 @@ impl Heap {
         self.lane(room.claim.lane).commit(&room.claim, &Heap::entry(room, value));
     }
 
-    /// As a run does it: room for all, then each is written and published, then one bell.
+    /// As a run does it: room for all, then each is written and published, then one event.
     fn send_run<const N: usize>(&self, ledger: &mut Ledger, values: [u64; N], before: impl Fn(u64)) {
         let lane = self.lane(ledger.lane());
         let rooms = values.map(|_| self.try_reserve(ledger).expect("there is room for all"));
@@ -465,7 +465,7 @@ fn a_sleeping_consumer_hears_of_the_shutdown() {
         });
         // As `Records::shut_down` does it.
         heap.control.closed.store(1, Ordering::Release);
-        heap.control.readable.ring();
+        heap.control.readable.notify();
         consumer.join().unwrap();
     });
 }
@@ -511,8 +511,8 @@ fn a_killed_producer_leaves_what_it_had_committed_and_its_lane_to_the_next() {
         Point::RecordHalfWritten,
         Point::RecordWritten,
         Point::RecordReady,
-        Point::BellCleared,
-        Point::BellMoved,
+        Point::NotifyCleared,
+        Point::NotifyMoved,
     ];
     kill_everywhere(2, POINTS, |fate| {
         let heap = Heap::new(1, 2, 2);
@@ -549,8 +549,8 @@ fn a_producer_that_is_killed_in_a_run_leaves_what_it_had_committed_and_the_rest_
         Point::RecordHalfWritten,
         Point::RecordWritten,
         Point::RecordReady,
-        Point::BellCleared,
-        Point::BellMoved,
+        Point::NotifyCleared,
+        Point::NotifyMoved,
     ];
     kill_everywhere(1, POINTS, |fate| {
         let heap = Heap::new(1, 2, 2);

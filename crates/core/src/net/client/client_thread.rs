@@ -1,6 +1,6 @@
 //! The client's own thread: connects, reads acknowledgements, writes what the callers could not, and connects again.
 //!
-//! It sleeps on the socket and on the client's bell, never with the lock held. What it meets it leaves in the shared
+//! It sleeps on the socket and on the client's wakeup descriptor, never with the lock held. What it meets it leaves in the shared
 //! state, and wakes those who wait.
 
 use super::dial::{ATTEMPT, FIRST_PAUSE, Failure, LATE, LONGEST_PAUSE, PARTING, SHORT_PAUSE, dial};
@@ -47,7 +47,7 @@ impl<'a> Courier<'a> {
         state.link = None;
         state.ended.get_or_insert(ended);
         drop(state);
-        self.shared.progress.ring();
+        self.shared.progress.notify();
     }
 
     /// Dials and serves, again and again, until something ends it.
@@ -154,7 +154,7 @@ impl<'a> Courier<'a> {
         add(&shared.counters.resumed, self.welcomed as u64);
         (self.welcomed, self.contact, self.reason) = (true, Instant::now(), None);
         drop(state);
-        shared.progress.ring_if_waiting();
+        shared.progress.notify_if_waiting();
         Ok(())
     }
 
@@ -205,7 +205,7 @@ impl<'a> Courier<'a> {
             let beat = if more { now } else { now + keepalive / 2 };
             match watch(
                 Some(&socket),
-                &self.shared.caller.bell,
+                &self.shared.caller.wakeup,
                 writing,
                 Some(gathers.unwrap_or(beat).min(beat)),
             ) {
@@ -248,7 +248,7 @@ impl<'a> Courier<'a> {
         };
         if heard {
             self.contact = Instant::now();
-            self.shared.progress.ring_if_waiting();
+            self.shared.progress.notify_if_waiting();
         }
         outcome
     }
@@ -322,7 +322,7 @@ impl<'a> Courier<'a> {
                 return;
             }
             drop(state);
-            let _ = watch(Some(socket), &self.shared.caller.bell, true, Some(until));
+            let _ = watch(Some(socket), &self.shared.caller.wakeup, true, Some(until));
         }
     }
 }

@@ -49,7 +49,7 @@ pub struct Caller {
     token: Option<Token>,
     tls: Option<(Arc<rustls::ClientConfig>, ServerName<'static>)>,
     /// Rung by others, to wake the thread.
-    pub bell: Arc<OwnedFd>,
+    pub wakeup: Arc<OwnedFd>,
     closing: AtomicBool,
 }
 
@@ -60,7 +60,7 @@ impl Caller {
         tls: Option<&ClientTls>,
         keepalive: Duration,
     ) -> crate::error::Result<Caller> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         Ok(Caller {
             directory: Directory::new(host, port),
             keepalive,
@@ -69,7 +69,7 @@ impl Caller {
                 Some(tls) => Some((tls.config()?, tls.server_name(host)?)),
                 None => None,
             },
-            bell: Arc::new(bell.map_err(|errno| Error::io("cannot make an eventfd", errno))?),
+            wakeup: Arc::new(wakeup.map_err(|errno| Error::io("cannot make an eventfd", errno))?),
             closing: AtomicBool::new(false),
         })
     }
@@ -79,15 +79,15 @@ impl Caller {
     }
 
     /// Wakes the thread.
-    pub fn ring(&self) {
-        // Fails only when the counter is about to overflow, and then the bell has been rung.
-        let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+    pub fn wake(&self) {
+        // Fails only when the counter is about to overflow, and then the thread has been woken.
+        let _ = rustix::io::write(&*self.wakeup, &1u64.to_ne_bytes());
     }
 
     /// Tells the thread to end.
     pub fn hang_up(&self) {
         self.closing.store(true, Ordering::Relaxed);
-        self.ring();
+        self.wake();
     }
 
     pub fn is_closing(&self) -> bool {
@@ -101,7 +101,7 @@ impl Caller {
         let pause = pause.min(deadline.saturating_duration_since(now));
         let until = now + pause.mul_f64(0.5 + dice as f64 / 512.0);
         while Instant::now() < until && !self.is_closing() {
-            let _ = watch(None, &self.bell, false, Some(until));
+            let _ = watch(None, &self.wakeup, false, Some(until));
         }
     }
 }
@@ -203,7 +203,7 @@ struct Dialler<'a> {
 impl Dialler<'_> {
     fn connect(&self) -> Result<Link, Failure> {
         let client = self.client;
-        let addresses = client.directory.look_up(&client.bell, self.deadline, || client.is_closing())?;
+        let addresses = client.directory.look_up(&client.wakeup, self.deadline, || client.is_closing())?;
         let mut failure = Failure::Late(LATE.to_owned());
         for (tried, &address) in addresses.iter().enumerate() {
             // An address from which nothing comes leaves time for those behind it.
@@ -255,7 +255,7 @@ impl Dialler<'_> {
     }
 
     fn watch_until(&self, socket: &TcpStream, writing: bool, until: Instant) -> Result<bool, Failure> {
-        let seen = watch(Some(socket), &self.client.bell, writing, Some(until))?;
+        let seen = watch(Some(socket), &self.client.wakeup, writing, Some(until))?;
         if self.client.is_closing() {
             return Err(Failure::Cancelled);
         }

@@ -26,7 +26,7 @@ use crate::net::wire::stats::{ClientCounters, ClientStats};
 use crate::net::wire::tls::ClientTls;
 use crate::net::wire::token::random;
 use crate::ring::Deadline;
-use crate::sys::sync::{Bell, Woken};
+use crate::sys::sync::{EventCount, Woken};
 use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -91,7 +91,7 @@ pub struct Shared {
     pub session: [u8; 16],
     state: Mutex<State>,
     /// Rung by the thread, to wake callers.
-    pub progress: Bell,
+    pub progress: EventCount,
     pub counters: ClientCounters,
 }
 
@@ -203,7 +203,7 @@ impl Shared {
             (state.watches_out, state.watches_clock) = (true, true); // It will.
             state.called = true;
             drop(state);
-            self.caller.ring();
+            self.caller.wake();
         }
     }
 }
@@ -253,7 +253,7 @@ impl Client {
                 watches_clock: false,
                 called: false,
             }),
-            progress: Bell::default(),
+            progress: EventCount::default(),
             counters: ClientCounters::default(),
             spec,
         });
@@ -381,7 +381,7 @@ impl Client {
             let _ = thread.join();
         }
         self.shared.lock().ended = Some(Ended::Closed);
-        self.shared.progress.ring();
+        self.shared.progress.notify();
     }
 
     /// How far the learner is, as of its last answer, and with what we have sent since among what waits. Asks again: the

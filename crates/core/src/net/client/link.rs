@@ -149,7 +149,7 @@ pub struct Seen {
 /// Sleeps until the socket can be read (or written, if `writing`), somebody calls, or it is `until`.
 pub fn watch(
     socket: Option<&TcpStream>,
-    bell: &OwnedFd,
+    wakeup: &OwnedFd,
     writing: bool,
     until: Option<Instant>,
 ) -> Result<Seen> {
@@ -159,10 +159,10 @@ pub fn watch(
     });
     let interest = if writing { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
     let mut fds = [
-        PollFd::new(bell, PollFlags::IN),
+        PollFd::new(wakeup, PollFlags::IN),
         match socket {
             Some(socket) => PollFd::from_borrowed_fd(socket.as_fd(), interest),
-            None => PollFd::new(bell, PollFlags::empty()),
+            None => PollFd::new(wakeup, PollFlags::empty()),
         },
     ];
     match poll(&mut fds, limit.as_ref()) {
@@ -172,7 +172,7 @@ pub fn watch(
     let (called, events) = (!fds[0].revents().is_empty(), fds[1].revents());
     if called {
         let mut count = [0; 8];
-        let _ = rustix::io::read(bell, &mut count); // Non-blocking; only resets it.
+        let _ = rustix::io::read(wakeup, &mut count); // Non-blocking; only resets it.
     }
     let broken = PollFlags::ERR | PollFlags::HUP;
     Ok(Seen {

@@ -33,10 +33,10 @@ impl Directory {
         format!("{}:{}", self.host, self.port)
     }
 
-    /// Waits for the addresses, until `deadline` or until `is_closing` says so; whoever makes it do so rings the bell.
+    /// Waits for the addresses, until `deadline` or until `is_closing` says so; whoever makes it do so writes to `wakeup`.
     pub fn look_up(
         &self,
-        bell: &Arc<OwnedFd>,
+        wakeup: &Arc<OwnedFd>,
         deadline: Instant,
         is_closing: impl Fn() -> bool,
     ) -> Result<Vec<SocketAddr>, Failure> {
@@ -47,7 +47,7 @@ impl Directory {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let answer = match asked.take() {
             Some(answer) => answer,
-            None => self.ask(bell.clone()).map_err(|error| Failure::Passing(error.to_string()))?,
+            None => self.ask(wakeup.clone()).map_err(|error| Failure::Passing(error.to_string()))?,
         };
         loop {
             match answer.try_recv() {
@@ -67,17 +67,17 @@ impl Directory {
                 *asked = Some(answer);
                 return Err(Failure::Late(format!("the name '{host}' was not resolved in time")));
             }
-            watch(None, bell, false, Some(deadline))?;
+            watch(None, wakeup, false, Some(deadline))?;
         }
     }
 
-    fn ask(&self, bell: Arc<OwnedFd>) -> crate::error::Result<Receiver<Answer>> {
+    fn ask(&self, wakeup: Arc<OwnedFd>) -> crate::error::Result<Receiver<Answer>> {
         let (tell, answer) = channel();
         let (host, port) = (self.host.clone(), self.port);
         crate::sys::thread::spawn("rollway-lookup", move || {
             let found = (host.as_str(), port).to_socket_addrs().map(Iterator::collect);
             let _ = tell.send(found); // Nobody hears it when the client is closed.
-            let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(&*wakeup, &1u64.to_ne_bytes());
         })?;
         Ok(answer)
     }
@@ -161,7 +161,7 @@ mod tests {
         ANSWERS.notify_all();
     }
 
-    fn bell() -> Arc<OwnedFd> {
+    fn wakeup() -> Arc<OwnedFd> {
         let flags = rustix::event::EventfdFlags::NONBLOCK;
         Arc::new(rustix::event::eventfd(0, flags).unwrap())
     }
@@ -196,20 +196,20 @@ mod tests {
 
     #[test]
     fn the_next_attempt_goes_on_with_the_question_of_the_last() {
-        let (directory, bell) = (Directory::new("asked.twice", 7), bell());
+        let (directory, wakeup) = (Directory::new("asked.twice", 7), wakeup());
         for _ in 0..2 {
-            let late = directory.look_up(&bell, Instant::now() + Duration::from_millis(20), || false);
+            let late = directory.look_up(&wakeup, Instant::now() + Duration::from_millis(20), || false);
             assert!(matches!(late, Err(Failure::Late(why)) if why.contains("not resolved in time")));
         }
         answer("asked.twice");
-        let found = directory.look_up(&bell, Instant::now() + Duration::from_secs(20), || false).unwrap();
+        let found = directory.look_up(&wakeup, Instant::now() + Duration::from_secs(20), || false).unwrap();
         assert_eq!(found, ["127.0.0.2:7".parse().unwrap(), "127.0.0.1:7".parse().unwrap()]);
         assert_eq!(ASKED_TWICE.load(Ordering::Relaxed), 1);
     }
 
     #[test]
     fn an_address_is_asked_of_nobody() {
-        let found = Directory::new("::1", 7).look_up(&bell(), Instant::now(), || false).unwrap();
+        let found = Directory::new("::1", 7).look_up(&wakeup(), Instant::now(), || false).unwrap();
         assert_eq!(found, ["[::1]:7".parse().unwrap()]);
     }
     #[test]

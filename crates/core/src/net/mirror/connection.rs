@@ -157,7 +157,7 @@ impl<'a> Line<'a> {
         }
         add(&self.shared.counters.versions, 1);
         drop(state);
-        self.shared.progress.ring_if_waiting();
+        self.shared.progress.notify_if_waiting();
         Ok(())
     }
 
@@ -258,7 +258,7 @@ impl<'a> Line<'a> {
                 continue;
             }
             let beat = Instant::now() + keepalive / 2;
-            watch(Some(&self.link.socket()), &self.shared.caller.bell, blocked, Some(beat))?;
+            watch(Some(&self.link.socket()), &self.shared.caller.wakeup, blocked, Some(beat))?;
         }
     }
 
@@ -286,7 +286,7 @@ impl<'a> Line<'a> {
         let until = Instant::now() + PARTING;
         self.say(&goodbye(Farewell::Finished, ""));
         while Instant::now() < until && matches!(self.flush(), Ok(true)) {
-            let _ = watch(Some(&self.link.socket()), &self.shared.caller.bell, true, Some(until));
+            let _ = watch(Some(&self.link.socket()), &self.shared.caller.wakeup, true, Some(until));
         }
     }
 }

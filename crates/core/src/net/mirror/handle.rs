@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::net::client::dial::Caller;
 use crate::net::wire::limits::within_reason;
 use crate::net::wire::stats::{MirrorCounters, MirrorStats};
-use crate::sys::sync::{Bell, Woken};
+use crate::sys::sync::{EventCount, Woken};
 use crate::sys::thread::spawn;
 use crate::sys::wait::Deadline;
 use crate::weights::reader::Reading;
@@ -33,7 +33,7 @@ impl WeightMirror {
             caller: Caller::new((&spec.host, spec.port), token, tls, spec.keepalive)?,
             spec,
             state: Mutex::default(),
-            progress: Bell::default(),
+            progress: EventCount::default(),
             counters: MirrorCounters::default(),
         });
         let thread = spawn("rollway-mirror", {
@@ -134,7 +134,7 @@ impl WeightMirror {
             let _ = thread.join();
         }
         let local = self.shared.lock().local.take();
-        self.shared.progress.ring();
+        self.shared.progress.notify();
         drop(local);
         if let Some(name) = &self.shared.spec.name {
             // A name that stays behind is collected by whoever looks next.

@@ -48,7 +48,7 @@ impl<'a> Postman<'a> {
         (state.connected, state.last_error) = (false, Some(why.clone()));
         state.over = Some(Over { error, why });
         drop(state);
-        self.shared.progress.ring();
+        self.shared.progress.notify();
     }
 
     /// Dials and fetches, again and again, until something ends it.
@@ -131,7 +131,7 @@ impl<'a> Postman<'a> {
             state.seen = inventory.lineage;
         }
         drop(state);
-        shared.progress.ring_if_waiting();
+        shared.progress.notify_if_waiting();
         Ok(link)
     }
 

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::net::client::dial::Caller;
 use crate::net::wire::stats::MirrorCounters;
 use crate::net::wire::tls::ClientTls;
-use crate::sys::sync::Bell;
+use crate::sys::sync::EventCount;
 use crate::weights::{Reader, Weights, Writer};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -81,7 +81,7 @@ pub struct Shared {
     pub caller: Caller,
     pub state: Mutex<State>,
     /// Rung when there is a new version, and at the end.
-    pub progress: Bell,
+    pub progress: EventCount,
     pub counters: MirrorCounters,
 }
 

@@ -1,7 +1,7 @@
 //! The way out of a TCP server: the learner's weights, for those who ask for them.
 //!
 //! An outlet is one reader of the weights, for all connections of its server. Connections that send the same version share
-//! one pin. A thread of its own, the *herald*, sleeps on the weights' bell and tells the event loops of new versions; it sends
+//! one pin. A thread of its own, the *herald*, sleeps until the weights have a new version and tells the event loops of new versions; it sends
 //! nothing itself. `weight_frames` does.
 
 use crate::error::{Error, Result};
@@ -113,7 +113,7 @@ impl Outlet {
             return; // A forked child: the herald is not in it.
         }
         self.stop.store(true, Ordering::Relaxed);
-        self.weights.protocol().control.published.ring();
+        self.weights.protocol().control.published.notify();
         if let Some(herald) = lock(&self.herald).take() {
             let _ = herald.join();
         }
@@ -142,17 +142,17 @@ fn look(weights: &Weights) -> News {
     }
 }
 
-/// The herald's life. The liveness poll is for a writer that died between publishing and ringing.
+/// The herald's life. The liveness poll is for a writer that died after it published and before it notified.
 fn tell(weights: &Weights, news: &watch::Sender<News>, stop: &AtomicBool) {
-    let bell = &weights.protocol().control.published;
+    let event = &weights.protocol().control.published;
     let mut poll = LivenessPoll::start();
     loop {
-        let ticket = bell.announce();
+        let ticket = event.announce();
         if stop.load(Ordering::Relaxed) {
             return;
         }
         let now = look(weights);
         news.send_if_modified(|told| std::mem::replace(told, now) != now);
-        bell.wait(ticket, poll.pause());
+        event.wait(ticket, poll.pause());
     }
 }
