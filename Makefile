@@ -91,7 +91,7 @@ miri: ## Miri over layouts, the allocator and formats (needs nightly with the co
 	@cargo +nightly miri --version >/dev/null 2>&1 || \
 	    { echo "make miri needs: rustup component add --toolchain nightly miri rust-src" >&2; exit 1; }
 	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=16 CARGO_TARGET_DIR=target/miri \
-	    cargo +nightly miri test -p rollway-core --lib -- layout allocator ledger format header metrics
+	    cargo +nightly miri test -p rollway-core --lib -- layout allocator ledger format header histogram
 
 bench: $(VENV)/.bench ## Measure beside the peers, in one run, whatever fails on the way; writes docs/bench/
 	@failed=(); trap 'exit 130' INT; \

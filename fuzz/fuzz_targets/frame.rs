@@ -6,4 +6,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| rollway_core::net::frame::probe(bytes));
+fuzz_target!(|bytes: &[u8]| rollway_core::net::wire::frame::probe(bytes));

@@ -1,7 +1,7 @@
 """AsyncBell: lets coroutines wait for what a native handle waits for.
 
-For each event loop a `Sentry` stands by: a native thread, asleep while nobody waits, and a descriptor that the loop
-watches. No Python runs between the one who rings and the loop that wakes. The bell takes nothing: it only tells
+For each event loop there is an `EventfdWaiter`: a native thread, asleep while nobody waits, and a descriptor that the
+loop watches. No Python runs between the one who rings and the loop that wakes. The bell takes nothing: it only tells
 coroutines, or whoever left a call, to look, so a cancelled one loses nothing.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
-from rollway._core import Sentry
+from rollway._core import EventfdWaiter
 from rollway.errors import ConnectionClosedError
 
 H = TypeVar("H")
@@ -43,7 +43,7 @@ class AsyncBell:
     """``await bell.rung()`` returns when it is worth looking at the handle, or when the handle is closed; `tell` has a
     call made then."""
 
-    def __init__(self, sentry: Callable[[], Sentry]) -> None:
+    def __init__(self, sentry: Callable[[], EventfdWaiter]) -> None:
         self._sentry = sentry
         self._ears: dict[asyncio.AbstractEventLoop, _Ear] = {}
         self._closed = False
@@ -78,7 +78,7 @@ class AsyncBell:
         if ear is None:
             return False
         ear.calls.append(call)
-        ear.sentry.post()
+        ear.sentry.arm()
         return True
 
     def forget(self, call: Callable[[], None]) -> None:
@@ -115,7 +115,7 @@ class AsyncBell:
 class _Ear:
     """What one loop hears of its sentry."""
 
-    def __init__(self, sentry: Sentry) -> None:
+    def __init__(self, sentry: EventfdWaiter) -> None:
         self.sentry = sentry
         self.calls: list[Callable[[], None]] = []
         self.last = False

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rollway._core import HistSnapshot, Sentry
+from rollway._core import EventfdWaiter, HistSnapshot
 from rollway.async_bell import AsyncBell
 from rollway.errors import ConnectionClosedError, InvalidArgument
 from rollway.shm_transport import ShmTransport
@@ -29,7 +29,7 @@ class _Consumer(Protocol):
     def closed(self) -> bool: ...
     @property
     def resumed(self) -> bool: ...
-    def sentry(self) -> Sentry: ...
+    def eventfd_waiter(self) -> EventfdWaiter: ...
     def producers(self) -> tuple[int, list[int]]: ...
     def stats(self) -> dict[str, int]: ...
     def histograms(self) -> dict[str, HistSnapshot]: ...
@@ -47,7 +47,7 @@ class Hosting:
         self._intake = intake
         self._endpoints: list[Endpoint] = []
         self._starting = threading.Lock()
-        self._bell = AsyncBell(consumer.sentry)
+        self._bell = AsyncBell(consumer.eventfd_waiter)
         self._endings: list[Callable[[], None]] = [self._bell.close, consumer.close]
         # Also at interpreter exit, so that a learner that forgets to close leaves no segment behind.
         self._end = weakref.finalize(self, run_all, self._endings)

@@ -59,7 +59,7 @@ class ShmClient(Producer, AsyncSends):
             self = super().__new__(cls, name, schema.plan(), producer_id, on_full, connect_timeout_s, peer_timeout_s)
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
-        self._bell = AsyncBell(WeakCall(self, Producer.sentry))
+        self._bell = AsyncBell(WeakCall(self, Producer.eventfd_waiter))
         self._vigil = Vigil(WeakCall(self, Producer.learners), WeakCall(self, Producer.is_forsaken), peer_timeout_s)
         return self
 

@@ -63,7 +63,7 @@ class ShmRecordClient(RecordProducer, AsyncRecordSends):
             self = super().__new__(cls, name, schema.plan(), producer_id, on_full, connect_timeout_s, peer_timeout_s)
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
-        self._bell = AsyncBell(WeakCall(self, RecordProducer.sentry))
+        self._bell = AsyncBell(WeakCall(self, RecordProducer.eventfd_waiter))
         self._vigil = Vigil(
             WeakCall(self, RecordProducer.learners), WeakCall(self, RecordProducer.is_forsaken), peer_timeout_s
         )

@@ -85,5 +85,5 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
             )
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
-        self._begin(AsyncBell(WeakCall(self, TcpSender.sentry)))
+        self._begin(AsyncBell(WeakCall(self, TcpSender.eventfd_waiter)))
         return self

@@ -32,7 +32,7 @@ class TcpLifetime(TcpConnection):
     """Whether `send` waits when there is no room: always, for what to drop is the learner's choice."""
 
     def _begin(self, bell: AsyncBell) -> None:
-        self._bell, self._settled = bell, AsyncBell(WeakCall(self, TcpConnection.settled_sentry))
+        self._bell, self._settled = bell, AsyncBell(WeakCall(self, TcpConnection.settled_eventfd_waiter))
         _open_clients.add(self)
 
     async def wait_async(self, timeout: float | None = None) -> None:

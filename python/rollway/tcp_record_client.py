@@ -90,5 +90,5 @@ class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
             )
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
-        self._begin(AsyncBell(WeakCall(self, TcpRecordSender.sentry)))
+        self._begin(AsyncBell(WeakCall(self, TcpRecordSender.eventfd_waiter)))
         return self

@@ -19,7 +19,7 @@ def sentries():
                 names.append(comm.read().strip())
         except FileNotFoundError:  # it ended
             continue
-    return names.count("rollway-sentry")
+    return names.count("rollway-eventfd")
 
 
 def eventfds():

@@ -150,7 +150,7 @@ def test_a_client_that_waited_in_a_loop_and_is_dropped_leaves_no_thread_behind(k
 
 
 def _sentries():
-    return sum(task.read_text().strip() == "rollway-sentry" for task in Path("/proc/self/task").glob("*/comm"))
+    return sum(task.read_text().strip() == "rollway-eventfd" for task in Path("/proc/self/task").glob("*/comm"))
 
 
 def _served(name):

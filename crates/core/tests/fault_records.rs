@@ -23,7 +23,7 @@ use rollway_core::records::{
     Consumer, IfExists, Label, OnFull, Outgoing, Producer, ProducerSpec, Record, RecordsSpec,
 };
 use rollway_core::segment::arrival;
-use rollway_core::sync::{Point, crash_point};
+use rollway_core::sys::sync::{Point, crash_point};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -93,7 +93,7 @@ impl matrix::Role for Role {
                 (Point::RecordReady, &[1, 5]),
             ],
             Role::TakesOver => &[(Point::LaneTaken, &[1]), (Point::RecordReserved, &[1])],
-            Role::WakesReader => &[(Point::BellCleared, &[1]), (Point::BellMoved, &[1])],
+            Role::WakesReader => &[(Point::NotifyCleared, &[1]), (Point::NotifyMoved, &[1])],
             // A run has three of these records.
             Role::SendsRuns => &[
                 (Point::RecordReserved, &[1, 2, 3]),
@@ -101,12 +101,12 @@ impl matrix::Role for Role {
                 (Point::RecordHalfWritten, &[1, 2]),
                 (Point::RecordWritten, &[2]),
                 (Point::RecordReady, &[1, 2, 3, 5]),
-                (Point::BellCleared, &[1]),
-                (Point::BellMoved, &[1]),
+                (Point::NotifyCleared, &[1]),
+                (Point::NotifyMoved, &[1]),
             ],
             Role::Drops => &[(Point::RecordDropped, &[1, 3])],
             Role::Takes => &[(Point::RecordTaken, &[1, 3]), (Point::RecordFreed, &[1, 3])],
-            Role::WakesWriter => &[(Point::BellCleared, &[1]), (Point::BellMoved, &[1])],
+            Role::WakesWriter => &[(Point::NotifyCleared, &[1]), (Point::NotifyMoved, &[1])],
             Role::Recovers => &[(Point::RecordReturned, &[1, 2])],
             Role::Leaves => &[(Point::SeatLeaving, &[1]), (Point::NameRemoved, &[1])],
         }
@@ -131,7 +131,7 @@ fn a_producer_may_die_or_stop_while_it_takes_over_the_lane_of_the_dead() {
 }
 
 #[test]
-fn a_producer_may_die_or_stop_with_the_bell_in_hand() {
+fn a_producer_may_die_or_stop_in_the_middle_of_a_notification() {
     Case::for_each(Role::WakesReader, a_producer_falls);
 }
 
@@ -218,7 +218,7 @@ fn a_consumer_may_die_or_stop_at_every_point() {
 }
 
 #[test]
-fn a_consumer_may_die_or_stop_with_the_bell_in_hand() {
+fn a_consumer_may_die_or_stop_in_the_middle_of_a_notification() {
     Case::for_each(Role::WakesWriter, a_consumer_falls);
 }
 

@@ -18,9 +18,9 @@
 use rollway_core::Error;
 use rollway_core::ring::consumer::{Batch, Consumer};
 use rollway_core::ring::producer::{OnFull, Producer, ProducerSpec};
-use rollway_core::ring::{Contents, IfExists, Patience, Ring, RingSpec};
+use rollway_core::ring::{Contents, Deadline, IfExists, Ring, RingSpec};
 use rollway_core::segment::{arrival, catalog, directory, lease};
-use rollway_core::sync::{Ordering, Point, crash_point, fault};
+use rollway_core::sys::sync::{Ordering, Point, crash_point, fault};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -43,7 +43,7 @@ const SLOTS: usize = BATCH * BUFFERS;
 const WORDS: usize = 32;
 const LEAVES: [usize; 2] = [WORDS * 8, 8];
 const SCHEMA: &[u8] = b"words, echo";
-/// Nobody may wait longer. A safety net for a busy machine: what the dead left is found within a patrol.
+/// Nobody may wait longer. A safety net for a busy machine: what the dead left is found within a liveness poll.
 const NET: Duration = Duration::from_secs(20);
 /// The producer named in a sample that is going to be aborted.
 const GHOST: u64 = u64::MAX;
@@ -147,26 +147,26 @@ impl Role {
                 (Point::SlotReady, &[4]),
             ],
             Role::AbortsRuns => &[(Point::HoleCounted, &[1, 2, 3]), (Point::RunPromised, &[2])],
-            Role::WakesReader => &[(Point::BellCleared, &[1, 2]), (Point::BellMoved, &[1, 2])],
+            Role::WakesReader => &[(Point::NotifyCleared, &[1, 2]), (Point::NotifyMoved, &[1, 2])],
             Role::WakesWriters => {
-                &[(Point::HoleCounted, &[1]), (Point::BellCleared, &[1]), (Point::BellMoved, &[1])]
+                &[(Point::HoleCounted, &[1]), (Point::NotifyCleared, &[1]), (Point::NotifyMoved, &[1])]
             }
             Role::Takes => &[(Point::BatchTaken, &[1, 3]), (Point::BatchFreed, &[1, 3])],
             Role::Releases => &[
                 (Point::BatchTaken, &[2]),
                 (Point::BatchFreed, &[1]),
-                (Point::BellCleared, &[1]),
-                (Point::BellMoved, &[1]),
+                (Point::NotifyCleared, &[1]),
+                (Point::NotifyMoved, &[1]),
             ],
             Role::Flushes => &[(Point::BatchSealed, &[1, 2])],
             Role::TakesAtLeast => &[(Point::BatchSealed, &[1, 2])],
-            Role::Closes => &[(Point::BellCleared, &[1, 2]), (Point::BellMoved, &[1, 2])],
+            Role::Closes => &[(Point::NotifyCleared, &[1, 2]), (Point::NotifyMoved, &[1, 2])],
             Role::Leaves => &[(Point::SeatLeaving, &[1]), (Point::NameRemoved, &[1])],
             Role::RecoversAsleep => {
-                &[(Point::HoleCounted, &[1]), (Point::BellCleared, &[1]), (Point::BellMoved, &[1])]
+                &[(Point::HoleCounted, &[1]), (Point::NotifyCleared, &[1]), (Point::NotifyMoved, &[1])]
             }
             Role::RecoversBlocked => {
-                &[(Point::HoleCounted, &[1]), (Point::BellCleared, &[1]), (Point::BellMoved, &[1])]
+                &[(Point::HoleCounted, &[1]), (Point::NotifyCleared, &[1]), (Point::NotifyMoved, &[1])]
             }
             Role::SitsDown | Role::SitsDownToRead => &[(Point::HoleCounted, &[1])],
         }
@@ -256,7 +256,7 @@ fn a_producer_that_aborts_may_die_or_stop_at_every_point() {
 }
 
 #[test]
-fn a_producer_that_wakes_others_may_die_or_stop_with_the_bell_in_hand() {
+fn a_producer_that_wakes_others_may_die_or_stop_in_the_middle_of_a_notification() {
     Case::for_each(&[Role::WakesReader, Role::WakesWriters], false, a_producer_falls);
 }
 
@@ -290,12 +290,12 @@ fn the_last_consumer_may_die_or_stop_while_it_shuts_the_ring_down() {
     Case::for_each(&[Role::Closes], false, |case| {
         let place = Place::new(case);
         let victim = Victim::start(case, &place);
-        arrival::wait_for(&place.name, Patience::of(Some(NET))).unwrap();
+        arrival::wait_for(&place.name, Deadline::after(Some(NET))).unwrap();
         let producer = place.attach();
         let ring = producer.ring().clone();
         let sleeper = std::thread::spawn(move || {
             loop {
-                match Producer::reserve(&producer, 1, Patience::of(Some(NET))) {
+                match Producer::reserve(&producer, 1, Deadline::after(Some(NET))) {
                     Ok(slot) => slot.unwrap().commit(0),
                     Err(error) => return error,
                 }
@@ -318,7 +318,7 @@ fn the_last_consumer_may_die_or_stop_before_it_shuts_the_ring_down() {
     Case::for_each(&[Role::Leaves], false, |case| {
         let place = Place::new(case);
         let victim = Victim::start(case, &place);
-        arrival::wait_for(&place.name, Patience::of(Some(NET))).unwrap();
+        arrival::wait_for(&place.name, Deadline::after(Some(NET))).unwrap();
         // Who waits for another learner for ever still ends when none can come.
         let can_come = case.point == Point::SeatLeaving;
         let peer_timeout = can_come.then_some(Duration::ZERO);
@@ -326,7 +326,7 @@ fn the_last_consumer_may_die_or_stop_before_it_shuts_the_ring_down() {
         let producer = Producer::attach(&place.name, SCHEMA, &LEAVES, spec).unwrap();
         let sleeper = std::thread::spawn(move || {
             loop {
-                match Producer::reserve(&producer, 1, Patience::of(Some(NET))) {
+                match Producer::reserve(&producer, 1, Deadline::after(Some(NET))) {
                     Ok(slot) => slot.unwrap().commit(0),
                     Err(error) => return error,
                 }
@@ -377,7 +377,7 @@ fn a_consumer_may_die_or_stop_beside_another_one() {
         let by_the_victim = victim.ledger().released.len();
         if case.signal == Signal::Stop {
             collector.has(expected.len() - by_the_victim - BATCH * is_holding as usize);
-            collector.patrols();
+            collector.poll_liveness();
             assert_eq!(consumer.ring().census().held_batches, is_holding as usize, "{case}");
             assert_eq!(counters(), Counted::default(), "{case} a stopped consumer was taken for dead");
             victim.goes_on();
@@ -450,7 +450,7 @@ fn a_segment_in_which_only_a_stopped_process_lives_is_not_collected() {
     let case = Case { role, point, nth: 1, signal: Signal::Stop, busy: true, id: VICTIM };
     let place = Place::new(case);
     let victim = Victim::start(case, &place);
-    arrival::wait_for(&place.name, Patience::of(Some(NET))).unwrap();
+    arrival::wait_for(&place.name, Deadline::after(Some(NET))).unwrap();
     let bystander = Bystander::attach(case, &place, 1);
     bystander.send_up_to(BATCH as u64);
     bystander.is_done();
@@ -554,8 +554,8 @@ fn untouched_while_stopped(
         || collector.count() + ring.census().ready_samples == so_far && ring.census().ready_samples < BATCH,
         || format!("{} of {so_far} received, {:?}", collector.count(), ring.census()),
     );
-    // A patrol of ours, that asks the kernel about everybody.
-    collector.patrols();
+    // A liveness poll of ours, that asks the kernel about everybody.
+    collector.poll_liveness();
     let contents = ring.census();
     assert_eq!(contents.claimed_slots, claimed, "{case} {contents:?}");
     if claimed == 0 {
@@ -572,14 +572,14 @@ fn untouched_while_stopped(
 fn a_consumer_falls(case: Case) {
     let place = Place::new(case);
     let victim = Victim::start(case, &place);
-    arrival::wait_for(&place.name, Patience::of(Some(NET))).unwrap();
+    arrival::wait_for(&place.name, Deadline::after(Some(NET))).unwrap();
     let bystanders = [Bystander::attach(case, &place, 1), Bystander::attach(case, &place, 2)];
     let ring = bystanders[0].ring.clone();
     let closes_early = matches!(case.role, Role::Flushes | Role::TakesAtLeast);
     let first_leg = if closes_early { PARTIAL as u64 / 2 } else { 40 };
     bystanders.iter().for_each(|b| b.send_up_to(first_leg));
     victim.falls();
-    if matches!(case.point, Point::BatchFreed | Point::BellCleared | Point::BellMoved) {
+    if matches!(case.point, Point::BatchFreed | Point::NotifyCleared | Point::NotifyMoved) {
         // The sleeping producers find the buffer that was freed, although nobody wakes them.
         let is_full = || ring.census().ready_samples == SLOTS;
         until(case, "the sleeping producers fill the ring", is_full, || format!("{:?}", ring.census()));
@@ -605,7 +605,7 @@ fn a_consumer_falls(case: Case) {
         Signal::Stop => {
             let held = BATCH * is_holding_a_batch as usize;
             collector.has(expected.len() - victim.ledger().released.len() - held);
-            collector.patrols();
+            collector.poll_liveness();
             let contents = ring.census();
             assert_eq!(contents.held_batches, is_holding_a_batch as usize, "{case} {contents:?}");
             assert_eq!(
@@ -645,7 +645,7 @@ fn a_recoverer_falls(case: Case) {
     let mut victim = None;
     if case.role == Role::RecoversAsleep {
         victim = Some(Victim::start(case, &place));
-        arrival::wait_for(&place.name, Patience::of(Some(NET))).unwrap();
+        arrival::wait_for(&place.name, Deadline::after(Some(NET))).unwrap();
     } else {
         consumer = Some(Consumer::open(&place.spec(), IfExists::Fail, None).unwrap());
     }
@@ -857,7 +857,7 @@ fn produce(case: Case, place: &Place, trap: &Trap) {
         until(case, "the other one claims and dies", claimed, String::new);
     }
     if case.role == Role::WakesWriters {
-        let slot = Producer::reserve(&producer, 1, Patience::of(Some(NET))).unwrap().unwrap();
+        let slot = Producer::reserve(&producer, 1, Deadline::after(Some(NET))).unwrap().unwrap();
         write(slot.leaf(0), slot.leaf(1), 0, Sample { producer: GHOST, counter: 0 });
         let full = || producer.ring().census().ready_samples == SLOTS - 1 && control.writable.has_waiter();
         until(case, "the others wait for room", full, || format!("{:?}", producer.ring().census()));
@@ -866,7 +866,7 @@ fn produce(case: Case, place: &Place, trap: &Trap) {
     while next < case.samples() {
         if matches!(case.role, Role::Aborts | Role::AbortsRuns) {
             let want = if case.role == Role::AbortsRuns { 3 } else { 1 };
-            let slot = Producer::reserve(&producer, want, Patience::of(Some(NET))).unwrap().unwrap();
+            let slot = Producer::reserve(&producer, want, Deadline::after(Some(NET))).unwrap().unwrap();
             for row in 0..slot.len() {
                 write(slot.leaf(0), slot.leaf(1), row, Sample { producer: GHOST, counter: next });
             }
@@ -883,7 +883,7 @@ fn produce(case: Case, place: &Place, trap: &Trap) {
 /// Sends up to `run` samples in one commit.
 fn send(producer: &Producer, id: u64, next: &mut u64, run: usize, end: u64) {
     let want = run.min((end - *next) as usize);
-    let slot = Producer::reserve(producer, want, Patience::of(Some(NET))).unwrap().unwrap();
+    let slot = Producer::reserve(producer, want, Deadline::after(Some(NET))).unwrap().unwrap();
     let len = slot.len();
     for row in 0..len {
         write(slot.leaf(0), slot.leaf(1), row, Sample { producer: id, counter: *next + row as u64 });
@@ -910,8 +910,11 @@ fn consume(case: Case, place: &Place, trap: &Trap) {
             consumer.flush().unwrap();
         }
         let patience = if at_least.is_some() && !trap.sprung.get() { Duration::from_millis(1) } else { NET };
-        match Consumer::take(&consumer, Patience::of(Some(patience)), at_least.filter(|_| !trap.sprung.get()))
-        {
+        match Consumer::take(
+            &consumer,
+            Deadline::after(Some(patience)),
+            at_least.filter(|_| !trap.sprung.get()),
+        ) {
             Ok(Some(batch)) => {
                 *trap.in_hand.borrow_mut() = read(&batch).unwrap();
                 if case.role == Role::Releases && !trap.sprung.get() {
@@ -1421,12 +1424,9 @@ impl Collector {
 
     fn start(&self) {
         let (consumer, notes) = (self.consumer.clone(), self.notes.clone());
-        let thread =
-            std::thread::spawn(
-                move || {
-                    while notes.add(Consumer::take(&*consumer, Patience::of(Some(NET)), None)) {}
-                },
-            );
+        let thread = std::thread::spawn(move || {
+            while notes.add(Consumer::take(&*consumer, Deadline::after(Some(NET)), None)) {}
+        });
         *self.thread.borrow_mut() = Some(thread);
     }
 
@@ -1457,8 +1457,12 @@ impl Collector {
     }
 
     /// Waits in vain for a moment, at the end of which the kernel is asked about everybody.
-    fn patrols(&self) {
-        self.notes.add(Consumer::take(&*self.consumer, Patience::of(Some(Duration::from_millis(6))), None));
+    fn poll_liveness(&self) {
+        self.notes.add(Consumer::take(
+            &*self.consumer,
+            Deadline::after(Some(Duration::from_millis(6))),
+            None,
+        ));
     }
 
     /// Closes the ring, and gives back all that came.

@@ -13,11 +13,11 @@
 mod fixture;
 
 use fixture::{Name, Process, eventually, matrix, row_schema, soon, told};
+use rollway_core::policies::IfExists;
+use rollway_core::replay::{Field, Piece, Sampler, Source, Table, TableSpec};
 use rollway_core::segment::arrival;
 use rollway_core::segment::lease::count_alive;
-use rollway_core::sync::Point;
-use rollway_core::table::{Field, Piece, Sampler, Source, Table, TableSpec};
-use rollway_core::terms::IfExists;
+use rollway_core::sys::sync::Point;
 
 const CAPACITY: usize = 40;
 /// Each number of a row is the same.
@@ -61,7 +61,7 @@ impl matrix::Role for Role {
                 (Point::RowsPartlyCommitted, &[1, 5, 63]),
                 (Point::RowsCommitted, &[1, 7]),
             ],
-            Role::Wakes => &[(Point::BellCleared, &[1]), (Point::BellMoved, &[1])],
+            Role::Wakes => &[(Point::NotifyCleared, &[1]), (Point::NotifyMoved, &[1])],
             Role::Recovers => &[(Point::RowUnsettled, &[1, 2])],
             Role::Leaves => &[(Point::SeatLeaving, &[1]), (Point::NameRemoved, &[1])],
         }
@@ -81,7 +81,7 @@ fn an_adder_may_die_or_stop_at_every_point() {
 }
 
 #[test]
-fn an_adder_may_die_or_stop_with_the_bell_in_hand() {
+fn an_adder_may_die_or_stop_in_the_middle_of_a_notification() {
     Case::for_each(Role::Wakes, falls);
 }
 

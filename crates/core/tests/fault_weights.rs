@@ -19,7 +19,7 @@ mod weights_fixture;
 use fixture::{Name, Process, ends, eventually, matrix, soon, told};
 use rollway_core::Error;
 use rollway_core::segment::Owner;
-use rollway_core::sync::{Ordering, Point, fault};
+use rollway_core::sys::sync::{Ordering, Point, fault};
 use rollway_core::weights::layout::Latest;
 use rollway_core::weights::{IfExists, Reader, Weights, Writer};
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl matrix::Role for Role {
                 (Point::BufferWritten, &[1, 4]),
                 (Point::VersionPublished, &[1, 4]),
             ],
-            Role::Wakes => &[(Point::BellCleared, &[1]), (Point::BellMoved, &[1])],
+            Role::Wakes => &[(Point::NotifyCleared, &[1]), (Point::NotifyMoved, &[1])],
             Role::Reads => &[(Point::ReaderPinned, &[1, 3]), (Point::LeafHalfCopied, &[1, 2])],
         }
     }
@@ -75,7 +75,7 @@ fn a_writer_may_die_or_stop_at_every_point() {
 }
 
 #[test]
-fn a_writer_may_die_or_stop_with_the_bell_in_hand() {
+fn a_writer_may_die_or_stop_in_the_middle_of_a_notification() {
     Case::for_each(Role::Wakes, a_writer_falls);
 }
 

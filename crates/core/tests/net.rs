@@ -11,7 +11,7 @@ use harness::*;
 use rollway_core::Error;
 use rollway_core::net::{Endpoint, Intake, TcpClient, TcpClientSpec, TcpServerSpec, Transport};
 use rollway_core::ring::producer::Origin;
-use rollway_core::ring::{Consumer, Patience, RingSpec};
+use rollway_core::ring::{Consumer, Deadline, RingSpec};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
@@ -91,7 +91,7 @@ fn any_timeout_may_be_endless() {
     })
     .unwrap();
     put_many(&client, 0..2);
-    client.close(Patience::of(Some(ever))).unwrap();
+    client.close(Deadline::after(Some(ever))).unwrap();
     assert_eq!(learner.receive(2), [0, 1]);
 }
 

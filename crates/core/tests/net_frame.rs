@@ -4,7 +4,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use rollway_core::net::frame::{
+use rollway_core::net::wire::frame::{
     self, Cargo, ENTRY_BYTES, Entry, Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_SEQUENCE,
     MAX_TEXT_BYTES, News, PREAMBLE_BYTES, Preamble, RecordLimits, Refusal, Welcome, probe,
 };

@@ -9,16 +9,16 @@ mod harness;
 use fixture::*;
 use harness::*;
 use rollway_core::Error;
-use rollway_core::net::frame::{Cargo, Farewell, Header, Hello, Kind, Refusal};
+use rollway_core::net::wire::frame::{Cargo, Farewell, Header, Hello, Kind, Refusal};
 use rollway_core::net::{TcpClientSpec, TcpServer, TcpServerSpec};
-use rollway_core::ring::{Consumer, OnFull, Patience};
+use rollway_core::ring::{Consumer, Deadline, OnFull};
 use std::io::Write;
 use std::time::Duration;
 
 /// A server that cuts what is slow after 400 ms.
 fn impatient() -> TcpServerSpec {
     let limit = Duration::from_millis(400);
-    TcpServerSpec { frame_timeout: limit, claim_patience: limit, ..TcpServerSpec::default() }
+    TcpServerSpec { frame_timeout: limit, claim_timeout: limit, ..TcpServerSpec::default() }
 }
 
 // ── a full ring ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -33,7 +33,7 @@ fn a_full_ring_slows_its_clients_and_everything_arrives_when_it_is_drained() {
     while offer(&client, sent, briefly()).is_ok() {
         sent += 1;
     }
-    assert!(matches!(offer(&client, sent, Patience::Never), Err(Error::Full)));
+    assert!(matches!(offer(&client, sent, Deadline::Now), Err(Error::Full)));
     assert!(matches!(client.wait(briefly()), Err(Error::Timeout)));
     assert!(eventually(|| client.acknowledged() == 8), "what is in the ring is acknowledged");
     assert_eq!(learner.claimed(), 0, "nobody who waits holds a slot");
@@ -261,7 +261,7 @@ fn a_client_waits_for_room_for_longer_than_the_keepalive() {
     let learner = Learner::with(&spec(None, 2, 2), TcpServerSpec { keepalive, ..TcpServerSpec::default() });
     let client = connect(TcpClientSpec { keepalive, ..learner.spec() }).unwrap();
     put_many(&client, 0..6);
-    assert!(matches!(client.wait(Patience::of(Some(keepalive * 5))), Err(Error::Timeout)));
+    assert!(matches!(client.wait(Deadline::after(Some(keepalive * 5))), Err(Error::Timeout)));
     assert_eq!(client.stats().connects, 1, "the learner is slow, not dead");
     assert_eq!(learner.receive(6), (0..6).collect::<Vec<_>>());
 }
@@ -271,7 +271,7 @@ fn a_client_waits_for_room_for_longer_than_the_keepalive() {
 #[test]
 fn a_second_connection_takes_over_from_one_that_is_stuck() {
     let patient =
-        TcpServerSpec { claim_patience: DEADLINE, frame_timeout: DEADLINE, ..TcpServerSpec::default() };
+        TcpServerSpec { claim_timeout: DEADLINE, frame_timeout: DEADLINE, ..TcpServerSpec::default() };
     let learner = Learner::with(&spec(None, 2, 3), patient);
     let (mut first, _) = Raw::enter(learner.server.port(), 1, 0, 0);
     first.write(&data(0..1));
@@ -401,8 +401,8 @@ fn a_forked_child_is_told_to_make_its_own_client() {
     // SAFETY: the child calls what takes no lock and allocates nothing of weight, and leaves with _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let forked = matches!(offer(&client, 1, Patience::Never), Err(Error::Forked { .. }))
-            && matches!(client.close(Patience::Never), Err(Error::Forked { .. }));
+        let forked = matches!(offer(&client, 1, Deadline::Now), Err(Error::Forked { .. }))
+            && matches!(client.close(Deadline::Now), Err(Error::Forked { .. }));
         drop(client);
         learner.server.stop();
         // SAFETY: ends this process at once.

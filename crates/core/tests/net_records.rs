@@ -9,14 +9,14 @@ mod harness;
 use fixture::*;
 use harness::{Certificate, Proxy, Raw, Way, cut_everywhere, data, resident, unacknowledged};
 use proptest::prelude::*;
-use rollway_core::net::frame::{Cargo, Entry, Farewell, Header, Hello, Kind, News, Refusal, Welcome};
+use rollway_core::net::wire::frame::{Cargo, Entry, Farewell, Header, Hello, Kind, News, Refusal, Welcome};
 use rollway_core::net::{
     RecordIntake, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec, Transport,
 };
 use rollway_core::records::format::{LeafShape, Shape};
 use rollway_core::records::producer::Label;
 use rollway_core::records::{Consumer, Producer, RecordsSpec};
-use rollway_core::ring::{IfExists, OnFull, Patience};
+use rollway_core::ring::{Deadline, IfExists, OnFull};
 use rollway_core::{Error, Result};
 use std::collections::HashMap;
 use std::io::Write;
@@ -141,8 +141,8 @@ fn connect(spec: TcpClientSpec) -> Result<TcpRecordClient> {
 }
 
 /// Sends one record.
-fn offer(client: &TcpRecordClient, value: u32, bytes: usize, patience: Patience) -> Result<()> {
-    client.send(bytes, bytes as u32, value, patience, |room| room.copy_from_slice(&record_of(value, bytes)))
+fn offer(client: &TcpRecordClient, value: u32, bytes: usize, deadline: Deadline) -> Result<()> {
+    client.send(bytes, bytes as u32, value, deadline, |room| room.copy_from_slice(&record_of(value, bytes)))
 }
 
 fn put(client: &TcpRecordClient, value: u32, bytes: usize) {
@@ -463,7 +463,7 @@ fn a_full_lane_slows_its_clients_and_everything_arrives_when_it_is_drained() {
     while offer(&client, sent, 10_000, briefly()).is_ok() {
         sent += 1;
     }
-    assert!(matches!(offer(&client, sent, 10_000, Patience::Never), Err(Error::Full)));
+    assert!(matches!(offer(&client, sent, 10_000, Deadline::Now), Err(Error::Full)));
     assert!(!client.wait_writable(10_000, briefly()).unwrap());
     assert!(matches!(client.wait(briefly()), Err(Error::Timeout)));
     assert!(eventually(|| client.acknowledged() == 6), "what is in the lane is acknowledged");
@@ -583,7 +583,7 @@ fn a_hundred_clients_of_a_learner_that_stands_still_cost_little() {
 #[test]
 fn a_slow_client_is_cut_and_holds_nothing_afterwards() {
     let limit = Duration::from_millis(400);
-    let spec = TcpServerSpec { frame_timeout: limit, claim_patience: limit, ..TcpServerSpec::default() };
+    let spec = TcpServerSpec { frame_timeout: limit, claim_timeout: limit, ..TcpServerSpec::default() };
     let learner = Learner::with(64 * KIB, OnFull::Block, spec);
     let (mut raw, _) = learner.enter(1, 0, 0);
     let bytes = frame(0, &[100, 60 * KIB]);
@@ -823,15 +823,15 @@ fn frame_of(first: u64, records: &[Vec<u8>]) -> Vec<u8> {
 #[test]
 fn a_record_that_does_not_fit_is_refused_by_name_and_those_before_it_are_taken() {
     // Once straight into the lane, once through staging memory.
-    for claim_patience in [DEADLINE, Duration::from_millis(1)] {
-        let learner = Learner::checked(TcpServerSpec { claim_patience, ..TcpServerSpec::default() });
+    for claim_timeout in [DEADLINE, Duration::from_millis(1)] {
+        let learner = Learner::checked(TcpServerSpec { claim_timeout, ..TcpServerSpec::default() });
         let mut bad = fitting([5, 2]);
         bad[0] += 8;
         let bytes = frame_of(0, &[fitting([1, 0]), fitting([0, 3]), bad, fitting([1, 1])]);
         let (mut raw, welcome) = learner.enter(1, 0, 0);
         let middle = bytes.len() - 80; // In the bad one.
         raw.write(&bytes[..middle]);
-        if claim_patience < DEADLINE {
+        if claim_timeout < DEADLINE {
             assert!(eventually(|| learner.server.stats().staged > 0));
         }
         raw.write(&bytes[middle..]);

@@ -9,12 +9,12 @@ mod harness;
 use fixture::*;
 use harness::*;
 use rollway_core::Error;
-use rollway_core::net::frame::{
+use rollway_core::net::wire::frame::{
     Cargo, Farewell, Header, Hello, Kind, News, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal, SHARE_BYTES,
     Welcome,
 };
-use rollway_core::net::token::{Side, Token};
-use rollway_core::net::token_file::{self, TokenFile};
+use rollway_core::net::wire::token::{Side, Token};
+use rollway_core::net::wire::token_file::{self, TokenFile};
 use rollway_core::net::{ServerTls, TcpClient, TcpClientSpec, TcpServer, TcpServerSpec};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -295,7 +295,7 @@ fn points_that_are_not_in_the_group_are_refused_on_both_sides() {
 
 #[test]
 fn a_stranger_on_the_port_cannot_show_a_client_a_schema() {
-    let refuse = rollway_core::net::frame::refuse(Refusal::Schema, "no", b"{");
+    let refuse = rollway_core::net::wire::frame::refuse(Refusal::Schema, "no", b"{");
     let (spec, heard) = impostor(move |raw, _| raw.write(&[&ASKS.bytes()[..], &refuse].concat()));
     assert!(matches!(connect(spec), Err(Error::Protocol { .. })));
     assert_eq!(heard.join().unwrap(), b"");

@@ -8,10 +8,10 @@ mod harness;
 
 use fixture::*;
 use harness::{Proxy, Raw};
-use rollway_core::net::frame::{Cargo, Entry, Farewell, Header, Kind};
+use rollway_core::net::wire::frame::{Cargo, Entry, Farewell, Header, Kind};
 use rollway_core::net::{RecordIntake, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec};
 use rollway_core::records::{self, RecordsSpec};
-use rollway_core::ring::{Consumer, IfExists, OnFull, Patience, Producer, RingSpec, Slot};
+use rollway_core::ring::{Consumer, Deadline, IfExists, OnFull, Producer, RingSpec, Slot};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ const MIB: usize = 1 << 20;
 
 /// Much more than others may wait for a client that stalls in a frame of so many bytes, and less than the 5 s, and a second per
 /// MiB, that such a frame was given when it held up the others.
-fn promptly(bytes: usize) -> Patience {
-    Patience::of(Some(Duration::from_secs(if bytes < MIB { 3 } else { 8 })))
+fn promptly(bytes: usize) -> Deadline {
+    Deadline::after(Some(Duration::from_secs(if bytes < MIB { 3 } else { 8 })))
 }
 
 /// How often something was counted; 0 where it is not counted.
@@ -91,9 +91,9 @@ impl Samples {
         slot.commit(0);
     }
 
-    /// The numbers of the next batch, which comes within the time of `patience`; each sample is whole.
-    fn take(&self, patience: Patience) -> Vec<u64> {
-        let batch = Consumer::take(&*self.consumer, patience, None).unwrap().unwrap();
+    /// The numbers of the next batch, which comes before `deadline`; each sample is whole.
+    fn take(&self, deadline: Deadline) -> Vec<u64> {
+        let batch = Consumer::take(&*self.consumer, deadline, None).unwrap().unwrap();
         let rows = batch.runs().into_iter().flat_map(|(first, len)| first..first + len);
         rows.map(|row| {
             // SAFETY: the batch is ours, the row is Ready, and the leaves have these sizes.
@@ -220,7 +220,7 @@ fn a_hundred_clients_that_stop_at_once_hold_up_others_about_as_long_as_one() {
 
 /// Moves every frame that is not there at once to staging memory.
 fn hasty() -> TcpServerSpec {
-    TcpServerSpec { claim_patience: Duration::from_millis(1), ..TcpServerSpec::default() }
+    TcpServerSpec { claim_timeout: Duration::from_millis(1), ..TcpServerSpec::default() }
 }
 
 #[test]
@@ -405,9 +405,9 @@ impl Lanes {
         Stalled::begin(self.enter(session, 0), frame)
     }
 
-    /// The next record's value, its sequence number and its size; it comes within the time of `patience` and is whole.
-    fn take(&self, patience: Patience) -> (u32, u64, usize) {
-        let record = records::Consumer::take(self.consumer.clone(), patience).unwrap().unwrap();
+    /// The next record's value, its sequence number and its size; it comes before `deadline` and is whole.
+    fn take(&self, deadline: Deadline) -> (u32, u64, usize) {
+        let record = records::Consumer::take(self.consumer.clone(), deadline).unwrap().unwrap();
         let (stamp, bytes) = (record.info().stamp, record.bytes());
         assert!(bytes == vec![stamp.kind as u8; bytes.len()], "record {} is not whole", stamp.kind);
         (stamp.kind, stamp.sequence, bytes.len())

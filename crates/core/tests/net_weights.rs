@@ -8,7 +8,9 @@ mod harness;
 
 use fixture::{DEADLINE, Name, briefly, eventually, soon, weight_schema};
 use harness::{Certificate, Learner, Proxy, Raw, cut_everywhere};
-use rollway_core::net::frame::{Cargo, Farewell, Header, Hello, Inventory, Kind, LeafList, Refusal, Verdict};
+use rollway_core::net::wire::frame::{
+    Cargo, Farewell, Header, Hello, Inventory, Kind, LeafList, Refusal, Verdict,
+};
 use rollway_core::net::{TcpServer, TcpServerSpec, WeightMirror, WeightMirrorSpec};
 use rollway_core::ring::IfExists;
 use rollway_core::weights::{Reader, Source, Target, Weights, WeightsSpec, Writer};
@@ -595,7 +597,7 @@ fn another_schema_is_refused_with_that_of_the_learner() {
     let origin = Origin::new(SMALL);
     let (_, header, payload) = enter(origin.server.port(), b"something else");
     assert_eq!((header.kind, header.code), (Kind::Refuse, Refusal::Schema as u16));
-    let (_, schema) = rollway_core::net::frame::parse_refuse(&payload).unwrap();
+    let (_, schema) = rollway_core::net::wire::frame::parse_refuse(&payload).unwrap();
     let ours = weight_schema(&bytes_of(SMALL));
     assert_eq!(schema, ours);
     let (_, header, payload) = enter(origin.server.port(), ours);

@@ -14,7 +14,7 @@ use rollway_core::records::ledger::{Attempt, Ledger, Room};
 use rollway_core::records::protocol::{Entry, LaneWords, Protocol, Stamp, Taken};
 use rollway_core::records::recovery::recover;
 use rollway_core::segment::Owner;
-use rollway_core::sync::Ordering;
+use rollway_core::sys::sync::Ordering;
 
 const LANES: usize = 2;
 const DEPTH: usize = 4;

@@ -14,9 +14,9 @@ use rollway_core::ring::layout::{BatchNo, Buffer, BufferWord, Control, Place, Sl
 use rollway_core::ring::producer::ProducerSpec;
 use rollway_core::ring::protocol::{Claim, Claimant, Protocol, Taken};
 use rollway_core::ring::recovery::{Repairs, recover};
-use rollway_core::ring::{Batch, Consumer, Contents, IfExists, OnFull, Patience, Producer, RingSpec};
+use rollway_core::ring::{Batch, Consumer, Contents, Deadline, IfExists, OnFull, Producer, RingSpec};
 use rollway_core::segment::Owner;
-use rollway_core::sync::{AtomicU64, Ordering};
+use rollway_core::sys::sync::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
 
 // ── the model ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -378,7 +378,7 @@ enum Call {
     },
     DropOldest,
     /// Somebody looks for the dead, and there are none.
-    Patrol,
+    PollLiveness,
 }
 
 const PRODUCERS: usize = 3;
@@ -398,7 +398,7 @@ fn any_call() -> impl Strategy<Value = Call> {
         1 => Just(Call::Flush),
         1 => (0..5usize).prop_map(|samples| Call::SealAtLeast { samples }),
         1 => Just(Call::DropOldest),
-        1 => Just(Call::Patrol),
+        1 => Just(Call::PollLiveness),
     ]
 }
 
@@ -465,7 +465,7 @@ impl Duel {
             Call::DropOldest => {
                 assert_eq!(self.heap.ring().drop_oldest().unwrap(), self.model.dropped_oldest());
             }
-            Call::Patrol => assert_eq!(recover(&self.heap.ring(), |_| false), Ok(Repairs::default())),
+            Call::PollLiveness => assert_eq!(recover(&self.heap.ring(), |_| false), Ok(Repairs::default())),
             Call::Commit { .. } | Call::Abort { .. } | Call::Release { .. } | Call::GiveBack { .. } => {}
         }
         self.compare();
@@ -754,7 +754,7 @@ impl<'a> Handles<'a> {
     }
 
     fn claim(&mut self, want: usize) {
-        let claimed = self.producer.claim(want, Patience::Never);
+        let claimed = self.producer.claim(want, Deadline::Now);
         if !self.model.has_room() && self.on_full == OnFull::DropOldest {
             self.model.dropped_oldest();
         }
@@ -786,7 +786,7 @@ impl<'a> Handles<'a> {
     }
 
     fn take(&mut self, at_least: Option<usize>) {
-        let batch = Consumer::take(self.consumer, Patience::Never, at_least).unwrap();
+        let batch = Consumer::take(self.consumer, Deadline::Now, at_least).unwrap();
         // The model does not care who holds a batch, as long as it is one and the same.
         let owner = batch.as_ref().map_or(Owner::from_bits(0), holder);
         let mut expected = self.model.taken(owner);
@@ -861,7 +861,7 @@ fn slots_that_were_given_back_are_filled_first_also_after_a_patrol() {
         let mut duel = Duel::new(8, 2, block, 1);
         duel.claim(0, 4);
         duel.play(&Call::Abort { claim: 0 });
-        duel.play(&Call::Patrol);
+        duel.play(&Call::PollLiveness);
         let rows: Vec<usize> = (0..8)
             .map(|_| {
                 duel.claim(0, 1);
@@ -919,7 +919,7 @@ proptest! {
                         duel.play(&Call::Commit { claim: 0 });
                     }
                 }
-                Call::Take { .. } | Call::SealAtLeast { .. } | Call::Release { .. } | Call::Flush | Call::Patrol => {
+                Call::Take { .. } | Call::SealAtLeast { .. } | Call::Release { .. } | Call::Flush | Call::PollLiveness => {
                     duel.play(call);
                 }
                 _ => {}

@@ -9,11 +9,11 @@ mod fixture;
 use fixture::{DEADLINE, Name, Process, alone, briefly, eventually, is_closed, say, soon, stay, told};
 use rollway_core::records::layout::{State, Word};
 use rollway_core::records::{
-    Consumer, Contents, IfExists, Label, OnFull, Outgoing, Patience, Producer, ProducerSpec, Record, Records,
+    Consumer, Contents, Deadline, IfExists, Label, OnFull, Outgoing, Producer, ProducerSpec, Record, Records,
     RecordsSpec,
 };
 use rollway_core::segment::{arrival, catalog};
-use rollway_core::sync::Ordering;
+use rollway_core::sys::sync::Ordering;
 use rollway_core::{Error, Result};
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -70,8 +70,8 @@ fn body(value: u64, bytes: usize) -> Vec<u8> {
 }
 
 /// Sends `value` as a record of `bytes`; the value is also its version.
-fn try_send(producer: &Producer, value: u64, bytes: usize, patience: Patience) -> Result<bool> {
-    let Some(mut room) = Producer::reserve(producer, bytes, patience)? else { return Ok(false) };
+fn try_send(producer: &Producer, value: u64, bytes: usize, deadline: Deadline) -> Result<bool> {
+    let Some(mut room) = Producer::reserve(producer, bytes, deadline)? else { return Ok(false) };
     fill(value, room.bytes_mut());
     room.commit(bytes, Label { version: value as u32, ..Label::default() })?;
     Ok(true)
@@ -126,7 +126,7 @@ fn receive(consumer: &Arc<Consumer>) -> u64 {
 }
 
 fn drain(consumer: &Arc<Consumer>) -> Vec<u64> {
-    let next = || Consumer::take(consumer.clone(), Patience::Never).ok().flatten();
+    let next = || Consumer::take(consumer.clone(), Deadline::Now).ok().flatten();
     std::iter::from_fn(next).map(|record| value(&record)).collect()
 }
 
@@ -225,7 +225,7 @@ fn a_record_that_cannot_be_written_gives_back_what_is_behind_it_and_those_before
 fn what_was_sent_is_taken_in_order_with_its_stamp() {
     let consumer = private();
     let producer = producer(&consumer);
-    assert!(Consumer::take(&*consumer, Patience::Never).unwrap().is_none());
+    assert!(Consumer::take(&*consumer, Deadline::Now).unwrap().is_none());
     for count in 0..100u64 {
         let mut room = Producer::reserve(&*producer, 500, soon()).unwrap().unwrap();
         fill(count, &mut room.bytes_mut()[..count as usize]);
@@ -281,8 +281,8 @@ fn lanes_have_their_turns() {
     assert_eq!(consumer.records().census().held_records, 5);
     drop(many);
     assert_eq!(Consumer::take_many(&*consumer, 5, soon()).unwrap().len(), 1, "it does not wait for five");
-    assert_eq!(Consumer::take_many(&*consumer, 5, Patience::Never).unwrap().len(), 0);
-    assert_eq!(Consumer::take_many(&*consumer, 0, Patience::Forever).unwrap().len(), 0);
+    assert_eq!(Consumer::take_many(&*consumer, 5, Deadline::Now).unwrap().len(), 0);
+    assert_eq!(Consumer::take_many(&*consumer, 0, Deadline::Never).unwrap().len(), 0);
 }
 
 #[test]
@@ -314,11 +314,11 @@ fn a_lane_with_every_descriptor_held_is_full_until_one_is_released() {
             take(&consumer)
         })
         .collect();
-    assert!(matches!(try_send(&producer, 8, 1, Patience::Never), Err(Error::Full)));
+    assert!(matches!(try_send(&producer, 8, 1, Deadline::Now), Err(Error::Full)));
     assert!(matches!(try_send(&producer, 8, 1, briefly()), Err(Error::Timeout)));
     assert_eq!(value(&held.remove(3)), 3);
     send(&producer, 8, 1);
-    assert!(matches!(try_send(&producer, 9, 1, Patience::Never), Err(Error::Full)));
+    assert!(matches!(try_send(&producer, 9, 1, Deadline::Now), Err(Error::Full)));
     assert_eq!(receive(&consumer), 8);
     assert_eq!(consumer.records().totals().blocked, 1);
 }
@@ -350,7 +350,7 @@ fn a_dropped_reservation_is_never_shown_and_its_room_is_free_again() {
         let mut room = Producer::reserve(&*producer, LANE, soon()).unwrap().unwrap();
         room.bytes_mut().fill(1);
     }
-    assert!(Consumer::take(&*consumer, Patience::Never).unwrap().is_none());
+    assert!(Consumer::take(&*consumer, Deadline::Now).unwrap().is_none());
     assert_eq!(consumer.records().totals().aborted, 50);
     send(&producer, 1, LANE);
     assert_eq!(receive(&consumer), 1);
@@ -390,12 +390,12 @@ fn a_record_may_be_as_large_as_a_lane_and_no_larger() {
         assert_eq!(receive(&consumer), value);
     }
     for bytes in [LANE + 1, usize::MAX] {
-        let error = Producer::reserve(&*producer, bytes, Patience::Forever).unwrap_err();
+        let error = Producer::reserve(&*producer, bytes, Deadline::Never).unwrap_err();
         assert!(
             matches!(error, Error::RecordTooLarge { .. }) && error.to_string().contains("lane_bytes"),
             "{error}"
         );
-        assert!(producer.wait_room(bytes, Patience::Forever).is_err());
+        assert!(producer.wait_room(bytes, Deadline::Never).is_err());
     }
 }
 
@@ -409,7 +409,7 @@ fn a_record_that_was_given_back_comes_again_before_the_others() {
     zero.give_back();
     assert_eq!(drain(&consumer), [0, 2, 3, 4]);
     one.give_back();
-    assert!(consumer.wait_readable(Patience::Never).unwrap());
+    assert!(consumer.wait_readable(Deadline::Now).unwrap());
     assert_eq!(drain(&consumer), [1]);
     assert_eq!(consumer.records().totals().returned, 3);
 }
@@ -437,9 +437,9 @@ fn a_blocked_producer_goes_on_when_there_is_room() {
 fn room_can_be_waited_for_without_taking_it() {
     let consumer = private();
     let producer = producer(&consumer);
-    assert!(producer.wait_room(LANE, Patience::Never).unwrap());
+    assert!(producer.wait_room(LANE, Deadline::Now).unwrap());
     (0..4).for_each(|value| send(&producer, value, QUARTER));
-    assert!(!producer.wait_room(1, Patience::Never).unwrap());
+    assert!(!producer.wait_room(1, Deadline::Now).unwrap());
     assert!(!producer.wait_room(1, briefly()).unwrap());
     let waiter = std::thread::spawn({
         let producer = producer.clone();
@@ -455,7 +455,7 @@ fn a_policy_of_error_says_so_at_once() {
     let consumer = private();
     let producer = producer_that(&consumer, OnFull::Error);
     (0..4).for_each(|value| send(&producer, value, QUARTER));
-    assert!(matches!(try_send(&producer, 4, 1, Patience::Forever), Err(Error::Full)));
+    assert!(matches!(try_send(&producer, 4, 1, Deadline::Never), Err(Error::Full)));
     assert_eq!(drain(&consumer), [0, 1, 2, 3]);
 }
 
@@ -464,7 +464,7 @@ fn a_policy_of_drop_newest_keeps_what_is_there() {
     let consumer = private();
     let producer = producer_that(&consumer, OnFull::DropNewest);
     (0..4).for_each(|value| send(&producer, value, QUARTER));
-    assert!(!try_send(&producer, 4, 1, Patience::Forever).unwrap());
+    assert!(!try_send(&producer, 4, 1, Deadline::Never).unwrap());
     assert_eq!(drain(&consumer), [0, 1, 2, 3]);
     assert_eq!(consumer.records().totals().dropped_newest, 1);
 }
@@ -492,12 +492,12 @@ fn drop_oldest_takes_nothing_from_those_who_read_or_write() {
     (0..3).for_each(|value| send(&producer, value, QUARTER));
     let held = [take(&consumer), take(&consumer), take(&consumer)];
     let room = Producer::reserve(producer.clone(), QUARTER, soon()).unwrap().unwrap();
-    assert!(!try_send(&producer, 9, 1, Patience::Forever).unwrap(), "nothing can be dropped: dropped itself");
+    assert!(!try_send(&producer, 9, 1, Deadline::Never).unwrap(), "nothing can be dropped: dropped itself");
     assert_eq!(held.each_ref().map(value), [0, 1, 2]);
     drop(held);
     // A reservation is in the way of the table: dropping what is unread would not help, so it is kept.
     (10..17).for_each(|value| send(&producer, value, 1));
-    assert!(!try_send(&producer, 17, 1, Patience::Forever).unwrap());
+    assert!(!try_send(&producer, 17, 1, Deadline::Never).unwrap());
     drop(room);
     send(&producer, 18, 1);
     assert_eq!(drain(&consumer), [10, 11, 12, 13, 14, 15, 16, 18]);
@@ -577,7 +577,7 @@ fn what_was_committed_outlives_its_producer_and_the_next_one_writes_around_it() 
     let second = producer(&consumer);
     assert_eq!(second.lane(), 0);
     send(&second, 3, QUARTER);
-    assert!(matches!(try_send(&second, 4, 1, Patience::Never), Err(Error::Full)));
+    assert!(matches!(try_send(&second, 4, 1, Deadline::Now), Err(Error::Full)));
     assert_eq!(value(&held), 0);
     assert_eq!(drain(&consumer), [1, 2, 3]);
     drop(held);
@@ -616,10 +616,10 @@ fn one_who_looks_whether_there_is_a_record_does_not_pass_it() {
     let producer = producer(&consumer);
     send(&producer, 1, 10);
     for _ in 0..3 {
-        assert!(consumer.wait_readable(Patience::Never).unwrap());
+        assert!(consumer.wait_readable(Deadline::Now).unwrap());
     }
     assert_eq!(drain(&consumer), [1]);
-    assert!(!consumer.wait_readable(Patience::Never).unwrap());
+    assert!(!consumer.wait_readable(Deadline::Now).unwrap());
 }
 
 #[test]
@@ -651,13 +651,12 @@ fn the_end_comes_after_what_was_committed() {
     assert!(is_closed(blocked.join().unwrap()));
     assert!(is_closed(try_send(&producer, 5, 1, soon())));
     assert!(
-        producer.wait_room(1, Patience::Forever).unwrap()
-            && consumer.wait_readable(Patience::Forever).unwrap()
+        producer.wait_room(1, Deadline::Never).unwrap() && consumer.wait_readable(Deadline::Never).unwrap()
     );
     assert_eq!(drain(&consumer), [0, 1, 2, 3]);
-    assert!(is_closed(Consumer::take(&*consumer, Patience::Forever)));
-    assert!(is_closed(Consumer::take(&*consumer, Patience::Never)));
-    assert!(is_closed(Consumer::take_many(&*consumer, 3, Patience::Never)));
+    assert!(is_closed(Consumer::take(&*consumer, Deadline::Never)));
+    assert!(is_closed(Consumer::take(&*consumer, Deadline::Now)));
+    assert!(is_closed(Consumer::take_many(&*consumer, 3, Deadline::Now)));
 }
 
 #[test]
@@ -751,14 +750,14 @@ fn closing_a_consumer_ends_its_waiting_calls_and_leaves_the_records_to_the_other
     let (first, second) = (open(&spec(Some(&name))), open(&spec(Some(&name))));
     let (ended, end) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
-        scope.spawn(|| ended.send(Consumer::take(&*first, Patience::Forever).map(drop)));
+        scope.spawn(|| ended.send(Consumer::take(&*first, Deadline::Never).map(drop)));
         assert!(eventually(|| first.records().protocol().control.readable.has_waiter()));
         first.close().unwrap();
         let ended = end.recv_timeout(DEADLINE).unwrap();
         assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
     });
     send(&Producer::attach(&name, SCHEMA, ANYONE).unwrap(), 7, 1000);
-    assert!(matches!(Consumer::take(&*first, Patience::Never), Err(Error::Closed)));
+    assert!(matches!(Consumer::take(&*first, Deadline::Now), Err(Error::Closed)));
     assert_eq!(receive(&second), 7);
     second.close().unwrap();
 }
@@ -830,7 +829,7 @@ fn numbers_that_make_no_sense_are_damage_and_no_panic() {
         (0..2).for_each(|value| send(&producer, value, 100));
         spoil(&consumer.records().protocol().lane(0));
         for _ in 0..3 {
-            is_corrupt(Consumer::take(&*consumer, Patience::Never).map(drop));
+            is_corrupt(Consumer::take(&*consumer, Deadline::Now).map(drop));
         }
     }
     // What the next owner of a lane finds there.
@@ -894,7 +893,7 @@ fn a_damaged_lane_is_told_of_and_the_others_are_read() {
     lane.table[1].bytes.store(u64::MAX, Ordering::Relaxed);
     let (mut received, mut told) = (Vec::new(), 0);
     for _ in 0..10 {
-        match Consumer::take(&*consumer, Patience::Never) {
+        match Consumer::take(&*consumer, Deadline::Now) {
             Ok(record) => received.extend(record.iter().map(value)),
             Err(Error::Corrupt { .. }) => told += 1,
             Err(error) => panic!("{error}"),
@@ -903,7 +902,7 @@ fn a_damaged_lane_is_told_of_and_the_others_are_read() {
     assert_eq!(received, [0, 10, 11, 12]);
     assert_eq!(told, 6);
     send(&whole, 13, 100);
-    let many = || Consumer::take_many(&*consumer, 5, Patience::Never).unwrap_or_default();
+    let many = || Consumer::take_many(&*consumer, 5, Deadline::Now).unwrap_or_default();
     let taken: Vec<u64> = [many(), many()].iter().flatten().map(value).collect();
     assert_eq!(taken, [13]);
 }
@@ -933,13 +932,13 @@ fn any_words_are_an_error_or_a_record_inside_its_lane() {
             lane.line.read.returned.store(random() % 3, Ordering::Relaxed);
         }
         for _ in 0..20 {
-            if let Ok(Some(record)) = Consumer::take(&*consumer, Patience::Never) {
+            if let Ok(Some(record)) = Consumer::take(&*consumer, Deadline::Now) {
                 assert_eq!(record.bytes().len(), record.len());
             }
         }
         if let Ok(next) = Producer::on(consumer.records().clone(), ANYONE) {
-            let _ = try_send(&next, 1, 100, Patience::Never);
-            let _ = next.wait_room(100, Patience::Never);
+            let _ = try_send(&next, 1, 100, Deadline::Now);
+            let _ = next.wait_room(100, Deadline::Now);
         }
         consumer.records().census();
         consumer.records().holders();
@@ -1000,7 +999,7 @@ fn a_dead_consumers_records_come_again() {
     child.signal(libc::SIGSTOP);
     assert!(matches!(Consumer::take(&*beside, briefly()), Err(Error::Timeout)), "stopped is not dead");
     child.kill();
-    // One that waits finds them on its patrol.
+    // One that waits finds them when it polls for liveness.
     assert_eq!([receive(&beside), receive(&beside)], [0, 1]);
     assert_eq!(beside.records().totals().returned, 2);
 }

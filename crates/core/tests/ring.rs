@@ -7,9 +7,9 @@ mod fixture;
 use fixture::*;
 use rollway_core::Error;
 use rollway_core::ring::producer::ProducerSpec;
-use rollway_core::ring::{Consumer, IfExists, OnFull, Patience, Producer, RingSpec, Slot};
+use rollway_core::ring::{Consumer, Deadline, IfExists, OnFull, Producer, RingSpec, Slot};
 use rollway_core::segment::header::seat_state;
-use rollway_core::sync::Ordering;
+use rollway_core::sys::sync::Ordering;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -100,7 +100,7 @@ fn stamps_say_who_sent_what_when_and_with_which_version() {
     let consumer = private(3, 2);
     let producer =
         Producer::on(consumer.ring().clone(), ProducerSpec { producer_id: Some(42), ..ANYONE }).unwrap();
-    let before = rollway_core::ring::monotonic_ns();
+    let before = rollway_core::sys::clock::monotonic_ns();
     for version in 5..8 {
         let slot = Producer::reserve(&producer, 1, soon()).unwrap().unwrap();
         slot.commit(version);
@@ -112,7 +112,7 @@ fn stamps_say_who_sent_what_when_and_with_which_version() {
         [(42, 0, 5), (42, 1, 6), (42, 2, 7)]
     );
     let times: Vec<u64> = stamps.iter().map(|s| s.committed_ns).collect();
-    assert!(times.is_sorted() && times[0] >= before && times[2] <= rollway_core::ring::monotonic_ns());
+    assert!(times.is_sorted() && times[0] >= before && times[2] <= rollway_core::sys::clock::monotonic_ns());
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn every_producer_without_an_id_gets_its_own() {
 fn an_empty_ring_gives_nothing_to_one_who_does_not_wait() {
     let consumer = private(2, 2);
     send(&producer(&consumer), 1);
-    assert!(Consumer::take(&consumer, Patience::Never, None).unwrap().is_none());
+    assert!(Consumer::take(&consumer, Deadline::Now, None).unwrap().is_none());
 }
 
 #[test]
@@ -258,9 +258,9 @@ fn at_the_deadline_at_least_so_many_samples_are_enough() {
 fn one_who_does_not_wait_can_ask_for_at_least_one_sample() {
     let consumer = private(4, 2);
     let producer = producer(&consumer);
-    assert!(Consumer::take(&consumer, Patience::Never, Some(1)).unwrap().is_none());
+    assert!(Consumer::take(&consumer, Deadline::Now, Some(1)).unwrap().is_none());
     send(&producer, 0);
-    let batch = Consumer::take(&consumer, Patience::Never, Some(1)).unwrap().unwrap();
+    let batch = Consumer::take(&consumer, Deadline::Now, Some(1)).unwrap().unwrap();
     assert_eq!(values(&batch), [0]);
 }
 
@@ -276,7 +276,7 @@ fn full_ring(on_full: OnFull) -> (Consumer, Producer) {
 #[test]
 fn a_producer_that_blocks_waits_as_long_as_it_was_told() {
     let (consumer, producer) = full_ring(OnFull::Block);
-    assert!(matches!(try_send(&producer, 4, Patience::Never), Err(Error::Full)));
+    assert!(matches!(try_send(&producer, 4, Deadline::Now), Err(Error::Full)));
     assert!(matches!(try_send(&producer, 4, briefly()), Err(Error::Timeout)));
     assert_eq!(drain(&consumer), [0, 1, 2, 3]);
 }
@@ -345,8 +345,8 @@ fn closing_a_producer_ends_its_waiting_calls_and_nobody_elses() {
     let other = self::producer(&consumer);
     let [ended, waited, others] = [&producer, &producer, &other].map(|_| mpsc::channel());
     std::thread::scope(|scope| {
-        scope.spawn(|| ended.0.send(try_send(&producer, 8, Patience::Forever)));
-        scope.spawn(|| waited.0.send(producer.wait_writable(Patience::Forever)));
+        scope.spawn(|| ended.0.send(try_send(&producer, 8, Deadline::Never)));
+        scope.spawn(|| waited.0.send(producer.wait_writable(Deadline::Never)));
         scope.spawn(|| others.0.send(try_send(&other, 9, soon())));
         let counters = &consumer.ring().protocol().control.counters;
         assert!(eventually(|| counters.blocked.load(Ordering::Relaxed) == 2));
@@ -357,7 +357,7 @@ fn closing_a_producer_ends_its_waiting_calls_and_nobody_elses() {
         receive(&consumer); // There is room: for the other one.
         assert!(others.1.recv_timeout(DEADLINE).unwrap().unwrap());
     });
-    let later = try_send(&producer, 10, Patience::Never);
+    let later = try_send(&producer, 10, Deadline::Now);
     assert!(matches!(later, Err(Error::Closed)), "{later:?}");
     assert!(!consumer.ring().is_closed());
 }
@@ -369,8 +369,8 @@ fn closing_a_consumer_ends_its_waiting_calls_and_leaves_the_batches_to_the_other
     let second = open(&spec(Some(&name), 1, 2));
     let (ended, waited) = (mpsc::channel(), mpsc::channel());
     std::thread::scope(|scope| {
-        scope.spawn(|| ended.0.send(Consumer::take(&first, Patience::Forever, None).map(drop)));
-        scope.spawn(|| waited.0.send(first.wait_readable(Patience::Forever)));
+        scope.spawn(|| ended.0.send(Consumer::take(&first, Deadline::Never, None).map(drop)));
+        scope.spawn(|| waited.0.send(first.wait_readable(Deadline::Never)));
         assert!(eventually(|| first.ring().protocol().control.readable.has_waiter()));
         first.close().unwrap();
         let ended = ended.1.recv_timeout(DEADLINE).unwrap();
@@ -378,7 +378,7 @@ fn closing_a_consumer_ends_its_waiting_calls_and_leaves_the_batches_to_the_other
         assert!(waited.1.recv_timeout(DEADLINE).unwrap().unwrap());
     });
     send(&attach(&name).unwrap(), 7);
-    let later = Consumer::take(&first, Patience::Never, None).map(drop);
+    let later = Consumer::take(&first, Deadline::Now, None).map(drop);
     assert!(matches!(later, Err(Error::Closed)), "{later:?}");
     assert_eq!(receive(&second), [7]);
     second.close().unwrap();
@@ -399,7 +399,7 @@ fn a_learner_may_hold_several_batches_at_once() {
 fn one_who_holds_every_batch_is_told_so_and_does_not_wait_for_ever() {
     let (consumer, _producer) = full_ring(OnFull::Block);
     let held = [(); 2].map(|()| Consumer::take(&consumer, soon(), None).unwrap().unwrap());
-    let ended = Consumer::take(&consumer, Patience::Forever, None);
+    let ended = Consumer::take(&consumer, Deadline::Never, None);
     assert!(matches!(ended, Err(Error::AllHeld(2))), "{ended:?}");
     drop(held);
 }
@@ -531,14 +531,14 @@ fn after_the_close_producers_are_told_and_the_rest_can_be_taken() {
     assert!(is_closed(try_send(&producer, 3, soon())));
     assert_eq!(receive(&consumer), [0, 1]);
     assert!(is_closed(Consumer::take(&consumer, soon(), None)));
-    assert!(is_closed(Consumer::take(&consumer, Patience::Never, None)));
+    assert!(is_closed(Consumer::take(&consumer, Deadline::Now, None)));
 }
 
 // ── waiting awake ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 /// Sends when there is room, which it waits for as Python's `send` does. Whether it was awake all the while.
 fn send_waking(producer: &Producer, value: u64) -> bool {
-    let at_once = producer.claim(1, Patience::Never);
+    let at_once = producer.claim(1, Deadline::Now);
     let awake = match at_once {
         Err(Error::Full) => producer.claim_awake(1).unwrap(),
         _ => None,
@@ -605,8 +605,8 @@ fn the_close_wakes_a_blocked_producer_and_a_waiting_consumer() {
     (0..2).for_each(|value| send(&producer, value));
     let held = [(); 2].map(|()| Consumer::take(&consumer, soon(), None).unwrap().unwrap());
     std::thread::scope(|scope| {
-        let blocked = scope.spawn(|| try_send(&producer, 2, Patience::Forever));
-        let waiting = scope.spawn(|| Consumer::take(&other, Patience::Forever, None).map(|_| ()));
+        let blocked = scope.spawn(|| try_send(&producer, 2, Deadline::Never));
+        let waiting = scope.spawn(|| Consumer::take(&other, Deadline::Never, None).map(|_| ()));
         let control = consumer.ring().protocol().control;
         assert!(eventually(|| control.counters.blocked.load(Ordering::Relaxed) == 1));
         assert!(eventually(|| control.readable.has_waiter()));
@@ -984,11 +984,11 @@ fn survives(what: &str, damage: impl FnOnce(&Consumer) + Send + 'static) {
         (0..5).for_each(|value| send(&producer, value));
         damage(&consumer);
         for value in 5..10 {
-            let _ = try_send(&producer, value, Patience::Never);
-            let _ = Producer::reserve(&producer, 3, Patience::Never);
+            let _ = try_send(&producer, value, Deadline::Now);
+            let _ = Producer::reserve(&producer, 3, Deadline::Now);
             let _ = producer.flush();
-            let _ = Consumer::take(&consumer, Patience::Never, Some(1));
-            let _ = Consumer::take(&consumer, Patience::of(Some(Duration::from_millis(5))), None);
+            let _ = Consumer::take(&consumer, Deadline::Now, Some(1));
+            let _ = Consumer::take(&consumer, Deadline::after(Some(Duration::from_millis(5))), None);
             let _ = consumer.ring().census();
             let _ = consumer.ring().writers();
         }

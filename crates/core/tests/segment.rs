@@ -6,13 +6,13 @@
 #![cfg(not(loom))]
 
 use rollway_core::ring::producer::ProducerSpec;
-use rollway_core::ring::{Consumer, IfExists, OnFull, Patience, Producer, RingSpec};
+use rollway_core::ring::{Consumer, Deadline, IfExists, OnFull, Producer, RingSpec};
 use rollway_core::segment::header::{Header, LAYOUT_VERSION, PAGE, SeatRecord};
 use rollway_core::segment::lease::Undertaker;
 use rollway_core::segment::{Owner, PREFIX, Role, Seat, Segment, Spec, Surety, arrival, catalog, directory};
-use rollway_core::sync::Ordering;
+use rollway_core::sys::sync::Ordering;
 #[cfg(feature = "fault")]
-use rollway_core::sync::{Point, fault};
+use rollway_core::sys::sync::{Point, fault};
 use rollway_core::{Error, Result};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{BufRead, BufReader, Write};
@@ -107,7 +107,7 @@ fn leave_stale(name: &str) {
 }
 
 fn send(producer: &Producer, value: u64) {
-    let slot = Producer::reserve(producer, 1, Patience::of(Some(LONG))).unwrap().unwrap();
+    let slot = Producer::reserve(producer, 1, Deadline::after(Some(LONG))).unwrap().unwrap();
     // SAFETY: the slot is ours, and its one leaf has eight bytes.
     unsafe { slot.leaf(0).cast::<u64>().write_unaligned(value) };
     slot.commit(0);
@@ -115,7 +115,7 @@ fn send(producer: &Producer, value: u64) {
 
 /// The values of the next batch, each with its producer and its number.
 fn receive(consumer: &Consumer) -> Vec<(u64, u32, u64)> {
-    let batch = Consumer::take(consumer, Patience::of(Some(LONG)), None).unwrap().unwrap();
+    let batch = Consumer::take(consumer, Deadline::after(Some(LONG)), None).unwrap().unwrap();
     let rows = batch.runs().into_iter().flat_map(|(first, len)| first..first + len);
     rows.map(|row| {
         // SAFETY: the row is Ready, and its one leaf has eight bytes.
@@ -261,7 +261,7 @@ fn plays_the_role_given_in_its_environment() {
         }
         "claimer" => {
             let producer = attach(&name).unwrap();
-            let slot = Producer::reserve(&producer, 1, Patience::Never).unwrap().unwrap();
+            let slot = Producer::reserve(&producer, 1, Deadline::Now).unwrap().unwrap();
             // SAFETY: the slot is ours; we write half of its leaf.
             unsafe { slot.leaf(0).cast::<u32>().write_unaligned(u32::MAX) };
             say("claimed");
@@ -324,7 +324,7 @@ fn play_forker_with_two_threads(name: &str) {
                     say(&alive.map_or("no answer".to_owned(), |alive| format!("{alive} alive")));
                 }
             });
-            let taken = Consumer::take(&*consumer, Patience::Never, None);
+            let taken = Consumer::take(&*consumer, Deadline::Now, None);
             say(if taken.is_ok() { "has a seat" } else { "has no seat" });
             hear_order();
             // SAFETY: ends the child without the harness's farewell.
@@ -363,7 +363,7 @@ fn a_consumer_that_is_dropped_has_left() {
     let producer = attach(&name).unwrap();
     drop(consumer);
     assert!(!name.path().exists());
-    assert_refused!(producer.claim(1, Patience::Never), Error::Closed);
+    assert_refused!(producer.claim(1, Deadline::Now), Error::Closed);
 }
 
 #[test]
@@ -386,7 +386,7 @@ fn a_producer_finds_the_segment_by_its_name() {
     assert_eq!(receive(&consumer).iter().map(|(value, ..)| *value).collect::<Vec<_>>(), [1, 2]);
     assert_eq!(consumer.producers().alive, 1);
     consumer.close().unwrap();
-    assert_refused!(producer.claim(1, Patience::Never), Error::Closed);
+    assert_refused!(producer.claim(1, Deadline::Now), Error::Closed);
     assert_refused!(attach(&name), Error::NotFound { .. });
 }
 
@@ -432,7 +432,7 @@ fn bad_names_are_refused_everywhere() {
         assert_refused!(attach(bad), Error::BadName { .. });
         assert_refused!(Segment::open(bad, None), Error::BadName { .. });
         assert_refused!(catalog::collect(bad), Error::BadName { .. });
-        assert_refused!(arrival::wait_for(bad, Patience::Never), Error::BadName { .. });
+        assert_refused!(arrival::wait_for(bad, Deadline::Now), Error::BadName { .. });
     }
     let longest = Name(format!("{:-<200}", &*Name::new("long")));
     create(&longest).close().unwrap();
@@ -465,7 +465,7 @@ fn open_in_every_way(name: &str) -> Vec<Result<()>> {
         open(name, IfExists::Resume).map(drop),
         open(name, IfExists::Replace).map(drop),
         Segment::open(name, None).map(drop),
-        arrival::wait_for(name, Patience::Never),
+        arrival::wait_for(name, Deadline::Now),
         catalog::collect(name).map(drop),
     ]
 }
@@ -592,7 +592,7 @@ fn no_number_in_the_header_makes_it_panic() {
             match attach(&name) {
                 Ok(producer) => {
                     assert!(is_harmless, "{value:#x} at {at} was accepted");
-                    producer.abort(&producer.claim(1, Patience::Never).unwrap().unwrap());
+                    producer.abort(&producer.claim(1, Deadline::Now).unwrap().unwrap());
                 }
                 Err(error) => assert!(!error.to_string().is_empty()),
             }
@@ -983,12 +983,12 @@ fn learners_that_resume_one_name_at_once_meet_in_one_ring() {
 fn a_name_that_appears_late_is_found() {
     let name = Name::new("late");
     thread::scope(|scope| {
-        let waiters = [(); 2].map(|()| scope.spawn(|| arrival::wait_for(&name, Patience::of(Some(LONG)))));
+        let waiters = [(); 2].map(|()| scope.spawn(|| arrival::wait_for(&name, Deadline::after(Some(LONG)))));
         let other = Name::new("late-other");
         create(&other).close().unwrap(); // Wakes the waiters, who go on waiting.
         let consumer = create(&name);
         waiters.into_iter().for_each(|waiter| waiter.join().unwrap().unwrap());
-        arrival::wait_for(&name, Patience::Never).unwrap();
+        arrival::wait_for(&name, Deadline::Now).unwrap();
         consumer.close().unwrap();
     });
 }
@@ -998,9 +998,9 @@ fn a_name_that_does_not_appear_is_not_found_when_the_time_is_over() {
     let name = Name::new("never");
     let patience = Duration::from_millis(50);
     let started = Instant::now();
-    assert_refused!(arrival::wait_for(&name, Patience::of(Some(patience))), Error::NotFound { .. });
+    assert_refused!(arrival::wait_for(&name, Deadline::after(Some(patience))), Error::NotFound { .. });
     assert!(started.elapsed() >= patience);
-    assert_refused!(arrival::wait_for(&name, Patience::Never), Error::NotFound { .. });
+    assert_refused!(arrival::wait_for(&name, Deadline::Now), Error::NotFound { .. });
 }
 
 #[test]
@@ -1008,7 +1008,7 @@ fn a_segment_that_is_replaced_while_one_attaches_is_not_what_one_is_told_of() {
     let name = Name::new("replaced");
     let mut looks = 0;
     let mut consumer = None;
-    let attached = arrival::attach(&name, Patience::Never, || {
+    let attached = arrival::attach(&name, Deadline::Now, || {
         looks += 1;
         if looks > 1 {
             return attach(&name);
@@ -1020,7 +1020,7 @@ fn a_segment_that_is_replaced_while_one_attaches_is_not_what_one_is_told_of() {
     assert!(attached.is_ok() && looks == 2, "{attached:?}");
     // One that lives, and does not fit when looked at twice, does not fit.
     looks = 0;
-    let misfit = arrival::attach(&name, Patience::of(Some(LONG)), || -> Result<()> {
+    let misfit = arrival::attach(&name, Deadline::after(Some(LONG)), || -> Result<()> {
         looks += 1;
         Err(Error::Closed)
     });
@@ -1033,7 +1033,7 @@ fn segments_that_come_and_go_do_not_end_the_wait_before_its_time() {
     let mut consumer = None;
     let mut looks = 0;
     // Each time, what was opened is shut down and another one has its name.
-    let attached = arrival::attach(&name, Patience::of(Some(LONG)), || {
+    let attached = arrival::attach(&name, Deadline::after(Some(LONG)), || {
         looks += 1;
         if looks > 5 {
             return attach(&name);
@@ -1099,7 +1099,7 @@ fn play_creator_in_a_tiny_directory(name: &str) {
     assert_refused!(refused, Error::NoMemory { free, .. } if free < mebibyte);
     let producer = attach_with(name, &[1 << 17]);
     for _ in 0..4 {
-        let slot = Producer::reserve(&producer, 1, Patience::Never).unwrap().unwrap();
+        let slot = Producer::reserve(&producer, 1, Deadline::Now).unwrap().unwrap();
         // SAFETY: the slot is ours, and its leaf is that long. Every page is there: no SIGBUS.
         unsafe { slot.leaf(0).write_bytes(0xab, 1 << 17) };
         slot.commit(0);

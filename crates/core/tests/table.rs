@@ -7,14 +7,14 @@ use fixture::{Name, briefly, ends, eventually, row_schema, soon};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use rollway_core::Error;
+use rollway_core::policies::IfExists;
+use rollway_core::replay::layout::{Control, Lap, RowKind, RowWord, Settled};
+use rollway_core::replay::protocol::{Claim, Protocol};
+use rollway_core::replay::recovery::recover;
+use rollway_core::replay::{Field, Patch, Piece, Sampler, Source, Table, TableSpec};
 use rollway_core::segment::Owner;
-use rollway_core::sync::{AtomicU64, Ordering};
-use rollway_core::table::layout::{Control, Lap, RowKind, RowWord, Settled};
-use rollway_core::table::protocol::{Claim, Protocol};
-use rollway_core::table::recovery::recover;
-use rollway_core::table::{Field, Patch, Piece, Sampler, Source, Table, TableSpec};
-use rollway_core::terms::IfExists;
-use rollway_core::wait::Patience;
+use rollway_core::sys::sync::{AtomicU64, Ordering};
+use rollway_core::sys::wait::Deadline;
 use std::sync::Arc;
 
 /// A number, and the same number again, with a gap between them.
@@ -453,7 +453,7 @@ fn patience_is_not_needed_where_there_is_room() {
     let source = Source { data: values.as_ptr().cast(), stride: 8, patch: None };
     let mut done = 0;
     // SAFETY: two rows each.
-    unsafe { table.add(&[source, source], &mut done, 2, Patience::Never) }.unwrap();
+    unsafe { table.add(&[source, source], &mut done, 2, Deadline::Now) }.unwrap();
     assert_eq!((done, table.rows()), (2, 2));
 }
 

@@ -1,16 +1,16 @@
 //! Vector environments: one caller and its workers, in threads over a real segment.
 
 use rollway_core::Error;
-use rollway_core::sync::Ordering;
+use rollway_core::sys::sync::Ordering;
+use rollway_core::sys::wait::Deadline;
 use rollway_core::vector_env::layout::{Answer, Geometry, MAX_ARGUMENT, Request, share};
 use rollway_core::vector_env::{Call, Caller, Outcome, Worker};
-use rollway_core::wait::Patience;
 use std::time::Duration;
 
 mod fixture;
 use fixture::{Name, ends};
 
-const LONG: Patience = Patience::Forever;
+const LONG: Deadline = Deadline::Never;
 
 fn caller(workers: usize, envs: usize) -> (Caller, Name) {
     let name = Name::unique();
@@ -161,7 +161,7 @@ fn an_answer_to_a_request_that_was_asked_again_counts_for_nothing() {
     let Call::Tasks(old) = worker.wait().unwrap() else { panic!() };
     caller.ask(0..1, 1, 0).unwrap();
     worker.answer(&old, &[7]);
-    assert!(matches!(caller.wait(1, None, Patience::Never), Err(Error::Timeout)));
+    assert!(matches!(caller.wait(1, None, Deadline::Now), Err(Error::Timeout)));
     let Call::Tasks(new) = worker.wait().unwrap() else { panic!() };
     worker.answer(&new, &[8]);
     assert_eq!(caller.wait(1, None, LONG).unwrap(), Outcome::Answered(vec![(0, 8)]));

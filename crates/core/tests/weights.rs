@@ -7,10 +7,10 @@ mod weights_fixture;
 use fixture::{DEADLINE, Name, alone, briefly, ends, soon};
 use rollway_core::Error;
 use rollway_core::segment::{Owner, arrival, catalog};
-use rollway_core::sync::Ordering;
+use rollway_core::sys::sync::Ordering;
 
 use rollway_core::weights::layout::Latest;
-use rollway_core::weights::{Draft, Hold, IfExists, Patience, Reader, Weights, WeightsSpec, Writer};
+use rollway_core::weights::{Deadline, Draft, Hold, IfExists, Reader, Weights, WeightsSpec, Writer};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -245,7 +245,7 @@ fn a_waiting_reader_is_woken_by_the_version_it_waits_for() {
         }
         assert_eq!(waiting.join().unwrap().unwrap(), 3);
     });
-    assert_eq!(reader.wait_for(2, Patience::Never, None).unwrap(), 3);
+    assert_eq!(reader.wait_for(2, Deadline::Now, None).unwrap(), 3);
     assert!(matches!(reader.wait_for(4, briefly(), None), Err(Error::Timeout)));
 }
 
@@ -346,7 +346,7 @@ fn a_leaf_that_is_not_there_is_refused() {
 fn what_arrives_later_can_be_waited_for() {
     let name = Name::unique();
     std::thread::scope(|scope| {
-        let arriving = scope.spawn(|| arrival::wait_for(&name, Patience::of(Some(DEADLINE))));
+        let arriving = scope.spawn(|| arrival::wait_for(&name, Deadline::after(Some(DEADLINE))));
         let writer = create(&spec(Some(&name)));
         arriving.join().unwrap().unwrap();
         drop(writer);

@@ -1,9 +1,9 @@
 //! Turns the core's errors into the exceptions of `rollway.errors`.
 
-use crate::catalog::contents;
+use crate::segment::catalog::contents;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use rollway_core::{Error, signals};
+use rollway_core::{Error, sys::signals};
 use std::cell::RefCell;
 
 /// The exception class of that name, with the error's own words.

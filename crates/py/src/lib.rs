@@ -1,46 +1,22 @@
 //! `rollway._core`: the core for Python. Each file is one class: convert, release the GIL, call; no logic.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `ring`, `records`, `weights`, `replay`, `vector_env`, `net`, `segment` | the classes of each, one file per class |
+//! | `convert` | from Python values to bytes and numbers, and back |
+//! | `eventfd_waiter` | lets an event loop wait for any handle |
+//! | `errors`, `gil` | the exceptions; a cell that the GIL guards |
 
-mod array;
-mod batch;
-mod block;
-mod catalog;
-mod columns;
-mod consumer;
-mod env_caller;
-mod env_sink;
-mod env_worker;
+mod convert;
 mod errors;
+mod eventfd_waiter;
 mod gil;
-mod group;
-mod group_assembler;
-mod histogram;
-mod json;
-mod numbers;
-mod plan;
-mod producer;
-mod record;
-mod record_bundle;
-mod record_consumer;
-mod record_key;
-mod record_label;
-mod record_plan;
-mod record_producer;
-mod record_slot;
-mod record_table;
-mod rows;
-mod sample;
-mod sample_info;
-mod scalar;
-mod schema;
-mod sentry;
-mod slot;
-mod table;
-mod tcp_client;
-mod tcp_connection;
-mod tcp_record_client;
-mod tcp_server;
-mod wanted;
-mod weight_mirror;
+mod net;
+mod records;
+mod replay;
+mod ring;
+mod segment;
+mod vector_env;
 mod weights;
 
 use pyo3::prelude::*;
@@ -51,69 +27,69 @@ mod _core {
     use super::{Bound, PyModule, PyResult};
 
     #[pymodule_export]
-    use super::block::{Block, map_for};
+    use super::convert::plan::Plan;
     #[pymodule_export]
-    use super::catalog::{collect, collect_all, list_segments, memory_limits, shm_directory};
+    use super::convert::record_plan::RecordPlan;
     #[pymodule_export]
-    use super::consumer::Consumer;
+    use super::convert::schema::{read_schema, read_weight_schema};
     #[pymodule_export]
-    use super::env_caller::EnvCaller;
+    use super::eventfd_waiter::EventfdWaiter;
     #[pymodule_export]
-    use super::env_sink::EnvSink;
+    use super::net::connection::TcpConnection;
     #[pymodule_export]
-    use super::env_worker::{EnvWorker, end_with};
+    use super::net::record_client::TcpRecordSender;
     #[pymodule_export]
-    use super::group::Group;
+    use super::net::sample_client::TcpSender;
     #[pymodule_export]
-    use super::group_assembler::Assembler;
+    use super::net::tcp_server::TcpServer;
     #[pymodule_export]
-    use super::histogram::HistSnapshot;
+    use super::records::consumer::RecordConsumer;
     #[pymodule_export]
-    use super::plan::Plan;
+    use super::records::group::Group;
     #[pymodule_export]
-    use super::producer::Producer;
+    use super::records::group_assembler::Assembler;
     #[pymodule_export]
-    use super::record::Record;
+    use super::records::producer::RecordProducer;
     #[pymodule_export]
-    use super::record_consumer::RecordConsumer;
+    use super::records::record::Record;
     #[pymodule_export]
-    use super::record_plan::RecordPlan;
+    use super::records::slot::RecordSlot;
     #[pymodule_export]
-    use super::record_producer::RecordProducer;
+    use super::records::table::{RecordTable, plan_budget};
     #[pymodule_export]
-    use super::record_slot::RecordSlot;
+    use super::replay::table::Table;
     #[pymodule_export]
-    use super::record_table::{RecordTable, plan_budget};
+    use super::ring::consumer::Consumer;
     #[pymodule_export]
-    use super::sample::Sample;
+    use super::ring::producer::Producer;
     #[pymodule_export]
-    use super::sample_info::SampleInfo;
+    use super::ring::sample::Sample;
     #[pymodule_export]
-    use super::schema::{read_schema, read_weight_schema};
+    use super::ring::sample_info::SampleInfo;
     #[pymodule_export]
-    use super::sentry::Sentry;
+    use super::ring::slot::Slot;
     #[pymodule_export]
-    use super::slot::Slot;
+    use super::segment::block::{Block, map_for};
     #[pymodule_export]
-    use super::table::Table;
+    use super::segment::catalog::{collect, collect_all, list_segments, memory_limits, shm_directory};
     #[pymodule_export]
-    use super::tcp_client::TcpSender;
+    use super::segment::histogram::HistSnapshot;
     #[pymodule_export]
-    use super::tcp_connection::TcpConnection;
+    use super::vector_env::caller::EnvCaller;
     #[pymodule_export]
-    use super::tcp_record_client::TcpRecordSender;
+    use super::vector_env::sink::EnvSink;
     #[pymodule_export]
-    use super::tcp_server::TcpServer;
+    use super::vector_env::worker::{EnvWorker, end_with};
     #[pymodule_export]
-    use super::weight_mirror::WeightMirror;
+    use super::weights::handle::Weights;
     #[pymodule_export]
-    use super::weights::Weights;
+    use super::weights::mirror::WeightMirror;
 
     /// Loads numpy's API table now: that runs Python code, and a signal handler that raises in there is a panic.
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.py().import("numpy")?;
-        super::array::ndarray_type(module.py());
+        super::convert::array::ndarray_type(module.py());
         Ok(())
     }
 }

@@ -4,7 +4,7 @@
 //! is an error; nothing is ever cut off. Threads share a large batch.
 
 use crate::error::{Error, Result};
-use crate::share::{default_threads, share_out};
+use crate::sys::parallel::{default_threads, for_each_parallel};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -73,7 +73,7 @@ pub fn assemble(mut parts: Vec<Part<'_>>) -> Result<()> {
         let portion: Vec<_> = parts.iter_mut().map(|part| part.take(each)).collect();
         portions.push(Mutex::new(portion));
     }
-    share_out(&portions, threads, |portion| {
+    for_each_parallel(&portions, threads, |portion| {
         write(&mut portion.lock().unwrap_or_else(PoisonError::into_inner)); // Nobody else has it.
     });
     Ok(())

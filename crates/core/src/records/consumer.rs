@@ -2,13 +2,13 @@
 
 use super::protocol::{Stamp, Taken};
 use super::recovery::{self, Wake};
-use super::{IfExists, Patience, Records, RecordsSpec};
+use super::{Deadline, IfExists, Records, RecordsSpec};
 use crate::error::{Damage, Error, Result};
-use crate::metrics::monotonic_ns;
-use crate::prefetch::prefetch;
 use crate::segment::{Census, Owner, Role, Seat};
-use crate::sync::Woken;
-use crate::wait::{Patrol, Rounds, Solitude};
+use crate::sys::clock::monotonic_ns;
+use crate::sys::prefetch::prefetch;
+use crate::sys::sync::Woken;
+use crate::sys::wait::{LivenessPoll, LivenessTicker, PeerWatch};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -33,7 +33,7 @@ pub struct Consumer {
     /// How often to look again before sleeping; 0 on one core.
     eagerness: AtomicUsize,
     wake: Mutex<Wake>,
-    rounds: Rounds,
+    ticker: LivenessTicker,
 }
 
 impl Consumer {
@@ -72,7 +72,7 @@ impl Consumer {
             turn: AtomicUsize::new(0),
             eagerness: AtomicUsize::new(if has_several_cores() { *LOOKS.start() } else { 0 }),
             wake: Mutex::default(),
-            rounds: Rounds::default(),
+            ticker: LivenessTicker::default(),
         })
     }
 
@@ -93,10 +93,10 @@ impl Consumer {
         }
     }
 
-    /// Takes the next record; the lanes have their turns. `None` only with [`Patience::Never`], when there is none.
+    /// Takes the next record; the lanes have their turns. `None` only with [`Deadline::Now`], when there is none.
     #[inline]
-    pub fn take<C: Deref<Target = Consumer>>(this: C, patience: Patience) -> Result<Option<Record<C>>> {
-        let taken = this.take_raw(patience)?;
+    pub fn take<C: Deref<Target = Consumer>>(this: C, deadline: Deadline) -> Result<Option<Record<C>>> {
+        let taken = this.take_raw(deadline)?;
         Ok(taken.map(|taken| Record { consumer: this, taken: Some(taken) }))
     }
 
@@ -104,7 +104,7 @@ impl Consumer {
     pub fn take_many<C: Deref<Target = Consumer> + Clone>(
         this: C,
         max: usize,
-        patience: Patience,
+        deadline: Deadline,
     ) -> Result<Vec<Record<C>>> {
         if max == 0 {
             return Ok(Vec::new());
@@ -113,7 +113,7 @@ impl Consumer {
         let owner = this.owner()?;
         let mut taken = this.try_take_many(owner, max)?;
         if taken.is_empty()
-            && let Some(first) = this.take_raw(patience)?
+            && let Some(first) = this.take_raw(deadline)?
         {
             taken.push(first);
             // Damage ends it here; the next call that meets it says so.
@@ -164,27 +164,27 @@ impl Consumer {
     }
 
     #[inline]
-    fn take_raw(&self, patience: Patience) -> Result<Option<Taken>> {
+    fn take_raw(&self, deadline: Deadline) -> Result<Option<Taken>> {
         self.check_open()?;
         let owner = self.owner()?;
         if let Some(taken) = self.try_take(owner)? {
             return Ok(Some(taken));
         }
-        if patience == Patience::Never {
+        if deadline == Deadline::Now {
             if self.records.is_closed() {
                 return self.last_look(owner).map(Some);
             }
-            if !self.rounds.are_due() {
+            if !self.ticker.is_due() {
                 return Ok(None);
             }
-            super::patrol(&self.wake, &self.records, &self.seat);
+            super::poll_liveness(&self.wake, &self.records, &self.seat);
             return self.try_take(owner);
         }
         if let Some(taken) = self.look_again(owner)? {
             return Ok(Some(taken));
         }
         let started = Instant::now();
-        let taken = self.wait_for_record(owner, patience)?;
+        let taken = self.wait_for_record(owner, deadline)?;
         self.records.protocol().control.wait.record(started.elapsed().as_nanos() as u64);
         Ok(Some(taken))
     }
@@ -214,10 +214,10 @@ impl Consumer {
         self.try_take(owner)?.ok_or(Error::Closed)
     }
 
-    fn wait_for_record(&self, owner: Owner, patience: Patience) -> Result<Taken> {
+    fn wait_for_record(&self, owner: Owner, deadline: Deadline) -> Result<Taken> {
         let control = self.records.protocol().control;
-        let mut patrol = Patrol::start();
-        let mut solitude = Solitude::bearing(self.peer_timeout);
+        let mut poll = LivenessPoll::start();
+        let mut peer_watch = PeerWatch::with_timeout(self.peer_timeout);
         loop {
             let ticket = control.readable.announce();
             self.check_open()?;
@@ -228,13 +228,13 @@ impl Consumer {
             if closed {
                 return Err(Error::Closed);
             }
-            let Some(left) = patience.left() else { return Err(Error::Timeout) };
-            match control.readable.wait(ticket, patrol.pause().min(left)) {
-                Woken::Rung => {}
+            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
+            match control.readable.wait(ticket, poll.pause().min(left)) {
+                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
-                    super::patrol(&self.wake, &self.records, &self.seat);
-                    if solitude.is_unbearable(|| self.seat.is_alone_among(Role::Producer)) {
+                    super::poll_liveness(&self.wake, &self.records, &self.seat);
+                    if peer_watch.has_timed_out(|| self.seat.is_alone_among(Role::Producer)) {
                         return Err(self.workers_died());
                     }
                 }
@@ -257,21 +257,21 @@ impl Consumer {
 
     /// Sleeps until there is a record (or the records or this handle are closed), and takes nothing: for event
     /// loops, which then try. False when the time was over first.
-    pub fn wait_readable(&self, patience: Patience) -> Result<bool> {
+    pub fn wait_readable(&self, deadline: Deadline) -> Result<bool> {
         self.owner()?;
         let protocol = self.records.protocol();
-        let mut patrol = Patrol::start();
+        let mut poll = LivenessPoll::start();
         loop {
             let ticket = protocol.control.readable.announce();
             let ready = protocol.has_ready().map_err(|damage| self.records.damaged(damage))?;
             if ready || self.records.is_closed() || self.check_open().is_err() {
                 return Ok(true);
             }
-            let Some(left) = patience.left() else { return Ok(false) };
-            match protocol.control.readable.wait(ticket, patrol.pause().min(left)) {
-                Woken::Rung => {}
+            let Some(left) = deadline.remaining() else { return Ok(false) };
+            match protocol.control.readable.wait(ticket, poll.pause().min(left)) {
+                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => super::patrol(&self.wake, &self.records, &self.seat),
+                Woken::Timeout => super::poll_liveness(&self.wake, &self.records, &self.seat),
             }
         }
     }
@@ -304,8 +304,8 @@ impl Consumer {
     }
 
     fn end_calls(&self) {
-        // Who announced itself before this wakes; who does so after it sees the flag (SYNC bell.ticket).
-        self.records.protocol().control.readable.ring();
+        // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
+        self.records.protocol().control.readable.notify();
     }
 
     /// Refuses when this handle was closed and others are attached: what is there to take is theirs. Once all is shut down,

@@ -1,16 +1,16 @@
 //! The bytes of records: where everything lies, and what the words say.
 //!
 //! ```text
-//! body ┌──────────────────────────────────────────────────────────────────────┐
-//!      │ Control      closed, lanes_used │ readable bell │ counters │ histograms │
-//!      ├──────────────────────────────────────────────────────────────────────┤
-//!      │ Lane × lanes (256 B)   the producer's line │ the readers' │ room bell   │
-//!      ├──────────────────────────────────────────────────────────────────────┤
-//!      │ Descriptor × lanes × descriptors (64 B)   word, place, stamp            │
-//! page ├──────────────────────────────────────────────────────────────────────┤
-//!      │ lane 0: lane_bytes of records, each at a multiple of 64                 │
-//! page │ lane 1: …                                                              │
-//!      └──────────────────────────────────────────────────────────────────────┘
+//! body ┌──────────────────────────────────────────────────────────────────────────┐
+//!      │ Control      closed, lanes_used │ readable event │ counters │ histograms │
+//!      ├──────────────────────────────────────────────────────────────────────────┤
+//!      │ Lane × lanes (256 B)   the producer's line │ the readers' │ room event   │
+//!      ├──────────────────────────────────────────────────────────────────────────┤
+//!      │ Descriptor × lanes × descriptors (64 B)   word, place, stamp             │
+//! page ├──────────────────────────────────────────────────────────────────────────┤
+//!      │ lane 0: lane_bytes of records, each at a multiple of 64                  │
+//! page │ lane 1: …                                                                │
+//!      └──────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! Control and lanes exist from the start. The rest is sparse: the table of a lane exists once `tabled` says so, its data
@@ -28,11 +28,11 @@
 //! second).
 
 use crate::error::{Error, Result};
-use crate::metrics::Histogram;
 use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE};
+use crate::segment::histogram::Histogram;
 use crate::segment::lease::OWNER_BITS;
-use crate::sync::{AtomicU32, AtomicU64, Bell};
+use crate::sys::sync::{AtomicU32, AtomicU64, EventCount};
 
 /// The `kind` of a segment that holds records.
 pub const KIND: u32 = 2;
@@ -214,7 +214,7 @@ pub struct Lane {
     pub read: ReadLine,
     pub free: FreeLine,
     /// Rung when a record was released. Only the lane's producer waits for it.
-    pub room: Bell,
+    pub room: EventCount,
 }
 
 /// What happened so far, to all lanes. Only written where something rare happens.
@@ -240,7 +240,7 @@ pub struct Control {
     /// The version of the newest weights, as the learner tells it. Nothing here depends on it.
     pub published: AtomicU64,
     /// Rung when a record is Ready.
-    pub readable: Bell,
+    pub readable: EventCount,
     pub counters: Counters,
     pub dwell: Histogram,
     pub wait: Histogram,

@@ -12,7 +12,7 @@ use super::layout::{State, Word};
 use super::protocol::{Claim, LaneWords, Vacancy};
 use crate::error::{Damage, Error, Result};
 use crate::segment::Owner;
-use crate::sync::{Ordering, Point, crash_point};
+use crate::sys::sync::{Ordering, Point, crash_point};
 
 /// Room for a record that is being written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

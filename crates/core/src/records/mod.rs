@@ -28,10 +28,10 @@ pub mod recovery;
 
 pub use crate::error::Damage;
 use crate::error::{Error, Result};
+pub use crate::policies::{IfExists, OnFull, ProducerSpec};
 use crate::segment::{Owner, Seat, Segment, Spec};
-use crate::sync::{AtomicU64, Ordering};
-pub use crate::terms::{IfExists, OnFull, ProducerSpec};
-pub use crate::wait::Patience;
+use crate::sys::sync::{AtomicU64, Ordering};
+pub use crate::sys::wait::Deadline;
 pub use consumer::{Consumer, Record, RecordInfo};
 use layout::{Control, Descriptor, Geometry, KIND, Lane, State, Tenancy, Word};
 pub use producer::run::Outgoing;
@@ -198,10 +198,10 @@ impl Records {
     /// Shuts the records down: producers get an error, consumers what was committed, sleepers wake.
     pub fn shut_down(&self) {
         let protocol = self.protocol();
-        // SYNC records.closed: Release here, Acquire in `is_closed`. The rings below wake those who looked before.
+        // SYNC records.closed: Release here, Acquire in `is_closed`. The notifications below wake those who looked before.
         protocol.control.closed.store(1, Ordering::Release);
-        protocol.control.readable.ring();
-        protocol.lanes.iter().for_each(|lane| lane.room.ring());
+        protocol.control.readable.notify();
+        protocol.lanes.iter().for_each(|lane| lane.room.notify());
     }
 
     /// Raises what keeps records of that name and schema from being attached to.
@@ -348,10 +348,10 @@ pub struct Totals {
 
 /// Looks around for the dead. A thread that finds another at it leaves it to that one; but the other may be a parent's
 /// thread, whose lock a forked child inherited: then it looks at everything itself.
-fn patrol(wake: &Mutex<Wake>, records: &Records, seat: &Seat) {
+fn poll_liveness(wake: &Mutex<Wake>, records: &Records, seat: &Seat) {
     let protocol = records.protocol();
     match wake.try_lock() {
-        Ok(mut wake) => wake.patrol(&protocol, seat),
+        Ok(mut wake) => wake.poll_liveness(&protocol, seat),
         Err(_) => recovery::recover(&protocol, |owner| !seat.is_alive(owner)),
     };
 }

@@ -4,13 +4,13 @@ use super::layout::ALIGN;
 use super::ledger::{Attempt, Ledger, Room, Trouble};
 use super::protocol::{Entry, LaneWords, Stamp};
 use super::recovery::Wake;
-use super::{OnFull, Patience, ProducerSpec, Records};
+use super::{Deadline, OnFull, ProducerSpec, Records};
 use crate::error::{Error, Result};
-use crate::metrics::monotonic_ns;
 use crate::segment::header::PAGE;
 use crate::segment::{Census, Owner, Role, Seat, lease};
-use crate::sync::{Point, Woken, crash_point};
-use crate::wait::{Patrol, Rounds, Solitude};
+use crate::sys::clock::monotonic_ns;
+use crate::sys::sync::{Point, Woken, crash_point};
+use crate::sys::wait::{LivenessPoll, LivenessTicker, PeerWatch};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -45,7 +45,7 @@ pub struct Producer {
     on_full: OnFull,
     peer_timeout: Option<Duration>,
     wake: Mutex<Wake>,
-    rounds: Rounds,
+    ticker: LivenessTicker,
 }
 
 /// What one process has of a producer. A forked child has its own, behind its parent's; so a lock that a thread of the parent
@@ -161,7 +161,7 @@ impl Producer {
             chosen_id: spec.producer_id,
             peer_timeout: spec.peer_timeout,
             wake: Mutex::default(),
-            rounds: Rounds::default(),
+            ticker: LivenessTicker::default(),
         })
     }
 
@@ -233,16 +233,16 @@ impl Producer {
     }
 
     /// Reserves room for a record of up to `bytes`. `None`: dropped, as the policy says. [`Error::Full`] when there is no
-    /// room, and the policy is to say so, or to wait, with no patience. [`Error::NoMemory`] or [`Error::NoRam`] when the lane
+    /// room, and the policy is to say so, or to wait, and the deadline is now. [`Error::NoMemory`] or [`Error::NoRam`] when the lane
     /// could not grow, and nobody gave room back in time.
     #[inline]
     pub fn reserve<P: Deref<Target = Producer>>(
         this: P,
         bytes: usize,
-        patience: Patience,
+        deadline: Deadline,
     ) -> Result<Option<Reservation<P>>> {
         Self::hold(this, |producer, tenure| {
-            let room = producer.find_room(tenure, bytes, patience)?;
+            let room = producer.find_room(tenure, bytes, deadline)?;
             if room.is_none() {
                 producer.count_newest(tenure, 1);
             }
@@ -250,13 +250,13 @@ impl Producer {
         })
     }
 
-    /// As [`reserve`](Self::reserve) with no patience, for a caller that decides later whether the record is dropped: `None`
+    /// As [`reserve`](Self::reserve) with no wait, for a caller that decides later whether the record is dropped: `None`
     /// is not counted.
     pub fn reserve_uncounted<P: Deref<Target = Producer>>(
         this: P,
         bytes: usize,
     ) -> Result<Option<Reservation<P>>> {
-        Self::hold(this, |producer, tenure| producer.find_room(tenure, bytes, Patience::Never))
+        Self::hold(this, |producer, tenure| producer.find_room(tenure, bytes, Deadline::Now))
     }
 
     /// Reserves free room, now. [`Error::Full`] when there is none, whatever the policy is: nothing is dropped.
@@ -299,18 +299,18 @@ impl Producer {
 
     /// Room, as the policy says. `None`: the record is to be dropped, and counted.
     #[inline]
-    fn find_room(&self, tenure: &Tenure, bytes: usize, patience: Patience) -> Result<Option<Room>> {
+    fn find_room(&self, tenure: &Tenure, bytes: usize, deadline: Deadline) -> Result<Option<Room>> {
         match self.try_open(tenure, bytes)? {
             Attempt::Room(room) => Ok(Some(room)),
-            full => self.find_room_in_full_lane(tenure, bytes, patience, full),
+            full => self.find_room_in_full_lane(tenure, bytes, deadline, full),
         }
     }
 
     /// Room that is free, or that the dead have left. `None`: there is none.
     fn find_free_room(&self, tenure: &Tenure, bytes: usize) -> Result<Option<Room>> {
         let mut attempt = self.try_open(tenure, bytes)?;
-        if !matches!(attempt, Attempt::Room(_)) && self.rounds.are_due() {
-            self.patrol();
+        if !matches!(attempt, Attempt::Room(_)) && self.ticker.is_due() {
+            self.poll_liveness();
             attempt = self.try_reserve(tenure, bytes)?;
         }
         Ok(match attempt {
@@ -380,18 +380,18 @@ impl Producer {
         &self,
         tenure: &Tenure,
         bytes: usize,
-        patience: Patience,
+        deadline: Deadline,
         full: Attempt,
     ) -> Result<Option<Room>> {
-        let waits = self.on_full == OnFull::Block && patience != Patience::Never;
-        if !waits && self.rounds.are_due() {
-            self.patrol(); // Who waits does so on his own.
+        let waits = self.on_full == OnFull::Block && deadline != Deadline::Now;
+        if !waits && self.ticker.is_due() {
+            self.poll_liveness(); // Who waits does so on his own.
             if let Attempt::Room(room) = self.try_reserve(tenure, bytes)? {
                 return Ok(Some(room));
             }
         }
         match self.on_full {
-            OnFull::Block => self.wait_for_room(tenure, bytes, patience).map(Some),
+            OnFull::Block => self.wait_for_room(tenure, bytes, deadline).map(Some),
             OnFull::Error => Err(self.refusal_or(tenure, Error::Full)),
             OnFull::DropNewest => Ok(None),
             OnFull::DropOldest => {
@@ -420,14 +420,14 @@ impl Producer {
         dropped.map_err(|damage| self.records.damaged(damage))
     }
 
-    fn wait_for_room(&self, tenure: &Tenure, bytes: usize, patience: Patience) -> Result<Room> {
-        if patience == Patience::Never {
+    fn wait_for_room(&self, tenure: &Tenure, bytes: usize, deadline: Deadline) -> Result<Room> {
+        if deadline == Deadline::Now {
             return Err(Error::Full);
         }
         let lane = self.lane_of(tenure);
         lane.line.write.blocked.fetch_add(1, Ordering::Relaxed);
-        let mut patrol = Patrol::start();
-        let mut solitude = Solitude::bearing(self.peer_timeout);
+        let mut poll = LivenessPoll::start();
+        let mut peer_watch = PeerWatch::with_timeout(self.peer_timeout);
         loop {
             let ticket = lane.announce_sleep();
             if self.records.is_closed() || tenure.open.load(Ordering::Relaxed) & CLOSING != 0 {
@@ -436,14 +436,16 @@ impl Producer {
             if let Attempt::Room(room) = self.try_reserve(tenure, bytes)? {
                 return Ok(room);
             }
-            let Some(left) = patience.left() else { return Err(self.refusal_or(tenure, Error::Timeout)) };
-            match lane.line.room.wait(ticket, patrol.pause().min(left)) {
-                Woken::Rung => {}
+            let Some(left) = deadline.remaining() else {
+                return Err(self.refusal_or(tenure, Error::Timeout));
+            };
+            match lane.line.room.wait(ticket, poll.pause().min(left)) {
+                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
-                    self.patrol();
+                    self.poll_liveness();
                     if self.is_forsaken()
-                        || solitude.is_unbearable(|| self.seat.is_alone_among(Role::Consumer))
+                        || peer_watch.has_timed_out(|| self.seat.is_alone_among(Role::Consumer))
                     {
                         return Err(self.learners_died());
                     }
@@ -457,8 +459,8 @@ impl Producer {
         tenure.ledger().take_refusal().unwrap_or(otherwise)
     }
 
-    fn patrol(&self) {
-        super::patrol(&self.wake, &self.records, &self.seat);
+    fn poll_liveness(&self) {
+        super::poll_liveness(&self.wake, &self.records, &self.seat);
     }
 
     fn learners_died(&self) -> Error {
@@ -482,21 +484,21 @@ impl Producer {
 
     /// Sleeps until there is room for `bytes` (or the records are closed), and reserves nothing: for event loops, which
     /// then try. False when the time was over first.
-    pub fn wait_room(&self, bytes: usize, patience: Patience) -> Result<bool> {
+    pub fn wait_room(&self, bytes: usize, deadline: Deadline) -> Result<bool> {
         let tenure = self.tenure()?;
         self.check_size(bytes)?;
         let lane = self.lane_of(tenure);
-        let mut patrol = Patrol::start();
+        let mut poll = LivenessPoll::start();
         loop {
             let ticket = lane.announce_sleep();
             if self.records.is_closed() || self.has_room(tenure, bytes)? {
                 return Ok(true);
             }
-            let Some(left) = patience.left() else { return Ok(false) };
-            match lane.line.room.wait(ticket, patrol.pause().min(left)) {
-                Woken::Rung => {}
+            let Some(left) = deadline.remaining() else { return Ok(false) };
+            match lane.line.room.wait(ticket, poll.pause().min(left)) {
+                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => self.patrol(),
+                Woken::Timeout => self.poll_liveness(),
             }
         }
     }
@@ -540,7 +542,7 @@ impl Producer {
         if tenure.open.fetch_or(CLOSING, Ordering::AcqRel) == 0 {
             self.leave(tenure);
         }
-        self.lane_of(tenure).line.room.ring(); // Other threads may wait with this handle.
+        self.lane_of(tenure).line.room.notify(); // Other threads may wait with this handle.
     }
 
     fn leave(&self, tenure: &Tenure) {

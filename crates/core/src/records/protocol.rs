@@ -1,4 +1,4 @@
-//! The records' state machine: atomics only, no system call but the bell's, no payload. Loom runs this very code.
+//! The records' state machine: atomics only, no system call but those of event counts, no payload. Loom runs this very code.
 //!
 //! ```text
 //! Free(older) ──reserve──▶ Reserved(n, producer) ──commit──▶ Ready(n) ──take──▶ Taken(n, consumer) ──release──▶ Free(n)
@@ -27,7 +27,7 @@
 //!     to which count. Both only grow.
 //! I8  `cursor` is a hint: all numbers below it are settled. It only grows; a lower one costs a longer look. `released` is
 //!     a hint, too: the words are the truth about what can be reclaimed.
-//! I9  Wake-ups are the bell's (B1): whoever makes a record Ready rings `readable`, once for a run of them that it makes
+//! I9  Wake-ups are those of event counts (B1): whoever makes a record Ready notifies `readable`, once for a run of them that it makes
 //!     Ready with nothing but copying in between; whoever makes one Free rings `room`, but not for each: a producer that
 //!     sleeps says after how many releases it wants to be woken, so that it does not wake, send one record and sleep
 //!     again. It never says more than there is to be read in its lane. A consumer that finds nothing to take wakes whoever
@@ -36,7 +36,7 @@
 use super::layout::{Control, Descriptor, FreeLine, Lane, State, Tenancy, Word};
 use crate::error::Damage;
 use crate::segment::Owner;
-use crate::sync::{Ordering, Point, crash_point, fence};
+use crate::sys::sync::{Ordering, Point, crash_point, fence};
 
 type Result<T> = std::result::Result<T, Damage>;
 
@@ -225,14 +225,14 @@ impl<'a> Protocol<'a> {
     /// Wakes producers that sleep though something was released in their lanes (I9).
     #[cold]
     fn wake_producers(&self) {
-        // SYNC bell.dekker: this fence pairs with the one in `announce`.
+        // SYNC event.dekker: this fence pairs with the one in `announce`.
         fence(Ordering::SeqCst);
         for lane in self.existing_lanes() {
             let FreeLine { released, slept_at, .. } = &lane.line.free;
             if lane.line.room.has_waiter()
                 && released.load(Ordering::Relaxed) != slept_at.load(Ordering::Relaxed)
             {
-                lane.line.room.ring();
+                lane.line.room.notify();
             }
         }
     }
@@ -289,7 +289,7 @@ impl<'a> LaneWords<'a> {
             let was = Word::unpack(word);
             if was.state == State::Reserved && was.owner != me {
                 let free = Word::free(was.number).pack();
-                // SYNC records.free: as in `abort`. A patrol may be at it, too: one of us counts it.
+                // SYNC records.free: as in `abort`. A liveness poll may be at it, too: one of us counts it.
                 cleared +=
                     descriptor.word.compare_exchange(word, free, Ordering::AcqRel, Ordering::Relaxed).is_ok()
                         as u64;
@@ -365,7 +365,7 @@ impl<'a> LaneWords<'a> {
     #[inline]
     pub fn tell(&self, published: u64) {
         self.line.write.sent.fetch_add(published, Ordering::Relaxed);
-        self.control.readable.ring_if_waiting(); // I9
+        self.control.readable.notify_if_waiting(); // I9
     }
 
     /// Gives a reservation back, unwritten or half-written.
@@ -373,7 +373,7 @@ impl<'a> LaneWords<'a> {
         // SYNC records.free: Release here, Acquire in `vacancy` and `Ledger::sweep`. Nobody read it, and we are done writing.
         self.at(claim.number).word.store(Word::free(claim.number).pack(), Ordering::Release);
         self.line.free.aborted.fetch_add(1, Ordering::Relaxed);
-        self.line.room.ring_if_waiting(); // Another thread may wait with the same handle (I9).
+        self.line.room.notify_if_waiting(); // Another thread may wait with the same handle (I9).
     }
 
     /// Drops the lane's oldest record that nobody has taken; gives back its number.
@@ -595,12 +595,12 @@ impl<'a> LaneWords<'a> {
         crash_point(Point::RecordFreed);
         let FreeLine { released, slept_at, wake_after, .. } = &self.line.free;
         let released = released.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        // SYNC bell.dekker: this fence pairs with the one in `announce`; what the sleeper says is stored before that.
+        // SYNC event.dekker: this fence pairs with the one in `announce`; what the sleeper says is stored before that.
         fence(Ordering::SeqCst);
         if self.line.room.has_waiter()
             && released.wrapping_sub(slept_at.load(Ordering::Relaxed)) >= wake_after.load(Ordering::Relaxed)
         {
-            self.line.room.ring(); // I9
+            self.line.room.notify(); // I9
         }
     }
 
@@ -616,7 +616,7 @@ impl<'a> LaneWords<'a> {
     pub fn give_back(&self, taken: &Taken) {
         let mine = Word::new(taken.number, State::Taken, taken.owner).pack();
         if self.make_ready_again(self.at(taken.number), mine) {
-            self.control.readable.ring_if_waiting(); // I9
+            self.control.readable.notify_if_waiting(); // I9
         }
     }
 

@@ -1,31 +1,31 @@
 //! What a dead process can leave in the records, and how it is put right.
 //!
-//! | died after ([`Point`](crate::sync::Point)) | state left | who notices | repaired to |
+//! | died after ([`Point`](crate::sys::sync::Point)) | state left | who notices | repaired to |
 //! |---|---|---|---|
-//! | `LaneTaken` | a lane owned by the dead, its last owner's reservations in it, or no table yet | the next producer that comes; a patrol | owned by that one, reservations Free |
+//! | `LaneTaken` | a lane owned by the dead, its last owner's reservations in it, or no table yet | the next producer that comes; a liveness poll | owned by that one, reservations Free |
 //! | `LaneGrown` | pages that exist beyond `grown`, or a table that is not `tabled` | nobody needs to | reserved again, by whoever needs them |
-//! | `RecordReserved` | the descriptor at `head` Reserved by the dead | the next owner of the lane; a patrol | Free; `head` offers the number again |
-//! | `RecordNumbered`, `RecordHalfWritten`, `RecordWritten` | a descriptor Reserved by the dead; readers look behind it, the cursor waits | the next owner; a patrol | Free |
-//! | `RecordReady` | a record to be read, or some of a run and the rest of it Reserved by the dead, and consumers asleep | the consumers' patrol | taken; the rest Free |
+//! | `RecordReserved` | the descriptor at `head` Reserved by the dead | the next owner of the lane; a liveness poll | Free; `head` offers the number again |
+//! | `RecordNumbered`, `RecordHalfWritten`, `RecordWritten` | a descriptor Reserved by the dead; readers look behind it, the cursor waits | the next owner; a liveness poll | Free |
+//! | `RecordReady` | a record to be read, or some of a run and the rest of it Reserved by the dead, and consumers asleep | the consumers' liveness poll | taken; the rest Free |
 //! | `RecordDropped` | one drop not counted | nobody needs to | – |
-//! | `RecordTaken` | a record Taken by the dead, the cursor perhaps before it | a patrol; the next consumer | Ready again, counted in `returned`; the cursor helped forward by any look |
-//! | `RecordFreed` | room that nobody was told of, and the producer asleep | the producer's patrol, its sweep | reclaimed |
+//! | `RecordTaken` | a record Taken by the dead, the cursor perhaps before it | a liveness poll; the next consumer | Ready again, counted in `returned`; the cursor helped forward by any look |
+//! | `RecordFreed` | room that nobody was told of, and the producer asleep | the producer's liveness poll, its sweep | reclaimed |
 //! | `RecordReturned` | a record Ready again, perhaps below the cursor, and not counted | whoever recovers after or beside the dead | counted |
-//! | `SeatLeaving`, `NameRemoved` | records that are not shut down, with or without their name | the producers' patrol; whoever comes to the name | told of the death, at once where the name is gone; gone on with |
-//! | `BellCleared`, `BellMoved` | sleepers with no one to wake them | their patrol | awake |
+//! | `SeatLeaving`, `NameRemoved` | records that are not shut down, with or without their name | the producers' liveness poll; whoever comes to the name | told of the death, at once where the name is gone; gone on with |
+//! | `NotifyCleared`, `NotifyMoved` | sleepers with no one to wake them | their liveness poll | awake |
 //!
 //! Nothing here waits for a timer to decide that somebody is dead: the kernel says so ([`crate::segment::lease`]). The
-//! patrol only decides *when to ask*. A recoverer may itself be stopped or killed at any point: every repair is one CAS
+//! liveness poll only decides *when to ask*. A recoverer may itself be stopped or killed at any point: every repair is one CAS
 //! from a word that names the dead owner, so it can be done twice, or by two at once, and only one succeeds.
 //!
-//! Tables are long, and a patrol comes round often: [`Wake`] remembers for whom the tables were looked through already. The
+//! Tables are long, and a liveness poll comes round often: [`Wake`] remembers for whom the tables were looked through already. The
 //! dead claim nothing any more, so once is enough.
 
 use super::layout::{State, Tenancy, Word};
 use super::protocol::Protocol;
 use crate::segment::lease::Memo;
 use crate::segment::{Owner, Seat};
-use crate::sync::Ordering;
+use crate::sys::sync::Ordering;
 
 /// What a recovery put right.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -85,7 +85,7 @@ pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repai
         counters.recovered.fetch_add(repairs.reservations as u64, Ordering::Relaxed);
     }
     if repairs.records > 0 || has_returned {
-        records.control.readable.ring_if_waiting();
+        records.control.readable.notify_if_waiting();
     }
     repairs
 }
@@ -96,7 +96,7 @@ pub struct Wake(Vec<u64>);
 
 impl Wake {
     /// Recovers if somebody is gone of whom that was not known: dead, or left with something in his hands.
-    pub fn patrol(&mut self, records: &Protocol<'_>, seat: &Seat) -> Repairs {
+    pub fn poll_liveness(&mut self, records: &Protocol<'_>, seat: &Seat) -> Repairs {
         let seats = seat.segment().seats();
         self.0.resize(seats.len(), 0);
         let mut news = false;

@@ -2,11 +2,12 @@
 
 use super::layout::{BatchNo, Slot, SlotWord, Stamp};
 use super::protocol::Taken;
-use super::{IfExists, Ring, RingSpec, monotonic_ns, stamp_of};
+use super::{IfExists, Ring, RingSpec, stamp_of};
 use crate::error::{Error, Result};
 use crate::segment::{Owner, Role, Seat};
-use crate::sync::{Ordering, Woken};
-use crate::wait::{Courtesy, Patience, Patrol, Rounds, Solitude};
+use crate::sys::clock::monotonic_ns;
+use crate::sys::sync::{Ordering, Woken};
+use crate::sys::wait::{Deadline, LivenessPoll, LivenessTicker, OrderGrace, PeerWatch};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -19,10 +20,10 @@ pub struct Consumer {
     seat: Seat,
     resumed: bool,
     peer_timeout: Option<Duration>,
-    courtesy: Courtesy,
+    grace: OrderGrace,
     /// Batches taken past an older one since the last look at its writers.
     overtaken: AtomicU64,
-    rounds: Rounds,
+    ticker: LivenessTicker,
     /// Whether this handle was closed. Calls that wait in other threads look at it.
     closing: AtomicBool,
 }
@@ -55,9 +56,9 @@ impl Consumer {
             seat,
             resumed,
             peer_timeout,
-            courtesy: Courtesy::default(),
+            grace: OrderGrace::default(),
             overtaken: AtomicU64::new(0),
-            rounds: Rounds::default(),
+            ticker: LivenessTicker::default(),
             closing: AtomicBool::new(false),
         })
     }
@@ -82,10 +83,10 @@ impl Consumer {
     /// that many samples is closed early and taken, if its writers are done.
     pub fn take<C: Deref<Target = Consumer>>(
         this: C,
-        patience: Patience,
+        deadline: Deadline,
         at_least: Option<usize>,
     ) -> Result<Option<Batch<C>>> {
-        let taken = this.take_raw(patience, at_least)?;
+        let taken = this.take_raw(deadline, at_least)?;
         Ok(taken.map(|taken| Batch { consumer: this, taken: Some(taken) }))
     }
 
@@ -96,13 +97,13 @@ impl Consumer {
         Ok(taken.map(|taken| Batch { consumer: this, taken: Some(taken) }))
     }
 
-    /// `None` only when `patience` is [`Patience::Never`] and there is nothing.
-    fn take_raw(&self, patience: Patience, at_least: Option<usize>) -> Result<Option<Taken>> {
+    /// `None` only when `deadline` is [`Deadline::Now`] and there is nothing.
+    fn take_raw(&self, deadline: Deadline, at_least: Option<usize>) -> Result<Option<Taken>> {
         self.check_open()?;
         let owner = self.owner()?;
-        if patience == Patience::Never {
+        if deadline == Deadline::Now {
             let mut taken = self.take_any(owner)?;
-            if taken.is_none() && self.rounds.are_due() {
+            if taken.is_none() && self.ticker.is_due() {
                 self.ring.recover(&self.seat)?; // Who waits does so on his own.
                 taken = self.take_any(owner)?;
             }
@@ -115,16 +116,16 @@ impl Consumer {
             return Ok(Some(taken));
         }
         let started = Instant::now();
-        let taken = self.wait_for_batch(owner, patience, at_least)?;
+        let taken = self.wait_for_batch(owner, deadline, at_least)?;
         self.ring.protocol().control.wait.record(started.elapsed().as_nanos() as u64);
         Ok(Some(taken))
     }
 
-    fn wait_for_batch(&self, owner: Owner, patience: Patience, at_least: Option<usize>) -> Result<Taken> {
+    fn wait_for_batch(&self, owner: Owner, deadline: Deadline, at_least: Option<usize>) -> Result<Taken> {
         let protocol = self.ring.protocol();
         let control = protocol.control;
-        let mut patrol = Patrol::start();
-        let mut solitude = Solitude::bearing(self.peer_timeout);
+        let mut poll = LivenessPoll::start();
+        let mut peer_watch = PeerWatch::with_timeout(self.peer_timeout);
         let mut grip = Grip::default();
         loop {
             let ticket = control.readable.announce();
@@ -132,7 +133,7 @@ impl Consumer {
             let idle =
                 protocol.aim_unless(|batch| self.must_wait(batch)).map_err(|d| self.ring.damaged(d))?;
             if !idle && let Some(taken) = self.try_take(owner)? {
-                control.readable.ring_if_waiting(); // Others may have relied on us for what else is complete.
+                control.readable.notify_if_waiting(); // Others may have relied on us for what else is complete.
                 return Ok(taken);
             }
             if !idle {
@@ -141,7 +142,7 @@ impl Consumer {
             if self.ring.is_closed() {
                 return Err(Error::Closed);
             }
-            let Some(left) = patience.left() else {
+            let Some(left) = deadline.remaining() else {
                 if let Some(taken) = self.take_any(owner)? {
                     return Ok(taken);
                 }
@@ -152,11 +153,11 @@ impl Consumer {
                 }
                 return Err(Error::Timeout);
             };
-            match control.readable.wait(ticket, self.nap(&mut patrol).min(left)) {
-                Woken::Rung => {
+            match control.readable.wait(ticket, self.nap(&mut poll).min(left)) {
+                Woken::Notified => {
                     self.check_open()?;
                     if let Some(taken) = self.try_take(owner)? {
-                        control.readable.ring_if_waiting(); // As above.
+                        control.readable.notify_if_waiting(); // As above.
                         return Ok(taken);
                     }
                 }
@@ -167,7 +168,7 @@ impl Consumer {
                     if grip.is_for_good(self.holds_all(), released) {
                         return Err(Error::AllHeld(protocol.buffers.len()));
                     }
-                    if solitude.is_unbearable(|| self.seat.is_alone_among(Role::Producer)) {
+                    if peer_watch.has_timed_out(|| self.seat.is_alone_among(Role::Producer)) {
                         return Err(self.workers_died());
                     }
                 }
@@ -202,13 +203,13 @@ impl Consumer {
     }
 
     fn must_wait(&self, batch: BatchNo) -> bool {
-        self.courtesy.is_due(batch.value(), monotonic_ns())
+        self.grace.still_applies(batch.value(), monotonic_ns())
     }
 
-    /// How long to sleep: until the next patrol, or until an older batch has been waited for long enough.
-    fn nap(&self, patrol: &mut Patrol) -> Duration {
-        let pause = patrol.pause();
-        self.courtesy.left(monotonic_ns()).map_or(pause, |left| left.min(pause))
+    /// How long to sleep: until the next liveness poll, or until an older batch has been waited for long enough.
+    fn nap(&self, poll: &mut LivenessPoll) -> Duration {
+        let pause = poll.pause();
+        self.grace.remaining(monotonic_ns()).map_or(pause, |left| left.min(pause))
     }
 
     /// The oldest complete batch, unless order is worth a moment's waiting.
@@ -240,9 +241,9 @@ impl Consumer {
 
     /// Sleeps until there is a batch (or the ring or this handle is closed), and takes nothing: for event loops,
     /// which then try. False when the time was over first.
-    pub fn wait_readable(&self, patience: Patience) -> Result<bool> {
+    pub fn wait_readable(&self, deadline: Deadline) -> Result<bool> {
         let protocol = self.ring.protocol();
-        let mut patrol = Patrol::start();
+        let mut poll = LivenessPoll::start();
         loop {
             let ticket = protocol.control.readable.announce();
             let idle =
@@ -250,9 +251,9 @@ impl Consumer {
             if !idle || self.ring.is_closed() || self.check_open().is_err() {
                 return Ok(true);
             }
-            let Some(left) = patience.left() else { return Ok(false) };
-            match protocol.control.readable.wait(ticket, self.nap(&mut patrol).min(left)) {
-                Woken::Rung => {}
+            let Some(left) = deadline.remaining() else { return Ok(false) };
+            match protocol.control.readable.wait(ticket, self.nap(&mut poll).min(left)) {
+                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => drop(self.ring.recover(&self.seat)?),
             }
@@ -272,8 +273,8 @@ impl Consumer {
         }
         let last = self.seat.leave_with_name(|| self.ring.shut_down());
         if !matches!(last, Ok(true)) {
-            // Who announced itself before this wakes; who does so after it sees the flag (SYNC bell.ticket).
-            self.ring.protocol().control.readable.ring();
+            // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
+            self.ring.protocol().control.readable.notify();
         }
         last.map(drop)
     }

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! body ┌─────────────────────────────────────────────────────────────┐
-//!      │ Control        open, cursor, holes │ two bells │ counters    │
+//!      │ Control        open, cursor, holes │ two events │ counters  │
 //!      ├─────────────────────────────────────────────────────────────┤
-//!      │ Buffer × num_buffers (64 B)   word, target, sealed           │
+//!      │ Buffer × num_buffers (64 B)   word, target, sealed          │
 //!      ├─────────────────────────────────────────────────────────────┤
-//!      │ Slot × num_buffers × batch_size (32 B)   word, stamp         │
+//!      │ Slot × num_buffers × batch_size (32 B)   word, stamp        │
 //! page ├─────────────────────────────────────────────────────────────┤
-//!      │ buffer 0: leaf 0 [batch_size × leaf bytes] │ leaf 1 […] │ …  │  each leaf aligned to 64
-//! page │ buffer 1: …                                                  │
+//!      │ buffer 0: leaf 0 [batch_size × leaf bytes] │ leaf 1 […] │ … │  each leaf aligned to 64
+//! page │ buffer 1: …                                                 │
 //!      └─────────────────────────────────────────────────────────────┘
 //! ```
 //!
@@ -26,11 +26,11 @@
 //! batches a second).
 
 use crate::error::{Error, Result};
-use crate::metrics::Histogram;
 use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE};
+use crate::segment::histogram::Histogram;
 use crate::segment::lease::OWNER_BITS;
-use crate::sync::{AtomicU32, AtomicU64, Bell};
+use crate::sys::sync::{AtomicU32, AtomicU64, EventCount};
 use std::cell::UnsafeCell;
 
 /// The `kind` of a segment that holds a ring.
@@ -242,9 +242,9 @@ pub struct Counters {
 pub struct Control {
     pub write: WriteLine,
     /// Rung when a batch is complete.
-    pub readable: Bell,
+    pub readable: EventCount,
     /// Rung when a buffer or a slot is free.
-    pub writable: Bell,
+    pub writable: EventCount,
     pub counters: Counters,
     /// 1 once the ring is shut down.
     pub closed: AtomicU32,

@@ -17,11 +17,10 @@ pub mod protocol;
 pub mod recovery;
 
 use crate::error::{Error, Result};
-pub use crate::metrics::monotonic_ns;
+pub use crate::policies::{IfExists, OnFull};
 use crate::segment::{Owner, Seat, Segment, Spec};
-use crate::sync::Ordering;
-pub use crate::terms::{IfExists, OnFull};
-pub use crate::wait::{self, Patience};
+use crate::sys::sync::Ordering;
+pub use crate::sys::wait::{self, Deadline};
 pub use consumer::{Batch, Consumer};
 use layout::{Buffer, BufferKind, BufferWord, Control, Geometry, KIND, Place, SlotKind, SlotWord, Stamp};
 pub use producer::{Producer, Slot};
@@ -174,10 +173,10 @@ impl Ring {
     /// Shuts the ring down: producers get an error, consumers what is complete, sleepers wake.
     pub fn shut_down(&self) {
         let control = self.protocol().control;
-        // SYNC ring.closed: Release here, Acquire in `is_closed`. The rings below wake those who looked before.
+        // SYNC ring.closed: Release here, Acquire in `is_closed`. The notifications below wake those who looked before.
         control.closed.store(1, Ordering::Release);
-        control.readable.ring();
-        control.writable.ring();
+        control.readable.notify();
+        control.writable.notify();
     }
 
     /// A number for a producer that brought none.
@@ -243,7 +242,7 @@ impl Ring {
     /// Reads the counters.
     pub fn totals(&self) -> Totals {
         let counters = &self.protocol().control.counters;
-        let read = |counter: &crate::sync::AtomicU64| counter.load(Ordering::Relaxed);
+        let read = |counter: &crate::sys::sync::AtomicU64| counter.load(Ordering::Relaxed);
         Totals {
             samples_released: read(&counters.samples_released),
             batches_released: read(&counters.batches_released),

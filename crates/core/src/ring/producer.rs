@@ -1,13 +1,14 @@
 //! A producer: claims slots, lets the caller write into them, commits them.
 
+use super::Ring;
 use super::layout::{SlotWord, Stamp};
 use super::protocol::{Claim, Claimant};
-use super::{Ring, monotonic_ns};
 use crate::error::{Error, Result};
+pub use crate::policies::{OnFull, ProducerSpec};
 use crate::segment::{Census, Owner, Role, Seat};
-use crate::sync::{Ordering, Point, Woken, crash_point};
-pub use crate::terms::{OnFull, ProducerSpec};
-use crate::wait::{Patience, Patrol, Rounds, Solitude, Vigil, Vigilance};
+use crate::sys::clock::monotonic_ns;
+use crate::sys::sync::{Ordering, Point, Woken, crash_point};
+use crate::sys::wait::{AdaptiveSpin, Deadline, LivenessPoll, LivenessTicker, PeerWatch, SpinOutcome};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
@@ -35,10 +36,10 @@ pub struct Producer {
     peer_timeout: Option<Duration>,
     sequence: AtomicU64,
     /// Where it claimed last.
-    lane: crate::sync::AtomicU64,
+    lane: crate::sys::sync::AtomicU64,
     /// Of the thread that waits for room. Another one, with the same handle, sleeps at once.
-    vigil: Mutex<Vigil>,
-    rounds: Rounds,
+    spin: Mutex<AdaptiveSpin>,
+    ticker: LivenessTicker,
     /// Whether this handle was closed. Calls that wait in other threads look at it.
     closing: AtomicBool,
 }
@@ -61,7 +62,7 @@ impl Producer {
         let on_full = spec.on_full.unwrap_or(ring.on_full);
         let (peer_timeout, sequence) = (spec.peer_timeout, AtomicU64::new(0));
         let lane = Default::default();
-        let (vigil, closing, rounds) = (Mutex::default(), AtomicBool::new(false), Rounds::default());
+        let (spin, closing, ticker) = (Mutex::default(), AtomicBool::new(false), LivenessTicker::default());
         Ok(Producer {
             ring,
             seat,
@@ -71,8 +72,8 @@ impl Producer {
             peer_timeout,
             sequence,
             lane,
-            vigil,
-            rounds,
+            spin,
+            ticker,
             closing,
         })
     }
@@ -134,7 +135,7 @@ impl Producer {
     /// Claims up to `want` adjacent slots. `None`: dropped, as the policy says. Ends in [`commit`](Self::commit) or
     /// [`abort`](Self::abort); [`reserve`](Self::reserve) gives a guard that cannot forget.
     #[inline(always)]
-    pub fn claim(&self, want: usize, patience: Patience) -> Result<Option<Claim>> {
+    pub fn claim(&self, want: usize, deadline: Deadline) -> Result<Option<Claim>> {
         let owner = self.owner()?;
         let protocol = self.ring.protocol();
         if protocol.control.closed.load(Ordering::Relaxed) != 0 || self.closing.load(Ordering::Relaxed) {
@@ -142,16 +143,16 @@ impl Producer {
         }
         match protocol.try_claim(self.claimant(owner), want) {
             Ok(Some(claim)) => Ok(Some(claim)),
-            Ok(None) => self.claim_in_full_ring(owner, want, patience),
+            Ok(None) => self.claim_in_full_ring(owner, want, deadline),
             Err(damage) => Err(self.ring.damaged(damage)),
         }
     }
 
     #[cold]
-    fn claim_in_full_ring(&self, owner: Owner, want: usize, patience: Patience) -> Result<Option<Claim>> {
+    fn claim_in_full_ring(&self, owner: Owner, want: usize, deadline: Deadline) -> Result<Option<Claim>> {
         let counters = &self.ring.protocol().control.counters;
-        let waits = self.on_full == OnFull::Block && patience != Patience::Never;
-        if !waits && self.rounds.are_due() {
+        let waits = self.on_full == OnFull::Block && deadline != Deadline::Now;
+        if !waits && self.ticker.is_due() {
             self.ring.recover(&self.seat)?; // Who waits does so on his own.
             let claim = self.ring.protocol().try_claim(self.claimant(owner), want);
             if let Some(claim) = claim.map_err(|d| self.ring.damaged(d))? {
@@ -159,7 +160,7 @@ impl Producer {
             }
         }
         match self.on_full {
-            OnFull::Block => self.wait_for_room(owner, want, patience).map(Some),
+            OnFull::Block => self.wait_for_room(owner, want, deadline).map(Some),
             OnFull::Error => Err(Error::Full),
             OnFull::DropNewest => {
                 counters.dropped_newest.fetch_add(want as u64, Ordering::Relaxed);
@@ -189,43 +190,43 @@ impl Producer {
         if self.on_full != OnFull::Block {
             return Ok(None);
         }
-        let Ok(mut vigil) = self.vigil.try_lock() else { return Ok(None) };
+        let Ok(mut spin) = self.spin.try_lock() else { return Ok(None) };
         let (protocol, owner) = (self.ring.protocol(), self.owner()?);
         loop {
             let open = protocol.control.write.open.load(Ordering::Relaxed);
-            match vigil.watch(|| protocol.may_have_room(open) || self.is_closed()) {
-                Vigilance::Exhausted | Vigilance::Pointless => return Ok(None),
-                Vigilance::Rewarded if self.is_closed() => return Err(Error::Closed),
-                Vigilance::Rewarded => {}
+            match spin.spin_until(|| protocol.may_have_room(open) || self.is_closed()) {
+                SpinOutcome::Expired | SpinOutcome::Skipped => return Ok(None),
+                SpinOutcome::Happened if self.is_closed() => return Err(Error::Closed),
+                SpinOutcome::Happened => {}
             }
             let claim = protocol.try_claim(self.claimant(owner), want).map_err(|d| self.ring.damaged(d))?;
             if claim.is_some() {
-                vigil.end();
+                spin.finish();
                 protocol.control.counters.blocked.fetch_add(1, Ordering::Relaxed);
                 return Ok(claim);
             }
         }
     }
 
-    fn wait_for_room(&self, owner: Owner, want: usize, patience: Patience) -> Result<Claim> {
-        if patience == Patience::Never {
+    fn wait_for_room(&self, owner: Owner, want: usize, deadline: Deadline) -> Result<Claim> {
+        if deadline == Deadline::Now {
             return Err(Error::Full);
         }
-        let claim = self.sleep_for_room(owner, want, patience);
+        let claim = self.sleep_for_room(owner, want, deadline);
         if !matches!(claim, Err(Error::Interrupted))
-            && let Ok(mut vigil) = self.vigil.try_lock()
+            && let Ok(mut spin) = self.spin.try_lock()
         {
-            vigil.end();
+            spin.finish();
         }
         claim
     }
 
-    fn sleep_for_room(&self, owner: Owner, want: usize, patience: Patience) -> Result<Claim> {
+    fn sleep_for_room(&self, owner: Owner, want: usize, deadline: Deadline) -> Result<Claim> {
         let protocol = self.ring.protocol();
         let control = protocol.control;
         control.counters.blocked.fetch_add(1, Ordering::Relaxed);
-        let mut patrol = Patrol::start();
-        let mut solitude = Solitude::bearing(self.peer_timeout);
+        let mut poll = LivenessPoll::start();
+        let mut peer_watch = PeerWatch::with_timeout(self.peer_timeout);
         loop {
             let ticket = control.writable.announce();
             if self.is_closed() {
@@ -235,14 +236,14 @@ impl Producer {
             if let Some(claim) = claim.map_err(|d| self.ring.damaged(d))? {
                 return Ok(claim);
             }
-            let Some(left) = patience.left() else { return Err(Error::Timeout) };
-            match control.writable.wait(ticket, patrol.pause().min(left)) {
-                Woken::Rung => {}
+            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
+            match control.writable.wait(ticket, poll.pause().min(left)) {
+                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     self.ring.recover(&self.seat)?;
                     if self.is_forsaken()
-                        || solitude.is_unbearable(|| self.seat.is_alone_among(Role::Consumer))
+                        || peer_watch.has_timed_out(|| self.seat.is_alone_among(Role::Consumer))
                     {
                         return Err(self.learners_died());
                     }
@@ -274,9 +275,9 @@ impl Producer {
     pub fn reserve<P: Deref<Target = Producer>>(
         this: P,
         want: usize,
-        patience: Patience,
+        deadline: Deadline,
     ) -> Result<Option<Slot<P>>> {
-        Ok(this.claim(want, patience)?.map(|claim| Slot::of(this, claim)))
+        Ok(this.claim(want, deadline)?.map(|claim| Slot::of(this, claim)))
     }
 
     /// Where a leaf of a claimed row lies.
@@ -333,17 +334,17 @@ impl Producer {
 
     /// Sleeps until there is room (or the ring or this handle is closed), and claims nothing: for event loops,
     /// which then try. False when the time was over first.
-    pub fn wait_writable(&self, patience: Patience) -> Result<bool> {
+    pub fn wait_writable(&self, deadline: Deadline) -> Result<bool> {
         let control = self.ring.protocol().control;
-        let mut patrol = Patrol::start();
+        let mut poll = LivenessPoll::start();
         loop {
             let ticket = control.writable.announce();
             if self.ring.has_room() || self.is_closed() {
                 return Ok(true);
             }
-            let Some(left) = patience.left() else { return Ok(false) };
-            match control.writable.wait(ticket, patrol.pause().min(left)) {
-                Woken::Rung => {}
+            let Some(left) = deadline.remaining() else { return Ok(false) };
+            match control.writable.wait(ticket, poll.pause().min(left)) {
+                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => drop(self.ring.recover(&self.seat)?),
             }
@@ -361,8 +362,8 @@ impl Producer {
         self.closing.store(true, Ordering::Relaxed);
         // Nobody waits with the handle of a forked child that has claimed nothing: leave its parent's sleepers alone.
         if self.seat.owner().is_some() {
-            // Who announced itself before this wakes; who does so after it sees the flag (SYNC bell.ticket).
-            self.ring.protocol().control.writable.ring();
+            // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
+            self.ring.protocol().control.writable.notify();
         }
     }
 

@@ -1,4 +1,4 @@
-//! The ring's state machine: atomics only, no system call but the bell's, no payload. Loom runs this very code.
+//! The ring's state machine: atomics only, no system call but those of event counts, no payload. Loom runs this very code.
 //!
 //! ```text
 //! slot    Free | older ──claim──▶ Claimed(owner) ──commit──▶ Ready ─────────▶ (older, once the batch is released)
@@ -28,13 +28,13 @@
 //! I8  Wake-ups. Whoever commits a batch's last slot, or the slot that is named as its target, while a consumer waits,
 //!     either finds the batch complete and rings, or names another target and sees it unsettled after that. A consumer
 //!     sleeps only after it saw its targets unsettled with the announcement and the targets out.
-//! I9  `cursor`, `holes` and `target` are hints. Wrong ones cost time: a scan, or a patrol.
+//! I9  `cursor`, `holes` and `target` are hints. Wrong ones cost time: a scan, or a liveness poll.
 
 use super::layout::{BatchNo, Buffer, BufferKind, BufferWord, Control, Place, Slot, SlotKind, SlotWord};
 pub use crate::error::Damage;
-use crate::prefetch::prefetch_to_write;
 use crate::segment::Owner;
-use crate::sync::{AtomicU64, Ordering, Point, crash_point, fence};
+use crate::sys::prefetch::prefetch_to_write;
+use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point, fence};
 use std::ops::Range;
 
 /// How many slots ahead of its claims a run fetches: 16 lines, about as many as a core waits for at once.
@@ -281,7 +281,7 @@ impl<'a> Protocol<'a> {
             after = Some(word.batch);
         }
         // Nothing there: somebody died between counting and freeing, or was faster. If he is just about to free it,
-        // the next patrol counts again (I9).
+        // the next liveness poll counts again (I9).
         let _ = self.control.write.holes.compare_exchange(holes, 0, Ordering::Relaxed, Ordering::Relaxed);
         Ok(None)
     }
@@ -353,7 +353,7 @@ impl<'a> Protocol<'a> {
             slot.word.store(ready, Ordering::Release);
             crash_point(Point::SlotReady);
         }
-        // SYNC bell.dekker: pairs with the fence in `Bell::announce` and the one in `aim` (I8).
+        // SYNC event.dekker: pairs with the fence in `EventCount::announce` and the one in `aim` (I8).
         fence(Ordering::SeqCst);
         if self.control.readable.has_waiter() {
             self.wake_reader(claim);
@@ -381,11 +381,11 @@ impl<'a> Protocol<'a> {
             }
             named = Some(slot);
             line.target.store(slot as u64, Ordering::Relaxed);
-            // SYNC bell.dekker: as in `aim`; the target is out before we look again.
+            // SYNC event.dekker: as in `aim`; the target is out before we look again.
             fence(Ordering::SeqCst);
         }
         // Complete; or taken meanwhile, and then we may have named a slot of the next batch in there: let them look.
-        self.control.readable.ring();
+        self.control.readable.notify();
     }
 
     /// Gives a run back, unwritten or half-written: the next producer may have it.
@@ -404,8 +404,8 @@ impl<'a> Protocol<'a> {
             }
         }
         self.control.counters.aborted.fetch_add(claim.len as u64, Ordering::Relaxed);
-        self.control.writable.ring_if_waiting();
-        self.control.readable.ring_if_waiting(); // The batch may be sealed, and complete without this slot.
+        self.control.writable.notify_if_waiting();
+        self.control.readable.notify_if_waiting(); // The batch may be sealed, and complete without this slot.
     }
 
     /// Drops the oldest complete batch that nobody has taken; gives back how many samples it held.
@@ -418,7 +418,7 @@ impl<'a> Protocol<'a> {
             won.then_some(ready)
         })?;
         if dropped.is_some() {
-            self.control.writable.ring_if_waiting();
+            self.control.writable.notify_if_waiting();
         }
         Ok(dropped)
     }
@@ -554,7 +554,7 @@ impl<'a> Protocol<'a> {
     }
 
     /// Before sleeping: names in every unfinished batch the slot to be woken for. True when all is set and there is
-    /// nothing to take; false when there is. The bell is announced already (I8).
+    /// nothing to take; false when there is. The event is announced already (I8).
     pub fn aim(&self) -> Result<bool> {
         self.aim_unless(|_| false)
     }
@@ -583,7 +583,7 @@ impl<'a> Protocol<'a> {
             if !moved {
                 return Ok(true);
             }
-            // SYNC bell.dekker: the targets are out before we look again; pairs with the fence in `commit`.
+            // SYNC event.dekker: the targets are out before we look again; pairs with the fence in `commit`.
             fence(Ordering::SeqCst);
         }
     }
@@ -596,7 +596,7 @@ impl<'a> Protocol<'a> {
         // SYNC ring.free: Release here, Acquire in `open_next`. We are done reading (I6).
         let _ = line.word.compare_exchange(mine, free, Ordering::AcqRel, Ordering::Relaxed);
         crash_point(Point::BatchFreed);
-        self.control.writable.ring_if_waiting();
+        self.control.writable.notify_if_waiting();
     }
 
     /// Puts a batch back, unread, for whoever asks next.
@@ -606,13 +606,13 @@ impl<'a> Protocol<'a> {
         let filling = BufferWord::filling(taken.batch).pack();
         // SYNC ring.filling: Release here, Acquire in `oldest_filling`.
         let _ = line.word.compare_exchange(mine, filling, Ordering::AcqRel, Ordering::Relaxed);
-        self.control.readable.ring_if_waiting();
+        self.control.readable.notify_if_waiting();
     }
 
     /// Closes early every unfinished batch that somebody has written to: it is complete once its writers are done.
     pub fn flush(&self) -> Result<()> {
         self.seal(|committed, claimed| committed + claimed > 0)?;
-        self.control.readable.ring_if_waiting();
+        self.control.readable.notify_if_waiting();
         Ok(())
     }
 
@@ -629,7 +629,7 @@ impl<'a> Protocol<'a> {
             })?;
         }
         if chosen {
-            self.control.readable.ring_if_waiting(); // Others may sleep for a slot that is skipped now.
+            self.control.readable.notify_if_waiting(); // Others may sleep for a slot that is skipped now.
         }
         Ok(chosen)
     }

@@ -1,27 +1,27 @@
 //! What a dead process can leave in the ring, and how it is put right.
 //!
-//! | died after ([`Point`](crate::sync::Point)) | state left | who notices | repaired to |
+//! | died after ([`Point`](crate::sys::sync::Point)) | state left | who notices | repaired to |
 //! |---|---|---|---|
 //! | `RingOpened` | `open` names a buffer that is still marked Free | the next producer or consumer | Filling, by `assist` |
 //! | `RunPromised` | slots that the cursor has passed and nobody claimed | the next producer, when the cursor goes round again | claimed |
 //! | `SlotClaimed`, `RunPartlyClaimed`, `SlotHalfWritten`, `SlotWritten` | slots Claimed by the dead | whoever is stuck or overtakes | Free in the same batch, offered to the next producer |
-//! | `SlotReady` | a complete batch, and a consumer asleep | the consumer's patrol | taken |
+//! | `SlotReady` | a complete batch, and a consumer asleep | the consumer's liveness poll | taken |
 //! | `HoleCounted` | one hole too many counted, the slot still Claimed | as for a claim | Free; holes counted anew |
 //! | `BatchTaken` | a buffer Taken by the dead | a stuck producer, the next consumer | Filling: offered again, whole |
-//! | `BatchFreed` | a Free buffer, and producers asleep | the producers' patrol | opened |
+//! | `BatchFreed` | a Free buffer, and producers asleep | the producers' liveness poll | opened |
 //! | `BatchSealed` | a batch partly closed | the next consumer's look | closed to the end |
-//! | `SeatLeaving`, `NameRemoved` | a ring that is not shut down, with or without its name | the producers' patrol | told of the death, at once where the name is gone |
-//! | `BellCleared`, `BellMoved` | sleepers with no one to wake them | their patrol | awake |
+//! | `SeatLeaving`, `NameRemoved` | a ring that is not shut down, with or without its name | the producers' liveness poll | told of the death, at once where the name is gone |
+//! | `NotifyCleared`, `NotifyMoved` | sleepers with no one to wake them | their liveness poll | awake |
 //!
 //! Nothing here waits for a timer to decide that somebody is dead: the kernel says so ([`crate::segment::lease`]). The
-//! patrol only decides *when to ask*. A recoverer may itself be stopped or killed at any point: every repair is one CAS
+//! liveness poll only decides *when to ask*. A recoverer may itself be stopped or killed at any point: every repair is one CAS
 //! from a word that names the dead owner, so it can be done twice, or by two at once, and only one succeeds.
 
 use super::layout::{BatchNo, BufferKind, BufferWord, Place, SlotKind, SlotWord};
 use super::protocol::{Damage, Protocol};
 use crate::segment::Owner;
 use crate::segment::lease::Memo;
-use crate::sync::{Ordering, Point, crash_point};
+use crate::sys::sync::{Ordering, Point, crash_point};
 
 /// What a recovery put right.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -73,7 +73,7 @@ pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<R
             }
         }
     }
-    // A hint, healed: too many costs a scan each, too few would leave a batch unfinished until the next patrol.
+    // A hint, healed: too many costs a scan each, too few would leave a batch unfinished until the next liveness poll.
     let counted = ring.control.write.holes.swap(holes, Ordering::Relaxed);
     if repairs != Repairs::default() {
         let counters = &ring.control.counters;
@@ -81,11 +81,11 @@ pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<R
         counters.reoffered_batches.fetch_add(repairs.batches as u64, Ordering::Relaxed);
     }
     if repairs.slots > 0 || holes > counted {
-        ring.control.writable.ring_if_waiting();
-        ring.control.readable.ring_if_waiting(); // The batch may be sealed, and complete without these slots.
+        ring.control.writable.notify_if_waiting();
+        ring.control.readable.notify_if_waiting(); // The batch may be sealed, and complete without these slots.
     }
     if repairs.batches > 0 {
-        ring.control.readable.ring_if_waiting();
+        ring.control.readable.notify_if_waiting();
     }
     Ok(repairs)
 }

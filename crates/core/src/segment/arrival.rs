@@ -3,21 +3,21 @@
 
 use super::{Segment, directory};
 use crate::error::{Error, Result};
-use crate::signals;
-use crate::wait::Patience;
+use crate::sys::signals;
+use crate::sys::wait::Deadline;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 use rustix::io::Errno;
 use std::time::Duration;
 
 /// Waits until a segment of this name can be opened. [`Error::NotFound`] when the time is over.
-pub fn wait_for(name: &str, patience: Patience) -> Result<()> {
-    attach(name, patience, || Segment::open(name, None).map(drop))
+pub fn wait_for(name: &str, deadline: Deadline) -> Result<()> {
+    attach(name, deadline, || Segment::open(name, None).map(drop))
 }
 
 /// Attaches to a segment of this name as soon as there is one. One of another shape in which nobody lives is as good as none:
 /// the learner that is about to start replaces it. What the last attempt met, when the time is over.
-pub fn attach<T>(name: &str, patience: Patience, mut attach: impl FnMut() -> Result<T>) -> Result<T> {
+pub fn attach<T>(name: &str, deadline: Deadline, mut attach: impl FnMut() -> Result<T>) -> Result<T> {
     super::check_name(name)?;
     // The watch comes before the look: what appears in between is an event.
     let watch = watch_directory();
@@ -30,7 +30,7 @@ pub fn attach<T>(name: &str, patience: Patience, mut attach: impl FnMut() -> Res
                 // Somebody lives there, perhaps since a moment ago: what we met may have been replaced. Once more, and again for
                 // each other segment that comes under this name.
                 let there = identity(name);
-                if met.is_some() && (met == Some(there) || patience.left().is_none()) {
+                if met.is_some() && (met == Some(there) || deadline.remaining().is_none()) {
                     return Err(error);
                 }
                 met = Some(there);
@@ -39,7 +39,7 @@ pub fn attach<T>(name: &str, patience: Patience, mut attach: impl FnMut() -> Res
             done => return done,
         };
         met = None;
-        let Some(left) = patience.left() else { return Err(error) };
+        let Some(left) = deadline.remaining() else { return Err(error) };
         // Without a watch (the user's inotify instances may be used up) we look twenty times a second.
         let nap = signals::nap(if watch.is_some() { left } else { left.min(Duration::from_millis(50)) });
         let limit =

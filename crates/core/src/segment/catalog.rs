@@ -4,7 +4,7 @@ use super::header::seat_state;
 use super::lease::{self, Undertaker};
 use super::{PREFIX, Segment, directory};
 use crate::error::{Error, Result};
-use crate::sync::Ordering;
+use crate::sys::sync::Ordering;
 use rustix::fs::{self, Mode, OFlags};
 
 /// One line of `rollway ls`.

@@ -17,7 +17,7 @@
 
 use crate::error::{Error, Result};
 use crate::schema::MAX_TEXT_BYTES;
-use crate::sync::{AtomicU32, AtomicU64};
+use crate::sys::sync::{AtomicU32, AtomicU64};
 use std::path::Path;
 
 /// The first eight bytes of a segment.

@@ -26,14 +26,14 @@
 //! | [`Rank::Lease`] | [`Seat::lease`] | a lock of the kernel is tested, or the lease is replaced | waits for the listing |
 //!
 //! The other locks of the core never meet these the wrong way round: `records::{Producer, Consumer}::wake` and
-//! `ring::Producer::vigil` are only ever *tried*; `Tenure::ledger`, `weights::Writer::turn`, `vector_env::Worker::vigil` and
+//! `ring::Producer::spin` are only ever *tried*; `Tenure::ledger`, `weights::Writer::turn`, `vector_env::Worker::spin` and
 //! those of `net` are taken by threads that hold none of the above, and a forked child does not take them: it has a tenure of
 //! its own, or is refused. In `net::Outlet`, `held` is taken before `reader`.
 
 use super::Segment;
 use super::header::{SeatRecord, seat_state};
 use crate::error::{Error, Result};
-use crate::sync::{Ordering, Point, crash_point, fence};
+use crate::sys::sync::{Ordering, Point, crash_point, fence};
 use rustix::thread::futex;
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};

@@ -18,14 +18,16 @@
 //! Not done here: what the body means. Python's resource tracker has no part in any of this.
 
 pub mod arrival;
+pub mod block;
 pub mod catalog;
 pub mod header;
+pub mod histogram;
 pub mod lease;
 pub mod memory;
 
 use crate::error::{Error, Result};
+use crate::policies::OnFull;
 use crate::schema;
-use crate::terms::OnFull;
 use header::{Extent, GEOMETRY_WORDS, Header, LAYOUT_VERSION, MAGIC, PAGE, SeatRecord};
 pub use lease::{Census, Owner, Role, Seat, Surety};
 use rustix::fs::{self, Mode, OFlags};

@@ -6,8 +6,8 @@ use super::layout::{Answer, Geometry, Incumbent, MAX_ARGUMENT, Request, share};
 use super::parent::Watched;
 use crate::error::{Error, Result};
 use crate::segment::{Role, Seat};
-use crate::sync::{Ordering, Woken};
-use crate::wait::{Patience, Patrol};
+use crate::sys::sync::{Ordering, Woken};
+use crate::sys::wait::{Deadline, LivenessPoll};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -133,12 +133,12 @@ impl Caller {
     }
 
     /// Sleeps until `count` environments (or all that were asked, if those are fewer) have answered, and takes their
-    /// answers; or until something is wrong: a worker died, an environment has not answered for `limit`, or `patience` is over.
-    pub fn wait(&mut self, count: usize, limit: Option<Duration>, patience: Patience) -> Result<Outcome> {
+    /// answers; or until something is wrong: a worker died, an environment has not answered for `limit`, or `deadline` has passed.
+    pub fn wait(&mut self, count: usize, limit: Option<Duration>, deadline: Deadline) -> Result<Outcome> {
         let stage = self.stage.clone();
-        let bell = &stage.protocol().control.answered;
+        let event = &stage.protocol().control.answered;
         let count = count.min(self.out());
-        let mut patrol = Patrol::start();
+        let mut poll = LivenessPoll::start();
         loop {
             if let Some(answers) = self.take(count) {
                 return Ok(Outcome::Answered(answers));
@@ -150,14 +150,14 @@ impl Caller {
             if stage.protocol().is_closed() {
                 return Err(Error::Closed);
             }
-            let Some(left) = patience.left() else { return Err(Error::Timeout) };
-            let pause = self.hurry(limit).map_or(left, |hurry| hurry.min(left)).min(patrol.pause());
-            match bell.wait(ticket, pause) {
-                Woken::Rung => {}
+            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
+            let pause = self.hurry(limit).map_or(left, |hurry| hurry.min(left)).min(poll.pause());
+            match event.wait(ticket, pause) {
+                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     if let Some(answers) = self.take(count) {
-                        return Ok(Outcome::Answered(answers)); // Whoever rang for it may have died before the wake-up.
+                        return Ok(Outcome::Answered(answers)); // The worker may have died before the wake-up.
                     }
                     self.check_words()?;
                     let dead = self.dead();

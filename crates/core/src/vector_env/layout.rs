@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! body ┌────────────────────────────────────────────────────────┐
-//!      │ Control        closed, caller, limit │ answered bell      │
+//!      │ Control        closed, caller, limit │ answered event  │
 //!      ├────────────────────────────────────────────────────────┤
-//!      │ Line × workers (128 B)   owner, mail │ work bell          │
+//!      │ Line × workers (128 B)   owner, mail │ work event      │
 //!      ├────────────────────────────────────────────────────────┤
-//!      │ asked    u64 × environments      written by the caller    │
-//!      │ answered u64 × environments      written by its worker    │
+//!      │ asked    u64 × environments      written by the caller │
+//!      │ answered u64 × environments      written by its worker │
 //! page ├────────────────────────────────────────────────────────┤
-//!      │ data: arrays, laid out by those who use them              │
+//!      │ data: arrays, laid out by those who use them           │
 //!      └────────────────────────────────────────────────────────┘
 //! ```
 //!
@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE};
 use crate::segment::lease::OWNER_BITS;
-use crate::sync::{AtomicU32, AtomicU64, Bell};
+use crate::sys::sync::{AtomicU32, AtomicU64, EventCount};
 use std::ops::Range;
 
 /// The `kind` of a segment that holds a vector environment.
@@ -41,7 +41,7 @@ pub struct Control {
     /// Who the caller is: an [`Incumbent`].
     pub caller: AtomicU64,
     /// Rung when the caller has the answers that it waits for.
-    pub answered: Bell,
+    pub answered: EventCount,
 }
 
 /// One worker's words.
@@ -53,7 +53,7 @@ pub struct Line {
     /// How many letters the caller has sent it, by another way.
     pub mail: AtomicU64,
     /// Rung when there is something to do.
-    pub work: Bell,
+    pub work: EventCount,
 }
 
 #[cfg(not(loom))]

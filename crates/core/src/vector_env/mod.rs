@@ -19,7 +19,7 @@ pub mod worker;
 
 use crate::error::{Error, Result};
 use crate::segment::{Segment, Spec};
-use crate::sync::AtomicU64;
+use crate::sys::sync::AtomicU64;
 pub use caller::{Caller, Outcome};
 use layout::{Control, Geometry, KIND, Line};
 use protocol::Protocol;

@@ -16,13 +16,13 @@
 //! | a worker dies | what is left | who notices | repaired to |
 //! |---|---|---|---|
 //! | idle, or between requests | nothing | the caller, with the next request, by the lease | a successor, asked again |
-//! | between ask and answer | asked, rows half-written | the caller, by the lease, on patrol | the same; the rows belong to a request that is void |
-//! | answered, not rung | a caller asleep | the caller, on patrol: it looks before it asks for leases | awake |
+//! | between ask and answer | asked, rows half-written | the caller, by the lease, when it polls for liveness | the same; the rows belong to a request that is void |
+//! | answered, not notified | a caller asleep | the caller, when it polls for liveness: it looks before it asks for leases | awake |
 //!
 //! A caller that dies takes its workers with it: they watch it ([`super::parent`]).
 
 use super::layout::{Answer, Control, Line, Request, share};
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::sys::sync::{AtomicU64, Ordering, fence};
 
 /// The words of a vector environment.
 #[derive(Debug, Clone, Copy)]
@@ -57,10 +57,10 @@ impl Protocol<'_> {
 
     /// Caller: calls `workers`, after asking. Those that are awake pay no more than a look at a word.
     pub fn rouse(&self, workers: impl Iterator<Item = usize>) {
-        // SYNC bell.dekker: the requests come before the look at who is announced (B1).
+        // SYNC event.dekker: the requests come before the look at who is announced (B1).
         fence(Ordering::SeqCst);
         for worker in workers {
-            self.lines[worker].work.call();
+            self.lines[worker].work.advance();
         }
     }
 
@@ -68,7 +68,7 @@ impl Protocol<'_> {
     pub fn post(&self, worker: usize) {
         // SYNC line.mail: Release here, Acquire in `mail`. The letter itself comes by the pipe, which orders it.
         self.lines[worker].mail.fetch_add(1, Ordering::Release);
-        self.lines[worker].work.ring_if_waiting();
+        self.lines[worker].work.notify_if_waiting();
     }
 
     /// Worker: how many letters it was sent so far.
@@ -97,12 +97,12 @@ impl Protocol<'_> {
 
     /// Worker: wakes the caller if this was what it waits for.
     pub fn report(&self) {
-        // SYNC bell.dekker: our answers come before the look at the announcement, and before the count: of two workers that
+        // SYNC event.dekker: our answers come before the look at the announcement, and before the count: of two workers that
         // answer last, the one whose fence is later sees both answers (B1, V5).
         fence(Ordering::SeqCst);
-        let bell = &self.control.answered;
-        if bell.has_waiter() && self.missing() <= self.control.limit.load(Ordering::Relaxed) as usize {
-            bell.ring();
+        let event = &self.control.answered;
+        if event.has_waiter() && self.missing() <= self.control.limit.load(Ordering::Relaxed) as usize {
+            event.notify();
         }
     }
 
@@ -133,8 +133,8 @@ impl Protocol<'_> {
     pub fn close(&self) {
         // SYNC control.closed: Release here, Acquire in `is_closed`.
         self.control.closed.store(1, Ordering::Release);
-        self.lines.iter().for_each(|line| line.work.ring());
-        self.control.answered.ring();
+        self.lines.iter().for_each(|line| line.work.notify());
+        self.control.answered.notify();
     }
 
     pub fn is_closed(&self) -> bool {

@@ -5,8 +5,8 @@ use super::layout::{Incumbent, share};
 use super::protocol::Task;
 use crate::error::{Error, Result};
 use crate::segment::{Role, Seat};
-use crate::sync::{Ordering, Woken};
-use crate::wait::{Vigil, Vigilance};
+use crate::sys::sync::{Ordering, Woken};
+use crate::sys::wait::{AdaptiveSpin, SpinOutcome};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub struct Worker {
     seat: Seat,
     index: usize,
     letters: std::sync::atomic::AtomicU64,
-    vigil: Mutex<Vigil>,
+    spin: Mutex<AdaptiveSpin>,
 }
 
 /// What there is to do.
@@ -56,7 +56,7 @@ impl Worker {
         protocol.lines[index].owner.store(Incumbent(Some(owner)).pack(), Ordering::Release);
         // Letters to our predecessor were lost with it.
         let letters = protocol.mail(index).into();
-        Ok(Worker { stage, seat, index, letters, vigil: Vigil::among(workers).into() })
+        Ok(Worker { stage, seat, index, letters, spin: AdaptiveSpin::for_waiters(workers).into() })
     }
 
     /// Whether the caller lives. Asked once, after the watch on its process was set up ([`super::parent`]): then that was the
@@ -71,25 +71,25 @@ impl Worker {
     ///
     /// `Interrupted` after a signal, or when one may have come unnoticed before we go to sleep: call again.
     pub fn wait(&self) -> Result<Call> {
-        let bell = &self.stage.protocol().lines[self.index].work;
-        let mut vigil = self.vigil.lock().unwrap_or_else(PoisonError::into_inner);
+        let event = &self.stage.protocol().lines[self.index].work;
+        let mut spin = self.spin.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            let moved = bell.count();
+            let moved = event.count();
             if let Some(call) = self.look()? {
-                vigil.end();
+                spin.finish();
                 return Ok(call);
             }
-            match vigil.watch(|| bell.count() != moved) {
-                Vigilance::Rewarded => continue,
-                Vigilance::Exhausted => return Err(Error::Interrupted),
-                Vigilance::Pointless => {}
+            match spin.spin_until(|| event.count() != moved) {
+                SpinOutcome::Happened => continue,
+                SpinOutcome::Expired => return Err(Error::Interrupted),
+                SpinOutcome::Skipped => {}
             }
-            let ticket = bell.announce();
+            let ticket = event.announce();
             if let Some(call) = self.look()? {
-                vigil.end();
+                spin.finish();
                 return Ok(call);
             }
-            if bell.wait(ticket, LONG) == Woken::Interrupted {
+            if event.wait(ticket, LONG) == Woken::Interrupted {
                 return Err(Error::Interrupted);
             }
         }

@@ -1,10 +1,10 @@
 //! Copying leaves, by several threads when they are large, and without the compiler's help.
 //!
-//! A reader may copy from a buffer that the writer is overwriting (I4 of the protocol): see C1 in [`crate::carry`].
+//! A reader may copy from a buffer that the writer is overwriting (I4 of the protocol): see C1 in [`crate::sys::opaque_copy`].
 
-use crate::carry::{around_the_cache, plain};
-use crate::share::share_out;
-use crate::sync::{Point, crash_point};
+use crate::sys::opaque_copy::{copy_opaque, streaming_copy};
+use crate::sys::parallel::for_each_parallel;
+use crate::sys::sync::{Point, crash_point};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a thread copies at once.
@@ -45,16 +45,16 @@ pub unsafe fn copy_all(legs: &[Leg], threads: usize) {
         }
     }
     let large = pieces.iter().map(|piece| piece.bytes).sum::<usize>() >= STREAM;
-    let carry = if large { around_the_cache() } else { plain };
-    share_out(&pieces, worth(legs, threads), |piece| {
+    let copy = if large { streaming_copy() } else { copy_opaque };
+    for_each_parallel(&pieces, worth(legs, threads), |piece| {
         // For the kill matrix, in two halves.
         let half = if cfg!(feature = "fault") { piece.bytes / 2 } else { piece.bytes };
         // SAFETY: the piece is a part of a leg, for which the caller answers; both halves are inside it.
         unsafe {
-            carry(piece.to, piece.from, half);
+            copy(piece.to, piece.from, half);
             crash_point(Point::LeafHalfCopied);
             if half < piece.bytes {
-                carry(piece.to.add(half), piece.from.add(half), piece.bytes - half);
+                copy(piece.to.add(half), piece.from.add(half), piece.bytes - half);
             }
         }
     });
@@ -68,7 +68,7 @@ pub unsafe fn checksums(legs: &[Leg], threads: usize) -> Vec<u64> {
     let sums: Vec<_> = legs.iter().map(|_| AtomicU64::new(0)).collect();
     let numbered: Vec<Leg> =
         legs.iter().enumerate().map(|(number, leg)| Leg { leaf: number, ..*leg }).collect();
-    share_out(&numbered, worth(legs, threads), |leg| {
+    for_each_parallel(&numbered, worth(legs, threads), |leg| {
         // SAFETY: as the caller promises.
         let bytes = unsafe { std::slice::from_raw_parts(leg.to, leg.bytes) };
         sums[leg.leaf].store(xxhash_rust::xxh3::xxh3_64(bytes), Ordering::Relaxed);

@@ -7,7 +7,7 @@ use super::copy::{self, Leg};
 use super::layout::Latest;
 use super::writer::{Writer, out_of_range};
 use crate::error::{Error, Result};
-use crate::sync::Ordering;
+use crate::sys::sync::Ordering;
 use std::sync::MutexGuard;
 
 /// Versions have 56 bits.

@@ -6,7 +6,7 @@
 use super::layout::Latest;
 use super::reader::Reader;
 use crate::error::Result;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sys::sync::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// A version that stays, unless the writer needs its place.

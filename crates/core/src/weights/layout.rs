@@ -1,21 +1,21 @@
 //! The bytes of weights: where everything lies, and what the words say.
 //!
 //! ```text
-//! body ┌──────────────────────────────────────────────────────────────────────┐
-//!      │ Control        latest, grown │ writer, closed │ published bell │ counters │
-//!      ├──────────────────────────────────────────────────────────────────────┤
-//!      │ PinLine × seats (64 B)         which buffers the holder of a seat reads   │
-//!      ├──────────────────────────────────────────────────────────────────────┤
-//!      │ leaf sizes × leaves (8 B)      written once, before the name exists       │
-//!      ├──────────────────────────────────────────────────────────────────────┤
-//!      │ BufferHead × max_buffers (64 B)               the sequence of each buffer │
-//!      ├──────────────────────────────────────────────────────────────────────┤
-//!      │ LeafEntry × max_buffers × leaves (16 B)       version and checksum        │
-//! page ├──────────────────────────────────────────────────────────────────────┤
-//!      │ buffer 0: every leaf, each at a multiple of 64                            │
-//! page │ buffer 1: …                                                              │
-//!      │ (sparse from `grown` on)                                                 │
-//!      └──────────────────────────────────────────────────────────────────────┘
+//! body ┌────────────────────────────────────────────────────────────────────────────┐
+//!      │ Control        latest, grown │ writer, closed │ published event │ counters │
+//!      ├────────────────────────────────────────────────────────────────────────────┤
+//!      │ PinLine × seats (64 B)         which buffers the holder of a seat reads    │
+//!      ├────────────────────────────────────────────────────────────────────────────┤
+//!      │ leaf sizes × leaves (8 B)      written once, before the name exists        │
+//!      ├────────────────────────────────────────────────────────────────────────────┤
+//!      │ BufferHead × max_buffers (64 B)               the sequence of each buffer  │
+//!      ├────────────────────────────────────────────────────────────────────────────┤
+//!      │ LeafEntry × max_buffers × leaves (16 B)       version and checksum         │
+//! page ├────────────────────────────────────────────────────────────────────────────┤
+//!      │ buffer 0: every leaf, each at a multiple of 64                             │
+//! page │ buffer 1: …                                                                │
+//!      │ (sparse from `grown` on)                                                   │
+//!      └────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! The words, from the high bits down:
@@ -31,7 +31,7 @@ use crate::error::{Error, Result};
 use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE};
 use crate::segment::lease::OWNER_BITS;
-use crate::sync::{AtomicU32, AtomicU64, Bell};
+use crate::sys::sync::{AtomicU32, AtomicU64, EventCount};
 
 /// The `kind` of a segment that holds weights.
 pub const KIND: u32 = 3;
@@ -132,7 +132,7 @@ pub struct Control {
     pub publish: PublishLine,
     pub write: WriterLine,
     /// Rung when a version was published.
-    pub published: Bell,
+    pub published: EventCount,
     pub counters: Counters,
 }
 

@@ -25,11 +25,11 @@ pub mod writer;
 
 pub use crate::error::Damage;
 use crate::error::{Error, Result};
+pub use crate::policies::IfExists;
 use crate::schema;
 use crate::segment::{Owner, Segment, Spec, catalog};
-use crate::sync::Ordering;
-pub use crate::terms::IfExists;
-pub use crate::wait::Patience;
+use crate::sys::sync::Ordering;
+pub use crate::sys::wait::Deadline;
 pub use draft::Draft;
 pub use hold::{ChangedLeaf, Hold};
 use layout::{BufferHead, Control, FIRST_BUFFERS, Geometry, KIND, LeafEntry, PinLine};
@@ -250,7 +250,7 @@ impl Weights {
         self.segment.unlink()?;
         // SYNC weights.closed: Release here, Acquire in `is_closed`. The ring below wakes those who looked before.
         control.write.closed.store(1, Ordering::Release);
-        control.published.ring();
+        control.published.notify();
         Ok(())
     }
 

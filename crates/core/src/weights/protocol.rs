@@ -1,4 +1,4 @@
-//! The weights' state machine: atomics only, no system call but the bell's, no payload. Loom runs this very code.
+//! The weights' state machine: atomics only, no system call but those of event counts, no payload. Loom runs this very code.
 //!
 //! ```text
 //! writer:  select ── open (sequence 0) ── copy the leaves ── close (sequence v) ── publish (latest = v) ── ring
@@ -18,7 +18,7 @@
 //! I5  A leaf of a buffer with a sequence other than 0 has the bytes that the leaf had in the version its entry names. A writer
 //!     that takes over from a dead one zeroes the sequences that were never published (above `latest`), for their version
 //!     will come again, with other bytes.
-//! I6  Wake-ups are the bell's (B1): whoever moves `latest` rings `published`.
+//! I6  Wake-ups are those of event counts (B1): whoever moves `latest` notifies `published`.
 //!
 //! What is copied while the buffer may be written (I4) goes through [`super::copy`], which the compiler cannot look into.
 
@@ -26,7 +26,7 @@ use super::layout::{BufferHead, Control, Holder, Latest, LeafEntry, PinLine};
 use super::recovery;
 use crate::error::Damage;
 use crate::segment::Owner;
-use crate::sync::{AtomicU64, Ordering, Point, crash_point, fence};
+use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point, fence};
 
 type Result<T> = std::result::Result<T, Damage>;
 
@@ -179,7 +179,7 @@ impl<'a> Protocol<'a> {
         // SYNC weights.latest: Release here, Acquire in `latest` and `pin` (I2).
         self.control.publish.latest.store(next.pack(), Ordering::Release);
         crash_point(Point::VersionPublished);
-        self.control.published.ring_if_waiting();
+        self.control.published.notify_if_waiting();
     }
 
     // ── readers ────────────────────────────────────────────────────────────────────────────────────────────────

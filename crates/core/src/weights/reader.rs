@@ -5,11 +5,11 @@ use super::layout::PINS;
 use super::writer::out_of_range;
 use super::{Weights, WeightsSpec};
 use crate::error::{Error, Result};
+use crate::policies::IfExists;
 use crate::segment::{Owner, Role, Seat, lease};
-use crate::signals;
-use crate::sync::{AtomicU64, Ordering, Woken};
-use crate::terms::IfExists;
-use crate::wait::{Patience, Patrol, Solitude};
+use crate::sys::signals;
+use crate::sys::sync::{AtomicU64, Ordering, Woken};
+use crate::sys::wait::{Deadline, LivenessPoll, PeerWatch};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};
 use std::time::Duration;
@@ -194,13 +194,13 @@ impl Reader {
     }
 
     /// Sleeps until a version of at least `version` is there, and says which is. [`Error::PeersGone`] when there has been no
-    /// living writer for as long as `bearing` says; [`Error::Closed`] when nothing more will come, or this handle was closed.
-    pub fn wait_for(&self, version: u64, patience: Patience, bearing: Option<Duration>) -> Result<u64> {
+    /// living writer for as long as `peer_timeout` says; [`Error::Closed`] when nothing more will come, or this handle was closed.
+    pub fn wait_for(&self, version: u64, deadline: Deadline, peer_timeout: Option<Duration>) -> Result<u64> {
         self.owner()?;
-        let bell = &self.weights.protocol().control.published;
-        let (mut patrol, mut solitude) = (Patrol::start(), Solitude::bearing(bearing));
+        let event = &self.weights.protocol().control.published;
+        let (mut poll, mut peer_watch) = (LivenessPoll::start(), PeerWatch::with_timeout(peer_timeout));
         loop {
-            let ticket = bell.announce();
+            let ticket = event.announce();
             let closed = self.weights.is_closed() || self.closing.load(Ordering::Relaxed);
             let there = self.weights.version()?;
             if there >= version {
@@ -209,13 +209,13 @@ impl Reader {
             if closed {
                 return Err(Error::Closed);
             }
-            let Some(left) = patience.left() else { return Err(Error::Timeout) };
-            match bell.wait(ticket, patrol.pause().min(left)) {
-                Woken::Rung => {}
+            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
+            match event.wait(ticket, poll.pause().min(left)) {
+                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
-                    if solitude.is_unbearable(|| !self.has_writer()) {
-                        return Err(self.writer_gone(version, there, bearing));
+                    if peer_watch.has_timed_out(|| !self.has_writer()) {
+                        return Err(self.writer_gone(version, there, peer_timeout));
                     }
                 }
             }
@@ -227,8 +227,8 @@ impl Reader {
         self.closing.store(true, Ordering::Relaxed);
         // Nobody waits with the handle of a forked child that has read nothing: leave its parent's sleepers alone.
         if self.seat.owner().is_some() {
-            // Who announced itself before this wakes; who does so after it sees the flag (SYNC bell.ticket).
-            self.weights.protocol().control.published.ring();
+            // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
+            self.weights.protocol().control.published.notify();
         }
     }
 
@@ -237,7 +237,7 @@ impl Reader {
         self.weights.protocol().writer().is_some_and(|writer| self.seat.is_alive(writer))
     }
 
-    fn writer_gone(&self, version: u64, there: u64, bearing: Option<Duration>) -> Error {
+    fn writer_gone(&self, version: u64, there: u64, peer_timeout: Option<Duration>) -> Error {
         let who = self.weights.writer_pid().map_or("there is no writer".to_owned(), |pid| {
             format!("the writer (pid {pid}) died without closing")
         });
@@ -245,7 +245,7 @@ impl Reader {
             "{who}: version {version} of '{}' did not come, {there} is the latest, and nobody took over in {:.0?}. Look at the \
              learner's log, or raise peer_timeout_s",
             self.weights.segment().name(),
-            bearing.unwrap_or_default(),
+            peer_timeout.unwrap_or_default(),
         ))
     }
 }

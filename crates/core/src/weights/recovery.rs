@@ -1,14 +1,14 @@
 //! What a dead process can leave in the weights, and how it is put right.
 //!
-//! | died after ([`Point`](crate::sync::Point)) | state left | who notices | repaired to |
+//! | died after ([`Point`](crate::sys::sync::Point)) | state left | who notices | repaired to |
 //! |---|---|---|---|
 //! | `WriterTaken`, or any time until it leaves | a writer word that names the dead | the next writer, which asks the kernel; the next holder of the seat | its own name; `ABANDONED` |
 //! | `BufferGrown` | pages that exist beyond `grown` | nobody needs to | reserved again by the next who grows |
 //! | `BufferOpened`, `LeafHalfCopied` (the writer) | a buffer with sequence 0, some leaves new, one torn; `latest` is elsewhere | readers: never | written anew, every leaf of it |
 //! | `BufferWritten` | a whole buffer with a sequence above `latest` | the next writer | sequence 0: its version comes again |
-//! | `VersionPublished` | a new version, and readers asleep | their patrol | awake |
+//! | `VersionPublished` | a new version, and readers asleep | their liveness poll | awake |
 //! | `ReaderPinned`, or any time in the copy | a pin that names the dead | the writer, when it finds no free buffer; the next holder of the seat | cleared |
-//! | `BellCleared`, `BellMoved` | sleepers with no one to wake them | their patrol | awake |
+//! | `NotifyCleared`, `NotifyMoved` | sleepers with no one to wake them | their liveness poll | awake |
 //!
 //! Nothing here waits for a timer to decide that somebody is dead: the kernel says so ([`crate::segment::lease`]). Every
 //! repair is one CAS from a word that names the dead, or a store by the one writer that there is; each can be done twice.
@@ -17,7 +17,7 @@ use super::layout::{ABANDONED, Holder};
 use super::protocol::Protocol;
 use crate::segment::Owner;
 use crate::segment::lease::Memo;
-use crate::sync::Ordering;
+use crate::sys::sync::Ordering;
 
 /// Clears the pins of readers of whom `is_dead` says so; how many.
 pub fn clear_dead_pins(weights: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> usize {

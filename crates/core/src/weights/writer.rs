@@ -3,8 +3,8 @@
 use super::copy::{self, Leg};
 use super::{Weights, WeightsSpec};
 use crate::error::{Error, Result};
+use crate::policies::IfExists;
 use crate::segment::{Owner, Role, Seat};
-use crate::terms::IfExists;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Where the bytes of a leaf come from.

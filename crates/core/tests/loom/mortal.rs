@@ -5,7 +5,7 @@
 
 use loom::thread;
 use rollway_core::segment::Owner;
-use rollway_core::sync::{AtomicU32, Ordering, Point, fault};
+use rollway_core::sys::sync::{AtomicU32, Ordering, Point, fault};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
 

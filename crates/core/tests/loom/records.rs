@@ -5,7 +5,7 @@
 //! The words lie on loom's heap, the data in loom's cells: a read that does not happen after its write, or a write under a
 //! reader, is an error; a wake-up that is lost is a deadlock, and loom reports both. The producers keep the shipped
 //! [`Ledger`], so what is allocated twice shows as two writers of one cell. Who survives a death acts beside it, and looks once more
-//! when it is over, for loom has no clock for a patrol.
+//! when it is over, for loom has no clock for a liveness poll.
 
 use crate::mortal::{Mortal, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn};
 use loom::cell::UnsafeCell;
@@ -14,7 +14,7 @@ use rollway_core::records::ledger::{Attempt, Ledger, Room};
 use rollway_core::records::protocol::{Entry, LaneWords, Protocol, Stamp, Taken};
 use rollway_core::records::recovery::recover;
 use rollway_core::segment::Owner;
-use rollway_core::sync::{Ordering, Point, crash_point};
+use rollway_core::sys::sync::{Ordering, Point, crash_point};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -82,7 +82,7 @@ impl Heap {
         }
     }
 
-    /// As a blocked producer does it, without its patrol.
+    /// As a blocked producer does it, without its liveness poll.
     fn reserve(&self, ledger: &mut Ledger) -> Room {
         loop {
             let ticket = self.lane(ledger.lane()).announce_sleep();
@@ -111,7 +111,7 @@ impl Heap {
         self.lane(room.claim.lane).commit(&room.claim, &Heap::entry(room, value));
     }
 
-    /// As a run does it: room for all, then each is written and published, then one bell.
+    /// As a run does it: room for all, then each is written and published, then one event.
     fn send_run<const N: usize>(&self, ledger: &mut Ledger, values: [u64; N], before: impl Fn(u64)) {
         let lane = self.lane(ledger.lane());
         let rooms = values.map(|_| self.try_reserve(ledger).expect("there is room for all"));
@@ -133,7 +133,7 @@ impl Heap {
         self.records().try_take(who, 0).unwrap()
     }
 
-    /// As a waiting consumer does it, without its patrol.
+    /// As a waiting consumer does it, without its liveness poll.
     fn take(&self, who: Owner) -> Taken {
         loop {
             let ticket = self.control.readable.announce();
@@ -465,7 +465,7 @@ fn a_sleeping_consumer_hears_of_the_shutdown() {
         });
         // As `Records::shut_down` does it.
         heap.control.closed.store(1, Ordering::Release);
-        heap.control.readable.ring();
+        heap.control.readable.notify();
         consumer.join().unwrap();
     });
 }
@@ -496,7 +496,7 @@ impl Testament for Deeds {
 
 type Victim = Mortal<Deeds>;
 
-/// As a survivor's patrol does it.
+/// As a survivor's liveness poll does it.
 fn recover_from(victim: &Victim, heap: &Heap) {
     recover(&heap.records(), |who| victim.is_dead(who));
 }
@@ -511,8 +511,8 @@ fn a_killed_producer_leaves_what_it_had_committed_and_its_lane_to_the_next() {
         Point::RecordHalfWritten,
         Point::RecordWritten,
         Point::RecordReady,
-        Point::BellCleared,
-        Point::BellMoved,
+        Point::NotifyCleared,
+        Point::NotifyMoved,
     ];
     kill_everywhere(2, POINTS, |fate| {
         let heap = Heap::new(1, 2, 2);
@@ -549,8 +549,8 @@ fn a_producer_that_is_killed_in_a_run_leaves_what_it_had_committed_and_the_rest_
         Point::RecordHalfWritten,
         Point::RecordWritten,
         Point::RecordReady,
-        Point::BellCleared,
-        Point::BellMoved,
+        Point::NotifyCleared,
+        Point::NotifyMoved,
     ];
     kill_everywhere(1, POINTS, |fate| {
         let heap = Heap::new(1, 2, 2);

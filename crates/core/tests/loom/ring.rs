@@ -3,7 +3,7 @@
 //! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom ring::`
 //!
 //! The words lie on loom's heap, the payload in loom's cells: a read that does not happen after its write is an error,
-//! a wake-up that is lost is a deadlock, and loom reports both. The dead wake nobody, and loom has no clock for a patrol:
+//! a wake-up that is lost is a deadlock, and loom reports both. The dead wake nobody, and loom has no clock for a liveness poll:
 //! where somebody dies (or gives a slot back, which is only a hint to the others), the survivors look again and again
 //! instead of sleeping.
 
@@ -14,7 +14,7 @@ use rollway_core::ring::layout::{Buffer, Control, Slot, SlotWord};
 use rollway_core::ring::protocol::{Claim, Claimant, Protocol, Taken};
 use rollway_core::ring::recovery::recover;
 use rollway_core::segment::Owner;
-use rollway_core::sync::{AtomicU32, AtomicU64, Bell, Ordering, Point, crash_point};
+use rollway_core::sys::sync::{AtomicU32, AtomicU64, EventCount, Ordering, Point, crash_point};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ impl Heap {
         self.ring().try_claim(who, want).unwrap()
     }
 
-    /// As a blocked producer does it, without its patrol.
+    /// As a blocked producer does it, without its liveness poll.
     fn claim(&self, owner: Owner, want: usize) -> Claim {
         if let Some(claim) = self.try_claim(owner, want) {
             return claim;
@@ -114,7 +114,7 @@ impl Heap {
         self.ring().try_take(owner).unwrap()
     }
 
-    /// As a waiting consumer does it, without its patrol.
+    /// As a waiting consumer does it, without its liveness poll.
     fn take(&self, owner: Owner) -> Taken {
         if let Some(taken) = self.try_take(owner) {
             return taken;
@@ -164,26 +164,26 @@ impl Heap {
         }
     }
 
-    /// A patrol on which nobody turns out to be dead.
-    fn patrol(&self) {
+    /// A liveness poll on which nobody turns out to be dead.
+    fn poll_liveness(&self) {
         recover(&self.ring(), |_| false).unwrap();
     }
 }
 
 const CONSUMER: usize = 9;
 
-// ── the bell ───────────────────────────────────────────────────────────────────────────────────────────────────────
+// ── the event ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 #[test]
-fn a_bell_wakes_whoever_announced_himself_before_the_change() {
+fn an_event_wakes_whoever_announced_itself_before_the_change() {
     explore(2, || {
-        let shared = Arc::new((Bell::default(), AtomicU32::new(0)));
-        let ringers: Vec<_> = (0..2)
+        let shared = Arc::new((EventCount::default(), AtomicU32::new(0)));
+        let notifiers: Vec<_> = (0..2)
             .map(|_| {
                 let shared = shared.clone();
                 thread::spawn(move || {
                     shared.1.fetch_add(1, Ordering::Relaxed);
-                    shared.0.ring_if_waiting();
+                    shared.0.notify_if_waiting();
                 })
             })
             .collect();
@@ -194,15 +194,15 @@ fn a_bell_wakes_whoever_announced_himself_before_the_change() {
             }
             shared.0.wait(ticket, Duration::ZERO);
         }
-        ringers.into_iter().for_each(|ringer| ringer.join().unwrap());
+        notifiers.into_iter().for_each(|notifier| notifier.join().unwrap());
     });
 }
 
 #[test]
-fn two_sleepers_on_one_bell_both_wake() {
+fn two_sleepers_on_one_event_both_wake() {
     explore(2, || {
-        let shared = Arc::new((Bell::default(), AtomicU32::new(0)));
-        let sleep = |shared: &(Bell, AtomicU32)| loop {
+        let shared = Arc::new((EventCount::default(), AtomicU32::new(0)));
+        let sleep = |shared: &(EventCount, AtomicU32)| loop {
             let ticket = shared.0.announce();
             if shared.1.load(Ordering::Relaxed) == 1 {
                 break;
@@ -216,7 +216,7 @@ fn two_sleepers_on_one_bell_both_wake() {
             })
             .collect();
         shared.1.store(1, Ordering::Relaxed);
-        shared.0.ring_if_waiting();
+        shared.0.notify_if_waiting();
         sleepers.into_iter().for_each(|sleeper| sleeper.join().unwrap());
     });
 }
@@ -237,7 +237,7 @@ fn a_sleeping_consumer_hears_of_the_shutdown() {
         });
         // As `Ring::shut_down` does it.
         heap.control.closed.store(1, Ordering::Release);
-        heap.control.readable.ring();
+        heap.control.readable.notify();
         consumer.join().unwrap();
     });
 }
@@ -336,8 +336,8 @@ fn runs_that_meet_in_one_batch_share_its_slots() {
         let mine = send_run(&heap, 2, 20);
         other.join().unwrap();
         let mut expected: Vec<u64> = (10..10 + *sent.lock().unwrap()).chain(20..20 + mine).collect();
-        // What one was promised and the other took, or neither took, is a hole; a patrol finds it.
-        heap.patrol();
+        // What one was promised and the other took, or neither took, is a hole; a liveness poll finds it.
+        heap.poll_liveness();
         for value in 30.. {
             let mut received = Vec::new();
             heap.drain(owner(CONSUMER), &mut received);
@@ -403,7 +403,7 @@ fn a_producer_blocked_on_a_full_ring_is_woken_by_a_release() {
 
 #[test]
 fn two_blocked_producers_are_both_woken() {
-    // One preemption: two take minutes with three threads. There are models with two of each half: two who sleep on one bell,
+    // One preemption: two take minutes with three threads. There are models with two of each half: two who sleep on one event,
     // and one producer that is blocked. `make soak` does the whole.
     explore(1, || {
         let heap = Heap::new(2, 1);
@@ -463,7 +463,7 @@ fn a_slot_that_is_given_back_is_filled_by_the_next_producer() {
         let two = spawn(&heap, |heap| heap.send(owner(2), 20));
         one.join().unwrap();
         two.join().unwrap();
-        heap.patrol(); // The hint may be lost; a patrol finds the hole.
+        heap.poll_liveness(); // The hint may be lost; a liveness poll finds the hole.
         let mut received = Vec::new();
         heap.drain(owner(CONSUMER), &mut received);
         // Either both went into the first batch, or one of them went on to the second, and the next fills the hole.
@@ -599,7 +599,7 @@ fn close_early_beside_a_sleeper(preemptions: usize, then: fn(&Heap)) {
 #[test]
 fn a_consumer_that_aims_and_leaves_does_not_keep_the_other_asleep() {
     // Who finds the batch complete takes it. That he gives it back is a ring.
-    aim_beside_a_sleeper(2, |heap| heap.control.readable.ring_if_waiting());
+    aim_beside_a_sleeper(2, |heap| heap.control.readable.notify_if_waiting());
 }
 
 #[test]
@@ -641,10 +641,10 @@ fn a_patrol_takes_nothing_from_the_living() {
             heap.write(&claim, 10);
             heap.ring().commit(&claim);
         });
-        heap.patrol();
+        heap.poll_liveness();
         let mut received = Vec::new();
         heap.drain(owner(CONSUMER), &mut received);
-        heap.patrol();
+        heap.poll_liveness();
         producer.join().unwrap();
         heap.drain(owner(CONSUMER), &mut received);
         assert_eq!(received, [10, 11]);
@@ -676,7 +676,7 @@ impl Testament for Deeds {
 
 type Victim = Mortal<Deeds>;
 
-/// As a survivor's patrol does it.
+/// As a survivor's liveness poll does it.
 fn recover_from(victim: &Victim, heap: &Heap) {
     recover(&heap.ring(), |who| victim.is_dead(who)).unwrap();
 }
@@ -690,8 +690,8 @@ fn a_killed_producer_leaves_of_its_run_what_it_had_committed() {
         Point::SlotHalfWritten,
         Point::SlotWritten,
         Point::SlotReady,
-        Point::BellCleared,
-        Point::BellMoved,
+        Point::NotifyCleared,
+        Point::NotifyMoved,
     ];
     kill_everywhere(2, POINTS, |fate| {
         let heap = Heap::new(2, 2);
@@ -761,7 +761,7 @@ fn fill_what_was_promised_to_the_dead(points: &'static [Point], block: usize, wa
 fn a_slot_that_a_killed_producer_was_giving_back_is_offered_again() {
     kill_everywhere(
         2,
-        &[Point::SlotClaimed, Point::HoleCounted, Point::BellCleared, Point::BellMoved],
+        &[Point::SlotClaimed, Point::HoleCounted, Point::NotifyCleared, Point::NotifyMoved],
         |fate| {
             let heap = Heap::new(1, 2);
             heap.send(owner(1), 1);
@@ -800,7 +800,7 @@ fn the_death_of_one_producer_before_its_sample_is_written_stops_no_other() {
 
 #[test]
 fn the_death_of_one_producer_after_its_sample_is_written_stops_no_other() {
-    die_beside_a_producer(&[Point::SlotReady, Point::BellCleared, Point::BellMoved]);
+    die_beside_a_producer(&[Point::SlotReady, Point::NotifyCleared, Point::NotifyMoved]);
 }
 
 fn die_beside_a_producer(points: &'static [Point]) {
@@ -839,7 +839,8 @@ fn die_beside_a_producer(points: &'static [Point]) {
 
 #[test]
 fn a_batch_in_the_hands_of_a_killed_consumer_is_offered_again() {
-    const POINTS: &[Point] = &[Point::BatchTaken, Point::BatchFreed, Point::BellCleared, Point::BellMoved];
+    const POINTS: &[Point] =
+        &[Point::BatchTaken, Point::BatchFreed, Point::NotifyCleared, Point::NotifyMoved];
     kill_everywhere(2, POINTS, |fate| {
         let heap = Heap::new(1, 2);
         heap.send(owner(1), 1);
@@ -891,7 +892,7 @@ fn a_batch_that_a_killed_consumer_was_closing_is_closed_by_the_next() {
 
 #[test]
 fn a_recoverer_that_is_killed_is_itself_recovered_from() {
-    kill_everywhere(2, &[Point::HoleCounted, Point::BellCleared, Point::BellMoved], |fate| {
+    kill_everywhere(2, &[Point::HoleCounted, Point::NotifyCleared, Point::NotifyMoved], |fate| {
         let heap = Heap::new(1, 2);
         // Somebody died long ago, with a slot and a batch in his hands.
         let ghost = owner(3);

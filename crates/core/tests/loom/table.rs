@@ -7,11 +7,11 @@
 
 use crate::mortal::explore;
 use loom::thread;
+use rollway_core::replay::layout::{Control, RowKind, RowWord};
+use rollway_core::replay::protocol::{Claim, Protocol};
+use rollway_core::replay::recovery::recover;
 use rollway_core::segment::Owner;
-use rollway_core::sync::{AtomicU32, AtomicU64, Ordering, Point, crash_point, fault};
-use rollway_core::table::layout::{Control, RowKind, RowWord};
-use rollway_core::table::protocol::{Claim, Protocol};
-use rollway_core::table::recovery::recover;
+use rollway_core::sys::sync::{AtomicU32, AtomicU64, Ordering, Point, crash_point, fault};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;

@@ -8,7 +8,7 @@
 use crate::mortal::explore;
 use loom::cell::UnsafeCell;
 use loom::thread;
-use rollway_core::sync::AtomicU64;
+use rollway_core::sys::sync::AtomicU64;
 use rollway_core::vector_env::layout::{Control, Line};
 use rollway_core::vector_env::protocol::Protocol;
 use std::sync::Arc;
@@ -145,10 +145,10 @@ fn a_worker_that_watches_awake_finds_all_that_was_asked() {
         let watcher = {
             let heap = heap.clone();
             thread::spawn(move || {
-                let (words, bell) = (heap.words(), &heap.lines[0].work);
-                let moved = bell.count();
+                let (words, event) = (heap.words(), &heap.lines[0].work);
+                let moved = event.count();
                 if words.tasks(0).next().is_none() {
-                    while bell.count() == moved {
+                    while event.count() == moved {
                         thread::yield_now();
                     }
                     assert_eq!(words.tasks(0).count(), 2);

@@ -8,7 +8,7 @@
 
 use crate::mortal::{explore, owner, spawn};
 use rollway_core::segment::Owner;
-use rollway_core::sync::{AtomicU64, Ordering, Point, crash_point, fault};
+use rollway_core::sys::sync::{AtomicU64, Ordering, Point, crash_point, fault};
 use rollway_core::weights::layout::{BufferHead, Control, Latest, LeafEntry, PinLine};
 use rollway_core::weights::protocol::Protocol;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -151,13 +151,13 @@ fn a_reader_that_waits_for_a_version_is_woken() {
         let writer = spawn(&heap, move |heap| {
             heap.write(ALL, 1, nobody_is_dead);
         });
-        let bell = &heap.control.published;
+        let event = &heap.control.published;
         loop {
-            let ticket = bell.announce();
+            let ticket = event.announce();
             if heap.weights().latest().unwrap().is_some() {
                 break;
             }
-            bell.wait(ticket, Duration::ZERO); // A lost wake-up is a deadlock.
+            event.wait(ticket, Duration::ZERO); // A lost wake-up is a deadlock.
         }
         assert_eq!(heap.attempt(0), Some((1, [1; LEAVES], true)));
         writer.join().unwrap();

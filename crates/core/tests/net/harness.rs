@@ -3,13 +3,13 @@
 #![allow(dead_code)] // No test uses all of it.
 
 use crate::fixture::*;
-use rollway_core::net::frame::{
+use rollway_core::net::wire::frame::{
     Cargo, Header, Hello, Kind, PREAMBLE_BYTES, PROTOCOL, Preamble, SHARE_BYTES, Welcome,
 };
-use rollway_core::net::token::{Side, Token};
-use rollway_core::net::token_file::{self, TokenFile};
+use rollway_core::net::wire::token::{Side, Token};
+use rollway_core::net::wire::token_file::{self, TokenFile};
 use rollway_core::net::{ClientTls, Intake, ServerTls, TcpClient, TcpClientSpec, TcpServer, TcpServerSpec};
-use rollway_core::ring::{Consumer, OnFull, Patience, RingSpec};
+use rollway_core::ring::{Consumer, Deadline, OnFull, RingSpec};
 use rollway_core::{Error, Result};
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -82,11 +82,11 @@ pub fn connect(spec: TcpClientSpec) -> Result<TcpClient> {
 }
 
 /// Sends one sample.
-pub fn offer(client: &TcpClient, value: u64, patience: Patience) -> Result<usize> {
+pub fn offer(client: &TcpClient, value: u64, deadline: Deadline) -> Result<usize> {
     let (counter, check) = (value.to_ne_bytes(), check_of(value));
     let leaves = [counter.as_ptr(), check.as_ptr()];
     // SAFETY: the leaves have the sizes of `LEAVES`.
-    unsafe { client.send(&leaves, 1, value as u32, patience) }
+    unsafe { client.send(&leaves, 1, value as u32, deadline) }
 }
 
 pub fn put(client: &TcpClient, value: u64) {

@@ -4,17 +4,17 @@
 //! A probe panics only where the core is wrong. That it ends is for its caller to see to.
 #![allow(dead_code)] // No user has all of it.
 
-use rollway_core::block::Block;
-use rollway_core::net::frame::{self, Inventory, LeafList};
+use rollway_core::net::wire::frame::{self, Inventory, LeafList};
+use rollway_core::policies::{IfExists, OnFull};
 use rollway_core::records::format::{LEAF_ALIGN, LeafShape, Shape};
+use rollway_core::replay::{Field, Piece, Sampler, Table, TableSpec};
 use rollway_core::ring::producer::ProducerSpec;
+use rollway_core::segment::block::Block;
 use rollway_core::segment::{self, catalog};
-use rollway_core::table::{Field, Piece, Sampler, Table, TableSpec};
-use rollway_core::terms::{IfExists, OnFull};
+use rollway_core::sys::wait::Deadline;
 use rollway_core::vector_env::{Caller, Worker};
-use rollway_core::wait::Patience;
 use rollway_core::weights::{Reader, Target, Weights, WeightsSpec, Writer};
-use rollway_core::{records, ring, table, weights};
+use rollway_core::{records, replay, ring, weights};
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -142,10 +142,10 @@ fn made(kind: Kind) -> Vec<u8> {
             let consumer = ring::Consumer::open(&ring_spec(name), IfExists::Fail, None).unwrap();
             let producer = ring::Producer::on(consumer.ring().clone(), ANYONE).unwrap();
             for _ in 0..4 {
-                ring::Producer::reserve(&producer, 1, Patience::Never).unwrap().unwrap().commit(0);
+                ring::Producer::reserve(&producer, 1, Deadline::Now).unwrap().unwrap().commit(0);
             }
-            let _held = ring::Consumer::take(&consumer, Patience::Never, None).unwrap();
-            let _claimed = ring::Producer::reserve(&producer, 1, Patience::Never).unwrap();
+            let _held = ring::Consumer::take(&consumer, Deadline::Now, None).unwrap();
+            let _claimed = ring::Producer::reserve(&producer, 1, Deadline::Now).unwrap();
             copy()
         }
         Kind::Records => {
@@ -154,8 +154,8 @@ fn made(kind: Kind) -> Vec<u8> {
             for rows in 0..4 {
                 send_record(&producer, rows).unwrap();
             }
-            let _held = records::Consumer::take(&consumer, Patience::Never).unwrap();
-            let _reserved = records::Producer::reserve(&producer, 64, Patience::Never).unwrap();
+            let _held = records::Consumer::take(&consumer, Deadline::Now).unwrap();
+            let _reserved = records::Producer::reserve(&producer, 64, Deadline::Now).unwrap();
             copy()
         }
         Kind::Weights => {
@@ -262,8 +262,8 @@ pub fn segment(kind: Kind, edits: &[Edit]) -> usize {
 }
 
 /// As short a wait as is one.
-fn briefly() -> Patience {
-    Patience::of(Some(Duration::from_micros(200)))
+fn briefly() -> Deadline {
+    Deadline::after(Some(Duration::from_micros(200)))
 }
 
 /// Reads every byte: outside the mapping, this is a signal.
@@ -391,8 +391,8 @@ fn add_rows(table: &Table, rows: usize) -> rollway_core::Result<()> {
     let columns: Vec<Vec<u8>> = table.geometry().fields.iter().map(|f| vec![7; f.bytes * rows]).collect();
     let stride = |i: usize| table.geometry().fields[i].bytes as isize;
     let source =
-        |(i, c): (usize, &Vec<u8>)| table::Source { data: c.as_ptr(), stride: stride(i), patch: None };
-    let sources: Vec<table::Source> = columns.iter().enumerate().map(source).collect();
+        |(i, c): (usize, &Vec<u8>)| replay::Source { data: c.as_ptr(), stride: stride(i), patch: None };
+    let sources: Vec<replay::Source> = columns.iter().enumerate().map(source).collect();
     // SAFETY: there is a source for each field, with as many rows.
     unsafe { table.add(&sources, &mut 0, rows, briefly()) }
 }

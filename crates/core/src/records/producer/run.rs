@@ -1,16 +1,16 @@
-//! A run: several records of one producer, for which it looks at its books, its clock and its bell once.
+//! A run: several records of one producer, for which it looks at its books and its clock once, and notifies once.
 //!
-//! Room is reserved for all of them; then each is written and committed, in order; then the bell is rung. What one record
+//! Room is reserved for all of them; then each is written and committed, in order; then the consumers are notified. What one record
 //! alone costs besides its bytes are locked instructions, each of which waits until what was written before it has left the core:
-//! the books, the count of open reservations, the sequence, the statistics, the fence of the bell.
+//! the books, the count of open reservations, the sequence, the statistics, the fence of the notification.
 //!
 //! A consumer that sleeps hears of the first record when the last is written. So a run is short, and nothing in it waits. Who
 //! dies in it leaves what [`recovery`](super::super::recovery) knows: records that are Ready, and reservations.
 
 use super::{CLOSING, Producer, Tenure};
-use crate::metrics::monotonic_ns;
 use crate::records::ledger::{Attempt, Room};
 use crate::records::protocol::{Entry, Stamp};
+use crate::sys::clock::monotonic_ns;
 use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
 

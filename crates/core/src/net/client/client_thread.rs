@@ -1,0 +1,343 @@
+//! The client's own thread: connects, reads acknowledgements, writes what the callers could not, and connects again.
+//!
+//! It sleeps on the socket and on the client's wakeup descriptor, never with the lock held. What it meets it leaves in the shared
+//! state, and wakes those who wait.
+
+use super::dial::{ATTEMPT, FIRST_PAUSE, Failure, LATE, LONGEST_PAUSE, PARTING, SHORT_PAUSE, dial};
+use super::handle::{Ended, Outlook, Shared, State};
+use super::link::watch;
+use crate::net::wire::frame::{
+    Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_TEXT_BYTES, News, Welcome, goodbye,
+};
+use crate::net::wire::limits::SILENCES;
+use crate::net::wire::stats::add;
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+const INBOX_BYTES: usize = 2 * (HEADER_BYTES + MAX_TEXT_BYTES);
+/// How often it reads before it lets others have their turn.
+const READS: usize = 64;
+
+/// The thread of one client.
+pub struct Courier<'a> {
+    shared: &'a Shared,
+    /// When the learner was last heard, or the connection was lost.
+    contact: Instant,
+    pinged: Instant,
+    welcomed: bool,
+    /// Why the last attempt failed: the last one before the end may only be late.
+    reason: Option<String>,
+    /// Connections that were tried.
+    attempt: u32,
+}
+
+impl<'a> Courier<'a> {
+    pub fn new(shared: &'a Shared) -> Courier<'a> {
+        let now = Instant::now();
+        Courier { shared, contact: now, pinged: now, welcomed: false, reason: None, attempt: 0 }
+    }
+
+    /// The whole life of the thread. Whatever ends it, the callers are told.
+    pub fn run(mut self) {
+        let work = std::panic::AssertUnwindSafe(|| self.work());
+        let ended = std::panic::catch_unwind(work).unwrap_or_else(|_| {
+            Ended::Lost("the client's thread failed; this is a bug in Rollway".to_owned())
+        });
+        let mut state = self.shared.lock();
+        state.link = None;
+        state.ended.get_or_insert(ended);
+        drop(state);
+        self.shared.progress.notify();
+    }
+
+    /// Dials and serves, again and again, until something ends it.
+    fn work(&mut self) -> Ended {
+        let mut pause = Duration::ZERO;
+        loop {
+            match self.connect() {
+                Ok(()) => {
+                    let before = self.shared.lock().outbound.acked;
+                    if let Some(ended) = self.serve() {
+                        break ended;
+                    }
+                    self.contact = Instant::now(); // From here on it counts how long the learner is away.
+                    // Somebody is there. Unless nothing gets through, there is no reason to keep away.
+                    let none = self.shared.lock().outbound.acked == before;
+                    pause = if none { pause.min(SHORT_PAUSE) } else { Duration::ZERO };
+                }
+                Err(failure) => {
+                    match failure {
+                        Failure::Passing(why) => self.reason = Some(why),
+                        Failure::Late(why) => _ = self.reason.get_or_insert(why),
+                        failure => break self.given_up(failure),
+                    }
+                    add(&self.shared.counters.failed_connects, 1);
+                    if let Some(ended) = self.too_late() {
+                        break ended;
+                    }
+                }
+            }
+            pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+            self.shared.caller.rest(pause, self.contact + self.limit());
+            if self.shared.caller.is_closing() {
+                break Ended::Closed;
+            }
+        }
+    }
+
+    fn limit(&self) -> Duration {
+        let spec = &self.shared.spec;
+        if self.welcomed { spec.reconnect_timeout } else { spec.connect_timeout }
+    }
+
+    fn too_late(&self) -> Option<Ended> {
+        if self.contact.elapsed() < self.limit() {
+            return None;
+        }
+        let why = self.reason.as_deref().unwrap_or(LATE);
+        Some(if self.welcomed {
+            Ended::Lost(format!("the learner has been away for {:.1?} ({why})", self.contact.elapsed()))
+        } else {
+            Ended::Unreachable(why.to_owned())
+        })
+    }
+
+    /// What a failure means: before the first welcome the caller is told its kind, afterwards what is lost by it.
+    fn given_up(&self, failure: Failure) -> Ended {
+        match (self.welcomed, failure) {
+            (_, Failure::Cancelled) => Ended::Closed,
+            (false, Failure::Token(why)) => Ended::Token(why),
+            (false, Failure::Schema(theirs)) => Ended::Schema(theirs),
+            (false, Failure::Cargo(why)) => Ended::Cargo(why),
+            (false, Failure::Protocol(what)) => Ended::Protocol(what),
+            (false, Failure::Tls(what)) => Ended::Tls(what),
+            (true, Failure::Schema(_)) => Ended::Lost("the learner came back with another schema".to_owned()),
+            (
+                _,
+                Failure::Passing(why)
+                | Failure::Late(why)
+                | Failure::Token(why)
+                | Failure::Cargo(why)
+                | Failure::Protocol(why)
+                | Failure::Tls(why)
+                | Failure::Final(why),
+            ) => Ended::Lost(why),
+        }
+    }
+
+    fn connect(&mut self) -> Result<(), Failure> {
+        let shared = self.shared;
+        self.attempt += 1;
+        let hello = {
+            let state = shared.lock();
+            Hello {
+                cargo: state.outbound.layout().cargo(),
+                session: shared.session,
+                producer_id: state.producer_id,
+                attempt: self.attempt,
+                next: state.outbound.touched,
+                oldest: state.outbound.acked,
+                schema: shared.schema.clone(),
+            }
+        };
+        let deadline = (Instant::now() + ATTEMPT).min(self.contact + self.limit());
+        let (link, header, payload) = dial(&shared.caller, &hello, Kind::Welcome, deadline)?;
+        let welcome =
+            Welcome::parse(&header, &payload).map_err(|damage| Failure::Protocol(damage.to_string()))?;
+        let mut state = shared.lock();
+        state.outbound.resume(&welcome, &shared.counters).map_err(Failure::Final)?;
+        (state.producer_id, state.published) = (Some(welcome.producer_id), welcome.news.version);
+        state.outlook = Outlook { news: welcome.news, counted: welcome.next, asked: false };
+        state.link = Some(link);
+        state.broken = false;
+        add(&shared.counters.connects, 1);
+        add(&shared.counters.resumed, self.welcomed as u64);
+        (self.welcomed, self.contact, self.reason) = (true, Instant::now(), None);
+        drop(state);
+        shared.progress.notify_if_waiting();
+        Ok(())
+    }
+
+    /// Reads and writes until the connection breaks (`None`) or the end.
+    fn serve(&mut self) -> Option<Ended> {
+        let mut inbox = Inbox { bytes: vec![0; INBOX_BYTES], have: 0, skip: 0 };
+        let socket = self.shared.lock().link.as_ref()?.socket();
+        let mut news = true; // TLS may hold bytes already.
+        let outcome = loop {
+            let mut state = self.shared.lock();
+            state.called = false;
+            let mut more = false;
+            if news || state.broken {
+                more = match self.hear(&mut state, &mut inbox) {
+                    Ok(more) => more,
+                    Err(outcome) => break outcome,
+                };
+                if state.broken && !more {
+                    break None;
+                }
+                state.outbound.blocked = false;
+                state = self.shared.pump(state, true);
+            }
+            if self.shared.caller.is_closing() {
+                drop(state);
+                self.part(&socket);
+                break Some(Ended::Closed);
+            }
+            let quiet = self.contact.elapsed();
+            let keepalive = self.shared.spec.keepalive;
+            if quiet >= keepalive * SILENCES {
+                break None;
+            }
+            if quiet >= keepalive && self.pinged.elapsed() >= keepalive {
+                self.pinged = Instant::now();
+                state.outbound.say(&Header::new(Kind::Ping).bytes());
+                state.outbound.blocked = false;
+            }
+            state = self.shared.pump(state, false);
+            if state.broken {
+                continue;
+            }
+            let gathers = state.outbound.gathers_until();
+            (state.watches_out, state.watches_clock) = (state.outbound.blocked, gathers.is_some());
+            let writing = state.outbound.blocked;
+            drop(state);
+            let now = Instant::now();
+            let beat = if more { now } else { now + keepalive / 2 };
+            match watch(
+                Some(&socket),
+                &self.shared.caller.wakeup,
+                writing,
+                Some(gathers.unwrap_or(beat).min(beat)),
+            ) {
+                Ok(seen) => {
+                    news = seen.readable || more;
+                    if seen.writable {
+                        self.shared.lock().outbound.blocked = false;
+                    }
+                }
+                Err(_) => break None,
+            }
+        };
+        let mut state = self.shared.lock();
+        state.link = None;
+        state.broken = false;
+        outcome
+    }
+
+    /// Reads what there is, or much of it: then there may be more. An error ends the connection: `None`, or the client.
+    fn hear(&mut self, state: &mut State, inbox: &mut Inbox) -> Result<bool, Option<Ended>> {
+        let (mut heard, mut reads) = (false, 0);
+        let outcome = loop {
+            if reads == READS {
+                break Ok(true);
+            }
+            reads += 1;
+            let Some(link) = &mut state.link else { break Err(None) };
+            match link.read(&mut inbox.bytes[inbox.have..]) {
+                Ok(read) => {
+                    heard = true;
+                    inbox.have += read;
+                    if let Err(outcome) = self.understand(state, inbox) {
+                        break Err(outcome);
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break Ok(false),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => break Err(None),
+            }
+        };
+        if heard {
+            self.contact = Instant::now();
+            self.shared.progress.notify_if_waiting();
+        }
+        outcome
+    }
+
+    /// Takes the whole frames out of the inbox.
+    fn understand(&self, state: &mut State, inbox: &mut Inbox) -> Result<(), Option<Ended>> {
+        let damaged =
+            |what: &str| Some(Ended::Lost(format!("the learner does not speak our protocol: {what}")));
+        loop {
+            let skipped = inbox.skip.min(inbox.have as u64);
+            inbox.consume(skipped as usize);
+            inbox.skip -= skipped;
+            let Some(header) =
+                Header::parse(&inbox.bytes[..inbox.have]).map_err(|damage| damaged(damage.0))?
+            else {
+                return Ok(());
+            };
+            match header.kind {
+                Kind::Ack => {
+                    let acknowledged = state.outbound.acknowledge(header.sequence, header.credit);
+                    acknowledged.map_err(damaged)?;
+                    state.published = header.version;
+                    add(&self.shared.counters.acks, 1);
+                }
+                Kind::Full => {
+                    let (first, count) = (header.sequence, header.rows as u64);
+                    if first >= state.refused_until {
+                        state.refused_until = first.saturating_add(count);
+                        state.refused.get_or_insert((first, 0)).1 += count;
+                        add(&self.shared.counters.refused, count);
+                    }
+                }
+                Kind::Ping => {
+                    state.published = header.version;
+                    state.outbound.say(&Header { kind: Kind::Pong, ..header }.bytes());
+                    state.outbound.blocked = false;
+                }
+                Kind::Pong => {
+                    state.published = header.version;
+                    state.outlook =
+                        Outlook { news: News::of(&header), counted: header.sequence, asked: false };
+                }
+                Kind::Goodbye => {
+                    let Some(text) =
+                        inbox.bytes[..inbox.have].get(HEADER_BYTES..HEADER_BYTES + header.length as usize)
+                    else {
+                        return Ok(()); // Not whole.
+                    };
+                    let text = String::from_utf8_lossy(text).into_owned();
+                    return Err(match Farewell::from_code(header.code) {
+                        Some(Farewell::TooSlow | Farewell::Silent) => None,
+                        _ => Some(Ended::Lost(text)),
+                    });
+                }
+                Kind::Extension(_) => inbox.skip = header.length,
+                _ => return Err(damaged("a frame is out of turn")),
+            }
+            inbox.consume(HEADER_BYTES);
+        }
+    }
+
+    /// Says goodbye, if the socket takes it.
+    fn part(&self, socket: &std::net::TcpStream) {
+        let until = Instant::now() + PARTING;
+        self.shared.lock().outbound.finish_with(&goodbye(Farewell::Finished, ""));
+        while Instant::now() < until {
+            let mut state = self.shared.lock();
+            state.outbound.blocked = false;
+            let state = self.shared.pump(state, true);
+            if state.broken || state.outbound.has_said_all() {
+                return;
+            }
+            drop(state);
+            let _ = watch(Some(socket), &self.shared.caller.wakeup, true, Some(until));
+        }
+    }
+}
+
+/// What was read and not yet understood.
+struct Inbox {
+    bytes: Vec<u8>,
+    have: usize,
+    /// Bytes of a frame that we do not know.
+    skip: u64,
+}
+
+impl Inbox {
+    fn consume(&mut self, bytes: usize) {
+        self.bytes.copy_within(bytes..self.have, 0);
+        self.have -= bytes;
+    }
+}

@@ -1,0 +1,23 @@
+//! The worker's end: sends, keeps until acknowledged, reconnects, sends again.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `handle` | [`Client`]: what callers hold, whatever they send |
+//! | `sample_client`, `record_client`, `packing` | [`TcpClient`], [`TcpRecordClient`]: what goes into their frames |
+//! | `outbound` | frames that are not acknowledged |
+//! | `client_thread` | the thread that connects, sends and reads the answers |
+//! | `dial`, `lookup`, `link` | names to addresses, addresses to connections; one connection |
+
+mod client_thread;
+pub(super) mod dial;
+mod handle;
+pub(super) mod link;
+mod lookup;
+mod outbound;
+mod packing;
+mod record_client;
+mod sample_client;
+
+pub use handle::{Client, TcpClientSpec};
+pub use record_client::TcpRecordClient;
+pub use sample_client::TcpClient;

@@ -1,0 +1,510 @@
+//! What a client has to send, and keeps until it is acknowledged.
+//!
+//! ```text
+//! append ──▶ open frame ──seal──▶ queue: ▣ ▣ ▣ │ ▢ ▢        ▣ written, not acknowledged (`written` of them)
+//!                                       acknowledged ◀┘        ▢ not written on this connection
+//! ```
+//!
+//! What lies in a frame is a matter of its [`Layout`]; here samples and records are numbers in a row. Buffers are used
+//! again; there are at most as many as frames may be under way, and one. Nothing here sleeps or locks; the client does.
+//!
+//! O1  `acked ≤ every queued sample < next`, without gaps: what is not acknowledged is here.
+//! O2  `touched` is one past the last sample that was ever given to a socket. What lies behind it cannot have
+//!     arrived.
+//! O3  A frame that was begun on a connection is finished on it before anything else is written.
+//! O4  One at a time writes: he who has the [`Piece`]. He needs no lock for that; samples are added, and acknowledged,
+//!     meanwhile. When he is done he looks for the next piece, so what the others left to him is not forgotten.
+
+use super::packing::{Frame, Layout};
+use crate::error::{Error, Result};
+use crate::net::wire::frame::{Cargo, Entry, HEADER_BYTES, Header, Welcome};
+use crate::net::wire::limits::MAX_SAMPLE_BYTES;
+use crate::net::wire::stats::{ClientCounters, add};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, IoSlice};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a frame with room left may wait for more samples.
+pub const GATHER: Duration = Duration::from_micros(100);
+/// Parts of one write.
+const PARTS: usize = 32;
+
+/// The samples, or records, of one client.
+#[derive(Debug)]
+pub struct Outbound {
+    layout: Arc<Layout>,
+    /// Rows that a frame may have on this connection.
+    frame_rows: usize,
+    /// Bytes of the largest record that the learner takes.
+    record_bytes: u64,
+    /// Frames that may be queued, and frames that the learner allows under way.
+    limit: usize,
+    credit: usize,
+    open: Option<Frame>,
+    opened: Instant,
+    queue: VecDeque<Arc<Frame>>,
+    spare: Vec<Frame>,
+    written: usize,
+    /// Bytes of the frame after those.
+    offset: usize,
+    /// What the learner wanted first on this connection.
+    resumed_at: u64,
+    pub next: u64,
+    pub acked: u64,
+    pub touched: u64,
+    /// Small frames besides the data, and how much of them is written.
+    control: Vec<u8>,
+    control_sent: usize,
+    /// The socket takes no more.
+    pub blocked: bool,
+    /// Somebody has a [`Piece`] of this connection, and will look for the next one when it is written (O4).
+    writing: bool,
+    /// Counts the connections.
+    connection: u64,
+}
+
+/// What one write is about, so that it can be done while others add samples.
+#[derive(Debug)]
+pub struct Piece {
+    connection: u64,
+    words: Words,
+}
+
+#[derive(Debug)]
+enum Words {
+    Control(Vec<u8>),
+    Data { frame: Arc<Frame>, header: [u8; HEADER_BYTES], skip: usize, offset: usize },
+}
+
+impl Outbound {
+    pub fn new(layout: Layout, limit: usize) -> Outbound {
+        Outbound {
+            layout: Arc::new(layout),
+            frame_rows: 0,
+            record_bytes: 0,
+            limit,
+            credit: 0,
+            open: None,
+            opened: Instant::now(),
+            queue: VecDeque::new(),
+            spare: Vec::new(),
+            written: 0,
+            offset: 0,
+            resumed_at: 0,
+            next: 0,
+            acked: 0,
+            touched: 0,
+            control: Vec::new(),
+            control_sent: 0,
+            blocked: false,
+            writing: false,
+            connection: 0,
+        }
+    }
+
+    /// What a learner of records said about its lane.
+    pub fn lane_bytes(&self) -> Option<u64> {
+        let is_said = matches!(*self.layout, Layout::Records) && self.frame_rows > 0;
+        (is_said && self.record_bytes < MAX_SAMPLE_BYTES as u64).then_some(self.record_bytes)
+    }
+
+    pub fn unacknowledged(&self) -> u64 {
+        self.next - self.acked
+    }
+
+    /// Begins on a new connection, with what the learner wants next. An error is what it cannot want.
+    pub fn resume(&mut self, welcome: &Welcome, counters: &ClientCounters) -> Result<(), String> {
+        let frames = || self.queue.iter().map(|frame| &**frame).chain(&self.open);
+        let largest = frames().map(|frame| frame.rows).max().unwrap_or(0);
+        if largest > welcome.max_rows as usize {
+            let (most, cargo) = (welcome.max_rows, self.layout.cargo().name());
+            return Err(format!(
+                "the learner now takes {most} {cargo} at a time, and {largest} are packed already"
+            ));
+        }
+        let largest = frames().map(|frame| self.layout.largest_record(frame)).max().unwrap_or(0);
+        if largest > welcome.max_bytes as u64 {
+            let most = welcome.max_bytes;
+            return Err(format!(
+                "the learner now takes records of at most {most} bytes, and one of {largest} is packed already. Give its \
+                 server a larger lane_bytes"
+            ));
+        }
+        if !(self.acked..=self.touched).contains(&welcome.next) {
+            let (acked, touched, next) = (self.acked, self.touched, welcome.next);
+            return Err(format!("the learner wants sample {next}; it can only want {acked} to {touched}"));
+        }
+        self.frame_rows = self.layout.capacity().min(welcome.max_rows as usize);
+        self.record_bytes = welcome.max_bytes as u64;
+        self.credit = welcome.credit as usize;
+        (self.written, self.offset, self.resumed_at) = (0, 0, welcome.next);
+        (self.control_sent, self.blocked) = (0, false);
+        (self.writing, self.connection) = (false, self.connection + 1);
+        self.control.clear();
+        self.release(welcome.next);
+        let again = self.queue.iter().filter(|frame| frame.first < self.touched).count();
+        add(&counters.frames_again, again as u64);
+        Ok(())
+    }
+
+    /// Gives back the frames that are settled.
+    fn release(&mut self, next: u64) {
+        self.acked = self.acked.max(next);
+        while self.queue.front().is_some_and(|frame| frame.end() <= next)
+            && let Some(frame) = self.queue.pop_front()
+        {
+            // Not if somebody still writes it to a connection that was lost.
+            self.spare.extend(Arc::into_inner(frame).filter(|frame| self.layout.is_reusable(frame)));
+            self.written = self.written.saturating_sub(1);
+        }
+    }
+
+    /// The learner has settled everything below `next`. An error is what it cannot have.
+    pub fn acknowledge(&mut self, next: u64, credit: u32) -> Result<(), &'static str> {
+        // The one that is being written may be there before its writer has told; of records, the first ones are committed
+        // while the others are on their way.
+        let given = self.written + (self.writing || self.offset > 0) as usize;
+        let written = given.min(self.queue.len()).checked_sub(1).and_then(|last| self.queue.get(last));
+        let through = written.map_or(self.acked, |frame| frame.end()).max(self.resumed_at);
+        if next > through {
+            return Err("it acknowledges samples that were not sent");
+        }
+        self.credit = credit.max(1) as usize;
+        self.release(next);
+        Ok(())
+    }
+
+    /// Copies rows in, as many as there is room for; says how many.
+    ///
+    /// # Safety
+    ///
+    /// Each leaf has `rows` rows of its size, one after the other.
+    pub unsafe fn append(&mut self, leaves: &[*const u8], from: usize, rows: usize, version: u32) -> usize {
+        let fits = |open: &Frame| open.version == version;
+        if !self.make_room(fits, version, 0) {
+            return 0;
+        }
+        let Some(open) = &mut self.open else { return 0 };
+        let part = rows.min(self.frame_rows - open.rows);
+        // SAFETY: the caller vouches for the leaves.
+        unsafe { self.layout.put_samples(open, leaves, from, part) };
+        self.added(part)
+    }
+
+    /// Has `write` write a record, if there is room for it; says how many it took: 0 or 1.
+    pub fn append_record(&mut self, entry: Entry, write: impl FnOnce(&mut [u8])) -> Result<usize> {
+        let layout = self.layout.clone();
+        self.check_record(entry.bytes)?;
+        if !self.make_room(|open| layout.fits_record(open, entry.bytes), 0, entry.bytes as usize) {
+            return Ok(0);
+        }
+        let Some(open) = &mut self.open else { return Ok(0) };
+        layout.put_record(open, entry, write);
+        Ok(self.added(1))
+    }
+
+    /// Whether the learner takes records of so many bytes. Before it has said so, all is well.
+    pub fn check_record(&self, bytes: u64) -> Result<()> {
+        if self.frame_rows > 0 && bytes > self.record_bytes {
+            return Err(Error::RecordTooLarge { bytes, lane_bytes: self.record_bytes });
+        }
+        Ok(())
+    }
+
+    /// Sees to it that the open frame has room for a row at least, and `fits`.
+    fn make_room(&mut self, fits: impl Fn(&Frame) -> bool, version: u32, bytes: usize) -> bool {
+        let (layout, rows) = (&self.layout, self.frame_rows);
+        let takes = |open: &Frame| !layout.is_full(open, rows) && fits(open);
+        let Some(open) = &self.open else { return self.open(version, bytes) };
+        takes(open) || self.seal() && self.open(version, bytes)
+    }
+
+    /// Opens a frame, if there may be one more.
+    fn open(&mut self, version: u32, bytes: usize) -> bool {
+        if self.frame_rows == 0 || self.queue.len() >= self.limit {
+            return false;
+        }
+        self.open = Some(self.layout.open(&mut self.spare, self.next, version, bytes));
+        self.opened = Instant::now();
+        true
+    }
+
+    /// Counts rows that were put into the open frame, and closes it when it is full.
+    fn added(&mut self, rows: usize) -> usize {
+        self.next += rows as u64;
+        if self.open.as_ref().is_some_and(|open| self.layout.is_full(open, self.frame_rows)) {
+            self.seal();
+        }
+        rows
+    }
+
+    /// Whether a sample would find room, or a record of so many bytes.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        let records = self.layout.cargo() == Cargo::Records;
+        let room = |open: &Frame| !records || self.layout.fits_record(open, bytes);
+        let open = self.open.as_ref().is_some_and(|open| open.rows < self.frame_rows && room(open));
+        self.frame_rows > 0 && (open || self.queue.len() < self.limit)
+    }
+
+    /// Closes the open frame, if the queue has room for it.
+    fn seal(&mut self) -> bool {
+        if self.queue.len() >= self.limit {
+            return false;
+        }
+        match self.open.take() {
+            Some(open) => {
+                if open.rows > 0 {
+                    self.queue.push_back(Arc::new(open));
+                }
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Puts a small frame behind the one that is being written; says whether it did.
+    pub fn say(&mut self, frame: &[u8]) -> bool {
+        if self.control_sent == self.control.len() {
+            self.control.clear();
+            self.control_sent = 0;
+        }
+        // A learner that does not read is not worth more words.
+        let listens = self.control.len() < 64 * HEADER_BYTES;
+        if listens {
+            self.control.extend_from_slice(frame);
+        }
+        listens
+    }
+
+    /// The last frame: no data after it.
+    pub fn finish_with(&mut self, goodbye: &[u8]) {
+        self.credit = 0;
+        self.say(goodbye);
+    }
+
+    /// When the open frame must leave, if the learner would take it.
+    pub fn gathers_until(&self) -> Option<Instant> {
+        let open = self.open.as_ref()?;
+        let waits = open.rows > 0 && !self.blocked && self.written < self.window();
+        waits.then(|| self.opened + GATHER)
+    }
+
+    fn window(&self) -> usize {
+        self.credit.min(self.limit)
+    }
+
+    /// Whether every small frame is written.
+    pub fn has_said_all(&self) -> bool {
+        self.control_sent == self.control.len()
+    }
+
+    /// Whether somebody should write, and nobody does.
+    pub fn has_work(&self) -> bool {
+        let data = self.written < self.queue.len() && self.written < self.window();
+        !self.writing && !self.blocked && (data || self.offset > 0 || !self.has_said_all())
+    }
+
+    /// Whether data is under way: somebody else than the sender may write the rest.
+    pub fn is_under_way(&self) -> bool {
+        self.written > 0
+    }
+
+    /// The next thing to write, if anything may be written now. `eager`: the open frame, too, though it has room left.
+    /// Whoever has a piece writes some of it and brings it back to [`finish`](Self::finish).
+    pub fn begin(&mut self, eager: bool) -> Option<Piece> {
+        if self.writing || self.blocked {
+            return None;
+        }
+        let words = if self.offset == 0 && !self.has_said_all() {
+            Words::Control(self.control[self.control_sent..].to_vec())
+        } else {
+            self.next_data(eager)?
+        };
+        self.writing = true;
+        Some(Piece { connection: self.connection, words })
+    }
+
+    fn next_data(&mut self, eager: bool) -> Option<Words> {
+        if self.offset == 0 && self.written >= self.window() {
+            return None;
+        }
+        if self.written == self.queue.len() {
+            let open = self.open.as_ref().filter(|open| open.rows > 0)?;
+            let full = self.layout.is_full(open, self.frame_rows);
+            let leaves = eager || full || self.written == 0 || self.opened.elapsed() >= GATHER;
+            if !(leaves && self.seal()) {
+                return None;
+            }
+        }
+        let frame = self.queue.get(self.written)?.clone();
+        // The first rows may have arrived over another connection.
+        let skip = self.resumed_at.saturating_sub(frame.first).min(frame.rows as u64) as usize;
+        let rows = frame.rows - skip;
+        let header = Header {
+            rows: rows as u32,
+            version: frame.version,
+            sequence: frame.first + skip as u64,
+            length: self.layout.length(&frame, skip) as u64,
+            ..Header::new(self.layout.kind())
+        };
+        self.touched = self.touched.max(frame.end());
+        Some(Words::Data { frame, header: header.bytes(), skip, offset: self.offset })
+    }
+
+    pub fn layout(&self) -> Arc<Layout> {
+        self.layout.clone()
+    }
+
+    /// Notes how a write went. An error ends the connection; that of one which is over already does not matter.
+    pub fn finish(
+        &mut self,
+        piece: Piece,
+        written: io::Result<usize>,
+        counters: &ClientCounters,
+    ) -> io::Result<()> {
+        if piece.connection != self.connection {
+            return Ok(());
+        }
+        self.writing = false;
+        let written = match written {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                self.blocked = true;
+                return Ok(());
+            }
+            written => written?,
+        };
+        match piece.words {
+            Words::Control(_) => self.control_sent += written,
+            Words::Data { frame, skip, .. } => {
+                add(&counters.bytes, written as u64);
+                self.offset += written;
+                let waits = self.queue.get(self.written).is_some_and(|next| Arc::ptr_eq(next, &frame));
+                if self.offset == HEADER_BYTES + self.layout.length(&frame, skip) {
+                    self.offset = 0;
+                    self.written += waits as usize; // Unless it is acknowledged already, and gone.
+                    add(&counters.frames, 1);
+                } else if !waits {
+                    return Err(io::Error::new(ErrorKind::InvalidData, "acknowledged before it was sent"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Piece {
+    /// Hands the bytes to `write`, which says how many it took.
+    pub fn write(
+        &self,
+        layout: &Layout,
+        write: impl FnOnce(&[IoSlice<'_>]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let (frame, header, skip, offset) = match &self.words {
+            Words::Control(bytes) => return write(&[IoSlice::new(bytes)]),
+            Words::Data { frame, header, skip, offset } => (frame, header, *skip, *offset),
+        };
+        let mut parts: [IoSlice<'_>; PARTS] = std::array::from_fn(|_| IoSlice::new(&[]));
+        let (mut count, mut before) = (0, offset);
+        for part in std::iter::once(&header[..]).chain(layout.parts(frame, skip)) {
+            let gone = before.min(part.len());
+            before -= gone;
+            if gone < part.len() && count < PARTS {
+                parts[count] = IoSlice::new(&part[gone..]);
+                count += 1;
+            }
+        }
+        write(&parts[..count])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::wire::frame::News;
+
+    const WELCOME: Welcome = Welcome {
+        producer_id: 0,
+        max_rows: 512,
+        max_bytes: 1000,
+        credit: 4,
+        next: 0,
+        news: News { version: 0, waiting: 0 },
+    };
+
+    /// Three records of 3, 0 and 5 bytes, not written yet.
+    fn three_records() -> (Outbound, ClientCounters) {
+        let (mut outbound, counters) = (Outbound::new(Layout::Records, 4), ClientCounters::default());
+        outbound.resume(&WELCOME, &counters).unwrap();
+        for (kind, bytes) in [(1, 3), (2, 0), (3, 5)] {
+            let entry = Entry { bytes, version: 9, kind };
+            assert_eq!(outbound.append_record(entry, |room| room.fill(kind as u8)).unwrap(), 1);
+        }
+        (outbound, counters)
+    }
+
+    /// Writes up to `most` bytes of the next piece; gives what was written.
+    fn write(outbound: &mut Outbound, counters: &ClientCounters, most: usize) -> Vec<u8> {
+        let piece = outbound.begin(true).unwrap();
+        let mut bytes = Vec::new();
+        let written = piece.write(&outbound.layout(), |parts| {
+            bytes = parts.iter().flat_map(|part| part.to_vec()).take(most).collect();
+            Ok(bytes.len())
+        });
+        outbound.finish(piece, written, counters).unwrap();
+        bytes
+    }
+
+    fn parsed(bytes: &[u8]) -> (Header, Vec<Entry>, Vec<u8>) {
+        let header = Header::parse(bytes).unwrap().unwrap();
+        let (index, records) = bytes[HEADER_BYTES..].split_at(header.rows as usize * 16);
+        assert_eq!(header.length as usize, index.len() + records.len());
+        (header, Entry::all(index).collect(), records.to_vec())
+    }
+
+    #[test]
+    fn a_frame_is_resumed_in_its_middle_with_the_rest_of_its_index_and_records() {
+        let (mut outbound, counters) = three_records();
+        let (header, entries, records) = parsed(&write(&mut outbound, &counters, 1000));
+        assert_eq!((header.rows, header.sequence, entries.len()), (3, 0, 3));
+        assert_eq!(records, [1, 1, 1, 3, 3, 3, 3, 3]);
+        outbound.resume(&Welcome { next: 1, ..WELCOME }, &counters).unwrap();
+        let (header, entries, records) = parsed(&write(&mut outbound, &counters, 1000));
+        assert_eq!((header.rows, header.sequence), (2, 1));
+        assert_eq!(
+            entries.iter().map(|entry| (entry.kind, entry.bytes)).collect::<Vec<_>>(),
+            [(2, 0), (3, 5)]
+        );
+        assert_eq!(records, [3; 5]);
+    }
+
+    #[test]
+    fn an_acknowledgement_in_the_middle_of_a_frame_that_is_half_written_is_believed() {
+        let (mut outbound, counters) = three_records();
+        assert!(outbound.acknowledge(1, 4).is_err(), "nothing was sent");
+        write(&mut outbound, &counters, HEADER_BYTES + 3 * 16 + 3);
+        outbound.acknowledge(1, 4).unwrap();
+        assert_eq!((outbound.acked, outbound.unacknowledged()), (1, 2));
+        assert_eq!(write(&mut outbound, &counters, 1000), [3; 5]);
+        outbound.acknowledge(3, 4).unwrap();
+        assert!(outbound.queue.is_empty() && outbound.spare.len() == 1);
+    }
+
+    #[test]
+    fn a_record_larger_than_a_frame_has_one_of_its_own_whose_buffer_is_not_kept() {
+        let (mut outbound, counters) = (Outbound::new(Layout::Records, 4), ClientCounters::default());
+        let large = 3 * crate::net::wire::limits::FRAME_BYTES;
+        outbound.resume(&Welcome { max_bytes: large as u32, ..WELCOME }, &counters).unwrap();
+        for bytes in [10, large as u64, 10] {
+            assert_eq!(outbound.append_record(Entry { bytes, version: 0, kind: 0 }, |_| {}).unwrap(), 1);
+        }
+        for rows in [(0, 1), (1, 1), (2, 1)] {
+            let header = Header::parse(&write(&mut outbound, &counters, usize::MAX)).unwrap().unwrap();
+            assert_eq!((header.sequence, header.rows), rows);
+        }
+        outbound.acknowledge(3, 4).unwrap();
+        assert_eq!(outbound.spare.len(), 2);
+        let error = outbound.append_record(Entry { bytes: large as u64 + 1, version: 0, kind: 0 }, |_| {});
+        assert!(matches!(error, Err(Error::RecordTooLarge { .. })));
+    }
+}

@@ -1,0 +1,184 @@
+//! How samples and records lie in the frames of a client: pure copying, no queue and no socket.
+//!
+//! ```text
+//! samples   │ leaf 0 of every row │ leaf 1 of every row │ …        one buffer with room for `capacity` rows
+//! records   │ entry │ entry │ …   and   │ record │ record │ …      an index, and the bytes one after the other
+//! ```
+//!
+//! All samples of a frame have one version, which is in its header; records have theirs in the index. A frame leaves
+//! with one vectored write, and may leave without its first rows, which have arrived over another connection.
+
+use crate::net::wire::frame::{Cargo, ENTRY_BYTES, Entry, Kind};
+use crate::net::wire::limits::{FRAME_BYTES, MAX_FRAME_RECORDS};
+
+/// Adjacent samples of one version, or adjacent records.
+#[derive(Debug)]
+pub struct Frame {
+    pub first: u64,
+    pub rows: usize,
+    pub version: u32,
+    /// Of records: one entry for each.
+    index: Vec<u8>,
+    buffer: Vec<u8>,
+    /// Of records: bytes of the buffer that are theirs.
+    used: usize,
+}
+
+impl Frame {
+    pub fn end(&self) -> u64 {
+        self.first + self.rows as u64
+    }
+}
+
+/// What the frames of a client look like.
+#[derive(Debug)]
+pub enum Layout {
+    Samples(Columns),
+    Records,
+}
+
+/// Where the leaves lie in a buffer.
+#[derive(Debug)]
+pub struct Columns {
+    leaf_bytes: Vec<usize>,
+    leaf_offsets: Vec<usize>,
+    sample_bytes: usize,
+    /// Rows that a buffer has room for.
+    capacity: usize,
+}
+
+impl Columns {
+    /// The start of each leaf, and the bytes of one row of it.
+    fn leaves(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.leaf_offsets.iter().copied().zip(self.leaf_bytes.iter().copied())
+    }
+}
+
+impl Layout {
+    /// For samples of these leaves, `capacity` to a frame.
+    pub fn samples(leaf_bytes: &[usize], capacity: usize) -> Layout {
+        let mut end = 0;
+        let place = |bytes: &usize| {
+            end += bytes * capacity;
+            end - bytes * capacity
+        };
+        let leaf_offsets = leaf_bytes.iter().map(place).collect();
+        let (leaf_bytes, sample_bytes) = (leaf_bytes.to_vec(), leaf_bytes.iter().sum());
+        Layout::Samples(Columns { leaf_bytes, leaf_offsets, sample_bytes, capacity })
+    }
+
+    pub fn cargo(&self) -> Cargo {
+        match self {
+            Layout::Samples(_) => Cargo::Samples,
+            Layout::Records => Cargo::Records,
+        }
+    }
+
+    pub fn kind(&self) -> Kind {
+        match self {
+            Layout::Samples(_) => Kind::Data,
+            Layout::Records => Kind::Records,
+        }
+    }
+
+    /// Rows of a frame, at most.
+    pub fn capacity(&self) -> usize {
+        match self {
+            Layout::Samples(columns) => columns.capacity,
+            Layout::Records => MAX_FRAME_RECORDS,
+        }
+    }
+
+    fn buffer_bytes(&self) -> usize {
+        match self {
+            Layout::Samples(columns) => columns.capacity * columns.sample_bytes,
+            Layout::Records => FRAME_BYTES,
+        }
+    }
+
+    /// An empty frame with room for rows of `bytes` bytes together, in the buffers of one that is done with if there is
+    /// one.
+    pub fn open(&self, spare: &mut Vec<Frame>, first: u64, version: u32, bytes: usize) -> Frame {
+        let usual = self.buffer_bytes();
+        let reused = if bytes <= usual { spare.pop() } else { None };
+        let (mut index, buffer) = match reused {
+            Some(frame) => (frame.index, frame.buffer),
+            None => (Vec::new(), vec![0; bytes.max(usual)]),
+        };
+        index.clear();
+        Frame { first, rows: 0, version, index, buffer, used: 0 }
+    }
+
+    /// Whether its buffers are of use for another frame: not those of a record that was larger than a frame.
+    pub fn is_reusable(&self, frame: &Frame) -> bool {
+        frame.buffer.len() == self.buffer_bytes()
+    }
+
+    /// Copies `rows` samples behind those that are there. The frame has room for them.
+    ///
+    /// # Safety
+    ///
+    /// Each leaf has that many rows of its size from row `from` on, one after the other.
+    pub unsafe fn put_samples(&self, frame: &mut Frame, leaves: &[*const u8], from: usize, rows: usize) {
+        let Layout::Samples(columns) = self else { return };
+        for ((start, bytes), leaf) in columns.leaves().zip(leaves) {
+            let start = start + frame.rows * bytes;
+            let room = &mut frame.buffer[start..start + rows * bytes];
+            // SAFETY: the caller vouches for the source; the room was just checked.
+            unsafe { room.as_mut_ptr().copy_from_nonoverlapping(leaf.add(from * bytes), room.len()) };
+        }
+        frame.rows += rows;
+    }
+
+    /// Whether a record of so many bytes fits behind those that are there.
+    pub fn fits_record(&self, frame: &Frame, bytes: u64) -> bool {
+        (frame.buffer.len() - frame.used) as u64 >= bytes
+    }
+
+    /// Has `write` write a record behind those that are there. The frame has room for it.
+    pub fn put_record(&self, frame: &mut Frame, entry: Entry, write: impl FnOnce(&mut [u8])) {
+        let end = frame.used + entry.bytes as usize;
+        write(&mut frame.buffer[frame.used..end]);
+        frame.index.extend_from_slice(&entry.encoded());
+        (frame.used, frame.rows) = (end, frame.rows + 1);
+    }
+
+    /// Whether nothing more goes into a frame that may have so many rows.
+    pub fn is_full(&self, frame: &Frame, rows: usize) -> bool {
+        frame.rows >= rows || matches!(self, Layout::Records) && frame.used >= FRAME_BYTES
+    }
+
+    /// The largest record of a frame; 0 for samples, which are all of one size.
+    pub fn largest_record(&self, frame: &Frame) -> u64 {
+        Entry::all(&frame.index).map(|entry| entry.bytes).max().unwrap_or(0)
+    }
+
+    /// Where the records of a frame begin, without the first `skip`.
+    fn start(&self, frame: &Frame, skip: usize) -> usize {
+        Entry::all(&frame.index).take(skip).map(|entry| entry.bytes as usize).sum()
+    }
+
+    /// Bytes of the payload, without the first `skip` rows.
+    pub fn length(&self, frame: &Frame, skip: usize) -> usize {
+        let rows = frame.rows - skip;
+        match self {
+            Layout::Samples(columns) => rows * columns.sample_bytes,
+            Layout::Records => rows * ENTRY_BYTES + frame.used - self.start(frame, skip),
+        }
+    }
+
+    /// The parts of the payload, without the first `skip` rows.
+    pub fn parts<'a>(&'a self, frame: &'a Frame, skip: usize) -> impl Iterator<Item = &'a [u8]> {
+        let (columns, records) = match self {
+            Layout::Samples(columns) => (Some(columns), None),
+            Layout::Records => {
+                let bytes = &frame.buffer[self.start(frame, skip)..frame.used];
+                (None, Some([&frame.index[skip * ENTRY_BYTES..], bytes]))
+            }
+        };
+        let leaves = columns.into_iter().flat_map(Columns::leaves);
+        let leaves =
+            leaves.map(move |(start, bytes)| &frame.buffer[start + skip * bytes..start + frame.rows * bytes]);
+        leaves.chain(records.into_iter().flatten())
+    }
+}

@@ -1,0 +1,340 @@
+//! One connection of a mirror: asks for versions, and reads them from the socket into the local segment.
+
+use super::shared::{Local, Shared};
+use crate::error::{Error, Result};
+use crate::net::client::dial::PARTING;
+use crate::net::client::link::{Link, watch};
+use crate::net::wire::frame::{Damage, Farewell, HEADER_BYTES, Header, Kind, LeafList, Verdict, goodbye};
+use crate::net::wire::limits::SILENCES;
+use crate::net::wire::stats::add;
+use crate::weights::{Draft, mirror};
+use std::io::{ErrorKind, IoSlice, IoSliceMut};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Bytes that may wait for the learner to read: all that we say are small frames, one at a time.
+const MOST_UNSENT: usize = 16 * 1024;
+
+/// Rooms of one read.
+const ROOMS: usize = 64;
+
+/// Why a connection ends.
+pub enum Parted {
+    /// May be better with the next.
+    Broken(String),
+    /// As `Failure::Late` of a dial.
+    Late(String),
+    /// Nothing more will come.
+    Final(Error),
+}
+
+impl From<std::io::Error> for Parted {
+    fn from(error: std::io::Error) -> Parted {
+        Parted::Broken(error.to_string())
+    }
+}
+
+impl From<Damage> for Parted {
+    fn from(damage: Damage) -> Parted {
+        Parted::Broken(format!("the learner does not speak our protocol: {damage}"))
+    }
+}
+
+/// One connection of the mirror.
+pub struct Line<'a> {
+    shared: &'a Shared,
+    local: Arc<Local>,
+    contact: &'a mut Instant,
+    pinged: Instant,
+    link: Link,
+    outbox: Vec<u8>,
+    /// The next header, as far as it is here.
+    head: [u8; HEADER_BYTES],
+    have: usize,
+}
+
+impl<'a> Line<'a> {
+    pub fn new(shared: &'a Shared, local: Arc<Local>, contact: &'a mut Instant, link: Link) -> Line<'a> {
+        Line {
+            shared,
+            local,
+            contact,
+            pinged: Instant::now(),
+            link,
+            outbox: Vec::new(),
+            head: [0; HEADER_BYTES],
+            have: 0,
+        }
+    }
+
+    /// Fetches version after version, until the end.
+    pub fn serve(mut self) -> Parted {
+        let parted = loop {
+            if let Err(parted) = self.fetch() {
+                break parted;
+            }
+        };
+        if self.shared.caller.is_closing() {
+            self.part();
+        }
+        parted
+    }
+
+    /// Asks for a version that is newer than ours, waits for it and publishes it. One that is void is asked for again.
+    fn fetch(&mut self) -> Result<(), Parted> {
+        let have = self.local.version().map_err(Parted::Final)?;
+        self.say(&Header { sequence: have, ..Header::new(Kind::Fetch) }.bytes());
+        let header = self.expect(&[Kind::Version])?;
+        let list = self.list(&header)?;
+        let version = header.sequence;
+        if version <= have {
+            return Err(Damage("a version is not newer than ours").into());
+        }
+        let local = self.local.clone();
+        if have == 0 && list.leaves.len() != local.weights().geometry().leaves() {
+            return Err(Damage("the first version is not whole").into());
+        }
+        let draft = local.writer.draft(version, &list.leaves).map_err(Parted::Final)?;
+        let whole = self.receive(&draft, &list, version)?;
+        if !whole {
+            add(&self.shared.counters.voids, 1);
+            return Ok(());
+        }
+        match draft.publish(local.weights().has_checksums().then_some(&list.checksums)) {
+            Ok(_) => self.publish().map_err(Parted::Final),
+            Err(error @ Error::Checksum { .. }) => {
+                Err(Parted::Broken(format!("damaged on the way: {error}")))
+            }
+            Err(error) => Err(Parted::Final(error)),
+        }
+    }
+
+    /// The leaves that will come.
+    fn list(&mut self, header: &Header) -> Result<LeafList, Parted> {
+        let leaves = self.local.weights().geometry().leaves();
+        if header.rows as usize > leaves {
+            return Err(Damage("a version has too many leaves").into());
+        }
+        let mut payload = vec![0; header.length as usize]; // Bounded by the kind.
+        self.read_exact(&mut payload)?;
+        Ok(LeafList::parse(header.rows, leaves, &payload)?)
+    }
+
+    /// Reads the pieces into the draft; false when they are void.
+    fn receive(&mut self, draft: &Draft<'_>, list: &LeafList, version: u64) -> Result<bool, Parted> {
+        let mut places = Places::new(list.leaves.iter().map(|&leaf| draft.place(leaf)));
+        loop {
+            let header = self.expect(&[Kind::Piece, Kind::Verdict])?;
+            if header.sequence != version {
+                return Err(Damage("a piece is of another version").into());
+            }
+            if header.kind == Kind::Piece {
+                let mut left = header.length as usize;
+                if left > places.left {
+                    return Err(Damage("a version is longer than its leaves").into());
+                }
+                while left > 0 {
+                    left -= self.fill(&mut places, left)?;
+                }
+                continue;
+            }
+            return match Verdict::from_code(header.code) {
+                Some(Verdict::Whole) if places.left == 0 => Ok(true),
+                Some(Verdict::Void) => Ok(false),
+                _ => Err(Damage("a version is shorter than its leaves").into()),
+            };
+        }
+    }
+
+    /// A whole version is in the local segment: it is the callers' from now on.
+    fn publish(&mut self) -> Result<()> {
+        let mut state = self.shared.lock();
+        let before = state.local.clone().filter(|before| before.lineage != self.local.lineage);
+        if let Some(before) = before {
+            mirror::replace(before.weights(), self.local.weights())?;
+            state.local = Some(self.local.clone());
+            add(&self.shared.counters.lineages, 1);
+        }
+        add(&self.shared.counters.versions, 1);
+        drop(state);
+        self.shared.progress.notify_if_waiting();
+        Ok(())
+    }
+
+    /// The next frame of one of these kinds; others that may come at any time are dealt with.
+    fn expect(&mut self, kinds: &[Kind]) -> Result<Header, Parted> {
+        loop {
+            while self.have < HEADER_BYTES {
+                let (mut head, have) = (self.head, self.have);
+                let read = self.read(&mut [IoSliceMut::new(&mut head[have..])]);
+                self.head = head;
+                self.have += read?;
+            }
+            self.have = 0;
+            let header = Header::parse(&self.head)?.ok_or(Damage("a header is not whole"))?;
+            match header.kind {
+                kind if kinds.contains(&kind) => return Ok(header),
+                Kind::Ping if self.outbox.len() > MOST_UNSENT => {
+                    return Err(Damage("it asks, and does not read the answers").into());
+                }
+                Kind::Ping => self.say(&Header { kind: Kind::Pong, ..header }.bytes()),
+                Kind::Pong => {}
+                Kind::Goodbye => {
+                    let mut text = vec![0; header.length as usize]; // Bounded by the kind.
+                    self.read_exact(&mut text)?;
+                    let text = String::from_utf8_lossy(&text).into_owned();
+                    return Err(match Farewell::from_code(header.code) {
+                        // Nothing more will come. A learner that merely stops may be back.
+                        Some(Farewell::RingClosed) => Parted::Final(self.shared.lost(text)),
+                        _ => Parted::Broken(text),
+                    });
+                }
+                Kind::Extension(_) => self.skip(header.length)?,
+                _ => return Err(Damage("a frame is out of turn").into()),
+            }
+        }
+    }
+
+    fn skip(&mut self, length: u64) -> Result<(), Parted> {
+        let mut left = length as usize;
+        let mut scratch = [0; 1024];
+        while left > 0 {
+            let part = left.min(scratch.len());
+            left -= self.read(&mut [IoSliceMut::new(&mut scratch[..part])])?;
+        }
+        Ok(())
+    }
+
+    fn read_exact(&mut self, room: &mut [u8]) -> Result<(), Parted> {
+        let mut have = 0;
+        while have < room.len() {
+            have += self.read(&mut [IoSliceMut::new(&mut room[have..])])?;
+        }
+        Ok(())
+    }
+
+    /// Reads at most `most` bytes into their places, and what comes of the next header behind them; says how many of the former.
+    fn fill(&mut self, places: &mut Places, most: usize) -> Result<usize, Parted> {
+        let mut head = self.head;
+        let mut rooms: [IoSliceMut<'_>; ROOMS + 1] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
+        let (mut count, bytes) = places.rooms(most, &mut rooms[..ROOMS]);
+        if bytes == most {
+            rooms[count] = IoSliceMut::new(&mut head);
+            count += 1;
+        }
+        let read = self.read(&mut rooms[..count])?;
+        let placed = read.min(bytes);
+        places.advance(placed);
+        self.head = head;
+        self.have = read - placed;
+        add(&self.shared.counters.bytes, placed as u64);
+        Ok(placed)
+    }
+
+    /// Reads some bytes; says what is to be said meanwhile, and breaks silence with pings, of which three are borne.
+    fn read(&mut self, rooms: &mut [IoSliceMut<'_>]) -> Result<usize, Parted> {
+        let keepalive = self.shared.spec.keepalive;
+        loop {
+            let blocked = self.flush()?;
+            match self.link.read_vectored(rooms) {
+                Ok(read) => {
+                    *self.contact = Instant::now();
+                    return Ok(read);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error.into()),
+            }
+            if self.shared.caller.is_closing() {
+                return Err(Parted::Final(Error::Closed));
+            }
+            let quiet = self.contact.elapsed();
+            if quiet >= keepalive * SILENCES {
+                return Err(Parted::Broken(format!("nothing was heard of the learner for {quiet:.1?}")));
+            }
+            if quiet >= keepalive && self.pinged.elapsed() >= keepalive {
+                self.pinged = Instant::now();
+                self.say(&Header::new(Kind::Ping).bytes());
+                continue;
+            }
+            let beat = Instant::now() + keepalive / 2;
+            watch(Some(&self.link.socket()), &self.shared.caller.wakeup, blocked, Some(beat))?;
+        }
+    }
+
+    fn say(&mut self, frame: &[u8]) {
+        self.outbox.extend_from_slice(frame);
+    }
+
+    /// Writes what the socket takes; true when it does not take all of it.
+    fn flush(&mut self) -> Result<bool, Parted> {
+        while !self.outbox.is_empty() {
+            match self.link.write(&[IoSlice::new(&self.outbox)]) {
+                Ok(written) => drop(self.outbox.drain(..written)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(true),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        match self.link.flush() {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(true),
+            done => Ok(done.map(|()| false)?),
+        }
+    }
+
+    /// Says goodbye, if the socket takes it.
+    fn part(&mut self) {
+        let until = Instant::now() + PARTING;
+        self.say(&goodbye(Farewell::Finished, ""));
+        while Instant::now() < until && matches!(self.flush(), Ok(true)) {
+            let _ = watch(Some(&self.link.socket()), &self.shared.caller.wakeup, true, Some(until));
+        }
+    }
+}
+
+/// Where the bytes of a version go, in order.
+struct Places {
+    places: Vec<(*mut u8, usize)>,
+    /// The next byte: in which of them, and where in it.
+    at: (usize, usize),
+    left: usize,
+}
+
+impl Places {
+    fn new(places: impl Iterator<Item = (*mut u8, usize)>) -> Places {
+        let places: Vec<_> = places.collect();
+        let left = places.iter().map(|(_, bytes)| bytes).sum();
+        Places { places, at: (0, 0), left }
+    }
+
+    /// Puts the next rooms into `rooms`, of at most `most` bytes; says how many rooms, and bytes.
+    fn rooms<'a>(&'a mut self, most: usize, rooms: &mut [IoSliceMut<'a>]) -> (usize, usize) {
+        let (mut at, mut count, mut bytes) = (self.at, 0, 0);
+        while bytes < most && count < rooms.len() {
+            let (start, size) = self.places[at.0];
+            let length = (size - at.1).min(most - bytes);
+            if length > 0 {
+                // SAFETY: the place is in the buffer of a draft, which is ours alone to write (I1 of the weights) as long as the
+                // draft, and the draft outlives this. The parts do not overlap.
+                let room = unsafe { std::slice::from_raw_parts_mut(start.add(at.1), length) };
+                rooms[count] = IoSliceMut::new(room);
+                count += 1;
+                bytes += length;
+            }
+            at = (at.0 + 1, 0);
+        }
+        (count, bytes)
+    }
+
+    fn advance(&mut self, mut read: usize) {
+        self.left -= read;
+        while read > 0 {
+            let size = self.places[self.at.0].1;
+            let length = (size - self.at.1).min(read);
+            read -= length;
+            self.at.1 += length;
+            if self.at.1 == size {
+                self.at = (self.at.0 + 1, 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! [`WeightMirror`]: what callers hold.
+
+use super::mirror_thread::Postman;
+use super::shared::{Local, Shared, State, WeightMirrorSpec};
+use crate::error::{Error, Result};
+use crate::net::client::dial::Caller;
+use crate::net::wire::limits::within_reason;
+use crate::net::wire::stats::{MirrorCounters, MirrorStats};
+use crate::sys::sync::{EventCount, Woken};
+use crate::sys::thread::spawn;
+use crate::sys::wait::Deadline;
+use crate::weights::reader::Reading;
+use crate::weights::{Target, Weights};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// A copy of a learner's weights. Threads may share it; it belongs to the process that made it.
+#[derive(Debug)]
+pub struct WeightMirror {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    pid: u32,
+}
+
+impl WeightMirror {
+    /// Begins to connect, and returns at once; [`ready`](Self::ready) says how it went.
+    pub fn start(mut spec: WeightMirrorSpec) -> Result<WeightMirror> {
+        for time in [&mut spec.connect_timeout, &mut spec.reconnect_timeout, &mut spec.keepalive] {
+            *time = within_reason(*time);
+        }
+        let (token, tls) = (spec.token.as_deref(), spec.tls.as_ref());
+        let shared = Arc::new(Shared {
+            caller: Caller::new((&spec.host, spec.port), token, tls, spec.keepalive)?,
+            spec,
+            state: Mutex::default(),
+            progress: EventCount::default(),
+            counters: MirrorCounters::default(),
+        });
+        let thread = spawn("rollway-mirror", {
+            let shared = shared.clone();
+            move || Postman::new(&shared).run()
+        })?;
+        Ok(WeightMirror { shared, thread: Mutex::new(Some(thread)), pid: std::process::id() })
+    }
+
+    /// Waits until the learner has let us in, for the first time; not for a version. Ends by itself after `connect_timeout`.
+    pub fn ready(&self, deadline: Deadline) -> Result<()> {
+        self.wait_until(deadline, |state| Ok(state.local.is_some().then_some(())))
+    }
+
+    /// The schema of the weights.
+    pub fn schema(&self) -> Result<Vec<u8>> {
+        Ok(self.local()?.schema.clone())
+    }
+
+    /// Bytes of each leaf. They stay the same as long as the mirror.
+    pub fn leaf_bytes(&self) -> Result<Vec<usize>> {
+        Ok(self.local()?.weights().geometry().leaf_bytes.clone())
+    }
+
+    /// The latest version that is here, whole; 0 before the first.
+    pub fn version(&self) -> Result<u64> {
+        self.local()?.version()
+    }
+
+    /// Copies the leaves that changed after version `since` (0: all of them) into their targets. `None`: nothing came yet.
+    ///
+    /// # Safety
+    /// As for [`Reader::read`].
+    pub unsafe fn read(&self, targets: &[Target], since: u64) -> Result<Option<Reading>> {
+        let (local, since) = self.local_since(since)?;
+        // SAFETY: as the caller promises.
+        unsafe { local.reader.read(targets, since) }
+    }
+
+    /// As [`Reader::try_read`].
+    ///
+    /// # Safety
+    /// As for [`Reader::read`].
+    pub unsafe fn try_read(&self, targets: &[Target], since: u64) -> Result<Option<Reading>> {
+        let (local, since) = self.local_since(since)?;
+        // SAFETY: as the caller promises.
+        unsafe { local.reader.try_read(targets, since) }
+    }
+
+    /// The copy, and `since` as a number of its lineage (M2); 0 when it may be a number of a lineage that is over.
+    fn local_since(&self, since: u64) -> Result<(Arc<Local>, u64)> {
+        let local = self.local()?;
+        let since = if since > local.floor { since } else { 0 };
+        Ok((local, since))
+    }
+
+    /// Sleeps until a version of at least `version` is here, or the first one of a learner that began anew (M2); says which is.
+    pub fn wait_for(&self, version: u64, deadline: Deadline) -> Result<u64> {
+        let known = self.look()?.seen;
+        self.wait_until(deadline, |state| {
+            let Some(local) = &state.local else { return Ok(None) };
+            let there = local.version()?;
+            let enough = there >= version || (there > 0 && local.lineage != known);
+            Ok(enough.then(|| {
+                state.seen = local.lineage;
+                there
+            }))
+        })
+    }
+
+    /// Whether there is a connection now.
+    pub fn is_connected(&self) -> bool {
+        self.look().is_ok_and(|state| state.connected)
+    }
+
+    /// Whether nothing more will come.
+    pub fn is_over(&self) -> bool {
+        self.look().is_ok_and(|state| state.over.is_some())
+    }
+
+    /// Why there is no connection; `None` while there is one.
+    pub fn last_error(&self) -> Option<String> {
+        let state = self.look().ok()?;
+        state.last_error.clone().filter(|_| !state.connected)
+    }
+
+    pub fn stats(&self) -> MirrorStats {
+        self.shared.counters.snapshot()
+    }
+
+    /// Ends the thread, and lets go of the copy. The last one to leave takes its name away. Idempotent.
+    pub fn close(&self) {
+        if self.pid != std::process::id() {
+            return; // A forked child: the thread is not in it.
+        }
+        self.shared.caller.hang_up();
+        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = thread.join();
+        }
+        let local = self.shared.lock().local.take();
+        self.shared.progress.notify();
+        drop(local);
+        if let Some(name) = &self.shared.spec.name {
+            // A name that stays behind is collected by whoever looks next.
+            let _ = Weights::collect(name);
+        }
+    }
+
+    fn look(&self) -> Result<MutexGuard<'_, State>> {
+        // In a forked child the lock may be held by a thread that is not there.
+        if self.pid != std::process::id() {
+            return Err(Error::Forked { what: "copy of weights", owner: self.pid });
+        }
+        Ok(self.shared.lock())
+    }
+
+    /// The copy, whose numbers the caller knows from now on.
+    fn local(&self) -> Result<Arc<Local>> {
+        let mut state = self.look()?;
+        let Some(local) = state.local.clone() else { return Err(Error::Closed) };
+        state.seen = local.lineage;
+        Ok(local)
+    }
+
+    /// Looks again whenever the thread has news.
+    fn wait_until<T>(
+        &self,
+        deadline: Deadline,
+        mut done: impl FnMut(&mut State) -> Result<Option<T>>,
+    ) -> Result<T> {
+        loop {
+            let ticket = self.shared.progress.announce();
+            let mut state = self.look()?;
+            if let Some(done) = done(&mut state)? {
+                return Ok(done);
+            }
+            if let Some(over) = &mut state.over {
+                return Err(self.shared.error(over));
+            }
+            drop(state);
+            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
+            if self.shared.progress.wait(ticket, left) == Woken::Interrupted {
+                return Err(Error::Interrupted);
+            }
+        }
+    }
+}
+
+impl Drop for WeightMirror {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,207 @@
+//! The thread of a mirror: connects, fetches, and connects again, until something ends it.
+
+use super::connection::{Line, Parted};
+use super::inventory::examine;
+use super::shared::{Local, Over, Shared};
+use crate::error::{Error, Result};
+use crate::net::client::dial::{ATTEMPT, FIRST_PAUSE, Failure, LONGEST_PAUSE, SHORT_PAUSE, dial};
+use crate::net::client::link::Link;
+use crate::net::wire::frame::{Cargo, Hello, Inventory, Kind, MAX_SCHEMA_BYTES};
+use crate::net::wire::stats::add;
+use crate::net::wire::token::random;
+use crate::weights::{Reader, WeightsSpec, mirror};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// The mirror's thread: connects, fetches, and connects again.
+pub struct Postman<'a> {
+    shared: &'a Shared,
+    session: [u8; 16],
+    attempt: u32,
+    /// When the learner was last heard, or the connection was lost.
+    contact: Instant,
+    /// What the next version goes into: that of the callers, or its successor (M1).
+    local: Option<Arc<Local>>,
+}
+
+impl<'a> Postman<'a> {
+    pub fn new(shared: &'a Shared) -> Postman<'a> {
+        let session = random().unwrap_or_default(); // Nothing hangs on it.
+        Postman { shared, session, attempt: 0, contact: Instant::now(), local: None }
+    }
+
+    /// The whole life of the thread. Whatever ends it, the callers are told.
+    pub fn run(mut self) {
+        let work = std::panic::AssertUnwindSafe(|| self.work());
+        let error = std::panic::catch_unwind(work).unwrap_or_else(|_| {
+            self.shared.lost("the thread that receives them failed; this is a bug in Rollway".to_owned())
+        });
+        let why = match &error {
+            Error::WeightsLost { why, .. } => why.clone(),
+            Error::Closed => "this copy was closed".to_owned(),
+            other => other.to_string(),
+        };
+        let mut state = self.shared.lock();
+        // Who comes later is told why nothing comes; the kind of the error is for who waits for the first connection.
+        let error = state.local.is_none().then_some(error);
+        (state.connected, state.last_error) = (false, Some(why.clone()));
+        state.over = Some(Over { error, why });
+        drop(state);
+        self.shared.progress.notify();
+    }
+
+    /// Dials and fetches, again and again, until something ends it.
+    fn work(&mut self) -> Error {
+        let caller = &self.shared.caller;
+        let mut pause = Duration::ZERO;
+        let mut reason = None;
+        loop {
+            let parted = match self.connect() {
+                Ok(link) => {
+                    let before = self.shared.counters.versions.load(Ordering::Relaxed);
+                    let local = self.local.clone().expect("it is prepared before the link is given out");
+                    let parted = Line::new(self.shared, local, &mut self.contact, link).serve();
+                    self.contact = Instant::now(); // From here on it counts how long the learner is away.
+                    // Somebody is there. Unless nothing gets through, there is no reason to keep away.
+                    let none = self.shared.counters.versions.load(Ordering::Relaxed) == before;
+                    pause = if none { pause.min(SHORT_PAUSE) } else { Duration::ZERO };
+                    parted
+                }
+                Err(Parted::Final(error)) => return error,
+                Err(parted) => {
+                    add(&self.shared.counters.failed_connects, 1);
+                    parted
+                }
+            };
+            match parted {
+                Parted::Broken(why) => reason = Some(why),
+                Parted::Late(why) => _ = reason.get_or_insert(why),
+                Parted::Final(error) => return error,
+            }
+            let why = reason.clone().unwrap_or_default();
+            {
+                let mut state = self.shared.lock();
+                (state.connected, state.last_error) = (false, Some(why.clone()));
+            }
+            if self.contact.elapsed() >= self.limit() {
+                return match self.local {
+                    None => Error::Unreachable { address: caller.address(), why },
+                    Some(_) => self.shared.lost(format!(
+                        "the learner has been away for {:.1?} ({why})",
+                        self.contact.elapsed()
+                    )),
+                };
+            }
+            pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+            caller.rest(pause, self.contact + self.limit());
+            if caller.is_closing() {
+                return Error::Closed;
+            }
+        }
+    }
+
+    fn limit(&self) -> Duration {
+        let spec = &self.shared.spec;
+        if self.local.is_some() { spec.reconnect_timeout } else { spec.connect_timeout }
+    }
+
+    /// Comes in, and has a local segment ready for what the learner has.
+    fn connect(&mut self) -> Result<Link, Parted> {
+        let shared = self.shared;
+        self.attempt += 1;
+        // Once it is known, the learner can say what differs; before, it tells us.
+        let known = self.local.as_ref().map(|local| local.schema.clone());
+        let schema = known.filter(|schema| schema.len() <= MAX_SCHEMA_BYTES).unwrap_or_default();
+        let (session, attempt) = (self.session, self.attempt);
+        let cargo = Cargo::Weights;
+        let hello = Hello { cargo, session, producer_id: None, attempt, next: 0, oldest: 0, schema };
+        let deadline = (Instant::now() + ATTEMPT).min(self.contact + self.limit());
+        let (link, _, payload) = dial(&shared.caller, &hello, Kind::Inventory, deadline)
+            .map_err(|failure| self.understand(failure))?;
+        let inventory = Inventory::parse(&payload)
+            .map_err(|damage| self.understand(Failure::Protocol(damage.to_string())))?;
+        self.prepare(&inventory).map_err(Parted::Final)?;
+        add(&shared.counters.connects, 1);
+        self.contact = Instant::now();
+        let mut state = shared.lock();
+        state.connected = true;
+        if state.local.is_none() {
+            state.local = self.local.clone();
+            state.seen = inventory.lineage;
+        }
+        drop(state);
+        shared.progress.notify_if_waiting();
+        Ok(link)
+    }
+
+    /// What a failure means: before the first welcome the caller is told its kind, afterwards that nothing more comes.
+    fn understand(&self, failure: Failure) -> Parted {
+        let address = self.shared.caller.address();
+        Parted::Final(match (self.local.is_some(), failure) {
+            (_, Failure::Passing(why)) => return Parted::Broken(why),
+            (_, Failure::Late(why)) => return Parted::Late(why),
+            (_, Failure::Cancelled) => Error::Closed,
+            (false, Failure::Token(why)) => Error::Token { address, why },
+            (false, Failure::Cargo(why)) => Error::WrongCargo { address, why },
+            (false, Failure::Protocol(what)) => Error::Protocol { address, what },
+            (false, Failure::Tls(what)) => Error::Tls { what: format!("{address}: {what}") },
+            (_, Failure::Schema(_)) => {
+                self.shared.lost("the learner came back with other weights".to_owned())
+            }
+            (
+                _,
+                Failure::Token(why)
+                | Failure::Cargo(why)
+                | Failure::Protocol(why)
+                | Failure::Tls(why)
+                | Failure::Final(why),
+            ) => self.shared.lost(why),
+        })
+    }
+
+    /// Makes the local segment, or its successor (M1).
+    fn prepare(&mut self, inventory: &Inventory) -> Result<()> {
+        let spec = &self.shared.spec;
+        let sizes = inventory.leaf_bytes.iter().map(|&bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        let leaf_bytes: Vec<usize> = sizes.collect();
+        if let Some(local) = &self.local {
+            // Who reads has made room for these leaves.
+            if local.schema != inventory.schema || local.weights().geometry().leaf_bytes != leaf_bytes {
+                return Err(self.shared.lost("the learner came back with other weights".to_owned()));
+            }
+            if local.lineage == inventory.lineage {
+                return Ok(());
+            }
+        } else {
+            examine(spec, self.shared.caller.address(), inventory, &leaf_bytes)?; // Before there is a segment, or a name.
+        }
+        let segment = WeightsSpec {
+            name: spec.name.as_deref(),
+            auto_named: false,
+            schema: &inventory.schema,
+            leaf_bytes: &leaf_bytes,
+            max_buffers: spec.max_buffers,
+            max_peers: spec.max_peers,
+            checksum: inventory.checksums,
+        };
+        // The callers' is the one before; what was prepared for a learner that went away again is not.
+        let before = self.shared.lock().local.clone();
+        let writer = match &before {
+            None => mirror::open(&segment, inventory.lineage, spec.threads)?,
+            Some(before) if before.lineage == inventory.lineage => {
+                self.local = Some(before.clone());
+                return Ok(());
+            }
+            Some(_) => mirror::successor(&segment, inventory.lineage, spec.threads)?,
+        };
+        let floor = match &before {
+            Some(before) => before.version()?.max(before.floor),
+            None => 0,
+        };
+        let reader = Reader::on(writer.weights().clone(), spec.threads)?;
+        let (schema, lineage) = (inventory.schema.clone(), inventory.lineage);
+        self.local = Some(Arc::new(Local { writer, reader, schema, lineage, floor }));
+        Ok(())
+    }
+}

@@ -1,0 +1,492 @@
+//! One client's connection, from its first byte to its last: a task that reads as a story.
+//!
+//! Handshake, then frames. For a data frame: wait for its first payload byte, claim its slots, read it into them,
+//! commit, acknowledge: [`super::sample_frames`] and [`super::record_frames`] tell that part. What a connection keeps is a
+//! constant: its header, its outbox, and the list of its claims; and one frame in staging memory, if its client is slow.
+//!
+//! C1  Slots, or room, are claimed when the payload has begun to arrive, and given back when the task ends, however it ends:
+//!     they are in the [`Landing`], which is cleared before the session is left (E1).
+//! C2  Commits and the step of the session's `next` have no await in between.
+//! C3  Nothing is read while what came before it is not settled: a client that ignores its credit is slowed by TCP.
+//! C4  Claims of a frame that is not whole are held for at most `claim_timeout`. Then the frame is moved to staging memory
+//!     ([`super::staging`]), and its claims are given back. A connection whose frame was late stages its next frames from the
+//!     start, until one of them arrives within that time. For a second after that, so do all connections: many hosts may vanish
+//!     at once, and must not hold claims one after the other. The staging memory is in the [`Landing`], too (C1), or in
+//!     the future that places the frame.
+//! C5  A client gets on, or is cut: each `frame_timeout` brings [`PROGRESS_BYTES`], or the rest of the frame.
+
+use super::frame_scatter::Landing;
+use super::handshake::greet;
+use super::header_reader::{Ears, budget, goodbye, skip};
+use super::ingress::Inlet;
+use super::room_waiter::Doorman;
+use super::session::Progress;
+use super::staging::StagingRoom;
+use super::stream::{Stream, Wire};
+use super::tcp_server::{Lobby, Shared};
+use super::weight_frames::{give, over};
+use crate::error::Error;
+use crate::net::wire::frame;
+use crate::net::wire::frame::{
+    Cargo, Damage, Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_SCHEMA_BYTES, Refusal, Welcome,
+};
+use crate::net::wire::limits::{SILENCES, give_up_after};
+use crate::net::wire::stats::add;
+use std::io::{self, ErrorKind, IoSliceMut};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+/// Rooms of one read: enough for most schemas, and more reads for the others.
+const ROOMS: usize = 32;
+/// Those who wait for their turn look this often whether there is room all the same.
+pub const LOOK: Duration = Duration::from_millis(100);
+/// How long a parting word may take.
+const PARTING: Duration = Duration::from_millis(500);
+/// Less than this of a frame in the time of `frame_timeout` is no progress, unless it is the rest of the frame (C5).
+const PROGRESS_BYTES: usize = 64 * 1024;
+/// How often the staging memory is told how far a frame is.
+const NOTE: Duration = Duration::from_millis(100);
+/// Frames that a client may have under way before the first acknowledgement, and while others wait for room.
+pub const FIRST_CREDIT: u32 = 4;
+
+/// Why a connection ends.
+#[derive(Debug)]
+pub enum End {
+    /// Not one of ours: not a word.
+    Stranger,
+    /// The socket failed, or the client hung up: there is nobody to tell.
+    Broken,
+    Damaged(String),
+    /// A record does not fit the schema.
+    Malformed(String),
+    /// With the client's schema, and of what it is one, where that is the reason.
+    Refused(Refusal, String, Option<(Cargo, Vec<u8>)>),
+    Parted(Farewell, String),
+}
+
+impl From<io::Error> for End {
+    /// A host that is gone is met here as well, if the kernel noticed first ([`crate::net::wire::limits::give_up_after`]): with what it
+    /// heard of the way there, or with a timeout.
+    fn from(error: io::Error) -> End {
+        match error.kind() {
+            ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => silent(),
+            _ => End::Broken,
+        }
+    }
+}
+
+impl From<Damage> for End {
+    fn from(damage: Damage) -> End {
+        End::Damaged(damage.to_string())
+    }
+}
+
+/// Does `work`, unless something ends it.
+async fn unless<T>(
+    work: impl Future<Output = Result<T, End>>,
+    end: impl Future<Output = End>,
+) -> Result<T, End> {
+    let (mut work, mut end) = (std::pin::pin!(work), std::pin::pin!(end));
+    std::future::poll_fn(|cx| match end.as_mut().poll(cx) {
+        std::task::Poll::Ready(end) => std::task::Poll::Ready(Err(end)),
+        std::task::Poll::Pending => work.as_mut().poll(cx),
+    })
+    .await
+}
+
+/// Serves one client.
+pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, lobby: Lobby) {
+    let mut stop = server.stop.subscribe();
+    let stopped = async move {
+        let _ = stop.wait_for(|stop| *stop).await;
+        End::Parted(Farewell::Stopping, "the learner stops serving".to_owned())
+    };
+    let (mut wire, mut wants_weights) = (None, false);
+    let end = unless(
+        async {
+            let deadline = Instant::now() + server.spec.handshake_timeout;
+            let evicted = lobby.evicted();
+            let late = async {
+                tokio::time::sleep_until(deadline).await;
+                End::Stranger
+            };
+            let greeting = async {
+                let address = stream.peer_addr()?.ip();
+                let stream = accept(stream, &server).await?;
+                let wire = wire.insert(Wire::new(stream));
+                let token = (&server.token, server.guesses.as_ref(), address);
+                greet(wire, token, |cargo| server.expects(cargo)).await
+            };
+            let hello = unless(unless(greeting, late), evicted).await?;
+            lobby.leave();
+            wants_weights = hello.cargo == Cargo::Weights;
+            let wire = wire.as_mut().ok_or(End::Stranger)?;
+            match (hello.cargo, &server.inlet, &server.outlet) {
+                (Cargo::Weights, _, Some(outlet)) => give(wire, &server, outlet).await,
+                (Cargo::Samples | Cargo::Records, Some(inlet), _) => stay(wire, &hello, &server, inlet).await,
+                _ => Err(End::Stranger), // Those were refused.
+            }
+        },
+        stopped,
+    )
+    .await;
+    let Err(mut end) = end;
+    if matches!(end, End::Parted(Farewell::Stopping, _)) && wants_weights && server.has_no_more_weights() {
+        end = over();
+    }
+    server.note(&peer, &end);
+    if let Some(wire) = wire {
+        part(wire, &end, &server).await;
+    }
+}
+
+/// With TLS, if that is asked for.
+async fn accept(stream: TcpStream, server: &Shared) -> Result<Stream, End> {
+    stream.set_nodelay(true)?;
+    give_up_after(&stream, server.spec.keepalive * SILENCES)?;
+    match &server.tls {
+        None => Ok(Stream::Plain(stream)),
+        Some(config) => {
+            let accepted = tokio_rustls::TlsAcceptor::from(config.clone()).accept(stream).await;
+            Ok(Stream::Tls(Box::new(accepted.map_err(|_| End::Stranger)?)))
+        }
+    }
+}
+
+/// Says the last word, and reads on for a moment: a socket that is closed with bytes unread throws away what was
+/// said. In the middle of a piece there is nothing to say that would be understood.
+async fn part(mut wire: Wire, end: &End, server: &Shared) {
+    match end {
+        _ if !wire.has_spoken() || wire.promised() > 0 => return,
+        End::Stranger | End::Broken => return,
+        End::Damaged(what) | End::Malformed(what) => wire.say(&frame::goodbye(Farewell::Protocol, what)),
+        End::Refused(code, text, theirs) => {
+            let ours = theirs.as_ref().and_then(|(cargo, _)| server.expects(*cargo).ok());
+            let schema = ours.unwrap_or_default();
+            wire.say(&frame::refuse(*code, text, &schema[..schema.len().min(MAX_SCHEMA_BYTES)]));
+        }
+        End::Parted(code, text) => wire.say(&frame::goodbye(*code, text)),
+    }
+    let _ = timeout(PARTING, async {
+        wire.flush().await?;
+        wire.shut().await?;
+        let mut scratch = [0; 1024];
+        for _ in 0..4096 {
+            wire.fill(&mut [IoSliceMut::new(&mut scratch)]).await?;
+        }
+        io::Result::Ok(())
+    })
+    .await;
+}
+
+pub type Never = std::convert::Infallible;
+
+/// From the hello on: finds the session, waits until it is ours, and serves it.
+async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>, inlet: &Inlet) -> Result<Never, End> {
+    if inlet.is_closed() {
+        return Err(End::Refused(Refusal::Closed, HAS_CLOSED.to_owned(), None));
+    }
+    let tenancy = server
+        .sessions
+        .enter(hello, || inlet.next_producer_id())
+        .map_err(|(code, text)| End::Refused(code, text, None))?;
+    let succeeded = tenancy.succeeded();
+    let resumed = tenancy.resumed;
+    let mut landing = Landing::new(inlet.leaf_bytes());
+    let mut progress = None;
+    let served = async {
+        let progress = progress.insert(tenancy.progress().await);
+        if !(hello.oldest..=hello.next).contains(&progress.next) {
+            let text = format!(
+                "the learner expects sample {} of this client, which has {} to {} to offer",
+                progress.next, hello.oldest, hello.next
+            );
+            return Err(End::Refused(Refusal::SessionUnknown, text, None));
+        }
+        add(&server.counters.accepted, 1);
+        add(&server.counters.resumed, resumed as u64);
+        let welcome = Welcome {
+            producer_id: tenancy.producer_id,
+            max_rows: inlet.max_rows() as u32,
+            max_bytes: inlet.max_record_bytes() as u32,
+            credit: FIRST_CREDIT.min(server.window),
+            next: progress.next,
+            news: inlet.news(),
+        };
+        wire.say(&welcome.frame());
+        for (sequence, rows) in progress.refused_from(hello.oldest) {
+            wire.say(&Header { sequence, rows, ..Header::new(Kind::Full) }.bytes());
+        }
+        let producer_id = tenancy.producer_id;
+        let landing = &mut landing;
+        Connection { wire, server, inlet, landing, producer_id, ears: Ears::default(), is_late: false }
+            .converse(progress)
+            .await
+    };
+    let taken_over = async {
+        succeeded.await;
+        add(&server.counters.taken_over, 1);
+        End::Parted(Farewell::TakenOver, "this client came again over another connection".to_owned())
+    };
+    let end = unless(served, taken_over).await;
+    landing.clear(); // C1: before the session is anybody else's.
+    drop(progress);
+    if matches!(end, Err(End::Parted(Farewell::Finished, _))) {
+        tenancy.finish();
+    }
+    end
+}
+
+/// A client that was let in.
+pub struct Connection<'a> {
+    pub wire: &'a mut Wire,
+    pub server: &'a Arc<Shared>,
+    inlet: &'a Inlet,
+    pub landing: &'a mut Landing,
+    pub producer_id: u32,
+    /// Its last frame was late: the next one is staged from the start (C4).
+    pub is_late: bool,
+    ears: Ears,
+}
+
+impl Connection<'_> {
+    async fn converse(&mut self, progress: &mut Progress) -> Result<Never, End> {
+        loop {
+            let header = self.header().await?;
+            let budget = self.budget(&header);
+            match header.kind {
+                Kind::Data | Kind::Records => match (self.inlet, header.kind) {
+                    (Inlet::Samples(intake), Kind::Data) => {
+                        self.receive_samples(intake, &header, progress).await?;
+                    }
+                    (Inlet::Records(intake), Kind::Records) => {
+                        self.receive_records(intake, &header, progress).await?;
+                    }
+                    _ => return Err(End::Damaged("a frame is of the wrong kind".to_owned())),
+                },
+                Kind::Ping => {
+                    // All that it has said before is settled (C3), so of its own, those below `next` are in the count.
+                    let pong = self.inlet.news().header(Kind::Pong);
+                    self.wire.say(&Header { sequence: progress.next, ..pong }.bytes());
+                }
+                Kind::Pong => {}
+                Kind::Goodbye => return Err(goodbye(self.wire, &header, budget).await?),
+                Kind::Extension(_) => skip(self.wire, header.length, budget).await?,
+                _ => return Err(End::Damaged("a frame is out of turn".to_owned())),
+            }
+            if self.wire.unsaid() > 4096 {
+                // It does not read what we say.
+                timeout(self.server.spec.frame_timeout, self.wire.flush())
+                    .await
+                    .map_err(|_| too_slow())??;
+            }
+        }
+    }
+
+    /// How long a frame may take from its first payload byte on.
+    pub fn budget(&self, header: &Header) -> Duration {
+        budget(&self.server.spec, header.length)
+    }
+
+    /// The next header. Silence is broken by pings, and borne for three of them.
+    async fn header(&mut self) -> Result<Header, End> {
+        let inlet = self.inlet;
+        let ping = |wire: &mut Wire| {
+            wire.tell(inlet.published());
+            wire.ping();
+        };
+        self.ears.header(self.wire, &self.server.spec, ping).await
+    }
+
+    /// How many rows of a frame are here already. A gap is damage.
+    pub fn known(&self, header: &Header, progress: &Progress) -> Result<usize, End> {
+        if header.sequence > progress.next {
+            let (sequence, next) = (header.sequence, progress.next);
+            return Err(End::Damaged(format!("a frame begins with number {sequence}, but {next} is next")));
+        }
+        let known = (progress.next - header.sequence).min(header.rows as u64);
+        add(&self.server.counters.duplicates, known);
+        Ok(known as usize)
+    }
+
+    /// Counts a frame that is settled, and acknowledges it.
+    pub async fn settled(&mut self, header: &Header, progress: &Progress) -> Result<(), End> {
+        let server = self.server;
+        add(&server.counters.frames, 1);
+        add(&server.counters.bytes, header.length + HEADER_BYTES as u64);
+        self.acknowledge(progress.next, server.credit(), header.length);
+        if self.wire.owes_much() {
+            self.wire.nudge().await?;
+        }
+        Ok(())
+    }
+
+    /// Everything below `next` is settled.
+    pub fn acknowledge(&mut self, next: u64, credit: u32, bytes: u64) {
+        self.wire.tell(self.inlet.published());
+        self.wire.acknowledge(next, credit, bytes);
+    }
+
+    fn ping(&mut self) {
+        self.wire.tell(self.inlet.published());
+        self.wire.ping();
+    }
+
+    /// Notes what the policy has refused, and says so.
+    pub fn refuse(&mut self, first: u64, rows: usize, progress: &mut Progress) {
+        let rows = rows as u32;
+        progress.refuse(first, rows, self.server.window as usize);
+        self.wire.say(&Header { sequence: first, rows, ..Header::new(Kind::Full) }.bytes());
+    }
+
+    /// Waits until something can be read of a frame.
+    pub async fn readable(&mut self) -> Result<(), End> {
+        let first = timeout(self.server.spec.frame_timeout, self.wire.readable()).await;
+        Ok(first.map_err(|_| too_slow())??)
+    }
+
+    /// Waits for room; a little longer when that was futile, because others were faster or the hints in shared memory are
+    /// wrong.
+    pub async fn room(&mut self, doorman: &Doorman, want: usize, futile: &mut u32) -> Result<(), End> {
+        self.patiently(doorman.room(want)).await?;
+        *futile += 1;
+        if *futile > 2 {
+            self.patiently(sleep(Duration::from_millis(1))).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits, and lets the client know from time to time that we are alive: what it says is behind what we do not
+    /// read.
+    pub async fn patiently<T>(&mut self, other: impl Future<Output = T>) -> Result<T, End> {
+        let mut other = std::pin::pin!(other);
+        loop {
+            match timeout(self.server.spec.keepalive, self.wire.meanwhile(other.as_mut())).await {
+                Ok(done) => return Ok(done?),
+                Err(_) if self.wire.unsaid() < 1024 => self.ping(),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Reads what the landing has places for, until the time limit of claimed room (C4). `None`: all of it is here.
+    /// Otherwise, when it began: what is claimed is to be given back, and then [`bear`](Self::bear) reads on.
+    pub async fn land(&mut self, rest: bool) -> Result<Option<Instant>, End> {
+        let spec = &self.server.spec;
+        let limit = spec.claim_timeout.min(spec.frame_timeout);
+        match timeout(limit, self.read(rest)).await {
+            Ok(read) => {
+                self.is_late = false;
+                read?;
+                if self.landing.finish() { Ok(None) } else { Err(evicted()) }
+            }
+            Err(_) => {
+                self.is_late = true;
+                if self.landing.has_claims() {
+                    self.server.note_late();
+                }
+                Ok(Some(Instant::now() - limit))
+            }
+        }
+    }
+
+    /// Whether the next frame is staged from the start, if there is memory for it (C4).
+    pub fn stages_early(&self) -> bool {
+        self.is_late || self.server.was_late_lately()
+    }
+
+    /// Staging memory for a frame that is about to arrive, if the last one was late, or that of another connection a moment ago,
+    /// and if there is some (C4).
+    pub fn stage_early(&self, bytes: usize) -> Option<StagingRoom> {
+        if bytes == 0 || !self.stages_early() {
+            return None;
+        }
+        self.stage_now(bytes)
+    }
+
+    /// Staging memory for a frame that is about to arrive, if there is some.
+    pub fn stage_now(&self, bytes: usize) -> Option<StagingRoom> {
+        let room = self.server.staging.try_take(bytes)?;
+        add(&self.server.counters.staged, 1);
+        Some(room)
+    }
+
+    /// Staging memory for a frame that has begun to arrive. The slowest frame pays when there is too little, and that
+    /// may be this one.
+    pub fn staging_room(&self, bytes: usize, began: Instant) -> Result<StagingRoom, End> {
+        let (server, arrived) = (self.server, self.landing.arrived());
+        let taken = server.staging.take(bytes, arrived, began);
+        add(&server.counters.evicted, taken.as_ref().map_or(1, |(_, evicted)| *evicted as u64));
+        let (room, _) = taken.ok_or_else(evicted)?;
+        add(&server.counters.staged, 1);
+        Ok(room)
+    }
+
+    /// Reads on what has no claimed room, for as long as the client gets on (C5).
+    pub async fn bear(&mut self, rest: bool, began: Instant) -> Result<(), End> {
+        let limit = self.server.spec.frame_timeout;
+        let mut gone = std::pin::pin!(self.landing.evicted());
+        let (mut before, mut due) = (0, began + limit);
+        loop {
+            let look = due.min(Instant::now() + NOTE);
+            let reading = async { Ok(timeout_at(look, self.read(rest)).await) };
+            let gone = async {
+                gone.as_mut().await;
+                evicted()
+            };
+            if let Ok(read) = unless(reading, gone).await? {
+                read?;
+                return if self.landing.finish() { Ok(()) } else { Err(evicted()) };
+            }
+            self.landing.note();
+            if Instant::now() >= due {
+                let arrived = self.landing.arrived();
+                if arrived - before < PROGRESS_BYTES {
+                    return Err(too_slow());
+                }
+                (before, due) = (arrived, due + limit);
+            }
+        }
+    }
+
+    /// Reads what the landing has places for; if that is the rest of the frame, also what comes of the next header.
+    pub async fn read(&mut self, rest: bool) -> io::Result<()> {
+        self.landing.advance(0); // Samples may have no bytes.
+        while !self.landing.has_landed() {
+            let mut rooms: [IoSliceMut<'_>; ROOMS] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
+            let after: &mut [u8] = if rest { &mut self.ears.head } else { &mut [] };
+            let count = self.landing.rooms(&mut rooms, after);
+            let read = self.wire.fill(&mut rooms[..count]).await?;
+            self.ears.have = self.landing.advance(read);
+        }
+        Ok(())
+    }
+}
+
+const HAS_CLOSED: &str = "the learner has closed, and takes nothing more";
+
+/// The end of a connection whose ring or lane is closed, or damaged.
+pub fn closed(error: Error) -> End {
+    let text = match error {
+        Error::Closed => HAS_CLOSED.to_owned(),
+        other => other.to_string(),
+    };
+    End::Parted(Farewell::RingClosed, text)
+}
+
+pub fn too_slow() -> End {
+    End::Parted(Farewell::TooSlow, "a frame was not finished in time".to_owned())
+}
+
+/// The end of a connection whose frame was given up for faster ones.
+fn evicted() -> End {
+    let text =
+        "the learner had too little memory for frames that arrive slowly, and this one was the slowest";
+    End::Parted(Farewell::TooSlow, text.to_owned())
+}
+
+pub fn silent() -> End {
+    End::Parted(Farewell::Silent, "nothing was heard of the client".to_owned())
+}

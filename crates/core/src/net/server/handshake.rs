@@ -1,0 +1,116 @@
+//! The server's half of the handshake: who is there, may it come in, does it bring what we expect.
+//!
+//! ```text
+//! client  preamble ─────────────▶          not RLWY: the connection is closed without a word (but TLS is answered, plainly)
+//!         ◀───────────── preamble  server  another protocol: closed; the preamble says which we speak
+//!         ◀──────────────── share          unless the client has no token: refused
+//!         share, proof ─────────▶          no point of the group: closed; wrong: refused
+//!         ◀──────────────── proof          wrong: the client leaves, and has said nothing
+//!         hello ────────────────▶          samples where records are taken, no weights here, another schema: refused
+//!         ◀────────────── welcome          (`connection` goes on from here; `weight_frames` with an inventory)
+//! ```
+//!
+//! Before the proof a peer learns the protocol version and that a token is asked for; [`crate::net::wire::token`] says why it learns nothing
+//! about the token. All of it has one deadline.
+
+use super::connection::End;
+use super::guesses::Guesses;
+use super::stream::Wire;
+use crate::net::wire::frame::{
+    Cargo, HEADER_BYTES, Header, Hello, Kind, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal,
+};
+use crate::net::wire::tls::is_record;
+use crate::net::wire::token::{Side, Token, nonce};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+/// Listens until the client has proved itself and said who it is. `expects`: the schema of what it brings or wants, or why it
+/// is wrong here. The schema is compared, and not kept; a client of weights may bring none, and is told.
+pub async fn greet<'a>(
+    wire: &mut Wire,
+    (token, guesses, peer): (&Token, Option<&Guesses>, IpAddr),
+    expects: impl Fn(Cargo) -> Result<&'a [u8], &'static str>,
+) -> Result<Hello, End> {
+    let mut client_bytes = [0; PREAMBLE_BYTES];
+    wire.read_exact(&mut client_bytes).await?;
+    let client = Preamble::parse(&client_bytes);
+    if client.is_err() && !is_record(&client_bytes) {
+        return Err(End::Stranger);
+    }
+    let nonce = nonce().map_err(|_| End::Stranger)?;
+    let server_bytes = Preamble { protocol: PROTOCOL, token: true, nonce }.bytes();
+    wire.say(&server_bytes);
+    let Ok(client) = client else {
+        // It cannot read this as TLS, and knows why.
+        let what = "the client speaks TLS, and the learner does not".to_owned();
+        return Err(End::Refused(Refusal::Protocol, what, None));
+    };
+    if client.protocol != PROTOCOL {
+        let what = format!("the client speaks protocol {}, the learner {PROTOCOL}", client.protocol);
+        return Err(End::Refused(Refusal::Protocol, what, None));
+    }
+    if !client.token {
+        let text = "the learner asks for a token, and the client has none. Give it the learner's token";
+        return Err(End::Refused(Refusal::TokenNeeded, text.to_owned(), None));
+    }
+    prove(wire, (token, guesses, peer), &client_bytes, &server_bytes).await?;
+    let (header, payload) = frame(wire, Kind::Hello).await?;
+    let mut hello = Hello::parse(header.code, &payload)?;
+    drop(payload);
+    let schema = expects(hello.cargo).map_err(|why| End::Refused(Refusal::Cargo, why.to_owned(), None))?;
+    let theirs = std::mem::take(&mut hello.schema); // It may be long, and the connection too.
+    let asks = hello.cargo == Cargo::Weights && theirs.is_empty();
+    if theirs != schema && !asks {
+        let text = match hello.cargo {
+            Cargo::Weights => "the learner has other weights",
+            Cargo::Samples | Cargo::Records => "the learner expects another schema",
+        };
+        return Err(End::Refused(Refusal::Schema, text.to_owned(), Some((hello.cargo, theirs))));
+    }
+    Ok(hello)
+}
+
+/// Checks the client's proof, and gives ours.
+async fn prove(
+    wire: &mut Wire,
+    (token, guesses, peer): (&Token, Option<&Guesses>, IpAddr),
+    client: &[u8; PREAMBLE_BYTES],
+    server: &[u8; PREAMBLE_BYTES],
+) -> Result<(), End> {
+    let (exchange, share) = token.exchange(Side::Server, client, server);
+    wire.say(&Header::new(Kind::Share).with(&share));
+    let (_, theirs) = frame(wire, Kind::Share).await?;
+    let key = exchange.finish(&theirs)?;
+    let (_, proof) = frame(wire, Kind::Proof).await?;
+    match guesses.map_or(Some(Duration::ZERO), |guesses| guesses.wait(peer, Instant::now())) {
+        Some(wait) if wait.is_zero() => {}
+        Some(wait) => tokio::time::sleep(wait).await,
+        None => {
+            let text = "too many wrong tokens came from this address: come again later".to_owned();
+            return Err(End::Refused(Refusal::Busy, text, None));
+        }
+    }
+    if !key.verify(Side::Client, &proof) {
+        guesses.inspect(|guesses| guesses.note_wrong(peer, Instant::now()));
+        let text = "the client's token is not the learner's: give both the same. A learner that was given no token makes another one \
+                    with each start"
+            .to_owned();
+        return Err(End::Refused(Refusal::TokenWrong, text, None));
+    }
+    wire.say(&Header::new(Kind::Proof).with(&key.prove(Side::Server)));
+    Ok(())
+}
+
+/// The next frame, which must be of that kind. Its length was checked against the kind.
+async fn frame(wire: &mut Wire, kind: Kind) -> Result<(Header, Vec<u8>), End> {
+    let mut header = [0; HEADER_BYTES];
+    wire.read_exact(&mut header).await?;
+    match Header::parse(&header)? {
+        Some(header) if header.kind == kind => {
+            let mut payload = vec![0; header.length as usize];
+            wire.read_exact(&mut payload).await?;
+            Ok((header, payload))
+        }
+        _ => Err(End::Damaged("a frame of the handshake is out of turn".to_owned())),
+    }
+}

@@ -1,0 +1,37 @@
+//! The learner's end: one task per connection, from the socket into the slots.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `tcp_server`, `connection` | [`TcpServer`]: its threads and limits; one connection |
+//! | `handshake`, `guesses` | who is let in; addresses that guess tokens |
+//! | `header_reader`, `stream` | frame headers from a socket; bytes from and to it, with or without TLS |
+//! | `ingress` | what a server feeds: a ring or a lane |
+//! | [`sample_ingress`], [`record_ingress`] | the way into the ring, or a lane, that every transport uses |
+//! | [`room_waiter`] | a thread that waits for room, for all connections |
+//! | `sample_frames`, `record_frames`, `frame_scatter` | how frames get there; their bytes from the socket to their places |
+//! | `staging` | memory for frames that arrive slowly |
+//! | `session` | what each client has delivered, across connections |
+//! | `weight_source`, `weight_frames` | weights, from shared memory to the socket |
+
+mod connection;
+mod frame_scatter;
+mod guesses;
+mod handshake;
+mod header_reader;
+mod ingress;
+mod record_frames;
+pub mod record_ingress;
+pub mod room_waiter;
+mod sample_frames;
+pub mod sample_ingress;
+mod session;
+mod staging;
+mod stream;
+mod tcp_server;
+mod weight_frames;
+mod weight_source;
+
+pub use ingress::Inlet;
+pub use record_ingress::RecordIntake;
+pub use sample_ingress::Intake;
+pub use tcp_server::{Refused, TcpServer, TcpServerSpec};

@@ -1,0 +1,309 @@
+//! A frame of records on the server: an index, and records that go straight into room of the lane.
+//!
+//! The index is read first, and says what each record needs. Then, a part of the frame at a time: reserve room for as many
+//! records as there is room for, read them into it, commit, acknowledge. What there is no room for stays in the socket,
+//! and what waits holds nothing (N1).
+//!
+//! A part that arrives slowly holds its room for a moment only (C4). Then its whole records are committed, the next one goes on in staging memory
+//! until it is whole, and the room of the others is given back: they are a part of their own later.
+//!
+//! The policy drops a record, or older ones in favour of it, only when all bytes before its end have arrived, or when it is
+//! the first of its part. What is dropped is counted when it is settled, because a part may be placed again.
+
+use super::connection::{Connection, End, LOOK, closed, too_slow};
+use super::frame_scatter::Span;
+use super::record_ingress::{RecordIntake, Room};
+use super::session::Progress;
+use super::staging::StagingRoom;
+use crate::error::{Damage, Error};
+use crate::net::wire::frame::{ENTRY_BYTES, Entry, Header};
+use crate::net::wire::stats::add;
+use crate::records::producer::Label;
+use crate::ring::OnFull;
+use tokio::time::timeout;
+
+/// A part of a frame for which there are places.
+#[derive(Debug, Default)]
+struct Part {
+    rows: usize,
+    bytes: usize,
+    /// So many, the last ones, are refused.
+    refused: usize,
+}
+
+impl Part {
+    /// The first `whole` records of it, and the next one.
+    fn split(&self, index: &[u8], whole: usize) -> (Part, Part) {
+        let bytes = |entry: Entry| entry.bytes as usize;
+        let kept = self.rows - self.refused;
+        let next = Entry::all(index).nth(whole).map_or(0, bytes);
+        (
+            Part {
+                rows: whole,
+                bytes: Entry::all(index).take(whole).map(bytes).sum(),
+                refused: whole.saturating_sub(kept),
+            },
+            Part { rows: 1, bytes: next, refused: (whole >= kept) as usize },
+        )
+    }
+}
+
+/// A place for a record that had to wait for one.
+#[derive(Debug)]
+enum Found {
+    Room(Room),
+    Staging(StagingRoom),
+}
+
+/// What is not settled of a frame.
+#[derive(Debug)]
+struct Rest<'a> {
+    index: &'a [u8],
+    sequence: u64,
+    bytes: usize,
+    /// So many of the first records are here already.
+    known: usize,
+}
+
+impl Rest<'_> {
+    fn pass(&mut self, part: &Part) {
+        self.index = &self.index[part.rows * ENTRY_BYTES..];
+        self.sequence += part.rows as u64;
+        self.bytes -= part.bytes;
+        self.known = self.known.saturating_sub(part.rows);
+    }
+}
+
+/// Whether the policy is to drop records.
+fn drops(intake: &RecordIntake) -> bool {
+    matches!(intake.on_full(), OnFull::DropNewest | OnFull::DropOldest)
+}
+
+impl Connection<'_> {
+    /// A frame of records: from its header to its acknowledgement.
+    pub async fn receive_records(
+        &mut self,
+        intake: &RecordIntake,
+        header: &Header,
+        progress: &mut Progress,
+    ) -> Result<(), End> {
+        let limits = intake.limits();
+        let (index_bytes, bytes) = limits.parts(header)?;
+        let known = self.known(header, progress)?;
+        let mut index = vec![0; index_bytes];
+        let read = timeout(self.server.spec.frame_timeout, self.wire.read_exact(&mut index)).await;
+        read.map_err(|_| too_slow())??;
+        limits.check(&index, bytes)?;
+        let mut rest = Rest { index: &index, sequence: header.sequence, bytes, known };
+        while !rest.index.is_empty() {
+            self.landing.clear();
+            if rest.bytes > 0 {
+                self.readable().await?;
+            }
+            let mut part = match self.stage_first(&rest) {
+                Some(part) => part,
+                None => {
+                    let arrived = if drops(intake) { self.wire.available() } else { 0 };
+                    self.place_records(intake, rest.index, rest.known, arrived).await?
+                }
+            };
+            if let Some(began) = self.land(part.bytes == rest.bytes).await? {
+                let (whole, next) = part.split(rest.index, self.landing.whole());
+                self.publish(intake, &rest, &whole, progress).await?;
+                self.acknowledge(progress.next, self.server.credit(), whole.bytes as u64);
+                rest.pass(&whole);
+                let staged = self.landing.record_to_stage();
+                let room = staged.map(|bytes| self.staging_room(bytes, began)).transpose()?;
+                self.landing.stage_record(room);
+                if self.landing.has_claims() {
+                    continue; // Nothing of the next record is here yet.
+                }
+                part = next;
+                self.bear(part.bytes == rest.bytes, began).await?;
+            }
+            if let Some((staged, _room)) = self.landing.take_staged() {
+                self.landing.clear();
+                part = self.place_records(intake, &rest.index[..ENTRY_BYTES], 0, staged.len()).await?;
+                self.landing.fill(&staged);
+            }
+            self.publish(intake, &rest, &part, progress).await?;
+            rest.pass(&part);
+            if !rest.index.is_empty() {
+                self.acknowledge(progress.next, self.server.credit(), part.bytes as u64);
+            }
+        }
+        self.settled(header, progress).await
+    }
+
+    /// Has the first record staged from the start, if the last frame was late.
+    fn stage_first(&mut self, rest: &Rest<'_>) -> Option<Part> {
+        let bytes = Entry::all(rest.index).next()?.bytes as usize;
+        if rest.known > 0 {
+            return None;
+        }
+        let room = self.stage_early(bytes)?;
+        self.landing.push_staged(bytes, room);
+        Some(Part { rows: 1, bytes, refused: 0 })
+    }
+
+    /// Finds places for the first records of `index`, one at least. Waits only while it holds nothing (N1). `arrived`: so
+    /// many bytes of them are here, and may be placed at the cost of others.
+    async fn place_records(
+        &mut self,
+        intake: &RecordIntake,
+        index: &[u8],
+        known: usize,
+        arrived: usize,
+    ) -> Result<Part, End> {
+        let doorman = intake.doorman();
+        let (mut part, mut held, mut waited) = (Part::default(), 0, false);
+        for entry in Entry::all(index) {
+            let bytes = entry.bytes as usize;
+            let span = if part.rows < known {
+                Span::Discard(bytes)
+            } else if part.refused > 0 {
+                part.refused += 1;
+                Span::Discard(bytes)
+            } else if held > 0 && held + bytes > intake.part_bytes() {
+                break;
+            } else {
+                let behind = !waited && intake.on_full() == OnFull::Block && doorman.is_crowded();
+                let room = if behind {
+                    Err(Error::Full)
+                } else if drops(intake) && part.bytes + bytes > arrived {
+                    intake.reserve_free(bytes).map(Some)
+                } else {
+                    intake.reserve(bytes)
+                };
+                match room {
+                    Ok(Some(room)) => Span::Record(room),
+                    Ok(None) => Span::Discard(bytes),
+                    Err(Error::Full | Error::NoMemory { .. } | Error::NoRam { .. })
+                        if intake.on_full() == OnFull::Error =>
+                    {
+                        part.refused = 1;
+                        Span::Discard(bytes)
+                    }
+                    Err(Error::Full) if part.rows > 0 => break,
+                    Err(Error::Full) if intake.on_full() == OnFull::DropNewest => Span::Discard(bytes),
+                    Err(Error::Full) if intake.on_full() == OnFull::DropOldest => {
+                        // Nothing is dropped for it as long as it may not arrive, if there is memory to wait for it.
+                        if let Some(room) = self.stage_now(bytes) {
+                            self.landing.push_staged(bytes, room);
+                            return Ok(Part { rows: 1, bytes, refused: 0 });
+                        }
+                        intake.reserve(bytes).map_err(closed)?.map_or(Span::Discard(bytes), Span::Record)
+                    }
+                    Err(Error::Full) => {
+                        waited = true;
+                        match self.wait_for_room(intake, bytes, bytes > arrived).await? {
+                            Found::Room(room) => Span::Record(room),
+                            Found::Staging(room) => {
+                                self.landing.push_staged(bytes, room);
+                                return Ok(Part { rows: 1, bytes, refused: 0 });
+                            }
+                        }
+                    }
+                    Err(error) => return Err(closed(error)),
+                }
+            };
+            if let Span::Record(room) = &span {
+                held += room.len();
+            }
+            self.landing.push(span);
+            (part.rows, part.bytes) = (part.rows + 1, part.bytes + bytes);
+        }
+        Ok(part)
+    }
+
+    /// Waits in the queue until there is room for a record. If the record `may_stage` and frames are late at the moment, it is
+    /// staged instead (C4): it could be late, too.
+    async fn wait_for_room(
+        &mut self,
+        intake: &RecordIntake,
+        bytes: usize,
+        may_stage: bool,
+    ) -> Result<Found, End> {
+        add(&self.server.counters.waited, 1);
+        let doorman = intake.doorman();
+        let mut turn = doorman.enqueue();
+        let mut futile = 0;
+        loop {
+            if turn.is_reached() {
+                self.room(doorman, bytes, &mut futile).await?;
+            } else {
+                // Those before us may need more, and there may be room for this one.
+                let _ = self.patiently(timeout(LOOK, turn.reached())).await?;
+            }
+            if let Some(room) = may_stage.then(|| self.stage_early(bytes)).flatten() {
+                return Ok(Found::Staging(room));
+            }
+            match intake.reserve(bytes) {
+                Ok(Some(room)) => return Ok(Found::Room(room)),
+                Ok(None) | Err(Error::Full) => {}
+                Err(error) => return Err(closed(error)),
+            }
+        }
+    }
+
+    /// Settles a part. A record that nobody could read ends the connection; those before it are acknowledged first.
+    async fn publish(
+        &mut self,
+        intake: &RecordIntake,
+        rest: &Rest<'_>,
+        part: &Part,
+        progress: &mut Progress,
+    ) -> Result<(), End> {
+        let settled = self.settle_records(intake, rest, part, progress);
+        if settled.is_err() {
+            self.acknowledge(progress.next, self.server.credit(), 0);
+            self.wire.nudge().await?;
+        }
+        settled
+    }
+
+    /// Publishes what has landed of a part, and steps over what was dropped or refused (C2). Stops at a record that does not
+    /// fit the schema: it and those behind it are given back.
+    fn settle_records(
+        &mut self,
+        intake: &RecordIntake,
+        rest: &Rest<'_>,
+        part: &Part,
+        progress: &mut Progress,
+    ) -> Result<(), End> {
+        let (producer_id, mut samples, mut dropped, mut malformed) = (self.producer_id, 0, 0, None);
+        let numbered = Entry::all(rest.index).zip(rest.sequence..);
+        for ((entry, sequence), span) in numbered.zip(self.landing.take_first(part.rows)) {
+            if let Span::Record(room) = span {
+                if let Err(Damage(what)) = intake.check(room.bytes()) {
+                    malformed = Some((sequence, what));
+                    break;
+                }
+                let Entry { version, kind, .. } = entry;
+                room.commit(Label { version, kind, origin: Some((producer_id, sequence)) });
+                samples += 1;
+            } else if drops(intake) && sequence >= rest.sequence + rest.known as u64 {
+                dropped += 1;
+            }
+            progress.next = progress.next.max(sequence + 1);
+        }
+        add(&self.server.counters.samples, samples);
+        if dropped > 0 {
+            add(&self.server.counters.dropped, dropped);
+            intake.count_dropped(dropped);
+        }
+        if let Some((sequence, what)) = malformed {
+            let text = format!(
+                "record {sequence} of producer {producer_id} does not fit the schema: {what}. It was not taken. \
+                 Use the same version of rollway for the learner and its workers"
+            );
+            return Err(End::Malformed(text));
+        }
+        if part.refused > 0 {
+            add(&self.server.counters.refused_full, part.refused as u64);
+            let end = rest.sequence + part.rows as u64;
+            self.refuse(end - part.refused as u64, part.refused, progress);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,241 @@
+//! The doorman: a thread that sleeps in shared memory, so that event loops need not.
+//!
+//! Those who need room stand in a queue ([`Doorman::enqueue`]); the first few of it have a *turn*, and wait for room
+//! ([`Doorman::room`]). While somebody does, the doorman sleeps where room is announced, and wakes them; otherwise he
+//! sleeps on a condition variable. What room is, and for what, is a matter of his [`Vacancy`].
+//!
+//! Turns are given in the order in which they were asked for; nobody should claim past those who wait
+//! ([`Doorman::is_crowded`]).
+
+use crate::error::{Error, Result};
+use crate::ring::Deadline;
+use std::fmt::Debug;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+/// How many may wait for room at once. One would do for liveness; with several, one who needs much, or is slow, does not
+/// hold up the others.
+pub const TURNS: usize = 8;
+/// The doorman looks up this often, to see whether he is still needed.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// A place in shared memory that may be full.
+pub trait Vacancy: Debug + Send + Sync {
+    /// Sleeps until there is room for `want` (slots, or bytes), or the place is closed. False when the time was over first.
+    fn wait_room(&self, want: usize, deadline: Deadline) -> Result<bool>;
+}
+
+/// A thread, and the queue in front of it.
+#[derive(Debug)]
+pub struct Doorman {
+    door: Arc<Door>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    turns: Arc<Semaphore>,
+    /// Those who wait for their turn or for room.
+    queue: Arc<AtomicUsize>,
+    pid: u32,
+}
+
+/// What the doorman shares with those who wait.
+#[derive(Debug)]
+struct Door {
+    vacancy: Arc<dyn Vacancy>,
+    waiting: Mutex<Waiting>,
+    called: Condvar,
+    room: Notify,
+    stop: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    /// How much each of them wants.
+    wants: Vec<usize>,
+    /// Somebody came after the last time that the doorman said there is room.
+    anew: bool,
+}
+
+impl Doorman {
+    pub fn new(vacancy: Arc<dyn Vacancy>) -> Result<Doorman> {
+        let door = Arc::new(Door {
+            vacancy,
+            waiting: Mutex::default(),
+            called: Condvar::new(),
+            room: Notify::new(),
+            stop: AtomicBool::new(false),
+        });
+        let thread = crate::sys::thread::spawn("rollway-doorman", {
+            let door = door.clone();
+            move || door.mind()
+        })?;
+        Ok(Doorman {
+            door,
+            thread: Mutex::new(Some(thread)),
+            turns: Arc::new(Semaphore::new(TURNS)),
+            queue: Arc::default(),
+            pid: std::process::id(),
+        })
+    }
+
+    /// Whether somebody waits, whom nobody should overtake.
+    pub fn is_crowded(&self) -> bool {
+        self.queue.load(Ordering::Relaxed) != 0
+    }
+
+    /// Stands in the queue. Dropping it is leaving.
+    pub fn enqueue(&self) -> Place {
+        self.queue.fetch_add(1, Ordering::Relaxed);
+        let turns = self.turns.clone();
+        // The semaphore is never closed.
+        let reaching = Box::pin(async move { turns.acquire_owned().await.ok() });
+        let (turns, queue) = (self.turns.clone(), self.queue.clone());
+        Place { turns, queue, reaching, permit: None, waits: true }
+    }
+
+    /// Returns when there may be room for `want`, or the place is closed. Try then; others may have been faster.
+    pub async fn room(&self, want: usize) {
+        let mut notified = std::pin::pin!(self.door.room.notified());
+        notified.as_mut().enable(); // Before the doorman is called: what he says from now on is heard.
+        let _visit = Visit::begin(&self.door, want);
+        notified.await;
+    }
+
+    /// Ends the thread: nobody will wait for room any more. Idempotent.
+    pub fn dismiss(&self) {
+        if self.pid != std::process::id() {
+            return; // A forked child: the doorman is not in it.
+        }
+        self.door.stop.store(true, Ordering::Relaxed);
+        drop(self.door.lock()); // The doorman is asleep, or will see the flag.
+        self.door.called.notify_all();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Doorman {
+    fn drop(&mut self) {
+        self.dismiss();
+    }
+}
+
+impl Door {
+    /// The doorman's work.
+    fn mind(&self) {
+        loop {
+            let mut waiting = self.lock();
+            let want = loop {
+                if self.stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                match waiting.wants.iter().min() {
+                    Some(&want) if waiting.anew => break want,
+                    _ => waiting = self.called.wait(waiting).unwrap_or_else(PoisonError::into_inner),
+                }
+            };
+            drop(waiting);
+            match self.vacancy.wait_room(want, Deadline::At(Instant::now() + SLICE)) {
+                Ok(false) | Err(Error::Interrupted) => {}
+                // Damage, too: whoever claims will meet it, and say so.
+                Ok(true) | Err(_) => {
+                    self.lock().anew = false;
+                    self.room.notify_waiters();
+                }
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One who waits for room: counted while he does.
+struct Visit<'a> {
+    door: &'a Door,
+    want: usize,
+}
+
+impl<'a> Visit<'a> {
+    fn begin(door: &'a Door, want: usize) -> Visit<'a> {
+        let mut waiting = door.lock();
+        waiting.wants.push(want);
+        waiting.anew = true;
+        drop(waiting);
+        door.called.notify_one();
+        Visit { door, want }
+    }
+}
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.door.lock();
+        if let Some(ours) = waiting.wants.iter().position(|&want| want == self.want) {
+            waiting.wants.swap_remove(ours);
+        }
+    }
+}
+
+type Reaching = Pin<Box<dyn Future<Output = Option<OwnedSemaphorePermit>> + Send>>;
+
+/// A place in the queue, and, once it was reached, a turn.
+pub struct Place {
+    turns: Arc<Semaphore>,
+    queue: Arc<AtomicUsize>,
+    /// Kept between calls, and with it our place.
+    reaching: Reaching,
+    permit: Option<OwnedSemaphorePermit>,
+    waits: bool,
+}
+
+impl Place {
+    /// Waits until it is our turn to wait for room. May be dropped and called again.
+    pub async fn reached(&mut self) {
+        if self.permit.is_none() {
+            self.permit = self.reaching.as_mut().await;
+        }
+    }
+
+    /// Whether it is our turn, or can be at once.
+    pub fn try_reach(&mut self) -> bool {
+        if self.permit.is_none() {
+            self.permit = self.turns.clone().try_acquire_owned().ok();
+        }
+        self.is_reached()
+    }
+
+    pub fn is_reached(&self) -> bool {
+        self.permit.is_some()
+    }
+
+    /// We have not all that we came for: others stand back again.
+    pub fn wait_again(&mut self) {
+        if !std::mem::replace(&mut self.waits, true) {
+            self.queue.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// We have what we came for, and nobody need stand back for us.
+    pub fn serve(&mut self) {
+        if std::mem::take(&mut self.waits) {
+            self.queue.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.serve();
+    }
+}
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Place").field("reached", &self.is_reached()).finish_non_exhaustive()
+    }
+}

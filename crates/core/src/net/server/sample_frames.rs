@@ -1,0 +1,238 @@
+//! A frame of samples on the server: its rows claim slots of the ring, land in them, and are committed. A frame that arrives
+//! slowly is staged, and claims slots when all of it is there.
+
+use super::connection::{Connection, End, FIRST_CREDIT, LOOK, closed};
+use super::frame_scatter::{Landing, Span};
+use super::room_waiter::Place;
+use super::sample_ingress::Intake;
+use super::session::Progress;
+use crate::error::Error;
+use crate::net::wire::frame::Header;
+use crate::net::wire::stats::add;
+use crate::ring::OnFull;
+use crate::ring::producer::Origin;
+use std::sync::atomic::Ordering;
+use tokio::time::timeout;
+
+/// One frame in so many is timed for the ring's `memcpy` histogram: the system call that copies it into its slots.
+const TIMED: u64 = 16;
+
+impl Connection<'_> {
+    /// A data frame: from its header to its acknowledgement.
+    pub async fn receive_samples(
+        &mut self,
+        intake: &Intake,
+        header: &Header,
+        progress: &mut Progress,
+    ) -> Result<(), End> {
+        let (server, rows) = (self.server, header.rows as usize);
+        let most = intake.max_frame_rows();
+        if rows == 0 || rows > most {
+            return Err(End::Damaged(format!("a frame has {rows} rows; 1 to {most} are allowed")));
+        }
+        let expected = rows as u64 * intake.sample_bytes() as u64;
+        if header.length != expected {
+            let length = header.length;
+            return Err(End::Damaged(format!("a frame of {rows} rows has {length} bytes, not {expected}")));
+        }
+        self.landing.clear();
+        // What is here already is not wanted again.
+        let known = self.known(header, progress)?;
+        if known > 0 {
+            self.landing.push(Span::Discard(known));
+        }
+        if header.length > 0 {
+            self.readable().await?;
+        }
+        let mut placed = match self.stage_early((rows - known) * intake.sample_bytes()) {
+            Some(room) => {
+                self.landing.push_staged(rows - known, room);
+                Placed::default()
+            }
+            None => self.place(intake, rows - known).await?,
+        };
+        if server.counters.frames.load(Ordering::Relaxed).is_multiple_of(TIMED) {
+            self.wire.start_clock();
+        }
+        if let Some(began) = self.land(true).await? {
+            if self.landing.has_claims() {
+                let bytes = self.landing.rows_to_stage() * intake.sample_bytes();
+                let room = self.staging_room(bytes, began)?;
+                self.landing.stage_rows(room);
+                placed.turn = None; // Others wait; this frame does not, as long as it is not whole.
+            }
+            self.bear(true, began).await?;
+        }
+        if let Some(ns) = self.wire.stop_clock() {
+            intake.record_copy(ns / rows as u64);
+        }
+        self.settle(intake, header, placed, progress).await?;
+        self.settled(header, progress).await
+    }
+
+    /// Finds a place for `rows` rows. Holds slots, or waits; never both (N1).
+    async fn place(&mut self, intake: &Intake, rows: usize) -> Result<Placed, End> {
+        let mut left = rows;
+        if rows == 0 {
+            return Ok(Placed::default());
+        }
+        if !intake.doorman().is_crowded() || intake.on_full() != OnFull::Block {
+            match claim(intake, self.landing, &mut left)? {
+                Claimed::All => return Ok(Placed::default()),
+                Claimed::Dropped => {
+                    self.landing.push(Span::Discard(left));
+                    add(&self.server.counters.dropped, left as u64);
+                    return Ok(Placed::default());
+                }
+                Claimed::Refused => {
+                    self.landing.push(Span::Discard(left));
+                    add(&self.server.counters.refused_full, left as u64);
+                    return Ok(Placed { refused: left, ..Placed::default() });
+                }
+                Claimed::Part => {}
+            }
+        }
+        add(&self.server.counters.waited, 1);
+        let mut turn = intake.doorman().enqueue();
+        let mut futile = 0;
+        while left > 0 && (left == rows || !turn.try_reach()) {
+            self.landing.give_back();
+            left = rows;
+            if turn.is_reached() {
+                self.room(intake.doorman(), 1, &mut futile).await?;
+            } else {
+                // Those before us may be slow, and there may be room for all of this frame.
+                let _ = self.patiently(timeout(LOOK, turn.reached())).await?;
+            }
+            // While we waited, others were late: this frame may be the next (C4).
+            if let Some(room) = self.stage_early(rows * intake.sample_bytes()) {
+                self.landing.push_staged(rows, room);
+                return Ok(Placed::default());
+            }
+            claim(intake, self.landing, &mut left)?;
+        }
+        if left > 0 {
+            self.landing.push(Span::Spill(left));
+            add(&self.server.counters.spilled, 1);
+        }
+        turn.serve();
+        Ok(Placed { refused: 0, turn: Some(turn) })
+    }
+
+    /// Publishes what has landed (C2), then what was spilled, as room comes.
+    async fn settle(
+        &mut self,
+        intake: &Intake,
+        header: &Header,
+        mut placed: Placed,
+        progress: &mut Progress,
+    ) -> Result<(), End> {
+        let (server, producer_id) = (self.server, self.producer_id);
+        let origin = |sequence| Origin { producer_id, sequence, version: header.version };
+        let (mut sequence, mut spilled, mut behind) = (header.sequence, 0, 0);
+        for span in self.landing.take_spans() {
+            let rows = span.rows();
+            match span {
+                Span::Slots(run) => {
+                    run.commit(origin(sequence));
+                    add(&server.counters.samples, rows as u64);
+                }
+                Span::Spill(_) => {
+                    spilled = rows;
+                    continue;
+                }
+                Span::Discard(_) | Span::Record(_) if spilled > 0 => {
+                    behind = rows; // Of what is spilled: dropped or refused.
+                    continue;
+                }
+                Span::Discard(_) | Span::Record(_) => {}
+            }
+            sequence += rows as u64;
+        }
+        progress.next = progress.next.max(sequence);
+        let (mut done, mut futile) = (0, 0);
+        while done < spilled {
+            let is_fair = intake.on_full() == OnFull::Block && placed.turn.is_none();
+            let stands_back = is_fair && intake.doorman().is_crowded();
+            match if stands_back { Err(Error::Full) } else { intake.claim(spilled - done) } {
+                Ok(Some(run)) => {
+                    let rows = run.len();
+                    self.landing.copy_spilled(&run, done, spilled);
+                    run.commit(origin(progress.next));
+                    progress.next += rows as u64;
+                    (done, futile) = (done + rows, 0);
+                    add(&server.counters.samples, rows as u64);
+                }
+                Ok(None) => {
+                    add(&server.counters.dropped, (spilled - done) as u64);
+                    break;
+                }
+                Err(Error::Full) if intake.on_full() == OnFull::Error => {
+                    add(&server.counters.refused_full, (spilled - done) as u64);
+                    placed.refused += spilled - done;
+                    break;
+                }
+                Err(Error::Full) => {
+                    self.acknowledge(progress.next, FIRST_CREDIT, 0);
+                    let turn = placed.turn.get_or_insert_with(|| {
+                        add(&server.counters.waited, 1);
+                        intake.doorman().enqueue()
+                    });
+                    turn.wait_again();
+                    if turn.is_reached() {
+                        self.room(intake.doorman(), 1, &mut futile).await?;
+                    } else {
+                        let _ = self.patiently(timeout(LOOK, turn.reached())).await?;
+                    }
+                }
+                Err(error) => return Err(closed(error)),
+            }
+        }
+        drop(placed.turn);
+        let end = header.sequence + header.rows as u64;
+        debug_assert!(progress.next + (spilled - done + behind) as u64 >= end);
+        progress.next = progress.next.max(end);
+        if placed.refused > 0 {
+            self.refuse(end - placed.refused as u64, placed.refused, progress);
+        }
+        if spilled > 0 {
+            self.landing.clear(); // Its memory is for others.
+        }
+        Ok(())
+    }
+}
+
+/// What became of the rows of a frame.
+#[derive(Debug, Default)]
+struct Placed {
+    /// So many, the last ones, are refused.
+    refused: usize,
+    /// The right to the spill buffer.
+    turn: Option<Place>,
+}
+
+enum Claimed {
+    All,
+    /// The ring is full, and to be waited for.
+    Part,
+    /// The rest is dropped, or refused, as the policy says.
+    Dropped,
+    Refused,
+}
+
+/// Claims as many of the rows that are `left` as there is room for, now.
+fn claim(intake: &Intake, landing: &mut Landing, left: &mut usize) -> Result<Claimed, End> {
+    while *left > 0 {
+        match intake.claim(*left) {
+            Ok(Some(run)) => {
+                *left -= run.len();
+                landing.push(Span::Slots(run));
+            }
+            Ok(None) => return Ok(Claimed::Dropped),
+            Err(Error::Full) if intake.on_full() == OnFull::Error => return Ok(Claimed::Refused),
+            Err(Error::Full) => return Ok(Claimed::Part),
+            Err(error) => return Err(closed(error)),
+        }
+    }
+    Ok(Claimed::All)
+}

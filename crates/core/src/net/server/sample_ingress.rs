@@ -1,0 +1,157 @@
+//! What a transport needs to put samples into a ring, and nothing else: claims, where their leaves lie, commits in
+//! somebody's name, and waiting for room without holding any.
+//!
+//! An [`Intake`] is one seat in the ring, shared by everything that a transport serves. A [`Run`] is a claim with a
+//! guard: dropped, it is given back. The TCP transport uses nothing of the ring but this, and another transport
+//! (RDMA, a message queue) needs no more.
+//!
+//! **No deadlock.** N1: nobody who waits holds a slot. A run of rows that finds only a part of its slots commits that
+//! part at once, and keeps the rest in a *spill* buffer; there are as many as the [`Doorman`] gives turns. Whoever has a
+//! turn can use any single slot that becomes free; whoever waits for one holds nothing. So each free slot is of
+//! use to somebody who is awake, batches become complete, and the learner goes on. Had a run kept its slots and
+//! waited for more, the learner could wait for the very batch that these slots belong to; had it given them back and
+//! waited for all at once, the last slots of a batch would stay empty while no other batch is free.
+//!
+//! **Fair.** Turns, and with them spill buffers and the right to wait for room, are given in the order in which they were
+//! asked for; nobody claims past those who wait.
+
+use super::room_waiter::{Doorman, Vacancy};
+use crate::error::Result;
+use crate::net::wire::limits::{MAX_FRAME_BYTES, MAX_FRAME_ROWS};
+use crate::ring::producer::Origin;
+use crate::ring::protocol::Claim;
+use crate::ring::{Deadline, OnFull, Producer};
+use std::sync::Arc;
+
+/// The way into a ring. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Intake {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    producer: Arc<Producer>,
+    doorman: Doorman,
+    schema: Vec<u8>,
+    sample_bytes: usize,
+}
+
+impl Vacancy for Producer {
+    fn wait_room(&self, _: usize, deadline: Deadline) -> Result<bool> {
+        self.wait_writable(deadline)
+    }
+}
+
+impl Intake {
+    /// Takes over a seat in the ring.
+    pub fn new(producer: Producer) -> Result<Intake> {
+        let ring = producer.ring();
+        let schema = ring.segment().schema();
+        let sample_bytes = ring.geometry().leaf_bytes.iter().sum();
+        let producer = Arc::new(producer);
+        let doorman = Doorman::new(producer.clone())?;
+        Ok(Intake { shared: Arc::new(Shared { producer, doorman, schema, sample_bytes }) })
+    }
+
+    /// The text that clients must bring, byte for byte.
+    pub fn schema(&self) -> &[u8] {
+        &self.shared.schema
+    }
+
+    /// Bytes of one sample of each leaf.
+    pub fn leaf_bytes(&self) -> &[usize] {
+        &self.producer().ring().geometry().leaf_bytes
+    }
+
+    pub fn sample_bytes(&self) -> usize {
+        self.shared.sample_bytes
+    }
+
+    pub fn batch_size(&self) -> usize {
+        self.producer().ring().geometry().batch_size
+    }
+
+    /// Rows of a frame, at most: of about 1 MiB, and not more than a batch.
+    pub fn max_frame_rows(&self) -> usize {
+        let fit = (MAX_FRAME_BYTES / self.sample_bytes().max(1)).clamp(1, MAX_FRAME_ROWS);
+        self.batch_size().min(fit)
+    }
+
+    pub fn on_full(&self) -> OnFull {
+        self.producer().on_full()
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.producer().ring().is_closed()
+    }
+
+    /// A number for somebody who brought none.
+    pub fn next_producer_id(&self) -> u32 {
+        self.producer().next_producer_id()
+    }
+
+    fn producer(&self) -> &Producer {
+        &self.shared.producer
+    }
+
+    /// Claims up to `want` slots, now. `None`: dropped, as the policy says, and counted; [`Full`](crate::Error::Full):
+    /// wait, or say so, as the policy is.
+    pub fn claim(&self, want: usize) -> Result<Option<Run>> {
+        let claim = self.producer().claim(want, Deadline::Now)?;
+        Ok(claim.map(|claim| Run { intake: self.clone(), len: claim.len, claim: Some(claim) }))
+    }
+
+    /// Notes how long copying a sample into its slot took, for the ring's histogram.
+    pub fn record_copy(&self, ns: u64) {
+        self.producer().ring().protocol().control.memcpy.record(ns);
+    }
+
+    /// He who waits for room, and the queue of those who need some.
+    pub fn doorman(&self) -> &Doorman {
+        &self.shared.doorman
+    }
+
+    /// Waits until there is room: for threads. False when the time was over first.
+    pub fn wait_room(&self, deadline: Deadline) -> Result<bool> {
+        self.producer().wait_writable(deadline)
+    }
+}
+
+/// A claimed run of slots, ours to write until it is committed. Dropping it gives it back.
+#[derive(Debug)]
+pub struct Run {
+    intake: Intake,
+    claim: Option<Claim>,
+    len: usize,
+}
+
+impl Run {
+    #[allow(clippy::len_without_is_empty)] // A run has at least one slot.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Where the rows of a leaf lie, one after the other.
+    pub fn leaf(&self, leaf: usize) -> *mut u8 {
+        let claim = self.claim.as_ref().expect("a run has its claim until it is committed or dropped");
+        self.intake.producer().leaf(claim, leaf)
+    }
+
+    /// Publishes it. Every byte of every leaf is written.
+    pub fn commit(mut self, origin: Origin) {
+        if let Some(claim) = self.claim.take() {
+            self.intake.producer().commit_as(&claim, origin);
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if let Some(claim) = self.claim.take()
+            && self.intake.producer().owns(&claim)
+        {
+            self.intake.producer().abort(&claim);
+        }
+    }
+}

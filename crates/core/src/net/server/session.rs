@@ -1,0 +1,264 @@
+//! Who has sent how much: the memory by which a client that lost its connection goes on where it was.
+//!
+//! A session is a client's random name and the number of the next sample that it owes. It outlives its connections.
+//!
+//! E1  Only the holder of the session's lock commits its samples and moves its `next`, with no await in between. A
+//!     second connection of the same client makes the first one leave, and is told `next` only when it has the lock:
+//!     no commit of the first is under way then, and none will follow. Bytes of a connection that the client gave up
+//!     long ago may still be on their way: the client numbers its connections, and only a younger one takes over.
+//! E2  A session with a connection is never forgotten. Without one it is, after a while, or when there are too many;
+//!     those whose clients said goodbye go first.
+//! E3  A client with samples of unknown fate is never let into a session that was forgotten.
+
+use crate::net::wire::frame::{Hello, Refusal};
+use crate::net::wire::limits::MAX_FRAME_RECORDS;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{OwnedMutexGuard, watch};
+
+type Id = [u8; 16];
+
+/// Where a session stands. Guarded by its lock (E1).
+#[derive(Debug)]
+pub struct Progress {
+    /// Every sample below is committed, or was dropped or refused as the policy says.
+    pub next: u64,
+    /// `(first, count)` of what was refused lately: a client that lost its connection is told again.
+    refused: VecDeque<(u64, u32)>,
+}
+
+impl Progress {
+    /// Notes a refusal. A client that keeps to its credit has heard of all but those in its last `window` frames. A frame that
+    /// arrives slowly is settled record by record, and may have a refusal for each of them; those side by side become one.
+    pub fn refuse(&mut self, first: u64, count: u32, window: usize) {
+        match self.refused.back_mut() {
+            Some((start, length)) if *start + u64::from(*length) == first && u32::MAX - *length >= count => {
+                *length += count;
+            }
+            _ => self.refused.push_back((first, count)),
+        }
+        while self.refused.len() > window * MAX_FRAME_RECORDS {
+            self.refused.pop_front();
+        }
+    }
+
+    /// The refusals that a client with everything below `oldest` settled may not have heard of.
+    pub fn refused_from(&self, oldest: u64) -> impl Iterator<Item = (u64, u32)> {
+        self.refused.iter().filter_map(move |&(first, count)| {
+            let (from, end) = (first.max(oldest), first + u64::from(count));
+            (from < end).then(|| (from, (end - from) as u32))
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Session {
+    producer_id: u32,
+    progress: Arc<tokio::sync::Mutex<Progress>>,
+    /// Counts the connections that came; a connection that is not the last one leaves.
+    arrivals: watch::Sender<u64>,
+    /// The client's own number of its youngest connection.
+    attempt: u32,
+    /// Connections now.
+    tenants: usize,
+    left: Instant,
+    /// Its client said goodbye. It is kept all the same, so that its bytes, should they come again, are not new.
+    finished: bool,
+}
+
+/// All sessions of a transport.
+#[derive(Debug)]
+pub struct Sessions {
+    table: Mutex<HashMap<Id, Session>>,
+    most: usize,
+    keep: Duration,
+}
+
+impl Sessions {
+    /// At most so many, and those without a connection for so long.
+    pub fn new(most: usize, keep: Duration) -> Sessions {
+        Sessions { table: Mutex::default(), most, keep }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Id, Session>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Finds or makes the session of a client. `new_id` gives a number to one that has none.
+    pub fn enter(
+        self: &Arc<Self>,
+        hello: &Hello,
+        new_id: impl FnOnce() -> u32,
+    ) -> Result<Tenancy, (Refusal, String)> {
+        let mut table = self.lock();
+        table.retain(|_, session| session.tenants > 0 || session.left.elapsed() < self.keep);
+        let known = table.contains_key(&hello.session);
+        if !known {
+            if hello.oldest != hello.next {
+                let fate = hello.next - hello.oldest;
+                let text = format!(
+                    "the learner does not know this client (it was restarted, or has forgotten it), so the fate of {fate} samples \
+                     from number {} on is unknown",
+                    hello.oldest
+                );
+                return Err((Refusal::SessionUnknown, text)); // E3
+            }
+            self.make_room(&mut table)?;
+        }
+        let session = table.entry(hello.session).or_insert_with(|| Session {
+            producer_id: hello.producer_id.unwrap_or_else(new_id),
+            progress: Arc::new(tokio::sync::Mutex::new(Progress {
+                next: hello.next,
+                refused: VecDeque::new(),
+            })),
+            arrivals: watch::Sender::new(0),
+            attempt: 0,
+            tenants: 0,
+            left: Instant::now(),
+            finished: false,
+        });
+        if known && hello.attempt <= session.attempt {
+            return Err((Refusal::Busy, "a younger connection of this client has come already".to_owned()));
+        }
+        session.attempt = hello.attempt;
+        session.tenants += 1;
+        session.arrivals.send_modify(|count| *count += 1);
+        Ok(Tenancy {
+            sessions: self.clone(),
+            id: hello.session,
+            producer_id: session.producer_id,
+            resumed: known,
+            progress: session.progress.clone(),
+            arrivals: session.arrivals.subscribe(),
+        })
+    }
+
+    /// Forgets a session whose client is done, or has been without a connection for longest, if there are too many.
+    fn make_room(&self, table: &mut HashMap<Id, Session>) -> Result<(), (Refusal, String)> {
+        if table.len() < self.most {
+            return Ok(());
+        }
+        let idle = table.iter().filter(|(_, session)| session.tenants == 0);
+        match idle.min_by_key(|(_, session)| (!session.finished, session.left)).map(|(id, _)| *id) {
+            Some(oldest) => {
+                table.remove(&oldest);
+                Ok(())
+            }
+            None => {
+                Err((Refusal::Busy, format!("the learner has {} clients, as many as it takes", self.most)))
+            }
+        }
+    }
+}
+
+/// One connection's stay in a session.
+#[derive(Debug)]
+pub struct Tenancy {
+    sessions: Arc<Sessions>,
+    id: Id,
+    pub producer_id: u32,
+    /// The session was there.
+    pub resumed: bool,
+    progress: Arc<tokio::sync::Mutex<Progress>>,
+    arrivals: watch::Receiver<u64>,
+}
+
+impl Tenancy {
+    /// Waits until the connection before us is out (E1).
+    pub async fn progress(&self) -> OwnedMutexGuard<Progress> {
+        self.progress.clone().lock_owned().await
+    }
+
+    /// Returns when another connection of the same client has come.
+    pub fn succeeded(&self) -> impl Future<Output = ()> + 'static {
+        let mut arrivals = self.arrivals.clone();
+        async move {
+            // The sender goes with the session, which lives as long as we do.
+            if arrivals.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// The client is done: this session is the first to be forgotten.
+    pub fn finish(self) {
+        if let Some(session) = self.sessions.lock().get_mut(&self.id) {
+            session.finished = true;
+        }
+    }
+}
+
+impl Drop for Tenancy {
+    fn drop(&mut self) {
+        if let Some(session) = self.sessions.lock().get_mut(&self.id) {
+            session.tenants = session.tenants.saturating_sub(1);
+            session.left = Instant::now();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::wire::frame::Cargo;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    fn hello(name: u8, oldest: u64, next: u64) -> Hello {
+        static ATTEMPT: AtomicU32 = AtomicU32::new(1);
+        let attempt = ATTEMPT.fetch_add(1, Ordering::Relaxed);
+        Hello {
+            cargo: Cargo::Samples,
+            session: [name; 16],
+            producer_id: None,
+            attempt,
+            next,
+            oldest,
+            schema: Vec::new(),
+        }
+    }
+
+    /// A frame that arrives slowly is refused record by record.
+    #[test]
+    fn every_refusal_of_the_last_frames_is_told_again_however_many_a_frame_has() {
+        let mut progress = Progress { next: 0, refused: VecDeque::new() };
+        (0..60).for_each(|record| progress.refuse(record, 1, 1));
+        assert_eq!(progress.refused_from(0).collect::<Vec<_>>(), [(0, 60)]);
+        assert_eq!(progress.refused_from(28).collect::<Vec<_>>(), [(28, 32)]);
+        assert_eq!(progress.refused_from(60).count(), 0);
+        (0..200).for_each(|record| progress.refuse(100 + 2 * record, 1, 1));
+        assert_eq!(progress.refused_from(0).count(), 201);
+    }
+
+    #[test]
+    fn a_connection_that_comes_after_a_younger_one_does_not_take_over() {
+        let sessions = Arc::new(Sessions::new(2, Duration::from_secs(60)));
+        let (old, young) = (hello(1, 0, 0), hello(1, 0, 0));
+        let tenancy = sessions.enter(&young, || 7).unwrap();
+        assert!(matches!(sessions.enter(&old, || 7), Err((Refusal::Busy, _))));
+        assert!(!tenancy.arrivals.has_changed().unwrap());
+        assert!(sessions.enter(&hello(1, 0, 0), || 7).is_ok());
+        assert!(tenancy.arrivals.has_changed().unwrap());
+    }
+
+    #[test]
+    fn a_session_is_remembered_and_the_oldest_idle_one_gives_way() {
+        let sessions = Arc::new(Sessions::new(2, Duration::from_secs(60)));
+        let first = sessions.enter(&hello(1, 0, 0), || 7).unwrap();
+        assert!(!first.resumed);
+        drop(first);
+        let again = sessions.enter(&hello(1, 0, 5), || 8).unwrap();
+        assert!(again.resumed && again.producer_id == 7);
+        drop(sessions.enter(&hello(2, 0, 0), || 8).unwrap());
+        let third = sessions.enter(&hello(3, 0, 0), || 9).unwrap(); // 2 is forgotten, 1 has a connection.
+        assert_eq!(sessions.count(), 2);
+        assert!(matches!(sessions.enter(&hello(2, 3, 5), || 9), Err((Refusal::SessionUnknown, _))));
+        assert!(matches!(sessions.enter(&hello(4, 0, 0), || 9), Err((Refusal::Busy, _))));
+        third.finish(); // Goes before anybody who may come back.
+        assert!(!sessions.enter(&hello(2, 5, 5), || 9).unwrap().resumed);
+    }
+}

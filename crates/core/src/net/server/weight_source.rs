@@ -1,0 +1,158 @@
+//! The way out of a TCP server: the learner's weights, for those who ask for them.
+//!
+//! An outlet is one reader of the weights, for all connections of its server. Connections that send the same version share
+//! one pin. A thread of its own, the *herald*, sleeps until the weights have a new version and tells the event loops of new versions; it sends
+//! nothing itself. `weight_frames` does.
+
+use crate::error::{Error, Result};
+use crate::net::wire::frame::{self, Inventory};
+use crate::sys::wait::LivenessPoll;
+use crate::weights::{Hold, Reader, Weights};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use tokio::sync::watch;
+
+/// What the herald tells.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct News {
+    /// The latest; 0 before the first.
+    pub version: u64,
+    /// Nothing more will come: the weights are shut down, or damaged.
+    pub over: bool,
+}
+
+/// The way out.
+#[derive(Debug)]
+pub struct Outlet {
+    weights: Arc<Weights>,
+    /// `None` when it is closed.
+    reader: Mutex<Option<Arc<Reader>>>,
+    /// The version that was held last, as long as somebody sends it.
+    held: Mutex<Weak<Hold>>,
+    inventory: Inventory,
+    news: watch::Sender<News>,
+    stop: Arc<AtomicBool>,
+    herald: Mutex<Option<JoinHandle<()>>>,
+    pid: u32,
+}
+
+impl Outlet {
+    /// Takes a seat at the weights, and starts the herald.
+    pub fn new(weights: Arc<Weights>) -> Result<Outlet> {
+        let geometry = weights.geometry();
+        let schema = weights.segment().schema();
+        for (what, value, most) in [
+            ("leaves", geometry.leaves(), frame::MAX_LEAVES),
+            ("schema bytes", schema.len(), frame::MAX_WEIGHTS_SCHEMA_BYTES),
+        ] {
+            if value > most {
+                let range = format!("at most {most} over a network");
+                return Err(Error::OutOfRange { what, value: value as u64, range });
+            }
+        }
+        let inventory = Inventory {
+            lineage: weights.lineage(),
+            checksums: weights.has_checksums(),
+            leaf_bytes: geometry.leaf_bytes.iter().map(|&bytes| bytes as u64).collect(),
+            schema,
+        };
+        let reader = Arc::new(Reader::on(weights.clone(), 1)?);
+        let (news, stop) = (watch::Sender::new(look(&weights)), Arc::new(AtomicBool::new(false)));
+        let herald = crate::sys::thread::spawn("rollway-herald", {
+            let (weights, news, stop) = (weights.clone(), news.clone(), stop.clone());
+            move || tell(&weights, &news, &stop)
+        })?;
+        Ok(Outlet {
+            weights,
+            reader: Mutex::new(Some(reader)),
+            held: Mutex::default(),
+            inventory,
+            news,
+            stop,
+            herald: Mutex::new(Some(herald)),
+            pid: std::process::id(),
+        })
+    }
+
+    pub fn inventory(&self) -> &Inventory {
+        &self.inventory
+    }
+
+    /// Where news come in.
+    pub fn news(&self) -> watch::Receiver<News> {
+        self.news.subscribe()
+    }
+
+    /// Whether the weights are shut down.
+    pub fn is_over(&self) -> bool {
+        self.weights.is_closed()
+    }
+
+    /// The latest version, as of now; 0 before the first.
+    pub fn version(&self) -> Result<u64> {
+        self.weights.version()
+    }
+
+    /// Holds the latest version, together with those who send it already. `None`: there is none, or the outlet is closed.
+    pub fn hold(&self) -> Result<Option<Arc<Hold>>> {
+        let mut held = lock(&self.held);
+        let latest = self.weights.version()?;
+        if let Some(hold) = held.upgrade().filter(|hold| hold.version() == latest) {
+            return Ok(Some(hold));
+        }
+        let Some(reader) = lock(&self.reader).clone() else { return Ok(None) };
+        let hold = Hold::latest(&reader)?.map(Arc::new);
+        *held = hold.as_ref().map_or_else(Weak::new, Arc::downgrade);
+        Ok(hold)
+    }
+
+    /// Ends the herald, and leaves the seat. The last one to leave takes the name away. Idempotent.
+    pub fn close(&self) {
+        if self.pid != std::process::id() {
+            return; // A forked child: the herald is not in it.
+        }
+        self.stop.store(true, Ordering::Relaxed);
+        self.weights.protocol().control.published.notify();
+        if let Some(herald) = lock(&self.herald).take() {
+            let _ = herald.join();
+        }
+        if lock(&self.reader).take().is_some() {
+            // A name that stays behind is collected by whoever looks next.
+            let _ = Weights::collect(self.weights.segment().name());
+        }
+    }
+}
+
+impl Drop for Outlet {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn look(weights: &Weights) -> News {
+    let over = weights.is_closed();
+    match weights.version() {
+        Ok(version) => News { version, over },
+        Err(_) => News { version: 0, over: true }, // Who holds it next is told why.
+    }
+}
+
+/// The herald's life. The liveness poll is for a writer that died after it published and before it notified.
+fn tell(weights: &Weights, news: &watch::Sender<News>, stop: &AtomicBool) {
+    let event = &weights.protocol().control.published;
+    let mut poll = LivenessPoll::start();
+    loop {
+        let ticket = event.announce();
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        let now = look(weights);
+        news.send_if_modified(|told| std::mem::replace(told, now) != now);
+        event.wait(ticket, poll.pause());
+    }
+}

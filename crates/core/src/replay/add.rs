@@ -1,0 +1,238 @@
+//! Adding: rows from arrays, field by field, into the table.
+//!
+//! An add of many rows goes in pieces: promise, claim, copy, commit. A stopped adder so holds few rows, and one that dies
+//! costs few. Pieces of two adders alternate; each row is whole.
+
+use super::Table;
+use super::layout::{Geometry, LINE, Tally};
+use super::protocol::Claim;
+use crate::error::{Error, Result};
+use crate::segment::header::PAGE;
+use crate::segment::lease::Memo;
+use crate::sys::opaque_copy::{can_stream_lines, stream_fence, stream_lines};
+use crate::sys::prefetch::prefetch_to_write;
+use crate::sys::signals;
+use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point};
+use crate::sys::wait::Deadline;
+
+/// The most rows that one adder has in hand at a time.
+pub const PIECE: usize = 64;
+
+/// Of how many rows ahead the lines are fetched.
+const AHEAD: usize = 4;
+/// A table of this many bytes is filled around the cache. A smaller one may be in it.
+const AROUND_BYTES: usize = 64 << 20;
+/// Fewer rows than these are not worth it.
+const AROUND_ROWS: usize = 8;
+
+/// Where the rows of one field come from: each field of a row in one piece, and so many bytes from one row to the next.
+#[derive(Debug, Clone, Copy)]
+pub struct Source {
+    pub data: *const u8,
+    pub stride: isize,
+    /// Other bytes for some of the rows.
+    pub patch: Option<Patch>,
+}
+
+/// Where `mask` is not 0, a row of the field is taken from here.
+#[derive(Debug, Clone, Copy)]
+pub struct Patch {
+    /// A byte for each row.
+    pub mask: *const u8,
+    pub mask_stride: isize,
+    pub data: *const u8,
+    pub stride: isize,
+}
+
+// SAFETY: the pointers are to bytes that the caller of `Table::add` keeps alive and unchanged while they are read.
+unsafe impl Send for Source {}
+// SAFETY: as above; nobody writes through them.
+unsafe impl Sync for Source {}
+
+impl Source {
+    /// Where the bytes of one row are.
+    ///
+    /// # Safety
+    /// The source has that many rows.
+    #[inline]
+    unsafe fn row(&self, row: usize) -> *const u8 {
+        let row = row as isize;
+        // SAFETY: the source, its mask and its patch have that many rows, as the caller promises.
+        unsafe {
+            match &self.patch {
+                Some(patch) if *patch.mask.offset(row * patch.mask_stride) != 0 => {
+                    patch.data.offset(row * patch.stride)
+                }
+                _ => self.data.offset(row * self.stride),
+            }
+        }
+    }
+}
+
+impl Table {
+    /// Copies the rows `done..count` in, and moves `done` as they are committed, also when it fails half-way: with
+    /// [`Error::Closed`] when the last learner has left, and [`Error::Timeout`] when the time was over before there was
+    /// room, because every row is being written by others.
+    ///
+    /// # Safety
+    /// There is one source for each field, with `count` rows (and a mask and a patch of as many), alive and unchanged.
+    pub unsafe fn add(
+        &self,
+        sources: &[Source],
+        done: &mut usize,
+        count: usize,
+        deadline: Deadline,
+    ) -> Result<()> {
+        assert_eq!(sources.len(), self.geometry.fields.len(), "one source for each field");
+        let owner = self.owner()?;
+        if self.is_closed() {
+            return Err(Error::Closed);
+        }
+        let protocol = self.protocol();
+        let is_dead = |owner| !self.seat.is_alive(owner);
+        let mut memo = Memo::of(&is_dead);
+        let piece = PIECE.min(self.geometry.capacity.div_ceil(4));
+        let mut passed = 0;
+        while *done < count {
+            let mut positions = protocol.promise(piece.min(count - *done));
+            while let Some(claim) = protocol.claim(owner, positions.clone(), |other| memo.is_dead(other)) {
+                passed += (claim.position - positions.start) as usize;
+                positions.start = claim.position + claim.len as u64;
+                // SAFETY: the claim is ours (I1); the sources have `count` rows, as the caller promises.
+                unsafe { self.fill(sources, *done, &claim) };
+                protocol.commit(&claim);
+                *done += claim.len;
+                self.tally(owner).note_claim(&claim, std::mem::take(&mut passed));
+            }
+            let missed = positions.end.wrapping_sub(positions.start) as usize;
+            passed += missed;
+            if missed > 0 && signals::are_noted() {
+                return Err(Error::Interrupted); // A lap of a large table takes a while.
+            }
+            if passed >= self.geometry.capacity {
+                // Once round, and nothing to be had: everything is in the hands of the living.
+                let room = self.wait(deadline, || {
+                    memo = Memo::of(&is_dead);
+                    let room = protocol.has_room(|other| memo.is_dead(other));
+                    room.map(|room| room.then_some(())).map_err(|damage| self.damaged(damage))
+                })?;
+                room.ok_or(Error::Timeout)?;
+                passed = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the rows of a claim, one by one: each line of the table is written once.
+    ///
+    /// # Safety
+    /// The claim is ours, and the sources have as many rows from `from` on.
+    #[inline]
+    unsafe fn fill(&self, sources: &[Source], from: usize, claim: &Claim) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            if self.is_filled_around_the_cache() && claim.len >= AROUND_ROWS {
+                self.fill_around(sources, from, claim);
+            } else {
+                self.fill_plainly(sources, from, claim);
+            }
+        }
+        crash_point(Point::RowsWritten);
+    }
+
+    /// # Safety
+    /// As for `fill`.
+    unsafe fn fill_plainly(&self, sources: &[Source], from: usize, claim: &Claim) {
+        let stride = self.geometry.stride;
+        for (from, row) in (from..).zip(claim.rows()) {
+            let place = self.row(row);
+            if row + AHEAD < claim.rows().end {
+                let ahead = place.wrapping_add(AHEAD * stride);
+                (0..stride.min(PAGE))
+                    .step_by(LINE)
+                    .for_each(|line| prefetch_to_write(ahead.wrapping_add(line)));
+            }
+            // SAFETY: the row is ours (I1). Readers copy the same bytes now and then, and throw away what they copied (I3).
+            unsafe { self.pack(sources, from, place) };
+        }
+    }
+
+    /// By way of a row in the cache, from where whole lines go around it: a plain copy would first read every line of the table
+    /// that it is about to overwrite.
+    ///
+    /// # Safety
+    /// As for `fill`; [`is_filled_around_the_cache`](Self::is_filled_around_the_cache).
+    unsafe fn fill_around(&self, sources: &[Source], from: usize, claim: &Claim) {
+        let mut stage = Stage([0; PAGE]);
+        for (from, row) in (from..).zip(claim.rows()) {
+            let stage = stage.0.as_mut_ptr();
+            // SAFETY: a row fits the stage, which is ours alone, and is whole lines long, as the table's rows are. The place is
+            // ours by a claim (I1): a locked instruction, before which no such store is seen (I3).
+            unsafe {
+                self.pack(sources, from, stage);
+                stream_lines(self.row(row), stage, self.geometry.stride / LINE);
+            }
+        }
+        stream_fence(); // Before `commit` (I2).
+    }
+
+    /// Whether rows are whole lines, small, and in a table that no cache holds.
+    fn is_filled_around_the_cache(&self) -> bool {
+        let Geometry { stride, capacity, .. } = self.geometry;
+        stride.is_multiple_of(LINE)
+            && stride <= PAGE
+            && capacity * stride >= AROUND_BYTES
+            && can_stream_lines()
+    }
+
+    /// Copies one row, field by field.
+    ///
+    /// # Safety
+    /// `place` has room for a row, is ours, and the sources have a row `from`.
+    #[inline]
+    unsafe fn pack(&self, sources: &[Source], from: usize, place: *mut u8) {
+        for (source, field) in sources.iter().zip(&self.geometry.fields) {
+            // SAFETY: the field lies in the row; the rest is as the caller promises.
+            unsafe { copy(source.row(from), place.add(field.offset), field.bytes) };
+            crash_point(Point::RowHalfWritten);
+        }
+    }
+}
+
+/// One row, on the lines that it has in the table.
+#[repr(align(64))]
+struct Stage([u8; PAGE]);
+
+/// Copies bytes. The sizes of single numbers, of which most fields are, without a call.
+///
+/// # Safety
+/// As for `copy_nonoverlapping`.
+#[inline]
+unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match bytes {
+            1 => *to = *from,
+            4 => to.cast::<[u8; 4]>().write(from.cast::<[u8; 4]>().read()),
+            8 => to.cast::<[u8; 8]>().write(from.cast::<[u8; 8]>().read()),
+            16 => to.cast::<[u8; 16]>().write(from.cast::<[u8; 16]>().read()),
+            _ => std::ptr::copy_nonoverlapping(from, to, bytes),
+        }
+    }
+}
+
+impl Tally {
+    /// Counts a run that was committed, and the rows that were passed over before it.
+    #[inline]
+    fn note_claim(&self, claim: &Claim, passed: usize) {
+        let note = |counter: &AtomicU64, number: usize| {
+            if number > 0 {
+                counter.fetch_add(number as u64, Ordering::Relaxed);
+            }
+        };
+        note(&self.added, claim.len);
+        note(&self.overwritten, claim.overwritten);
+        note(&self.recovered, claim.recovered);
+        note(&self.skipped, passed);
+    }
+}

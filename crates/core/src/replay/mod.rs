@@ -1,0 +1,393 @@
+//! The table: rows of one size, written by any number of adders and sampled by any number of readers; when it is full the
+//! oldest are overwritten. Any of them may die.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`layout`] | the bytes, and what the words say |
+//! | [`protocol`] | the state machine and its invariants |
+//! | [`recovery`] | what the dead leave behind |
+//! | [`add`] | rows from arrays into the table |
+//! | [`gather`] | rows, drawn at random, out of it into arrays |
+//! | [`draw`] | the random numbers for that |
+//!
+//! A [`Table`] is one participant's handle: it holds a seat, adds, samples and counts. Threads may share it. What a row
+//! means is the business of the schema, of which only the sizes are looked at here; a row is bytes, in fields.
+
+pub mod add;
+pub mod draw;
+pub mod gather;
+pub mod layout;
+pub mod protocol;
+pub mod recovery;
+
+use crate::error::{Damage, Error, Result};
+use crate::policies::IfExists;
+use crate::schema;
+use crate::segment::lease::generation;
+use crate::segment::{Owner, Role, Seat, Segment, Spec};
+use crate::sys::sync::{AtomicU64, Ordering, Woken};
+use crate::sys::wait::{Deadline, LivenessPoll};
+pub use add::{Patch, Source};
+pub use gather::{Piece, Sampler};
+pub use layout::Field;
+use layout::{Control, Geometry, KIND, RowKind, RowWord, Tally};
+use protocol::Protocol;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// What a new table should be.
+#[derive(Debug, Clone)]
+pub struct TableSpec<'a> {
+    /// `None`: in this process (and its forked children) only.
+    pub name: Option<&'a str>,
+    pub auto_named: bool,
+    pub schema: &'a [u8],
+    /// Bytes of a row.
+    pub row_bytes: usize,
+    /// Its fields; what lies between them is never read.
+    pub fields: &'a [Field],
+    pub capacity: usize,
+    pub max_peers: usize,
+    /// As in [`Spec`].
+    pub huge_pages: Option<bool>,
+}
+
+/// One participant of a table.
+#[derive(Debug)]
+pub struct Table {
+    segment: Arc<Segment>,
+    geometry: Geometry,
+    seat: Seat,
+    role: Role,
+    resumed: bool,
+    /// Whether this handle was closed. Calls that wait in other threads look at it.
+    left: AtomicBool,
+    /// Of the process that came.
+    generation: u32,
+}
+
+impl Table {
+    /// A learner's handle: makes the table, or goes on with the one that is there, as `if_exists` says.
+    pub fn open(spec: &TableSpec<'_>, if_exists: IfExists) -> Result<Table> {
+        let there = |name: &str| {
+            Self::map(name, spec.schema, spec.row_bytes, spec.fields).and_then(|t| fits(t, spec))
+        };
+        if_exists.settle(|| {
+            let (mapped, resumed) = if_exists.open_or_create(spec.name, there, || Self::create(spec))?;
+            let table = Self::sit_down(mapped, Role::Consumer, resumed)?;
+            if !resumed {
+                table.segment.publish()?;
+            }
+            Ok(table)
+        })
+    }
+
+    /// A worker's handle, on a table that is there.
+    pub fn attach(name: &str, schema: &[u8], row_bytes: usize, fields: &[Field]) -> Result<Table> {
+        let table = Self::sit_down(Self::map(name, schema, row_bytes, fields)?, Role::Producer, true)?;
+        if table.is_closed() { Err(table.segment.not_found()) } else { Ok(table) }
+    }
+
+    /// The schema of a table that is there: one that [`schema::columns`] reads.
+    pub fn schema_of(name: &str) -> Result<Vec<u8>> {
+        let segment = Segment::open(name, Some(KIND))?;
+        schema::columns(&segment.schema()).map_err(|invalid| segment.bad_schema(invalid))?;
+        Ok(segment.schema())
+    }
+
+    fn create(spec: &TableSpec<'_>) -> Result<(Segment, Geometry)> {
+        let bad = |what: String| Error::BadSchema { what };
+        let leaves = schema::columns(spec.schema).map_err(|invalid| bad(invalid.to_string()))?;
+        if !leaves.iter().map(|leaf| leaf.bytes).eq(spec.fields.iter().map(|field| field.bytes)) {
+            return Err(bad("its leaves do not have the sizes of the fields".to_owned()));
+        }
+        let geometry = Geometry::new(spec.capacity, spec.row_bytes, spec.fields, spec.max_peers)?;
+        let segment = Segment::create(&Spec {
+            name: spec.name,
+            kind: KIND,
+            schema: spec.schema,
+            geometry: geometry.words(),
+            body_bytes: geometry.body_bytes,
+            reserved_bytes: geometry.body_bytes,
+            seats: spec.max_peers,
+            huge_pages: spec.huge_pages,
+            auto_named: spec.auto_named,
+        })?;
+        segment.populate();
+        Ok((segment, geometry))
+    }
+
+    fn map(name: &str, schema: &[u8], row_bytes: usize, fields: &[Field]) -> Result<(Segment, Geometry)> {
+        let segment = Segment::open(name, Some(KIND))?;
+        let header = segment.header();
+        if segment.schema() != schema {
+            return Err(segment.other_schema());
+        }
+        let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
+        let leaves = schema::columns(schema).map_err(|invalid| segment.bad_schema(invalid))?;
+        if !leaves.iter().map(|leaf| leaf.bytes).eq(fields.iter().map(|field| field.bytes)) {
+            return Err(damaged("its fields do not have the sizes that its schema says"));
+        }
+        let geometry = Geometry::new(header.geometry[0] as usize, row_bytes, fields, segment.seats().len())
+            .map_err(|_| damaged("the geometry in its header is out of range"))?;
+        if geometry.words() != header.geometry || geometry.body_bytes as u64 != header.body_bytes {
+            return Err(damaged("the geometry in its header does not fit its schema"));
+        }
+        segment.populate();
+        Ok((segment, geometry))
+    }
+
+    fn sit_down((segment, geometry): (Segment, Geometry), role: Role, resumed: bool) -> Result<Table> {
+        let segment = Arc::new(segment);
+        let seat = match role {
+            // The last learner to leave takes the name away; nobody comes in between.
+            Role::Consumer => Seat::take_through_gate(segment.clone(), role)?,
+            Role::Producer => {
+                Seat::take(segment.clone(), role, |seat| sweep(&protocol_over(&segment, &geometry), seat))?
+            }
+        };
+        let (left, generation) = (AtomicBool::new(false), generation());
+        let table = Table { segment, geometry, seat, role, resumed, left, generation };
+        if resumed && role == Role::Consumer {
+            table.recover();
+        }
+        Ok(table)
+    }
+
+    /// Leaves, and ends the calls that wait with this handle, in whichever thread. The last learner takes the name away, and
+    /// lets the adders know that nobody samples any more.
+    pub fn leave(&self) -> Result<()> {
+        if generation() != self.generation || self.left.swap(true, Ordering::Relaxed) {
+            return Ok(()); // A forked child does not leave in its parent's name.
+        }
+        let last = match self.role {
+            Role::Consumer => self.seat.leave_with_name(|| self.shut_down()),
+            Role::Producer => Ok(false),
+        };
+        if !matches!(last, Ok(true)) {
+            // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
+            self.protocol().control.changed.notify();
+        }
+        last.map(drop)
+    }
+
+    /// Takes the name away, whoever is in it, and tells everybody. Nobody can attach any more.
+    pub fn unlink(&self) -> Result<()> {
+        self.segment.unlink()?;
+        self.shut_down();
+        Ok(())
+    }
+
+    fn shut_down(&self) {
+        let control = self.protocol().control;
+        // SYNC table.closed: Release here, Acquire in `is_closed`. The ring below wakes those who looked before.
+        control.read.closed.store(1, Ordering::Release);
+        control.changed.notify();
+    }
+
+    /// Whether the last learner has left.
+    pub fn is_closed(&self) -> bool {
+        is_closed(&self.protocol())
+    }
+
+    /// Whether the table was there already.
+    pub fn resumed(&self) -> bool {
+        self.resumed
+    }
+
+    pub fn name(&self) -> &str {
+        self.segment.name()
+    }
+
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    pub fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    /// The words of the table.
+    #[inline]
+    pub fn protocol(&self) -> Protocol<'_> {
+        protocol_over(&self.segment, &self.geometry)
+    }
+
+    #[inline]
+    fn owner(&self) -> Result<Owner> {
+        match self.seat.owner() {
+            Some(owner) => Ok(owner),
+            // This is a forked child: a worker, whatever its parent is.
+            None => self.seat.rejoin_as(Role::Producer, |seat| sweep(&self.protocol(), seat)),
+        }
+    }
+
+    /// What we count.
+    fn tally(&self, owner: Owner) -> &Tally {
+        &self.tallies()[owner.seat()]
+    }
+
+    fn tallies(&self) -> &[Tally] {
+        // SAFETY: the offset was derived from checked counts; tallies are atomics inside the mapping, aligned to 64.
+        unsafe {
+            let first = self.segment.body().0.add(self.geometry.tallies_offset);
+            std::slice::from_raw_parts(first.cast().as_ptr(), self.geometry.seats)
+        }
+    }
+
+    /// Where a row lies.
+    #[inline]
+    fn row(&self, row: usize) -> *mut u8 {
+        assert!(row < self.geometry.capacity);
+        // SAFETY: the offset is inside the body, by the assertion and the way `Geometry` was derived.
+        unsafe { self.segment.body().0.as_ptr().add(self.geometry.rows_offset + row * self.geometry.stride) }
+    }
+
+    /// Counts the rows that are whole, or are just being replaced by a whole one.
+    pub fn rows(&self) -> usize {
+        self.protocol().count()
+    }
+
+    /// How many rows were promised to adders so far. It grows for ever.
+    pub fn head(&self) -> u64 {
+        self.protocol().control.write.head.load(Ordering::Relaxed)
+    }
+
+    /// Empties the rows that the dead were writing. Nobody has to ask: it is only done sooner.
+    pub fn recover(&self) -> usize {
+        recovery::recover(&self.protocol(), |owner| !self.seat.is_alive(owner))
+    }
+
+    /// Waits until there are `rows` rows. False when the time is over; [`Error::Closed`] when no learner is left.
+    pub fn wait_for_rows(&self, rows: usize, deadline: Deadline) -> Result<bool> {
+        self.wait(deadline, || Ok((self.rows() >= rows).then_some(()))).map(|there| there.is_some())
+    }
+
+    /// Sleeps until `look` finds something.
+    fn wait<T>(&self, deadline: Deadline, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
+        let changed = &self.protocol().control.changed;
+        let mut poll = LivenessPoll::start();
+        loop {
+            let ticket = changed.announce();
+            if let Some(found) = look()? {
+                return Ok(Some(found));
+            }
+            if self.is_closed() || self.left.load(Ordering::Relaxed) {
+                return Err(Error::Closed);
+            }
+            let Some(left) = deadline.remaining() else { return Ok(None) };
+            if changed.wait(ticket, poll.pause().min(left)) == Woken::Interrupted {
+                return Err(Error::Interrupted);
+            }
+        }
+    }
+
+    fn damaged(&self, Damage(what): Damage) -> Error {
+        Error::Corrupt { name: self.segment.name().to_owned(), what }
+    }
+
+    /// Looks at every row, and takes back what the dead were writing.
+    pub fn census(&self) -> Contents {
+        let recovered = self.recover();
+        if let (true, Ok(owner)) = (recovered > 0, self.owner()) {
+            self.tally(owner).recovered.fetch_add(recovered as u64, Ordering::Relaxed);
+        }
+        let mut contents = Contents::default();
+        for word in self.protocol().words {
+            match RowWord::unpack(word.load(Ordering::Relaxed)).kind {
+                RowKind::Empty => contents.empty += 1,
+                RowKind::Writing => contents.writing += 1,
+                RowKind::Ready => contents.ready += 1,
+            }
+        }
+        contents
+    }
+
+    /// Who is writing rows, by pid, and how many.
+    pub fn writers(&self) -> Vec<(u32, usize)> {
+        let seats = self.segment.seats();
+        let mut writers: Vec<(u32, usize)> = Vec::new();
+        for word in self.protocol().words {
+            let word = RowWord::unpack(word.load(Ordering::Relaxed));
+            let Some(record) = seats.get(word.owner.seat()) else { continue };
+            if word.kind != RowKind::Writing {
+                continue;
+            }
+            let pid = record.pid.load(Ordering::Relaxed);
+            match writers.iter_mut().find(|(known, _)| *known == pid) {
+                Some((_, rows)) => *rows += 1,
+                None => writers.push((pid, 1)),
+            }
+        }
+        writers
+    }
+
+    /// Adds up what everybody counted.
+    pub fn totals(&self) -> Totals {
+        let sum = |which: fn(&Tally) -> &AtomicU64| {
+            self.tallies().iter().map(|tally| which(tally).load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
+        };
+        Totals {
+            added: sum(|tally| &tally.added),
+            overwritten: sum(|tally| &tally.overwritten),
+            skipped: sum(|tally| &tally.skipped),
+            recovered: sum(|tally| &tally.recovered),
+            sampled: sum(|tally| &tally.sampled),
+            redrawn: sum(|tally| &tally.redrawn),
+        }
+    }
+}
+
+/// Refuses a table of another capacity than the one asked for, or one that is shut down.
+fn fits((segment, geometry): (Segment, Geometry), spec: &TableSpec<'_>) -> Result<(Segment, Geometry)> {
+    segment.check_sizes(&[("capacity", geometry.capacity, spec.capacity)])?;
+    if is_closed(&protocol_over(&segment, &geometry)) {
+        Err(segment.shut_down()?)
+    } else {
+        Ok((segment, geometry))
+    }
+}
+
+fn is_closed(table: &Protocol<'_>) -> bool {
+    // SYNC table.closed: Acquire here, Release in `shut_down`.
+    table.control.read.closed.load(Ordering::Acquire) != 0
+}
+
+/// The words of a table that is mapped.
+#[inline]
+fn protocol_over<'a>(segment: &'a Segment, geometry: &Geometry) -> Protocol<'a> {
+    let (body, _) = segment.body();
+    // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned and
+    // mapped as long as `segment`. What lies there is atomics.
+    unsafe {
+        let words = body.add(geometry.words_offset).cast::<AtomicU64>();
+        Protocol {
+            control: body.cast::<Control>().as_ref(),
+            words: std::slice::from_raw_parts(words.as_ptr(), geometry.capacity),
+        }
+    }
+}
+
+/// Takes back what the last holder of a seat left; we hold its lock.
+fn sweep(table: &Protocol<'_>, seat: usize) {
+    recovery::recover(table, |owner: Owner| owner.seat() == seat);
+}
+
+/// What is in the table.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Contents {
+    pub ready: usize,
+    pub writing: usize,
+    pub empty: usize,
+}
+
+/// What happened since the table was made; see [`Tally`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub added: u64,
+    pub overwritten: u64,
+    pub skipped: u64,
+    pub recovered: u64,
+    pub sampled: u64,
+    pub redrawn: u64,
+}

@@ -1,0 +1,218 @@
+//! Copies of bytes that another process may be changing, or that no cache holds. Weights and replay use it.
+//!
+//! C1  A reader may copy from memory that its writer is overwriting: it finds out afterwards and throws the copy away. To the
+//!     compiler that would be a data race, about which it may assume what it likes. So the bytes go through code that it
+//!     cannot see (assembly, or a function whose address is loaded with a volatile read), which may well copy word by word
+//!     with atomics. What such a copy brings is never looked at before it was found whole.
+//!
+//! C2  Large copies go around the cache, four pages side by side: a plain copy would first read every line that it is about to
+//!     overwrite. Such stores keep no order with others, so each copy is fenced before and after: nothing of it is seen
+//!     before what was stored before it, or after what is stored after it. Single lines are not fenced: a caller that copies lines does
+//!     it once, for all of them.
+
+use std::ffi::c_void;
+
+type Copy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
+
+static COPY: Copy = libc::memcpy;
+
+/// A way to copy.
+pub type CopyFn = unsafe fn(*mut u8, *const u8, usize);
+
+/// The C library's, unseen by the compiler (C1).
+///
+/// # Safety
+/// As for `copy_nonoverlapping`; but see C1.
+pub unsafe fn copy_opaque(to: *mut u8, from: *const u8, bytes: usize) {
+    // SAFETY: a static of function pointer type, read in a way that hides its value; the rest is as the caller promises.
+    unsafe { (&raw const COPY).read_volatile()(to.cast(), from.cast(), bytes) };
+}
+
+/// The best way to copy to where no cache holds anything (C2).
+#[cfg(not(target_arch = "x86_64"))]
+pub fn streaming_copy() -> CopyFn {
+    copy_opaque
+}
+
+/// The best way to copy to where no cache holds anything (C2).
+#[cfg(target_arch = "x86_64")]
+pub fn streaming_copy() -> CopyFn {
+    if std::arch::is_x86_feature_detected!("avx") { copy_streaming } else { copy_opaque }
+}
+
+/// Four pages.
+#[cfg(target_arch = "x86_64")]
+const BLOCK: usize = 4 * 4096;
+
+/// # Safety
+/// As for `copy_nonoverlapping`, on a processor with AVX; but see C1.
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy_streaming(to: *mut u8, from: *const u8, bytes: usize) {
+    // Such stores want addresses that are multiples of their width.
+    let head = to.align_offset(64).min(bytes);
+    let blocks = (bytes - head) / BLOCK;
+    let tail = head + blocks * BLOCK;
+    // SAFETY: head, blocks and tail are the bytes, one after the other; the blocks start at a multiple of 64.
+    unsafe {
+        copy_opaque(to, from, head);
+        if blocks > 0 {
+            copy_blocks(to.add(head), from.add(head), blocks);
+        }
+        copy_opaque(to.add(tail), from.add(tail), bytes - tail);
+    }
+}
+
+/// One 128-byte stretch of one of the four pages.
+#[cfg(target_arch = "x86_64")]
+macro_rules! stretch {
+    ($page:literal) => {
+        concat!(
+            "vmovdqu ymm0, [{from} + ",
+            $page,
+            "]\n",
+            "vmovdqu ymm1, [{from} + ",
+            $page,
+            " + 32]\n",
+            "vmovdqu ymm2, [{from} + ",
+            $page,
+            " + 64]\n",
+            "vmovdqu ymm3, [{from} + ",
+            $page,
+            " + 96]\n",
+            "prefetcht0 [{from} + ",
+            $page,
+            " + 256]\n",
+            "prefetcht0 [{from} + ",
+            $page,
+            " + 320]\n",
+            "vmovntdq [{to} + ",
+            $page,
+            "], ymm0\n",
+            "vmovntdq [{to} + ",
+            $page,
+            " + 32], ymm1\n",
+            "vmovntdq [{to} + ",
+            $page,
+            " + 64], ymm2\n",
+            "vmovntdq [{to} + ",
+            $page,
+            " + 96], ymm3\n",
+        )
+    };
+}
+
+/// # Safety
+/// `blocks` blocks, at least one, are readable and writable, `to` is a multiple of 64, and there is AVX.
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy_blocks(to: *mut u8, from: *const u8, blocks: usize) {
+    // SAFETY: reads and writes `blocks` blocks, as the caller promises (a prefetch beyond them is a hint, and faults
+    // nowhere). The compiler takes the block for code that it cannot see, which may change any memory (C1).
+    unsafe {
+        std::arch::asm!(
+            "sfence",
+            "2:",
+            "mov {stretches:e}, 32",
+            "3:",
+            stretch!("0"),
+            stretch!("4096"),
+            stretch!("8192"),
+            stretch!("12288"),
+            "add {from}, 128",
+            "add {to}, 128",
+            "dec {stretches:e}",
+            "jnz 3b",
+            "add {from}, 12288",
+            "add {to}, 12288",
+            "dec {blocks}",
+            "jnz 2b",
+            "sfence",
+            "vzeroupper",
+            to = inout(reg) to => _,
+            from = inout(reg) from => _,
+            blocks = inout(reg) blocks => _,
+            stretches = out(reg) _,
+            out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
+            options(nostack),
+        );
+    }
+}
+
+/// Whether single lines can be copied around the cache.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn can_stream_lines() -> bool {
+    false
+}
+
+/// Whether single lines can be copied around the cache.
+#[cfg(target_arch = "x86_64")]
+pub fn can_stream_lines() -> bool {
+    std::arch::is_x86_feature_detected!("avx")
+}
+
+/// Copies whole cache lines around the cache, in no order with other stores (C2): call [`stream_fence`] before they are published.
+///
+/// # Safety
+/// As for `copy_nonoverlapping` (but see C1); [`can_stream_lines`], both addresses are multiples of 64, and there is a line.
+#[inline(always)]
+pub unsafe fn stream_lines(to: *mut u8, from: *const u8, lines: usize) {
+    debug_assert!(to.align_offset(64) == 0 && from.align_offset(64) == 0 && lines > 0);
+    // SAFETY: reads and writes `lines` lines, as the caller promises. The compiler takes the block for code that it cannot
+    // see, which may change any memory (C1).
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::asm!(
+            "2:",
+            "vmovdqa ymm0, [{from}]",
+            "vmovdqa ymm1, [{from} + 32]",
+            "vmovntdq [{to}], ymm0",
+            "vmovntdq [{to} + 32], ymm1",
+            "add {from}, 64",
+            "add {to}, 64",
+            "dec {lines}",
+            "jnz 2b",
+            "vzeroupper",
+            to = inout(reg) to => _,
+            from = inout(reg) from => _,
+            lines = inout(reg) lines => _,
+            out("ymm0") _, out("ymm1") _,
+            options(nostack),
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: as the caller promises.
+    unsafe {
+        copy_opaque(to, from, 64 * lines)
+    };
+}
+
+/// What was copied before is seen before anything that is stored from now on (C2).
+#[inline(always)]
+pub fn stream_fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: an instruction that every x86-64 processor has, and that only orders stores.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_copies_every_byte_and_no_more() {
+        let source: Vec<u8> = (0..6 * 4096).map(|at| (at * 31 + at / 251) as u8).collect();
+        for bytes in (0..300).chain([4096, 16_384, 16_384 + 4095]) {
+            for copy in [copy_opaque, streaming_copy()] {
+                let mut target = vec![0xAA; bytes + 2];
+                // SAFETY: source and target have the bytes, and are apart.
+                unsafe { copy(target[1..].as_mut_ptr(), source[3..].as_ptr(), bytes) };
+                assert!(
+                    target[1..=bytes] == source[3..3 + bytes]
+                        && target[0] == 0xAA
+                        && target[bytes + 1] == 0xAA
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! Atomics, the event count, and crash points. Every other module takes its atomics from here, so that loom can stand in.
+//!
+//! An [`EventCount`] is how every thread waits for another: *check, announce, fence, check again, sleep*. The thread that
+//! changes the state fences, and notifies when a waiter is announced. There is no memory of "was full" or "was empty" to go
+//! stale: an announcement is made before every sleep, and cleared by the notification that answers it.
+
+#[cfg(loom)]
+pub use loom::sync::atomic::{Ordering, fence};
+#[cfg(loom)]
+mod watched;
+#[cfg(not(loom))]
+pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+#[cfg(loom)]
+pub use watched::{AtomicU32, AtomicU64};
+
+#[cfg(not(loom))]
+use crate::sys::signals;
+use std::time::Duration;
+
+/// [`std::sync::atomic::fence`], without `mfence`, which the compiler makes of a SeqCst one: any locked instruction orders
+/// loads after stores just as well, and costs a `send` 30 ns less.
+#[cfg(not(loom))]
+#[inline(always)]
+pub fn fence(ordering: Ordering) {
+    #[cfg(target_arch = "x86_64")]
+    if ordering == Ordering::SeqCst {
+        // SAFETY: it changes no byte of the stack, only flags, and is a barrier to the compiler: it may touch any memory.
+        unsafe { std::arch::asm!("lock or dword ptr [rsp], 0", options(nostack)) };
+        return;
+    }
+    std::sync::atomic::fence(ordering);
+}
+
+/// Why [`EventCount::wait`] came back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Woken {
+    /// There was a notification after the ticket was drawn (or a spurious wake-up: look again).
+    Notified,
+    /// The time was up.
+    Timeout,
+    /// A signal handler ran, perhaps before the sleep ([`signals`]).
+    Interrupted,
+}
+
+/// A futex with an announcement beside it, on a cache line of its own.
+///
+/// ```text
+/// waiter:   ticket = announce() ── look ── nothing? wait(ticket)
+/// notifier: change the state ── notify_if_waiting()
+/// ```
+///
+/// B1  The waiter's announcement and the notifier's change are each followed by a SeqCst fence before the other's
+///     side is read; so either the waiter sees the change or the notifier sees the announcement.
+/// B2  `waiting` is cleared before `epoch` moves, by the same notifier: a waiter whose announcement was cleared holds
+///     an old ticket, and does not sleep on it.
+/// B3  A notifier that dies between the change and the wake-up leaves a sleeper behind. That is why sleepers poll for liveness.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct EventCount {
+    epoch: AtomicU32,
+    waiting: AtomicU32,
+    #[cfg(loom)]
+    parking: Parking,
+}
+
+/// Loom has no futex: a mutex and a condition variable behave like one.
+#[cfg(loom)]
+#[derive(Debug, Default)]
+struct Parking {
+    door: loom::sync::Mutex<()>,
+    sleepers: loom::sync::Condvar,
+}
+
+impl EventCount {
+    /// Says that this thread is about to sleep. Look once more after this, then [`wait`](Self::wait) on the ticket.
+    pub fn announce(&self) -> u32 {
+        // SYNC event.ticket: Acquire here, Release in `notify`. Orders our announcement after the clearing we saw (B2).
+        let ticket = self.epoch.load(Ordering::Acquire);
+        self.waiting.store(1, Ordering::Relaxed);
+        // SYNC event.dekker: this fence pairs with the one in `notify_if_waiting` (B1).
+        fence(Ordering::SeqCst);
+        ticket
+    }
+
+    /// Wakes all waiters if one is announced. Call it after the change that they wait for.
+    pub fn notify_if_waiting(&self) {
+        // SYNC event.dekker: this fence pairs with the one in `announce` (B1).
+        fence(Ordering::SeqCst);
+        if self.has_waiter() {
+            self.notify();
+        }
+    }
+
+    /// Moves the count for threads that spin on it, and wakes those that sleep. Call it after the change and a SeqCst
+    /// fence, which pairs with the one in `announce` (B1).
+    pub fn advance(&self) {
+        if self.has_waiter() {
+            self.notify();
+        } else {
+            // SYNC event.moved: Release here, Acquire in `count`. A thread that sees it move sees the change. One that announces itself
+            // just now does not sleep on its ticket.
+            self.epoch.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Whether a waiter is announced. Meaningful only after a SeqCst fence that follows the change.
+    pub fn has_waiter(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) != 0
+    }
+
+    /// Wakes all waiters.
+    pub fn notify(&self) {
+        self.waiting.store(0, Ordering::Relaxed);
+        crash_point(Point::NotifyCleared);
+        // SYNC event.ticket: Release here, Acquire in `announce`. The clearing above comes first (B2).
+        self.epoch.fetch_add(1, Ordering::Release);
+        crash_point(Point::NotifyMoved);
+        self.wake_all();
+    }
+
+    /// How often the count has moved, modulo 2³².
+    pub fn count(&self) -> u32 {
+        // SYNC event.moved: Acquire here, Release in `advance` and `notify`.
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Sleeps until a notification after `ticket` was drawn, or until `timeout` is over.
+    #[cfg(not(loom))]
+    pub fn wait(&self, ticket: u32, timeout: Duration) -> Woken {
+        use rustix::io::Errno;
+        use rustix::thread::futex;
+        let mut left = timeout;
+        loop {
+            let nap = signals::nap(left);
+            let limit = futex::Timespec {
+                tv_sec: nap.as_secs().min(i32::MAX as u64) as _,
+                tv_nsec: nap.subsec_nanos() as _,
+            };
+            match futex::wait(&self.epoch, futex::Flags::empty(), ticket, Some(&limit)) {
+                Ok(()) | Err(Errno::AGAIN) => return Woken::Notified,
+                Err(Errno::INTR) => return Woken::Interrupted,
+                Err(_) if signals::are_noted() => return Woken::Interrupted,
+                Err(_) if nap == left => return Woken::Timeout,
+                Err(_) => left -= nap,
+            }
+        }
+    }
+
+    #[cfg(not(loom))]
+    fn wake_all(&self) {
+        // A failure could only mean that the address is not mapped, which it is.
+        let _ =
+            rustix::thread::futex::wake(&self.epoch, rustix::thread::futex::Flags::empty(), i32::MAX as u32);
+    }
+
+    /// Sleeps until a notification. Under loom no time passes: a lost wake-up is a deadlock, which loom reports.
+    #[cfg(loom)]
+    pub fn wait(&self, ticket: u32, _timeout: Duration) -> Woken {
+        let mut door = self.parking.door.lock().unwrap();
+        while self.epoch.load(Ordering::Relaxed) == ticket {
+            door = self.parking.sleepers.wait(door).unwrap();
+        }
+        Woken::Notified
+    }
+
+    #[cfg(loom)]
+    fn wake_all(&self) {
+        let _door = self.parking.door.lock().unwrap();
+        self.parking.sleepers.notify_all();
+    }
+}
+
+/// The steps between which a process can die and leave something behind. The `recovery.rs` of the ring, of records,
+/// of weights, or of a table has a row for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Point {
+    /// A producer moved `open`, and has not marked the buffer.
+    RingOpened,
+    /// A producer moved the cursor past a run, and has not claimed any of it.
+    RunPromised,
+    /// A producer owns a slot, and has not moved the cursor.
+    SlotClaimed,
+    /// A producer owns only a part of the run it wants.
+    RunPartlyClaimed,
+    /// A producer is filling its slot.
+    SlotHalfWritten,
+    /// A producer filled its slot, and has not committed it.
+    SlotWritten,
+    /// A producer committed, and has not woken the consumer.
+    SlotReady,
+    /// A producer counted a hole, and has not yet freed the slot.
+    HoleCounted,
+    /// A consumer took a batch.
+    BatchTaken,
+    /// A consumer gave a batch back, and has not woken the producers.
+    BatchFreed,
+    /// A consumer closed an unfinished batch for new claims.
+    BatchSealed,
+    /// A producer took a lane, and has not looked into it.
+    LaneTaken,
+    /// A producer reserved more pages for its lane, and has not noted it.
+    LaneGrown,
+    /// A producer owns a descriptor, and has not moved the head past it.
+    RecordReserved,
+    /// A producer moved the head past its record, and has not begun to write.
+    RecordNumbered,
+    /// A producer is filling its record.
+    RecordHalfWritten,
+    /// A producer filled and described its record, and has not committed it.
+    RecordWritten,
+    /// A producer committed, and has not woken the consumers.
+    RecordReady,
+    /// A producer dropped its oldest record, and has not counted it.
+    RecordDropped,
+    /// A consumer took a record, and has not moved the cursor.
+    RecordTaken,
+    /// A consumer gave a record back, and has not told the producer.
+    RecordFreed,
+    /// A record of a dead consumer is Ready again, and not yet counted.
+    RecordReturned,
+    /// A writer of weights noted its name, and has not looked at what the last one left.
+    WriterTaken,
+    /// A writer reserved one more buffer, and has not noted it.
+    BufferGrown,
+    /// A writer marked its buffer as being written.
+    BufferOpened,
+    /// A writer or reader of weights is in the middle of a leaf.
+    LeafHalfCopied,
+    /// A writer finished its buffer, and has not pointed anybody to it.
+    BufferWritten,
+    /// A writer published a version, and has not woken the readers.
+    VersionPublished,
+    /// A reader pinned a buffer, and has not read it.
+    ReaderPinned,
+    /// An adder was promised rows, and has not claimed any of them.
+    RowsPromised,
+    /// An adder owns only a part of the rows it wants.
+    RowsPartlyClaimed,
+    /// An adder is filling a row.
+    RowHalfWritten,
+    /// An adder filled its rows, and has not committed any.
+    RowsWritten,
+    /// An adder committed a part of its rows.
+    RowsPartlyCommitted,
+    /// An adder committed its rows, and has not woken anybody.
+    RowsCommitted,
+    /// Somebody who gives a row up has taken it out of the count, and has not emptied it.
+    RowUnsettled,
+    /// A forked child takes a seat of its own, and has not opened its lease.
+    SeatRejoining,
+    /// The last learner said that it leaves, and has not removed the name.
+    SeatLeaving,
+    /// The last learner removed the name, and has not shut down what it led to.
+    NameRemoved,
+    /// A notifier cleared the announcement, and has not moved the futex.
+    NotifyCleared,
+    /// A notifier moved the futex, and has not woken the sleepers.
+    NotifyMoved,
+}
+
+impl Point {
+    /// Every point in a ring, for its kill matrix.
+    pub const RING: [Point; 15] = [
+        Point::RingOpened,
+        Point::RunPromised,
+        Point::SlotClaimed,
+        Point::RunPartlyClaimed,
+        Point::SlotHalfWritten,
+        Point::SlotWritten,
+        Point::SlotReady,
+        Point::HoleCounted,
+        Point::BatchTaken,
+        Point::BatchFreed,
+        Point::BatchSealed,
+        Point::SeatLeaving,
+        Point::NameRemoved,
+        Point::NotifyCleared,
+        Point::NotifyMoved,
+    ];
+
+    /// Every point in weights, for theirs.
+    pub const WEIGHTS: [Point; 9] = [
+        Point::WriterTaken,
+        Point::BufferGrown,
+        Point::BufferOpened,
+        Point::LeafHalfCopied,
+        Point::BufferWritten,
+        Point::VersionPublished,
+        Point::ReaderPinned,
+        Point::NotifyCleared,
+        Point::NotifyMoved,
+    ];
+
+    /// Every point in records, for theirs.
+    pub const RECORDS: [Point; 15] = [
+        Point::LaneTaken,
+        Point::LaneGrown,
+        Point::RecordReserved,
+        Point::RecordNumbered,
+        Point::RecordHalfWritten,
+        Point::RecordWritten,
+        Point::RecordReady,
+        Point::RecordDropped,
+        Point::RecordTaken,
+        Point::RecordFreed,
+        Point::RecordReturned,
+        Point::SeatLeaving,
+        Point::NameRemoved,
+        Point::NotifyCleared,
+        Point::NotifyMoved,
+    ];
+
+    /// Every point in a table, for its own.
+    pub const TABLE: [Point; 11] = [
+        Point::RowsPromised,
+        Point::RowsPartlyClaimed,
+        Point::RowHalfWritten,
+        Point::RowsWritten,
+        Point::RowsPartlyCommitted,
+        Point::RowsCommitted,
+        Point::RowUnsettled,
+        Point::SeatLeaving,
+        Point::NameRemoved,
+        Point::NotifyCleared,
+        Point::NotifyMoved,
+    ];
+}
+
+/// A place where the kill matrix may stop or kill the process. Nothing at all in a release build.
+#[inline(always)]
+pub fn crash_point(point: Point) {
+    #[cfg(any(feature = "fault", loom))]
+    fault::reached(point);
+    #[cfg(not(any(feature = "fault", loom)))]
+    let _ = point;
+}
+
+/// What happens at a crash point, chosen by the test that runs this thread.
+#[cfg(any(feature = "fault", loom))]
+pub mod fault {
+    use super::Point;
+    use std::cell::RefCell;
+
+    type Hook = Box<dyn FnMut(Point)>;
+
+    thread_local! {
+        static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
+    }
+
+    /// Calls `hook` at every crash point that this thread reaches from now on.
+    pub fn on_point(hook: impl FnMut(Point) + 'static) {
+        HOOK.with(|cell| *cell.borrow_mut() = Some(Box::new(hook)));
+    }
+
+    pub(super) fn reached(point: Point) {
+        HOOK.with(|cell| {
+            // The hook is taken out while it runs: it may unwind, and a dying thread reaches no further point.
+            let hook = cell.borrow_mut().take();
+            if let Some(mut hook) = hook {
+                hook(point);
+                cell.borrow_mut().get_or_insert(hook);
+            }
+        });
+    }
+}

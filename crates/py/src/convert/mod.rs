@@ -1,0 +1,11 @@
+//! From Python values to bytes and numbers, and back. Knows schemas; knows no handle.
+
+pub mod array;
+pub mod columns;
+pub mod json;
+pub mod numbers;
+pub mod plan;
+pub mod record_plan;
+pub mod rows;
+pub mod scalar;
+pub mod schema;

@@ -1,0 +1,439 @@
+//! A record schema, compiled once: which key, which array, how many rows. `send` walks it without Python code.
+
+use crate::convert::array;
+use crate::convert::numbers;
+use crate::convert::plan::Leaf;
+use crate::convert::scalar::Number;
+use numpy::npyffi::{self, npy_intp};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyString};
+use rollway_core::records::format::{LeafShape, PerLeaf, Placement, Shape};
+use std::ptr::{null, null_mut};
+
+/// The leaves that every record has in front of the user's: its packed key, and its metadata.
+pub const KEY: usize = 0;
+pub const METADATA: usize = 1;
+const HIDDEN: usize = 2;
+
+/// One array of a record.
+pub struct RecordLeaf {
+    pub name: Py<PyString>,
+    /// Of a row, if it is ragged; otherwise of the whole.
+    pub array: Leaf,
+    pub ragged: bool,
+    /// Without dimensions, or with the free one alone: the kind of its numbers.
+    number: Option<Number>,
+}
+
+/// `RecordPlan(schema, text, leaves)`: built by `rollway.record_schema.RecordSchema`, used by every handle.
+///
+/// `leaves` is a list of `(name, dtype, shape, row_bytes, ragged)`.
+#[pyclass(frozen, module = "rollway._core")]
+pub struct RecordPlan {
+    /// The Python object that converts what is not plain, and words the errors.
+    schema: Py<PyAny>,
+    pub text: Vec<u8>,
+    pub leaves: Vec<RecordLeaf>,
+    /// What lies in the bytes of a record: the hidden leaves, then these.
+    pub shape: Shape,
+    ndarray: usize,
+}
+
+#[pymethods]
+impl RecordPlan {
+    #[new]
+    #[allow(clippy::type_complexity)] // One row of a table.
+    fn new(
+        py: Python<'_>,
+        schema: Py<PyAny>,
+        text: Vec<u8>,
+        leaves: Vec<(Py<PyString>, Py<PyAny>, Vec<npy_intp>, usize, bool)>,
+    ) -> PyResult<Self> {
+        let leaf =
+            |(name, descr, shape, bytes, ragged): (Py<PyString>, Py<PyAny>, Vec<npy_intp>, _, bool)| {
+                let number = if shape.is_empty() { Number::of(descr.bind(py))? } else { None };
+                // Interned, as the names in a worker's dict are: then looking it up compares two pointers.
+                let name = PyString::intern(py, name.bind(py).to_str()?).unbind();
+                Ok(RecordLeaf { name, array: Leaf { descr, shape, bytes }, ragged, number })
+            };
+        let leaves: Vec<RecordLeaf> = leaves.into_iter().map(leaf).collect::<PyResult<_>>()?;
+        crate::convert::schema::check(py, &text, leaves.iter().map(|leaf| leaf.array.bytes))?;
+        let bytes = LeafShape { row_bytes: 1, rows: None };
+        let user = leaves
+            .iter()
+            .map(|leaf| LeafShape { row_bytes: leaf.array.bytes, rows: (!leaf.ragged).then_some(1) });
+        let shape = Shape::new([bytes; HIDDEN].into_iter().chain(user).collect());
+        Ok(RecordPlan { schema, text, leaves, shape, ndarray: array::ndarray_type(py) as usize })
+    }
+
+    /// The schema that it was compiled from.
+    #[getter]
+    fn schema(&self, py: Python<'_>) -> Py<PyAny> {
+        self.schema.clone_ref(py)
+    }
+}
+
+impl RecordPlan {
+    /// The number of a leaf.
+    pub fn index(&self, name: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+        for (index, leaf) in self.leaves.iter().enumerate() {
+            if leaf.name.as_ptr() == name.as_ptr() || leaf.name.bind(name.py()).as_any().eq(name)? {
+                return Ok(Some(index));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Which of a record's parts a leaf is.
+    pub fn part(leaf: usize) -> usize {
+        leaf + HIDDEN
+    }
+}
+
+/// Everything that goes into one record, checked against the plan.
+pub struct Parts {
+    /// Where each leaf comes from; null: it is zeroed.
+    sources: PerLeaf<*const u8>,
+    /// Where each leaf goes, and how many rows it has.
+    pub placement: Placement,
+    /// Numbers that have no array: where some sources point to. Never grows beyond its first capacity.
+    numbers: Vec<[u8; 8]>,
+    /// Lists of numbers, as bytes: where others point to.
+    lists: Vec<Vec<u8>>,
+    /// Arrays that Python made for us, and those that [`keep`](Self::keep) holds on to.
+    kept: Vec<Py<PyAny>>,
+}
+
+// SAFETY: the pointers are to bytes of arrays and bytes objects; they are read while those are alive (see `of` and `keep`).
+unsafe impl Send for Parts {}
+// SAFETY: as above; Parts is never changed after it was made.
+unsafe impl Sync for Parts {}
+
+impl Parts {
+    /// The arrays of `data`. The pointers are good while `key` and `metadata` are alive and the GIL is held; for longer,
+    /// call [`keep`](Self::keep).
+    #[inline]
+    pub fn of(
+        py: Python<'_>,
+        plan: &RecordPlan,
+        data: &Bound<'_, PyAny>,
+        key: &[u8],
+        metadata: &[u8],
+    ) -> PyResult<Parts> {
+        let mut parts = Parts::hidden(key, metadata);
+        if !parts.take_plain(py, plan, data) {
+            parts.convert(plan, data)?;
+        }
+        parts.arrange(py, plan)?;
+        Ok(parts)
+    }
+
+    /// Takes the arrays and numbers of `data` if it is a plain dict of just what the plan says. It runs no Python code: what was
+    /// found before is still there.
+    #[inline]
+    pub fn take_plain(&mut self, py: Python<'_>, plan: &RecordPlan, data: &Bound<'_, PyAny>) -> bool {
+        // SAFETY: the GIL is held, `data` is alive, and no Python code runs in between.
+        let found = unsafe { self.find(py, plan, data.as_ptr()) };
+        if !found {
+            self.truncate();
+        }
+        found
+    }
+
+    /// Holds on to the arrays of `data`. Before the GIL is let go: others may take them out of it then.
+    #[cold]
+    pub fn keep(&mut self, plan: &RecordPlan, data: &Bound<'_, PyAny>) -> PyResult<()> {
+        let Ok(data) = data.cast::<PyDict>() else { return Ok(()) }; // It was converted, and so is ours.
+        for leaf in &plan.leaves {
+            self.kept.extend(data.get_item(&leaf.name)?.map(Bound::unbind));
+        }
+        Ok(())
+    }
+
+    /// A record with no data: every ragged leaf is empty, every fixed one zero.
+    pub fn empty(py: Python<'_>, plan: &RecordPlan, key: &[u8], metadata: &[u8]) -> PyResult<Parts> {
+        let rows: Vec<usize> = plan.leaves.iter().map(|leaf| !leaf.ragged as usize).collect();
+        Parts::room(py, plan, &rows, key, metadata)
+    }
+
+    /// Room for leaves of so many rows, to be written in place.
+    pub fn room(
+        py: Python<'_>,
+        plan: &RecordPlan,
+        rows: &[usize],
+        key: &[u8],
+        metadata: &[u8],
+    ) -> PyResult<Parts> {
+        let mut parts = Parts::hidden(key, metadata);
+        rows.iter().for_each(|&rows| parts.push(Source { data: null(), rows }));
+        parts.arrange(py, plan)?;
+        Ok(parts)
+    }
+
+    /// The key and the metadata alone; the leaves are to be taken, and then arranged.
+    #[inline]
+    pub fn hidden(key: &[u8], metadata: &[u8]) -> Parts {
+        let (sources, placement) = (PerLeaf::new(), Placement::default());
+        let mut parts =
+            Parts { sources, placement, numbers: Vec::new(), lists: Vec::new(), kept: Vec::new() };
+        for bytes in [key, metadata] {
+            parts.push(Source { data: bytes.as_ptr(), rows: bytes.len() });
+        }
+        parts
+    }
+
+    #[inline]
+    fn push(&mut self, Source { data, rows }: Source) {
+        self.sources.push(data);
+        self.placement.counts.push(rows);
+    }
+
+    /// Forgets all but the hidden parts.
+    fn truncate(&mut self) {
+        self.sources.truncate(HIDDEN);
+        self.placement.counts.truncate(HIDDEN);
+    }
+
+    /// Finds a place in the record for all that was taken.
+    #[inline]
+    pub fn arrange(&mut self, py: Python<'_>, plan: &RecordPlan) -> PyResult<()> {
+        plan.shape.arrange(&mut self.placement).map_err(|error| crate::errors::to_py(py, error))
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.placement.bytes
+    }
+
+    /// Writes the whole record.
+    ///
+    /// # Safety
+    /// `to` has room for [`bytes`](Self::bytes), which are the caller's alone, and what `of` was given is still alive.
+    pub unsafe fn write(&self, plan: &RecordPlan, to: *mut u8) {
+        let Placement { offsets, counts, bytes } = &self.placement;
+        let places = offsets.iter().zip(counts);
+        // SAFETY: as the caller promises; the placement's offsets and lengths lie within its bytes.
+        unsafe {
+            plan.shape.write_counts(counts, std::slice::from_raw_parts_mut(to, *bytes));
+            for ((leaf, &source), (&offset, &rows)) in plan.shape.leaves.iter().zip(&self.sources).zip(places)
+            {
+                let bytes = leaf.row_bytes * rows;
+                if source.is_null() {
+                    to.add(offset).write_bytes(0, bytes);
+                } else {
+                    source.copy_to_nonoverlapping(to.add(offset), bytes);
+                }
+            }
+        }
+    }
+
+    /// Finds the arrays and numbers of a plain dict, if they are exact. False when anything is not plain.
+    ///
+    /// # Safety
+    /// The GIL is held and `object` is alive.
+    #[inline]
+    unsafe fn find(&mut self, py: Python<'_>, plan: &RecordPlan, object: *mut ffi::PyObject) -> bool {
+        // SAFETY: as the caller promises; items are alive while their dict is, and exact string keys run no Python code.
+        unsafe {
+            if ffi::PyDict_CheckExact(object) == 0 || ffi::PyDict_Size(object) as usize != plan.leaves.len() {
+                return false;
+            }
+            let (mut position, mut in_order) = (0, true);
+            plan.leaves.iter().all(|leaf| {
+                // Most dicts have the order of the schema: then the next item is the one, and nothing is hashed.
+                let (mut name, mut item) = (null_mut(), null_mut());
+                in_order = in_order
+                    && ffi::PyDict_Next(object, &mut position, &mut name, &mut item) != 0
+                    && name == leaf.name.as_ptr();
+                if !in_order {
+                    item = ffi::PyDict_GetItemWithError(object, leaf.name.as_ptr());
+                }
+                if item.is_null() {
+                    ffi::PyErr_Clear();
+                    return false;
+                }
+                let source = array_of(plan, leaf, item).or_else(|| match leaf.ragged {
+                    true => self.list_of(leaf, item),
+                    false => self.number_of(py, plan, leaf, item),
+                });
+                source.is_some_and(|source| {
+                    self.push(source);
+                    true
+                })
+            })
+        }
+    }
+
+    /// Where a number is, as an item of a leaf that has no dimensions.
+    ///
+    /// # Safety
+    /// The GIL is held and `item` is alive.
+    unsafe fn number_of(
+        &mut self,
+        py: Python<'_>,
+        plan: &RecordPlan,
+        leaf: &RecordLeaf,
+        item: *mut ffi::PyObject,
+    ) -> Option<Source> {
+        let number = leaf.number?;
+        // SAFETY: as the caller promises; the array that is made is kept.
+        unsafe {
+            if let Some(array) = array::of_scalar(py, item) {
+                let source = array_of(plan, leaf, array.as_ptr());
+                self.kept.push(array.unbind());
+                return source;
+            }
+            let bytes = number.bytes(item)?;
+            if self.numbers.is_empty() {
+                self.numbers.reserve_exact(plan.leaves.len()); // Once: the sources point into it.
+            }
+            self.numbers.push(bytes);
+            Some(Source { data: self.numbers.last()?.as_ptr(), rows: 1 })
+        }
+    }
+
+    /// Where the numbers of a plain list are, as bytes, if all of them fit.
+    ///
+    /// # Safety
+    /// The GIL is held and `item` is alive.
+    unsafe fn list_of(&mut self, leaf: &RecordLeaf, item: *mut ffi::PyObject) -> Option<Source> {
+        let number = leaf.number?;
+        // SAFETY: as the caller promises; the type is checked first. Exact numbers run no Python code, so the list stays.
+        let (rows, bytes) = unsafe {
+            if ffi::PyList_CheckExact(item) == 0 {
+                return None;
+            }
+            let rows = ffi::PyList_Size(item);
+            let bytes = match leaf.array.bytes {
+                1 => gather::<1>(number, item, rows),
+                2 => gather::<2>(number, item, rows),
+                4 => gather::<4>(number, item, rows),
+                8 => gather::<8>(number, item, rows),
+                _ => None,
+            };
+            (rows as usize, bytes?)
+        };
+        let data = bytes.as_ptr(); // It stays where it is when the vector moves.
+        self.lists.push(bytes);
+        Some(Source { data, rows })
+    }
+
+    /// Asks `RecordSchema.conform` for a list of exact arrays; it raises with the name of the leaf that does not fit.
+    #[cold]
+    pub fn convert(&mut self, plan: &RecordPlan, data: &Bound<'_, PyAny>) -> PyResult<()> {
+        let list = plan.schema.bind(data.py()).call_method1("conform", (data,))?.cast_into::<PyList>()?;
+        if list.len() != plan.leaves.len() {
+            return Err(PyRuntimeError::new_err("conform gave the wrong number of leaves"));
+        }
+        for (leaf, array) in plan.leaves.iter().zip(list.iter()) {
+            let data: usize = array.getattr("ctypes")?.getattr("data")?.extract()?;
+            let rows = if leaf.ragged { array.len()? } else { 1 };
+            self.push(Source { data: data as *const u8, rows });
+            self.kept.push(array.unbind());
+        }
+        Ok(())
+    }
+}
+
+/// The numbers of a list, `BYTES` each.
+///
+/// # Safety
+/// The GIL is held, and `list` is an exact list of that many items.
+unsafe fn gather<const BYTES: usize>(
+    number: Number,
+    list: *mut ffi::PyObject,
+    rows: ffi::Py_ssize_t,
+) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(rows as usize * BYTES);
+    for index in 0..rows {
+        // SAFETY: as the caller promises; the item is borrowed from the list, which nobody changes meanwhile.
+        let item = unsafe { number.bytes(ffi::PyList_GetItem(list, index)) }?;
+        bytes.extend_from_slice(&item[..BYTES]);
+    }
+    Some(bytes)
+}
+
+/// Where one array of a record lies, and how many rows it has.
+struct Source {
+    data: *const u8,
+    rows: usize,
+}
+
+/// Where the bytes of an array are, if it is exactly what the leaf says: type, dtype, shape, contiguous.
+///
+/// # Safety
+/// The GIL is held and `object` is alive.
+unsafe fn array_of(plan: &RecordPlan, leaf: &RecordLeaf, object: *mut ffi::PyObject) -> Option<Source> {
+    // SAFETY: the type is checked first; an ndarray has these fields, and `nd` dimensions.
+    unsafe {
+        if ffi::Py_TYPE(object) as usize != plan.ndarray {
+            return None;
+        }
+        let array = &(*object.cast::<npyffi::PyArrayObject>()).fields;
+        if array.descr.cast::<ffi::PyObject>() != leaf.array.descr.as_ptr()
+            || array.flags & npyffi::NPY_ARRAY_C_CONTIGUOUS == 0
+        {
+            return None;
+        }
+        let dims = match array.nd {
+            0 => &[][..],
+            nd => std::slice::from_raw_parts(array.dimensions, nd as usize),
+        };
+        let (rows, shape) = match (leaf.ragged, dims.split_first()) {
+            (true, Some((&rows, rest))) => (rows as usize, rest),
+            (true, None) => return None,
+            (false, _) => (1, dims),
+        };
+        // Not by `==`: a call of memcmp, for no bytes at all most of the time.
+        let same =
+            shape.len() == leaf.array.shape.len() && shape.iter().zip(&leaf.array.shape).all(|(a, b)| a == b);
+        same.then_some(Source { data: array.data.cast_const().cast(), rows })
+    }
+}
+
+/// `{"tokens": 4096}` as a number of rows for every leaf; fixed leaves have one.
+pub fn rows_of(plan: &RecordPlan, lengths: &Bound<'_, PyDict>) -> PyResult<Vec<usize>> {
+    let py = lengths.py();
+    let mut rows = Vec::with_capacity(plan.leaves.len());
+    let mut named = 0;
+    let mut missing = None;
+    for leaf in &plan.leaves {
+        rows.push(match (leaf.ragged, lengths.get_item(&leaf.name)?) {
+            (false, None) => 1,
+            (true, Some(length)) => {
+                named += 1;
+                let what = format_args!("the length of leaf '{}'", leaf.name.bind(py));
+                numbers::fitting(&length, what, "0 to 2**64 - 1")?
+            }
+            (true, None) => {
+                missing.get_or_insert(leaf);
+                0
+            }
+            (false, Some(_)) => {
+                let message = format!("leaf '{}' has a fixed shape: it takes no length", leaf.name.bind(py));
+                return Err(crate::errors::named(py, "SchemaMismatch", message));
+            }
+        });
+    }
+    if named != lengths.len() {
+        // More than an unknown name is wrong then, if one is missing; but the unknown one is what was mistyped.
+        for name in lengths.keys() {
+            if plan.index(&name)?.is_none() {
+                let known: Vec<String> =
+                    plan.leaves.iter().filter(|leaf| leaf.ragged).map(|leaf| leaf.name.to_string()).collect();
+                let known = known.join(", ");
+                let message = format!(
+                    "a length was given for {}, which is no leaf; those with one are {known}",
+                    name.repr()?
+                );
+                return Err(crate::errors::named(py, "SchemaMismatch", message));
+            }
+        }
+    }
+    if let Some(leaf) = missing {
+        let message = format!("the length of the ragged leaf '{}' is missing", leaf.name.bind(py));
+        return Err(crate::errors::named(py, "SchemaMismatch", message));
+    }
+    Ok(rows)
+}

@@ -1,0 +1,172 @@
+//! `TcpConnection`: what handles of samples and of records over TCP have in common: options, waiting, closing, errors.
+
+use crate::errors::{blocking, named, to_py};
+use crate::eventfd_waiter::EventfdWaiter;
+use crate::ring::producer::{deadline, seconds};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use rollway_core::Error;
+use rollway_core::net::{Client, ClientTls, TcpClientSpec};
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Copies larger than this let other threads of the interpreter run meanwhile.
+pub const DETACH_BYTES: usize = 16 * 1024;
+
+/// The keyword arguments of both, as Python gives them.
+pub struct Options {
+    pub max_inflight_msgs: usize,
+    pub token: Option<Vec<u8>>,
+    pub tls: Option<(PathBuf, Option<String>)>,
+    pub producer_id: Option<u32>,
+    pub connect_timeout_s: f64,
+    pub reconnect_timeout_s: f64,
+    pub keepalive_s: f64,
+}
+
+impl Options {
+    /// As the core takes them.
+    pub fn spec(self, host: String, port: u16) -> PyResult<TcpClientSpec> {
+        Ok(TcpClientSpec {
+            host,
+            port,
+            token: self.token,
+            tls: self.tls.map(|(authority, server_name)| ClientTls { authority, server_name }),
+            producer_id: self.producer_id,
+            max_inflight_msgs: self.max_inflight_msgs,
+            connect_timeout: seconds(self.connect_timeout_s)?,
+            reconnect_timeout: seconds(self.reconnect_timeout_s)?,
+            keepalive: seconds(self.keepalive_s)?,
+        })
+    }
+}
+
+/// One connection, and how it is spoken of.
+pub struct Connection {
+    client: Arc<dyn Deref<Target = Client> + Send + Sync>,
+    address: String,
+    /// "samples", or "records".
+    cargo: &'static str,
+}
+
+/// What a worker can ask of its connection, whatever it sends. `TcpSender` and `TcpRecordSender` extend it.
+#[pyclass(frozen, subclass, module = "rollway._core")]
+pub struct TcpConnection(Arc<Connection>);
+
+#[pymethods]
+impl TcpConnection {
+    /// Returns when the learner has everything that was sent.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let deadline = deadline(timeout)?;
+        blocking(py, || self.0.client.wait(deadline))?.map_err(|e| self.0.explain(py, e, timeout))
+    }
+
+    /// Waits until `wait` would not, for event loops, and takes nothing.
+    fn settled_eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
+        EventfdWaiter::of(py, &self.0, |connection, deadline| connection.client.wait_settled(deadline))
+    }
+
+    /// Waits for what is on its way, at most `timeout` seconds, and disconnects.
+    #[pyo3(signature = (timeout))]
+    fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let deadline = deadline(timeout)?;
+        match blocking(py, || self.0.client.close(deadline))? {
+            Err(Error::Forked { .. }) | Ok(()) => Ok(()),
+            Err(error) => Err(self.0.explain(py, error, timeout)),
+        }
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.0.client.is_closed()
+    }
+
+    #[getter]
+    fn connected(&self) -> bool {
+        self.0.client.is_connected()
+    }
+
+    /// Whether it is of no more use: closed, or its learner gone for good.
+    #[getter]
+    fn over(&self) -> bool {
+        self.0.client.is_over()
+    }
+
+    /// `host:port`.
+    #[getter]
+    fn address(&self) -> &str {
+        &self.0.address
+    }
+
+    #[getter]
+    fn producer_id(&self) -> Option<u32> {
+        self.0.client.producer_id()
+    }
+
+    /// What was sent and is not known to be with the learner.
+    #[getter]
+    fn unacknowledged(&self) -> u64 {
+        self.0.client.unacknowledged()
+    }
+
+    /// Plain numbers: what this client sent, and over how many connections.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (stats, client) = (PyDict::new(py), &self.0.client);
+        stats.set_item("sent", client.sent())?;
+        stats.set_item("acknowledged", client.acknowledged())?;
+        for (name, value) in client.stats().entries() {
+            stats.set_item(name, value)?;
+        }
+        if let Some(bytes) = client.lane_bytes() {
+            stats.set_item("lane_bytes", bytes)?;
+        }
+        Ok(stats)
+    }
+}
+
+impl Connection {
+    /// The connection of a client, and the base of its handle.
+    pub fn of<C>(client: &Arc<C>, address: String, cargo: &'static str) -> (Arc<Connection>, TcpConnection)
+    where
+        C: Deref<Target = Client> + Send + Sync + 'static,
+    {
+        let connection = Arc::new(Connection { client: client.clone(), address, cargo });
+        (connection.clone(), TcpConnection(connection))
+    }
+
+    /// The exception for an error of this handle: what was awaited, and what is on its way.
+    #[cold]
+    pub fn explain(&self, py: Python<'_>, error: Error, timeout: Option<f64>) -> PyErr {
+        let (address, cargo, waiting) = (&self.address, self.cargo, self.client.unacknowledged());
+        let state = if self.client.is_connected() { "connected" } else { "no connection now" };
+        match error {
+            Error::Timeout => {
+                let seconds = timeout.unwrap_or_default();
+                let message = format!(
+                    "{address} did not take everything within {seconds} s: {waiting} {cargo} are not acknowledged, {state}. \
+                     Wait longer, or see whether the learner still takes them"
+                );
+                named(py, "WaitTimeout", message)
+            }
+            Error::Full => {
+                let message = format!(
+                    "no room on the way to {address}: {waiting} {cargo} are not acknowledged, {state}"
+                );
+                named(py, "RingFull", message)
+            }
+            Error::Closed => {
+                named(py, "ConnectionClosedError", format!("this client of {address} is closed"))
+            }
+            Error::ConnectionClosed { unacknowledged, .. } => {
+                let raised = to_py(py, error);
+                match raised.value(py).setattr("unacknowledged", unacknowledged) {
+                    Ok(()) => raised,
+                    Err(failed) => failed,
+                }
+            }
+            other => to_py(py, other),
+        }
+    }
+}

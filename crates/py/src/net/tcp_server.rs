@@ -1,0 +1,170 @@
+//! `TcpServer`: a TCP transport at work. `rollway.TcpTransport` starts it.
+
+use crate::convert::numbers;
+use crate::errors::{blocking, to_py};
+use crate::gil::GilCell;
+use crate::records::consumer::RecordConsumer;
+use crate::ring::consumer::Consumer;
+use crate::ring::producer::seconds;
+use crate::weights::handle::Weights;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use rollway_core::Error;
+use rollway_core::net::wire::frame::Cargo;
+use rollway_core::net::{
+    Inlet, Intake, RecordIntake, ServerStats, ServerTls, TcpServer as Core, TcpServerSpec,
+};
+use rollway_core::records::Producer as RecordProducer;
+use rollway_core::ring::Producer;
+use rollway_core::ring::producer::ProducerSpec;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+
+/// Where the samples or records go.
+#[derive(FromPyObject)]
+enum Learner<'py> {
+    Ring(PyRef<'py, Consumer>),
+    Records(PyRef<'py, RecordConsumer>),
+}
+
+/// A client's schema, and whether it is one of weights.
+type ForeignSchema<'py> = (Bound<'py, PyBytes>, bool);
+
+/// The transports of one learner, as far as they are at work.
+pub struct Endpoints(GilCell<Vec<Weak<Core>>>);
+
+impl Default for Endpoints {
+    fn default() -> Endpoints {
+        Endpoints(GilCell::new(Vec::new()))
+    }
+}
+
+impl Endpoints {
+    fn add(&self, py: Python<'_>, endpoint: &Arc<Core>) {
+        let mut endpoints = self.0.replace(py, Vec::new());
+        endpoints.push(Arc::downgrade(endpoint));
+        self.0.replace(py, endpoints);
+    }
+
+    /// How many workers there are, of `seated` producers: a transport sits on one seat for all its connections.
+    pub fn workers(&self, py: Python<'_>, seated: usize) -> usize {
+        let endpoints: Vec<_> =
+            self.0.with(py, |endpoints| endpoints.iter().filter_map(Weak::upgrade).collect());
+        let workers = |stats: ServerStats| stats.connections.saturating_sub(stats.weight_clients) as usize;
+        let connections: usize = endpoints.iter().map(|endpoint| workers(endpoint.stats())).sum();
+        seated.saturating_sub(endpoints.len()) + connections
+    }
+}
+
+/// Listens, lets remote workers write into the ring, or a lane, and gives them weights. Never enters the interpreter.
+#[pyclass(frozen, module = "rollway._core")]
+pub struct TcpServer {
+    core: Arc<Core>,
+}
+
+#[pymethods]
+impl TcpServer {
+    #[new]
+    #[pyo3(signature = (consumer, host, port, *, weights, token, tls, io_threads, max_connections, frame_timeout_s, keepalive_s,
+                        session_ttl_s, staging_bytes))]
+    #[allow(clippy::too_many_arguments)] // Keywords, all of them, from a dataclass.
+    fn start(
+        py: Python<'_>,
+        consumer: Option<Learner<'_>>,
+        host: String,
+        #[pyo3(from_py_with = numbers::port)] port: u16,
+        weights: Option<PyRef<'_, Weights>>,
+        token: Option<Vec<u8>>,
+        tls: Option<(PathBuf, PathBuf)>,
+        #[pyo3(from_py_with = numbers::io_threads)] io_threads: usize,
+        #[pyo3(from_py_with = numbers::max_connections)] max_connections: usize,
+        frame_timeout_s: f64,
+        keepalive_s: f64,
+        session_ttl_s: f64,
+        #[pyo3(from_py_with = numbers::staging_bytes)] staging_bytes: usize,
+    ) -> PyResult<Self> {
+        let spec = TcpServerSpec {
+            host,
+            port,
+            token,
+            tls: tls.map(|(certificate, key)| ServerTls { certificate, key }),
+            io_threads,
+            max_connections,
+            frame_timeout: seconds(frame_timeout_s)?,
+            keepalive: seconds(keepalive_s)?,
+            session_ttl: seconds(session_ttl_s)?,
+            staging_bytes,
+            ..TcpServerSpec::default()
+        };
+        let seat = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };
+        let weights = weights.map(|weights| weights.core(py)).transpose()?;
+        let start = |inlet: Option<Inlet>| match (inlet, &weights) {
+            (inlet, Some(weights)) => Core::with_weights(inlet, weights.clone(), spec.clone()),
+            (Some(inlet), None) => Core::start(inlet, spec.clone()),
+            (None, None) => {
+                let range = "a learner, weights, or both".to_owned();
+                Err(Error::OutOfRange { what: "things to serve", value: 0, range })
+            }
+        };
+        let (core, endpoints) = match &consumer {
+            Some(Learner::Ring(consumer)) => {
+                let ring = consumer.core(py)?.ring().clone();
+                let intake = || Intake::new(Producer::on(ring.clone(), seat)?);
+                (blocking(py, || start(Some(intake()?.into())))?, Some(consumer.endpoints()))
+            }
+            Some(Learner::Records(consumer)) => {
+                let records = consumer.core(py)?.records().clone();
+                let shape = consumer.shape();
+                let intake =
+                    || RecordIntake::checked(RecordProducer::on(records.clone(), seat)?, shape.clone());
+                (blocking(py, || start(Some(intake()?.into())))?, Some(consumer.endpoints()))
+            }
+            None => (blocking(py, || start(None))?, None),
+        };
+        let core = Arc::new(core.map_err(|e| to_py(py, e))?);
+        if let Some(endpoints) = endpoints {
+            endpoints.add(py, &core);
+        }
+        Ok(TcpServer { core })
+    }
+
+    #[getter]
+    fn port(&self) -> u16 {
+        self.core.port()
+    }
+
+    #[getter]
+    fn address(&self) -> String {
+        self.core.address().to_string()
+    }
+
+    /// What clients must know, whether it was given or made.
+    #[getter]
+    fn token<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.core.token())
+    }
+
+    /// Every counter with its name.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = PyDict::new(py);
+        for (name, value) in self.core.stats().entries() {
+            stats.set_item(name, value)?;
+        }
+        stats.set_item("sessions", self.core.sessions())?;
+        Ok(stats)
+    }
+
+    /// The last client that was not let in: who and why; where its schema was the reason, also that, and whether it is one of
+    /// weights.
+    fn last_refusal<'py>(&self, py: Python<'py>) -> Option<(String, String, Option<ForeignSchema<'py>>)> {
+        let refused = self.core.last_refusal()?;
+        let schema =
+            refused.schema.map(|(cargo, schema)| (PyBytes::new(py, &schema), cargo == Cargo::Weights));
+        Some((refused.peer, refused.text, schema))
+    }
+
+    /// Says goodbye to the clients and gives back their slots.
+    fn stop(&self, py: Python<'_>) {
+        py.detach(|| self.core.stop());
+    }
+}

@@ -1,0 +1,254 @@
+//! `RecordConsumer`: the learner's handle on records. `rollway.RecordServer` owns one.
+
+use crate::convert::numbers;
+use crate::convert::record_plan::RecordPlan;
+use crate::errors::{blocking, to_py};
+use crate::eventfd_waiter::EventfdWaiter;
+use crate::gil::GilCell;
+use crate::net::tcp_server::Endpoints;
+use crate::records::record::Record;
+use crate::ring::consumer::if_exists;
+use crate::ring::producer::{deadline, on_full, seconds};
+use crate::segment::histogram::HistSnapshot;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+use rollway_core::Error;
+use rollway_core::records::format::Shape;
+use rollway_core::records::{Consumer as Core, Deadline, Record as CoreRecord, Records, RecordsSpec};
+use std::sync::Arc;
+
+/// One consumer of records.
+#[pyclass(frozen, module = "rollway._core")]
+pub struct RecordConsumer {
+    core: GilCell<Option<Arc<Core>>>,
+    records: Arc<Records>,
+    plan: Py<RecordPlan>,
+    name: Option<String>,
+    endpoints: Endpoints,
+}
+
+#[pymethods]
+impl RecordConsumer {
+    #[new]
+    #[pyo3(signature = (plan, name, *, lanes, lane_bytes, max_records, auto_named, if_exists, max_peers, on_full,
+                        preallocate, peer_timeout_s))]
+    #[allow(clippy::too_many_arguments)] // Python's keyword arguments, one by one.
+    fn open(
+        py: Python<'_>,
+        plan: Py<RecordPlan>,
+        name: Option<String>,
+        #[pyo3(from_py_with = numbers::lanes)] lanes: usize,
+        #[pyo3(from_py_with = numbers::lane_bytes)] lane_bytes: usize,
+        #[pyo3(from_py_with = numbers::max_records)] max_records: usize,
+        auto_named: bool,
+        if_exists: &str,
+        #[pyo3(from_py_with = numbers::max_peers)] max_peers: usize,
+        on_full: &str,
+        preallocate: bool,
+        peer_timeout_s: Option<f64>,
+    ) -> PyResult<Self> {
+        let spec = RecordsSpec {
+            name: name.as_deref(),
+            auto_named,
+            schema: &plan.get().text,
+            lanes,
+            lane_bytes,
+            descriptors: max_records,
+            max_peers,
+            on_full: self::on_full(on_full)?,
+            preallocate,
+        };
+        let if_exists = self::if_exists(if_exists)?;
+        let peer_timeout = peer_timeout_s.map(seconds).transpose()?;
+        let core = blocking(py, || Core::open(&spec, if_exists, peer_timeout))?.map_err(|e| to_py(py, e))?;
+        Ok(RecordConsumer::of(core, plan, name))
+    }
+
+    /// A consumer of records that are there.
+    #[staticmethod]
+    fn attach(
+        py: Python<'_>,
+        plan: Py<RecordPlan>,
+        name: String,
+        peer_timeout_s: Option<f64>,
+    ) -> PyResult<Self> {
+        let peer_timeout = peer_timeout_s.map(seconds).transpose()?;
+        let core = Core::attach(&name, Some(&plan.get().text), peer_timeout).map_err(|e| to_py(py, e))?;
+        Ok(RecordConsumer::of(core, plan, Some(name)))
+    }
+
+    /// Raises what keeps records of that name from being attached to.
+    #[staticmethod]
+    fn check(py: Python<'_>, plan: &RecordPlan, name: &str) -> PyResult<()> {
+        Records::check(name, &plan.text).map_err(|e| to_py(py, e))
+    }
+
+    /// Waits for a record. `None` when there is none and `timeout` is 0. Raises `ConnectionClosedError` once the records
+    /// are shut down and all taken.
+    #[pyo3(signature = (timeout=None))]
+    fn take(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Record>> {
+        let (core, deadline) = (self.core(py)?, deadline(timeout)?);
+        // Trying first saves letting go of the GIL.
+        let taken = match Core::take(core.clone(), Deadline::Now) {
+            Ok(None) if deadline != Deadline::Now => blocking(py, || Core::take(core.clone(), deadline))?,
+            at_once => at_once,
+        };
+        let record = taken.map_err(|e| to_py(py, e))?;
+        record.map(|record| Record::of(py, &self.plan, record)).transpose()
+    }
+
+    /// Waits for a record, then takes what is there, at most `most`, fairly from all lanes. Empty when there is none and
+    /// `timeout` is 0.
+    #[pyo3(signature = (most, timeout=None))]
+    fn take_many<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = numbers::most)] most: usize,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let (core, deadline) = (self.core(py)?, deadline(timeout)?);
+        let taken = match Core::take_many(core.clone(), most, Deadline::Now) {
+            Ok(none) if none.is_empty() && deadline != Deadline::Now => {
+                blocking(py, || Core::take_many(core.clone(), most, deadline))?
+            }
+            at_once => at_once,
+        };
+        let mut taken = taken.map_err(|e| to_py(py, e))?.into_iter();
+        let mut records: Vec<Py<Record>> = Vec::with_capacity(taken.len());
+        while let Some(record) = taken.next() {
+            match Record::of(py, &self.plan, record).and_then(|record| Py::new(py, record)) {
+                Ok(record) => records.push(record),
+                Err(error) => {
+                    // It is damaged, and told of; the others are not, and come again.
+                    records.iter().for_each(|record| record.get().give_back(py));
+                    taken.for_each(CoreRecord::give_back);
+                    return Err(error);
+                }
+            }
+        }
+        PyList::new(py, records)
+    }
+
+    /// Waits for a record to take, for event loops, and takes none.
+    fn eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
+        EventfdWaiter::of(py, &self.core(py)?, Core::wait_readable)
+    }
+
+    /// Tells the workers which weights are the newest.
+    fn publish(&self, #[pyo3(from_py_with = numbers::version)] version: u32) {
+        self.records.publish(version.into());
+    }
+
+    #[getter]
+    fn published_version(&self) -> u64 {
+        self.records.published()
+    }
+
+    /// Removes the name: nobody can attach any more. False when it was not there.
+    fn unlink(&self, py: Python<'_>) -> PyResult<bool> {
+        self.records.segment().unlink().map_err(|e| to_py(py, e))
+    }
+
+    /// Leaves, and shuts nothing down, also as the last.
+    fn detach(&self, py: Python<'_>) {
+        if let Some(core) = self.core.replace(py, None) {
+            core.leave();
+        }
+    }
+
+    /// Leaves; the last consumer takes the name away and wakes everybody.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        match self.core.replace(py, None) {
+            Some(core) => core.close().map_err(|e| to_py(py, e)),
+            None => Ok(()),
+        }
+    }
+
+    #[getter]
+    fn closed(&self, py: Python<'_>) -> bool {
+        self.core.with(py, Option::is_none) || self.records.is_closed()
+    }
+
+    #[getter]
+    fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Whether the records were there already, with what had been committed.
+    #[getter]
+    fn resumed(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.core(py)?.resumed())
+    }
+
+    /// Living producers, here and at the other end of connections, and the pids of those who died without closing.
+    fn producers(&self, py: Python<'_>) -> PyResult<(usize, Vec<u32>)> {
+        let census = self.core(py)?.producers();
+        Ok((self.endpoints.workers(py, census.alive), census.died))
+    }
+
+    /// Plain numbers about the records.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        record_stats(py, &self.records)
+    }
+
+    /// How long things take: a record's dwelling in its lane, the learner's waiting.
+    fn histograms<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let control = self.records.protocol().control;
+        let histograms = PyDict::new(py);
+        for (name, histogram) in [("queue_dwell", &control.dwell), ("wait", &control.wait)] {
+            histograms.set_item(name, HistSnapshot::from(histogram.snapshot()).into_pyobject(py)?)?;
+        }
+        Ok(histograms)
+    }
+}
+
+impl RecordConsumer {
+    fn of(core: Core, plan: Py<RecordPlan>, name: Option<String>) -> RecordConsumer {
+        let records = core.records().clone();
+        let (core, endpoints) = (GilCell::new(Some(Arc::new(core))), Endpoints::default());
+        RecordConsumer { core, records, plan, name, endpoints }
+    }
+
+    /// What lies in the bytes of a record.
+    pub fn shape(&self) -> Shape {
+        self.plan.get().shape.clone()
+    }
+
+    /// The transports that feed lanes.
+    pub fn endpoints(&self) -> &Endpoints {
+        &self.endpoints
+    }
+
+    pub fn records(&self) -> &Arc<Records> {
+        &self.records
+    }
+
+    pub fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
+        self.core.with(py, |core| core.clone()).ok_or_else(|| to_py(py, Error::Closed))
+    }
+}
+
+/// What both sides can say about the records.
+pub fn record_stats<'py>(py: Python<'py>, records: &Records) -> PyResult<Bound<'py, PyDict>> {
+    let (contents, totals, geometry) = (records.census(), records.totals(), records.geometry());
+    let stats = PyDict::new(py);
+    stats.set_item("lanes", geometry.lanes)?;
+    stats.set_item("lanes_taken", contents.lanes)?;
+    stats.set_item("lane_bytes", geometry.lane_bytes)?;
+    stats.set_item("grown_bytes", contents.grown_bytes)?;
+    stats.set_item("ready_records", contents.ready_records)?;
+    stats.set_item("ready_bytes", contents.ready_bytes)?;
+    stats.set_item("taken_records", contents.held_records)?;
+    stats.set_item("taken_bytes", contents.held_bytes)?;
+    stats.set_item("reserved_records", contents.reserved_records)?;
+    stats.set_item("records_committed", totals.committed)?;
+    stats.set_item("records_taken", totals.taken)?;
+    stats.set_item("records_released", totals.released)?;
+    stats.set_item("blocked", totals.blocked)?;
+    stats.set_item("dropped_oldest", totals.dropped_oldest)?;
+    stats.set_item("dropped_newest", totals.dropped_newest)?;
+    stats.set_item("aborted", totals.aborted)?;
+    stats.set_item("recovered_reservations", totals.recovered)?;
+    stats.set_item("returned_records", totals.returned)?;
+    Ok(stats)
+}

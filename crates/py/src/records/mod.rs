@@ -1,0 +1,13 @@
+//! Handles of records: single records and groups of them, of any length.
+
+pub mod bundle;
+pub mod consumer;
+pub mod group;
+pub mod group_assembler;
+pub mod key;
+pub mod label;
+pub mod producer;
+pub mod record;
+pub mod slot;
+pub mod table;
+pub mod wanted;

@@ -1,0 +1,3 @@
+//! The handle of the replay table.
+
+pub mod table;

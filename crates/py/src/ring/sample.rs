@@ -1,0 +1,101 @@
+//! `Sample`: a batch and its info, as the training loop sees them.
+
+use crate::convert::plan::Plan;
+use crate::ring::batch::Batch;
+use crate::ring::consumer::Consumer;
+use crate::ring::sample_info::SampleInfo;
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use pyo3::types::{PyAny, PyTuple};
+use rollway_core::ring::{Batch as CoreBatch, Consumer as Core};
+use std::sync::Arc;
+
+/// A batch and its info: `batch, info = sample`.
+///
+/// The arrays are views into shared memory. Their room goes back to the producers when you call `release`, or when the
+/// sample and every array of it are garbage, whichever comes first; until then nobody writes to it. After `release` a
+/// view that you kept stays readable, but its contents will change.
+#[pyclass(frozen, sequence, module = "rollway")]
+pub struct Sample {
+    /// The samples, stacked: the structure of the example, with a leading dimension.
+    #[pyo3(get)]
+    batch: Py<PyAny>,
+    /// Who made them, and how the ring is doing.
+    #[pyo3(get)]
+    info: Py<SampleInfo>,
+    room: Option<Py<Batch>>,
+}
+
+impl Sample {
+    /// Wraps a batch that was taken: builds the views and notes the stamps.
+    pub fn of<'py>(
+        consumer: &Bound<'py, Consumer>,
+        plan: &Plan,
+        batch: CoreBatch<Arc<Core>>,
+        writable: bool,
+    ) -> PyResult<Sample> {
+        let py = consumer.py();
+        let runs = batch.runs();
+        let info = Py::new(py, SampleInfo::of(consumer, &batch, &runs))?;
+        let room = Bound::new(py, Batch::new(batch))?;
+        // What cannot be built goes back, unread: nothing is lost.
+        let tree = Batch::tree(&room, plan, &runs, writable).inspect_err(|_| room.get().give_back(py))?;
+        if runs.len() != 1 {
+            room.get().release(py); // The samples were copied out.
+        }
+        Ok(Sample { batch: tree.unbind(), info, room: Some(room.unbind()) })
+    }
+}
+
+#[pymethods]
+impl Sample {
+    /// Pairs arrays of your own with an info.
+    #[new]
+    fn new(batch: Py<PyAny>, info: Py<SampleInfo>) -> Sample {
+        Sample { batch, info, room: None }
+    }
+
+    /// Gives the room back to the producers now. Does nothing the second time.
+    fn release(&self, py: Python<'_>) {
+        if let Some(room) = &self.room {
+            room.get().release(py);
+        }
+    }
+
+    /// Whether the room was given back.
+    #[getter]
+    fn released(&self, py: Python<'_>) -> bool {
+        self.room.as_ref().is_none_or(|room| room.get().is_released(py))
+    }
+
+    fn __len__(&self) -> usize {
+        2
+    }
+
+    fn __getitem__(&self, py: Python<'_>, index: isize) -> PyResult<Py<PyAny>> {
+        match index {
+            0 | -2 => Ok(self.batch.clone_ref(py)),
+            1 | -1 => Ok(self.info.clone_ref(py).into_any()),
+            _ => Err(PyIndexError::new_err("a sample is a pair: batch, info")),
+        }
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let pair = PyTuple::new(py, [self.batch.clone_ref(py), self.info.clone_ref(py).into_any()])?;
+        Ok(pair.try_iter()?.into_any())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.release(py);
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let state = if self.released(py) { " released" } else { "" };
+        format!("<rollway.Sample of {}{state}>", self.info.get().size)
+    }
+}

@@ -1,0 +1,164 @@
+//! `SampleInfo`: who made the samples of a batch, and how the ring is doing.
+
+use crate::ring::consumer::Consumer;
+use crate::segment::histogram::HistSnapshot;
+use numpy::PyArray1;
+use pyo3::prelude::*;
+use rollway_core::ring::layout::Stamp;
+use rollway_core::ring::{Batch as CoreBatch, Consumer as Core};
+use std::sync::Arc;
+
+/// Who made the samples of a batch, and how the ring is doing.
+///
+/// The four arrays have one entry per sample and belong to you. The other numbers are read off the ring when you ask for
+/// them, not when the batch was taken.
+#[pyclass(frozen, module = "rollway")]
+pub struct SampleInfo {
+    consumer: Py<Consumer>,
+    stamps: Vec<Stamp>,
+    /// Counted from 1 over the life of the ring.
+    #[pyo3(get)]
+    batch_number: u64,
+    /// The buffer of the ring in which the batch lies.
+    #[pyo3(get)]
+    buffer: usize,
+    /// Samples in the batch; fewer than `batch_size` only when it was closed early.
+    #[pyo3(get)]
+    pub size: usize,
+}
+
+impl SampleInfo {
+    pub fn of(
+        consumer: &Bound<'_, Consumer>,
+        batch: &CoreBatch<Arc<Core>>,
+        runs: &[(usize, usize)],
+    ) -> SampleInfo {
+        let stamps = batch.stamps(runs);
+        if let Some(oldest) = stamps.first() {
+            batch.record_dwell(oldest);
+        }
+        let (size, consumer) = (stamps.len(), consumer.clone().unbind());
+        let (batch_number, buffer) = batch.number();
+        SampleInfo { consumer, stamps, batch_number, buffer, size }
+    }
+
+    fn column<'py, T: numpy::Element>(
+        &self,
+        py: Python<'py>,
+        field: impl Fn(&Stamp) -> T,
+    ) -> Bound<'py, PyArray1<T>> {
+        PyArray1::from_iter(py, self.stamps.iter().map(field))
+    }
+}
+
+#[pymethods]
+impl SampleInfo {
+    /// Which producer made each sample.
+    #[getter]
+    fn producer_ids<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
+        self.column(py, |stamp| stamp.producer_id)
+    }
+
+    /// The number of each sample, counted from 0 by its producer.
+    #[getter]
+    fn sequences<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
+        self.column(py, |stamp| stamp.sequence)
+    }
+
+    /// The version of the weights that made each sample; 0 when its producer did not say.
+    #[getter]
+    fn versions<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
+        self.column(py, |stamp| stamp.version)
+    }
+
+    /// When each sample was committed, by `time.monotonic_ns()`.
+    #[getter]
+    fn committed_ns<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
+        self.column(py, |stamp| stamp.committed_ns)
+    }
+
+    /// Committed samples that wait in the ring.
+    #[getter]
+    fn store_size(&self) -> usize {
+        self.consumer.get().ring().census().ready_samples
+    }
+
+    /// Workers attached and alive, on this machine and over the network.
+    #[getter]
+    fn active_connections(&self, py: Python<'_>) -> PyResult<usize> {
+        let consumer = self.consumer.get();
+        Ok(consumer.workers(py, consumer.core(py)?.producers().alive))
+    }
+
+    /// Full batches that wait. There are no other queues in shared memory.
+    #[getter]
+    fn queue_depth_sum(&self) -> usize {
+        self.consumer.get().ring().census().ready_batches
+    }
+
+    /// As `queue_depth_sum`: there is one queue.
+    #[getter]
+    fn queue_depth_max(&self) -> usize {
+        self.queue_depth_sum()
+    }
+
+    /// How often a producer had to wait for room.
+    #[getter]
+    fn push_blocked_count(&self) -> u64 {
+        self.consumer.get().ring().totals().blocked
+    }
+
+    /// Samples committed since the ring was made, and not dropped: used, in the learners' hands, and waiting.
+    #[getter]
+    fn samples_inserted_total(&self) -> u64 {
+        let ring = self.consumer.get().ring();
+        let contents = ring.census();
+        ring.totals().samples_released + (contents.held_samples + contents.ready_samples) as u64
+    }
+
+    /// How often a sleeping learner was woken.
+    #[getter]
+    fn notify_count(&self) -> u32 {
+        self.consumer.get().ring().protocol().control.readable.count()
+    }
+
+    /// Slots claimed: inserted samples, and those given back.
+    #[getter]
+    fn cas_success_total(&self) -> u64 {
+        self.samples_inserted_total() + self.consumer.get().ring().totals().aborted
+    }
+
+    /// Claims that another producer won first.
+    #[getter]
+    fn cas_failure_total(&self) -> u64 {
+        self.consumer.get().ring().totals().claim_retries
+    }
+
+    /// As `cas_failure_total`: a lost claim is tried again on the next slot.
+    #[getter]
+    fn reservation_retries_total(&self) -> u64 {
+        self.cas_failure_total()
+    }
+
+    /// How long copying a sample into its slot took, in all producers (one send in 64 is timed).
+    #[getter]
+    fn memcpy(&self) -> HistSnapshot {
+        self.consumer.get().ring().protocol().control.memcpy.snapshot().into()
+    }
+
+    /// How long the first sample of a batch waited from its commit until the batch was taken.
+    #[getter]
+    fn queue_dwell(&self) -> HistSnapshot {
+        self.consumer.get().ring().protocol().control.dwell.snapshot().into()
+    }
+
+    /// How long the learner waited for a batch, when it had to.
+    #[getter]
+    fn wait(&self) -> HistSnapshot {
+        self.consumer.get().ring().protocol().control.wait.snapshot().into()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("SampleInfo(batch_number={}, size={})", self.batch_number, self.size)
+    }
+}

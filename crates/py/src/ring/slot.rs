@@ -1,0 +1,120 @@
+//! `Slot`: room for one sample, to be written in place.
+
+use crate::convert::array;
+use crate::convert::numbers;
+use crate::convert::plan::Plan;
+use crate::errors::to_py;
+use crate::gil::GilCell;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+use rollway_core::ring::{Producer as Core, Ring, Slot as CoreSlot};
+use std::sync::Arc;
+
+/// A slot of the ring: `with client.reserve() as slot: slot["obs"][:] = …`. Leaving the block commits; an exception
+/// in it gives the slot back; so does dropping the slot.
+#[pyclass(frozen, module = "rollway")]
+pub struct Slot {
+    slot: GilCell<Option<CoreSlot<Arc<Core>>>>,
+    leaves: Vec<Py<PyAny>>,
+    tree: Py<PyAny>,
+    /// The buffer of the ring that this slot is part of.
+    #[pyo3(get)]
+    buffer: usize,
+    version: GilCell<u32>,
+}
+
+/// What the arrays of a slot hold on to: the mapping, not the claim.
+#[pyclass(frozen, module = "rollway._core")]
+pub struct Mapping(#[allow(dead_code)] pub Arc<Ring>);
+
+impl Slot {
+    pub fn new<'py>(mapping: &Bound<'py, Mapping>, slot: CoreSlot<Arc<Core>>, plan: &Plan) -> PyResult<Slot> {
+        let py = mapping.py();
+        let leaves = plan.leaves.iter().enumerate().map(|(index, leaf)| {
+            // SAFETY: the slot is ours to write until it is committed, and the mapping lives as long as the array.
+            unsafe { array::over(py, leaf, None, slot.leaf(index), mapping.as_any(), true) }
+        });
+        let leaves: Vec<Bound<'_, PyAny>> = leaves.collect::<PyResult<_>>()?;
+        let tree = plan.build(py, &leaves)?.unbind();
+        let leaves = leaves.into_iter().map(Bound::unbind).collect();
+        let buffer = slot.buffer();
+        Ok(Slot { slot: GilCell::new(Some(slot)), leaves, tree, buffer, version: GilCell::new(0) })
+    }
+
+    /// Ends the claim. The arrays stay mapped, but this process has no more business in them.
+    fn end(&self, py: Python<'_>) -> Option<CoreSlot<Arc<Core>>> {
+        let slot = self.slot.replace(py, None);
+        if slot.is_some() {
+            self.leaves.iter().for_each(|leaf| array::make_read_only(leaf.bind(py)));
+        }
+        slot
+    }
+}
+
+#[pymethods]
+impl Slot {
+    /// The whole sample: writable views, in the structure of the example.
+    #[getter]
+    fn tree(&self, py: Python<'_>) -> Py<PyAny> {
+        self.tree.clone_ref(py)
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        self.tree.bind(py).get_item(key)
+    }
+
+    /// The number of the weights that made the sample.
+    #[getter]
+    fn version(&self, py: Python<'_>) -> u32 {
+        self.version.with(py, |version| *version)
+    }
+
+    #[setter]
+    fn set_version(&self, py: Python<'_>, #[pyo3(from_py_with = numbers::version)] version: u32) {
+        self.version.replace(py, version);
+    }
+
+    /// Publishes the sample.
+    fn commit(&self, py: Python<'_>) -> PyResult<()> {
+        let slot = self
+            .end(py)
+            .ok_or_else(|| PyValueError::new_err("this slot was committed or aborted already"))?;
+        if slot.producer().ring().is_closed() {
+            drop(slot);
+            return Err(to_py(py, rollway_core::Error::Closed));
+        }
+        slot.commit(self.version(py));
+        Ok(())
+    }
+
+    /// Gives the slot back; nobody sees what was written.
+    fn abort(&self, py: Python<'_>) {
+        drop(self.end(py));
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (kind, _value, _traceback))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: Option<&Bound<'_, PyType>>,
+        _value: Option<&Bound<'_, PyAny>>,
+        _traceback: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<bool> {
+        let open = self.slot.with(py, Option::is_some);
+        match kind {
+            None if open => self.commit(py)?,
+            _ => self.abort(py),
+        }
+        Ok(false)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let state = if self.slot.with(py, Option::is_some) { "reserved" } else { "done" };
+        format!("<rollway.Slot {state}>")
+    }
+}

@@ -1,0 +1,72 @@
+//! Functions over all segments of this user: what is there, and removing what nobody lives in.
+
+use crate::errors::to_py;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use rollway_core::net::wire::token_file;
+use rollway_core::segment::block;
+use rollway_core::segment::catalog::{self, Entry};
+use rollway_core::segment::memory;
+use rollway_core::{records, replay, ring, vector_env, weights};
+use std::path::PathBuf;
+
+/// What a segment holds, for people: in a word, and with whose it is.
+pub fn contents(kind: u32) -> (&'static str, &'static str) {
+    match kind {
+        ring::layout::KIND => ("ring", "the samples of a Server (ShmClient)"),
+        records::layout::KIND => ("records", "the records of a RecordServer (ShmRecordClient)"),
+        weights::layout::KIND => ("weights", "weights (SharedWeightSync)"),
+        replay::layout::KIND => ("table", "rows to sample (ReplayBuffer)"),
+        vector_env::layout::KIND => ("vector env", "a vector environment"),
+        block::KIND => ("block", "a block of plain memory"),
+        _ => ("unknown", "something that this version does not know"),
+    }
+}
+
+fn describe<'py>(py: Python<'py>, entry: &Entry) -> PyResult<Bound<'py, PyDict>> {
+    let row = PyDict::new(py);
+    row.set_item("name", &entry.name)?;
+    row.set_item("bytes", entry.bytes)?;
+    row.set_item("used_bytes", entry.used_bytes)?;
+    row.set_item("kind", contents(entry.kind).0)?;
+    row.set_item("alive", entry.alive)?;
+    row.set_item("creator_pid", entry.creator_pid)?;
+    row.set_item("created_unix_ns", entry.created_unix_ns)?;
+    row.set_item("pids", &entry.pids)?;
+    row.set_item("problem", &entry.problem)?;
+    Ok(row)
+}
+
+/// Every segment with our prefix.
+#[pyfunction]
+pub fn list_segments(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
+    let entries = py.detach(catalog::list).map_err(|e| to_py(py, e))?;
+    entries.iter().map(|entry| describe(py, entry)).collect()
+}
+
+/// Removes every stale segment, and the token files of dead servers; gives back the segments that were removed.
+#[pyfunction]
+pub fn collect_all(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
+    let collect = || token_file::collect().and_then(|_| catalog::collect_all());
+    let removed = py.detach(collect).map_err(|e| to_py(py, e))?;
+    removed.iter().map(|entry| describe(py, entry)).collect()
+}
+
+/// Removes one segment if nobody lives in it.
+#[pyfunction]
+pub fn collect(py: Python<'_>, name: &str) -> PyResult<bool> {
+    py.detach(|| catalog::collect(name)).map_err(|e| to_py(py, e))
+}
+
+/// Where segments live.
+#[pyfunction]
+pub fn shm_directory() -> String {
+    rollway_core::segment::directory().display().to_string()
+}
+
+/// The memory limits of the control groups of this process: `(file, bytes, used)`, the one that leaves the least first.
+#[pyfunction]
+pub fn memory_limits(root: PathBuf) -> Vec<(PathBuf, u64, u64)> {
+    let limits = memory::limits(&root).into_iter();
+    limits.map(|limit| (limit.file, limit.bytes, limit.used)).collect()
+}

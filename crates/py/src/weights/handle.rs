@@ -1,0 +1,309 @@
+//! `Weights`: one process's handle on weights in shared memory. `rollway.SharedWeightSync` is built on it.
+
+use crate::convert::numbers;
+use crate::errors::{blocking, named, to_py};
+use crate::gil::GilCell;
+use crate::ring::producer::{deadline, seconds};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use rollway_core::Error;
+use rollway_core::segment::arrival;
+use rollway_core::sys::parallel::default_threads;
+use rollway_core::weights::{IfExists, Reader, Source, Target, Weights as Core, WeightsSpec, Writer};
+use std::sync::Arc;
+
+/// Copies larger than this let other threads of the interpreter run meanwhile.
+const DETACH_BYTES: usize = 256 * 1024;
+
+/// The roles that this handle has taken. A role is taken when it is first needed.
+struct Open {
+    core: Arc<Core>,
+    writer: Option<Arc<Writer>>,
+    reader: Option<Arc<Reader>>,
+}
+
+impl Open {
+    fn end_waits(&self) {
+        if let Some(reader) = &self.reader {
+            reader.close();
+        }
+    }
+}
+
+/// Weights in shared memory: one writer, any number of readers. Not for users: addresses are taken as they are.
+#[pyclass(frozen, module = "rollway._core")]
+pub struct Weights {
+    open: GilCell<Option<Open>>,
+    name: String,
+    threads: usize,
+}
+
+#[pymethods]
+impl Weights {
+    /// Makes weights, or goes on with those of that name. `writes`: becomes their writer.
+    #[staticmethod]
+    #[pyo3(signature = (name, *, auto_named, schema, leaf_bytes, max_buffers, max_peers, checksum, writes, threads=None))]
+    #[allow(clippy::too_many_arguments)]
+    fn create(
+        py: Python<'_>,
+        name: String,
+        auto_named: bool,
+        schema: Vec<u8>,
+        leaf_bytes: Vec<usize>,
+        #[pyo3(from_py_with = numbers::max_buffers)] max_buffers: usize,
+        #[pyo3(from_py_with = numbers::max_peers)] max_peers: usize,
+        checksum: bool,
+        writes: bool,
+        #[pyo3(from_py_with = numbers::threads)] threads: Option<usize>,
+    ) -> PyResult<Self> {
+        let threads = threads.unwrap_or_else(default_threads);
+        let spec = WeightsSpec {
+            name: Some(&name),
+            auto_named,
+            schema: &schema,
+            leaf_bytes: &leaf_bytes,
+            max_buffers,
+            max_peers,
+            checksum,
+        };
+        let open = py.detach(|| {
+            Ok(if writes {
+                let writer = Arc::new(Writer::open(&spec, IfExists::Resume, threads)?);
+                Open { core: writer.weights().clone(), writer: Some(writer), reader: None }
+            } else {
+                let reader = Arc::new(Reader::open(&spec, IfExists::Resume, threads)?);
+                Open { core: reader.weights().clone(), writer: None, reader: Some(reader) }
+            })
+        });
+        let open = open.map_err(|e| to_py(py, e))?;
+        Ok(Weights { open: GilCell::new(Some(open)), name, threads })
+    }
+
+    /// Opens weights by their name alone, as a reader; waits for them to appear.
+    #[staticmethod]
+    #[pyo3(signature = (name, *, connect_timeout_s=0.0, threads=None))]
+    fn attach(
+        py: Python<'_>,
+        name: String,
+        connect_timeout_s: f64,
+        #[pyo3(from_py_with = numbers::threads)] threads: Option<usize>,
+    ) -> PyResult<Self> {
+        let threads = threads.unwrap_or_else(default_threads);
+        let deadline = deadline(Some(connect_timeout_s))?;
+        let reader = blocking(py, || {
+            arrival::attach(&name, deadline, || Reader::on(Arc::new(Core::open(&name, None)?), threads))
+        })?;
+        let reader = Arc::new(reader.map_err(|e| to_py(py, e))?);
+        let open = Open { core: reader.weights().clone(), writer: None, reader: Some(reader) };
+        Ok(Weights { open: GilCell::new(Some(open)), name, threads })
+    }
+
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    #[getter]
+    fn schema<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        Ok(PyBytes::new(py, &self.core(py)?.segment().schema()))
+    }
+
+    #[getter]
+    fn leaf_bytes(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        Ok(self.core(py)?.geometry().leaf_bytes.clone())
+    }
+
+    /// The version published last; 0 when nothing was.
+    #[getter]
+    fn version(&self, py: Python<'_>) -> PyResult<u64> {
+        self.core(py)?.version().map_err(|e| to_py(py, e))
+    }
+
+    /// Whether this handle is closed, or the weights were shut down.
+    #[getter]
+    fn closed(&self, py: Python<'_>) -> bool {
+        self.open.with(py, |open| open.as_ref().is_none_or(|open| open.core.is_closed()))
+    }
+
+    /// The process that writes, as it saw its own id; `None` when nobody does.
+    #[getter]
+    fn writer_pid(&self, py: Python<'_>) -> PyResult<Option<u32>> {
+        Ok(self.core(py)?.writer_pid())
+    }
+
+    /// Publishes a version made of the leaves at these addresses and, for the others, of what they were.
+    fn write(&self, py: Python<'_>, leaves: Vec<usize>, addresses: Vec<usize>) -> PyResult<u64> {
+        let writer = self.writer(py)?;
+        let sources: Vec<Source> = leaves
+            .iter()
+            .zip(&addresses)
+            .map(|(&leaf, &address)| Source { leaf, from: address as *const u8 })
+            .collect();
+        // SAFETY: the Python side has checked that each address is that of an array of the leaf's size, and holds it.
+        let write = || unsafe { writer.write(&sources) };
+        // What is not given may have to be copied as well.
+        let large = writer.weights().geometry().buffer_bytes > DETACH_BYTES;
+        let written = if large { py.detach(write) } else { write() };
+        written.map_err(|e| to_py(py, e))
+    }
+
+    /// Copies the leaves that changed after `since` to these addresses. The version, and which of them were copied.
+    fn read(
+        &self,
+        py: Python<'_>,
+        leaves: Vec<usize>,
+        addresses: Vec<usize>,
+        #[pyo3(from_py_with = numbers::since)] since: u64,
+    ) -> PyResult<(u64, Vec<usize>)> {
+        let reader = self.reader(py)?;
+        let targets: Vec<Target> = leaves
+            .iter()
+            .zip(&addresses)
+            .map(|(&leaf, &address)| Target { leaf, to: address as *mut u8 })
+            .collect();
+        // SAFETY: as in `write`; the arrays are writable.
+        let try_read = || unsafe { reader.try_read(&targets, since) };
+        let large = total(reader.weights(), &leaves) > DETACH_BYTES;
+        let reading = match if large { py.detach(try_read) } else { try_read() } {
+            // The writer is faster than we are. From here on without the GIL, and Ctrl-C ends it.
+            // SAFETY: as above.
+            Err(Error::Timeout) => blocking(py, || unsafe { reader.read(&targets, since) })?,
+            reading => reading,
+        };
+        if self.open.with(py, Option::is_none) {
+            self.leave(py, reader);
+        }
+        Ok(reading.map_err(|e| to_py(py, e))?.map_or((0, Vec::new()), |r| (r.version, r.copied)))
+    }
+
+    /// Sleeps until that version, or a later one, is there; gives back which.
+    fn wait_for_version(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = numbers::weights_version)] version: u64,
+        timeout: Option<f64>,
+        peer_timeout_s: Option<f64>,
+    ) -> PyResult<u64> {
+        let (reader, deadline) = (self.reader(py)?, deadline(timeout)?);
+        let peer_timeout = peer_timeout_s.map(seconds).transpose()?;
+        let there = blocking(py, || reader.wait_for(version, deadline, peer_timeout));
+        if self.open.with(py, Option::is_none) {
+            self.leave(py, reader);
+            return there?.map_err(|_| self.is_closed(py));
+        }
+        there?.map_err(|error| match error {
+            Error::Timeout => {
+                let (latest, name) = (reader.weights().version().unwrap_or(0), &self.name);
+                let writer = match reader.weights().writer_pid() {
+                    Some(pid) if reader.has_writer() => format!("the writer (pid {pid}) lives"),
+                    Some(pid) => format!("the writer (pid {pid}) is dead"),
+                    None => "nobody writes".to_owned(),
+                };
+                let waited = timeout.unwrap_or_default();
+                let text = format!(
+                    "version {version} of '{name}' did not come in {waited} s; {latest} is the latest, and {writer}"
+                );
+                named(py, "WaitTimeout", text)
+            }
+            Error::Closed => {
+                let text = format!("the weights '{}' were shut down: version {version} will not come", self.name);
+                named(py, "ConnectionClosedError", text)
+            }
+            other => to_py(py, other),
+        })
+    }
+
+    /// What happened so far, in numbers.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let totals = self.core(py)?.totals();
+        let stats = PyDict::new(py);
+        stats.set_item("version", self.version(py)?)?;
+        stats.set_item("buffers", totals.buffers)?;
+        stats.set_item("retries", totals.retries)?;
+        stats.set_item("overtaken", totals.overtaken)?;
+        stats.set_item("recovered", totals.recovered)?;
+        Ok(stats)
+    }
+
+    /// Lets go, and ends the calls that wait. The last one to leave takes the name away, unless the writer died and may come
+    /// back for what it published.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        if let Some(open) = self.open.replace(py, None) {
+            py.detach(|| {
+                open.end_waits();
+                drop(open);
+                Core::collect(&self.name)
+            })
+            .map_err(|e| to_py(py, e))?;
+        }
+        Ok(())
+    }
+
+    /// Takes the name away, whoever is attached, tells them that nothing more will come, and lets go.
+    fn unlink(&self, py: Python<'_>) -> PyResult<()> {
+        if let Some(open) = self.open.replace(py, None) {
+            py.detach(|| {
+                open.end_waits();
+                open.core.shut_down()
+            })
+            .map_err(|e| to_py(py, e))?;
+        }
+        Ok(())
+    }
+}
+
+impl Weights {
+    pub fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
+        let core = self.open.with(py, |open| open.as_ref().map(|open| open.core.clone()));
+        core.ok_or_else(|| self.is_closed(py))
+    }
+
+    fn is_closed(&self, py: Python<'_>) -> PyErr {
+        named(py, "ConnectionClosedError", format!("this handle on the weights '{}' is closed", self.name))
+    }
+
+    /// The handle was closed while `reader` was used in this thread, which kept it from leaving: it leaves now.
+    #[cold]
+    fn leave(&self, py: Python<'_>, reader: Arc<Reader>) {
+        py.detach(|| {
+            drop(reader);
+            // A name that stays behind is collected by whoever looks next.
+            let _ = Core::collect(&self.name);
+        });
+    }
+
+    fn writer(&self, py: Python<'_>) -> PyResult<Arc<Writer>> {
+        let core = self.core(py)?;
+        if let Some(writer) = self.open.with(py, |open| open.as_ref().and_then(|open| open.writer.clone())) {
+            return Ok(writer);
+        }
+        let writer = Arc::new(Writer::on(core, self.threads).map_err(|e| to_py(py, e))?);
+        self.keep(py, |open| open.writer = Some(writer.clone()));
+        Ok(writer)
+    }
+
+    fn reader(&self, py: Python<'_>) -> PyResult<Arc<Reader>> {
+        let core = self.core(py)?;
+        if let Some(reader) = self.open.with(py, |open| open.as_ref().and_then(|open| open.reader.clone())) {
+            return Ok(reader);
+        }
+        let reader = Arc::new(Reader::on(core, self.threads).map_err(|e| to_py(py, e))?);
+        self.keep(py, |open| open.reader = Some(reader.clone()));
+        Ok(reader)
+    }
+
+    /// Notes a role that was taken. Nothing in here lets go of the GIL.
+    fn keep(&self, py: Python<'_>, note: impl FnOnce(&mut Open)) {
+        let mut open = self.open.replace(py, None);
+        if let Some(open) = &mut open {
+            note(open);
+        }
+        drop(self.open.replace(py, open));
+    }
+}
+
+/// Bytes of these leaves.
+fn total(core: &Core, leaves: &[usize]) -> usize {
+    let sizes = &core.geometry().leaf_bytes;
+    leaves.iter().filter_map(|&leaf| sizes.get(leaf)).sum()
+}

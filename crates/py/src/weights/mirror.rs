@@ -1,0 +1,187 @@
+//! `WeightMirror`: a worker's copy of weights on another host. `rollway.TcpWeights` is built on it.
+
+use crate::convert::numbers;
+use crate::errors::{blocking, named, to_py};
+use crate::ring::producer::{deadline, seconds};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use rollway_core::Error;
+use rollway_core::net::{ClientTls, WeightMirror as Core, WeightMirrorSpec};
+use rollway_core::ring::Deadline;
+use rollway_core::sys::parallel::default_threads;
+use rollway_core::weights::Target;
+use std::path::PathBuf;
+
+/// Weights that a thread of the core keeps up to date. Not for users: addresses are taken as they are.
+#[pyclass(frozen, module = "rollway._core")]
+pub struct WeightMirror {
+    core: Core,
+    address: String,
+    name: Option<String>,
+}
+
+#[pymethods]
+impl WeightMirror {
+    /// Connects, and returns when the learner has said what its weights are.
+    #[new]
+    #[pyo3(signature = (host, port, *, name, token, tls, wanted, max_bytes, max_buffers, max_peers, threads, connect_timeout_s,
+                        reconnect_timeout_s, keepalive_s))]
+    #[allow(clippy::too_many_arguments)] // Keywords, all of them.
+    fn connect(
+        py: Python<'_>,
+        host: String,
+        #[pyo3(from_py_with = numbers::port)] port: u16,
+        name: Option<String>,
+        token: Option<Vec<u8>>,
+        tls: Option<(PathBuf, Option<String>)>,
+        wanted: Option<Vec<u8>>,
+        #[pyo3(from_py_with = numbers::max_bytes)] max_bytes: Option<u64>,
+        #[pyo3(from_py_with = numbers::max_buffers)] max_buffers: usize,
+        #[pyo3(from_py_with = numbers::max_peers)] max_peers: usize,
+        #[pyo3(from_py_with = numbers::threads)] threads: Option<usize>,
+        connect_timeout_s: f64,
+        reconnect_timeout_s: f64,
+        keepalive_s: f64,
+    ) -> PyResult<Self> {
+        let address = format!("{host}:{port}");
+        let spec = WeightMirrorSpec {
+            host,
+            port,
+            token,
+            tls: tls.map(|(authority, server_name)| ClientTls { authority, server_name }),
+            name: name.clone(),
+            wanted,
+            max_bytes,
+            max_buffers,
+            max_peers,
+            threads: threads.unwrap_or_else(default_threads),
+            connect_timeout: seconds(connect_timeout_s)?,
+            reconnect_timeout: seconds(reconnect_timeout_s)?,
+            keepalive: seconds(keepalive_s)?,
+        };
+        let core = py.detach(|| Core::start(spec)).map_err(|e| to_py(py, e))?;
+        blocking(py, || core.ready(Deadline::Never))?.map_err(|e| to_py(py, e))?;
+        Ok(WeightMirror { core, address, name })
+    }
+
+    #[getter]
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    #[getter]
+    fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    #[getter]
+    fn schema<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        Ok(PyBytes::new(py, &self.core.schema().map_err(|e| self.explain(py, e))?))
+    }
+
+    #[getter]
+    fn leaf_bytes(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        self.core.leaf_bytes().map_err(|e| self.explain(py, e))
+    }
+
+    /// The latest version that is here, whole; 0 before the first.
+    #[getter]
+    fn version(&self, py: Python<'_>) -> PyResult<u64> {
+        self.core.version().map_err(|e| self.explain(py, e))
+    }
+
+    #[getter]
+    fn connected(&self) -> bool {
+        self.core.is_connected()
+    }
+
+    /// Whether nothing more will come.
+    #[getter]
+    fn over(&self) -> bool {
+        self.core.is_over()
+    }
+
+    /// Why there is no connection.
+    #[getter]
+    fn last_error(&self) -> Option<String> {
+        self.core.last_error()
+    }
+
+    /// Copies the leaves that changed after `since` to these addresses. The version, and which of them were copied.
+    fn read(
+        &self,
+        py: Python<'_>,
+        leaves: Vec<usize>,
+        addresses: Vec<usize>,
+        #[pyo3(from_py_with = numbers::since)] since: u64,
+    ) -> PyResult<(u64, Vec<usize>)> {
+        let targets: Vec<Target> = leaves
+            .iter()
+            .zip(&addresses)
+            .map(|(&leaf, &address)| Target { leaf, to: address as *mut u8 })
+            .collect();
+        // SAFETY: the Python side has checked that each address is that of a writable array of the leaf's size, and holds it.
+        let reading = match py.detach(|| unsafe { self.core.try_read(&targets, since) }) {
+            // SAFETY: as above.
+            Err(Error::Timeout) => blocking(py, || unsafe { self.core.read(&targets, since) })?,
+            reading => reading,
+        };
+        let reading = reading.map_err(|e| self.explain(py, e))?;
+        Ok(reading.map_or((0, Vec::new()), |reading| (reading.version, reading.copied)))
+    }
+
+    /// Sleeps until that version, or a later one, is here; gives back which.
+    fn wait_for_version(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = numbers::weights_version)] version: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<u64> {
+        let deadline = deadline(timeout)?;
+        let there = blocking(py, || self.core.wait_for(version, deadline))?;
+        there.map_err(|error| match error {
+            Error::Timeout => {
+                let latest = self.core.version().unwrap_or(0);
+                let state = match self.core.last_error() {
+                    None => "the connection stands".to_owned(),
+                    Some(why) => format!("there is no connection ({why})"),
+                };
+                let text = format!(
+                    "version {version} of the weights did not come from {} in {} s; {latest} is the latest, and {state}",
+                    self.address,
+                    timeout.unwrap_or_default(),
+                );
+                named(py, "WaitTimeout", text)
+            }
+            other => self.explain(py, other),
+        })
+    }
+
+    /// What happened so far, in numbers.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = PyDict::new(py);
+        for (name, value) in self.core.stats().entries() {
+            stats.set_item(name, value)?;
+        }
+        Ok(stats)
+    }
+
+    /// Disconnects, and lets go of the copy.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.core.close());
+    }
+}
+
+impl WeightMirror {
+    #[cold]
+    fn explain(&self, py: Python<'_>, error: Error) -> PyErr {
+        match error {
+            Error::Closed => named(
+                py,
+                "ConnectionClosedError",
+                format!("this copy of the weights of {} is closed", self.address),
+            ),
+            other => to_py(py, other),
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Handles of weights: in shared memory, and mirrored from another host.
+
+pub mod handle;
+pub mod mirror;
