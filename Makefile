@@ -33,7 +33,7 @@ test-loom: ## The shipped protocol under loom: every interleaving of two or thre
 	$(LOOM)
 
 test-fault: ## The kill matrix alone: SIGKILL and SIGSTOP at every named crash point
-	cargo test -q -p rollway-core --features fault --test 'fault_*'
+	cargo test -q -p rollway-core --features fault --test fault
 
 test-python: $(VENV)/.test ## Python tests, in three runs side by side: test-core, test-process and test-peers
 	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-core test-process test-peers
@@ -84,7 +84,7 @@ tsan: ## ThreadSanitizer over segments, leases, rings, records, weights and tabl
 	RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" CARGO_TARGET_DIR=target/tsan \
 	    TSAN_OPTIONS="suppressions=$(CURDIR)/crates/core/tests/tsan.supp" \
 	    cargo +nightly test -q --target $(HOST) -p rollway-core \
-	    --test segment --test ring --test records --test weights --test table
+	    --test unit -- segment:: ring:: records:: weights:: replay::
 
 miri: ## Miri over layouts, the allocator and formats (needs nightly with the component miri)
 	@cargo +nightly miri --version >/dev/null 2>&1 || \

@@ -1,6 +1,6 @@
 """Weights over TCP within one process: every call and option of TcpWeights, `serve` and ``TcpTransport(weights=…)``.
 
-What needs processes of its own is in process/weights/test_remote; cuts at every byte are in crates/core/tests/net_weights.rs.
+What needs processes of its own is in process/weights/test_remote; cuts at every byte are in crates/core/tests/net/weights.rs.
 """
 
 import contextlib
