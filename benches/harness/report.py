@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-import machine
-import summary
-from summary import Figure, Ratio, Record
+from harness import machine, summary
+from harness.summary import Figure, Ratio, Record
 
 if TYPE_CHECKING:
-    from programme import Programme
+    from harness.programme import Programme
 
 TableText = tuple[str, list[str], list[list[str]]]  # title, header, rows
 

@@ -20,9 +20,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from board import Board
 from contenders.base import Contender
-from workloads import Workload
+from harness.board import Board
+from harness.workloads import Workload
 
 SPAWN = multiprocessing.get_context("spawn")
 _PR_SET_PDEATHSIG = 1

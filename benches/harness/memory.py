@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-import summary
-from cell import Outcome, Report, run_alone
 from contenders.base import Contender
 from contenders.proposal import ProposedBuffer
 from contenders.rollway_records import schema
-from report import TableText, figure_text, labels
-from summary import Record
-from trajectories import BUFFER, TRAJECTORIES, Trajectories
-from workloads import Item
+from harness import summary
+from harness.cell import Outcome, Report, run_alone
+from harness.report import TableText, figure_text, labels
+from harness.summary import Record
+from harness.trajectories import BUFFER, TRAJECTORIES, Trajectories
+from harness.workloads import Item
 
 IN_FLIGHT = 1000
 _SHM = Path("/dev/shm")

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-import summary
-from cell import Outcome, Report, run_alone
 from contenders.base import Contender
 from contenders.rollway_records import lane_bytes, schema
-from report import TableText, figure_text
-from summary import Record
-from trajectories import PACED
-from workloads import Item
+from harness import summary
+from harness.cell import Outcome, Report, run_alone
+from harness.report import TableText, figure_text
+from harness.summary import Record
+from harness.trajectories import PACED
+from harness.workloads import Item
 
 ROWS, LENGTH = 256, 2048
 RAGGED = ("tokens", "logprobs", "masks")

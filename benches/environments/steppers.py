@@ -1,8 +1,8 @@
 """One way of stepping environments, in a process of its own: for `vector_env.py`, where many take turns.
 
-`python steppers.py WAY WORLD NUM_ENVS` says ``{}`` when it is ready, or what is missing; then, for each line with a
-number of seconds, how fast it was, and at what cost in CPU time. Packages are imported on use: an interpreter needs
-those of its way alone. In one process for all, some were slower than in one of their own.
+`python -m environments.steppers WAY WORLD NUM_ENVS` says ``{}`` when it is ready, or what is missing; then, for each
+line with a number of seconds, how fast it was, and at what cost in CPU time. Packages are imported on use: an interpreter
+needs those of its way alone. In one process for all, some were slower than in one of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from worlds import WORLDS
+from environments.worlds import WORLDS
 
 Advance = Callable[[], int]
 """Does some work; says how many environment steps it was."""
@@ -44,11 +44,11 @@ def stepper(way: str, world: str, num_envs: int) -> Callable[[float], dict[str, 
     kind, _, last = way.rpartition(" ")
     workers = int(last) if last.isdigit() else 0
     if kind == "bare":
-        from relay import Relay
+        from environments.relay import Relay
 
         return Relay(WORLDS[world], num_envs, workers).measure
     if kind == "march":
-        from relay import March
+        from environments.relay import March
 
         return March(WORLDS[world], num_envs).measure
     advance = _advance(kind if last.isdigit() else way, world, num_envs, workers)

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import summary
-from report import short
-from summary import Record
+from harness import summary
+from harness.report import short
+from harness.summary import Record
 
 _OURS, _LIMIT, _PEER = ("#1f77b4", "#7fb3d9"), ("#555555", "#aaaaaa"), ("#d98c3f", "#efc797")
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from board import Board
-from cell import Outcome, Report, run_cell
 from contenders.base import Contender
-from workloads import Workload
+from harness.board import Board
+from harness.cell import Outcome, Report, run_cell
+from harness.workloads import Workload
 
 WARMUP_S = 0.2  # of sends that are not counted
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from workloads import Item
+from harness.workloads import Item
 
 
 class Numbered:

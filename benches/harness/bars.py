@@ -5,9 +5,8 @@ Works on the dict that is written as JSON, as `summary` does. A ratio that lacks
 
 from __future__ import annotations
 
-import assembly
-import memory
-from summary import Ratio, Record, extra, idle_percent, latency_us, losses, producer_cpu_ns, throughput
+from harness import assembly, memory
+from harness.summary import Ratio, Record, extra, idle_percent, latency_us, losses, producer_cpu_ns, throughput
 
 
 def ring(record: Record) -> list[Ratio]:

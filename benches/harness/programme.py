@@ -10,10 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import assembly
-import bars
-import memory
-from cell import Outcome
 from contenders.atropos_http import AtroposHttp
 from contenders.base import Contender
 from contenders.copy_and_look import CopyAndLook
@@ -38,11 +34,13 @@ from contenders.skyrl_generate import SkyrlGenerate
 from contenders.transfer_queue import TransferQueue
 from contenders.zero_copy import ZeroCopy
 from contenders.zmq import Zmq
-from idle import Ours
-from report import TableText
-from summary import Ratio, Record
-from trajectories import PACED, TRAJECTORIES
-from workloads import TRAJECTORY, WORKLOADS, Workload
+from harness import assembly, bars, memory
+from harness.cell import Outcome
+from harness.idle import Ours
+from harness.report import TableText
+from harness.summary import Ratio, Record
+from harness.trajectories import PACED, TRAJECTORIES
+from harness.workloads import TRAJECTORY, WORKLOADS, Workload
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,13 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-import machine
-import plot
-import report
-from cell import Outcome, measure_throughput
 from contenders.base import Contender
-from idle import measure_idle
-from latency import measure_latency
-from options import parse
-from programme import Programme
+from harness import machine, plot, report
+from harness.cell import Outcome, measure_throughput
+from harness.idle import measure_idle
+from harness.latency import measure_latency
+from harness.options import parse
+from harness.programme import Programme
 
 _QUIET = 0.3  # load per core
 _PAPER = 150  # columns, where the output is not a terminal

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workloads import Item, Leaf, Workload
+from harness.workloads import Item, Leaf, Workload
 
 _LIFE = 1 << 32  # numbers of one producer
 _SOURCES = 1 << 12  # marks of one producer

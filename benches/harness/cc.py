@@ -13,7 +13,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-_SOURCES = Path(__file__).parent / "native"
+_SOURCES = Path(__file__).parents[1] / "native"
 NO_COMPILER = "no C compiler: install one so that `cc` is found"
 
 

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-import machine
-from programme import Programme
+from harness import machine
+from harness.programme import Programme
 
 OUT = machine.ROOT / "docs" / "bench"
 FULL = {"seconds": 1.5, "warmup": 0.4, "repeats": 3, "idle": 5.0}

@@ -9,12 +9,12 @@ import resource
 import time
 from typing import Any
 
-from board import Board
-from cell import Outcome, Report, run_cell
 from contenders.rollway import Rollway
 from contenders.rollway_records import RollwayRecords
 from contenders.rollway_tcp import RollwayTcp
-from workloads import Workload
+from harness.board import Board
+from harness.cell import Outcome, Report, run_cell
+from harness.workloads import Workload
 
 PRODUCERS = 4
 Ours = Rollway | RollwayTcp | RollwayRecords
