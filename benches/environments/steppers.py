@@ -1,8 +1,8 @@
 """One way of stepping environments, in a process of its own: for `vector_env.py`, where many take turns.
 
 `python -m environments.steppers WAY WORLD NUM_ENVS` says ``{}`` when it is ready, or what is missing; then, for each
-line with a number of seconds, how fast it was, and at what cost in CPU time. Packages are imported on use: an interpreter
-needs those of its way alone. In one process for all, some were slower than in one of their own.
+line with a number of seconds, how fast it was, and at what cost in CPU time. Packages are imported on use: an
+interpreter needs those of its way alone. In one process for all, some were slower than in one of their own.
 """
 
 from __future__ import annotations
