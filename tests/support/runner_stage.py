@@ -26,7 +26,7 @@ def collect(collector, ring):
 def hang_with_the_gil(collector, ring):
     """Never returns from native code and never lets go of the GIL; ignores what can be ignored."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    print(f"pid {os.getpid()}", flush=True)
+    print(f"pid {os.getpid()}\n", end="", flush=True)  # in one write, so that two collectors do not mix
     import ctypes
 
     ctypes.PyDLL(None).pause()
@@ -34,7 +34,7 @@ def hang_with_the_gil(collector, ring):
 
 def keep_a_grandchild(collector, ring):
     sleeper = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-    print(f"pid {sleeper.pid}", flush=True)
+    print(f"pid {sleeper.pid}\n", end="", flush=True)
     collect(collector, ring)
 
 
