@@ -11,8 +11,7 @@ LOOM := RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rol
 BENCHES := ring net records weights replay kills groups cuts rollouts orphans vector_env
 FUZZ_TARGETS := frame inventory record schema segment
 HOST = $(shell rustc +nightly -vV | sed -n 's/^host: //p')
-ASAN_TESTS := $(addprefix tests/unit/test_,$(addsuffix .py,server records record_schema record_send_many schema weights \
-	tcp tcp_records tcp_weights rollout_ring_buffer zero_copy_shm_buffer groups metrics numbers))
+ASAN_TESTS := $(addprefix tests/unit/,machine net records ring weights compat/test_zero_copy_shm_buffer.py test_numbers.py)
 INSTALL := $(UV) pip install -q --python $(PY)
 # A dozen processes of the tests import torch, ray and SkyRL: compiled once, not by each of them anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -34,7 +33,7 @@ test-loom: ## The shipped protocol under loom: every interleaving of two or thre
 	$(LOOM)
 
 test-fault: ## The kill matrix alone: SIGKILL and SIGSTOP at every named crash point
-	cargo test -q -p rollway-core --features fault --test 'fault_*'
+	cargo test -q -p rollway-core --features fault --test fault
 
 test-python: $(VENV)/.test ## Python tests, in three runs side by side: test-core, test-process and test-peers
 	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-core test-process test-peers
@@ -76,8 +75,8 @@ asan: $(VENV)/.test ## AddressSanitizer over the extension: mutated weights, liv
 	    cargo +nightly build -q --release --target $(HOST) -p rollway-py --features pyo3/extension-module
 	rm -rf target/asan/python && mkdir target/asan/python && cp -r python/rollway target/asan/python/
 	cp target/asan/$(HOST)/release/lib_core.so target/asan/python/rollway/_core.abi3.so
-	$(ASAN) $(PY) tests/fault/weights_mutations.py --mutations 10000
-	$(ASAN) $(PY) tests/fault/live_fuzz.py --trials 200
+	$(ASAN) $(PY) -m tests.fault.weights.weights_mutations --mutations 10000
+	$(ASAN) $(PY) -m tests.fault.segment.live_fuzz --trials 200
 	directory=$$(mktemp -d /dev/shm/test-rollway.XXXXXX); trap 'rm -rf "$$directory"' EXIT; \
 	    ROLLWAY_SHM_DIR="$$directory" $(ASAN) $(PY) -m pytest -q --capture=sys --timeout=600 $(ASAN_TESTS)
 
@@ -85,7 +84,7 @@ tsan: ## ThreadSanitizer over segments, leases, rings, records, weights and tabl
 	RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" CARGO_TARGET_DIR=target/tsan \
 	    TSAN_OPTIONS="suppressions=$(CURDIR)/crates/core/tests/tsan.supp" \
 	    cargo +nightly test -q --target $(HOST) -p rollway-core \
-	    --test segment --test ring --test records --test weights --test table
+	    --test unit -- segment:: ring:: records:: weights:: replay::
 
 miri: ## Miri over layouts, the allocator and formats (needs nightly with the component miri)
 	@cargo +nightly miri --version >/dev/null 2>&1 || \

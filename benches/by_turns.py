@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-import machine
+from harness import machine
 
 HERE = Path(__file__).resolve().parent
 OURS = HERE.parent / "python"

@@ -23,11 +23,11 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-import report
 import rollway
-from cell import Crew, Report
-from numbered import Numbered
-from proxy import Proxy, RandomCuts
+from faults.numbered import Numbered
+from faults.proxy import Proxy, RandomCuts
+from harness import report
+from harness.cell import Crew, Report
 
 BUFFERS = 4
 STALL_S = 30.0  # nothing arrived for this long: several times the longest pause of a client

@@ -31,10 +31,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-import report
 import rollway
-from cell import Crew, Report, die_with
-from scored_groups import SIZE, Name, environment_class, name_of, scored_group, trajectory
+from faults.scored_groups import SIZE, Name, environment_class, name_of, scored_group, trajectory
+from harness import report
+from harness.cell import Crew, Report, die_with
 
 LIVES, COUNTERS = 1 << 9, 1 << 13  # of one worker; of one life
 LANE_BYTES = 16 << 20

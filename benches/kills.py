@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-import report
 import rollway
-from numbered import Numbered
+from faults.numbered import Numbered
+from harness import report
 
 SAMPLES = Numbered(words=4096)
 LIVES = 1 << 10  # of one worker, at most

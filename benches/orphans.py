@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import machine
 import rollway
+from harness import machine
 
 BAR_S = 2.0
 COLLECTORS = 4

@@ -31,9 +31,8 @@ from typing import Any
 
 import numpy as np
 
-import machine
-import plot
-from report import short, write_json
+from harness import machine, plot
+from harness.report import short, write_json
 
 OBS, ACT = 64, 4
 FIELDS = {"obs": (OBS,), "actions": (ACT,), "rewards": (), "next_obs": (OBS,), "dones": ()}

@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
-import machine
 import rollway
 from contenders.unilab_rollouts import UnilabRollouts
+from harness import machine
 from rollway.rollout_ring_buffer import rollout_shapes
 
 SIZES = {"256 envs": 256, "1,024 envs": 1024, "4,096 envs": 4096}

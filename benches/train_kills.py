@@ -20,7 +20,7 @@ import threading
 import time
 from pathlib import Path
 
-import machine
+from harness import machine
 
 GOAL = 475
 

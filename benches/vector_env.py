@@ -26,24 +26,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import machine
 import rollway
-from steppers import cpu_s
-from worlds import WORLDS
+from environments.steppers import cpu_s
+from environments.worlds import WORLDS
+from harness import machine
 
 PUFFERS = ("plain loop", "PufferLib 0", "PufferLib 2")
 """The number is that of the workers."""
+HERE = Path(__file__).resolve().parent
 MARCH = "two processes, in step (limit)"
 PINNED = ", packages that PufferLib asks for"
 
 
 class Contender:
-    """A way of stepping, in a process of its own (`steppers.py`): asked by a line, answers by a line."""
+    """A way of stepping, in a process of its own (`environments.steppers`): asked by a line, answers by a line."""
 
     def __init__(self, way: str, world: str, num_envs: int, python: str = sys.executable) -> None:
-        script = Path(__file__).with_name("steppers.py")
         self._process = subprocess.Popen(
-            [python, script, way, world, str(num_envs)],
+            [python, "-m", "environments.steppers", way, world, str(num_envs)],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -224,7 +225,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="of each contender in each round")
     parser.add_argument("--pinned", help="an interpreter with the old Gymnasium and numpy that PufferLib asks for")
     parser.add_argument("--only", help="part of the name of a cell")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "bench")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "bench")
     options = parser.parse_args()
     cells: dict[str, Any] = {}
     for world, num_envs in [

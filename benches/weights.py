@@ -26,9 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 
-import machine
-import report
 import rollway
+from harness import machine, report
 
 TENSORS = 20
 TORN_READS = 10_000

@@ -22,8 +22,8 @@ import numpy as np
 
 from contenders.base import Contender, free_port
 from contenders.records import RecordConsumer, RecordProducer
-from trajectories import Trajectories
-from workloads import Item
+from harness.trajectories import Trajectories
+from harness.workloads import Item
 
 _GROUP = 4  # the default of an environment
 _AT_ONCE = 2

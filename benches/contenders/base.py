@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from workloads import Item, Workload
+from harness.workloads import Item, Workload
 
 
 class Producer:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import cc
 from contenders.base import Contender
 from contenders.records import RecordConsumer, RecordProducer
-from trajectories import Trajectories
-from workloads import Item
+from harness import cc
+from harness.trajectories import Trajectories
+from harness.workloads import Item
 
 _LINE_WORDS = 8  # no two counters are on one cache line
 _GULP = 64

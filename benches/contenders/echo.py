@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from contenders.base import Consumer, Contender, Producer, free_port, touch_batch
-from workloads import Item, Workload
+from harness.workloads import Item, Workload
 
 _BATCH = 32
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from contenders.base import Consumer, Contender, Producer, touch
-from workloads import Item, Workload
+from harness.workloads import Item, Workload
 
 RUN = 32  # samples in one put_many
 _PICKLE_BYTES = 512  # what pickle and small values add to a sample, rounded up

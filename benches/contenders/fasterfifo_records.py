@@ -11,8 +11,8 @@ import numpy as np
 
 from contenders.fasterfifo import RUN, WAIT_S, FasterFifo
 from contenders.records import RecordConsumer, RecordProducer, document
-from trajectories import Trajectories
-from workloads import Item
+from harness.trajectories import Trajectories
+from harness.workloads import Item
 
 
 class _Producer(RecordProducer):

@@ -9,9 +9,9 @@ import ctypes
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, NamedTuple
 
-import cc
 from contenders.base import Consumer, Contender, Producer
-from workloads import Workload
+from harness import cc
+from harness.workloads import Workload
 
 
 class _Link(NamedTuple):

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from contenders.base import Consumer, Contender, Producer, touch
-from workloads import Item, Workload
+from harness.workloads import Item, Workload
 
 _SHM = Path("/dev/shm")
 _SERVICE = "ring"

@@ -16,8 +16,8 @@ import numpy as np
 
 from contenders.base import Consumer, Contender, Producer
 from contenders.pipe import Link, Pipe
-from trajectories import Trajectories
-from workloads import Item
+from harness.trajectories import Trajectories
+from harness.workloads import Item
 
 _STAMP_BYTES = 8
 

@@ -18,9 +18,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-import cc
 from contenders.base import Consumer, Contender, Producer, free_port
-from workloads import Item, Workload
+from harness import cc
+from harness.workloads import Item, Workload
 
 _WRITE_BYTES = _READ_BYTES = 64 << 10
 _READ_PARTS = 64  # more of them cost more than they bring

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import cc
 from contenders.base import Consumer, Contender, Producer
-from workloads import Workload
+from harness import cc
+from harness.workloads import Workload
 
 _CALL_BYTES = 32 << 20  # copied per call into C: some milliseconds, so that the call itself does not count
 _CALL_SAMPLES = 1 << 18  # and at most so many samples

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contenders.base import Producer
 from contenders.memcpy import CopyingProducer, Link, Memcpy
-from trajectories import Trajectories
+from harness.trajectories import Trajectories
 
 
 class MemcpyRecords(Memcpy):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from contenders.base import Consumer, Contender, Producer
-from workloads import Item, Workload
+from harness.workloads import Item, Workload
 
 _LINE = 64  # bytes; head, tail and leaves each start on their own cache line
 _GULP = 256  # samples taken from one ring before the next is visited

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 import numpy as np
 
 from contenders.base import Consumer, Contender, Producer, touch
-from workloads import Item, Workload
+from harness.workloads import Item, Workload
 
 Link = list[tuple[Connection, Connection]]  # per producer: the reading end, the writing end
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from contenders.base import Contender
 from contenders.records import RecordConsumer, RecordProducer
-from trajectories import Trajectories
+from harness.trajectories import Trajectories
 
 SLOTS = 1000  # the proposal's default
 _CONTROL = struct.Struct("4sIIIII")

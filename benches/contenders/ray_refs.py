@@ -13,8 +13,8 @@ import numpy as np
 from contenders import ray_cluster
 from contenders.base import Contender
 from contenders.records import RecordConsumer, RecordProducer, document
-from trajectories import Trajectories
-from workloads import Item
+from harness.trajectories import Trajectories
+from harness.workloads import Item
 
 _RUN = 32
 _QUEUE = "trajectories"

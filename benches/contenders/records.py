@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from contenders.base import Consumer, Producer
-from trajectories import Arrivals, Note, Trajectories, renumber
-from workloads import Item
+from harness.trajectories import Arrivals, Note, Trajectories, renumber
+from harness.workloads import Item
 
 
 def document(item: Item, note: Note) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from contenders.base import Consumer, Contender, Producer, touch_batch
-from workloads import Item, Workload
+from harness.workloads import Item, Workload
 
 _SHM = Path("/dev/shm")
 Way = Literal["send", "send_many", "reserve"]

@@ -22,8 +22,8 @@ import numpy as np
 
 from contenders.base import Contender
 from contenders.records import RecordConsumer, RecordProducer
-from trajectories import Trajectories
-from workloads import Item
+from harness.trajectories import Trajectories
+from harness.workloads import Item
 
 _SHM = Path("/dev/shm")
 _GULP = 64

@@ -11,7 +11,7 @@ from typing import Literal
 
 from contenders.base import Contender, Producer, free_port
 from contenders.rollway import Learner, ManySender, Sender
-from workloads import Workload
+from harness.workloads import Workload
 
 Way = Literal["send", "send_many"]
 

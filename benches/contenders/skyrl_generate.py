@@ -19,8 +19,8 @@ import numpy as np
 
 from contenders.base import Consumer, Contender, Producer
 from contenders.rollway_records import RollwayRecords, lane_bytes
-from trajectories import Trajectories
-from workloads import Item
+from harness.trajectories import Trajectories
+from harness.workloads import Item
 
 _STAMP = 2  # tokens that hold the time of the send: the prompt
 Moment = Literal["resumed", "resumed, since the send", "returned"]

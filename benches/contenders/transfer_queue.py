@@ -19,8 +19,8 @@ import numpy as np
 from contenders import ray_cluster
 from contenders.base import Contender
 from contenders.records import RecordConsumer, RecordProducer
-from trajectories import Trajectories
-from workloads import Item
+from harness.trajectories import Trajectories
+from harness.workloads import Item
 
 _PARTITION, _TASK = "bench", "train"
 _AGAIN_S = 0.001

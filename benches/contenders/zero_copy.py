@@ -9,7 +9,7 @@ from pathlib import Path
 from contenders.base import Contender
 from contenders.proposal import SLOTS, BufferReader, BufferWriter, Form
 from contenders.records import RecordConsumer, RecordProducer
-from trajectories import Trajectories
+from harness.trajectories import Trajectories
 
 _SHM = Path("/dev/shm")
 

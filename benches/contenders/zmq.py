@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from contenders.base import Consumer, Contender, Producer, free_port, touch
-from workloads import Item, Workload
+from harness.workloads import Item, Workload
 
 _COPY_BELOW = 4096  # bytes
 _IPC, _SOCKET = "ipc://", "/ring"

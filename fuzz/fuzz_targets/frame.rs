@@ -1,6 +1,6 @@
 //! Any bytes, read as frames. `cargo install cargo-fuzz`, then `cargo +nightly fuzz run frame` (from the repository's root).
 //!
-//! The property tests call the same function: `crates/core/tests/net_frame.rs`.
+//! The property tests call the same function: `crates/core/tests/net/frame.rs`.
 
 #![no_main]
 

@@ -1,6 +1,6 @@
 //! Any bytes, as the schema text of samples, rows and weights: what is understood has the sizes that it says.
 //!
-//! The property tests are in `crates/core/tests/schema.rs`.
+//! The property tests are in `crates/core/tests/unit/schema.rs`.
 
 #![no_main]
 

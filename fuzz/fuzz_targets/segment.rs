@@ -1,10 +1,10 @@
 //! Any words in the segment of each structure: header, geometry, seats, control words, data. Opened in every role, and used.
 //!
-//! The property tests call the same function: `crates/core/tests/prop_bytes.rs`.
+//! The property tests call the same function: `crates/core/tests/prop/bytes.rs`.
 
 #![no_main]
 
-#[path = "../../crates/core/tests/probes/mod.rs"]
+#[path = "../../crates/core/tests/support/probes.rs"]
 mod probes;
 
 use libfuzzer_sys::fuzz_target;

@@ -11,15 +11,14 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 
 import rollway
+from tests import ROOT
 
-ROOT = Path(__file__).parents[2]
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(rollway.__path__, "rollway.")

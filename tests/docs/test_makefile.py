@@ -3,9 +3,9 @@
 import os
 import re
 import subprocess
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 OF_A_MAKE_ABOVE_US = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
 
 FAKE_PYTHON = """#!/bin/sh

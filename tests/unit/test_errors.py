@@ -1,6 +1,6 @@
 """Every error that needs a damaged or foreign segment, and that each says what, where and how to mend it.
 
-The others are met where they arise: test_schema, test_server, process/test_ring, fault/test_memory.
+The others are met where they arise: test_schema, test_server, process/ring/test_ring, fault/segment/test_memory.
 """
 
 import contextlib
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import rollway
-from conftest import overwrite as segment_overwrite
 from rollway import _core, errors
+from tests.support.segments import overwrite as segment_overwrite
 
 EXAMPLE = {"a": np.zeros(4)}
 VERSION_OFFSET, SEATS_OFFSET, TOTAL_OFFSET, GEOMETRY_OFFSET = 8, 28, 16, 64

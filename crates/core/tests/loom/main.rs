@@ -5,7 +5,7 @@
 
 mod mortal;
 mod records;
+mod replay;
 mod ring;
-mod table;
 mod vector_env;
 mod weights;

@@ -1,0 +1,1 @@
+"""The environments of `vector_env.py`, and the ways of stepping them."""

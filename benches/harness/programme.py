@@ -1,0 +1,185 @@
+"""A programme: who meets whom, what the run is called, which ratios it is read by. For the ring, for TCP, for records.
+
+The contenders are in the order of the tables: the limit first, then ours, then the peers. Plain values; how cells
+are run is in `suite`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from contenders.atropos_http import AtroposHttp
+from contenders.base import Contender
+from contenders.copy_and_look import CopyAndLook
+from contenders.echo import Echo
+from contenders.fasterfifo import FasterFifo
+from contenders.fasterfifo_records import FasterFifoRecords
+from contenders.futex import Futex
+from contenders.iceoryx import Iceoryx
+from contenders.loop_wakeup import LoopWakeup
+from contenders.loopback import Loopback
+from contenders.memcpy import Memcpy
+from contenders.memcpy_records import MemcpyRecords
+from contenders.mpqueue import MpQueue
+from contenders.naive import Naive
+from contenders.pipe import Pipe
+from contenders.proposal import Proposal
+from contenders.ray_refs import RayRefs
+from contenders.rollway import Rollway
+from contenders.rollway_records import RollwayRecords
+from contenders.rollway_tcp import RollwayTcp
+from contenders.skyrl_generate import SkyrlGenerate
+from contenders.transfer_queue import TransferQueue
+from contenders.zero_copy import ZeroCopy
+from contenders.zmq import Zmq
+from harness import assembly, bars, memory
+from harness.cell import Outcome
+from harness.idle import Ours
+from harness.report import TableText
+from harness.summary import Ratio, Record
+from harness.trajectories import PACED, TRAJECTORIES
+from harness.workloads import TRAJECTORY, WORKLOADS, Workload
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A measurement that only one programme makes."""
+
+    table: str  #: the list that it is recorded in
+    contenders: tuple[Contender, ...]
+    measure: Callable[[Any, float], Outcome]
+    tabulate: Callable[[Record], TableText]
+
+
+@dataclass(frozen=True)
+class Programme:
+    """What an entry point hands to `suite.main`."""
+
+    stem: str  #: of the script and of the files that it writes
+    title: str  #: of the page
+    purpose: str  #: for --help
+    throughput: tuple[Contender, ...]
+    latency: tuple[Contender, ...]
+    idle: Ours  #: whose waiting consumer is watched
+    ratios: Callable[[Record], list[Ratio]]
+    workloads: Mapping[str, Workload]
+    paced: Workload  #: what latency and idle are measured with
+    extras: tuple[Extra, ...] = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What --only takes."""
+        return tuple(dict.fromkeys(contender.key for contender in self._all))
+
+    @property
+    def slow(self) -> str:
+        """What --slow-repeats is about."""
+        return ", ".join(dict.fromkeys(contender.key for contender in self._all if contender.slow))
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The distributions whose versions are recorded."""
+        return tuple(dict.fromkeys(c.package for c in self._all if c.package is not None))
+
+    @property
+    def _all(self) -> tuple[Contender, ...]:
+        return (*self.throughput, *self.latency, *(c for extra in self.extras for c in extra.contenders))
+
+
+RING = Programme(
+    stem="ring",
+    title="Ring benchmark",
+    purpose="Benchmark the ring beside its limits and its peers.",
+    throughput=(
+        Memcpy(),
+        Rollway("send"),
+        Rollway("send_many"),
+        Rollway("reserve"),
+        Naive(),
+        Iceoryx("poll"),
+        Zmq(),
+        Echo(),
+        FasterFifo(),
+        Pipe(),
+        MpQueue(),
+    ),
+    latency=(
+        Futex(),
+        Rollway("send"),
+        Naive(),
+        Iceoryx("spin"),
+        Iceoryx("event"),
+        Zmq(),
+        Echo(),
+        FasterFifo(),
+        Pipe(),
+        MpQueue(),
+    ),
+    idle=Rollway("send"),
+    ratios=bars.ring,
+    workloads=WORKLOADS,
+    paced=TRAJECTORY,
+)
+NET = Programme(
+    stem="net",
+    title="Network benchmark",
+    purpose="Benchmark rollway over TCP beside its limits and its peers, on loopback.",
+    throughput=(
+        Loopback("message"),
+        Loopback("coalesced"),
+        RollwayTcp("send"),
+        RollwayTcp("send_many"),
+        Zmq("tcp"),
+        Echo(),
+    ),
+    latency=(Loopback("message"), RollwayTcp("send"), Zmq("tcp"), Echo()),
+    idle=RollwayTcp("send"),
+    ratios=bars.net,
+    workloads=WORKLOADS,
+    paced=TRAJECTORY,
+)
+RECORDS = Programme(
+    stem="records",
+    title="Records benchmark",
+    purpose="Benchmark records beside the limit and beside what LLM trajectories travel by today.",
+    throughput=(
+        MemcpyRecords(),
+        CopyAndLook(),
+        RollwayRecords("send"),
+        RollwayRecords("send, metadata as bytes"),
+        RollwayRecords("send, arrays only"),
+        RollwayRecords("send_many, groups of 8"),
+        RollwayRecords("send_many, groups of 8, arrays only"),
+        ZeroCopy("arrays"),
+        ZeroCopy("lists"),
+        Proposal("arrays"),
+        Proposal("lists"),
+        FasterFifoRecords(),
+        RayRefs("each"),
+        RayRefs("batch"),
+        TransferQueue(),
+        AtroposHttp(),
+    ),
+    latency=(
+        RollwayRecords("send"),
+        RollwayRecords("read_async"),
+        LoopWakeup(),
+        SkyrlGenerate("resumed"),
+        SkyrlGenerate("resumed, since the send"),
+        SkyrlGenerate("returned"),
+        FasterFifoRecords(),
+        RayRefs("each"),
+        TransferQueue(),
+        AtroposHttp(),
+    ),
+    idle=RollwayRecords("send"),
+    ratios=bars.records,
+    workloads=TRAJECTORIES,
+    paced=PACED,
+    extras=(
+        Extra("memory", memory.CONTENDERS, memory.measure, memory.tabulate),
+        Extra("assembly", assembly.CONTENDERS, assembly.measure, assembly.tabulate),
+    ),
+)

@@ -1,0 +1,203 @@
+"""Write a run down: raw samples as JSON, tables as Markdown, the same tables on the terminal.
+
+Takes what `summary` computes; measures nothing and draws nothing (see `plot`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from harness import machine, summary
+from harness.summary import Figure, Ratio, Record
+
+if TYPE_CHECKING:
+    from harness.programme import Programme
+
+TableText = tuple[str, list[str], list[list[str]]]  # title, header, rows
+
+_DASH = "–"
+
+
+def write_json(record: Record, path: Path) -> None:
+    """One line per cell, so that a diff of two runs can be read."""
+    head = {key: value for key, value in record.items() if not isinstance(value, list)}
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+    for key in (key for key, value in record.items() if isinstance(value, list)):
+        rows = ",\n".join(json.dumps(row) for row in record[key])
+        lines.append(f"{json.dumps(key)}: [\n{rows}\n]")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def write_markdown(programme: Programme, record: Record, path: Path) -> None:
+    parts = [f"# {programme.title}", _origin(record)]
+    for title, header, rows in _tables(programme, record):
+        parts.append(f"## {title}")
+        parts.append(_markdown_table(header, rows))
+    parts.append(f"Method and definitions: `benches/README.md`. Raw samples: `{programme.stem}.json`.")
+    if record["plot"]:
+        parts.insert(2, f"![throughput and latency]({record['plot']})")
+    path.write_text("\n\n".join(parts) + "\n")
+
+
+def show(programme: Programme, record: Record, console: Console) -> None:
+    for title, header, rows in _tables(programme, record):
+        table = Table(title=title, title_justify="left")
+        for i, name in enumerate(header):
+            table.add_column(name, justify="right" if i else "left", no_wrap=not i)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+
+
+def show_runs(title: str, names: list[str], rows: list[Record], console: Console) -> None:
+    """Runs of one kind side by side, a line for each number."""
+    table = Table(title=title, title_justify="left")
+    for column in ("", *names):
+        table.add_column(column, justify="right" if column else "left")
+    for field in rows[0]:
+        shown = [f"{row[field]:,.2f}" if isinstance(row[field], float) else f"{row[field]:,}" for row in rows]
+        table.add_row(field.replace("_", " "), *shown)
+    console.print(table)
+
+
+def write_runs(rows: list[Record], path: Path) -> None:
+    """The same as JSON, and where the numbers come from."""
+    record = {
+        "command": machine.command(),
+        "commit": machine.commit(),
+        "machine": machine.describe(("rollway",)),
+        "runs": rows,
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _tables(programme: Programme, record: Record) -> list[TableText]:
+    found = []
+    if record["throughput"]:
+        found.append(_throughput_table(record))
+        found.append(_cpu_table(record))
+        if any("lost" in row["values"] for row in record["throughput"]):
+            found.append(_fate_table(record))
+    if record["latency"]:
+        found.append(_latency_table(record))
+    found.extend(extra.tabulate(record) for extra in programme.extras if record[extra.table])
+    found.append(("Ratios", ["what", "value"], [[r.name, _ratio_text(r)] for r in programme.ratios(record)]))
+    return found
+
+
+def _throughput_table(record: Record) -> TableText:
+    cells = _columns(record)
+    rows = []
+    for label in labels(record["throughput"]):
+        figures = [summary.throughput(record, label, workload, producers) for workload, producers in cells]
+        rows.append([label, *(figure_text(figure, short) for figure in figures)])
+    return "Throughput, items/s: median (min–max)", ["", *(f"{w} × {p}" for w, p in cells)], rows
+
+
+def _cpu_table(record: Record) -> TableText:
+    """Microseconds of CPU per item at the consumer and at a producer."""
+    cells = _columns(record)
+    rows = []
+    for label in labels(record["throughput"]):
+        row = [label]
+        for workload, producers in cells:
+            items = summary.throughput(record, label, workload, producers, "items").median
+            cpu_s = summary.throughput(record, label, workload, producers, "consumer_cpu_s").median
+            sender_ns = summary.producer_cpu_ns(record, label, workload, producers).median
+            if not items or cpu_s is None or sender_ns is None:
+                row.append(_DASH)
+            else:
+                row.append(f"{1e6 * cpu_s / items:.2f} / {sender_ns / 1e3:.2f}")
+        rows.append(row)
+    return "CPU per item, µs: consumer / producer", ["", *(f"{w} × {p}" for w, p in cells)], rows
+
+
+def _fate_table(record: Record) -> TableText:
+    """Per cent of what was sent; only of contenders whose records are numbered."""
+    cells = _columns(record)
+    rows = []
+    for label in labels(record["throughput"]):
+        fates = [summary.losses(record, label, workload, producers) for workload, producers in cells]
+        rows.append([label, *(_fate_text(fate) for fate in fates)])
+    return "Lost / repeated / torn, % of what was sent, all repeats", ["", *(f"{w} × {p}" for w, p in cells)], rows
+
+
+def _fate_text(fate: dict[str, int] | None) -> str:
+    if fate is None:
+        return _DASH
+    if not any(fate[what] for what in ("lost", "repeated", "torn")):
+        return "0"
+    return " / ".join(f"{100 * fate[what] / fate['sent']:.2g}" for what in ("lost", "repeated", "torn"))
+
+
+def _latency_table(record: Record) -> TableText:
+    rows = []
+    for label in labels(record["latency"]):
+        figures = [summary.latency_us(record, label, percentile) for percentile in (50, 99)]
+        rows.append([label, *(figure_text(figure, lambda us: f"{us:.0f}") for figure in figures)])
+    return "One-way latency of a trajectory at 1,000/s, µs: median (min–max)", ["", "p50", "p99"], rows
+
+
+def labels(rows: list[Record]) -> list[str]:
+    """Row labels in the order of the run's list of contenders."""
+    order = {row["contender"]: row["place"] for row in rows}
+    return sorted(order, key=order.__getitem__)
+
+
+def _columns(record: Record) -> list[tuple[str, int]]:
+    settings = record["settings"]
+    return [(workload, producers) for workload in settings["workloads"] for producers in settings["producers"]]
+
+
+def figure_text(figure: Figure, text: Callable[[float], str]) -> str:
+    """Median and spread, then what went wrong and in how many repeats if not in all."""
+    parts = []
+    if figure.median is not None:
+        spread = f" ({text(figure.low)}–{text(figure.high)})" if len(figure.values) > 1 else ""
+        parts.append(text(figure.median) + spread)
+    for status, count in Counter(figure.troubles).items():
+        parts.append(f"{count}× {status}" if figure.values else status)
+    return ", ".join(parts) or _DASH
+
+
+def short(value: float) -> str:
+    for limit, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            scaled = value / limit
+            return f"{scaled:.0f}{unit}" if scaled >= 100 else f"{scaled:.1f}{unit}"
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _ratio_text(ratio: Ratio) -> str:
+    if ratio.value is None:
+        return _DASH
+    if ratio.unit == "ns":
+        return f"{ratio.value:.0f} ns"
+    return f"{ratio.value:.2f} {ratio.unit}"
+
+
+def _origin(record: Record) -> str:
+    host, commit, settings = record["machine"], record["commit"], record["settings"]
+    commit_id = (commit["id"] or "unknown")[:12]
+    packages = ", ".join(f"{name} {version}" for name, version in host["packages"].items())
+    changed = " with local changes" if commit["dirty"] else ""
+    load = f"{host['load_average_before'][0]:.1f}, after it {host['load_average_after'][0]:.1f}"
+    return (
+        f"`{record['command']}` at commit `{commit_id}`{changed}, {record['began']}.\n\n"
+        f"{host['cpu']}, {host['cores']} cores, {host['memory_gib']} GiB, {host['kernel']}, "
+        f"{host['python']}; load average before the run {load}. {packages}.\n\n"
+        f"{settings['seconds']:g} s per cell, repeats: {settings['repeats']}, interleaved across contenders. "
+        "Read the ratios within this page: all rows come from one run."
+    )
+
+
+def _markdown_table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,18 @@
+//! The network over real sockets: samples, records and weights; cuts, stalls, pressure and hostile peers.
+//!
+//! `cargo test -p rollway-core --test net stalls::`
+
+#![cfg(not(loom))]
+
+#[path = "../support/mod.rs"]
+mod fixture;
+#[path = "../support/net.rs"]
+mod harness;
+
+mod frame;
+mod pressure;
+mod records;
+mod samples;
+mod security;
+mod stalls;
+mod weights;

@@ -1,0 +1,100 @@
+"""Processes that tests start, wait for and kill."""
+
+import mmap
+import os
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+
+class Child:
+    """A Python process of its own, running a snippet; killed at the end of the test if it still lives."""
+
+    def __init__(self, code, *args):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def says(self, expected):
+        """Waits for a line of output."""
+        line = self.process.stdout.readline().strip()
+        if line != expected:
+            raise AssertionError(f"expected {expected!r}, got {line!r}: {self.process.communicate()[1]}")
+
+    def line(self):
+        return self.process.stdout.readline().strip()
+
+    def tell(self, line=""):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self):
+        """SIGSTOP, and waits until the kernel has stopped it."""
+        os.kill(self.pid, signal.SIGSTOP)
+        until(lambda: Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T")
+
+    def resume(self):
+        os.kill(self.pid, signal.SIGCONT)
+
+    def ends(self, code=0, timeout=30):
+        out, err = self.process.communicate(timeout=timeout)
+        assert self.process.returncode == code, f"exit code {self.process.returncode}\n{out}\n{err}"
+        return out, err
+
+
+def until(condition, timeout=10.0):
+    """Waits for a condition that no event announces."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"still not so after {timeout} s"
+        time.sleep(0.001)
+
+
+def is_gone(pid):
+    """Whether a process has ended, perhaps as a zombie that nobody has waited for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def forked(target, *args):
+    """Runs it in a forked child, whose pid it gives; the exit status is 0 when it returned."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            target(*args)
+            code = 0
+        finally:
+            os._exit(code)
+    return pid
+
+
+class Ledger:
+    """Numbers in memory that outlives the processes that note them: what each worker has certainly committed."""
+
+    def __init__(self, size):
+        self.memory = mmap.mmap(-1, size * 8)
+
+    def note(self, index, value):
+        struct.pack_into("q", self.memory, index * 8, value)
+
+    def read(self, index):
+        return struct.unpack_from("q", self.memory, index * 8)[0]
