@@ -17,7 +17,7 @@ import pytest
 
 import rollway
 from conftest import Ledger, forked, until
-from rollway import tcp_lifetime
+from rollway.transport import tcp_lifetime
 
 WORDS = 64
 EXAMPLE = {"id": np.zeros(2, np.int64), "payload": np.zeros(WORDS, np.int64), "sum": np.int64(0)}
@@ -678,7 +678,7 @@ def test_ctrl_c_closes_a_client_that_waits_to_be_closed_and_what_is_lost_is_told
         waiting = child(
             PREAMBLE
             + f"""
-from rollway import tcp_lifetime
+from rollway.transport import tcp_lifetime
 client = rollway.TcpClient("127.0.0.1", port, EXAMPLE, max_inflight_msgs=1)
 for counter in range(3): client.send(sample(0, counter))
 print("ready", flush=True)

@@ -13,8 +13,8 @@ import pytest
 
 import rollway
 from conftest import until
-from rollway import training_log
 from rollway.algorithms import AppoRunner, Policy, SacRunner
+from rollway.runner import training_log
 
 DEADLINE_S = 200
 pytestmark = pytest.mark.timeout(300)  # seconds on a quiet machine; most of it is torch being imported

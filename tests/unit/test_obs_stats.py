@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import rollway
 from conftest import forked
 from rollway import RunningObsStats, SharedObsNormStats
-from rollway.running_obs_stats import Moments
+from rollway.weights.running_obs_stats import Moments
 
 
 def ended(pid):

@@ -27,7 +27,7 @@ from authority import Authority
 from conftest import forked, until
 from lying_proxy import lying
 from rollway import _core
-from rollway.schema import Schema
+from rollway.schema.pytree import Schema
 
 ONE = np.zeros(1, np.int64)
 TOKEN = "sixteen random bytes, or more"

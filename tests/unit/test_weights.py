@@ -13,7 +13,7 @@ import pytest
 import rollway
 from conftest import overwrite
 from rollway import NothingPublished, SchemaMismatch, SharedWeightSync
-from rollway.weight_tree import WeightTree
+from rollway.weights.tree import WeightTree
 
 
 def weights(value=1.0):

@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from rollway.errors import ConnectionClosedError, EnvRaised, InvalidArgument, NotInThisProcess
-from rollway.record_schema import convert
+from rollway.schema.record import convert
 from rollway.vector_env.agreement import ObservationMode
 from rollway.vector_env.crew import Maker
 from rollway.vector_env.fault_policy import FaultPolicy

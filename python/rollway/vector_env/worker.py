@@ -22,8 +22,8 @@ from gymnasium import Env, Space
 from gymnasium.vector import AutoresetMode
 
 from rollway._core import EnvSink, EnvWorker, end_with, map_for
-from rollway.collector_error import signal_of
 from rollway.errors import PeerDied, SegmentNotFound, SystemCallFailed
+from rollway.runner.collector_error import signal_of
 from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
 from rollway.vector_env.member import Member, Notes, Outcome, Step
 from rollway.vector_env.rollout import Target
