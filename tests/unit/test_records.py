@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 import rollway
 from conftest import overwrite, until
-from rollway import RecordKey, ShmRecordClient, _core, record_server
+from rollway import RecordKey, ShmRecordClient, _core
+from rollway.records import server as record_server
 
 SCHEMA = {"tokens": "int32[*]", "logprobs": "float32[*]", "score": "float32[]"}
 KEY = RecordKey("run", "train", 0, "task", 0)
