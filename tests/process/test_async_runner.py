@@ -23,7 +23,8 @@ from collector_targets import (
 
 import rollway
 from conftest import is_gone, until
-from rollway import AsyncRunner, RestartPolicy, RolloutRingBuffer, training_log
+from rollway import AsyncRunner, RestartPolicy, RolloutRingBuffer
+from rollway.runner import training_log
 from rollway.runner.supervisor import _Member
 
 DIMS = {"num_envs": 2, "num_steps": 3, "obs_dim": 4, "action_dim": 1}
