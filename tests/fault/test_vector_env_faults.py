@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 import rollway
 from conftest import forked, is_gone, until
 from rollway import FaultPolicy, _core
-from rollway.vector_env.troupe import Troupe
+from rollway.vector_env.env_pool import Troupe
 from vector_env_toys import Counter, Sampler, counters
 
 CALM, RAISE, KILL, HANG, EXIT, BIG, SLOW = range(7)

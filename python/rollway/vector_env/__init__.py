@@ -5,16 +5,16 @@ Users call `make_vec`.
 | module | what it is |
 |---|---|
 | `shm_vector_env` | the caller's side, as Gymnasium knows it: `ShmVectorEnv` |
-| `troupe` | the environments as the caller sees them: asks, and waits |
+| `env_pool` | the environments as the caller sees them: asks, and waits |
 | `answers`, `results` | what they have answered; where their newest observations lie |
-| `mail` | what is told beside the arrays, and by which way |
-| `mender`, `losses` | what is done about a fault; what the learner hears of it |
+| `messages` | what is told beside the arrays, and by which way |
+| `fault_recovery`, `losses` | what is done about a fault; what the learner hears of it |
 | `allowance`, `blame` | how long one may take; whom an error names |
-| `agreement` | the spaces of the whole, from those of each |
-| `worker`, `member` | a worker process; one environment in it, and its autoreset |
+| `common_spaces` | the spaces of the whole, from those of each |
+| `worker`, `worker_env` | a worker process; one environment in it, and its autoreset |
 | `layout` | what lies where in shared memory |
-| `task` | the words between caller and workers |
-| `crew`, `wire` | the processes, and the pipes to them |
+| `protocol` | the words between caller and workers |
+| `worker_processes`, `pipe` | the processes, and the pipes to them |
 | `rollout` | places in somebody else's shared memory to write to |
 | `fault_policy` | how often one may fail |
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollway.vector_env.task import FAULT, LETTER, PARCEL
+from rollway.vector_env.protocol import FAULT, LETTER, PARCEL
 
 Said = tuple[list[dict[str, Any]], list[Any]]
 """Infos, and the parts of an observation that have no fixed size."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from rollway.errors import EnvRaised
-from rollway.vector_env.task import Fault
+from rollway.vector_env.protocol import Fault
 
 ADVICE = "Use restart=FaultPolicy() to have its environments begun anew while the others go on"
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from rollway.vector_env.task import RESTORED
+from rollway.vector_env.protocol import RESTORED
 
 Reset = tuple[int | None, dict[str, Any] | None]
 """Seed and options."""

@@ -25,10 +25,10 @@ from rollway._core import EnvSink, EnvWorker, end_with, map_for
 from rollway.errors import PeerDied, SegmentNotFound, SystemCallFailed
 from rollway.runner.collector_error import signal_of
 from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
-from rollway.vector_env.member import Member, Notes, Outcome, Step
+from rollway.vector_env.pipe import Inlet, Outlet
+from rollway.vector_env.protocol import FAULT, LETTER, PARCEL, RESET, RESTORED, CallersMistake, Fault
 from rollway.vector_env.rollout import Target
-from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESET, RESTORED, CallersMistake, Fault
-from rollway.vector_env.wire import Inlet, Outlet
+from rollway.vector_env.worker_env import Member, Notes, Outcome, Step
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
-from rollway.vector_env.task import CallersMistake
+from rollway.vector_env.protocol import CallersMistake
 
 Notes = list[dict[str, Any]]
 """What there is to tell beside the arrays: infos, in the order in which they are to be merged."""

@@ -15,10 +15,10 @@ from rollway._core import EnvCaller
 from rollway.errors import WaitTimeout
 from rollway.vector_env.allowance import Allowance
 from rollway.vector_env.blame import named
-from rollway.vector_env.crew import Crew
 from rollway.vector_env.layout import Floor
-from rollway.vector_env.task import LETTER, Fault
-from rollway.vector_env.wire import WorkerGone, WorkerSilent, packed
+from rollway.vector_env.pipe import WorkerGone, WorkerSilent, packed
+from rollway.vector_env.protocol import LETTER, Fault
+from rollway.vector_env.worker_processes import Crew
 
 Label = tuple[int, int]
 """Of a parcel: its environment, and the number by which it is known from those of other answers."""

@@ -20,7 +20,7 @@ from gymnasium.vector.utils import CloudpickleWrapper, clear_mpi_env_vars
 
 from rollway.errors import EnvDied
 from rollway.vector_env.blame import named, raise_fault
-from rollway.vector_env.wire import FOREVER_S, Wire, WorkerGone, WorkerSilent, packed
+from rollway.vector_env.pipe import FOREVER_S, Wire, WorkerGone, WorkerSilent, packed
 from rollway.vector_env.worker import Orders, describe_end, work
 
 Maker = Callable[[], Env[Any, Any]]

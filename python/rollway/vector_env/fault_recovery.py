@@ -14,15 +14,15 @@ from rollway.errors import EnvDied, EnvHung
 from rollway.vector_env.allowance import Allowance
 from rollway.vector_env.answers import Answers
 from rollway.vector_env.blame import ADVICE, named, raise_fault
-from rollway.vector_env.crew import Crew
 from rollway.vector_env.fault_policy import Patience
 from rollway.vector_env.layout import Array
 from rollway.vector_env.losses import Losses
-from rollway.vector_env.mail import Mail
+from rollway.vector_env.messages import Mail
+from rollway.vector_env.protocol import FAULT, PARCEL, RESET, RESTORE, Fault
 from rollway.vector_env.results import Results
 from rollway.vector_env.rollout import Target
-from rollway.vector_env.task import FAULT, PARCEL, RESET, RESTORE, Fault
 from rollway.vector_env.worker import Orders
+from rollway.vector_env.worker_processes import Crew
 
 
 class Mender:
