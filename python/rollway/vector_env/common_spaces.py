@@ -11,7 +11,7 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from rollway.errors import InvalidArgument
-from rollway.vector_env.worker import Introduction
+from rollway.vector_env.protocol import Introduction
 
 ObservationMode = str | tuple[Space[Any], Space[Any]]
 """``"same"``, ``"different"``, or the batched space and the single one."""

@@ -21,20 +21,14 @@ from gymnasium.vector import AutoresetMode
 
 from rollway._core import EnvCaller
 from rollway.errors import EnvDied, EnvRaised, WaitTimeout
-from rollway.vector_env.allowance import Allowance
-from rollway.vector_env.answers import Answers
-from rollway.vector_env.blame import raise_fault
 from rollway.vector_env.common_spaces import Agreement, ObservationMode
-from rollway.vector_env.fault_policy import FaultPolicy, Patience
-from rollway.vector_env.fault_recovery import Mender
-from rollway.vector_env.layout import Blueprint, SpaceLayout
-from rollway.vector_env.losses import Losses, Reset
-from rollway.vector_env.messages import Mail, Packed
+from rollway.vector_env.fault_policy import Allowance, FaultPolicy, Patience
+from rollway.vector_env.fault_recovery import Losses, Mender, Reset
+from rollway.vector_env.layout import Blueprint, SpaceLayout, Target
+from rollway.vector_env.messages import Answers, Mail, Packed
 from rollway.vector_env.pipe import WorkerGone, WorkerSilent, packed
-from rollway.vector_env.protocol import Fault
+from rollway.vector_env.protocol import Fault, Introduction, Orders, raise_fault
 from rollway.vector_env.results import Results
-from rollway.vector_env.rollout import Target
-from rollway.vector_env.worker import Introduction, Orders
 from rollway.vector_env.worker_processes import Crew, Maker
 
 Outcome = tuple[str, list[int], bytes]

@@ -13,17 +13,37 @@ from typing import Any
 
 from rollway._core import EnvCaller
 from rollway.errors import WaitTimeout
-from rollway.vector_env.allowance import Allowance
-from rollway.vector_env.blame import named
+from rollway.vector_env.fault_policy import Allowance
 from rollway.vector_env.layout import Floor
 from rollway.vector_env.pipe import WorkerGone, WorkerSilent, packed
-from rollway.vector_env.protocol import LETTER, Fault
+from rollway.vector_env.protocol import FAULT, LETTER, PARCEL, Fault, named
 from rollway.vector_env.worker_processes import Crew
 
 Label = tuple[int, int]
 """Of a parcel: its environment, and the number by which it is known from those of other answers."""
 Packed = tuple[list[int], dict[int, bytes]]
 """Environments, and by worker what it has to know about the request."""
+
+
+Said = tuple[list[dict[str, Any]], list[Any]]
+"""Infos, and the parts of an observation that have no fixed size."""
+_WRITTEN = LETTER | PARCEL | FAULT
+
+
+class Answers(dict[int, int]):
+    """By environment, in their order: the flags of answers that are taken. Beside them the letters that came along."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: dict[int, Said] = {}
+
+    def is_unread(self, env: int) -> bool:
+        """Whether something came along with an answer, and nobody has read it."""
+        return bool(self.get(env, 0) & _WRITTEN) and env not in self.said
+
+    def give(self, env: int) -> tuple[int, Said]:
+        """The caller gets it."""
+        return self.pop(env), self.said.pop(env, ([], []))
 
 
 class Mail:

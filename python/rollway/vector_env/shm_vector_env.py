@@ -22,11 +22,10 @@ from rollway.schema.record import convert
 from rollway.vector_env.common_spaces import ObservationMode
 from rollway.vector_env.env_pool import Note, Outcome, Troupe
 from rollway.vector_env.fault_policy import FaultPolicy
-from rollway.vector_env.layout import Array, Buffer
+from rollway.vector_env.layout import Array, Buffer, Memory, Place, Target, check_rollout
 from rollway.vector_env.messages import Packed
 from rollway.vector_env.pipe import FOREVER_S
 from rollway.vector_env.protocol import RESET, SEND, STEP
-from rollway.vector_env.rollout import Memory, Place, Target, check_rollout
 from rollway.vector_env.worker_processes import Maker
 
 Result = tuple[Any, Array, Array, Array, dict[str, Any]]

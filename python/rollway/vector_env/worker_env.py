@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
+from rollway._core import EnvSink
+from rollway.vector_env.layout import Array, Buffer, SpaceLayout
 from rollway.vector_env.protocol import CallersMistake
 
 Notes = list[dict[str, Any]]
@@ -36,6 +40,12 @@ class Member:
         """Makes the environment."""
         self.env = self.make()
         self._step, self._reset = self.env.step, self.env.reset
+
+    def remake(self) -> None:
+        """Closes the environment, which is broken, and makes it again."""
+        with contextlib.suppress(Exception):  # that a broken one cannot be closed either is no news
+            self.env.close()
+        self.open()
 
     @property
     def next_step(self) -> Step | None:
@@ -73,3 +83,74 @@ class Member:
             )
         observation, notes = self.begin()
         return observation, 0.0, False, False, notes
+
+
+class Sink:
+    """Writes the results of environments into one buffer."""
+
+    def __init__(self, layout: SpaceLayout, buffer: Buffer) -> None:
+        self._layout, self._arrays = layout, buffer.observations
+        self.rewards = _numbers(buffer.rewards)
+        self.whole = buffer.rewards.dtype if buffer.rewards.dtype.kind in "biu" else None
+        """The dtype of rewards, where it is one of whole numbers, as in a slot: it does not hold every reward."""
+        self.terminations, self.truncations = _numbers(buffer.terminations), _numbers(buffer.truncations)
+        rows = buffer.observations[0] if layout.single else None
+        numbers = (buffer.rewards, buffer.terminations, buffer.truncations)
+        self.plain = None if rows is None else EnvSink.over(rows, *numbers)
+        """The same, natively: it takes what needs no conversion. ``None``: every result is for Python."""
+        self.write: Callable[[int, Any], None] = self._write_parts if rows is None else _row_writer(rows, "")
+        self._writers = [
+            None if array is None else _row_writer(array, part.path)
+            for array, part in zip(self._arrays, layout.parts, strict=True)
+        ]
+
+    def _write_parts(self, env: int, observation: Any) -> None:
+        for writer, value in zip(self._writers, self._layout.split(observation), strict=True):
+            if writer is not None:
+                writer(env, value)
+
+
+def _numbers(array: Array) -> Any:
+    """A memoryview is faster than its array for single numbers. Most kinds of them it does not take from NumPy."""
+    return array.data if array.dtype in (np.float64, np.float32, np.bool_) else array
+
+
+def _row_writer(array: Array, path: str) -> Callable[[int, Any], None]:
+    """Writes one row of an array. A value of another shape is an error, not broadcast; of another kind, too."""
+    shape, dtype = array.shape[1:], array.dtype
+    known = {dtype}
+
+    def write(env: int, value: Any) -> None:
+        if not (type(value) is np.ndarray and value.shape == shape):
+            value = np.asarray(value)
+            if value.shape != shape:
+                raise ValueError(
+                    f"the observation{path} has shape {value.shape}, but its space says {shape} of {dtype}"
+                )
+        if value.dtype not in known:
+            if not np.can_cast(value.dtype, dtype, "same_kind"):
+                raise TypeError(f"the observation{path} is {value.dtype}, which {dtype} of its space cannot hold")
+            known.add(value.dtype)
+        array[env] = value
+
+    return write
+
+
+class Source:
+    """Reads the actions of this worker's environments."""
+
+    def __init__(self, layout: SpaceLayout, arrays: list[Array | None], envs: range) -> None:
+        self._layout, self._first = layout, envs.start
+        self._arrays = [None if array is None else array[envs.start : envs.stop] for array in arrays]
+        self.loose = bool(layout.loose)
+        """Whether actions come by the pipe, whole."""
+
+    def take(self, envs: list[int] | None) -> Sequence[Any] | Array:
+        """One action for each. Copies: an environment may keep its action for longer than the shared memory does."""
+        parts: list[Array] = []
+        for array in self._arrays:
+            assert array is not None  # no loose parts
+            parts.append(array.copy() if envs is None else array[[env - self._first for env in envs]])
+        if self._layout.single:
+            return parts[0]
+        return [self._layout.build(row) for row in zip(*parts, strict=True)]

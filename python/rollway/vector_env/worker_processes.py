@@ -19,9 +19,10 @@ from gymnasium import Env
 from gymnasium.vector.utils import CloudpickleWrapper, clear_mpi_env_vars
 
 from rollway.errors import EnvDied
-from rollway.vector_env.blame import named, raise_fault
+from rollway.runner.collector_error import signal_of
 from rollway.vector_env.pipe import FOREVER_S, Wire, WorkerGone, WorkerSilent, packed
-from rollway.vector_env.worker import Orders, describe_end, work
+from rollway.vector_env.protocol import Orders, named, raise_fault
+from rollway.vector_env.worker import work
 
 Maker = Callable[[], Env[Any, Any]]
 
@@ -188,6 +189,18 @@ class Crew:
         pidfd, self._pidfds[worker] = self._pidfds[worker], None
         if pidfd is not None:
             os.close(pidfd)
+
+
+def describe_end(exitcode: int | None) -> str:
+    """How a process ended, for people."""
+    if exitcode is None:
+        return "it is still there, but has left its work"
+    if exitcode < 0:
+        known = signal_of(exitcode)
+        name = f"signal {-exitcode}" if known is None else known.name  # those of real time have none
+        hints = {"SIGKILL": " (out of memory, or somebody's kill -9?)", "SIGBUS": " (is /dev/shm full?)"}
+        return f"killed by {name}{hints.get(name, '')}"
+    return f"it called exit with code {exitcode}" if exitcode else "it exited in the middle of its work, with code 0"
 
 
 @contextlib.contextmanager
