@@ -4,16 +4,32 @@ Experience goes from many worker processes to the learner, through shared memory
 machines: no serialisation, no lost sample.
 """
 
+from importlib import import_module as _import_module
 from importlib.metadata import version as _version
 
-from rollway import _interpreter as _interpreter  # first: it refuses where the others would hang
 
-# isort: split
-from rollway._core import Group, HistSnapshot, Record, RecordSlot, Sample, SampleInfo, Slot
-from rollway.async_runner import AsyncRunner
-from rollway.batches import PackedBatch, PaddedBatch, pack, pad, token_batches
-from rollway.collector import Collector, StopFlag
-from rollway.collector_supervisor import CollectorSupervisor
+def _refuse_a_sub_interpreter() -> None:
+    """Raises ImportError in a sub-interpreter.
+
+    The native modules below (optree, numpy, our own) keep state for the whole process, and belong to the first
+    interpreter that imported them. In another one, optree waits for ever for a lock.
+    """
+    for name in ("_interpreters", "_xxsubinterpreters"):  # the name from Python 3.13 on, and the name before
+        try:
+            interpreters = _import_module(name)
+        except ImportError:
+            continue
+        if interpreters.get_current() != interpreters.get_main():
+            raise ImportError(
+                "rollway cannot be imported in a sub-interpreter: its native modules work in the main interpreter "
+                "only. Import it there, or start a process of its own (multiprocessing, subprocess)"
+            )
+        return
+
+
+_refuse_a_sub_interpreter()  # before the imports below, which would hang
+
+from rollway.compat import ZeroCopySHMBuffer, shared_memory_rl_pipeline
 from rollway.errors import (
     AddressUnavailable,
     BatchesHeld,
@@ -54,31 +70,51 @@ from rollway.errors import (
     UnusableEnvironment,
     WaitTimeout,
 )
-from rollway.groups import GroupAssembler
-from rollway.record_key import GroupKey, RecordKey
-from rollway.record_schema import RecordSchema
-from rollway.record_server import RecordServer
-from rollway.replay_buffer import ReplayBuffer
-from rollway.replay_pipelines import ReplayPipeline
-from rollway.restart_policy import RestartPolicy
-from rollway.rl_pipeline import shared_memory_rl_pipeline
-from rollway.rollout_ring_buffer import RolloutInfo, RolloutRingBuffer
-from rollway.running_obs_stats import RunningObsStats
-from rollway.segments import SegmentInfo, gc, segments
-from rollway.server import Server
-from rollway.shared_obs_norm_stats import SharedObsNormStats
-from rollway.shared_weight_sync import SharedWeightSync
-from rollway.shm_client import ShmClient
-from rollway.shm_record_client import ShmRecordClient
-from rollway.shm_transport import ShmTransport
-from rollway.tcp_client import TcpClient
-from rollway.tcp_record_client import TcpRecordClient
-from rollway.tcp_transport import TcpTransport, Tls
-from rollway.tcp_weights import TcpWeights
-from rollway.trajectory_accumulator import TrajectoryAccumulator
-from rollway.transport import Endpoint, Intake, RecordIntake, RecordTransport, Transport, WeightOutlet
+from rollway.machine import SegmentInfo, gc, segments
+from rollway.records import (
+    Group,
+    GroupAssembler,
+    GroupKey,
+    PackedBatch,
+    PaddedBatch,
+    Record,
+    RecordKey,
+    RecordSchema,
+    RecordServer,
+    RecordSlot,
+    ShmRecordClient,
+    TcpRecordClient,
+    pack,
+    pad,
+    token_batches,
+)
+from rollway.replay import ReplayBuffer, ReplayPipeline
+from rollway.ring import (
+    HistSnapshot,
+    RolloutInfo,
+    RolloutRingBuffer,
+    Sample,
+    SampleInfo,
+    Server,
+    ShmClient,
+    Slot,
+    TcpClient,
+    TrajectoryAccumulator,
+)
+from rollway.runner import AsyncRunner, Collector, CollectorSupervisor, RestartPolicy, StopFlag
+from rollway.transport import (
+    Endpoint,
+    Intake,
+    RecordIntake,
+    RecordTransport,
+    ShmTransport,
+    TcpTransport,
+    Tls,
+    Transport,
+    WeightOutlet,
+)
 from rollway.vector_env import FaultPolicy, make_vec
-from rollway.zero_copy_shm_buffer import ZeroCopySHMBuffer
+from rollway.weights import RunningObsStats, SharedObsNormStats, SharedWeightSync, TcpWeights
 
 __version__ = _version("rollway")
 

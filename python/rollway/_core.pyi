@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import disjoint_base
 
-from rollway.record_key import GroupKey
+from rollway.records.key import GroupKey
 
 __all__ = [
     "Assembler",

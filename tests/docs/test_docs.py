@@ -37,7 +37,7 @@ def test_there_are_examples_in_docstrings():
     with_examples = {
         test.name for module in MODULES for test in finder.find(importlib.import_module(module)) if test.examples
     }
-    assert {"rollway.server.Server", "rollway.shm_client.ShmClient"} <= with_examples
+    assert {"rollway.ring.server.Server", "rollway.ring.shm_client.ShmClient"} <= with_examples
 
 
 def run(path):

@@ -16,8 +16,8 @@
 //!
 //! The grammar is a part of JSON, as Python's `json.dumps` writes it without spaces: ASCII, no fractions. The parser is written
 //! by hand: `serde_json` would build a tree of values first, which has to be bounded and walked again, and its limit of depth
-//! is not ours to choose. Not done here: what a dtype means to numpy, and which leaves fit which arrays. `rollway.schema` and
-//! `rollway.weight_tree` write the text.
+//! is not ours to choose. Not done here: what a dtype means to numpy, and which leaves fit which arrays. `rollway.schema.pytree` and
+//! `rollway.weights.tree` write the text.
 
 use std::collections::HashSet;
 use std::fmt;

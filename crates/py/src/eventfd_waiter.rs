@@ -1,4 +1,4 @@
-//! `EventfdWaiter`: lets an event loop wait for a handle. `rollway.async_bell` asks the handles for one.
+//! `EventfdWaiter`: lets an event loop wait for a handle. `rollway.waiting.notifier` asks the handles for one.
 
 use crate::errors::to_py;
 use pyo3::prelude::*;

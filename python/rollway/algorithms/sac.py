@@ -28,11 +28,11 @@ from rollway.algorithms.sac_collector import Report, blank_report, collect
 from rollway.algorithms.sac_learner import SacLearner
 from rollway.algorithms.settings import SacSettings
 from rollway.errors import WaitTimeout
-from rollway.replay_buffer import ReplayBuffer
-from rollway.replay_pipelines import ReplayPipeline
-from rollway.server import Server
-from rollway.shared_weight_sync import SharedWeightSync
-from rollway.shm_transport import ShmTransport
+from rollway.replay.buffer import ReplayBuffer
+from rollway.replay.pipeline import ReplayPipeline
+from rollway.ring.server import Server
+from rollway.transport.shm import ShmTransport
+from rollway.weights.shared_weight_sync import SharedWeightSync
 
 
 class Chunks:

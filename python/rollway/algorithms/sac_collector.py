@@ -13,10 +13,10 @@ import numpy as np
 from rollway.algorithms import acting
 from rollway.algorithms.environment import Environment
 from rollway.algorithms.settings import SacSettings
-from rollway.collector import Collector
-from rollway.replay_buffer import ReplayBuffer
-from rollway.shared_weight_sync import SharedWeightSync
-from rollway.shm_client import ShmClient
+from rollway.replay.buffer import ReplayBuffer
+from rollway.ring.shm_client import ShmClient
+from rollway.runner.collector import Collector
+from rollway.weights.shared_weight_sync import SharedWeightSync
 
 Report = dict[str, np.ndarray[Any, Any]]
 

@@ -2,21 +2,21 @@
 
 Users call `make_vec`.
 
-| module | what it is |
-|---|---|
-| `shm_vector_env` | the caller's side, as Gymnasium knows it: `ShmVectorEnv` |
-| `troupe` | the environments as the caller sees them: asks, and waits |
-| `answers`, `results` | what they have answered; where their newest observations lie |
-| `mail` | what is told beside the arrays, and by which way |
-| `mender`, `losses` | what is done about a fault; what the learner hears of it |
-| `allowance`, `blame` | how long one may take; whom an error names |
-| `agreement` | the spaces of the whole, from those of each |
-| `worker`, `member` | a worker process; one environment in it, and its autoreset |
-| `layout` | what lies where in shared memory |
-| `task` | the words between caller and workers |
-| `crew`, `wire` | the processes, and the pipes to them |
-| `rollout` | places in somebody else's shared memory to write to |
-| `fault_policy` | how often one may fail |
+```text
+shm_vector_env.py     `ShmVectorEnv`: the caller's side, as Gymnasium knows it
+env_pool.py           the environments as the caller sees them: requests, and waits for answers
+results.py            where the newest results of each environment lie
+messages.py           what is sent beside the arrays: in shared memory, or by a pipe
+fault_recovery.py     restarts what failed; which episodes were lost, and what the learner is told
+fault_policy.py       how often an environment may fail, and how long it may take
+common_spaces.py      the spaces of the whole, from those of each environment
+worker_processes.py   starts, stops and replaces the processes
+pipe.py               the two ends of the pipe to a worker
+worker.py             what runs in a worker process
+worker_env.py         one environment in it: its autoreset, its results, its actions
+protocol.py           what caller and workers tell each other: tasks, flags, faults
+layout.py             where the arrays lie, in our segment and in a slot of a ring
+```
 
 Gymnasium is imported on use: ``pip install ".[gymnasium]"`` in the clone of Rollway.
 """
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rollway.errors import InvalidArgument
-from rollway.machine import Cgroup
+from rollway.machine.doctor import Cgroup
 from rollway.vector_env.fault_policy import FaultPolicy
 
 if TYPE_CHECKING:

@@ -18,16 +18,15 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from rollway.errors import ConnectionClosedError, EnvRaised, InvalidArgument, NotInThisProcess
-from rollway.record_schema import convert
-from rollway.vector_env.agreement import ObservationMode
-from rollway.vector_env.crew import Maker
+from rollway.schema.record import convert
+from rollway.vector_env.common_spaces import ObservationMode
+from rollway.vector_env.env_pool import Note, Outcome, Troupe
 from rollway.vector_env.fault_policy import FaultPolicy
-from rollway.vector_env.layout import Array, Buffer
-from rollway.vector_env.mail import Packed
-from rollway.vector_env.rollout import Memory, Place, Target, check_rollout
-from rollway.vector_env.task import RESET, SEND, STEP
-from rollway.vector_env.troupe import Note, Outcome, Troupe
-from rollway.vector_env.wire import FOREVER_S
+from rollway.vector_env.layout import Array, Buffer, Memory, Place, Target, check_rollout
+from rollway.vector_env.messages import Packed
+from rollway.vector_env.pipe import FOREVER_S
+from rollway.vector_env.protocol import RESET, SEND, STEP
+from rollway.vector_env.worker_processes import Maker
 
 Result = tuple[Any, Array, Array, Array, dict[str, Any]]
 _RESERVED = ("reset", "step", "close")

@@ -17,35 +17,25 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
-from gymnasium import Env, Space
+from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
 from rollway._core import EnvSink, EnvWorker, end_with, map_for
-from rollway.collector_error import signal_of
 from rollway.errors import PeerDied, SegmentNotFound, SystemCallFailed
-from rollway.vector_env.layout import Array, Blueprint, Buffer, SpaceLayout
-from rollway.vector_env.member import Member, Notes, Outcome, Step
-from rollway.vector_env.rollout import Target
-from rollway.vector_env.task import FAULT, LETTER, PARCEL, RESET, RESTORED, CallersMistake, Fault
-from rollway.vector_env.wire import Inlet, Outlet
-
-
-@dataclass(frozen=True)
-class Orders:
-    """What a worker is told when it is started."""
-
-    worker: int
-    caller: int
-    """Its process id."""
-    envs: range
-    mode: AutoresetMode
-    blueprint: Blueprint | None
-    """``None``: tell the spaces first; the blueprint comes by the pipe."""
-    name: str | None
-    """The segment; comes with the blueprint."""
-    targets: tuple[Target, ...] = ()
-    """Other places to write to, known before this worker was."""
+from rollway.vector_env.layout import Array, Blueprint, Buffer, Target
+from rollway.vector_env.pipe import Inlet, Outlet
+from rollway.vector_env.protocol import (
+    FAULT,
+    LETTER,
+    PARCEL,
+    RESET,
+    RESTORED,
+    CallersMistake,
+    Fault,
+    Introduction,
+    Orders,
+)
+from rollway.vector_env.worker_env import Member, Notes, Outcome, Sink, Source, Step
 
 
 @dataclass(frozen=True)
@@ -53,22 +43,6 @@ class Unread:
     """In place of a parameter that could not be unpickled."""
 
     why: Exception
-
-
-@dataclass(frozen=True)
-class Introduction:
-    """What a worker tells about its environments, so that the blueprint can be drawn."""
-
-    observation_spaces: list[Space[Any]]
-    action_spaces: list[Space[Any]]
-    metadata: dict[str, Any]
-    render_mode: str | None
-
-    @classmethod
-    def of(cls, envs: Sequence[Env[Any, Any]]) -> Introduction:
-        """Of these environments."""
-        observations, actions = [env.observation_space for env in envs], [env.action_space for env in envs]
-        return cls(observations, actions, dict(envs[0].metadata), envs[0].render_mode)
 
 
 def _pickled(introduction: Introduction) -> bytes | None:
@@ -244,7 +218,7 @@ class Desk:
         member = self._members[env - self._first]
         seed, options, remake = self._parameter(env)
         if remake:
-            _remake(member)
+            member.remake()
         observation, notes = member.reset(seed, options)
         sink.write(env, observation)
         sink.rewards[env], sink.terminations[env], sink.truncations[env] = 0.0, False, False
@@ -257,7 +231,7 @@ class Desk:
         member = self._members[env - self._first]
         member.seed, remake = self._parameter(env)
         if remake:
-            _remake(member)
+            member.remake()
         return self._begin_anew(env, sink)
 
     def _begin_anew(self, env: int, sink: Sink) -> int:
@@ -399,92 +373,3 @@ class Desk:
             return pickle.dumps(results, pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # noqa: BLE001 - what cannot travel is told as a fault
             return self._first, Fault.of(error)
-
-
-def _remake(member: Member) -> None:
-    with contextlib.suppress(Exception):  # it is broken: that it cannot be closed either is no news
-        member.env.close()
-    member.open()
-
-
-class Sink:
-    """Writes the results of environments into one buffer."""
-
-    def __init__(self, layout: SpaceLayout, buffer: Buffer) -> None:
-        self._layout, self._arrays = layout, buffer.observations
-        self.rewards = _numbers(buffer.rewards)
-        self.whole = buffer.rewards.dtype if buffer.rewards.dtype.kind in "biu" else None
-        """The dtype of rewards, where it is one of whole numbers, as in a slot: it does not hold every reward."""
-        self.terminations, self.truncations = _numbers(buffer.terminations), _numbers(buffer.truncations)
-        rows = buffer.observations[0] if layout.single else None
-        numbers = (buffer.rewards, buffer.terminations, buffer.truncations)
-        self.plain = None if rows is None else EnvSink.over(rows, *numbers)
-        """The same, natively: it takes what needs no conversion. ``None``: every result is for Python."""
-        self.write: Callable[[int, Any], None] = self._write_parts if rows is None else _row_writer(rows, "")
-        self._writers = [
-            None if array is None else _row_writer(array, part.path)
-            for array, part in zip(self._arrays, layout.parts, strict=True)
-        ]
-
-    def _write_parts(self, env: int, observation: Any) -> None:
-        for writer, value in zip(self._writers, self._layout.split(observation), strict=True):
-            if writer is not None:
-                writer(env, value)
-
-
-def _numbers(array: Array) -> Any:
-    """A memoryview is faster than its array for single numbers. Most kinds of them it does not take from NumPy."""
-    return array.data if array.dtype in (np.float64, np.float32, np.bool_) else array
-
-
-def _row_writer(array: Array, path: str) -> Callable[[int, Any], None]:
-    """Writes one row of an array. A value of another shape is an error, not broadcast; of another kind, too."""
-    shape, dtype = array.shape[1:], array.dtype
-    known = {dtype}
-
-    def write(env: int, value: Any) -> None:
-        if not (type(value) is np.ndarray and value.shape == shape):
-            value = np.asarray(value)
-            if value.shape != shape:
-                raise ValueError(
-                    f"the observation{path} has shape {value.shape}, but its space says {shape} of {dtype}"
-                )
-        if value.dtype not in known:
-            if not np.can_cast(value.dtype, dtype, "same_kind"):
-                raise TypeError(f"the observation{path} is {value.dtype}, which {dtype} of its space cannot hold")
-            known.add(value.dtype)
-        array[env] = value
-
-    return write
-
-
-class Source:
-    """Reads the actions of this worker's environments."""
-
-    def __init__(self, layout: SpaceLayout, arrays: list[Array | None], envs: range) -> None:
-        self._layout, self._first = layout, envs.start
-        self._arrays = [None if array is None else array[envs.start : envs.stop] for array in arrays]
-        self.loose = bool(layout.loose)
-        """Whether actions come by the pipe, whole."""
-
-    def take(self, envs: list[int] | None) -> Sequence[Any] | Array:
-        """One action for each. Copies: an environment may keep its action for longer than the shared memory does."""
-        parts: list[Array] = []
-        for array in self._arrays:
-            assert array is not None  # no loose parts
-            parts.append(array.copy() if envs is None else array[[env - self._first for env in envs]])
-        if self._layout.single:
-            return parts[0]
-        return [self._layout.build(row) for row in zip(*parts, strict=True)]
-
-
-def describe_end(exitcode: int | None) -> str:
-    """How a process ended, for people."""
-    if exitcode is None:
-        return "it is still there, but has left its work"
-    if exitcode < 0:
-        known = signal_of(exitcode)
-        name = f"signal {-exitcode}" if known is None else known.name  # those of real time have none
-        hints = {"SIGKILL": " (out of memory, or somebody's kill -9?)", "SIGBUS": " (is /dev/shm full?)"}
-        return f"killed by {name}{hints.get(name, '')}"
-    return f"it called exit with code {exitcode}" if exitcode else "it exited in the middle of its work, with code 0"

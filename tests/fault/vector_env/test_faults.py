@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 
 import rollway
 from rollway import FaultPolicy, _core
-from rollway.vector_env.troupe import Troupe
+from rollway.vector_env.env_pool import Troupe
 from tests import ROOT
 from tests.support.processes import forked, is_gone, until
 from tests.support.vector_env_toys import Counter, Sampler, counters

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollway
-from rollway import record_metadata
 from rollway.integrations.atropos import ATROPOS_SCHEMA, decode_group, decode_trajectory, encode_group
 from rollway.integrations.atropos.identity import instance_id
+from rollway.records import metadata as record_metadata
 
 
 class Arrived:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import rollway
-from rollway import training_log
 from rollway.algorithms import AppoRunner, Policy, SacRunner
+from rollway.runner import training_log
 from tests.support.processes import until
 
 DEADLINE_S = 200

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import rollway
-from rollway import tcp_lifetime
+from rollway.transport import tcp_lifetime
 from tests.support.processes import Ledger, forked, until
 
 WORDS = 64
@@ -678,7 +678,7 @@ def test_ctrl_c_closes_a_client_that_waits_to_be_closed_and_what_is_lost_is_told
         waiting = child(
             PREAMBLE
             + f"""
-from rollway import tcp_lifetime
+from rollway.transport import tcp_lifetime
 client = rollway.TcpClient("127.0.0.1", port, EXAMPLE, max_inflight_msgs=1)
 for counter in range(3): client.send(sample(0, counter))
 print("ready", flush=True)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import rollway
-from rollway import AsyncRunner, RestartPolicy, RolloutRingBuffer, training_log
-from rollway.collector_supervisor import _Member
+from rollway import AsyncRunner, RestartPolicy, RolloutRingBuffer
+from rollway.runner import training_log
+from rollway.runner.supervisor import _Member
 from tests.support.collector_targets import (
     Unpicklable,
     collect,

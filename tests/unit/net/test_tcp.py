@@ -24,7 +24,7 @@ import torch
 
 import rollway
 from rollway import _core
-from rollway.schema import Schema
+from rollway.schema.pytree import Schema
 from tests.support.authority import Authority
 from tests.support.lying_proxy import lying
 from tests.support.processes import forked, until

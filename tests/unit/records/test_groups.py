@@ -119,7 +119,7 @@ def test_one_tombstone_may_speak_for_the_whole_group(server, send):
     assembler = GroupAssembler(3, on_incomplete="partial")
     assembler.add(send("a", 1))
     assert assembler.held == 1
-    assembler.add(send("a", rollway.record_key.WHOLE_GROUP, tombstone=True))
+    assembler.add(send("a", rollway.records.key.WHOLE_GROUP, tombstone=True))
     group = assembler.pop()
     assert [record.key.repetition_id for record in group.records] == [1] and group.missing == [0, 2]
     assert group.key.whole == RecordKey("run", "train", 0, "a", -1)
@@ -154,7 +154,7 @@ def test_memory_is_bounded(server, send):
 def test_a_group_that_is_over_when_it_is_first_heard_of_takes_no_others_room(server, send):
     assembler = GroupAssembler(2, max_groups=1)
     assembler.add(send("a", 0))
-    assembler.add(send("b", rollway.record_key.WHOLE_GROUP, tombstone=True))
+    assembler.add(send("b", rollway.records.key.WHOLE_GROUP, tombstone=True))
     assert assembler.counts.dead == 1 and assembler.counts.evicted == 0
     assembler.add(send("a", 1))
     assert assembler.pop().is_complete

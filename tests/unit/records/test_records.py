@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollway
-from rollway import RecordKey, ShmRecordClient, _core, record_server
+from rollway import RecordKey, ShmRecordClient, _core
+from rollway.records import server as record_server
 from tests.support.processes import until
 from tests.support.segments import overwrite
 

@@ -19,8 +19,8 @@ from hypothesis.extra import numpy as arrays
 import rollway
 from rollway._core import read_schema
 from rollway.errors import ForeignSchema
-from rollway.record_schema import RecordSchema
-from rollway.schema import Schema, dtype_text, known_dtype
+from rollway.schema.pytree import Schema, dtype_text, known_dtype
+from rollway.schema.record import RecordSchema
 
 Step = namedtuple("Step", "obs reward")
 

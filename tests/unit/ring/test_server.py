@@ -670,7 +670,7 @@ def test_threads_that_submit_first_at_the_same_time_are_one_producer(monkeypatch
                 both.wait(0.2)
             return Producer.beside(*args)
 
-    monkeypatch.setattr("rollway.server.Producer", Slow)
+    monkeypatch.setattr("rollway.ring.server.Producer", Slow)
     with rollway.Server(ONE, 2) as server:
         threads = [threading.Thread(target=submit, args=(server, 1)) for _ in range(2)]
         for thread in threads:

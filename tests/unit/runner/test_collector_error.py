@@ -3,7 +3,7 @@
 import pytest
 
 import rollway
-from rollway.collector_error import (
+from rollway.runner.collector_error import (
     Failure,
     OomKills,
     build_error_pipe,

@@ -3,8 +3,8 @@
 import pytest
 
 import rollway
-from rollway import training_log
-from rollway.training_log import TrainingLog
+from rollway.runner import training_log
+from rollway.runner.training_log import TrainingLog
 
 
 def test_lines_come_back_and_a_second_run_appends(tmp_path):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import rollway
 from rollway import RunningObsStats, SharedObsNormStats
-from rollway.running_obs_stats import Moments
+from rollway.weights.running_obs_stats import Moments
 from tests.support.processes import forked
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import rollway
 from rollway import NothingPublished, SchemaMismatch, SharedWeightSync
-from rollway.weight_tree import WeightTree
+from rollway.weights.tree import WeightTree
 from tests.support.segments import overwrite
 
 

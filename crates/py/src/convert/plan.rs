@@ -34,7 +34,7 @@ struct Entry {
     guess: AtomicUsize,
 }
 
-/// `Plan(schema, text, leaves, tree)`: built by `rollway.schema.Schema`, used by every handle.
+/// `Plan(schema, text, leaves, tree)`: built by `rollway.schema.pytree.Schema`, used by every handle.
 ///
 /// `leaves` is a list of `(dtype, shape, bytes)`; `tree` is `int` for a leaf, `("dict", [(key, tree), …])`,
 /// `("tuple", [tree, …])`, `("list", [tree, …])`, or `None` where Python has to flatten.

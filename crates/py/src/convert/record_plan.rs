@@ -27,7 +27,7 @@ pub struct RecordLeaf {
     number: Option<Number>,
 }
 
-/// `RecordPlan(schema, text, leaves)`: built by `rollway.record_schema.RecordSchema`, used by every handle.
+/// `RecordPlan(schema, text, leaves)`: built by `rollway.schema.record.RecordSchema`, used by every handle.
 ///
 /// `leaves` is a list of `(name, dtype, shape, row_bytes, ragged)`.
 #[pyclass(frozen, module = "rollway._core")]

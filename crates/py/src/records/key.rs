@@ -1,4 +1,4 @@
-//! A `RecordKey` as bytes and back, natively. `rollway.record_key` defines the format, and words the errors.
+//! A `RecordKey` as bytes and back, natively. `rollway.records.key` defines the format, and words the errors.
 
 use crate::errors::named;
 use pyo3::ffi;
@@ -14,7 +14,7 @@ static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static NEW_TUPLE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 fn class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
-    CLASS.import(py, "rollway.record_key", "RecordKey")
+    CLASS.import(py, "rollway.records.key", "RecordKey")
 }
 
 /// The bytes of a key.

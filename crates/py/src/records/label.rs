@@ -49,7 +49,7 @@ impl<'py> Label<'py> {
         if let Some(encoded) = json::encode(metadata) {
             return Ok(Metadata::Encoded(encoded));
         }
-        let encode = ENCODE.import(py, "rollway.record_metadata", "encode")?;
+        let encode = ENCODE.import(py, "rollway.records.metadata", "encode")?;
         Ok(Metadata::Given(encode.call1((metadata,))?.cast_into::<PyBytes>()?))
     }
 

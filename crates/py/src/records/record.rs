@@ -228,7 +228,7 @@ impl Record {
             match json::decode(py, bytes) {
                 Some(object) => object.unbind(),
                 None => {
-                    let decode = DECODE.import(py, "rollway.record_metadata", "decode")?;
+                    let decode = DECODE.import(py, "rollway.records.metadata", "decode")?;
                     decode.call1((PyBytes::new(py, bytes),))?.unbind()
                 }
             }

@@ -16,8 +16,8 @@ import numpy as np
 
 from rollway.cli.demo.trajectory import Array, Item, Tally, example
 from rollway.errors import WaitTimeout
-from rollway.server import Server
-from rollway.shm_transport import ShmTransport
+from rollway.ring.server import Server
+from rollway.transport.shm import ShmTransport
 
 _TICK_S = 0.1
 

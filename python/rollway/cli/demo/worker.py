@@ -15,7 +15,7 @@ from typing import Any
 
 from rollway.cli.demo.trajectory import Item, example, trajectory
 from rollway.errors import ConnectionClosedError
-from rollway.shm_client import ShmClient
+from rollway.ring.shm_client import ShmClient
 
 _LEARNER_GONE_S = 10.0
 

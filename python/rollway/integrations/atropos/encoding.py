@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from rollway.errors import InvalidArgument, SchemaMismatch
-from rollway.record_metadata import encode
+from rollway.records.metadata import encode
 
 ATROPOS_SCHEMA: dict[str, str] = {
     "tokens": "int32[*]",

@@ -12,14 +12,14 @@ import time
 from typing import TYPE_CHECKING
 
 from rollway.errors import InvalidArgument, WaitTimeout
-from rollway.groups import GroupAssembler
-from rollway.hosting import not_let_in
 from rollway.integrations.atropos.encoding import LARGEST_GROUP
+from rollway.records.groups import GroupAssembler
+from rollway.transport.server_base import not_let_in
 
 if TYPE_CHECKING:
     from rollway._core import Group, Record
-    from rollway.record_key import RecordKey
-    from rollway.record_server import RecordServer
+    from rollway.records.key import RecordKey
+    from rollway.records.server import RecordServer
 
 _MOST = 64  # records per read
 

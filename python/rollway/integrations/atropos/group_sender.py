@@ -16,12 +16,12 @@ import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from rollway import record_metadata
-from rollway.async_sends import Vigil
 from rollway.errors import ConnectionClosedError, PeerDied, RecordTooLarge, RingFull
 from rollway.integrations.atropos.encoding import EncodedRecord, encode_group
 from rollway.integrations.atropos.identity import as_text
-from rollway.record_key import GroupKey, RecordKey
+from rollway.records import metadata as record_metadata
+from rollway.records.key import GroupKey, RecordKey
+from rollway.waiting.sends import Vigil
 
 PHASE = "train"  # evaluation stays inside the environment: Atropos sends none of it
 _ALONE_S = 60.0  # how long an environment waits for a learner that died

@@ -14,7 +14,7 @@ from typing import Any
 from rollway.errors import InvalidArgument
 from rollway.integrations.atropos.encoding import decode_group
 from rollway.integrations.atropos.group_reader import GroupReader
-from rollway.record_server import RecordServer
+from rollway.records.server import RecordServer
 
 _log = logging.getLogger(__name__)
 

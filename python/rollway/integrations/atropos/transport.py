@@ -25,7 +25,7 @@ from rollway.integrations.atropos.encoding import ATROPOS_SCHEMA
 from rollway.integrations.atropos.group_sender import GroupSender, TcpGroupSender
 
 if TYPE_CHECKING:
-    from rollway.record_key import GroupKey
+    from rollway.records.key import GroupKey
 
 _log = logging.getLogger(__name__)
 _SILENT_S = 5.0  # how long a learner may take to appear before somebody wonders

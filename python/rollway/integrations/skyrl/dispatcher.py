@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from rollway import ConnectionClosedError, Group, InvalidArgument, PeerDied, Record, RecordServer, segments
-from rollway.hosting import not_let_in
 from rollway.integrations.skyrl.ask import Ask
 from rollway.integrations.skyrl.errors import StashFull, TrajectoryMissing, TrajectoryTimeout, TrajectoryUnusable
 from rollway.integrations.skyrl.stash import Slot, Stash
+from rollway.transport.server_base import not_let_in
 
 _MOST = 256  # records per read
 _PATROL_S = 1.0

@@ -36,9 +36,9 @@ from types import FrameType
 from typing import Any
 
 from rollway import _core
-from rollway.collector_error import signal_of
 from rollway.integrations.skyrl.errors import LaunchFailed
-from rollway.segments import segments
+from rollway.machine.catalog import segments
+from rollway.runner.collector_error import signal_of
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from rollway import Group, GroupAssembler, GroupKey, Record
-from rollway.groups import tombstone_reason
 from rollway.integrations.atropos.encoding import group_size, metadata_beginning
 from rollway.integrations.skyrl.ask import Ask
 from rollway.integrations.skyrl.errors import TrajectoryMissing, TrajectoryUnusable
 from rollway.integrations.skyrl.trajectory import UNTRAINED_MASK
+from rollway.records.groups import tombstone_reason
 
 Match = Literal["stream", "id"]
 

@@ -1,0 +1,49 @@
+"""The machine: what lies in its shared memory, what it offers to Rollway, and what stands in the way.
+
+```text
+catalog.py   `segments`, `gc`: which segments there are, and which of them can go (`rollway ls`, `rollway gc`)
+doctor.py    `examine` and its checks (`rollway doctor`); `Cgroup`: the limits of this process's control group
+```
+"""
+
+from rollway.machine.catalog import SegmentInfo, gc, segments
+from rollway.machine.doctor import (
+    Cgroup,
+    Finding,
+    Status,
+    check_cpus,
+    check_huge_pages,
+    check_kernel,
+    check_locked_memory,
+    check_memory,
+    check_open_files,
+    check_proc,
+    check_round_trip,
+    check_segments,
+    check_shared_memory,
+    check_watches,
+    examine,
+    judge_shared_memory,
+)
+
+__all__ = [
+    "Cgroup",
+    "Finding",
+    "SegmentInfo",
+    "Status",
+    "check_cpus",
+    "check_huge_pages",
+    "check_kernel",
+    "check_locked_memory",
+    "check_memory",
+    "check_open_files",
+    "check_proc",
+    "check_round_trip",
+    "check_segments",
+    "check_shared_memory",
+    "check_watches",
+    "examine",
+    "gc",
+    "judge_shared_memory",
+    "segments",
+]

@@ -1,0 +1,123 @@
+"""Metrics of servers as OpenMetrics text, or as a collector for prometheus-client. Needs the extra ``metrics``.
+
+Everything is read off the ring when somebody asks, and costs nothing meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rollway._core import HistSnapshot
+from rollway.errors import MissingExtra
+from rollway.ring.server import Server
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+# What only grows; every other number of `Server.stats` may fall.
+_COUNTERS = frozenset(
+    {
+        "samples_released",
+        "batches_released",
+        "claim_retries",
+        "blocked",
+        "dropped_oldest",
+        "dropped_newest",
+        "recovered_slots",
+        "reoffered_batches",
+        "aborted",
+        "wakeups",
+        "producers_died",
+    }
+)
+_NOW = frozenset({"tcp_connections", "tcp_sessions", "tcp_weight_clients"})
+_QUANTILES = (("0.5", "p50_ns"), ("0.9", "p90_ns"), ("0.99", "p99_ns"))
+_HISTOGRAMS = {
+    "memcpy": "Copying a sample into its slot.",
+    "queue_dwell": "From the commit of a batch's first sample until the batch was taken.",
+    "wait": "How long the learner waited for a batch, when it had to.",
+}
+
+
+class Collector:
+    """Gives the numbers of servers to prometheus-client: ``REGISTRY.register(Collector(server))``.
+
+    A registry takes one collector, for the names of the numbers are the same for every server: give it all of them.
+    They are told apart by the label ``ring``. A server that is closed shows its last numbers.
+    """
+
+    def __init__(self, *servers: Server) -> None:
+        _need_prometheus()
+        self._servers = _labelled(servers)
+
+    def collect(self) -> Iterator[Metric]:
+        """Reads every number once."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+
+        families: dict[str, Any] = {}
+        for ring, server in self._servers.items():
+            for name, value in server.stats().items():
+                if name not in families:
+                    grows = name in _COUNTERS or (name.startswith("tcp_") and name not in _NOW)
+                    kind = CounterMetricFamily if grows else GaugeMetricFamily
+                    families[name] = kind(f"rollway_{name}", f"`{name}` of Server.stats().", labels=["ring"])
+                families[name].add_metric([ring], value)
+            for name, snapshot in server.histograms().items():
+                full = f"rollway_{name}_seconds"
+                if full not in families:
+                    families[full] = SummaryMetricFamily(full, _HISTOGRAMS[name], labels=["ring"])
+                families[full].add_metric([ring], snapshot.count, snapshot.mean_ns * snapshot.count / 1e9)
+                for quantile, field in _QUANTILES if snapshot.count else ():
+                    families[full].add_sample(full, {"ring": ring, "quantile": quantile}, _seconds(snapshot, field))
+        yield from families.values()
+
+
+def openmetrics(*servers: Server) -> str:
+    """The numbers of servers as OpenMetrics text, to be served as `CONTENT_TYPE`.
+
+    >>> import numpy as np, rollway
+    >>> with rollway.Server({"x": np.zeros(1)}, batch_size=1) as server:
+    ...     _ = server.submit({"x": np.zeros(1)})
+    ...     text = openmetrics(server)
+    >>> [line for line in text.splitlines() if line.startswith("rollway_ready_samples")]
+    ['rollway_ready_samples{ring="in-process"} 1.0']
+    """
+    collector = Collector(*servers)
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    exposition: Any = import_module("prometheus_client.openmetrics.exposition")  # has no types
+    text: bytes = exposition.generate_latest(registry)
+    return text.decode()
+
+
+def _need_prometheus() -> None:
+    try:
+        import_module("prometheus_client")
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            "rollway.metrics needs prometheus-client: pip install '.[metrics]' in the clone of Rollway",
+            name=error.name,
+        ) from None
+
+
+def _labelled(servers: Sequence[Server]) -> dict[str, Server]:
+    """The servers by the names of their rings; the second of a name has its number behind it."""
+    labelled: dict[str, Server] = {}
+    for server in servers:
+        name = label = server.name or "in-process"
+        number = 1
+        while label in labelled:
+            label = f"{name}-{(number := number + 1)}"
+        labelled[label] = server
+    return labelled
+
+
+def _seconds(snapshot: HistSnapshot, field: str) -> float:
+    nanoseconds: int = getattr(snapshot, field)
+    return nanoseconds / 1e9

@@ -1,0 +1,256 @@
+"""RecordServer: the learner's end of records, which may have any length. Waiting, reading and recovery are native."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rollway._core import Record, RecordConsumer, RecordProducer
+from rollway.errors import ConnectionClosedError, ForeignSchema, InvalidArgument, WaitTimeout
+from rollway.records.key import RecordKey
+from rollway.ring.server import OnFull
+from rollway.schema.record import RecordSchema
+from rollway.transport.base import RecordIntake, RecordTransport
+from rollway.transport.server_base import Hosting, not_let_in, sort_out
+from rollway.transport.shm import ShmTransport
+from rollway.waiting.peer_watch import Lookout, Trouble, gone
+
+_RECORD_BYTES = 16_384  # what a record has on average, when nobody says how many there may be
+
+
+class RecordServer(Hosting):
+    """Collects records from workers into lanes, one per worker, and hands them out one by one, without a copy.
+
+    A record is a set of named arrays, some of which have a length of their own (`RecordSchema`), with a key and free
+    metadata. Memory is taken as the data needs it, up to ``lane_bytes`` per worker. Records of one worker come in the
+    order in which it committed them; workers take turns. A record that you hold costs its own bytes and holds nobody
+    up. Calls block with the GIL released, and Ctrl-C ends them. Threads may share a server; several learners may attach
+    to one name, and each record goes to one of them.
+
+    Args:
+        schema: ``{"tokens": "int32[*]", "score": "float32[]"}``.
+        transport: `ShmTransport` for workers on this machine, `TcpTransport` for others, or both. Without any, only
+            `submit` feeds it.
+        lane_bytes: Room for each worker's records; none may be larger.
+        lanes: How many workers may be attached at once. One that closes or dies makes room for the next.
+        max_records: How many records a lane can hold, rounded up to a power of two; one for every 16 KiB of it when
+            left out, and 64 at least. Each costs 64 bytes. Raise it for many short records.
+        on_full: What a worker does when its lane is full: ``"block"``, drop its own ``"drop_oldest"`` record or the
+            ``"drop_newest"``, or ``"error"``. Drops are counted in `stats`.
+        preallocate: Take the memory of all lanes now, not as the data needs it.
+        peer_timeout_s: How long `read` waits when every worker is gone and at least one of them died, before it raises
+            `PeerDied`. ``None``: for ever.
+
+    >>> import numpy as np
+    >>> with RecordServer({"tokens": "int32[*]", "score": "float32[]"}) as server:
+    ...     _ = server.submit({"tokens": np.arange(3, dtype=np.int32), "score": 1.0}, metadata={"stop": "length"})
+    ...     record = server.read()
+    ...     record["tokens"].tolist(), float(record["score"]), record.metadata
+    ([0, 1, 2], 1.0, {'stop': 'length'})
+    """
+
+    def __init__(
+        self,
+        schema: RecordSchema | Mapping[str, str],
+        transport: ShmTransport | RecordTransport | Sequence[ShmTransport | RecordTransport] | None = None,
+        *,
+        lane_bytes: int = 64 << 20,
+        lanes: int = 64,
+        max_records: int | None = None,
+        on_full: OnFull = "block",
+        preallocate: bool = False,
+        peer_timeout_s: float | None = 60.0,
+    ) -> None:
+        self.schema = RecordSchema.of(schema)
+        self._plan = self.schema.plan()
+        for what, value in {"lanes": lanes, "lane_bytes": lane_bytes, "max_records": max_records}.items():
+            if value is not None and value < 1:
+                raise InvalidArgument(f"{what} = {value} is out of range: at least 1")
+        self._producer: RecordProducer | None = None
+        self._peer_timeout_s = peer_timeout_s
+        self._max_records = max_records or max(lane_bytes // _RECORD_BYTES, 64)  # for each lane
+        shm, transports = sort_out(transport)
+        options = shm or ShmTransport("in-process")
+        try:
+            self._consumer = RecordConsumer(
+                self._plan,
+                shm.name if shm else None,
+                lanes=lanes,
+                lane_bytes=lane_bytes,
+                max_records=self._max_records,
+                auto_named=options.auto_named,
+                if_exists=options.if_exists,
+                max_peers=options.max_peers,
+                on_full=on_full,
+                preallocate=preallocate,
+                peer_timeout_s=peer_timeout_s,
+            )
+        except ForeignSchema as foreign:
+            raise self.schema.explain(foreign) from None
+        super().__init__(self._consumer, transports, RecordIntake(self._consumer, self.schema, self._plan))
+
+    def read(self, timeout: float | None = None) -> Record | None:
+        """Waits for a record. ``None`` once the records are shut down and all read.
+
+        Args:
+            timeout: Seconds to wait; ``None`` for ever. `WaitTimeout` says who was there when they were over.
+        """
+        try:
+            record = self._consumer.take(timeout)
+        except ConnectionClosedError:
+            return None
+        except WaitTimeout:
+            raise self._timed_out(timeout) from None
+        if record is None:
+            raise self._timed_out(timeout)
+        return record
+
+    def try_read(self) -> Record | None:
+        """A record if there is one; never waits."""
+        try:
+            return self._consumer.take(0.0)
+        except ConnectionClosedError:
+            return None
+
+    def read_many(self, most: int, timeout: float | None = None) -> list[Record]:
+        """Waits for a record, then takes what is there, at most ``most``. Empty once the records are shut down."""
+        if most < 1:
+            raise _none_asked_for(most)
+        try:
+            records = self._consumer.take_many(most, timeout)
+        except ConnectionClosedError:
+            return []
+        except WaitTimeout:
+            raise self._timed_out(timeout) from None
+        if not records:
+            raise self._timed_out(timeout)
+        return records
+
+    def try_read_many(self, most: int) -> list[Record]:
+        """What is there, at most ``most``; never waits."""
+        if most < 1:
+            raise _none_asked_for(most)
+        try:
+            return self._consumer.take_many(most, 0.0)
+        except ConnectionClosedError:
+            return []
+
+    async def read_async(self, timeout: float | None = None) -> Record | None:
+        """As `read`, for asyncio. A cancelled wait takes nothing."""
+        records = await self.read_many_async(1, timeout)
+        return records[0] if records else None
+
+    async def read_many_async(self, most: int, timeout: float | None = None) -> list[Record]:
+        """As `read_many`, for asyncio. A cancelled wait takes nothing."""
+        lookout = Lookout(self._bell, timeout, self._troubles)
+        while not (records := self.try_read_many(most)):
+            if self.closed:
+                return []
+            if not await lookout.rung():
+                raise self._timed_out(timeout)
+        return records
+
+    def call_when_readable(self, call: Callable[[], None]) -> bool:
+        """Has the running event loop make a call, once, when it is worth trying to read: something came, or an end.
+
+        For who would be woken by a callback rather than as a coroutine: that is a turn of the loop earlier. False when
+        the server is closed: then no call is made. What a call raises goes to the loop's exception handler.
+        """
+        return self._bell.tell(asyncio.get_running_loop(), call)
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yields records until the records are shut down."""
+        while (record := self.read()) is not None:
+            yield record
+            del record
+
+    def submit(
+        self,
+        data: Any,
+        *,
+        key: RecordKey | None = None,
+        metadata: Any = None,
+        version: int = 0,
+        timeout: float | None = None,
+    ) -> bool:
+        """Copies one record into a lane of this process. False when the policy dropped it."""
+        producer = self._producer or self._become_producer()
+        return producer.send(data, key=key, metadata=metadata, version=version, timeout=timeout)
+
+    def submit_many(
+        self,
+        data: Sequence[Any],
+        *,
+        keys: Sequence[RecordKey | None] | None = None,
+        metadata: Sequence[Any] | None = None,
+        version: int | Sequence[int] = 0,
+        timeout: float | None = None,
+    ) -> int:
+        """Copies several records into a lane of this process, in their order. Gives how many were committed.
+
+        As `ShmRecordClient.send_many`.
+        """
+        producer = self._producer or self._become_producer()
+        return producer.send_many(data, keys=keys, metadata=metadata, version=version, timeout=timeout)
+
+    def publish(self, version: int) -> None:
+        """Tells the workers which weights are the newest: they see it as ``client.published_version``.
+
+        A number that a record can have as its version: 0 to 2**32 - 1.
+        """
+        self._consumer.publish(version)
+
+    @property
+    def published_version(self) -> int:
+        """What was published last, by this learner or the one before it; 0 before the first."""
+        return self._consumer.published_version
+
+    def crowding(self) -> str:
+        """For who waited in vain: that what learners hold may be all that fits into a worker's lane. Or nothing."""
+        stats = self._consumer.stats()
+        lane_bytes, held, held_bytes = stats["lane_bytes"], stats["taken_records"], stats["taken_bytes"]
+        if stats["ready_records"] or (2 * held_bytes < lane_bytes and 2 * held < self._max_records):
+            return ""
+        return (
+            f" A lane has room for {lane_bytes:,} bytes and {self._max_records:,} records; held are {held_bytes:,} and "
+            f"{held:,}. If they come from one worker, it has no room: release some, or make its lane larger "
+            "(lane_bytes, and with it the records)."
+        )
+
+    def close(self) -> None:
+        """Shuts the records down and removes their name. Workers get `ConnectionClosedError`.
+
+        Views that you kept stay readable. If other learners are attached, only this one leaves.
+        """
+        if self._producer is not None:
+            self._producer.close()
+        super().close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "open"
+        return f"<rollway.RecordServer {self.name or '(in process)'} {', '.join(self.schema)} {state}>"
+
+    def _become_producer(self) -> RecordProducer:
+        """Takes one lane, whichever thread comes first: a second would change the order of what they send."""
+        with self._starting:
+            if self._producer is None:
+                self._producer = RecordProducer.beside(self._consumer, self._plan)
+            return self._producer
+
+    def _troubles(self) -> list[Trouble]:
+        """Why no record may ever come. Transports have producers of their own here, and remote workers come back."""
+        return [] if self._endpoints else [gone(self._consumer.producers, self._peer_timeout_s, "record")]
+
+    def _timed_out(self, timeout: float | None) -> WaitTimeout:
+        stats = self._consumer.stats()
+        alive, died = self._consumer.producers()
+        return WaitTimeout(
+            f"no record within {timeout} s: {stats['reserved_records']} are being written, "
+            f"{stats['taken_records']} are held by learners; {alive} producers attached, {len(died)} died."
+            f"{self.crowding()}{not_let_in(self.refusals)}"
+        )
+
+
+def _none_asked_for(most: int) -> InvalidArgument:
+    return InvalidArgument(f"most = {most} is out of range: at least 1")

@@ -1,0 +1,94 @@
+"""TcpRecordClient: a worker's end of records on another host. `send` and the connection are native."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from rollway._core import TcpRecordSender
+from rollway.errors import ForeignSchema
+from rollway.schema.record import RecordSchema
+from rollway.transport.tcp import secret, trust
+from rollway.transport.tcp_lifetime import TcpLifetime
+from rollway.waiting.notifier import AsyncBell, WeakCall
+from rollway.waiting.record_sends import AsyncRecordSends
+
+
+class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
+    """Moves records from this process to a learner's `RecordServer` over TCP.
+
+    `send` copies a record, and `send_many` a list of them, and returns; it leaves at once when the line is idle, and
+    small ones travel together when it is not. The learner acknowledges what is committed: `wait` returns when that is
+    everything. A lost connection is made again, and what was not acknowledged is sent again: nothing is lost and
+    nothing arrives twice. Calls block only when too much is on its way, with the GIL released, and Ctrl-C ends them.
+    Threads may share a client; a forked child has to make its own.
+
+    A record that is larger than the learner's ``lane_bytes`` is an error when it is given to `send`. `reserve` gives
+    memory of this process; its record leaves when it is committed. ``published_version`` is as of the learner's last
+    word. ``learner_news()`` gives the version and how many records, from all who send, wait to be taken by the learner,
+    those on their way to it among them: as of its last answer. Each call asks for the next one, and none waits.
+
+    Args:
+        host: The learner's host.
+        port: The learner's `RecordServer.port`.
+        schema: As given to the `RecordServer`. A difference is an error that names the leaf.
+        max_inflight_msgs: Messages without acknowledgement, at most. A message holds one record, or as many small
+            ones as fit into 256 KiB; all of them are kept in memory until they are acknowledged.
+        token: The learner's token. A worker of the learner's own user, on loopback, may leave out one that the learner
+            made for itself: it is found in a file that only this user can read, anew with each connection.
+        ca: The certificate of the authority that signed the learner's, or the learner's own if it signed itself (a PEM
+            file): turns TLS on.
+        server_name: The name in the learner's certificate, when it is not ``host``.
+        producer_id: The number that the learner sees on this worker's records; the next free one when left out.
+        connect_timeout_s: How long to wait for the learner to appear.
+        reconnect_timeout_s: How long to try again after a connection was lost, before the next call raises
+            `ConnectionClosedError`.
+        keepalive_s: A learner that is silent for three times as long is taken for gone.
+
+    >>> import rollway
+    >>> schema = {"tokens": "int32[*]", "score": "float32[]"}
+    >>> with rollway.RecordServer(schema, rollway.TcpTransport()) as server:
+    ...     with TcpRecordClient("localhost", server.port, schema) as client:
+    ...         _ = client.send({"tokens": [1, 2, 3], "score": 0.5}, metadata={"stop": "length"})
+    ...     record = server.read()
+    ...     record["tokens"].tolist(), float(record["score"]), record.metadata
+    ([1, 2, 3], 0.5, {'stop': 'length'})
+    """
+
+    _cargo = "records"
+
+    def __new__(
+        cls,
+        host: str,
+        port: int,
+        schema: RecordSchema | Mapping[str, str],
+        max_inflight_msgs: int = 32,
+        *,
+        token: str | bytes | None = None,
+        ca: str | os.PathLike[str] | None = None,
+        server_name: str | None = None,
+        producer_id: int | None = None,
+        connect_timeout_s: float = 10.0,
+        reconnect_timeout_s: float = 60.0,
+        keepalive_s: float = 5.0,
+    ) -> TcpRecordClient:
+        """Connects."""
+        schema = RecordSchema.of(schema)
+        try:
+            self = super().__new__(
+                cls,
+                host,
+                port,
+                schema.plan(),
+                max_inflight_msgs=max_inflight_msgs,
+                token=secret(token),
+                tls=trust(ca, server_name),
+                producer_id=producer_id,
+                connect_timeout_s=connect_timeout_s,
+                reconnect_timeout_s=reconnect_timeout_s,
+                keepalive_s=keepalive_s,
+            )
+        except ForeignSchema as foreign:
+            raise schema.explain(foreign) from None
+        self._begin(AsyncBell(WeakCall(self, TcpRecordSender.eventfd_waiter)))
+        return self

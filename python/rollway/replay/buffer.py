@@ -1,0 +1,410 @@
+"""ReplayBuffer: transitions in shared memory, added by any number of processes and sampled at random by the learner.
+
+It has the constructor and the calls of UniLab's buffer. It names and converts the fields; the core's table stores,
+draws and copies the rows. What keeps the next batch ready is in `rollway.replay.pipeline`.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import secrets
+import weakref
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from rollway._core import Table
+from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch, SegmentDamaged, WaitTimeout
+from rollway.replay.batch import Batch, RowLayout, StagedCopies, as_host_array, device_name, fill_field_by_field
+from rollway.schema.record import RaggedLeaf, RecordSchema, convert
+
+_PATIENCE_S = 30.0
+"""How long an add waits while every row of the buffer is being written by others."""
+
+
+class ReplayBuffer:
+    """Moves transitions from any number of adding processes to those that sample them.
+
+    When it is full, the oldest transitions are overwritten. Only whole ones are ever sampled: a process that is killed
+    in the middle of an add leaves nothing behind but what it had completed, and one that is stopped there holds nobody
+    up. Nothing here blocks but `wait_for`, and an `add` to a buffer of which every row is being written at this moment.
+
+    Pickled, it is a name: a spawned child attaches to the same memory. A forked one just goes on with it.
+
+    Args:
+        capacity: Transitions.
+        obs_dim: Numbers in an observation.
+        action_dim: Numbers in an action.
+        device: Where `sample` puts its batches: a name, or a `torch.device`.
+        defer_gpu: Accepted for UniLab's sake; the device is never touched before the first `sample`.
+        critic_dim: Numbers in an observation for the critic; 0 for none.
+        packed_cpu_storage: Accepted for UniLab's sake; rows are always packed.
+        name: What others attach to. Left out, a name is made up, and the memory is gone with its last user.
+        fields: More fields, or another dtype and shape for a usual one: ``{"obs": "uint8[84,84]", "step": "int64[]"}``.
+        seed: Draw the same batches from the same content. Left out, each process draws its own.
+        if_exists: For a name that is taken: ``"resume"`` goes on with its transitions, ``"replace"`` starts anew unless
+            somebody lives in it, ``"error"`` refuses.
+        huge_pages: As in `ShmTransport`.
+        max_peers: How many handles there may be at once, at most 1024.
+
+    >>> import numpy as np
+    >>> with ReplayBuffer(1000, obs_dim=3, action_dim=1, device="cpu", seed=0) as buffer:
+    ...     ones, zeros = np.ones((8, 3), np.float32), np.zeros(8, np.float32)
+    ...     buffer.add(ones, ones[:, :1], zeros, 2 * ones, zeros, zeros)
+    ...     batch = buffer.sample(32)
+    ...     len(buffer), sorted(batch), tuple(batch["obs"].shape), float(batch["next_obs"].mean())
+    (8, ['actions', 'dones', 'next_obs', 'obs', 'rewards', 'truncated'], (32, 3), 2.0)
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        obs_dim: int,
+        action_dim: int,
+        device: Any = "cpu",
+        defer_gpu: bool = False,
+        critic_dim: int = 0,
+        packed_cpu_storage: bool = False,
+        *,
+        name: str | None = None,
+        fields: Mapping[str, str] | None = None,
+        seed: int | None = None,
+        if_exists: Literal["resume", "replace", "error"] = "resume",
+        huge_pages: bool | None = None,
+        max_peers: int = 1024,
+    ) -> None:
+        del defer_gpu, packed_cpu_storage
+        device = device_name(device)
+        schema = _schema(obs_dim, action_dim, critic_dim, fields or {})
+        layout = RowLayout(schema)
+        try:
+            table = Table(
+                name or f"auto-{os.getpid()}-{secrets.token_hex(4)}",
+                schema.text,
+                layout.native,
+                layout.row_bytes,
+                _natural("capacity", capacity),
+                auto_named=name is None,
+                if_exists=if_exists,
+                max_peers=_natural("max_peers", max_peers),
+                huge_pages=huge_pages,
+                seed=_seed(seed),
+            )
+        except ForeignSchema as foreign:
+            raise schema.explain(foreign) from None
+        self._start(table, layout, device)
+
+    @classmethod
+    def attach(cls, name: str, device: Any = "cpu", *, seed: int | None = None) -> Self:
+        """Opens a buffer that another process made, with the fields and the capacity that it has."""
+        device = device_name(device)
+        text = Table.schema_of(name)
+        schema = RecordSchema.from_text(text)
+        layout = RowLayout(schema)
+        if layout.row_bytes >= 2**63:
+            raise SegmentDamaged(f"segment '{name}' is damaged: its schema says rows of {layout.row_bytes} bytes")
+        try:
+            table = Table.attach(name, text, layout.native, layout.row_bytes, _seed(seed))
+        except ForeignSchema as foreign:  # Another one has taken the name since.
+            raise schema.explain(foreign) from None
+        self = cls.__new__(cls)
+        self._start(table, layout, device)
+        return self
+
+    def _start(self, table: Table, layout: RowLayout, device: str) -> None:
+        self._table = table
+        self._layout = layout
+        self._schema = layout.schema
+        self._plain = tuple(layout.schema) == _USUAL
+        self._staged: StagedCopies | None = None
+        self.capacity = table.capacity
+        self.device = device
+        self._leave = weakref.finalize(self, table.close, False)
+
+    # ── adding ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def add(
+        self,
+        obs: Any,
+        actions: Any,
+        rewards: Any,
+        next_obs: Any,
+        dones: Any,
+        truncated: Any,
+        terminal_mask: Any = None,
+        terminal_next_obs: Any = None,
+        critic: Any = None,
+        next_critic: Any = None,
+        terminal_next_critic: Any = None,
+        **more: Any,
+    ) -> None:
+        """Copies n transitions in: every argument has a first dimension of n.
+
+        ``dones`` is ``terminated | truncated``; a learner bootstraps where ``1 - dones + truncated`` is not 0. Where
+        ``terminal_mask`` is set, ``terminal_next_obs`` is stored instead of ``next_obs``, which an environment that
+        resets itself has replaced already; likewise ``terminal_next_critic``. Other real dtypes are converted to the
+        field's, also tensors of a device. What does not fit, as a number that would wrap or become infinite, raises
+        `SchemaMismatch`, and nothing is added.
+
+        ``more`` are the fields that the constructor was given.
+        """
+        if self._plain and terminal_mask is None and critic is None and next_critic is None and not more:
+            columns: tuple[Any, ...] = (obs, actions, rewards, next_obs, dones, truncated)
+            mask = patches = None
+        else:
+            given = dict(zip(_USUAL, (obs, actions, rewards, next_obs, dones, truncated), strict=True)) | more
+            given |= {
+                key: value for key, value in zip(_CRITIC, (critic, next_critic), strict=True) if value is not None
+            }
+            columns = self._columns(given)
+            mask, patches = self._patches(terminal_mask, terminal_next_obs, terminal_next_critic)
+        rows = self._table.add(columns, mask, patches, _PATIENCE_S)
+        if rows is None:
+            columns, mask, patches = self._converted(columns, mask, patches)
+            rows = self._table.add(columns, mask, patches, _PATIENCE_S)
+        if rows != len(columns[0]):
+            raise self._no_room(rows or 0, len(columns[0]))
+
+    def _columns(self, given: dict[str, Any]) -> tuple[Any, ...]:
+        if given.keys() != set(self._schema):
+            missing, surplus = sorted(self._schema.keys() - given.keys()), sorted(given.keys() - self._schema.keys())
+            raise SchemaMismatch(
+                f"the fields are {', '.join(self._schema)}; missing here: {', '.join(missing) or 'none'}, "
+                f"unknown: {', '.join(surplus) or 'none'}"
+            )
+        return tuple(given[field] for field in self._schema)
+
+    def _patches(self, mask: Any, next_obs: Any, next_critic: Any) -> tuple[Any, tuple[Any, ...] | None]:
+        """What replaces which column where the mask is set. As in UniLab: without a mask or an observation, nothing."""
+        if mask is None or next_obs is None:
+            return None, None
+        patch = {"next_obs": next_obs, "next_critic": next_critic if "next_critic" in self._schema else None}
+        return mask, tuple(patch.get(field) for field in self._schema)
+
+    def _converted(
+        self, columns: tuple[Any, ...], mask: Any, patches: tuple[Any, ...] | None
+    ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...] | None]:
+        """The same as exact arrays; raises `SchemaMismatch` with the name of what does not fit."""
+        leaves = list(self._schema.values())
+        columns = tuple(_column(leaf, value, leaf.name) for leaf, value in zip(leaves, columns, strict=True))
+        rows = {leaf.name: len(column) for leaf, column in zip(leaves, columns, strict=True)}
+        if mask is not None and patches is not None:
+            mask = _mask(mask)
+            rows["terminal_mask"] = len(mask)
+            names = [f"terminal_{leaf.name}" for leaf in leaves]
+            patches = tuple(
+                None if value is None else _column(leaf, value, name)
+                for leaf, value, name in zip(leaves, patches, names, strict=True)
+            )
+            rows |= {name: len(value) for name, value in zip(names, patches, strict=True) if value is not None}
+        if len(set(rows.values())) > 1:
+            raise SchemaMismatch(f"the fields hold different numbers of transitions: {rows}")
+        return columns, mask, patches
+
+    def _no_room(self, added: int, asked: int) -> WaitTimeout:
+        writers = ", ".join(f"pid {pid} ({rows} rows)" for pid, rows in self._table.writers()) or "others"
+        error = WaitTimeout(
+            f"{added} of {asked} transitions were added to '{self.name}': for {_PATIENCE_S:.0f} s, all of its "
+            f"{self.capacity} rows were being written by {writers}. Are they stopped? Make the buffer larger"
+        )
+        error.sent = added
+        return error
+
+    # ── sampling ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def sample(self, batch_size: int, out: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Draws transitions uniformly, with replacement, and copies them out: ``batch_size`` of each field.
+
+        The arrays are torch tensors on ``device`` (numpy arrays where torch is not installed): views into one block of
+        packed rows, which one copy takes to a GPU. ``out`` takes the result of an earlier call and fills it again,
+        which saves the allocation, also the arrays that you have put into it; or a dict of contiguous arrays, one for
+        each field. An empty buffer raises `BufferEmpty`.
+        """
+        if type(out) is Batch and self.device == "cpu" and out.takes(self._layout, batch_size):
+            self._table.sample(batch_size, out.block)
+            return out
+        batch_size = _natural("batch_size", batch_size)
+        if self.device != "cpu":
+            if self._staged is None:
+                self._staged = StagedCopies(self._layout, self.device)
+            return self._staged.copy(batch_size, self._table.sample, out)
+        if out is None:
+            batch = Batch.empty(self._layout, batch_size)
+            self._table.sample(batch_size, batch.block)
+            return batch
+        if type(out) is Batch:  # Of another layout, or copied, or with fields that the caller has put there.
+            fill_field_by_field(out, self._layout, batch_size, self._table.sample)
+            return out
+        if out.keys() != self._schema.keys():
+            raise InvalidArgument(
+                f"out has the fields {', '.join(map(str, out))}; it must have {', '.join(self._schema)}"
+            )
+        self._table.sample_fields(batch_size, tuple(as_host_array(out[field]) for field in self._schema))
+        return out
+
+    def reseed(self, seed: int | None) -> None:
+        """Begins a new sequence of draws."""
+        self._table.reseed(_seed(seed))
+
+    def wait_for(self, rows: int, timeout: float | None = None) -> bool:
+        """Waits until there are so many transitions; False when the time is over. Sleeps meanwhile.
+
+        `ConnectionClosedError` when the last learner has left, or another thread closed this handle.
+        """
+        return self._table.wait_for_rows(_natural("rows", rows), timeout)
+
+    # ── what it is ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def name(self) -> str:
+        """What others attach to."""
+        return self._table.name
+
+    @property
+    def schema(self) -> RecordSchema:
+        """The fields of a transition."""
+        return self._schema
+
+    @property
+    def layout(self) -> RowLayout:
+        """Where the fields lie in a packed row."""
+        return self._layout
+
+    def fill(self, rows: int, block: np.ndarray[Any, Any]) -> None:
+        """Draws rows into a block of bytes, packed: what `sample` and the pipelines stand on."""
+        self._table.sample(rows, block)
+
+    @property
+    def size(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """``[len(self)]``: an array with one number, as UniLab's learners read it."""
+        return np.array([len(self)], np.int64)
+
+    @property
+    def ptr(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """How many rows were given out to adders so far, in an array with one number."""
+        return np.array([self._table.head], np.int64)
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the buffer was there already."""
+        return self._table.resumed
+
+    def stats(self) -> dict[str, int]:
+        """Counts over all processes: rows ``added``, whole ones ``overwritten``, rows ``sampled``; draws ``redrawn``
+        because the row was just being written, rows ``skipped`` for the same reason by adders, and ``recovered`` from
+        the dead.
+
+        ``rows`` are whole at this moment and ``writing`` are not. It looks at every row: not for each step.
+        """
+        return self._table.stats()
+
+    def __len__(self) -> int:
+        """Transitions that can be sampled. One that is just being replaced counts."""
+        return len(self._table)
+
+    def __repr__(self) -> str:
+        if self._table.closed:
+            return f"<ReplayBuffer '{self.name}' closed>"
+        return f"<ReplayBuffer '{self.name}' {len(self)} of {self.capacity} on {self.device}>"
+
+    # ── life ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def close(self) -> None:
+        """Lets go. When the process that made the buffer does, its name is gone, and adding is an error."""
+        self._staged = None
+        self._leave()
+
+    def cleanup(self) -> None:
+        """Closes it, and takes the name away whoever made it."""
+        self._staged = None
+        self._leave.detach()
+        self._table.close(True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
+        return type(self).attach, (self.name, self.device)
+
+
+_USUAL = ("obs", "actions", "rewards", "next_obs", "dones", "truncated")
+_CRITIC = ("critic", "next_critic")
+
+
+def _schema(obs_dim: int, action_dim: int, critic_dim: int, more: Mapping[str, str]) -> RecordSchema:
+    obs, action = _natural("obs_dim", obs_dim), _natural("action_dim", action_dim)
+    shapes = (f"float32[{obs}]", f"float32[{action}]", "float32[]", f"float32[{obs}]", "float32[]", "float32[]")
+    notations = dict(zip(_USUAL, shapes, strict=True))
+    if critic_dim != 0:
+        notations |= dict.fromkeys(_CRITIC, f"float32[{_natural('critic_dim', critic_dim)}]")
+    schema = RecordSchema(notations | dict(more))
+    reserved = {"terminal_mask", "terminal_next_obs", "terminal_next_critic"} | (
+        set(_CRITIC) if critic_dim == 0 else set()
+    )
+    for leaf in schema.values():
+        if leaf.ragged:
+            raise SchemaMismatch(f"field '{leaf.name}' is {leaf}; the rows of a replay buffer all have one size")
+        if leaf.name in reserved:
+            raise SchemaMismatch(f"'{leaf.name}' cannot be a field: it is an argument of add()")
+    return schema
+
+
+def _natural(what: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidArgument(f"{what} is {value!r}; it must be a whole number") from None
+    if not 1 <= number < 2**32:
+        raise InvalidArgument(f"{what} = {number} is out of range: 1 to 2**32 - 1")
+    return number
+
+
+def _seed(seed: int | None) -> int | None:
+    if seed is not None and not 0 <= operator.index(seed) < 2**64:
+        raise InvalidArgument(f"seed = {seed} is out of range: 0 to 2**64 - 1")
+    return seed
+
+
+def _column(leaf: RaggedLeaf, value: Any, name: str) -> np.ndarray[Any, Any]:
+    """One column as an exact array."""
+    array = _as_array(value, name)
+    if array.ndim == 0 or array.shape[1:] != leaf.shape:
+        rows = ",".join(map(str, ("n", *leaf.shape)))
+        hint = " Add a first dimension: x[None]" if array.shape == leaf.shape else ""
+        raise SchemaMismatch(f"'{name}' is {array.dtype}{list(array.shape)}; it must be {leaf.dtype}[{rows}].{hint}")
+    if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+        raise SchemaMismatch(
+            f"'{name}' is {array.dtype}, which does not become {leaf.dtype} without loss. Cast it first"
+        )
+    if array.dtype != leaf.dtype:
+        fitting = convert(array, leaf.dtype)
+        if fitting is None:
+            raise SchemaMismatch(f"'{name}' has values of {array.dtype} that do not fit {leaf.dtype}")
+        array = fitting
+    return np.ascontiguousarray(array, leaf.dtype)  # also an equal dtype that came in a pickle becomes the leaf's own
+
+
+def _mask(value: Any) -> np.ndarray[Any, Any]:
+    array = _as_array(value, "terminal_mask")
+    if array.ndim != 1 or array.dtype.kind not in "biuf":
+        raise SchemaMismatch(f"'terminal_mask' is {array.dtype}{list(array.shape)}; it must be bool[n]")
+    return array.astype(bool)
+
+
+def _as_array(value: Any, name: str) -> np.ndarray[Any, Any]:
+    if hasattr(value, "detach"):  # a torch tensor, of any device
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":
+            value = value.float()
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise SchemaMismatch(f"'{name}' ({type(value).__name__}) makes no array: {error}") from None

@@ -1,0 +1,317 @@
+"""ReplayPipeline: keeps the next batch of a `ReplayBuffer` ready on the learner's device, while it trains on this one.
+
+A thread of its own draws and copies, with the GIL released: on a GPU through pinned memory and a copy stream, elsewhere
+by a plain copy. There are two batches: one is the learner's, the other is being made. It owns nothing but those.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from rollway.errors import ConnectionClosedError, InvalidArgument, NotInThisProcess, WaitTimeout
+from rollway.replay.batch import Batch, Fill, RowLayout, device_name
+from rollway.replay.buffer import ReplayBuffer
+
+
+class ReplayPipeline:
+    """Hands out one batch after the other, each made ready while the learner used the one before.
+
+    Use it as an iterator, or by `next`: each call gives a batch that stays as it is until the next call. UniLab's calls
+    name each batch by its tick: `start_prepare` begins one, `batch_ready` asks for it, `sample_large_batch` gives it,
+    and `after_tick` gives it back. What goes wrong in the thread is raised by the next call.
+
+    One learner thread calls it. `close` ends the thread; so does the end of the object.
+
+    Args:
+        replay_buffer: Where the transitions are. It stays open.
+        sample_count: Rows of a batch.
+        device: Where the batches shall be; the buffer's own device if it is left out.
+        base_seed: Seeds the buffer's draws.
+
+    >>> import numpy as np
+    >>> with ReplayBuffer(100, obs_dim=2, action_dim=1, device="cpu") as buffer:
+    ...     ones = np.ones((4, 2), np.float32)
+    ...     buffer.add(ones, ones[:, :1], ones[:, 0], ones, ones[:, 0], ones[:, 0])
+    ...     with ReplayPipeline(buffer, sample_count=8) as pipeline:
+    ...         batch = pipeline.next()
+    ...         tuple(batch["obs"].shape), float(batch["rewards"].sum())
+    ((8, 2), 8.0)
+    """
+
+    def __init__(
+        self,
+        replay_buffer: ReplayBuffer,
+        *,
+        sample_count: int,
+        device: Any = None,
+        base_seed: int | None = None,
+    ) -> None:
+        if sample_count < 1:
+            raise InvalidArgument(f"sample_count = {sample_count} is out of range: at least 1")
+        self._buffer = replay_buffer
+        self._sample_count = sample_count
+        self.device = replay_buffer.device if device is None else device_name(device)
+        if base_seed is not None:
+            replay_buffer.reseed(base_seed)
+        slots = [_slot(replay_buffer.layout, sample_count, self.device) for _ in range(2)]
+        self._kitchen = _Kitchen(replay_buffer.fill, sample_count, slots)
+        self._tick: int | None = None
+        self._hot: tuple[int, _Slot, dict[str, Any]] | None = None
+        self._ticks = 0
+        self._pid = os.getpid()
+        self._end = weakref.finalize(self, self._kitchen.close)
+
+    # ── one batch after the other ──────────────────────────────────────────────────────────────────────────────────
+
+    def next(self, timeout: float | None = None) -> dict[str, Any]:
+        """The next batch; begins to make the one after it. `WaitTimeout` when it is not ready in time."""
+        tick = self._ticks
+        if self._tick != tick:
+            self.start_prepare(tick, self._sample_count)
+        self.after_tick()
+        batch = self._take(tick, timeout)
+        self._ticks = tick + 1
+        self.start_prepare(self._ticks, self._sample_count)
+        return batch
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while not self._kitchen.closed:
+            yield self.next()
+
+    # ── tick by tick ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start_prepare(self, tick_id: int, sample_count: int, min_snapshot_ptr: int | None = None) -> bool:
+        """Begins to make the batch of a tick. False when that is under way, or done, already.
+
+        ``min_snapshot_ptr``: refuse to draw before so many rows were given out to adders (`ReplayBuffer.ptr`). Whatever
+        was added before this call can be drawn.
+        """
+        self._check(sample_count)
+        if self._tick == tick_id:
+            return False
+        if self._tick is not None:
+            raise InvalidArgument(f"the batch of tick {self._tick} is not used yet; tick {tick_id} comes after it")
+        if min_snapshot_ptr is not None and min_snapshot_ptr > int(self._buffer.ptr[0]):
+            raise InvalidArgument(f"only {int(self._buffer.ptr[0])} rows were added so far, not {min_snapshot_ptr}")
+        self._kitchen.order()
+        self._tick = tick_id
+        return True
+
+    def batch_ready(self, tick_id: int, sample_count: int) -> bool:
+        """Whether `sample_large_batch` would give the batch of a tick at once."""
+        self._check(sample_count)
+        if self._hot is not None:
+            return self._hot[0] == tick_id
+        return self._tick == tick_id and self._kitchen.is_ready()
+
+    def wait_until_ready(self, tick_id: int, sample_count: int, timeout: float | None = None) -> bool:
+        """Waits for the batch of a tick, and begins it if nobody has. `WaitTimeout` when the time is over."""
+        self._check(sample_count)
+        if self._hot is None or self._hot[0] != tick_id:
+            self.start_prepare(tick_id, sample_count)
+            self._wait(timeout)
+        return True
+
+    def sample_large_batch(self, tick_id: int, sample_count: int, timeout: float | None = None) -> dict[str, Any]:
+        """The batch of a tick: the same one until `after_tick`."""
+        self._check(sample_count)
+        if self._hot is not None:
+            if self._hot[0] != tick_id:
+                raise InvalidArgument(
+                    f"the batch of tick {self._hot[0]} is in use: call after_tick() before tick {tick_id}"
+                )
+            return self._hot[2]
+        self.start_prepare(tick_id, sample_count)
+        return self._take(tick_id, timeout)
+
+    def after_tick(self) -> None:
+        """Gives the batch back: the one after the next is written over it."""
+        if self._hot is not None:
+            self._hot[1].release()
+            self._hot = None
+
+    def _take(self, tick_id: int, timeout: float | None) -> dict[str, Any]:
+        slot = self._wait(timeout)
+        self._kitchen.swap()
+        batch = dict(slot.fields)  # The learner may replace fields in it; the slot keeps its own.
+        self._tick, self._hot = None, (tick_id, slot, batch)
+        slot.arrive()
+        return batch
+
+    def _wait(self, timeout: float | None) -> _Slot:
+        made = self._kitchen.wait(timeout)
+        if isinstance(made, Exception):
+            self._tick = None  # The next call tries again.
+            raise made
+        return made
+
+    def _check(self, sample_count: int) -> None:
+        if sample_count != self._sample_count:
+            raise InvalidArgument(f"sample_count = {sample_count}; this pipeline makes batches of {self._sample_count}")
+        if os.getpid() != self._pid:
+            raise NotInThisProcess(f"this pipeline works in process {self._pid}: make one in the forked child")
+        if self._kitchen.closed:
+            raise ConnectionClosedError("this replay pipeline is closed")
+
+    # ── life ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def close(self) -> None:
+        """Ends the thread, after the batch that it is making."""
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._kitchen.closed else f"tick {self._tick}"
+        return f"<ReplayPipeline of '{self._buffer.name}' {self._sample_count} rows on {self.device}, {state}>"
+
+
+class _Kitchen:
+    """The thread that makes batches, one at a time, when it is told to. It does not know the pipeline."""
+
+    def __init__(self, fill: Fill, rows: int, slots: list[_Slot]) -> None:
+        self._fill = fill
+        self._rows = rows
+        self._slots = slots
+        self._cold = 0
+        self._state = "idle"
+        self._error: Exception | None = None
+        self._changed = threading.Condition()
+        self._pid = os.getpid()
+        self.closed = False
+        self._thread = threading.Thread(target=self._work, name="rollway-replay", daemon=True)
+        self._thread.start()
+
+    def order(self) -> None:
+        with self._changed:
+            self._state = "ordered"
+            self._changed.notify_all()
+
+    def is_ready(self) -> bool:
+        """Also when it failed: whoever takes it will be told."""
+        return self._state in ("ready", "failed")
+
+    def wait(self, timeout: float | None) -> _Slot | Exception:
+        """The slot that was ordered, filled; or what went wrong, and then nothing is ordered any more."""
+        patience = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._state != "ordered" or self.closed, patience):
+                raise WaitTimeout(f"the next batch was not ready after {timeout} s")
+            if self.closed:
+                raise ConnectionClosedError("this replay pipeline is closed")
+            if self._error is not None:
+                error, self._error, self._state = self._error, None, "idle"
+                return error
+            return self._slots[self._cold]
+
+    def swap(self) -> None:
+        with self._changed:
+            self._cold = 1 - self._cold
+            self._state = "idle"
+
+    def close(self) -> None:
+        if os.getpid() != self._pid:
+            return  # In a forked child there is no thread.
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._state == "ordered" or self.closed)
+                if self.closed:
+                    return
+                slot = self._slots[self._cold]
+            error = None
+            try:
+                slot.make(self._fill, self._rows)
+            except Exception as failed:  # noqa: BLE001  (raised by the next call)
+                error = failed
+            with self._changed:
+                self._error = error
+                self._state = "failed" if error else "ready"
+                self._changed.notify_all()
+
+
+@dataclass
+class _Slot:
+    """A batch on the host."""
+
+    fields: dict[str, Any]
+    host: Batch
+
+    def make(self, fill: Fill, rows: int) -> None:
+        """Fills it. Called by the thread."""
+        fill(rows, self.host.block)
+
+    def arrive(self) -> None:
+        """The learner takes it."""
+
+    def release(self) -> None:
+        """The learner gives it back."""
+
+
+@dataclass
+class _DeviceSlot(_Slot):
+    """A batch on a GPU, with pinned memory before it. Its copies run on a stream of their own.
+
+    ``copied`` is behind the copy: the learner's stream waits for it, and so does whoever fills the pinned memory again.
+    ``used`` is behind what the learner did with the batch: the next copy waits for it.
+    """
+
+    block: Any
+    stream: Any
+    copied: Any
+    used: Any
+
+    def make(self, fill: Fill, rows: int) -> None:
+        import torch
+
+        self.copied.synchronize()
+        fill(rows, self.host.block)
+        with torch.cuda.device(self.block.device), torch.cuda.stream(self.stream):
+            self.stream.wait_event(self.used)
+            self.block.copy_(torch.from_numpy(self.host.block), non_blocking=True)
+            self.copied.record(self.stream)
+
+    def arrive(self) -> None:
+        import torch
+
+        torch.cuda.current_stream(self.block.device).wait_event(self.copied)
+
+    def release(self) -> None:
+        import torch
+
+        self.used.record(torch.cuda.current_stream(self.block.device))
+
+
+def _slot(layout: RowLayout, rows: int, device: str) -> _Slot:
+    if device == "cpu":
+        host = Batch.empty(layout, rows)
+        return _Slot(host, host)
+    torch: Any = importlib.import_module("torch")  # Its streams and events are untyped.
+    place = torch.device(device)
+    if place.type != "cuda":
+        raise InvalidArgument(f"device is {device!r}; a pipeline makes batches on 'cpu' or on a CUDA device")
+    host = Batch.empty(layout, rows, pinned=True)
+    block = torch.empty(len(host.block), dtype=torch.uint8, device=place)
+    with torch.cuda.device(block.device):
+        stream, copied, used = torch.cuda.Stream(), torch.cuda.Event(), torch.cuda.Event()
+        # Made on this stream, and perhaps recycled memory that it still uses: the first copy comes after that.
+        used.record(torch.cuda.current_stream())
+    return _DeviceSlot(layout.tensors(block), host, block, stream, copied, used)

@@ -1,0 +1,244 @@
+"""Server: the learner's end of a ring. Makes it (or finds it again), and takes batches out of it.
+
+The training loop calls it. Workers use `ShmClient`; code in the learner's own process may use `submit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import optree
+
+from rollway._core import Consumer, Producer, Sample
+from rollway.errors import BatchesHeld, ConnectionClosedError, ForeignSchema, InvalidArgument, WaitTimeout
+from rollway.ring.pinning import pin
+from rollway.schema.pytree import Schema
+from rollway.transport.base import Intake, Transport
+from rollway.transport.server_base import Hosting, not_let_in, sort_out
+from rollway.transport.shm import ShmTransport
+from rollway.waiting.peer_watch import Lookout, Trouble, gone
+
+OnFull = Literal["block", "drop_oldest", "drop_newest", "error"]
+
+
+class Server(Hosting):
+    """Moves samples from any number of workers to this learner, as whole batches that are views into shared memory.
+
+    Workers on this machine come in through a `ShmTransport`, workers on others through a `TcpTransport`, or both at
+    once. The ring exists from here until `close` (or the end of the ``with`` block), or until this process and all
+    workers are gone. `sample` and `submit` block with the GIL released, and Ctrl-C ends them. Threads may share a
+    server.
+
+    Args:
+        example: One sample: a pytree of arrays. Its values do not matter.
+        batch_size: Samples per batch.
+        transport: One or several ways in: `ShmTransport` for workers on this machine, `TcpTransport` for others, or a
+            `Transport` of your own. Without any, only `submit` feeds the ring.
+        num_buffers: Batches that the ring has room for, at least 2: one to fill, one to read, more for slack.
+        on_full: What producers do when there is no room: ``"block"``, ``"drop_oldest"`` batch, ``"drop_newest"``
+            sample, or ``"error"``. Drops are counted in `stats`.
+        pin_host_memory: Page-lock the ring for CUDA, so that a batch goes to the GPU by one asynchronous copy.
+            RuntimeError when that cannot be done.
+        writable: Hand out arrays that may be written to.
+        peer_timeout_s: How long `sample` waits when every worker is gone and at least one of them died, before it
+            raises `PeerDied`. ``None``: for ever. Remote workers may come back at any time: with a `TcpTransport`, give
+            `sample` a timeout.
+
+    >>> import numpy as np
+    >>> with Server({"obs": np.zeros(2, np.float32)}, batch_size=2) as server:
+    ...     for i in range(2):
+    ...         _ = server.submit({"obs": np.full(2, i, np.float32)})
+    ...     server.sample().batch["obs"].tolist()
+    [[0.0, 0.0], [1.0, 1.0]]
+    """
+
+    def __init__(
+        self,
+        example: Any,
+        batch_size: int,
+        transport: ShmTransport | Transport | Sequence[ShmTransport | Transport] | None = None,
+        num_buffers: int = 3,
+        *,
+        on_full: OnFull = "block",
+        pin_host_memory: bool = False,
+        writable: bool = False,
+        peer_timeout_s: float | None = 60.0,
+    ) -> None:
+        self._schema = Schema.of(example)
+        self._plan = self._schema.plan()
+        self._batch_size = batch_size
+        self._peer_timeout_s = peer_timeout_s
+        self._producer: Producer | None = None
+        shm, transports = sort_out(transport)
+        options = shm or ShmTransport("in-process")
+        try:
+            self._consumer = Consumer(
+                self._plan,
+                batch_size,
+                num_buffers,
+                shm.name if shm else None,
+                auto_named=options.auto_named,
+                if_exists=options.if_exists,
+                max_peers=options.max_peers,
+                on_full=on_full,
+                huge_pages=options.huge_pages,
+                peer_timeout_s=peer_timeout_s,
+                writable=writable,
+            )
+        except ForeignSchema as foreign:
+            raise self._schema.explain(foreign) from None
+        super().__init__(self._consumer, transports, Intake(self._consumer, self._schema, self._plan))
+        if pin_host_memory:
+            try:
+                self._endings.append(pin(*self._consumer.memory()))
+            except RuntimeError:
+                self.close()
+                raise
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch."""
+        return self._batch_size
+
+    def sample(self, timeout: float | None = None, at_least: int | None = None) -> Sample | None:
+        """Waits for a whole batch. ``None`` once the ring is shut down.
+
+        Args:
+            timeout: Seconds to wait; ``None`` for ever. `WaitTimeout` says what was there when they were over.
+            at_least: At the end of ``timeout``, be content with this many samples: the oldest unfinished batch that has
+                them is closed early and handed over short.
+        """
+        self._check_at_least(at_least, timeout)
+        try:
+            sample = self._consumer.take(timeout, at_least)
+        except ConnectionClosedError:
+            return None
+        except WaitTimeout:
+            raise self._timed_out(timeout) from None
+        except BatchesHeld as held:
+            raise _held(str(held)) from None
+        if sample is None:
+            raise self._timed_out(timeout)
+        return sample
+
+    def try_sample(self) -> Sample | None:
+        """A whole batch if there is one; never waits."""
+        try:
+            return self._consumer.take(0.0, None)
+        except ConnectionClosedError:
+            return None
+
+    async def sample_async(self, timeout: float | None = None, at_least: int | None = None) -> Sample | None:
+        """As `sample`, for asyncio. A cancelled wait takes nothing."""
+        self._check_at_least(at_least, timeout)
+        lookout = Lookout(self._bell, timeout, self._troubles)
+        while not self.closed:
+            sample = self._consumer.take_in_turn()
+            if sample is not None:
+                return sample
+            if not await lookout.rung():
+                break
+        try:
+            sample = self._consumer.take(0.0, at_least)
+        except ConnectionClosedError:
+            return None
+        if sample is None:
+            raise self._timed_out(timeout)
+        return sample
+
+    def dataset_iter(self, *, copy: bool = False) -> Iterator[Sample]:
+        """Yields batches until the ring is shut down.
+
+        Each sample is released when you let go of it. A ``for`` loop keeps its sample until it has the next: several
+        loops, in threads, need more ``num_buffers`` than there are loops, or ``release()`` when they are done with a
+        sample. With ``copy=True`` you get arrays of your own, to keep.
+        """
+        while True:
+            sample = self.sample()
+            if sample is None:
+                return
+            if copy:
+                with sample:
+                    sample = Sample(optree.tree_map(np.copy, sample.batch, namespace="rollway"), sample.info)
+            yield sample
+            del sample
+
+    def submit(self, data: Any, *, version: int = 0, timeout: float | None = None) -> bool:
+        """Copies one sample into the ring from this process. False when the policy dropped it."""
+        return self._submitter().send(data, version=version, timeout=timeout)
+
+    def submit_many(self, data: Any, *, version: int = 0, timeout: float | None = None) -> int:
+        """Copies stacked samples into the ring from this process; gives how many were committed."""
+        return self._submitter().send_many(data, version=version, timeout=timeout)
+
+    def flush(self) -> None:
+        """Closes the unfinished batch early: `sample` hands it over short, as soon as its writers are done."""
+        self._consumer.flush()
+
+    def reset_histograms(self) -> None:
+        """Starts the histograms anew. Counters stay."""
+        self._consumer.reset_histograms()
+
+    def close(self) -> None:
+        """Shuts the ring down and removes its name. Workers get `ConnectionClosedError`.
+
+        Views that you kept stay readable. If other learners are attached, only this one leaves.
+        """
+        if self._producer is not None:
+            self._producer.close()
+        super().close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "open"
+        return f"<rollway.Server {self.name or '(in process)'} batch_size={self._batch_size} {state}>"
+
+    def _check_at_least(self, at_least: int | None, timeout: float | None) -> None:
+        if at_least is None:
+            return
+        if not 1 <= at_least <= self._batch_size:
+            raise InvalidArgument(f"at_least = {at_least} is out of range: 1 to {self._batch_size}, the batch_size")
+        if timeout is None:
+            raise InvalidArgument("at_least says what will do at the end of a timeout: give a timeout, too")
+
+    def _submitter(self) -> Producer:
+        """One producer for all threads, whichever comes first: each of several would number its own."""
+        if self._producer is None:
+            with self._starting:
+                self._producer = self._producer or Producer.beside(self._consumer, self._plan)
+        return self._producer
+
+    def _troubles(self) -> list[Trouble]:
+        """Why no batch may ever come. Transports have producers of their own here, and remote workers come back."""
+        consumer = self._consumer
+        held = Trouble(
+            lambda: consumer.stats()["batches_released"] if consumer.holds_all() else None,
+            1.0,
+            lambda: _held(f"all {consumer.stats()['num_buffers']} batches are held by this learner"),
+        )
+        return [held] if self._endpoints else [held, gone(consumer.producers, self._peer_timeout_s, "batch")]
+
+    def _timed_out(self, timeout: float | None) -> WaitTimeout:
+        stats = self._consumer.stats()
+        alive, died = self._consumer.producers()
+        ready = stats["ready_samples"]
+        if self._consumer.holds_all():
+            advice = "This learner holds all of the ring's batches: release() one"
+        elif ready:
+            advice = "Wait longer, or take what is there with sample(timeout, at_least=1)"
+        else:
+            advice = "Wait longer, or see what the workers do"
+        writers = ", ".join(f"pid {pid} ({slots})" for pid, slots in self._consumer.writers()) or "nobody"
+        return WaitTimeout(
+            f"no whole batch of {self._batch_size} within {timeout} s: {ready} samples are committed, "
+            f"slots are being written by {writers}; {alive} producers attached, {len(died)} died."
+            f"{not_let_in(self.refusals)} {advice}"
+        )
+
+
+def _held(what: str) -> BatchesHeld:
+    return BatchesHeld(
+        f"{what}: no other can be filled. Drop or release() the samples you keep, use dataset_iter(copy=True), or give "
+        "the server more num_buffers"
+    )

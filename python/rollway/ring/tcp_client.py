@@ -1,0 +1,89 @@
+"""TcpClient: a worker's end of a ring on another host. `send` and the connection are native; see `TcpSender`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rollway._core import TcpSender
+from rollway.errors import ForeignSchema
+from rollway.schema.pytree import Schema
+from rollway.transport.tcp import secret, trust
+from rollway.transport.tcp_lifetime import TcpLifetime
+from rollway.waiting.notifier import AsyncBell, WeakCall
+from rollway.waiting.sends import AsyncSends
+
+
+class TcpClient(TcpLifetime, TcpSender, AsyncSends):
+    """Moves samples from this process into a learner's ring over TCP.
+
+    `send` copies a sample and returns; it leaves at once when the line is idle, and small ones travel together when
+    it is not. The learner acknowledges what is committed to its ring: `wait` returns when that is everything. A lost
+    connection is made again, and what was not acknowledged is sent again: nothing is lost and nothing arrives twice.
+    Calls block only when too much is on its way, with the GIL released, and Ctrl-C ends them. Threads may share a
+    client; a forked child has to make its own.
+
+    Args:
+        host: The learner's host.
+        port: The learner's `Server.port`.
+        example: One sample, as given to the `Server`. A difference is an error that names the leaf.
+        max_inflight_msgs: Messages without acknowledgement, at most. A message holds one sample, or as many small
+            ones as fit into 256 KiB; all of them are kept in memory until they are acknowledged.
+        token: The learner's token. A worker of the learner's own user, on loopback, may leave out one that the learner
+            made for itself: it is found in a file that only this user can read, anew with each connection.
+        ca: The certificate of the authority that signed the learner's, or the learner's own if it signed itself (a PEM
+            file): turns TLS on.
+        server_name: The name in the learner's certificate, when it is not ``host``.
+        producer_id: The number that the learner sees on this worker's samples; the next free one when left out.
+        connect_timeout_s: How long to wait for the learner to appear.
+        reconnect_timeout_s: How long to try again after a connection was lost, before the next call raises
+            `ConnectionClosedError`.
+        keepalive_s: A learner that is silent for three times as long is taken for gone.
+
+    >>> import numpy as np, rollway
+    >>> example = {"obs": np.zeros(2, np.float32)}
+    >>> with rollway.Server(example, batch_size=2, transport=rollway.TcpTransport()) as server:
+    ...     with TcpClient("localhost", server.port, example) as client:
+    ...         _ = client.send({"obs": np.ones(2, np.float32)})
+    ...         _ = client.send({"obs": np.full(2, 2, np.float32)})
+    ...     server.sample().batch["obs"].tolist()
+    [[1.0, 1.0], [2.0, 2.0]]
+    """
+
+    _cargo = "samples"
+
+    def __new__(
+        cls,
+        host: str,
+        port: int,
+        example: Any,
+        max_inflight_msgs: int = 32,
+        *,
+        token: str | bytes | None = None,
+        ca: str | os.PathLike[str] | None = None,
+        server_name: str | None = None,
+        producer_id: int | None = None,
+        connect_timeout_s: float = 10.0,
+        reconnect_timeout_s: float = 60.0,
+        keepalive_s: float = 5.0,
+    ) -> TcpClient:
+        """Connects."""
+        schema = Schema.of(example)
+        try:
+            self = super().__new__(
+                cls,
+                host,
+                port,
+                schema.plan(),
+                max_inflight_msgs=max_inflight_msgs,
+                token=secret(token),
+                tls=trust(ca, server_name),
+                producer_id=producer_id,
+                connect_timeout_s=connect_timeout_s,
+                reconnect_timeout_s=reconnect_timeout_s,
+                keepalive_s=keepalive_s,
+            )
+        except ForeignSchema as foreign:
+            raise schema.explain(foreign) from None
+        self._begin(AsyncBell(WeakCall(self, TcpSender.eventfd_waiter)))
+        return self

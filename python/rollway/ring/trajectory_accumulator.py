@@ -1,0 +1,124 @@
+"""TrajectoryAccumulator: gathers single steps into one fixed-size sample, before it is sent. Touches no ring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import optree
+
+from rollway.errors import InvalidArgument, SchemaMismatch
+from rollway.schema.pytree import NAMESPACE, as_array, path_text, register_dataclasses
+from rollway.schema.record import convert
+
+_Array = np.ndarray[Any, Any]
+
+
+class TrajectoryAccumulator:
+    """Collects steps, step by step, into a sample of several timescales.
+
+    The example is a dict of timescales. A timescale whose leaves all have the same leading dimension *N* > 1 takes *N*
+    steps, one per `add`. One with a 0-d leaf, or whose leaves all start with 1, holds a single item (a bootstrap
+    observation, an episode return), which `add` writes whole. Values are cast to the dtypes of the example where that
+    keeps their kind: not from float to int. One that would be cut or become infinite is refused.
+
+    >>> import numpy as np
+    >>> acc = TrajectoryAccumulator({"step": {"reward": np.zeros((2, 1))}, "last": {"value": np.zeros(())}})
+    >>> for r in (1.0, 2.0):
+    ...     acc.add("step", {"reward": np.array([r])})
+    >>> acc.add("last", {"value": np.array(0.5)})
+    >>> acc.build()["step"]["reward"].tolist()
+    [[1.0], [2.0]]
+    """
+
+    def __init__(self, example: dict[str, Any]) -> None:
+        if not isinstance(example, dict):
+            raise TypeError(f"the example must be a dict of timescales, not a {type(example).__name__}")
+        register_dataclasses(example)
+        self._tree = {name: _blank(name, tree) for name, tree in example.items()}
+        self._capacity = {name: _capacity(name, tree) for name, tree in self._tree.items()}
+        self._paths = {name: _paths(name, tree) for name, tree in self._tree.items()}
+        self._filled = dict.fromkeys(example, 0)
+
+    def add(self, name: str, data: Any) -> None:
+        """Writes one item into the next place of timescale ``name``. On an error nothing is changed."""
+        if name not in self._capacity:
+            raise KeyError(f"unknown timescale '{name}'; there are {list(self._capacity)}")
+        capacity, place = self._capacity[name], self._filled[name]
+        if place >= max(capacity, 1):
+            raise IndexError(f"timescale '{name}' is full: it has room for {max(capacity, 1)}; call build() or reset()")
+        stored, spec = optree.tree_flatten(self._tree[name], namespace=NAMESPACE)
+        try:
+            values = spec.flatten_up_to(data)
+        except ValueError as error:
+            raise SchemaMismatch(f"an item of timescale '{name}' must have the structure {spec}: {error}") from None
+        items = [
+            _item(value, path, leaf.shape[1:] if capacity else leaf.shape, leaf.dtype)
+            for value, path, leaf in zip(values, self._paths[name], stored, strict=True)
+        ]
+        for leaf, item in zip(stored, items, strict=True):
+            leaf[place if capacity else ...] = item
+        self._filled[name] += 1
+
+    def build(self) -> dict[str, Any]:
+        """The sample, and starts anew. It is the accumulator's own memory: send it before the next `add`."""
+        self.reset()
+        return self._tree
+
+    def reset(self) -> None:
+        """Starts anew, as when an episode is given up."""
+        self._filled = dict.fromkeys(self._filled, 0)
+
+
+def _blank(name: str, tree: Any) -> Any:
+    """A timescale of zeros."""
+    return optree.tree_map_with_path(
+        lambda path, leaf: np.zeros_like(as_array(leaf, path_text((name, *path)), None)), tree, namespace=NAMESPACE
+    )
+
+
+def _paths(name: str, tree: Any) -> list[str]:
+    return [path_text((name, *path)) for path in optree.tree_paths(tree, namespace=NAMESPACE)]
+
+
+def _item(value: Any, path: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Array:
+    """A value as an array of this shape and dtype; a leading 1 may be there or not."""
+    array = _plain(value, path, dtype) if isinstance(value, _PLAIN) else as_array(value, path, None)
+    if array.shape not in (shape, (1, *shape), shape[1:] if shape[:1] == (1,) else shape):
+        raise SchemaMismatch(f"leaf '{path}' of an item must have shape {shape}, not {array.shape}")
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise SchemaMismatch(
+            f"leaf '{path}' is {array.dtype}, which does not become {dtype} without loss. Cast it first"
+        )
+    fitting = array if array.dtype == dtype else convert(array, dtype)
+    if fitting is None:
+        raise SchemaMismatch(f"leaf '{path}' has values of {array.dtype} that do not fit {dtype}")
+    return fitting.reshape(shape)
+
+
+_PLAIN = (bool, int, float, complex, list, tuple)
+
+
+def _plain(value: Any, path: str, dtype: np.dtype[Any]) -> _Array:
+    """Python's numbers, and lists of them: whole numbers take the dtype of their leaf, if that can hold them."""
+    try:
+        array = np.asarray(value)
+        return np.asarray(value, dtype) if array.dtype.kind in "iu" and dtype.kind in "iu" else array
+    except (ValueError, OverflowError) as error:
+        raise SchemaMismatch(f"leaf '{path}' is {value!r}, which makes no array of {dtype}: {error}") from None
+
+
+def _capacity(name: str, tree: Any) -> int:
+    """How many items a timescale takes; 0 for one that holds a single item, written whole."""
+    leaves = optree.tree_leaves(tree, namespace=NAMESPACE)
+    if not leaves:
+        raise InvalidArgument(f"timescale '{name}' has no arrays in it")
+    if any(leaf.ndim == 0 for leaf in leaves) or all(leaf.shape[0] == 1 for leaf in leaves):
+        return 0
+    leading = {int(leaf.shape[0]) for leaf in leaves}
+    if len(leading) > 1:
+        raise InvalidArgument(
+            f"the leaves of timescale '{name}' have different leading dimensions {sorted(leading)}. Give them the "
+            "same one, or make it a single item: one leaf 0-d, or every leaf of shape (1, ...)"
+        )
+    return leading.pop()

@@ -1,0 +1,27 @@
+"""Transports: how data from workers reaches a learner, and how weights reach workers.
+
+```text
+base.py           what a transport is: `Transport`, `Endpoint`, and what a server hands to it
+shm.py            `ShmTransport`: shared memory under a name, for workers on this machine
+tcp.py            `TcpTransport`: a port, for workers on other machines
+server_base.py    what `Server` and `RecordServer` have in common: transports, life cycle, numbers
+tcp_lifetime.py   how a client over TCP waits and is closed
+```
+"""
+
+from rollway.transport.base import Endpoint, Intake, RecordIntake, RecordTransport, Transport, WeightOutlet
+from rollway.transport.shm import ShmTransport
+from rollway.transport.tcp import TcpEndpoint, TcpTransport, Tls
+
+__all__ = [
+    "Endpoint",
+    "Intake",
+    "RecordIntake",
+    "RecordTransport",
+    "ShmTransport",
+    "TcpEndpoint",
+    "TcpTransport",
+    "Tls",
+    "Transport",
+    "WeightOutlet",
+]

@@ -1,0 +1,101 @@
+"""Transport: how samples from elsewhere get into a learner's ring. `TcpTransport` is one; anybody may write another.
+
+`Server.start` hands every transport an `Intake` and keeps the `Endpoint` that it returns until the server is closed.
+`ShmTransport` is no transport in this sense: it says where the ring itself lies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from rollway._core import Consumer, Plan, Producer, RecordConsumer, RecordPlan, RecordProducer, Weights
+from rollway.schema.pytree import Schema
+from rollway.schema.record import RecordSchema
+
+if TYPE_CHECKING:
+    from rollway.weights.tree import WeightTree
+
+
+class Intake:
+    """The way into a ring from the learner's own process: what a transport needs, and no more.
+
+    >>> import numpy as np, rollway
+    >>> class Loopback:  # the smallest transport there is
+    ...     def start(self, intake):
+    ...         self.producer = intake.producer()
+    ...         return self
+    ...     address = "nowhere"
+    ...     def stats(self):
+    ...         return {}
+    ...     def stop(self):
+    ...         self.producer.close()
+    >>> loopback = Loopback()
+    >>> with rollway.Server({"x": np.zeros(1)}, batch_size=1, transport=loopback) as server:
+    ...     _ = loopback.producer.send({"x": np.ones(1)})
+    ...     server.sample().batch["x"].tolist()
+    [[1.0]]
+    """
+
+    def __init__(self, consumer: Consumer, schema: Schema, plan: Plan) -> None:
+        self.consumer = consumer
+        self.schema = schema
+        self._plan = plan
+
+    def producer(self) -> Producer:
+        """A handle to write with: ``send``, ``send_many``, ``reserve`` and their twins. Close it in `Endpoint.stop`."""
+        return Producer.beside(self.consumer, self._plan)
+
+
+class RecordIntake:
+    """As `Intake`, for the records of a `RecordServer`."""
+
+    def __init__(self, consumer: RecordConsumer, schema: RecordSchema, plan: RecordPlan) -> None:
+        self.consumer = consumer
+        self.schema = schema
+        self._plan = plan
+
+    def producer(self) -> RecordProducer:
+        """A handle to write with, on a lane of its own. Close it in `Endpoint.stop`."""
+        return RecordProducer.beside(self.consumer, self._plan)
+
+
+class WeightOutlet:
+    """The way out of a learner's weights: what a transport needs to give them to remote workers, and no more."""
+
+    def __init__(self, weights: Weights, tree: WeightTree) -> None:
+        self.weights = weights
+        self.tree = tree
+
+
+class Endpoint(Protocol):
+    """A transport at work."""
+
+    @property
+    def address(self) -> str:
+        """Where workers find it."""
+        ...
+
+    def stats(self) -> dict[str, int]:
+        """Plain numbers, each name with the transport's own prefix."""
+        ...
+
+    def stop(self) -> None:
+        """Lets nobody in any more, and returns when no slot is held. Safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class Transport(Protocol):
+    """Something that can be started."""
+
+    def start(self, intake: Intake) -> Endpoint:
+        """Begins to serve. What is wrong with the address or the settings is raised here, and not later."""
+        ...
+
+
+class RecordTransport(Protocol):
+    """As `Transport`, for the records of a `RecordServer`."""
+
+    def start(self, intake: RecordIntake) -> Endpoint:
+        """Begins to serve. What is wrong with the address or the settings is raised here, and not later."""
+        ...

@@ -1,0 +1,172 @@
+"""TcpTransport: lets workers on other hosts feed a learner over TCP, and get its weights. Native code does it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rollway._core import TcpServer
+from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch
+from rollway.transport.base import Intake, RecordIntake, WeightOutlet
+
+if TYPE_CHECKING:
+    from rollway.weights.shared_weight_sync import SharedWeightSync
+
+
+@dataclass(frozen=True)
+class Tls:
+    """What a learner shows to its workers: a certificate and its private key, as PEM files."""
+
+    cert: str | os.PathLike[str]
+    key: str | os.PathLike[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    token: str | bytes | None = field(default=None, repr=False)
+    tls: Tls | None = None
+    max_connections: int = 1024
+    io_threads: int = 1
+    frame_timeout_s: float = 5.0
+    keepalive_s: float = 5.0
+    session_ttl_s: float = 600.0
+    staging_bytes: int = 256 << 20
+    weights: SharedWeightSync | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class TcpTransport(_Options):
+    """A port on which remote workers connect: `TcpClient` to a `Server`, `TcpRecordClient` to a `RecordServer`.
+
+    Their bytes go from the socket straight into the ring, or into a lane that all records of this transport share.
+
+    Args:
+        port: 0 takes any that is free; `Server.port` tells which.
+        host: The address to listen on. Anything but loopback needs a token.
+        token: A secret that every worker must know. It never crosses the wire; take at least 16 random bytes. Left out,
+            the learner makes one when it starts, and keeps it in a file that only its own user can read: workers of
+            the same user on this machine find it by themselves, and others are refused. `Server.token` tells it.
+        tls: Encrypt, with this certificate. Costs one more copy.
+        max_connections: How many at once.
+        io_threads: Threads that read from sockets. One moves several GB/s.
+        frame_timeout_s: A worker that sends less than 64 KiB of a message in this time, and not the rest of it either,
+            is cut; it connects again by itself. Other workers do not wait for it meanwhile.
+        keepalive_s: A peer that is silent for three times as long is taken for gone.
+        session_ttl_s: How long a worker without a connection is remembered, so that it can go on where it was.
+        staging_bytes: Memory for messages that take longer than 200 ms to arrive, of all workers together. Those
+            leave the ring, or the lane, to others until they are whole. It is at least as large as the largest message.
+            When it is full, the slowest worker is cut; it connects again by itself, and sends its message again.
+        weights: Give these to the workers that ask for them (`TcpWeights`), on the same port and with the same token.
+
+    >>> TcpTransport(50051, token="secret")
+    TcpTransport(tls=None, max_connections=1024, io_threads=1, frame_timeout_s=5.0, keepalive_s=5.0, \
+session_ttl_s=600.0, staging_bytes=268435456, port=50051, host='127.0.0.1')
+    """
+
+    port: int = 0
+    host: str = "127.0.0.1"
+
+    def start(self, intake: Intake | RecordIntake | WeightOutlet) -> TcpEndpoint:
+        """Binds and listens. `Server.start`, `RecordServer.start` and `SharedWeightSync.serve` call it."""
+        outlet = None if self.weights is None else self.weights.outlet()
+        if isinstance(intake, WeightOutlet):
+            if outlet is not None:
+                raise InvalidArgument("serve() offers these weights: leave out the transport's own weights=")
+            outlet = intake
+        native = TcpServer(
+            None if isinstance(intake, WeightOutlet) else intake.consumer,
+            self.host,
+            self.port,
+            weights=None if outlet is None else outlet.weights,
+            token=secret(self.token),
+            tls=None if self.tls is None else (os.fspath(self.tls.cert), os.fspath(self.tls.key)),
+            io_threads=self.io_threads,
+            max_connections=self.max_connections,
+            frame_timeout_s=self.frame_timeout_s,
+            keepalive_s=self.keepalive_s,
+            session_ttl_s=self.session_ttl_s,
+            staging_bytes=self.staging_bytes,
+        )
+        return TcpEndpoint(native, intake, outlet)
+
+
+class TcpEndpoint:
+    """A `TcpTransport` at work."""
+
+    def __init__(
+        self, native: TcpServer, intake: Intake | RecordIntake | WeightOutlet, outlet: WeightOutlet | None
+    ) -> None:
+        self._native = native
+        self._schema = None if isinstance(intake, WeightOutlet) else intake.schema
+        self._tree = None if outlet is None else outlet.tree
+
+    @property
+    def address(self) -> str:
+        """``host:port``, as bound."""
+        return self._native.address
+
+    @property
+    def port(self) -> int:
+        """The port, as bound."""
+        return self._native.port
+
+    @property
+    def token(self) -> str | bytes:
+        """What every worker must know, given or made: for workers that cannot find it, as in another container.
+
+        Bytes when it is not text. A worker that has it is let in, so keep it out of logs and command lines.
+        """
+        token = self._native.token
+        try:
+            return token.decode()
+        except UnicodeDecodeError:
+            return token
+
+    @property
+    def last_refusal(self) -> str | None:
+        """The last worker that was not let in, and why."""
+        refused = self._native.last_refusal()
+        if refused is None:
+            return None
+        peer, why, foreign = refused
+        if foreign is not None:
+            schema, is_of_weights = foreign
+            place = f"at worker {peer}"
+            if is_of_weights and self._tree is not None:
+                try:
+                    why = str(self._tree.explain(type(self._tree).from_text(schema), place))
+                except SchemaMismatch as unreadable:
+                    why = str(unreadable)
+            elif self._schema is not None:
+                why = str(self._schema.explain(ForeignSchema(place, schema)))
+        return f"{peer}: {why}"
+
+    def stats(self) -> dict[str, int]:
+        """Connections, frames, samples, bytes; versions of weights sent; who was refused or cut, and why."""
+        return {f"tcp_{name}": value for name, value in self._native.stats().items()}
+
+    def stop(self) -> None:
+        """Says goodbye to the workers and gives back their slots. Safe to call twice."""
+        self._native.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+
+def secret(token: str | bytes | None) -> bytes | None:
+    """The bytes of a token."""
+    return token.encode() if isinstance(token, str) else token
+
+
+def trust(ca: str | os.PathLike[str] | None, server_name: str | None) -> tuple[str, str | None] | None:
+    """Whom a client trusts; ``None``: it does without TLS."""
+    if ca is not None:
+        return os.fspath(ca), server_name
+    if server_name is not None:
+        raise InvalidArgument(f"server_name = {server_name!r} without ca: there is no TLS, so nobody would look at it")
+    return None

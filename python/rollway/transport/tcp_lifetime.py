@@ -1,0 +1,119 @@
+"""TcpLifetime: how a client over TCP waits, is closed and is forgotten; the same for samples and records."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rollway._core import TcpConnection
+from rollway.errors import RollwayError, WaitTimeout
+from rollway.waiting.notifier import AsyncBell, WeakCall
+from rollway.waiting.sends import Vigil, deadline_of, rung
+
+_log = logging.getLogger(__name__)
+_open_clients: weakref.WeakSet[TcpLifetime] = weakref.WeakSet()
+_FORGOTTEN_S = 2.0  # how long what a client has on its way is waited for when nobody closed it
+
+
+class TcpLifetime(TcpConnection):
+    """Delivers what is on its way before a client goes, also one that nobody closed, or says what is lost."""
+
+    _bell: AsyncBell  # rung when there may be room
+    _settled: AsyncBell  # rung when `wait` would not wait
+    _cargo: str
+    _vigil: Vigil | None = None  # the connection itself tells
+
+    blocks = True
+    """Whether `send` waits when there is no room: always, for what to drop is the learner's choice."""
+
+    def _begin(self, bell: AsyncBell) -> None:
+        self._bell, self._settled = bell, AsyncBell(WeakCall(self, TcpConnection.settled_eventfd_waiter))
+        _open_clients.add(self)
+
+    async def wait_async(self, timeout: float | None = None) -> None:
+        """As `wait`, for asyncio. A cancelled wait leaves everything on its way."""
+        deadline = deadline_of(timeout)
+        while True:
+            try:
+                return self.wait(0.0)
+            except WaitTimeout:
+                if not await rung(self._settled, deadline, self._vigil):
+                    raise WaitTimeout(self._no_room(timeout)) from None
+
+    def close(self, timeout: float | None = 10.0) -> None:
+        """Waits until everything is acknowledged, at most ``timeout`` seconds, and disconnects. Safe to call twice.
+
+        `ConnectionClosedError` says how much was not acknowledged; the client is closed all the same. Ctrl-C ends the
+        wait: then it is closed at once, and the log says how much was not acknowledged.
+        """
+        try:
+            super().close(timeout)
+        except (RollwayError, ValueError, TypeError):  # the latter two: there is no such timeout
+            raise
+        except BaseException as interruption:
+            try:
+                super().close(0.0)
+            except RollwayError as error:
+                _log.error("%s ended the close of a %s: %s", type(interruption).__name__, type(self).__name__, error)
+            raise
+        finally:
+            if self.closed:
+                self._bell.close()
+                self._settled.close()
+                _open_clients.discard(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        try:
+            self.close()
+        except RollwayError as failure:
+            if error is None:
+                raise
+            error.add_note(f"and while closing: {failure}")  # what went wrong first is what is raised
+
+    def __del__(self, too_late: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_bell") and not too_late():  # at the end, `_close_all` has seen to it
+            _close_quietly(self, _FORGOTTEN_S)
+
+    def __repr__(self) -> str:
+        state = "connected" if self.connected else "connecting"
+        state = "closed" if self.closed else "lost" if self.over else state
+        return f"<rollway.{type(self).__name__} {self.address} {state}>"
+
+    def _no_room(self, timeout: float | None) -> str:
+        state = "connected" if self.connected else "no connection now"
+        return (
+            f"{self.address} did not take everything within {timeout} s: {self.unacknowledged} {self._cargo} are not "
+            f"acknowledged, {state}. Wait longer, or see whether the learner still takes them"
+        )
+
+
+def _close_quietly(client: TcpLifetime, timeout: float) -> None:
+    """Delivers what a forgotten client still has, or says what is lost."""
+    if client.closed or client.unacknowledged == 0:
+        return
+    try:
+        client.close(timeout)
+    except RollwayError as error:
+        # As text: a log that keeps the error would keep its frames, and so the client.
+        _log.error("a %s was not closed, and %s", type(client).__name__, str(error))
+
+
+def _close_all() -> None:
+    timeout = _FORGOTTEN_S
+    for client in list(_open_clients):
+        try:
+            _close_quietly(client, timeout)
+        except KeyboardInterrupt:  # nobody wants to wait, but what is lost is told all the same
+            timeout = 0.0
+
+
+# At the end of the interpreter; after Ctrl-C, too, so not for long.
+atexit.register(_close_all)

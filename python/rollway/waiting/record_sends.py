@@ -1,0 +1,189 @@
+"""AsyncRecordSends: the asyncio twins of a record client's blocking calls, the same for every kind of client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from rollway._core import RecordSlot
+from rollway.errors import RingFull, RollwayError, WaitTimeout
+from rollway.waiting.notifier import AsyncBell
+from rollway.waiting.sends import Vigil, deadline_of, rung
+
+T = TypeVar("T")
+
+_MOMENT_S = 1e-6  # so long a blocking call waits, to say what kept it: no room in the lane, or no memory for it
+
+_PART = 64  # so many records of a list are tried at once by who has waited: each time, they are looked at anew
+
+if TYPE_CHECKING:
+    from rollway.records.key import RecordKey
+
+
+class _Client(Protocol):
+    """What a client brings."""
+
+    _bell: AsyncBell
+    _vigil: Vigil | None
+
+    @property
+    def blocks(self) -> bool: ...
+    def _no_room(self, timeout: float | None) -> str: ...
+    async def _when_there_is_room(self, attempt: Callable[[float], T], timeout: float | None) -> T: ...
+    def _at_last(self, attempt: Callable[[float], T], timeout: float | None) -> T: ...
+    def send(
+        self,
+        data: Any,
+        *,
+        key: RecordKey | None = None,
+        metadata: Any = None,
+        version: int = 0,
+        timeout: float | None = None,
+    ) -> bool: ...
+    def try_send(self, data: Any, *, key: RecordKey | None = None, metadata: Any = None, version: int = 0) -> bool: ...
+    def send_many(
+        self,
+        data: Sequence[Any],
+        *,
+        keys: Sequence[RecordKey | None] | None = None,
+        metadata: Sequence[Any] | None = None,
+        version: int | Sequence[int] = 0,
+        timeout: float | None = None,
+    ) -> int: ...
+    def try_send_many(
+        self,
+        data: Sequence[Any],
+        *,
+        keys: Sequence[RecordKey | None] | None = None,
+        metadata: Sequence[Any] | None = None,
+        version: int | Sequence[int] = 0,
+    ) -> int: ...
+    def tombstone(
+        self, key: RecordKey, reason: str = "", *, version: int = 0, timeout: float | None = None
+    ) -> bool: ...
+    def reserve(
+        self,
+        lengths: dict[str, int],
+        *,
+        key: RecordKey | None = None,
+        metadata: Any = None,
+        version: int = 0,
+        timeout: float | None = None,
+    ) -> RecordSlot: ...
+
+
+def _as_it_is(given: Any) -> Any:
+    """A list as it is now: its owner may change it while we wait."""
+    return tuple(given) if isinstance(given, list) else given
+
+
+class AsyncRecordSends:
+    """Waits on the client's bell and then tries: so a cancelled wait has sent and reserved nothing."""
+
+    async def send_async(
+        self: _Client,
+        data: Any,
+        *,
+        key: RecordKey | None = None,
+        metadata: Any = None,
+        version: int = 0,
+        timeout: float | None = None,
+    ) -> bool:
+        """As `send`, for asyncio. A cancelled wait sends nothing."""
+        if not self.blocks:
+            return self.send(data, key=key, metadata=metadata, version=version)
+        deadline = deadline_of(timeout)
+        while not self.try_send(data, key=key, metadata=metadata, version=version):
+            if not await rung(self._bell, deadline, self._vigil):
+                return self._at_last(
+                    lambda wait_s: self.send(data, key=key, metadata=metadata, version=version, timeout=wait_s), timeout
+                )
+        return True
+
+    async def send_many_async(
+        self: _Client,
+        data: Sequence[Any],
+        *,
+        keys: Sequence[RecordKey | None] | None = None,
+        metadata: Sequence[Any] | None = None,
+        version: int | Sequence[int] = 0,
+        timeout: float | None = None,
+    ) -> int:
+        """As `send_many`, for asyncio. When it fails or is cancelled, ``error.sent`` records are sent.
+
+        A task that is cancelled before it ran has sent nothing, and its `CancelledError` has no ``sent``. The
+        `TimeoutError` of `asyncio.timeout` and `asyncio.wait_for` has the `CancelledError` as its cause.
+        """
+        if not self.blocks:
+            return self.send_many(data, keys=keys, metadata=metadata, version=version)
+        deadline, sent = deadline_of(timeout), 0
+        data, keys, metadata, version = map(_as_it_is, (data, keys, metadata, version))
+
+        def behind(most: int | None) -> dict[str, Any]:
+            given = {"data": data, "keys": keys, "metadata": metadata, "version": version}
+            end = None if most is None else sent + most
+            return {name: each[sent:end] if isinstance(each, tuple) else each for name, each in given.items()}
+
+        try:
+            sent = self.try_send_many(**behind(None))  # it looks at all of them
+            while sent < len(data):
+                if not await rung(self._bell, deadline, self._vigil):
+                    return sent + self._at_last(lambda wait_s: self.send_many(**behind(None), timeout=wait_s), timeout)
+                while now := self.try_send_many(**behind(_PART)):
+                    sent += now
+            return sent
+        except RollwayError as error:
+            error.sent += sent
+            raise
+        except asyncio.CancelledError as cancelled:
+            cancelled.sent = sent  # type: ignore[attr-defined]
+            raise
+
+    async def tombstone_async(
+        self: _Client, key: RecordKey, reason: str = "", *, version: int = 0, timeout: float | None = None
+    ) -> bool:
+        """As `tombstone`, for asyncio. A cancelled wait sends nothing."""
+        return await self._when_there_is_room(
+            lambda wait_s: self.tombstone(key, reason, version=version, timeout=wait_s), timeout
+        )
+
+    async def reserve_async(
+        self: _Client,
+        lengths: dict[str, int],
+        *,
+        key: RecordKey | None = None,
+        metadata: Any = None,
+        version: int = 0,
+        timeout: float | None = None,
+    ) -> RecordSlot:
+        """As `reserve`, for asyncio. A cancelled wait reserves nothing."""
+        return await self._when_there_is_room(
+            lambda wait_s: self.reserve(lengths, key=key, metadata=metadata, version=version, timeout=wait_s), timeout
+        )
+
+    async def _when_there_is_room(self: _Client, attempt: Callable[[float], T], timeout: float | None) -> T:
+        """What an attempt gives that does not wait, once there is room for it."""
+        deadline = deadline_of(timeout)
+        while True:
+            try:
+                return attempt(0.0)
+            except RingFull:
+                if not self.blocks:
+                    raise
+                if not await rung(self._bell, deadline, self._vigil):
+                    return self._at_last(attempt, timeout)
+
+    def _at_last(self: _Client, attempt: Callable[[float], T], timeout: float | None) -> T:
+        """The time is over: a last attempt, which says `NotEnoughMemory` where that is why there was no room."""
+        try:
+            return attempt(_MOMENT_S)
+        except (RingFull, WaitTimeout) as last:
+            raise _late(self._no_room(timeout), last.sent) from None
+
+
+def _late(message: str, sent: int) -> WaitTimeout:
+    """Not a variable of the frame that raises it: error, traceback and frame would keep each other and the client."""
+    error = WaitTimeout(message)
+    error.sent = sent
+    return error

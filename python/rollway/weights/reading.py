@@ -1,0 +1,83 @@
+"""WeightReading: what readers of weights have in common, wherever the weights come from.
+
+`SharedWeightSync` and `TcpWeights` stand on it. It finds the arrays (`WeightTree`) and tells a native handle where.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rollway.errors import NothingPublished
+from rollway.weights.tree import WeightTree
+
+
+class _Handle(Protocol):
+    """The native handle."""
+
+    @property
+    def version(self) -> int: ...
+    def read(self, leaves: list[int], addresses: list[int], since: int) -> tuple[int, list[int]]: ...
+
+
+class WeightReading:
+    """Reads the latest version, whole, into tensors or arrays that are there, or into new ones."""
+
+    _core: _Handle
+    _tree: WeightTree
+    _read_version = 0
+
+    @property
+    def _place(self) -> str:
+        """Where the weights are, for the words of an error."""
+        raise NotImplementedError
+
+    @property
+    def version(self) -> int:
+        """The version that was published last, of those that are here; 0 when nothing was written yet."""
+        return self._core.version
+
+    @property
+    def read_version(self) -> int:
+        """The version that this handle read last; 0 before the first read."""
+        return self._read_version
+
+    def read_weights_into(self, state_dict: Any, *, since: int = 0) -> int:
+        """Copies the latest version into these tensors or arrays, in place, and gives back which it is.
+
+        ``since``: the version that they hold; then only leaves that changed after it are copied. 0 comes back, and
+        nothing is touched, when nothing was written yet. Parameters are written under autograd's nose, as with
+        ``param.data.copy_``. One whose elements share memory, as after ``expand``, is refused.
+        """
+        places = self._tree.targets(state_dict)
+        version, copied = self._core.read(places.leaves, places.addresses, since)
+        if places.finish:
+            for at in copied:
+                if at in places.finish:
+                    places.finish[at]()
+        self._read_version = version
+        return version
+
+    def read_weights(self, like: Any = None) -> Any:
+        """The latest version as a new tree of numpy arrays; `read_version` says which it is.
+
+        The tree is built as it was for the writer: exactly so in the process that made it, and from dicts, lists and
+        tuples elsewhere. ``like``: build it as this one is, whatever its values. Raises `NothingPublished` when nothing
+        was written yet.
+        """
+        arrays, places = self._tree.fresh()
+        version, _ = self._core.read(places.leaves, places.addresses, 0)
+        if version == 0:
+            raise NothingPublished(f"nothing has been published {self._place} yet: wait_for_version(1) waits for it")
+        self._read_version = version
+        return self._tree.build(arrays) if like is None else self._tree.build_like(like, arrays)
+
+    def close(self) -> None:
+        """Lets go."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

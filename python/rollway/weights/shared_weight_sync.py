@@ -1,0 +1,299 @@
+"""SharedWeightSync: whole versions of a model's weights, from a learner to any number of workers on this machine.
+
+It names, checks and finds the arrays (`WeightTree`), and leaves versions, buffers and copies to the core.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+from rollway._core import Weights
+from rollway.errors import ForeignSchema, InvalidArgument
+from rollway.transport.base import WeightOutlet
+from rollway.transport.server_base import run_all
+from rollway.weights.reading import WeightReading
+from rollway.weights.tree import Places, WeightTree
+
+if TYPE_CHECKING:
+    from rollway.transport.tcp import TcpEndpoint, TcpTransport
+
+
+class SharedWeightSync(WeightReading):
+    """Moves weights from one writer to any number of readers, through shared memory, version by version.
+
+    A reader gets a whole version, never a mixture of two. The writer never waits for readers, and no reader for the
+    writer: a version is written into a copy of the weights that nobody reads, and then published with one store. If the
+    writer dies in the middle, readers keep the last whole version, and whoever creates the weights again under the same
+    name, or attaches and writes, goes on from there.
+
+    Takes torch state dicts, and any tree of numpy or JAX arrays. Each leaf keeps its dtype.
+
+    Args:
+        param_shapes: The shape of each parameter: a dict, or any tree of tuples (`from_state_dict` reads it off).
+        create: Make the weights, and be their writer. ``False``: attach to ``shm_name`` (as `attach` does), and check
+            that the leaves are these.
+        shm_name: What readers attach to. Left out, a name is made up. If there are weights of that name without a
+            living writer, this goes on with their version.
+        lock: Accepted for compatibility, and not used: nothing here needs a lock.
+        dtypes: One dtype for all leaves, or a mapping from their names; float32 where it does not say.
+        max_buffers: How many copies of the weights there may be at most. Three exist from the start; more are made only
+            while slow readers keep those.
+        max_readers: How many handles may be attached at once, besides the writer's.
+        checksum: Keep a checksum of each leaf, and compare it at every read: for machines that you do not trust.
+        threads: How many threads copy large weights; as many as this process may use, at most four, unless given.
+        peer_timeout_s: How long `wait_for_version` bears that no writer lives; ``None`` for ever.
+
+    >>> import numpy as np
+    >>> weights = {"w": np.ones((2, 2), np.float32), "b": np.zeros(2, np.float32)}
+    >>> with SharedWeightSync.from_state_dict(weights) as learner, SharedWeightSync.attach(learner.name) as worker:
+    ...     learner.write_weights({**weights, "b": np.full(2, 7, np.float32)})
+    ...     mine = {"w": np.empty((2, 2), np.float32), "b": np.empty(2, np.float32)}
+    ...     worker.read_weights_into(mine), mine["b"].tolist()
+    (2, [7.0, 7.0])
+    """
+
+    _core: Weights
+
+    def __init__(
+        self,
+        param_shapes: Any,
+        *,
+        create: bool = True,
+        shm_name: str | None = None,
+        lock: object = None,
+        dtypes: Any = None,
+        max_buffers: int = 8,
+        max_readers: int = 64,
+        checksum: bool = False,
+        threads: int | None = None,
+        peer_timeout_s: float | None = 60.0,
+    ) -> None:
+        tree = WeightTree.of_shapes(param_shapes, dtypes)
+        if create:
+            self._create(tree, shm_name, max_buffers, max_readers, checksum, threads, peer_timeout_s)
+            return
+        if shm_name is None:
+            raise InvalidArgument("create=False needs shm_name: the name of the writer's weights")
+        self._attach(shm_name, 0.0, threads, peer_timeout_s)
+        there = self._tree
+        if dtypes is None:  # Shapes alone were given: any dtype is as good.
+            kept = {leaf.path: leaf.dtype for leaf in there.leaves}
+            tree = WeightTree.of_shapes(param_shapes, {leaf.path: kept.get(leaf.path) for leaf in tree.leaves})
+        if tree.leaves != there.leaves:
+            self.close()
+            raise tree.explain(there, f"in segment '{shm_name}'")
+
+    @classmethod
+    def from_state_dict(
+        cls,
+        state_dict: Any,
+        *,
+        create: bool = True,
+        shm_name: str | None = None,
+        lock: object = None,
+        max_buffers: int = 8,
+        max_readers: int = 64,
+        checksum: bool = False,
+        threads: int | None = None,
+        peer_timeout_s: float | None = 60.0,
+    ) -> Self:
+        """Makes weights like these, and writes them as the first version. The options are those of the class."""
+        tree = WeightTree.of(state_dict)
+        self = cls.__new__(cls)
+        if create:
+            self._create(tree, shm_name, max_buffers, max_readers, checksum, threads, peer_timeout_s)
+        elif shm_name is None:
+            raise InvalidArgument("create=False needs shm_name: the name of the writer's weights")
+        else:
+            self._attach(shm_name, 0.0, threads, peer_timeout_s)
+        try:
+            self.write_weights(state_dict)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    @classmethod
+    def attach(
+        cls,
+        name: str,
+        *,
+        connect_timeout_s: float = 0.0,
+        threads: int | None = None,
+        peer_timeout_s: float | None = 60.0,
+    ) -> Self:
+        """Opens weights by their name alone: names, dtypes and shapes stand in the segment.
+
+        ``connect_timeout_s``: how long to wait for somebody to create them. Whoever attaches reads; the first
+        `write_weights` or `update_weights` makes it the writer, if none lives.
+        """
+        self = cls.__new__(cls)
+        self._attach(name, connect_timeout_s, threads, peer_timeout_s)
+        return self
+
+    @classmethod
+    def _nobodys(cls, param_shapes: Any, dtypes: Any, shm_name: str | None) -> Self:
+        """Joins the weights of that name, or makes them, without being their writer: whoever writes first is.
+
+        For small ones, and many handles.
+        """
+        self = cls.__new__(cls)
+        self._create(WeightTree.of_shapes(param_shapes, dtypes), shm_name, 8, 1000, False, 1, None, writes=False)
+        return self
+
+    def _create(
+        self,
+        tree: WeightTree,
+        name: str | None,
+        max_buffers: int,
+        max_readers: int,
+        checksum: bool,
+        threads: int | None,
+        peer_timeout_s: float | None,
+        *,
+        writes: bool = True,
+    ) -> None:
+        _check_threads(threads)
+        if not 1 <= max_readers <= 1022:
+            raise InvalidArgument(f"max_readers = {max_readers} is out of range: 1 to 1022")
+        try:
+            core = Weights.create(
+                f"auto-{os.getpid()}-{secrets.token_hex(4)}" if name is None else name,
+                auto_named=name is None,
+                schema=tree.text,
+                leaf_bytes=[leaf.nbytes for leaf in tree.leaves],
+                max_buffers=max_buffers,
+                max_peers=max_readers + 2,  # The writer, and whoever takes over from it.
+                checksum=checksum,
+                writes=writes,
+                threads=threads,
+            )
+        except ForeignSchema as foreign:
+            raise tree.explain(WeightTree.from_text(foreign.text), foreign.place) from None
+        self._bind(core, tree, threads, peer_timeout_s)
+
+    def _attach(self, name: str, connect_timeout_s: float, threads: int | None, peer_timeout_s: float | None) -> None:
+        _check_threads(threads)
+        core = Weights.attach(name, connect_timeout_s=connect_timeout_s, threads=threads)
+        self._bind(core, WeightTree.from_text(core.schema), threads, peer_timeout_s)
+
+    def _bind(self, core: Weights, tree: WeightTree, threads: int | None, peer_timeout_s: float | None) -> None:
+        self._core = core
+        self._tree = tree
+        self._threads = threads
+        self._peer_timeout_s = peer_timeout_s
+        # Also at interpreter exit.
+        self._endings: list[Callable[[], None]] = [core.close]
+        self._end = weakref.finalize(self, run_all, self._endings)
+
+    @property
+    def name(self) -> str:
+        """What readers attach to."""
+        return self._core.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether this handle is closed, or somebody called `cleanup`."""
+        return self._core.closed
+
+    @property
+    def writer_pid(self) -> int | None:
+        """The process that writes, alive or dead; ``None`` when nobody does."""
+        return self._core.writer_pid
+
+    def write_weights(self, state_dict: Any) -> None:
+        """Publishes all weights as the next version. Raises before anything is changed if a leaf does not fit."""
+        self._write(self._tree.sources(state_dict))
+
+    def update_weights(self, changed: Any) -> None:
+        """Publishes a next version in which only these leaves differ: those of an adapter, for instance.
+
+        What did not change is copied, inside shared memory, only into buffers that do not have it yet: changing the
+        same few leaves again and again copies those, and nothing else.
+
+        >>> import numpy as np
+        >>> with SharedWeightSync.from_state_dict({"base": np.zeros(3), "lora": np.zeros(1)}) as sync:
+        ...     sync.update_weights({"lora": np.ones(1)})
+        ...     sync.version, sync.read_weights()
+        (2, {'base': array([0., 0., 0.]), 'lora': array([1.])})
+        """
+        self._write(self._tree.some_sources(changed))
+
+    @property
+    def _place(self) -> str:
+        return f"in '{self.name}'"
+
+    def _write(self, places: Places) -> None:
+        self._core.write(places.leaves, places.addresses)
+
+    def serve(self, transport: TcpTransport) -> TcpEndpoint:
+        """Gives these weights to workers on other hosts, on a port of their own: they read them with `TcpWeights`.
+
+        Until the endpoint is stopped, or this handle closed. A learner that also takes samples offers both on one port:
+        ``TcpTransport(port, weights=sync)``.
+
+        >>> import numpy as np, rollway
+        >>> with SharedWeightSync.from_state_dict({"w": np.ones(2)}) as learner:
+        ...     with learner.serve(rollway.TcpTransport()) as endpoint:
+        ...         with rollway.TcpWeights("localhost", endpoint.port) as worker:
+        ...             worker.wait_for_version(1), worker.read_weights()
+        (1, {'w': array([1., 1.])})
+        """
+        endpoint = transport.start(self.outlet())
+        self._endings.insert(0, endpoint.stop)
+        return endpoint
+
+    def outlet(self) -> WeightOutlet:
+        """What a transport needs to give these weights to others."""
+        return WeightOutlet(self._core, self._tree)
+
+    def wait_for_version(self, version: int, timeout: float | None = None) -> int:
+        """Sleeps until that version or a later one is published, and gives back which.
+
+        Raises `WaitTimeout` after ``timeout`` seconds, `PeerDied` when no writer lives for ``peer_timeout_s``, and
+        `ConnectionClosedError` when somebody called `cleanup`, or another thread closed this handle.
+        """
+        return self._core.wait_for_version(version, timeout, self._peer_timeout_s)
+
+    def stats(self) -> dict[str, int]:
+        """Plain numbers: the version; how many ``buffers`` exist; how often a reader had to copy again (``retries``),
+        because the writer had no other buffer left (``overtaken``); pins of dead readers taken back (``recovered``).
+        """
+        return self._core.stats()
+
+    def close(self) -> None:
+        """Lets go, and ends calls that wait with this handle in other threads. Safe to call twice.
+
+        The last one to leave takes the name away. It leaves a name that somebody chose if the writer died without
+        closing: a learner that comes back under the name goes on with the version. `cleanup` and ``rollway gc`` remove
+        it.
+        """
+        self._end()
+
+    def cleanup(self) -> None:
+        """Closes, and takes the name away at once. Those who are attached can still read, and wait for nothing more."""
+        self._core.unlink()
+        self._end()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Into another process: attaches there, by name."""
+        return _attach_again, (type(self), self.name, self._threads, self._peer_timeout_s)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"version {self.version}"
+        return f"<{type(self).__name__} '{self.name}': {len(self._tree.leaves)} leaves, {state}>"
+
+
+def _attach_again(
+    cls: type[SharedWeightSync], name: str, threads: int | None, peer_timeout_s: float | None
+) -> SharedWeightSync:
+    return cls.attach(name, threads=threads, peer_timeout_s=peer_timeout_s)
+
+
+def _check_threads(threads: int | None) -> None:
+    if threads is not None and threads < 1:
+        raise InvalidArgument(f"threads = {threads} is out of range: at least 1, or None")

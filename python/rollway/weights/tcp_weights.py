@@ -1,0 +1,182 @@
+"""TcpWeights: a worker's copy of the weights of a learner on another host. Receiving is native; see `WeightMirror`."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any
+
+from rollway._core import WeightMirror
+from rollway.errors import ForeignSchema, InvalidArgument
+from rollway.transport.tcp import secret, trust
+from rollway.weights.reading import WeightReading
+from rollway.weights.shared_weight_sync import SharedWeightSync
+from rollway.weights.tree import WeightTree
+
+
+class TcpWeights(WeightReading):
+    """Moves a learner's weights to this host over TCP, version by version, and keeps the latest one here.
+
+    A native thread fetches each new version straight into shared memory of this host, and publishes it when it is
+    whole. Reading is as with `SharedWeightSync`: from memory, and it never waits for the network. Only leaves that
+    changed travel, and versions that are overtaken by a newer one are skipped. With a ``name``, all workers of this
+    host read one copy: ``SharedWeightSync.attach(name)``.
+
+    A lost connection is made again; meanwhile readers keep the last whole version, ``connected`` is ``False``, and
+    ``last_error`` says why. After ``reconnect_timeout_s`` without success, or when the learner shuts its weights down,
+    `wait_for_version` raises `ConnectionClosedError`; what is here stays readable.
+
+    Versions have the learner's numbers. A learner that was restarted and goes on with its weights goes on with its
+    numbers. One that begins anew begins with 1, and this follows: `version` goes back, a `wait_for_version` for a
+    number of before ends with the new learner's first version, and a ``since`` that may be a number of before copies
+    everything. Who had attached by name is told that nothing more will come (`ConnectionClosedError`), and attaches
+    again.
+
+    Threads may share it. A forked child has to make its own, or attach by name.
+
+    Args:
+        host: The learner's host.
+        port: The learner's `Server.port` (of a `TcpTransport` with ``weights=``), or that of `SharedWeightSync.serve`.
+        token: The learner's token. A worker of the learner's own user, on loopback, may leave out one that the learner
+            made for itself: it is found in a file that only this user can read, anew with each connection.
+        ca: The certificate of the authority that signed the learner's, or the learner's own if it signed itself (a PEM
+            file): turns TLS on.
+        server_name: The name in the learner's certificate, when it is not ``host``.
+        like: A state dict, or any tree, into which the weights will be read: a difference is an error that names the
+            leaf, before any memory is reserved.
+        name: What others on this host attach to. Left out, the copy is this process's alone.
+        max_bytes: How much memory the first three copies of the weights may take together. `NotEnoughMemory` when the
+            learner announces more. Left out, it is half of the memory that is available.
+        max_buffers: How many copies of the weights there may be at most. Three exist from the start; more are made only
+            while slow readers keep those.
+        max_readers: How many handles may be attached by name at once.
+        threads: How many threads copy large weights; as many as this process may use, at most four, unless given.
+        connect_timeout_s: How long to wait for the learner to appear.
+        reconnect_timeout_s: How long to try again after a connection was lost.
+        keepalive_s: A learner that is silent for three times as long is taken for gone.
+
+    >>> import numpy as np, rollway
+    >>> weights = {"w": np.ones((2, 2), np.float32), "b": np.zeros(2, np.float32)}
+    >>> sync = rollway.SharedWeightSync.from_state_dict(weights)
+    >>> with sync, rollway.Server({"x": np.zeros(1)}, 1, rollway.TcpTransport(weights=sync)) as server:
+    ...     with TcpWeights("localhost", server.port) as worker:
+    ...         sync.update_weights({"b": np.full(2, 7, np.float32)})
+    ...         _ = worker.wait_for_version(2)
+    ...         mine = {"w": np.empty((2, 2), np.float32), "b": np.empty(2, np.float32)}
+    ...         worker.read_weights_into(mine), mine["b"].tolist()
+    (2, [7.0, 7.0])
+    """
+
+    _core: WeightMirror
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        token: str | bytes | None = None,
+        ca: str | os.PathLike[str] | None = None,
+        server_name: str | None = None,
+        like: Any = None,
+        name: str | None = None,
+        max_bytes: int | None = None,
+        max_buffers: int = 8,
+        max_readers: int = 64,
+        threads: int | None = None,
+        connect_timeout_s: float = 10.0,
+        reconnect_timeout_s: float = 60.0,
+        keepalive_s: float = 5.0,
+    ) -> None:
+        if threads is not None and threads < 1:
+            raise InvalidArgument(f"threads = {threads} is out of range: at least 1, or None")
+        if not 1 <= max_readers <= 1021:
+            raise InvalidArgument(f"max_readers = {max_readers} is out of range: 1 to 1021")
+        self._closed = False
+        mine = None if like is None else WeightTree.of(like)
+        try:
+            self._core = WeightMirror(
+                host,
+                port,
+                name=name,
+                token=secret(token),
+                tls=trust(ca, server_name),
+                wanted=None if mine is None else mine.text,
+                max_bytes=max_bytes,
+                max_buffers=max_buffers,
+                max_peers=max_readers + 3,  # The one who receives, this handle, and whoever takes over.
+                threads=threads,
+                connect_timeout_s=connect_timeout_s,
+                reconnect_timeout_s=reconnect_timeout_s,
+                keepalive_s=keepalive_s,
+            )
+        except ForeignSchema as foreign:
+            if mine is None:
+                raise
+            raise mine.explain(WeightTree.from_text(foreign.text), foreign.place) from None
+        # Also at interpreter exit, before the thread would be cut off in the middle.
+        self._end = weakref.finalize(self, self._core.close)
+        self._tree = WeightTree.from_text(self._core.schema)
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the learner."""
+        return self._core.address
+
+    @property
+    def name(self) -> str | None:
+        """What others on this host attach to; ``None`` when the copy is this process's alone."""
+        return self._core.name
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self._core.connected
+
+    @property
+    def last_error(self) -> str | None:
+        """Why there is no connection; ``None`` while there is one."""
+        return self._core.last_error
+
+    @property
+    def closed(self) -> bool:
+        """Whether this handle is closed."""
+        return self._closed
+
+    @property
+    def _place(self) -> str:
+        return f"at the learner on {self.address}"
+
+    def wait_for_version(self, version: int, timeout: float | None = None) -> int:
+        """Sleeps until that version or a later one is here, and gives back which.
+
+        Raises `WaitTimeout` after ``timeout`` seconds, and `ConnectionClosedError` when nothing more will come. If the
+        learner was restarted and its versions began anew since this handle last gave out a number, its first version
+        ends the wait, with its own, lower number.
+        """
+        return self._core.wait_for_version(version, timeout)
+
+    def stats(self) -> dict[str, int]:
+        """Plain numbers: ``connects`` and ``failed_connects``; ``versions`` that came whole, ``voids`` that the learner
+        overwrote on their way, ``bytes`` of both; ``lineages``: how often a learner came back with numbers from 1 on.
+        """
+        return self._core.stats()
+
+    def close(self) -> None:
+        """Disconnects, and lets go of the copy; the last one to leave takes its name away. Safe to call twice.
+
+        A wait of another thread ends with `ConnectionClosedError`. If this process dies without closing, the named copy
+        stays for the next `TcpWeights` of that name.
+        """
+        self._closed = True
+        self._end()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Into another process of this host: attaches there to the copy, by its name."""
+        if self.name is None:
+            raise TypeError("TcpWeights without a name belong to this process: give them a name, or connect there")
+        return SharedWeightSync.attach, (self.name,)
+
+    def __repr__(self) -> str:
+        state = "connected" if self.connected else "lost" if self._core.over else "connecting"
+        state = "closed" if self.closed else f"{state}, version {self.version}"
+        return f"<rollway.{type(self).__name__} {self.address}: {len(self._tree.leaves)} leaves, {state}>"
