@@ -146,16 +146,21 @@ class Mender:
         """A worker has ended: it gets a successor. Says how it ended."""
         share = list(self._crew.shares[worker])
         pid, hand = self._crew.pid(worker), self._hand(worker)
-        unmade = self._mail.inherit(worker)
+        last_words = self._mail.inherit(worker)
         what = f"worker process {pid} of {named(share)} ended: {self._crew.bury(worker)}"
         if hand >= 0:
             what += f", while it was busy with environment {hand}"
         blamed = [hand] if hand in share else share
         cause = None
-        if unmade is not None:
-            env, fault = unmade
-            blamed, cause = [env], fault.cause()
-            what = f"{named(blamed)} could not be made again: {fault.summary}\n\nIn the worker:\n{fault.traceback}"
+        if last_words is not None:
+            env, fault = last_words
+            cause = fault.cause()
+            if env is None:
+                what = f"worker process {pid} of {named(share)} ended"
+            else:
+                blamed = [env]
+                what = f"{named(blamed)} could not be made again"
+            what += f": {fault.summary}\n\nIn the worker:\n{fault.traceback}"
         if not all([self._patience.bears(env) for env in blamed]):
             policy = self._patience.policy
             advice = ADVICE if policy is None else f"That is one fault too many for {policy}"

@@ -187,7 +187,7 @@ class Floor:
     in_hand: Array
     """By worker: the environment that it is busy with, plus one; 0: none. For reports about the dead and the hung."""
     posted: Array
-    """By worker: the number of the last message on its pipe."""
+    """By worker: the number of the last message on its pipe, as a `posted_word`."""
     lengths: Array
     """By environment: of its letter; or the number of the parcel that comes in place of one."""
     letters: memoryview

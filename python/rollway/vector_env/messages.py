@@ -15,12 +15,14 @@ from rollway._core import EnvCaller
 from rollway.errors import WaitTimeout
 from rollway.vector_env.fault_policy import Allowance
 from rollway.vector_env.layout import Floor
-from rollway.vector_env.pipe import WorkerGone, WorkerSilent, packed
+from rollway.vector_env.pipe import WorkerGone, WorkerSilent, packed, posted_word
 from rollway.vector_env.protocol import FAULT, LETTER, PARCEL, Fault, named
 from rollway.vector_env.worker_processes import Crew
 
 Label = tuple[int, int]
 """Of a parcel: its environment, and the number by which it is known from those of other answers."""
+LastWords = tuple[int | None, Fault]
+"""Why a worker ended: the environment that it could not make, or ``None``; and what was raised."""
 Packed = tuple[list[int], dict[int, bytes]]
 """Environments, and by worker what it has to know about the request."""
 
@@ -53,8 +55,9 @@ class Mail:
         self._core, self._crew, self._floor, self._allowance = core, crew, floor, allowance
         self._letter_bytes = len(floor.letters) // len(floor.lengths)
         self._parcels: dict[Label, bytes | None] = {}  # `None`: will not come any more
-        self._unmade: dict[int, tuple[int, Fault]] = {}  # by worker: the environment that it could not make, and why
+        self._last_words: dict[int, LastWords] = {}  # by worker
         self._number = 0
+        floor.posted[:] = posted_word(0)
 
     # ── to workers ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -87,7 +90,7 @@ class Mail:
 
     def _put(self, worker: int, letter: bytes) -> None:
         """On the pipe of a worker, which will hear all up to this number when it is asked or called."""
-        self._floor.posted[worker] = self._crew.put(worker, letter)
+        self._floor.posted[worker] = posted_word(self._crew.put(worker, letter))
 
     def pay(self, timeout: float | None) -> list[int]:
         """Sends what workers had no time to read. Gives those that still do not read."""
@@ -163,13 +166,13 @@ class Mail:
         elif kind == "parcel":
             self._parcels.update([content])
         elif kind == "fault":
-            self._unmade[worker] = content
+            self._last_words[worker] = content
 
-    def inherit(self, worker: int) -> tuple[int, Fault] | None:
-        """Keeps what a worker had said before it ended. Gives the environment that it could not make, and why."""
+    def inherit(self, worker: int) -> LastWords | None:
+        """Keeps what a worker had said before it ended. Gives what it said about its end, if it did."""
         for kind, content in self._crew.estate(worker):
             self._keep(worker, kind, content)
-        return self._unmade.pop(worker, None)
+        return self._last_words.pop(worker, None)
 
     def forget(self, envs: Container[int]) -> None:
         """Nobody wants their parcels any more."""
@@ -181,4 +184,4 @@ class Mail:
 
     def begin(self, worker: int) -> None:
         """Another process is this worker from now on, and has another pipe."""
-        self._floor.posted[worker] = 0
+        self._floor.posted[worker] = posted_word(0)

@@ -21,10 +21,14 @@ from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from typing import Any
 
+from rollway.errors import SegmentDamaged
+
 FOREVER_S = 1e6
 """Eleven days. `poll` takes no more than twice that."""
 _NUMBER = struct.Struct("!Q")
 _CHUNK = 1 << 18
+_MOST_UNHEARD = 1 << 16
+"""More messages than ever wait for a worker: its caller waits for answers in between."""
 
 
 class WorkerGone(Exception):
@@ -173,6 +177,34 @@ class Outlet:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the caller has closed
             while True:
                 self._socket.sendall(unsent.get())
+
+
+def posted_word(number: int) -> int:
+    """The number of a message as shared memory has it: with a check, because a worker waits for the message.
+
+    >>> number_posted(posted_word(7), heard=5)
+    7
+    """
+    return number << 16 | _check(number)
+
+
+def number_posted(word: int, heard: int) -> int:
+    """The number in such a word, for a worker that has heard all messages up to `heard`.
+
+    Raises:
+        SegmentDamaged: Nobody has written this word.
+    """
+    number = word >> 16
+    if word & 0xFFFF != _check(number) or not 0 <= number - heard <= _MOST_UNHEARD:
+        raise SegmentDamaged(
+            "the segment of this vector environment is damaged: the word that tells a worker how many messages there "
+            "are for it was overwritten. Close the vector environment, and make it again"
+        )
+    return number
+
+
+def _check(number: int) -> int:
+    return (number * 0x9E37 ^ 0x5A5A) & 0xFFFF
 
 
 def packed(message: Any) -> bytes:

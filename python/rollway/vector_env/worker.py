@@ -21,9 +21,9 @@ from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
 from rollway._core import EnvSink, EnvWorker, end_with, map_for
-from rollway.errors import PeerDied, SegmentNotFound, SystemCallFailed
+from rollway.errors import PeerDied, SegmentDamaged, SegmentNotFound, SystemCallFailed
 from rollway.vector_env.layout import Array, Blueprint, Buffer, Target
-from rollway.vector_env.pipe import Inlet, Outlet
+from rollway.vector_env.pipe import Inlet, Outlet, number_posted
 from rollway.vector_env.protocol import (
     FAULT,
     LETTER,
@@ -101,6 +101,8 @@ def _work(
         desk.serve()
     except (BrokenPipeError, ConnectionResetError, EOFError):
         pass  # The caller has closed while we had something to say or to hear.
+    except SegmentDamaged as error:
+        desk.give_up(error)
     finally:
         desk.close()
 
@@ -205,6 +207,10 @@ class Desk:
         for parcel in parcels:
             self._outlet.say(("parcel", parcel))
 
+    def give_up(self, error: SegmentDamaged) -> None:
+        """Tells the caller why this process ends."""
+        self._outlet.say(("fault", (None, Fault.of(error))))
+
     def close(self) -> None:
         """There is nobody to speak to any more."""
         self._outlet.close()
@@ -284,7 +290,7 @@ class Desk:
 
     def _listen(self) -> None:
         """Hears all that the caller has posted. What it then did not ask for is replaced by what it posts next."""
-        while self._heard < self._posted[0]:
+        while self._heard < number_posted(self._posted[0], self._heard):
             self._heard, (kind, content) = self._inlet.hear()
             if kind == "letter":
                 self._mail.append(content)

@@ -64,3 +64,66 @@ def test_a_wrong_word_is_damage_and_not_the_end_of_all_progress(code, name, chil
     spoiled = child(CHILD + code, name)
     out, _ = spoiled.ends(timeout=30)
     assert out.split() == ["damaged", "damaged"]
+
+
+POSTED = """
+import multiprocessing, os, signal, threading, time
+import gymnasium
+
+fork = multiprocessing.get_context("fork")
+asked, spoiled = fork.Event(), fork.Event()
+
+class Patient(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+    patience = 0
+
+    def reset(self, *, seed=None, options=None):
+        asked.set()
+        assert spoiled.wait(20)
+        return 0, {}
+
+envs = rollway.make_vec([Patient] * 2, num_workers=1, context="fork")
+posted = envs._troupe.floor.posted  # By worker: up to which message it is to read its pipe.
+"""
+
+RESET = """
+def spoil():
+    assert asked.wait(20)
+    posted[0] = WRONG
+    spoiled.set()
+
+threading.Thread(target=spoil).start()
+call = envs.reset
+"""
+
+CALL = """
+(worker,) = [process.pid for process in multiprocessing.active_children()]
+os.kill(worker, signal.SIGSTOP)
+before = int(posted[0])
+
+def spoil():
+    while posted[0] == before:
+        time.sleep(0.001)
+    posted[0] = WRONG
+    os.kill(worker, signal.SIGCONT)
+
+threading.Thread(target=spoil).start()
+call = lambda: envs.get_attr("patience")
+"""
+
+ENDS = """
+try:
+    call()
+    print("no error", flush=True)
+except rollway.RollwayError as error:
+    print("damaged" if "damaged" in str(error) else error, flush=True)
+envs.close()
+"""
+
+
+@pytest.mark.parametrize("wrong", ["1 << 62", "-1", "int(posted[0]) + 1", "0"])
+@pytest.mark.parametrize("code", [RESET, CALL], ids=["reset", "call"])
+def test_a_worker_does_not_wait_for_a_message_that_nobody_sent(code, wrong, name, child):
+    spoiled = child(CHILD + POSTED + code.replace("WRONG", wrong) + ENDS, name)
+    out, _ = spoiled.ends(timeout=30)
+    assert out.split() == ["damaged"]
