@@ -45,18 +45,18 @@ impl Consumer {
     ) -> Result<Consumer> {
         if_exists.settle(|| {
             let (records, resumed) = Records::open_or_create(spec, if_exists)?;
-            Self::sit_down(records, resumed, peer_timeout)
+            Self::take_seat(records, resumed, peer_timeout)
         })
     }
 
     /// Attaches to records that are there. `schema`: refuse any other; `None`: whatever the segment says it is.
     pub fn attach(name: &str, schema: Option<&[u8]>, peer_timeout: Option<Duration>) -> Result<Consumer> {
         let records = Records::open(name, schema)?.unless_closed()?;
-        Self::sit_down(records, true, peer_timeout)
+        Self::take_seat(records, true, peer_timeout)
     }
 
-    fn sit_down(records: Records, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
-        let seat = Seat::take_through_gate(records.segment().clone(), Role::Consumer)?;
+    fn take_seat(records: Records, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
+        let seat = Seat::take_with_join_lock(records.segment().clone(), Role::Consumer)?;
         if resumed {
             // What the last learner held is offered again, also what this seat's last holder did.
             recovery::recover(&records.protocol(), |owner| !seat.is_alive(owner));
@@ -234,7 +234,7 @@ impl Consumer {
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     super::poll_liveness(&self.wake, &self.records, &self.seat);
-                    if peer_watch.has_timed_out(|| self.seat.is_alone_among(Role::Producer)) {
+                    if peer_watch.has_timed_out(|| self.seat.all_died(Role::Producer)) {
                         return Err(self.workers_died());
                     }
                 }
@@ -282,7 +282,7 @@ impl Consumer {
         if !self.begins_to_leave() {
             return Ok(());
         }
-        let last = self.seat.leave_with_name(|| self.records.shut_down());
+        let last = self.seat.leave_and_unlink(|| self.records.shut_down());
         if !matches!(last, Ok(true)) {
             self.end_calls();
         }

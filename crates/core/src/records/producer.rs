@@ -39,7 +39,7 @@ pub struct Producer {
     records: Arc<Records>,
     seat: Seat,
     tenure: Tenure,
-    joining: lease::Turn,
+    joining: lease::ForkSafeLock,
     /// The id that the caller brought.
     chosen_id: Option<u32>,
     on_full: OnFull,
@@ -157,7 +157,7 @@ impl Producer {
             records,
             seat,
             tenure,
-            joining: lease::Turn::default(),
+            joining: lease::ForkSafeLock::default(),
             chosen_id: spec.producer_id,
             peer_timeout: spec.peer_timeout,
             wake: Mutex::default(),
@@ -177,7 +177,7 @@ impl Producer {
     /// Whether no consumer lives, one of them died, and nobody can come: the name is gone, too. One that died when it had shut
     /// everything down, and had woken nobody yet, has closed it.
     pub fn is_forsaken(&self) -> bool {
-        self.seat.is_alone_for_good(Role::Consumer) && !self.records.is_closed()
+        self.seat.all_died_for_good(Role::Consumer) && !self.records.is_closed()
     }
 
     /// The name on its records. A forked child gets another with its first record, unless the caller brought one.
@@ -389,9 +389,7 @@ impl Producer {
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     self.poll_liveness();
-                    if self.is_forsaken()
-                        || peer_watch.has_timed_out(|| self.seat.is_alone_among(Role::Consumer))
-                    {
+                    if self.is_forsaken() || peer_watch.has_timed_out(|| self.seat.all_died(Role::Consumer)) {
                         return Err(self.learners_died());
                     }
                 }

@@ -23,7 +23,7 @@
 
 use super::layout::{State, Tenancy, Word};
 use super::protocol::Protocol;
-use crate::segment::lease::Memo;
+use crate::segment::lease::LivenessMemo;
 use crate::segment::{Owner, Seat};
 use crate::sys::sync::Ordering;
 
@@ -38,7 +38,7 @@ pub struct Repairs {
 
 /// Takes back everything that belongs to owners of whom `is_dead` says so.
 pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repairs {
-    let mut memo = Memo::of(is_dead);
+    let mut memo = LivenessMemo::of(is_dead);
     let (mut repairs, mut has_returned) = (Repairs::default(), false);
     for lane in records.existing_lanes() {
         let (mut freed, mut given_back) = (0, false);

@@ -8,7 +8,7 @@ use super::layout::{Geometry, LINE, Tally};
 use super::protocol::Claim;
 use crate::error::{Error, Result};
 use crate::segment::header::PAGE;
-use crate::segment::lease::Memo;
+use crate::segment::lease::LivenessMemo;
 use crate::sys::opaque_copy::{can_stream_lines, stream_fence, stream_lines};
 use crate::sys::prefetch::prefetch_to_write;
 use crate::sys::signals;
@@ -90,7 +90,7 @@ impl Table {
         }
         let protocol = self.protocol();
         let is_dead = |owner| !self.seat.is_alive(owner);
-        let mut memo = Memo::of(&is_dead);
+        let mut memo = LivenessMemo::of(&is_dead);
         let piece = PIECE.min(self.geometry.capacity.div_ceil(4));
         let mut passed = 0;
         while *done < count {
@@ -112,7 +112,7 @@ impl Table {
             if passed >= self.geometry.capacity {
                 // Once round, and nothing to be had: everything is in the hands of the living.
                 let room = self.wait(deadline, || {
-                    memo = Memo::of(&is_dead);
+                    memo = LivenessMemo::of(&is_dead);
                     let room = protocol.has_room(|other| memo.is_dead(other));
                     room.map(|room| room.then_some(())).map_err(|damage| self.damaged(damage))
                 })?;

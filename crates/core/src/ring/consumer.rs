@@ -45,7 +45,7 @@ impl Consumer {
     ) -> Result<Consumer> {
         let (ring, resumed) = Ring::open_or_create(spec, if_exists)?;
         let ring = Arc::new(ring);
-        let seat = Seat::take_through_gate(ring.segment().clone(), Role::Consumer)?;
+        let seat = Seat::take_with_join_lock(ring.segment().clone(), Role::Consumer)?;
         if resumed {
             ring.recover(&seat)?; // What the last learner held is offered again, also what this seat's last holder did.
         } else {
@@ -168,7 +168,7 @@ impl Consumer {
                     if grip.is_for_good(self.holds_all(), released) {
                         return Err(Error::AllHeld(protocol.buffers.len()));
                     }
-                    if peer_watch.has_timed_out(|| self.seat.is_alone_among(Role::Producer)) {
+                    if peer_watch.has_timed_out(|| self.seat.all_died(Role::Producer)) {
                         return Err(self.workers_died());
                     }
                 }
@@ -271,7 +271,7 @@ impl Consumer {
         if self.closing.swap(true, Ordering::Relaxed) || self.seat.owner().is_none() {
             return Ok(()); // Left already. Or a forked child: the ring is its parent's to close.
         }
-        let last = self.seat.leave_with_name(|| self.ring.shut_down());
+        let last = self.seat.leave_and_unlink(|| self.ring.shut_down());
         if !matches!(last, Ok(true)) {
             // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
             self.ring.protocol().control.readable.notify();

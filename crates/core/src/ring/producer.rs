@@ -90,7 +90,7 @@ impl Producer {
     /// Whether no consumer lives, one of them died, and nobody can come: the name is gone, too. One that died when it had shut
     /// everything down, and had woken nobody yet, has closed it.
     pub fn is_forsaken(&self) -> bool {
-        self.seat.is_alone_for_good(Role::Consumer) && !self.ring.is_closed()
+        self.seat.all_died_for_good(Role::Consumer) && !self.ring.is_closed()
     }
 
     pub fn producer_id(&self) -> u32 {
@@ -242,9 +242,7 @@ impl Producer {
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     self.ring.recover(&self.seat)?;
-                    if self.is_forsaken()
-                        || peer_watch.has_timed_out(|| self.seat.is_alone_among(Role::Consumer))
-                    {
+                    if self.is_forsaken() || peer_watch.has_timed_out(|| self.seat.all_died(Role::Consumer)) {
                         return Err(self.learners_died());
                     }
                 }

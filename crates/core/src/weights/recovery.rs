@@ -16,12 +16,12 @@
 use super::layout::{ABANDONED, Holder};
 use super::protocol::Protocol;
 use crate::segment::Owner;
-use crate::segment::lease::Memo;
+use crate::segment::lease::LivenessMemo;
 use crate::sys::sync::Ordering;
 
 /// Clears the pins of readers of whom `is_dead` says so; how many.
 pub fn clear_dead_pins(weights: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> usize {
-    let mut memo = Memo::of(is_dead);
+    let mut memo = LivenessMemo::of(is_dead);
     let mut cleared = 0;
     for pin in weights.pins.iter().flat_map(|line| &line.pins) {
         let word = pin.load(Ordering::Relaxed);
