@@ -89,7 +89,7 @@ proptest! {
                 }
                 Call::NextWriter => {
                     drop(writer.take());
-                    writer = Some(Writer::on(weights.clone(), 1).unwrap());
+                    writer = Some(Writer::attach_to(weights.clone(), 1).unwrap());
                 }
             }
             let totals = weights.totals();

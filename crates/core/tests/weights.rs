@@ -176,9 +176,9 @@ fn a_second_writer_is_refused_by_the_pid_of_the_first_and_comes_in_when_it_left(
     let pid = std::process::id();
     assert!(matches!(second, Err(Error::WriterLives { pid: there, .. }) if there == pid), "{second:?}");
     let attached = Arc::new(Weights::open(&name, Some(SCHEMA)).unwrap());
-    assert!(matches!(Writer::on(attached.clone(), 1), Err(Error::WriterLives { .. })));
+    assert!(matches!(Writer::attach_to(attached.clone(), 1), Err(Error::WriterLives { .. })));
     drop(first);
-    let third = Writer::on(attached, 1).unwrap();
+    let third = Writer::attach_to(attached, 1).unwrap();
     assert_eq!(write(&third, 2), 2);
     drop(third);
     assert!(Weights::collect(&name).unwrap());
@@ -226,7 +226,7 @@ fn the_last_one_to_leave_takes_the_name_away() {
     let name = Name::unique();
     let writer = create(&spec(Some(&name)));
     write(&writer, 1);
-    let reader = Reader::on(Arc::new(Weights::open(&name, None).unwrap()), 1).unwrap();
+    let reader = Reader::attach_to(Arc::new(Weights::open(&name, None).unwrap()), 1).unwrap();
     drop(writer);
     assert!(!Weights::collect(&name).unwrap(), "a reader lives there");
     assert_eq!(read(&reader), Some((1, [1, 1, 1])), "what was published stays");

@@ -20,14 +20,14 @@
 //!
 //! | rank | lock | held while | a fork meanwhile |
 //! |---|---|---|---|
-//! | [`Rank::Tenure`] | `records::Producer::joining` | a forked child takes a seat and a lane | [`ForkSafeLock`]: free in the child |
+//! | [`Rank::ProcessLane`] | `records::Producer::joining` | a forked child takes a seat and a lane | [`ForkSafeLock`]: free in the child |
 //! | [`Rank::Rejoining`] | [`Seat::rejoining`] | a forked child takes a seat, and sweeps it | [`ForkSafeLock`]: free in the child |
 //! | [`Rank::Listing`] | [`LISTING`] | a descriptor is opened and listed, or a mutex below is held | waits |
 //! | [`Rank::Lease`] | [`Seat::lease`] | a lock of the kernel is tested, or the lease is replaced | waits for the listing |
 //!
-//! The other locks of the core never meet these the wrong way round: `records::{Producer, Consumer}::wake` and
-//! `ring::Producer::spin` are only ever *tried*; `Tenure::ledger`, `weights::Writer::turn`, `vector_env::Worker::spin` and
-//! those of `net` are taken by threads that hold none of the above, and a forked child does not take them: it has a tenure of
+//! The other locks of the core never meet these the wrong way round: `records::{Producer, Consumer}::recovered` and
+//! `ring::Producer::spin` are only ever *tried*; `ProcessLane::ledger`, `weights::Writer::turn`, `vector_env::Worker::spin` and
+//! those of `net` are taken by threads that hold none of the above, and a forked child does not take them: it has a lane of
 //! its own, or is refused. In `net::Outlet`, `held` is taken before `reader`.
 
 use super::Segment;
@@ -98,7 +98,7 @@ static LISTING: AtomicBool = AtomicBool::new(false);
 /// The order in which a thread takes the locks that it holds together; see the module's documentation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
-    Tenure = 1,
+    ProcessLane = 1,
     Rejoining = 2,
     Listing = 3,
     Lease = 4,

@@ -53,7 +53,7 @@ impl Reader {
     pub fn open(spec: &WeightsSpec<'_>, if_exists: IfExists, threads: usize) -> Result<Reader> {
         if_exists.settle(|| {
             let (weights, resumed) = Weights::open_or_create(spec, if_exists)?;
-            let reader = Reader::on(Arc::new(weights), threads)?;
+            let reader = Reader::attach_to(Arc::new(weights), threads)?;
             if !resumed {
                 reader.weights.segment().publish()?;
             }
@@ -62,7 +62,7 @@ impl Reader {
     }
 
     /// Sits down in weights that are mapped.
-    pub fn on(weights: Arc<Weights>, threads: usize) -> Result<Reader> {
+    pub fn attach_to(weights: Arc<Weights>, threads: usize) -> Result<Reader> {
         let seat = Seat::take(weights.segment().clone(), Role::Consumer, |seat| weights.sweep(seat))?;
         let populated = StdAtomicU32::new(weights.protocol().grown() as u32);
         let (pins_used, closing) = (StdAtomicU64::new(0), AtomicBool::new(false));

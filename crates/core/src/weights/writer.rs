@@ -35,7 +35,7 @@ impl Writer {
     pub fn open(spec: &WeightsSpec<'_>, if_exists: IfExists, threads: usize) -> Result<Writer> {
         if_exists.settle(|| {
             let (weights, resumed) = Weights::open_or_create(spec, if_exists)?;
-            let writer = Writer::on(Arc::new(weights), threads)?;
+            let writer = Writer::attach_to(Arc::new(weights), threads)?;
             if !resumed {
                 writer.weights.segment().publish()?;
             }
@@ -44,7 +44,7 @@ impl Writer {
     }
 
     /// Becomes the writer of weights that are mapped.
-    pub fn on(weights: Arc<Weights>, threads: usize) -> Result<Writer> {
+    pub fn attach_to(weights: Arc<Weights>, threads: usize) -> Result<Writer> {
         let seat = Seat::take(weights.segment().clone(), Role::Producer, |seat| weights.sweep(seat))?;
         let owner = seat.owner().expect("we have just sat down");
         let taken = weights.protocol().take_writer(owner, |other| !seat.is_alive(other));

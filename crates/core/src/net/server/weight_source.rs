@@ -57,7 +57,7 @@ impl Outlet {
             leaf_bytes: geometry.leaf_bytes.iter().map(|&bytes| bytes as u64).collect(),
             schema,
         };
-        let reader = Arc::new(Reader::on(weights.clone(), 1)?);
+        let reader = Arc::new(Reader::attach_to(weights.clone(), 1)?);
         let (news, stop) = (watch::Sender::new(look(&weights)), Arc::new(AtomicBool::new(false)));
         let herald = crate::sys::thread::spawn("rollway-herald", {
             let (weights, news, stop) = (weights.clone(), news.clone(), stop.clone());
