@@ -10,7 +10,7 @@ use rollway_core::segment::{Owner, arrival, catalog};
 use rollway_core::sys::sync::Ordering;
 
 use rollway_core::weights::layout::Latest;
-use rollway_core::weights::{Deadline, Draft, Hold, IfExists, Reader, Weights, WeightsSpec, Writer};
+use rollway_core::weights::{Deadline, Draft, HeldVersion, IfExists, Reader, Weights, WeightsSpec, Writer};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -321,7 +321,7 @@ fn a_hold_on_a_buffer_that_holds_another_version_is_damage() {
     let writer = create(&spec(None));
     let reader = Arc::new(reader(&writer));
     write(&writer, 1);
-    let hold = Hold::latest(&reader).unwrap().unwrap();
+    let hold = HeldVersion::latest(&reader).unwrap().unwrap();
     assert!(hold.check_whole().unwrap());
     let latest = writer.weights().protocol().latest().unwrap().unwrap();
     writer.weights().protocol().heads[latest.buffer].sequence.store(7, Ordering::Relaxed);
@@ -515,16 +515,16 @@ fn a_draft_whose_checksums_do_not_fit_is_not_published() {
 fn a_hold_keeps_its_version_where_it_is_until_there_is_no_other_buffer() {
     let writer = create(&WeightsSpec { max_buffers: 3, ..spec(None) });
     let reader = Arc::new(reader(&writer));
-    assert!(Hold::latest(&reader).unwrap().is_none());
+    assert!(HeldVersion::latest(&reader).unwrap().is_none());
     write(&writer, 1);
-    let first = Hold::latest(&reader).unwrap().unwrap();
+    let first = HeldVersion::latest(&reader).unwrap().unwrap();
     (2..=9).for_each(|value| assert_eq!(write(&writer, value), value));
     assert!(first.is_whole() && first.version() == 1);
     let (leaf, _) = first.leaf(0);
     // SAFETY: nobody writes to a buffer that is held, while there is another.
     assert_eq!(unsafe { leaf.cast::<u64>().read() }, 1);
     update(&writer, 1, 10);
-    let second = Hold::latest(&reader).unwrap().unwrap();
+    let second = HeldVersion::latest(&reader).unwrap().unwrap();
     let changed = |since| second.changed_since(since).iter().map(|changed| changed.leaf).collect::<Vec<_>>();
     assert_eq!((changed(0), changed(9), changed(10)), (vec![0, 1, 2], vec![1], vec![]));
     write(&writer, 11);

@@ -263,7 +263,7 @@ impl Table {
         self.wait(deadline, || Ok((self.rows() >= rows).then_some(()))).map(|there| there.is_some())
     }
 
-    /// Sleeps until `look` finds something.
+    /// Sleeps until `begin_read` finds something.
     fn wait<T>(&self, deadline: Deadline, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
         let changed = &self.protocol().control.changed;
         let mut poll = LivenessPoll::start();

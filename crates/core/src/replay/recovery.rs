@@ -24,7 +24,7 @@ use crate::sys::sync::Ordering;
 pub fn recover(table: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> usize {
     let mut memo = LivenessMemo::of(is_dead);
     let mut repaired = 0;
-    for row in 0..table.reach() {
+    for row in 0..table.promised_rows() {
         let word = table.words[row].load(Ordering::Relaxed);
         let there = RowWord::unpack(word);
         if there.kind == RowKind::Writing && memo.is_dead(there.owner) {

@@ -36,7 +36,7 @@ pub fn clear_dead_pins(weights: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) 
 }
 
 /// For a new writer: what the last one wrote and did not publish is nobody's (I5).
-pub fn disown_unpublished(weights: &Protocol<'_>) {
+pub fn discard_unpublished(weights: &Protocol<'_>) {
     let published = super::layout::Latest::unpack(weights.control.publish.latest.load(Ordering::Relaxed));
     for head in weights.heads {
         if head.sequence.load(Ordering::Relaxed) > published.version {
