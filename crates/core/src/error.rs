@@ -247,7 +247,7 @@ pub enum Error {
 
 impl Error {
     /// Whether the segment is whole and has another shape than was asked for. A learner replaces such a one when it is stale.
-    pub fn is_misfit(&self) -> bool {
+    pub fn is_mismatch(&self) -> bool {
         matches!(self, Error::Schema { .. } | Error::Kind { .. } | Error::Geometry { .. } | Error::Closed)
     }
 

@@ -80,7 +80,7 @@ impl IfExists {
                 Ok(found) => Ok((found, true)),
                 Err(Error::NotFound { .. }) => create().map(fresh),
                 // Another shape: replace it if nobody lives in it, otherwise say what differs.
-                Err(error) if error.is_misfit() => {
+                Err(error) if error.is_mismatch() => {
                     if catalog::collect(name)? {
                         create().map(fresh)
                     } else {

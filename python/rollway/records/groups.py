@@ -104,7 +104,7 @@ class GroupAssembler(Assembler):
     def give_up(self, key: RecordKey | GroupKey, reason: str = "given up") -> None:
         """Treats a group as if the rest of it were tombstones. Does nothing for one that is unknown or finished."""
         group = key.group if isinstance(key, RecordKey) else key
-        self.bury_rest(group.whole.pack(), reason)
+        self.tombstone_rest(group.whole.pack(), reason)
 
     def __iter__(self) -> Iterator[Group]:
         """The groups that are ready now."""

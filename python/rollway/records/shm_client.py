@@ -65,7 +65,7 @@ class ShmRecordClient(RecordProducer, AsyncRecordSends):
             raise schema.explain(foreign) from None
         self._bell = AsyncBell(WeakCall(self, RecordProducer.eventfd_waiter))
         self._vigil = Vigil(
-            WeakCall(self, RecordProducer.learners), WeakCall(self, RecordProducer.is_forsaken), peer_timeout_s
+            WeakCall(self, RecordProducer.learners), WeakCall(self, RecordProducer.is_orphaned), peer_timeout_s
         )
         return self
 

@@ -60,7 +60,7 @@ class ShmClient(Producer, AsyncSends):
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
         self._bell = AsyncBell(WeakCall(self, Producer.eventfd_waiter))
-        self._vigil = Vigil(WeakCall(self, Producer.learners), WeakCall(self, Producer.is_forsaken), peer_timeout_s)
+        self._vigil = Vigil(WeakCall(self, Producer.learners), WeakCall(self, Producer.is_orphaned), peer_timeout_s)
         return self
 
     def wait(self, timeout: float | None = None) -> None:

@@ -244,7 +244,7 @@ class Target:
     client: int
     """Which client's: another one of the same name may have another segment."""
     owner: int
-    """Who claimed the slot. Workers stand surety for it: it is not given to others while one of them may write."""
+    """Who claimed the slot. Workers hold a delegated lease for it: others do not get it while a worker may write."""
     first: int
     steps: int
     observations: tuple[Place, ...]

@@ -46,11 +46,11 @@ class Vigil:
     def __init__(
         self,
         learners: Callable[[], tuple[int, list[int]]],
-        is_forsaken: Callable[[], bool],
+        is_orphaned: Callable[[], bool],
         limit_s: float | None,
     ) -> None:
         self._learners = learners
-        self._is_forsaken = is_forsaken
+        self._is_orphaned = is_orphaned
         self._limit_s = limit_s
 
     def look(self, alone_since: float | None) -> float | None:
@@ -59,7 +59,7 @@ class Vigil:
         if alive or not died:
             return None
         pids = ", ".join(map(str, died))
-        if self._is_forsaken():
+        if self._is_orphaned():
             raise PeerDied(
                 f"the learner died (pid {pids}), and the name is gone: nobody can take its place. Start another "
                 "learner, and attach to it anew"

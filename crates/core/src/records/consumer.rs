@@ -1,7 +1,7 @@
 //! A consumer: takes single records, reads them in place, gives their room back.
 
 use super::protocol::{Stamp, Taken};
-use super::recovery::{self, Wake};
+use super::recovery::{self, RecoveredSeats};
 use super::{Deadline, IfExists, Records, RecordsSpec};
 use crate::error::{Damage, Error, Result};
 use crate::segment::{Census, Owner, Role, Seat};
@@ -32,7 +32,7 @@ pub struct Consumer {
     turn: AtomicUsize,
     /// How often to look again before sleeping; 0 on one core.
     eagerness: AtomicUsize,
-    wake: Mutex<Wake>,
+    recovered: Mutex<RecoveredSeats>,
     ticker: LivenessTicker,
 }
 
@@ -45,18 +45,18 @@ impl Consumer {
     ) -> Result<Consumer> {
         if_exists.settle(|| {
             let (records, resumed) = Records::open_or_create(spec, if_exists)?;
-            Self::sit_down(records, resumed, peer_timeout)
+            Self::take_seat(records, resumed, peer_timeout)
         })
     }
 
     /// Attaches to records that are there. `schema`: refuse any other; `None`: whatever the segment says it is.
     pub fn attach(name: &str, schema: Option<&[u8]>, peer_timeout: Option<Duration>) -> Result<Consumer> {
         let records = Records::open(name, schema)?.unless_closed()?;
-        Self::sit_down(records, true, peer_timeout)
+        Self::take_seat(records, true, peer_timeout)
     }
 
-    fn sit_down(records: Records, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
-        let seat = Seat::take_through_gate(records.segment().clone(), Role::Consumer)?;
+    fn take_seat(records: Records, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
+        let seat = Seat::take_with_join_lock(records.segment().clone(), Role::Consumer)?;
         if resumed {
             // What the last learner held is offered again, also what this seat's last holder did.
             recovery::recover(&records.protocol(), |owner| !seat.is_alive(owner));
@@ -71,7 +71,7 @@ impl Consumer {
             peer_timeout,
             turn: AtomicUsize::new(0),
             eagerness: AtomicUsize::new(if has_several_cores() { *LOOKS.start() } else { 0 }),
-            wake: Mutex::default(),
+            recovered: Mutex::default(),
             ticker: LivenessTicker::default(),
         })
     }
@@ -125,8 +125,11 @@ impl Consumer {
     #[inline]
     fn try_take(&self, owner: Owner) -> Result<Option<Taken>> {
         let turn = self.turn.load(Ordering::Relaxed);
-        let taken =
-            self.records.protocol().try_take(owner, turn).map_err(|damage| self.meets(damage, turn))?;
+        let taken = self
+            .records
+            .protocol()
+            .try_take(owner, turn)
+            .map_err(|damage| self.report_damage(damage, turn))?;
         if let Some(taken) = &taken {
             self.turn.store(taken.lane + 1, Ordering::Relaxed);
         }
@@ -146,7 +149,7 @@ impl Consumer {
                 turns.first().is_some_and(|&(_, first): &(usize, Taken)| first.lane != taken.lane);
             turns.push((turn, taken));
         });
-        taken.map_err(|damage| self.meets(damage, first))?;
+        taken.map_err(|damage| self.report_damage(damage, first))?;
         if several_lanes {
             turns.sort_by_key(|&(turn, _)| turn); // Stable: within a turn the lanes keep their order.
         }
@@ -158,7 +161,7 @@ impl Consumer {
 
     /// Whoever comes to a damaged lane is told, and begins behind it the next time: it keeps nobody from the others.
     #[cold]
-    fn meets(&self, damage: Damage, turn: usize) -> Error {
+    fn report_damage(&self, damage: Damage, turn: usize) -> Error {
         self.turn.store(turn.wrapping_add(1), Ordering::Relaxed);
         self.records.damaged(damage)
     }
@@ -172,12 +175,12 @@ impl Consumer {
         }
         if deadline == Deadline::Now {
             if self.records.is_closed() {
-                return self.last_look(owner).map(Some);
+                return self.take_after_close(owner).map(Some);
             }
             if !self.ticker.is_due() {
                 return Ok(None);
             }
-            super::poll_liveness(&self.wake, &self.records, &self.seat);
+            super::poll_liveness(&self.recovered, &self.records, &self.seat);
             return self.try_take(owner);
         }
         if let Some(taken) = self.look_again(owner)? {
@@ -210,7 +213,7 @@ impl Consumer {
     }
 
     /// What was committed before the end comes before the end.
-    fn last_look(&self, owner: Owner) -> Result<Taken> {
+    fn take_after_close(&self, owner: Owner) -> Result<Taken> {
         self.try_take(owner)?.ok_or(Error::Closed)
     }
 
@@ -233,8 +236,8 @@ impl Consumer {
                 Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
-                    super::poll_liveness(&self.wake, &self.records, &self.seat);
-                    if peer_watch.has_timed_out(|| self.seat.is_alone_among(Role::Producer)) {
+                    super::poll_liveness(&self.recovered, &self.records, &self.seat);
+                    if peer_watch.has_timed_out(|| self.seat.all_died(Role::Producer)) {
                         return Err(self.workers_died());
                     }
                 }
@@ -271,7 +274,7 @@ impl Consumer {
             match protocol.control.readable.wait(ticket, poll.pause().min(left)) {
                 Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => super::poll_liveness(&self.wake, &self.records, &self.seat),
+                Woken::Timeout => super::poll_liveness(&self.recovered, &self.records, &self.seat),
             }
         }
     }
@@ -279,10 +282,10 @@ impl Consumer {
     /// Leaves, and ends the calls that wait with this handle, in whichever thread. The last living consumer takes the name
     /// away and shuts the records down.
     pub fn close(&self) -> Result<()> {
-        if !self.begins_to_leave() {
+        if !self.start_leaving() {
             return Ok(());
         }
-        let last = self.seat.leave_with_name(|| self.records.shut_down());
+        let last = self.seat.leave_and_unlink(|| self.records.shut_down());
         if !matches!(last, Ok(true)) {
             self.end_calls();
         }
@@ -292,14 +295,14 @@ impl Consumer {
     /// Leaves without shutting anything down, also as the last: the name stays for whoever comes back to it, until somebody
     /// collects it.
     pub fn leave(&self) {
-        if self.begins_to_leave() {
+        if self.start_leaving() {
             self.seat.leave();
             self.end_calls();
         }
     }
 
     /// False when it has left already, or in a forked child: then the records are its parent's to leave.
-    fn begins_to_leave(&self) -> bool {
+    fn start_leaving(&self) -> bool {
         !self.left.swap(true, Ordering::Relaxed) && self.seat.owner().is_some()
     }
 

@@ -87,7 +87,7 @@ impl<M: Member> Group<M> {
         (0..size).filter(|repetition| !self.members.contains_key(repetition))
     }
 
-    fn bury_rest(&mut self, size: usize, reason: &str) {
+    fn tombstone_rest(&mut self, size: usize, reason: &str) {
         let reason: Arc<str> = reason.into();
         for repetition in 0..size {
             if !self.is_settled(repetition) {
@@ -185,7 +185,7 @@ impl<M: Member> Assembler<M> {
         if version != self.version {
             self.version = version;
             for group in std::mem::take(&mut self.ready) {
-                self.judge(group);
+                self.sort_by_staleness(group);
             }
         }
     }
@@ -206,14 +206,14 @@ impl<M: Member> Assembler<M> {
         let name = self.begin(name, now_s);
         let pending = self.pending.get_mut(&name).expect("it has begun");
         let stale = self.rules.on_stale == OnStale::Drop
-            && self.rules.max_staleness.is_some_and(|most| behind(self.version, &member) > most);
+            && self.rules.max_staleness.is_some_and(|most| staleness(self.version, &member) > most);
         if pending.group.is_settled(repetition) {
             self.counts.duplicates += 1;
             if !pending.group.members.get(&repetition).is_some_and(|there| there.is_same(&member)) {
                 member.release(); // Otherwise the very same is held here.
             }
         } else if stale {
-            let reason = stale_reason(behind(self.version, &member));
+            let reason = stale_reason(staleness(self.version, &member));
             self.counts.stale += 1;
             member.release();
             pending.group.tombstones.insert(repetition, reason);
@@ -226,7 +226,7 @@ impl<M: Member> Assembler<M> {
     }
 
     /// One repetition will never come.
-    pub fn bury(
+    pub fn add_tombstone(
         &mut self,
         name: &[u8],
         repetition: i64,
@@ -249,7 +249,7 @@ impl<M: Member> Assembler<M> {
     }
 
     /// The rest of a group will never come, whether any of it has or not.
-    pub fn bury_group(&mut self, name: &[u8], reason: &str) {
+    pub fn tombstone_group(&mut self, name: &[u8], reason: &str) {
         if self.is_late(name) {
             return;
         }
@@ -257,8 +257,8 @@ impl<M: Member> Assembler<M> {
             // It is over at once: it needs no room among the unfinished.
             let mut group = Group::named(name.into());
             self.remember(&group.name);
-            group.bury_rest(self.rules.size, reason);
-            self.judge(group);
+            group.tombstone_rest(self.rules.size, reason);
+            self.sort_by_staleness(group);
             return;
         }
         self.give_up(name, reason);
@@ -267,8 +267,8 @@ impl<M: Member> Assembler<M> {
     /// Treats a group as if the rest of it were tombstones. Does nothing for one that is unknown or finished.
     pub fn give_up(&mut self, name: &[u8], reason: &str) {
         if let Some(mut group) = self.end(name) {
-            group.bury_rest(self.rules.size, reason);
-            self.judge(group);
+            group.tombstone_rest(self.rules.size, reason);
+            self.sort_by_staleness(group);
         }
     }
 
@@ -290,7 +290,7 @@ impl<M: Member> Assembler<M> {
     pub fn pop_withheld(&mut self) -> Option<Group<M>> {
         let mut group = self.withheld.pop_front()?;
         self.held -= group.members.len();
-        group.staleness = self.behind(&group);
+        group.staleness = self.staleness(&group);
         Some(group)
     }
 
@@ -353,7 +353,7 @@ impl<M: Member> Assembler<M> {
 
     fn finish(&mut self, name: &[u8]) {
         if let Some(group) = self.end(name) {
-            self.judge(group);
+            self.sort_by_staleness(group);
         }
     }
 
@@ -392,11 +392,11 @@ impl<M: Member> Assembler<M> {
     }
 
     /// Puts a group where it belongs by the newest weights: to those that are ready, or withheld, or nowhere.
-    fn judge(&mut self, mut group: Group<M>) {
-        group.staleness = self.behind(&group);
+    fn sort_by_staleness(&mut self, mut group: Group<M>) {
+        group.staleness = self.staleness(&group);
         let is_stale = self.rules.max_staleness.is_some_and(|most| group.staleness > most);
         if is_stale && self.rules.on_stale == OnStale::Drop {
-            self.bury_stale(&mut group);
+            self.tombstone_stale(&mut group);
         }
         if group.members.len() < self.rules.size && self.rules.on_incomplete != OnIncomplete::Partial {
             let counter =
@@ -423,29 +423,29 @@ impl<M: Member> Assembler<M> {
     }
 
     /// Makes tombstones of its stale records.
-    fn bury_stale(&mut self, group: &mut Group<M>) {
+    fn tombstone_stale(&mut self, group: &mut Group<M>) {
         let (version, most) = (self.version, self.rules.max_staleness.unwrap_or(u32::MAX));
         let (kept, stale): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut group.members)
             .into_iter()
-            .partition(|(_, member)| behind(version, member) <= most);
+            .partition(|(_, member)| staleness(version, member) <= most);
         group.members = kept;
         self.held -= stale.len();
         self.counts.stale += stale.len() as u64;
         for (repetition, member) in stale {
             member.release();
-            group.tombstones.insert(repetition, stale_reason(behind(version, &member)));
+            group.tombstones.insert(repetition, stale_reason(staleness(version, &member)));
         }
-        group.staleness = self.behind(group);
+        group.staleness = self.staleness(group);
     }
 
     /// How old the oldest is.
-    fn behind(&self, group: &Group<M>) -> u32 {
-        group.members.values().map(|member| behind(self.version, member)).max().unwrap_or(0)
+    fn staleness(&self, group: &Group<M>) -> u32 {
+        group.members.values().map(|member| staleness(self.version, member)).max().unwrap_or(0)
     }
 }
 
 /// How old a record is. It may be newer than the newest weights that we were told of.
-fn behind(version: u32, member: &impl Member) -> u32 {
+fn staleness(version: u32, member: &impl Member) -> u32 {
     version.saturating_sub(member.version())
 }
 

@@ -139,17 +139,17 @@ impl Word {
 
 /// `{epoch, owner or nobody}`: the owner word of a lane, unpacked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tenancy {
+pub struct LaneOwner {
     /// How often the lane was taken.
     pub epoch: u64,
     pub owner: Option<Owner>,
 }
 
-impl Tenancy {
+impl LaneOwner {
     #[inline]
-    pub fn unpack(word: u64) -> Tenancy {
+    pub fn unpack(word: u64) -> LaneOwner {
         let owner = (word >> OWNER_BITS & 1 == 1).then(|| Owner::from_bits(word));
-        Tenancy { epoch: word >> (OWNER_BITS + 1), owner }
+        LaneOwner { epoch: word >> (OWNER_BITS + 1), owner }
     }
 
     #[inline]
@@ -163,7 +163,7 @@ impl Tenancy {
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct WriteLine {
-    /// A [`Tenancy`].
+    /// A [`LaneOwner`].
     pub owner: AtomicU64,
     /// The next number. Everything below it was reserved, or skipped.
     pub head: AtomicU64,

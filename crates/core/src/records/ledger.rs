@@ -9,7 +9,7 @@
 
 use super::allocator::{Allocator, Extent};
 use super::layout::{State, Word};
-use super::protocol::{Claim, LaneWords, Vacancy};
+use super::protocol::{Claim, LaneWords, NextNumber};
 use crate::error::{Damage, Error, Result};
 use crate::segment::Owner;
 use crate::sys::sync::{Ordering, Point, crash_point};
@@ -36,19 +36,19 @@ pub enum Attempt {
 
 /// Why no attempt could be made.
 #[derive(Debug)]
-pub enum Trouble {
+pub enum ReserveError {
     Damage(Damage),
     /// The lane has to grow, cannot, and nothing is out that could come back.
     Growth(Error),
 }
 
-impl From<Damage> for Trouble {
-    fn from(damage: Damage) -> Trouble {
-        Trouble::Damage(damage)
+impl From<Damage> for ReserveError {
+    fn from(damage: Damage) -> ReserveError {
+        ReserveError::Damage(damage)
     }
 }
 
-/// The private books of one lane.
+/// The private ledger of one lane.
 #[derive(Debug)]
 pub struct Ledger {
     lane: usize,
@@ -67,9 +67,9 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Draws up the books of a lane that `owner` has just taken: frees what its last owner had reserved, and finds the room
+    /// Rebuilds the ledger of a lane that `owner` has just taken: frees what its last owner had reserved, and finds the room
     /// of what is there to be read. Records that overlap, or lie outside, are damage.
-    pub fn draw_up(lane: &LaneWords<'_>, owner: Owner) -> Result<Ledger, Damage> {
+    pub fn rebuild(lane: &LaneWords<'_>, owner: Owner) -> Result<Ledger, Damage> {
         lane.clear_reserved(owner);
         let depth = lane.table.len();
         let mut ledger = Ledger {
@@ -111,7 +111,7 @@ impl Ledger {
     }
 
     /// How many records are out: reserved, to be read, being read, or released and not yet swept.
-    pub fn out(&self) -> usize {
+    pub fn outstanding(&self) -> usize {
         self.out.len()
     }
 
@@ -130,7 +130,7 @@ impl Ledger {
         lane: &LaneWords<'_>,
         bytes: usize,
         grow: impl FnOnce(usize, usize) -> Result<usize>,
-    ) -> Result<Attempt, Trouble> {
+    ) -> Result<Attempt, ReserveError> {
         let released = lane.line.free.released.load(Ordering::Relaxed).wrapping_sub(self.swept_at);
         if released as usize > self.out.len() / 8 {
             self.sweep(lane);
@@ -143,17 +143,17 @@ impl Ledger {
         self.refusal = None;
         let Some((number, extent)) = found else {
             // Only what nobody has taken can be dropped, and that helps only where it is in the way.
-            return match lane.vacancy() {
-                Vacancy::None => Ok(Attempt::Full),
-                Vacancy::Lost => {
+            return match lane.next_number() {
+                NextNumber::None => Ok(Attempt::Full),
+                NextNumber::Lost => {
                     Err(Damage("the head of a lane is ahead of records that nobody has taken").into())
                 }
-                Vacancy::Unread | Vacancy::Number(_) => Ok(Attempt::Unread),
+                NextNumber::Unread | NextNumber::Number(_) => Ok(Attempt::Unread),
             };
         };
         let (number, extent) = match Self::ensure_grown(lane, extent, grow) {
             Ok(()) => (number, extent),
-            Err(Trouble::Growth(refusal)) => {
+            Err(ReserveError::Growth(refusal)) => {
                 self.allocator.release(extent);
                 match self.find_grown_room(lane, bytes)? {
                     Some(found) => found,
@@ -162,12 +162,12 @@ impl Ledger {
                         self.refusal = Some(refusal);
                         return Ok(Attempt::Unread);
                     }
-                    None => return Err(Trouble::Growth(refusal)),
+                    None => return Err(ReserveError::Growth(refusal)),
                 }
             }
-            Err(trouble) => {
+            Err(error) => {
                 self.allocator.release(extent);
-                return Err(trouble);
+                return Err(error);
             }
         };
         self.list(lane.index_of(number), extent);
@@ -186,23 +186,23 @@ impl Ledger {
         lane: &LaneWords<'_>,
         bytes: usize,
         grow: impl FnOnce(usize, usize) -> Result<usize>,
-    ) -> Result<bool, Trouble> {
+    ) -> Result<bool, ReserveError> {
         self.sweep(lane);
         let Some((_, extent)) = self.find_room(lane, bytes) else { return Ok(false) };
         let grown = Self::ensure_grown(lane, extent, grow);
         self.allocator.release(extent);
         match grown {
             Ok(()) => Ok(true),
-            Err(Trouble::Growth(_)) if !self.out.is_empty() => Ok(false),
-            Err(trouble) => Err(trouble),
+            Err(ReserveError::Growth(_)) if !self.out.is_empty() => Ok(false),
+            Err(error) => Err(error),
         }
     }
 
     /// A number and room. The room of the record that had the descriptor before is free by now.
     #[inline]
     fn find_room(&mut self, lane: &LaneWords<'_>, bytes: usize) -> Option<(u64, Extent)> {
-        let Vacancy::Number(number) = lane.vacancy() else { return None };
-        self.vacate(lane.index_of(number));
+        let NextNumber::Number(number) = lane.next_number() else { return None };
+        self.reclaim(lane.index_of(number));
         let extent = self.allocator.allocate(bytes)?;
         Some((number, extent))
     }
@@ -229,12 +229,12 @@ impl Ledger {
         lane: &LaneWords<'_>,
         extent: Extent,
         grow: impl FnOnce(usize, usize) -> Result<usize>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ReserveError> {
         let grown = lane.grown()?;
         if extent.end() <= grown {
             return Ok(());
         }
-        let grown = grow(grown, extent.end()).map_err(Trouble::Growth)?;
+        let grown = grow(grown, extent.end()).map_err(ReserveError::Growth)?;
         crash_point(Point::LaneGrown);
         lane.line.write.grown.store(grown as u64, Ordering::Relaxed); // Before the first record in there is Ready (I2).
         Ok(())
@@ -242,7 +242,7 @@ impl Ledger {
 
     /// Takes back the room of a descriptor's record: nobody has it any more.
     #[inline]
-    fn vacate(&mut self, index: usize) {
+    fn reclaim(&mut self, index: usize) {
         self.allocator.release(std::mem::take(&mut self.extents[index]));
     }
 
@@ -280,7 +280,7 @@ impl Ledger {
 
     /// Gives a reservation back.
     pub fn abort(&mut self, lane: &LaneWords<'_>, claim: &Claim) {
-        self.vacate(lane.index_of(claim.number));
+        self.reclaim(lane.index_of(claim.number));
         lane.abort(claim);
     }
 
@@ -309,7 +309,7 @@ impl Ledger {
     pub fn drop_oldest(&mut self, lane: &LaneWords<'_>) -> Result<bool, Damage> {
         let dropped = lane.drop_oldest()?;
         if let Some(number) = dropped {
-            self.vacate(lane.index_of(number));
+            self.reclaim(lane.index_of(number));
         }
         Ok(dropped.is_some())
     }

@@ -33,12 +33,12 @@ use crate::segment::{Owner, Seat, Segment, Spec};
 use crate::sys::sync::{AtomicU64, Ordering};
 pub use crate::sys::wait::Deadline;
 pub use consumer::{Consumer, Record, RecordInfo};
-use layout::{Control, Descriptor, Geometry, KIND, Lane, State, Tenancy, Word};
+use layout::{Control, Descriptor, Geometry, KIND, Lane, LaneOwner, State, Word};
 pub use producer::run::Outgoing;
 pub use producer::{Label, Producer, Reservation};
 use protocol::Protocol;
 pub use protocol::Stamp;
-use recovery::Wake;
+use recovery::RecoveredSeats;
 use std::sync::{Arc, Mutex};
 
 /// What new records should be.
@@ -240,8 +240,8 @@ impl Records {
         let protocol = self.protocol();
         let mut contents = Contents::default();
         for lane in protocol.existing_lanes() {
-            let tenancy = Tenancy::unpack(lane.line.write.owner.load(Ordering::Relaxed));
-            contents.lanes += tenancy.owner.is_some() as usize;
+            let lane_owner = LaneOwner::unpack(lane.line.write.owner.load(Ordering::Relaxed));
+            contents.lanes += lane_owner.owner.is_some() as usize;
             contents.grown_bytes += lane.grown().unwrap_or(0);
             for descriptor in lane.table {
                 let bytes = descriptor.bytes.load(Ordering::Relaxed) as usize;
@@ -346,12 +346,12 @@ pub struct Totals {
     pub recovered: u64,
 }
 
-/// Looks around for the dead. A thread that finds another at it leaves it to that one; but the other may be a parent's
-/// thread, whose lock a forked child inherited: then it looks at everything itself.
-fn poll_liveness(wake: &Mutex<Wake>, records: &Records, seat: &Seat) {
+/// Checks for dead peers, and recovers what they left. A thread that finds the lock held recovers everything on its own: the
+/// holder may be a thread of the parent, whose lock a forked child inherited.
+fn poll_liveness(recovered: &Mutex<RecoveredSeats>, records: &Records, seat: &Seat) {
     let protocol = records.protocol();
-    match wake.try_lock() {
-        Ok(mut wake) => wake.poll_liveness(&protocol, seat),
+    match recovered.try_lock() {
+        Ok(mut recovered) => recovered.poll_liveness(&protocol, seat),
         Err(_) => recovery::recover(&protocol, |owner| !seat.is_alive(owner)),
     };
 }

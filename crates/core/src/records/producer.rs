@@ -1,9 +1,9 @@
 //! A producer: owns a lane, reserves room in it, lets the caller write there, commits it.
 
 use super::layout::ALIGN;
-use super::ledger::{Attempt, Ledger, Room, Trouble};
+use super::ledger::{Attempt, Ledger, ReserveError, Room};
 use super::protocol::{Entry, LaneWords, Stamp};
-use super::recovery::Wake;
+use super::recovery::RecoveredSeats;
 use super::{Deadline, OnFull, ProducerSpec, Records};
 use crate::error::{Error, Result};
 use crate::segment::header::PAGE;
@@ -38,20 +38,20 @@ pub struct Label {
 pub struct Producer {
     records: Arc<Records>,
     seat: Seat,
-    tenure: Tenure,
-    joining: lease::Turn,
+    process_lane: ProcessLane,
+    joining: lease::ForkSafeLock,
     /// The id that the caller brought.
     chosen_id: Option<u32>,
     on_full: OnFull,
     peer_timeout: Option<Duration>,
-    wake: Mutex<Wake>,
+    recovered: Mutex<RecoveredSeats>,
     ticker: LivenessTicker,
 }
 
 /// What one process has of a producer. A forked child has its own, behind its parent's; so a lock that a thread of the parent
 /// held during the fork is nobody's business.
 #[derive(Debug)]
-struct Tenure {
+struct ProcessLane {
     generation: u32,
     owner: Owner,
     lane: usize,
@@ -61,22 +61,22 @@ struct Tenure {
     open: AtomicU64,
     producer_id: u32,
     sequence: AtomicU64,
-    child: OnceLock<Box<Tenure>>,
+    child: OnceLock<Box<ProcessLane>>,
 }
 
 /// The handle is closed; the last reservation leaves the lane.
 const CLOSING: u64 = 1 << 63;
 
-impl Tenure {
+impl ProcessLane {
     /// Takes a lane and opens it.
-    fn begin(records: &Records, seat: &Seat, owner: Owner, chosen_id: Option<u32>) -> Result<Tenure> {
+    fn begin(records: &Records, seat: &Seat, owner: Owner, chosen_id: Option<u32>) -> Result<ProcessLane> {
         let mut refusal = None;
         let taken = Self::take_lane(records, seat, owner, &mut refusal);
         let (lane, ledger) = taken.ok_or_else(|| {
             let (name, lanes) = (records.segment().name().to_owned(), records.geometry.lanes);
             refusal.unwrap_or(Error::NoLane { name, lanes })
         })?;
-        Ok(Tenure {
+        Ok(ProcessLane {
             generation: lease::generation(),
             owner,
             lane,
@@ -118,17 +118,17 @@ impl Tenure {
             crash_point(Point::LaneGrown);
         }
         protocol.open_lane(lane.index);
-        Ledger::draw_up(lane, owner).map_err(|damage| records.damaged(damage))
+        Ledger::rebuild(lane, owner).map_err(|damage| records.damaged(damage))
     }
 
     /// This process's own, or the last one before it.
     #[inline]
-    fn latest(&self) -> &Tenure {
-        let mut tenure = self;
-        while let Some(child) = tenure.child.get() {
-            tenure = child;
+    fn latest(&self) -> &ProcessLane {
+        let mut process_lane = self;
+        while let Some(child) = process_lane.child.get() {
+            process_lane = child;
         }
-        tenure
+        process_lane
     }
 
     #[inline]
@@ -144,23 +144,23 @@ impl Producer {
         if records.is_closed() {
             return Err(Error::Closed);
         }
-        Producer::on(Arc::new(records), spec)
+        Producer::attach_to(Arc::new(records), spec)
     }
 
     /// Sits down beside others on open records, and takes a lane.
-    pub fn on(records: Arc<Records>, spec: ProducerSpec) -> Result<Producer> {
+    pub fn attach_to(records: Arc<Records>, spec: ProducerSpec) -> Result<Producer> {
         let seat = Seat::take(records.segment().clone(), Role::Producer, |seat| records.sweep(seat))?;
         let owner = seat.owner().expect("we have just sat down, in this process");
-        let tenure = Tenure::begin(&records, &seat, owner, spec.producer_id)?;
+        let process_lane = ProcessLane::begin(&records, &seat, owner, spec.producer_id)?;
         Ok(Producer {
             on_full: spec.on_full.unwrap_or(records.on_full),
             records,
             seat,
-            tenure,
-            joining: lease::Turn::default(),
+            process_lane,
+            joining: lease::ForkSafeLock::default(),
             chosen_id: spec.producer_id,
             peer_timeout: spec.peer_timeout,
-            wake: Mutex::default(),
+            recovered: Mutex::default(),
             ticker: LivenessTicker::default(),
         })
     }
@@ -176,13 +176,13 @@ impl Producer {
 
     /// Whether no consumer lives, one of them died, and nobody can come: the name is gone, too. One that died when it had shut
     /// everything down, and had woken nobody yet, has closed it.
-    pub fn is_forsaken(&self) -> bool {
-        self.seat.is_alone_for_good(Role::Consumer) && !self.records.is_closed()
+    pub fn is_orphaned(&self) -> bool {
+        self.seat.all_died_for_good(Role::Consumer) && !self.records.is_closed()
     }
 
     /// The name on its records. A forked child gets another with its first record, unless the caller brought one.
     pub fn producer_id(&self) -> u32 {
-        self.tenure.latest().producer_id
+        self.process_lane.latest().producer_id
     }
 
     /// A number that no other producer of these records was given, for somebody in whose name records will be committed.
@@ -192,7 +192,7 @@ impl Producer {
 
     /// Records committed through this handle, in its own name.
     pub fn sent(&self) -> u64 {
-        self.tenure.latest().sequence.load(Ordering::Relaxed)
+        self.process_lane.latest().sequence.load(Ordering::Relaxed)
     }
 
     pub fn on_full(&self) -> OnFull {
@@ -201,35 +201,35 @@ impl Producer {
 
     /// Which lane it writes to.
     pub fn lane(&self) -> usize {
-        self.tenure.latest().lane
+        self.process_lane.latest().lane
     }
 
-    /// This process's tenure, if it has one.
+    /// The lane of this process, if it has one.
     #[inline]
-    fn here(&self) -> Option<&Tenure> {
-        let tenure = self.tenure.latest();
-        (tenure.generation == lease::generation()).then_some(tenure)
+    fn here(&self) -> Option<&ProcessLane> {
+        let process_lane = self.process_lane.latest();
+        (process_lane.generation == lease::generation()).then_some(process_lane)
     }
 
     #[inline]
-    fn tenure(&self) -> Result<&Tenure> {
+    fn process_lane(&self) -> Result<&ProcessLane> {
         match self.here() {
-            Some(tenure) => Ok(tenure),
+            Some(process_lane) => Ok(process_lane),
             None => self.rejoin(),
         }
     }
 
     /// In a forked child: sits down anew, as a producer of its own with its own lane and count.
     #[cold]
-    fn rejoin(&self) -> Result<&Tenure> {
-        let _joining = self.joining.take(lease::Rank::Tenure);
-        if let Some(tenure) = self.here() {
-            return Ok(tenure);
+    fn rejoin(&self) -> Result<&ProcessLane> {
+        let _joining = self.joining.take(lease::Rank::ProcessLane);
+        if let Some(process_lane) = self.here() {
+            return Ok(process_lane);
         }
         let owner = self.seat.rejoin(|seat| self.records.sweep(seat))?;
-        let tenure = Box::new(Tenure::begin(&self.records, &self.seat, owner, self.chosen_id)?);
+        let process_lane = Box::new(ProcessLane::begin(&self.records, &self.seat, owner, self.chosen_id)?);
         // No fork in between: the child would inherit a cell that is being filled by nobody.
-        Ok(lease::without_fork(|| self.tenure.latest().child.get_or_init(|| tenure)))
+        Ok(lease::without_fork(|| self.process_lane.latest().child.get_or_init(|| process_lane)))
     }
 
     /// Reserves room for a record of up to `bytes`. `None`: dropped, as the policy says. [`Error::Full`] when there is no
@@ -241,10 +241,10 @@ impl Producer {
         bytes: usize,
         deadline: Deadline,
     ) -> Result<Option<Reservation<P>>> {
-        Self::hold(this, |producer, tenure| {
-            let room = producer.find_room(tenure, bytes, deadline)?;
+        Self::hold(this, |producer, process_lane| {
+            let room = producer.find_room(process_lane, bytes, deadline)?;
             if room.is_none() {
-                producer.count_newest(tenure, 1);
+                producer.count_newest(process_lane, 1);
             }
             Ok(room)
         })
@@ -256,17 +256,18 @@ impl Producer {
         this: P,
         bytes: usize,
     ) -> Result<Option<Reservation<P>>> {
-        Self::hold(this, |producer, tenure| producer.find_room(tenure, bytes, Deadline::Now))
+        Self::hold(this, |producer, process_lane| producer.find_room(process_lane, bytes, Deadline::Now))
     }
 
     /// Reserves free room, now. [`Error::Full`] when there is none, whatever the policy is: nothing is dropped.
     pub fn reserve_free<P: Deref<Target = Producer>>(this: P, bytes: usize) -> Result<Reservation<P>> {
-        Self::hold(this, |producer, tenure| producer.find_free_room(tenure, bytes))?.ok_or(Error::Full)
+        Self::hold(this, |producer, process_lane| producer.find_free_room(process_lane, bytes))?
+            .ok_or(Error::Full)
     }
 
     /// Counts records that were dropped because there was no room for them.
     pub fn count_dropped(&self, records: u64) -> Result<()> {
-        self.count_newest(self.tenure()?, records);
+        self.count_newest(self.process_lane()?, records);
         Ok(())
     }
 
@@ -274,44 +275,49 @@ impl Producer {
     #[inline]
     fn hold<P: Deref<Target = Producer>>(
         this: P,
-        find: impl FnOnce(&Producer, &Tenure) -> Result<Option<Room>>,
+        find: impl FnOnce(&Producer, &ProcessLane) -> Result<Option<Room>>,
     ) -> Result<Option<Reservation<P>>> {
-        let tenure = this.tenure()?;
-        if tenure.open.fetch_add(1, Ordering::Relaxed) & CLOSING != 0 {
-            this.done(tenure);
+        let process_lane = this.process_lane()?;
+        if process_lane.open.fetch_add(1, Ordering::Relaxed) & CLOSING != 0 {
+            this.done(process_lane);
             return Err(Error::Closed);
         }
-        let room = find(&this, tenure);
+        let room = find(&this, process_lane);
         if !matches!(room, Ok(Some(_))) {
-            this.done(tenure);
+            this.done(process_lane);
         }
         Ok(room?.map(|room| Reservation { producer: this, room: Some(room) }))
     }
 
     /// A reservation is over.
     #[inline]
-    fn done(&self, tenure: &Tenure) {
+    fn done(&self, process_lane: &ProcessLane) {
         // SYNC records.open: AcqRel here and in `close`. Whoever leaves the lane does so after every commit and abort in it.
-        if tenure.open.fetch_sub(1, Ordering::AcqRel) == CLOSING | 1 {
-            self.leave(tenure);
+        if process_lane.open.fetch_sub(1, Ordering::AcqRel) == CLOSING | 1 {
+            self.leave(process_lane);
         }
     }
 
     /// Room, as the policy says. `None`: the record is to be dropped, and counted.
     #[inline]
-    fn find_room(&self, tenure: &Tenure, bytes: usize, deadline: Deadline) -> Result<Option<Room>> {
-        match self.try_open(tenure, bytes)? {
+    fn find_room(
+        &self,
+        process_lane: &ProcessLane,
+        bytes: usize,
+        deadline: Deadline,
+    ) -> Result<Option<Room>> {
+        match self.try_open(process_lane, bytes)? {
             Attempt::Room(room) => Ok(Some(room)),
-            full => self.find_room_in_full_lane(tenure, bytes, deadline, full),
+            full => self.find_room_in_full_lane(process_lane, bytes, deadline, full),
         }
     }
 
     /// Room that is free, or that the dead have left. `None`: there is none.
-    fn find_free_room(&self, tenure: &Tenure, bytes: usize) -> Result<Option<Room>> {
-        let mut attempt = self.try_open(tenure, bytes)?;
+    fn find_free_room(&self, process_lane: &ProcessLane, bytes: usize) -> Result<Option<Room>> {
+        let mut attempt = self.try_open(process_lane, bytes)?;
         if !matches!(attempt, Attempt::Room(_)) && self.ticker.is_due() {
             self.poll_liveness();
-            attempt = self.try_reserve(tenure, bytes)?;
+            attempt = self.try_reserve(process_lane, bytes)?;
         }
         Ok(match attempt {
             Attempt::Room(room) => Some(room),
@@ -321,12 +327,12 @@ impl Producer {
 
     /// Tries to reserve, unless the records are closed or the record is too large.
     #[inline]
-    fn try_open(&self, tenure: &Tenure, bytes: usize) -> Result<Attempt> {
+    fn try_open(&self, process_lane: &ProcessLane, bytes: usize) -> Result<Attempt> {
         self.check_size(bytes)?;
         if self.records.protocol().control.closed.load(Ordering::Relaxed) != 0 {
             return Err(Error::Closed);
         }
-        self.try_reserve(tenure, bytes)
+        self.try_reserve(process_lane, bytes)
     }
 
     /// An error for a record of more bytes than a lane has.
@@ -339,21 +345,22 @@ impl Producer {
     }
 
     #[inline]
-    fn try_reserve(&self, tenure: &Tenure, bytes: usize) -> Result<Attempt> {
-        let lane = self.lane_of(tenure);
-        let attempt = tenure.ledger().try_reserve(&lane, bytes, |from, to| self.grow(lane.index, from, to));
-        attempt.map_err(|trouble| self.troubled(trouble))
+    fn try_reserve(&self, process_lane: &ProcessLane, bytes: usize) -> Result<Attempt> {
+        let lane = self.lane_of(process_lane);
+        let attempt =
+            process_lane.ledger().try_reserve(&lane, bytes, |from, to| self.grow(lane.index, from, to));
+        attempt.map_err(|error| self.reserve_error(error))
     }
 
     #[inline]
-    fn lane_of(&self, tenure: &Tenure) -> LaneWords<'_> {
-        self.records.protocol().lane(tenure.lane)
+    fn lane_of(&self, process_lane: &ProcessLane) -> LaneWords<'_> {
+        self.records.protocol().lane(process_lane.lane)
     }
 
-    fn troubled(&self, trouble: Trouble) -> Error {
-        match trouble {
-            Trouble::Damage(damage) => self.records.damaged(damage),
-            Trouble::Growth(error) => error,
+    fn reserve_error(&self, error: ReserveError) -> Error {
+        match error {
+            ReserveError::Damage(damage) => self.records.damaged(damage),
+            ReserveError::Growth(error) => error,
         }
     }
 
@@ -378,27 +385,27 @@ impl Producer {
     #[cold]
     fn find_room_in_full_lane(
         &self,
-        tenure: &Tenure,
+        process_lane: &ProcessLane,
         bytes: usize,
         deadline: Deadline,
         full: Attempt,
     ) -> Result<Option<Room>> {
         let waits = self.on_full == OnFull::Block && deadline != Deadline::Now;
         if !waits && self.ticker.is_due() {
-            self.poll_liveness(); // Who waits does so on his own.
-            if let Attempt::Room(room) = self.try_reserve(tenure, bytes)? {
+            self.poll_liveness(); // Blocking callers run recovery in their own wait loop.
+            if let Attempt::Room(room) = self.try_reserve(process_lane, bytes)? {
                 return Ok(Some(room));
             }
         }
         match self.on_full {
-            OnFull::Block => self.wait_for_room(tenure, bytes, deadline).map(Some),
-            OnFull::Error => Err(self.refusal_or(tenure, Error::Full)),
+            OnFull::Block => self.wait_for_room(process_lane, bytes, deadline).map(Some),
+            OnFull::Error => Err(self.refusal_or(process_lane, Error::Full)),
             OnFull::DropNewest => Ok(None),
             OnFull::DropOldest => {
                 let mut attempt = full;
-                if tenure.ledger().can_make_room(&self.lane_of(tenure), bytes) {
-                    while attempt == Attempt::Unread && self.drop_oldest(tenure)? {
-                        attempt = self.try_reserve(tenure, bytes)?;
+                if process_lane.ledger().can_make_room(&self.lane_of(process_lane), bytes) {
+                    while attempt == Attempt::Unread && self.drop_oldest(process_lane)? {
+                        attempt = self.try_reserve(process_lane, bytes)?;
                     }
                 }
                 match attempt {
@@ -411,42 +418,40 @@ impl Producer {
     }
 
     #[cold]
-    fn count_newest(&self, tenure: &Tenure, records: u64) {
-        self.lane_of(tenure).line.write.dropped_newest.fetch_add(records, Ordering::Relaxed);
+    fn count_newest(&self, process_lane: &ProcessLane, records: u64) {
+        self.lane_of(process_lane).line.write.dropped_newest.fetch_add(records, Ordering::Relaxed);
     }
 
-    fn drop_oldest(&self, tenure: &Tenure) -> Result<bool> {
-        let dropped = tenure.ledger().drop_oldest(&self.lane_of(tenure));
+    fn drop_oldest(&self, process_lane: &ProcessLane) -> Result<bool> {
+        let dropped = process_lane.ledger().drop_oldest(&self.lane_of(process_lane));
         dropped.map_err(|damage| self.records.damaged(damage))
     }
 
-    fn wait_for_room(&self, tenure: &Tenure, bytes: usize, deadline: Deadline) -> Result<Room> {
+    fn wait_for_room(&self, process_lane: &ProcessLane, bytes: usize, deadline: Deadline) -> Result<Room> {
         if deadline == Deadline::Now {
             return Err(Error::Full);
         }
-        let lane = self.lane_of(tenure);
+        let lane = self.lane_of(process_lane);
         lane.line.write.blocked.fetch_add(1, Ordering::Relaxed);
         let mut poll = LivenessPoll::start();
         let mut peer_watch = PeerWatch::with_timeout(self.peer_timeout);
         loop {
             let ticket = lane.announce_sleep();
-            if self.records.is_closed() || tenure.open.load(Ordering::Relaxed) & CLOSING != 0 {
+            if self.records.is_closed() || process_lane.open.load(Ordering::Relaxed) & CLOSING != 0 {
                 return Err(Error::Closed);
             }
-            if let Attempt::Room(room) = self.try_reserve(tenure, bytes)? {
+            if let Attempt::Room(room) = self.try_reserve(process_lane, bytes)? {
                 return Ok(room);
             }
             let Some(left) = deadline.remaining() else {
-                return Err(self.refusal_or(tenure, Error::Timeout));
+                return Err(self.refusal_or(process_lane, Error::Timeout));
             };
             match lane.line.room.wait(ticket, poll.pause().min(left)) {
                 Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     self.poll_liveness();
-                    if self.is_forsaken()
-                        || peer_watch.has_timed_out(|| self.seat.is_alone_among(Role::Consumer))
-                    {
+                    if self.is_orphaned() || peer_watch.has_timed_out(|| self.seat.all_died(Role::Consumer)) {
                         return Err(self.learners_died());
                     }
                 }
@@ -455,12 +460,12 @@ impl Producer {
     }
 
     /// What ends a search for room: that there is no memory for more of it, or what the caller takes it for.
-    fn refusal_or(&self, tenure: &Tenure, otherwise: Error) -> Error {
-        tenure.ledger().take_refusal().unwrap_or(otherwise)
+    fn refusal_or(&self, process_lane: &ProcessLane, otherwise: Error) -> Error {
+        process_lane.ledger().take_refusal().unwrap_or(otherwise)
     }
 
     fn poll_liveness(&self) {
-        super::poll_liveness(&self.wake, &self.records, &self.seat);
+        super::poll_liveness(&self.recovered, &self.records, &self.seat);
     }
 
     fn learners_died(&self) -> Error {
@@ -468,7 +473,7 @@ impl Producer {
         let died = self.seat.census(Role::Consumer).died;
         let pids = died.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         let waiting = self.records.census().ready_records;
-        Error::PeersGone(if self.is_forsaken() {
+        Error::PeersGone(if self.is_orphaned() {
             format!(
                 "the learner on '{name}' died (pid {pids}), and the name is gone: nobody can take its place, and the \
                  {waiting} records that wait to be read are lost. Start another learner, and attach to it anew"
@@ -485,13 +490,13 @@ impl Producer {
     /// Sleeps until there is room for `bytes` (or the records are closed), and reserves nothing: for event loops, which
     /// then try. False when the time was over first.
     pub fn wait_room(&self, bytes: usize, deadline: Deadline) -> Result<bool> {
-        let tenure = self.tenure()?;
+        let process_lane = self.process_lane()?;
         self.check_size(bytes)?;
-        let lane = self.lane_of(tenure);
+        let lane = self.lane_of(process_lane);
         let mut poll = LivenessPoll::start();
         loop {
             let ticket = lane.announce_sleep();
-            if self.records.is_closed() || self.has_room(tenure, bytes)? {
+            if self.records.is_closed() || self.has_room(process_lane, bytes)? {
                 return Ok(true);
             }
             let Some(left) = deadline.remaining() else { return Ok(false) };
@@ -503,50 +508,51 @@ impl Producer {
         }
     }
 
-    fn has_room(&self, tenure: &Tenure, bytes: usize) -> Result<bool> {
-        let lane = self.lane_of(tenure);
-        let has_room = tenure.ledger().has_room(&lane, bytes, |from, to| self.grow(lane.index, from, to));
-        has_room.map_err(|trouble| self.troubled(trouble))
+    fn has_room(&self, process_lane: &ProcessLane, bytes: usize) -> Result<bool> {
+        let lane = self.lane_of(process_lane);
+        let has_room =
+            process_lane.ledger().has_room(&lane, bytes, |from, to| self.grow(lane.index, from, to));
+        has_room.map_err(|error| self.reserve_error(error))
     }
 
-    /// The tenure that a reservation belongs to; `None` in a forked child: it is its parent's.
+    /// The lane that a reservation belongs to; `None` in a forked child: it is its parent's.
     #[inline]
-    fn tenure_of(&self, room: &Room) -> Option<&Tenure> {
-        self.here().filter(|tenure| tenure.owner == room.claim.owner)
+    fn process_lane_of(&self, room: &Room) -> Option<&ProcessLane> {
+        self.here().filter(|process_lane| process_lane.owner == room.claim.owner)
     }
 
     /// Stamps and publishes a record. Its bytes are written.
     #[inline]
-    fn commit(&self, tenure: &Tenure, room: &Room, used: usize, label: Label) {
-        let lane = self.lane_of(tenure);
+    fn commit(&self, process_lane: &ProcessLane, room: &Room, used: usize, label: Label) {
+        let lane = self.lane_of(process_lane);
         if Ledger::leaves_room(room, used) {
-            tenure.ledger().trim(&lane, room, used);
+            process_lane.ledger().trim(&lane, room, used);
         }
-        let next = || (tenure.producer_id, tenure.sequence.fetch_add(1, Ordering::Relaxed));
+        let next = || (process_lane.producer_id, process_lane.sequence.fetch_add(1, Ordering::Relaxed));
         let (producer_id, sequence) = label.origin.unwrap_or_else(next);
         let stamp = Stamp { version: label.version, kind: label.kind, producer_id, sequence };
         let (start, bytes, committed_ns) = (room.start as u64, used as u64, monotonic_ns());
         lane.commit(&room.claim, &Entry { start, bytes, stamp, committed_ns });
-        self.done(tenure);
+        self.done(process_lane);
     }
 
-    fn abort(&self, tenure: &Tenure, room: &Room) {
-        tenure.ledger().abort(&self.lane_of(tenure), &room.claim);
-        self.done(tenure);
+    fn abort(&self, process_lane: &ProcessLane, room: &Room) {
+        process_lane.ledger().abort(&self.lane_of(process_lane), &room.claim);
+        self.done(process_lane);
     }
 
     /// Gives the lane to whoever comes next. What was committed stays to be read; what is reserved may still be committed.
     pub fn close(&self) {
-        let Some(tenure) = self.here() else { return }; // A forked child that sent nothing: the lane is its parent's.
+        let Some(process_lane) = self.here() else { return }; // A forked child that sent nothing: the lane is its parent's.
         // SYNC records.open: as in `done`.
-        if tenure.open.fetch_or(CLOSING, Ordering::AcqRel) == 0 {
-            self.leave(tenure);
+        if process_lane.open.fetch_or(CLOSING, Ordering::AcqRel) == 0 {
+            self.leave(process_lane);
         }
-        self.lane_of(tenure).line.room.notify(); // Other threads may wait with this handle.
+        self.lane_of(process_lane).line.room.notify(); // Other threads may wait with this handle.
     }
 
-    fn leave(&self, tenure: &Tenure) {
-        self.lane_of(tenure).leave_lane(tenure.owner);
+    fn leave(&self, process_lane: &ProcessLane) {
+        self.lane_of(process_lane).leave_lane(process_lane.owner);
     }
 }
 
@@ -601,12 +607,12 @@ impl<P: Deref<Target = Producer>> Reservation<P> {
             let range = format!("at most the {} bytes that were reserved", room.bytes);
             return Err(Error::OutOfRange { what: "bytes of the record", value: used as u64, range });
         }
-        let Some(tenure) = self.producer.tenure_of(&room) else {
+        let Some(process_lane) = self.producer.process_lane_of(&room) else {
             let seat = &self.producer.records.segment().seats()[room.claim.owner.seat()];
             return Err(Error::Forked { what: "reservation", owner: seat.pid.load(Ordering::Relaxed) });
         };
         self.room = None;
-        self.producer.commit(tenure, &room, used, label);
+        self.producer.commit(process_lane, &room, used, label);
         Ok(())
     }
 }
@@ -614,9 +620,9 @@ impl<P: Deref<Target = Producer>> Reservation<P> {
 impl<P: Deref<Target = Producer>> Drop for Reservation<P> {
     fn drop(&mut self) {
         if let Some(room) = self.room.take()
-            && let Some(tenure) = self.producer.tenure_of(&room)
+            && let Some(process_lane) = self.producer.process_lane_of(&room)
         {
-            self.producer.abort(tenure, &room);
+            self.producer.abort(process_lane, &room);
         }
     }
 }

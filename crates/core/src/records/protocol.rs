@@ -33,7 +33,7 @@
 //!     again. It never says more than there is to be read in its lane. A consumer that finds nothing to take wakes whoever
 //!     sleeps though something was released.
 
-use super::layout::{Control, Descriptor, FreeLine, Lane, State, Tenancy, Word};
+use super::layout::{Control, Descriptor, FreeLine, Lane, LaneOwner, State, Word};
 use crate::error::Damage;
 use crate::segment::Owner;
 use crate::sys::sync::{Ordering, Point, crash_point, fence};
@@ -83,7 +83,7 @@ pub struct Stamp {
 
 /// What the table of a lane has for its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Vacancy {
+pub enum NextNumber {
     Number(u64),
     /// Full: a record that nobody has taken is in the way.
     Unread,
@@ -162,10 +162,11 @@ impl<'a> Protocol<'a> {
         loop {
             let vacant = self.lanes.iter().enumerate().filter_map(|(index, lane)| {
                 let word = lane.write.owner.load(Ordering::Relaxed);
-                Tenancy::unpack(word).owner.is_none_or(&is_dead).then_some((index, word))
+                LaneOwner::unpack(word).owner.is_none_or(&is_dead).then_some((index, word))
             });
             let (index, word) = vacant.min_by_key(|&(index, _)| self.lane(index).unread())?;
-            let mine = Tenancy { epoch: Tenancy::unpack(word).epoch.wrapping_add(1), owner: Some(me) }.pack();
+            let mine =
+                LaneOwner { epoch: LaneOwner::unpack(word).epoch.wrapping_add(1), owner: Some(me) }.pack();
             let owner = &self.lanes[index].write.owner;
             // SYNC records.lane: Acquire here, Release in `leave_lane`. `head`, `grown` and the table are ours (I1).
             if owner.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
@@ -300,25 +301,25 @@ impl<'a> LaneWords<'a> {
 
     /// The number for the next record, if the table has one.
     #[inline]
-    pub fn vacancy(&self) -> Vacancy {
+    pub fn next_number(&self) -> NextNumber {
         let head = self.line.write.head.load(Ordering::Relaxed);
         for number in head..head.wrapping_add(self.depth()) {
             // SYNC records.free: Acquire here, Release in `release`. Its reader is done (I6).
             let was = Word::unpack(self.at(number).word.load(Ordering::Acquire));
             match was.state {
-                State::Free => return Vacancy::Number(number),
+                State::Free => return NextNumber::Number(number),
                 State::Taken => {}
                 State::Ready if was.is_lost_before(number.wrapping_sub(self.depth())) => {
-                    return Vacancy::Lost;
+                    return NextNumber::Lost;
                 }
-                State::Ready => return Vacancy::Unread,
-                State::Reserved => return Vacancy::None,
+                State::Ready => return NextNumber::Unread,
+                State::Reserved => return NextNumber::None,
             }
         }
-        Vacancy::None
+        NextNumber::None
     }
 
-    /// Reserves the descriptor of a number from [`vacancy`](Self::vacancy).
+    /// Reserves the descriptor of a number from [`next_number`](Self::next_number).
     #[inline]
     pub fn reserve(&self, number: u64, me: Owner) -> Claim {
         let reserved = Word::new(number, State::Reserved, me).pack();
@@ -355,7 +356,7 @@ impl<'a> LaneWords<'a> {
         descriptor.version.store(entry.stamp.version, Ordering::Relaxed);
         descriptor.kind.store(entry.stamp.kind, Ordering::Relaxed);
         crash_point(Point::RecordWritten);
-        // SYNC records.ready: Release here, Acquire in `find_ready`, `ready_word`, `oldest_returned` and `Ledger::draw_up`.
+        // SYNC records.ready: Release here, Acquire in `find_ready`, `ready_word`, `oldest_returned` and `Ledger::rebuild`.
         // Publishes the bytes, the place and the stamp (I2).
         descriptor.word.store(Word::ready(number).pack(), Ordering::Release);
         crash_point(Point::RecordReady);
@@ -370,7 +371,7 @@ impl<'a> LaneWords<'a> {
 
     /// Gives a reservation back, unwritten or half-written.
     pub fn abort(&self, claim: &Claim) {
-        // SYNC records.free: Release here, Acquire in `vacancy` and `Ledger::sweep`. Nobody read it, and we are done writing.
+        // SYNC records.free: Release here, Acquire in `next_number` and `Ledger::sweep`. Nobody read it, and we are done writing.
         self.at(claim.number).word.store(Word::free(claim.number).pack(), Ordering::Release);
         self.line.free.aborted.fetch_add(1, Ordering::Relaxed);
         self.line.room.notify_if_waiting(); // Another thread may wait with the same handle (I9).
@@ -396,9 +397,9 @@ impl<'a> LaneWords<'a> {
     pub fn leave_lane(&self, me: Owner) {
         let owner = &self.line.write.owner;
         let word = owner.load(Ordering::Relaxed);
-        let Tenancy { epoch, owner: Some(there) } = Tenancy::unpack(word) else { return };
+        let LaneOwner { epoch, owner: Some(there) } = LaneOwner::unpack(word) else { return };
         if there == me {
-            let nobody = Tenancy { epoch, owner: None }.pack();
+            let nobody = LaneOwner { epoch, owner: None }.pack();
             // SYNC records.lane: Release here, Acquire in `take_lane`.
             let _ = owner.compare_exchange(word, nobody, Ordering::AcqRel, Ordering::Relaxed);
         }
@@ -590,7 +591,7 @@ impl<'a> LaneWords<'a> {
     pub fn release(&self, taken: &Taken) {
         let mine = Word::new(taken.number, State::Taken, taken.owner).pack();
         let free = Word::free(taken.number).pack();
-        // SYNC records.free: Release here, Acquire in `vacancy` and `Ledger::sweep`. We are done reading (I6).
+        // SYNC records.free: Release here, Acquire in `next_number` and `Ledger::sweep`. We are done reading (I6).
         let _ = self.at(taken.number).word.compare_exchange(mine, free, Ordering::AcqRel, Ordering::Relaxed);
         crash_point(Point::RecordFreed);
         let FreeLine { released, slept_at, wake_after, .. } = &self.line.free;

@@ -18,12 +18,12 @@
 //! liveness poll only decides *when to ask*. A recoverer may itself be stopped or killed at any point: every repair is one CAS
 //! from a word that names the dead owner, so it can be done twice, or by two at once, and only one succeeds.
 //!
-//! Tables are long, and a liveness poll comes round often: [`Wake`] remembers for whom the tables were looked through already. The
+//! Tables are long, and a liveness poll comes round often: [`RecoveredSeats`] remembers for whom the tables were looked through already. The
 //! dead claim nothing any more, so once is enough.
 
-use super::layout::{State, Tenancy, Word};
+use super::layout::{LaneOwner, State, Word};
 use super::protocol::Protocol;
-use crate::segment::lease::Memo;
+use crate::segment::lease::LivenessMemo;
 use crate::segment::{Owner, Seat};
 use crate::sys::sync::Ordering;
 
@@ -38,7 +38,7 @@ pub struct Repairs {
 
 /// Takes back everything that belongs to owners of whom `is_dead` says so.
 pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repairs {
-    let mut memo = Memo::of(is_dead);
+    let mut memo = LivenessMemo::of(is_dead);
     let (mut repairs, mut has_returned) = (Repairs::default(), false);
     for lane in records.existing_lanes() {
         let (mut freed, mut given_back) = (0, false);
@@ -54,7 +54,7 @@ pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repai
                 }
                 State::Reserved if memo.is_dead(was.owner) => {
                     let free = Word::free(was.number).pack();
-                    // SYNC records.free: Release here, Acquire in `vacancy` and `Ledger::sweep`.
+                    // SYNC records.free: Release here, Acquire in `next_number` and `Ledger::sweep`.
                     let freeing =
                         descriptor.word.compare_exchange(word, free, Ordering::AcqRel, Ordering::Relaxed);
                     freed += freeing.is_ok() as usize;
@@ -73,9 +73,9 @@ pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repai
     for lane in records.lanes {
         let owner = &lane.write.owner;
         let word = owner.load(Ordering::Relaxed);
-        let Tenancy { epoch, owner: tenant } = Tenancy::unpack(word);
-        if tenant.is_some_and(|tenant| memo.is_dead(tenant)) {
-            let nobody = Tenancy { epoch, owner: None }.pack();
+        let LaneOwner { epoch, owner: holder } = LaneOwner::unpack(word);
+        if holder.is_some_and(|holder| memo.is_dead(holder)) {
+            let nobody = LaneOwner { epoch, owner: None }.pack();
             // SYNC records.lane: Release here, Acquire in `take_lane`. The reservations of the dead are Free before that.
             let _ = owner.compare_exchange(word, nobody, Ordering::AcqRel, Ordering::Relaxed);
         }
@@ -92,9 +92,9 @@ pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repai
 
 /// For whom the tables were looked through already: by seat, how many of its holders.
 #[derive(Debug, Default)]
-pub struct Wake(Vec<u64>);
+pub struct RecoveredSeats(Vec<u64>);
 
-impl Wake {
+impl RecoveredSeats {
     /// Recovers if somebody is gone of whom that was not known: dead, or left with something in his hands.
     pub fn poll_liveness(&mut self, records: &Protocol<'_>, seat: &Seat) -> Repairs {
         let seats = seat.segment().seats();

@@ -8,7 +8,7 @@ use super::layout::{Geometry, LINE, Tally};
 use super::protocol::Claim;
 use crate::error::{Error, Result};
 use crate::segment::header::PAGE;
-use crate::segment::lease::Memo;
+use crate::segment::lease::LivenessMemo;
 use crate::sys::opaque_copy::{can_stream_lines, stream_fence, stream_lines};
 use crate::sys::prefetch::prefetch_to_write;
 use crate::sys::signals;
@@ -21,9 +21,9 @@ pub const PIECE: usize = 64;
 /// Of how many rows ahead the lines are fetched.
 const AHEAD: usize = 4;
 /// A table of this many bytes is filled around the cache. A smaller one may be in it.
-const AROUND_BYTES: usize = 64 << 20;
+const STREAM_BYTES: usize = 64 << 20;
 /// Fewer rows than these are not worth it.
-const AROUND_ROWS: usize = 8;
+const STREAM_ROWS: usize = 8;
 
 /// Where the rows of one field come from: each field of a row in one piece, and so many bytes from one row to the next.
 #[derive(Debug, Clone, Copy)]
@@ -90,7 +90,7 @@ impl Table {
         }
         let protocol = self.protocol();
         let is_dead = |owner| !self.seat.is_alive(owner);
-        let mut memo = Memo::of(&is_dead);
+        let mut memo = LivenessMemo::of(&is_dead);
         let piece = PIECE.min(self.geometry.capacity.div_ceil(4));
         let mut passed = 0;
         while *done < count {
@@ -112,7 +112,7 @@ impl Table {
             if passed >= self.geometry.capacity {
                 // Once round, and nothing to be had: everything is in the hands of the living.
                 let room = self.wait(deadline, || {
-                    memo = Memo::of(&is_dead);
+                    memo = LivenessMemo::of(&is_dead);
                     let room = protocol.has_room(|other| memo.is_dead(other));
                     room.map(|room| room.then_some(())).map_err(|damage| self.damaged(damage))
                 })?;
@@ -131,10 +131,10 @@ impl Table {
     unsafe fn fill(&self, sources: &[Source], from: usize, claim: &Claim) {
         // SAFETY: as the caller promises.
         unsafe {
-            if self.is_filled_around_the_cache() && claim.len >= AROUND_ROWS {
-                self.fill_around(sources, from, claim);
+            if self.streams_rows() && claim.len >= STREAM_ROWS {
+                self.fill_streaming(sources, from, claim);
             } else {
-                self.fill_plainly(sources, from, claim);
+                self.fill_cached(sources, from, claim);
             }
         }
         crash_point(Point::RowsWritten);
@@ -142,7 +142,7 @@ impl Table {
 
     /// # Safety
     /// As for `fill`.
-    unsafe fn fill_plainly(&self, sources: &[Source], from: usize, claim: &Claim) {
+    unsafe fn fill_cached(&self, sources: &[Source], from: usize, claim: &Claim) {
         let stride = self.geometry.stride;
         for (from, row) in (from..).zip(claim.rows()) {
             let place = self.row(row);
@@ -161,9 +161,9 @@ impl Table {
     /// that it is about to overwrite.
     ///
     /// # Safety
-    /// As for `fill`; [`is_filled_around_the_cache`](Self::is_filled_around_the_cache).
-    unsafe fn fill_around(&self, sources: &[Source], from: usize, claim: &Claim) {
-        let mut stage = Stage([0; PAGE]);
+    /// As for `fill`; [`streams_rows`](Self::streams_rows).
+    unsafe fn fill_streaming(&self, sources: &[Source], from: usize, claim: &Claim) {
+        let mut stage = RowBuffer([0; PAGE]);
         for (from, row) in (from..).zip(claim.rows()) {
             let stage = stage.0.as_mut_ptr();
             // SAFETY: a row fits the stage, which is ours alone, and is whole lines long, as the table's rows are. The place is
@@ -177,11 +177,11 @@ impl Table {
     }
 
     /// Whether rows are whole lines, small, and in a table that no cache holds.
-    fn is_filled_around_the_cache(&self) -> bool {
+    fn streams_rows(&self) -> bool {
         let Geometry { stride, capacity, .. } = self.geometry;
         stride.is_multiple_of(LINE)
             && stride <= PAGE
-            && capacity * stride >= AROUND_BYTES
+            && capacity * stride >= STREAM_BYTES
             && can_stream_lines()
     }
 
@@ -201,7 +201,7 @@ impl Table {
 
 /// One row, on the lines that it has in the table.
 #[repr(align(64))]
-struct Stage([u8; PAGE]);
+struct RowBuffer([u8; PAGE]);
 
 /// Copies bytes. The sizes of single numbers, of which most fields are, without a call.
 ///

@@ -9,14 +9,14 @@ const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// A stream of random numbers, all there at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stream {
+pub struct RandomStream {
     key: u64,
 }
 
-impl Stream {
+impl RandomStream {
     /// The same seed gives the same stream.
-    pub fn of(seed: u64) -> Stream {
-        Stream { key: mix(seed ^ GAMMA) }
+    pub fn of(seed: u64) -> RandomStream {
+        RandomStream { key: mix(seed ^ GAMMA) }
     }
 
     /// The number at `counter`, below `limit`. Its bias is below `limit` / 2⁶⁴.
@@ -27,8 +27,8 @@ impl Stream {
     }
 
     /// Another stream, for what happens at `counter` besides.
-    pub fn branch(self, counter: u64) -> Stream {
-        Stream { key: mix(self.key ^ mix(counter.wrapping_add(GAMMA))) }
+    pub fn branch(self, counter: u64) -> RandomStream {
+        RandomStream { key: mix(self.key ^ mix(counter.wrapping_add(GAMMA))) }
     }
 }
 
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn every_row_is_drawn_about_equally_often() {
-        let stream = Stream::of(7);
+        let stream = RandomStream::of(7);
         let mut counts = [0u32; 100];
         (0..1_000_000).for_each(|counter| counts[stream.below(100, counter)] += 1);
         let chi: f64 = counts.iter().map(|&n| (n as f64 - 10_000.0).powi(2) / 10_000.0).sum();
@@ -54,13 +54,13 @@ mod tests {
 
     #[test]
     fn neighbouring_seeds_and_branches_share_nothing() {
-        let draws = |stream: Stream| (0..64).map(|n| stream.below(1 << 20, n)).collect::<Vec<_>>();
-        let seeds: Vec<_> = (0..50).map(|seed| draws(Stream::of(seed))).collect();
-        let branches: Vec<_> = (0..50).map(|n| draws(Stream::of(3).branch(n))).collect();
+        let draws = |stream: RandomStream| (0..64).map(|n| stream.below(1 << 20, n)).collect::<Vec<_>>();
+        let seeds: Vec<_> = (0..50).map(|seed| draws(RandomStream::of(seed))).collect();
+        let branches: Vec<_> = (0..50).map(|n| draws(RandomStream::of(3).branch(n))).collect();
         let mut all = [seeds, branches].concat();
         all.sort();
         all.dedup();
         assert_eq!(all.len(), 100);
-        assert_eq!(draws(Stream::of(9)), draws(Stream::of(9)));
+        assert_eq!(draws(RandomStream::of(9)), draws(RandomStream::of(9)));
     }
 }

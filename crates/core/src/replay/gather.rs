@@ -4,7 +4,7 @@
 //! batch is whole, and each whole row is as likely as any other.
 
 use super::Table;
-use super::draw::Stream;
+use super::draw::RandomStream;
 use super::protocol::Protocol;
 use crate::error::{Error, Result};
 use crate::segment::lease::generation;
@@ -26,9 +26,9 @@ const THREAD_BYTES: usize = 1 << 20;
 const PARTS: usize = 8;
 /// Draws that fail one after the other before all rows are looked at, and looks before we give up. A table of many rows is
 /// looked through less often: rows that many adders replace are few, so a large table has others, unless it is damaged.
-const BLIND_DRAWS: u64 = 32;
-const LOOKS: Range<u64> = 16..10_000;
-const ROWS_LOOKED_AT: u64 = 1 << 26;
+const UNCHECKED_DRAWS: u64 = 32;
+const MAX_SCANS: Range<u64> = 16..10_000;
+const MAX_SCANNED_ROWS: u64 = 1 << 26;
 
 /// Which bytes of every row go where: a field into its array, or the whole row into a block.
 #[derive(Debug, Clone, Copy)]
@@ -64,8 +64,8 @@ impl Sampler {
         Sampler { seed: seed.unwrap_or_else(random), chosen: seed.is_some(), next: AtomicU64::new(0) }
     }
 
-    fn stream(&self) -> Stream {
-        let stream = Stream::of(self.seed);
+    fn stream(&self) -> RandomStream {
+        let stream = RandomStream::of(self.seed);
         if self.chosen { stream } else { stream.branch(generation() as u64) }
     }
 
@@ -81,7 +81,7 @@ impl Sampler {
         if batch == 0 {
             return Ok(());
         }
-        let reach = table.protocol().reach();
+        let reach = table.protocol().promised_rows();
         if reach == 0 {
             return Err(Error::Empty { name: table.name().to_owned() });
         }
@@ -119,7 +119,7 @@ fn threads(bytes: usize) -> usize {
 /// Which rows a batch is made of.
 #[derive(Debug, Clone, Copy)]
 struct Draws {
-    stream: Stream,
+    stream: RandomStream,
     /// The number of the first draw of this batch.
     first: u64,
     /// Rows from which to draw.
@@ -173,7 +173,7 @@ impl Table {
     /// As for [`gather`](Self::gather).
     #[inline]
     unsafe fn copy_row(&self, protocol: &Protocol<'_>, row: usize, place: usize, pieces: &[Piece]) -> bool {
-        let Some(word) = protocol.look(row) else { return false };
+        let Some(word) = protocol.begin_read(row) else { return false };
         let from = self.row(row);
         for piece in pieces {
             // SAFETY: the piece lies in the row, and has room for this one. Somebody may write to the row meanwhile, which the
@@ -199,21 +199,22 @@ impl Table {
         redrawn: &AtomicUsize,
     ) -> Result<()> {
         let again = draws.stream.branch(draws.first + place as u64);
-        for attempt in 0..BLIND_DRAWS {
+        for attempt in 0..UNCHECKED_DRAWS {
             redrawn.fetch_add(1, Ordering::Relaxed);
             // SAFETY: as the caller promises.
             if unsafe { self.copy_row(protocol, again.below(draws.reach, attempt), place, pieces) } {
                 return Ok(());
             }
         }
-        for look in 0..(ROWS_LOOKED_AT / draws.reach as u64).clamp(LOOKS.start, LOOKS.end) {
-            let whole: Vec<usize> = (0..draws.reach).filter(|&row| protocol.look(row).is_some()).collect();
+        for look in 0..(MAX_SCANNED_ROWS / draws.reach as u64).clamp(MAX_SCANS.start, MAX_SCANS.end) {
+            let whole: Vec<usize> =
+                (0..draws.reach).filter(|&row| protocol.begin_read(row).is_some()).collect();
             if whole.is_empty() && !protocol.is_being_replaced(draws.reach) {
                 return Err(Error::Empty { name: self.name().to_owned() });
             }
             if !whole.is_empty() {
                 redrawn.fetch_add(1, Ordering::Relaxed);
-                let row = whole[again.below(whole.len(), BLIND_DRAWS + look)];
+                let row = whole[again.below(whole.len(), UNCHECKED_DRAWS + look)];
                 // SAFETY: as the caller promises.
                 if unsafe { self.copy_row(protocol, row, place, pieces) } {
                     return Ok(());

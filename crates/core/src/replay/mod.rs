@@ -74,7 +74,7 @@ impl Table {
         };
         if_exists.settle(|| {
             let (mapped, resumed) = if_exists.open_or_create(spec.name, there, || Self::create(spec))?;
-            let table = Self::sit_down(mapped, Role::Consumer, resumed)?;
+            let table = Self::take_seat(mapped, Role::Consumer, resumed)?;
             if !resumed {
                 table.segment.publish()?;
             }
@@ -84,7 +84,7 @@ impl Table {
 
     /// A worker's handle, on a table that is there.
     pub fn attach(name: &str, schema: &[u8], row_bytes: usize, fields: &[Field]) -> Result<Table> {
-        let table = Self::sit_down(Self::map(name, schema, row_bytes, fields)?, Role::Producer, true)?;
+        let table = Self::take_seat(Self::map(name, schema, row_bytes, fields)?, Role::Producer, true)?;
         if table.is_closed() { Err(table.segment.not_found()) } else { Ok(table) }
     }
 
@@ -137,11 +137,11 @@ impl Table {
         Ok((segment, geometry))
     }
 
-    fn sit_down((segment, geometry): (Segment, Geometry), role: Role, resumed: bool) -> Result<Table> {
+    fn take_seat((segment, geometry): (Segment, Geometry), role: Role, resumed: bool) -> Result<Table> {
         let segment = Arc::new(segment);
         let seat = match role {
             // The last learner to leave takes the name away; nobody comes in between.
-            Role::Consumer => Seat::take_through_gate(segment.clone(), role)?,
+            Role::Consumer => Seat::take_with_join_lock(segment.clone(), role)?,
             Role::Producer => {
                 Seat::take(segment.clone(), role, |seat| sweep(&protocol_over(&segment, &geometry), seat))?
             }
@@ -161,7 +161,7 @@ impl Table {
             return Ok(()); // A forked child does not leave in its parent's name.
         }
         let last = match self.role {
-            Role::Consumer => self.seat.leave_with_name(|| self.shut_down()),
+            Role::Consumer => self.seat.leave_and_unlink(|| self.shut_down()),
             Role::Producer => Ok(false),
         };
         if !matches!(last, Ok(true)) {
@@ -263,7 +263,7 @@ impl Table {
         self.wait(deadline, || Ok((self.rows() >= rows).then_some(()))).map(|there| there.is_some())
     }
 
-    /// Sleeps until `look` finds something.
+    /// Sleeps until `begin_read` finds something.
     fn wait<T>(&self, deadline: Deadline, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
         let changed = &self.protocol().control.changed;
         let mut poll = LivenessPoll::start();

@@ -165,7 +165,7 @@ impl Protocol<'_> {
     pub fn commit(&self, claim: &Claim) {
         let ready = RowWord::new(claim.lap, RowKind::Ready, claim.owner).pack();
         for word in &self.words[claim.rows()] {
-            // SYNC table.ready: Release here, Acquire in `look` and `claim_row`. Publishes the bytes (I2).
+            // SYNC table.ready: Release here, Acquire in `begin_read` and `claim_row`. Publishes the bytes (I2).
             word.store(ready, Ordering::Release);
             crash_point(Point::RowsPartlyCommitted);
         }
@@ -195,19 +195,19 @@ impl Protocol<'_> {
 
     /// How many rows, from the first on, were ever promised. Those behind are Empty.
     #[inline]
-    pub fn reach(&self) -> usize {
+    pub fn promised_rows(&self) -> usize {
         self.control.write.head.load(Ordering::Relaxed).min(self.capacity() as u64) as usize
     }
 
     /// The word of a row, if the row is whole. Copy it, then ask [`is_unchanged`](Self::is_unchanged).
     #[inline]
-    pub fn look(&self, row: usize) -> Option<u64> {
+    pub fn begin_read(&self, row: usize) -> Option<u64> {
         // SYNC table.ready: Acquire here, Release in `commit`. The bytes are there (I2).
         let word = self.words[row].load(Ordering::Acquire);
         RowWord::is_ready(word).then_some(word)
     }
 
-    /// Whether nobody claimed the row since [`look`](Self::look): then what was copied in between is whole.
+    /// Whether nobody claimed the row since [`begin_read`](Self::begin_read): then what was copied in between is whole.
     #[inline]
     pub fn is_unchanged(&self, row: usize, word: u64) -> bool {
         // SYNC table.turn: Acquire fence here, Release fence in `claim`. A byte of a later claim shows its word (I3).
@@ -229,7 +229,7 @@ impl Protocol<'_> {
         // SYNC table.settled: Acquire here, AcqRel in `unsettle`. A row given up before is not seen Ready any more.
         let word = self.control.read.settled.load(Ordering::Acquire);
         let Settled { repairs, rows: settled } = Settled::unpack(word);
-        let (reach, settled) = (self.reach(), settled.min(self.capacity()));
+        let (reach, settled) = (self.promised_rows(), settled.min(self.capacity()));
         if settled >= reach {
             return settled;
         }

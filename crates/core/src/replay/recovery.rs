@@ -17,14 +17,14 @@
 use super::layout::{RowKind, RowWord};
 use super::protocol::Protocol;
 use crate::segment::Owner;
-use crate::segment::lease::Memo;
+use crate::segment::lease::LivenessMemo;
 use crate::sys::sync::Ordering;
 
 /// Empties every row that is Writing by an owner of whom `is_dead` says so; gives their number.
 pub fn recover(table: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> usize {
-    let mut memo = Memo::of(is_dead);
+    let mut memo = LivenessMemo::of(is_dead);
     let mut repaired = 0;
-    for row in 0..table.reach() {
+    for row in 0..table.promised_rows() {
         let word = table.words[row].load(Ordering::Relaxed);
         let there = RowWord::unpack(word);
         if there.kind == RowKind::Writing && memo.is_dead(there.owner) {

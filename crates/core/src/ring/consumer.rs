@@ -45,7 +45,7 @@ impl Consumer {
     ) -> Result<Consumer> {
         let (ring, resumed) = Ring::open_or_create(spec, if_exists)?;
         let ring = Arc::new(ring);
-        let seat = Seat::take_through_gate(ring.segment().clone(), Role::Consumer)?;
+        let seat = Seat::take_with_join_lock(ring.segment().clone(), Role::Consumer)?;
         if resumed {
             ring.recover(&seat)?; // What the last learner held is offered again, also what this seat's last holder did.
         } else {
@@ -92,7 +92,7 @@ impl Consumer {
 
     /// Takes a batch if there is one and it is its turn; never waits. For those who come back soon: event loops, and
     /// callers who try before they wait.
-    pub fn take_in_turn<C: Deref<Target = Consumer>>(this: C) -> Result<Option<Batch<C>>> {
+    pub fn try_take_in_order<C: Deref<Target = Consumer>>(this: C) -> Result<Option<Batch<C>>> {
         let taken = this.try_take(this.owner()?)?;
         Ok(taken.map(|taken| Batch { consumer: this, taken: Some(taken) }))
     }
@@ -104,7 +104,7 @@ impl Consumer {
         if deadline == Deadline::Now {
             let mut taken = self.take_any(owner)?;
             if taken.is_none() && self.ticker.is_due() {
-                self.ring.recover(&self.seat)?; // Who waits does so on his own.
+                self.ring.recover(&self.seat)?; // Blocking callers run recovery in their own wait loop.
                 taken = self.take_any(owner)?;
             }
             if taken.is_none() && self.seal_at_least(at_least)? {
@@ -126,12 +126,12 @@ impl Consumer {
         let control = protocol.control;
         let mut poll = LivenessPoll::start();
         let mut peer_watch = PeerWatch::with_timeout(self.peer_timeout);
-        let mut grip = Grip::default();
+        let mut all_held = AllHeldTimer::default();
         loop {
             let ticket = control.readable.announce();
             self.check_open()?;
             let idle =
-                protocol.aim_unless(|batch| self.must_wait(batch)).map_err(|d| self.ring.damaged(d))?;
+                protocol.aim_unless(|batch| self.waits_for_order(batch)).map_err(|d| self.ring.damaged(d))?;
             if !idle && let Some(taken) = self.try_take(owner)? {
                 control.readable.notify_if_waiting(); // Others may have relied on us for what else is complete.
                 return Ok(taken);
@@ -153,7 +153,7 @@ impl Consumer {
                 }
                 return Err(Error::Timeout);
             };
-            match control.readable.wait(ticket, self.nap(&mut poll).min(left)) {
+            match control.readable.wait(ticket, self.sleep_time(&mut poll).min(left)) {
                 Woken::Notified => {
                     self.check_open()?;
                     if let Some(taken) = self.try_take(owner)? {
@@ -165,10 +165,10 @@ impl Consumer {
                 Woken::Timeout => {
                     self.ring.recover(&self.seat)?;
                     let released = control.counters.batches_released.load(Ordering::Relaxed);
-                    if grip.is_for_good(self.holds_all(), released) {
+                    if all_held.has_expired(self.holds_all(), released) {
                         return Err(Error::AllHeld(protocol.buffers.len()));
                     }
-                    if peer_watch.has_timed_out(|| self.seat.is_alone_among(Role::Producer)) {
+                    if peer_watch.has_timed_out(|| self.seat.all_died(Role::Producer)) {
                         return Err(self.workers_died());
                     }
                 }
@@ -202,31 +202,31 @@ impl Consumer {
         ))
     }
 
-    fn must_wait(&self, batch: BatchNo) -> bool {
+    fn waits_for_order(&self, batch: BatchNo) -> bool {
         self.grace.still_applies(batch.value(), monotonic_ns())
     }
 
     /// How long to sleep: until the next liveness poll, or until an older batch has been waited for long enough.
-    fn nap(&self, poll: &mut LivenessPoll) -> Duration {
+    fn sleep_time(&self, poll: &mut LivenessPoll) -> Duration {
         let pause = poll.pause();
         self.grace.remaining(monotonic_ns()).map_or(pause, |left| left.min(pause))
     }
 
     /// The oldest complete batch, unless order is worth a moment's waiting.
     fn try_take(&self, owner: Owner) -> Result<Option<Taken>> {
-        let taken = self.ring.protocol().try_take_unless(owner, |batch| self.must_wait(batch));
-        taken.map_err(|d| self.ring.damaged(d))?.map(|taken| self.look_after(taken)).transpose()
+        let taken = self.ring.protocol().try_take_unless(owner, |batch| self.waits_for_order(batch));
+        taken.map_err(|d| self.ring.damaged(d))?.map(|taken| self.check_overtaken(taken)).transpose()
     }
 
     /// The oldest complete batch, in order or not.
     fn take_any(&self, owner: Owner) -> Result<Option<Taken>> {
         let taken = self.ring.protocol().try_take(owner);
-        taken.map_err(|d| self.ring.damaged(d))?.map(|taken| self.look_after(taken)).transpose()
+        taken.map_err(|d| self.ring.damaged(d))?.map(|taken| self.check_overtaken(taken)).transpose()
     }
 
-    /// An older batch that waits for a writer was passed over. Nobody is stuck, so nobody would ask whether he lives: we
-    /// do, now and then.
-    fn look_after(&self, taken: Taken) -> Result<Taken> {
+    /// An older batch that waits for a writer was passed over. Nothing is stuck, so no sleeper would check whether that
+    /// writer lives: this does, now and then.
+    fn check_overtaken(&self, taken: Taken) -> Result<Taken> {
         let protocol = self.ring.protocol();
         let rounds = protocol.buffers.len() as u64;
         if taken.overtook
@@ -247,12 +247,12 @@ impl Consumer {
         loop {
             let ticket = protocol.control.readable.announce();
             let idle =
-                protocol.aim_unless(|batch| self.must_wait(batch)).map_err(|d| self.ring.damaged(d))?;
+                protocol.aim_unless(|batch| self.waits_for_order(batch)).map_err(|d| self.ring.damaged(d))?;
             if !idle || self.ring.is_closed() || self.check_open().is_err() {
                 return Ok(true);
             }
             let Some(left) = deadline.remaining() else { return Ok(false) };
-            match protocol.control.readable.wait(ticket, self.nap(&mut poll).min(left)) {
+            match protocol.control.readable.wait(ticket, self.sleep_time(&mut poll).min(left)) {
                 Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => drop(self.ring.recover(&self.seat)?),
@@ -271,7 +271,7 @@ impl Consumer {
         if self.closing.swap(true, Ordering::Relaxed) || self.seat.owner().is_none() {
             return Ok(()); // Left already. Or a forked child: the ring is its parent's to close.
         }
-        let last = self.seat.leave_with_name(|| self.ring.shut_down());
+        let last = self.seat.leave_and_unlink(|| self.ring.shut_down());
         if !matches!(last, Ok(true)) {
             // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
             self.ring.protocol().control.readable.notify();
@@ -302,13 +302,13 @@ impl Drop for Consumer {
 /// Since when a consumer has held every batch, and how many had been released by then. Its threads hold them for a moment,
 /// while they work; one that waits for what it keeps itself would wait for ever.
 #[derive(Debug, Default)]
-struct Grip(Option<(Instant, u64)>);
+struct AllHeldTimer(Option<(Instant, u64)>);
 
-impl Grip {
+impl AllHeldTimer {
     const LIMIT: Duration = Duration::from_secs(1);
 
     /// True when nothing was let go for too long.
-    fn is_for_good(&mut self, holds_all: bool, released: u64) -> bool {
+    fn has_expired(&mut self, holds_all: bool, released: u64) -> bool {
         match self.0 {
             Some((since, then)) if holds_all && then == released => since.elapsed() >= Self::LIMIT,
             _ => {

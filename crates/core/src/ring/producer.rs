@@ -51,11 +51,11 @@ impl Producer {
         if ring.is_closed() {
             return Err(Error::Closed);
         }
-        Producer::on(Arc::new(ring), spec)
+        Producer::attach_to(Arc::new(ring), spec)
     }
 
     /// Sits down on an open ring.
-    pub fn on(ring: Arc<Ring>, spec: ProducerSpec) -> Result<Producer> {
+    pub fn attach_to(ring: Arc<Ring>, spec: ProducerSpec) -> Result<Producer> {
         let seat = Seat::take(ring.segment().clone(), Role::Producer, |seat| ring.sweep(seat))?;
         let producer_id = AtomicU32::new(spec.producer_id.unwrap_or_else(|| ring.next_producer_id()));
         let chosen_id = spec.producer_id.is_some();
@@ -89,8 +89,8 @@ impl Producer {
 
     /// Whether no consumer lives, one of them died, and nobody can come: the name is gone, too. One that died when it had shut
     /// everything down, and had woken nobody yet, has closed it.
-    pub fn is_forsaken(&self) -> bool {
-        self.seat.is_alone_for_good(Role::Consumer) && !self.ring.is_closed()
+    pub fn is_orphaned(&self) -> bool {
+        self.seat.all_died_for_good(Role::Consumer) && !self.ring.is_closed()
     }
 
     pub fn producer_id(&self) -> u32 {
@@ -153,7 +153,7 @@ impl Producer {
         let counters = &self.ring.protocol().control.counters;
         let waits = self.on_full == OnFull::Block && deadline != Deadline::Now;
         if !waits && self.ticker.is_due() {
-            self.ring.recover(&self.seat)?; // Who waits does so on his own.
+            self.ring.recover(&self.seat)?; // Blocking callers run recovery in their own wait loop.
             let claim = self.ring.protocol().try_claim(self.claimant(owner), want);
             if let Some(claim) = claim.map_err(|d| self.ring.damaged(d))? {
                 return Ok(Some(claim));
@@ -186,7 +186,7 @@ impl Producer {
 
     /// Waits for room without sleeping, where the last wait was short, and claims. `None`: sleep, in
     /// [`claim`](Self::claim). Signals that come meanwhile interrupt nothing: look for them then.
-    pub fn claim_awake(&self, want: usize) -> Result<Option<Claim>> {
+    pub fn claim_spinning(&self, want: usize) -> Result<Option<Claim>> {
         if self.on_full != OnFull::Block {
             return Ok(None);
         }
@@ -242,9 +242,7 @@ impl Producer {
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     self.ring.recover(&self.seat)?;
-                    if self.is_forsaken()
-                        || peer_watch.has_timed_out(|| self.seat.is_alone_among(Role::Consumer))
-                    {
+                    if self.is_orphaned() || peer_watch.has_timed_out(|| self.seat.all_died(Role::Consumer)) {
                         return Err(self.learners_died());
                     }
                 }
@@ -257,7 +255,7 @@ impl Producer {
         let died = self.seat.census(Role::Consumer).died;
         let pids = died.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         let waiting = self.ring.census().ready_samples;
-        Error::PeersGone(if self.is_forsaken() {
+        Error::PeersGone(if self.is_orphaned() {
             format!(
                 "the learner on '{name}' died (pid {pids}), and the name is gone: nobody can take its place, and the \
                  {waiting} samples that wait in the ring are lost. Start another learner, and attach to it anew"
@@ -289,13 +287,13 @@ impl Producer {
     /// Stamps and publishes a claim. Every payload byte is written.
     #[inline]
     pub fn commit(&self, claim: &Claim, version: u32) {
-        self.commit_as(claim, self.number(claim, version));
+        self.commit_as(claim, self.assign_sequence(claim, version));
     }
 
     /// Gives the samples of a claim their numbers. For those who will commit it, whatever happens: they save a locked
     /// instruction right after the copy, where it would wait for all of the copy's stores.
     #[inline]
-    pub fn number(&self, claim: &Claim, version: u32) -> Origin {
+    pub fn assign_sequence(&self, claim: &Claim, version: u32) -> Origin {
         let sequence = self.sequence.fetch_add(claim.len as u64, Ordering::Relaxed);
         Origin { producer_id: self.producer_id(), sequence, version }
     }

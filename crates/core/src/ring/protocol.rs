@@ -65,7 +65,7 @@ pub struct Claimant<'a> {
 impl Claimant<'_> {
     /// Notes where to go on; a place at the start of a block is none.
     #[inline]
-    fn stay(&self, batch: BatchNo, index: usize) {
+    fn resume_at(&self, batch: BatchNo, index: usize) {
         self.lane.store(Place { batch, index }.pack(), Ordering::Relaxed);
     }
 }
@@ -170,7 +170,7 @@ impl<'a> Protocol<'a> {
         }
         let end = self.block_end(lane.index);
         let claim = self.claim_run(slots, open, who, lane.index..end, want);
-        who.stay(open.batch, claim.map_or(0, |claim| claim.slot + claim.len));
+        who.resume_at(open.batch, claim.map_or(0, |claim| claim.slot + claim.len));
         claim
     }
 
@@ -194,7 +194,7 @@ impl<'a> Protocol<'a> {
             }
             crash_point(Point::RunPromised);
             if let Some(claim) = self.claim_run(slots, open, who, from..end, want) {
-                who.stay(open.batch, if want == 1 { claim.slot + 1 } else { 0 });
+                who.resume_at(open.batch, if want == 1 { claim.slot + 1 } else { 0 });
                 return Some(claim);
             }
         }

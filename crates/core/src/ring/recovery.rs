@@ -20,7 +20,7 @@
 use super::layout::{BatchNo, BufferKind, BufferWord, Place, SlotKind, SlotWord};
 use super::protocol::{Damage, Protocol};
 use crate::segment::Owner;
-use crate::segment::lease::Memo;
+use crate::segment::lease::LivenessMemo;
 use crate::sys::sync::{Ordering, Point, crash_point};
 
 /// What a recovery put right.
@@ -34,7 +34,7 @@ pub struct Repairs {
 
 /// Takes back everything that belongs to owners of whom `is_dead` says so, and counts the holes anew.
 pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<Repairs, Damage> {
-    let mut memo = Memo::of(is_dead);
+    let mut memo = LivenessMemo::of(is_dead);
     let mut repairs = Repairs::default();
     let mut holes = 0;
     for (index, line) in ring.buffers.iter().enumerate() {

@@ -25,8 +25,8 @@ pub fn attach<T>(name: &str, deadline: Deadline, mut attach: impl FnMut() -> Res
     loop {
         let error = match attach() {
             Err(error @ Error::NotFound { .. }) => error,
-            Err(error) if error.is_misfit() && is_stale(name) => error,
-            Err(error) if error.is_misfit() => {
+            Err(error) if error.is_mismatch() && is_stale(name) => error,
+            Err(error) if error.is_mismatch() => {
                 // Somebody lives there, perhaps since a moment ago: what we met may have been replaced. Once more, and again for
                 // each other segment that comes under this name.
                 let there = identity(name);

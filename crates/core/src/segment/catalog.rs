@@ -1,7 +1,7 @@
 //! The segments of this user: listing them, and collecting those in which nobody lives.
 
 use super::header::seat_state;
-use super::lease::{self, Undertaker};
+use super::lease::{self, StaleOwner};
 use super::{PREFIX, Segment, directory};
 use crate::error::{Error, Result};
 use crate::sys::sync::Ordering;
@@ -88,9 +88,9 @@ pub fn collect_unless(name: &str, is_kept: impl FnOnce(&Segment) -> bool) -> Res
         Err(Error::NotFound { .. }) => return Ok(false),
         Err(error) => return Err(error),
     };
-    match Undertaker::of(&segment)? {
-        Some(_undertaker) if is_kept(&segment) => Ok(false),
-        Some(_undertaker) => segment.unlink(),
+    match StaleOwner::of(&segment)? {
+        Some(_owner) if is_kept(&segment) => Ok(false),
+        Some(_owner) => segment.unlink(),
         None => Ok(false),
     }
 }

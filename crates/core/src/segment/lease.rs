@@ -4,7 +4,7 @@
 //! (OFD) lock. Whether somebody lives is asked by testing that lock, never by a timer, and it also works between
 //! containers that share the file system but not the process ids. A stopped process keeps its lock.
 //!
-//! A process that writes where another one has claimed stands [`Surety`] for it: the other counts as alive until both are gone.
+//! A process that writes where another one has claimed holds a [`DelegatedLease`] for it: the other counts as alive until both are gone.
 //!
 //! What would break it, and what stands against that:
 //!
@@ -16,18 +16,18 @@
 //! * `exec` without `fork`'s handlers (`vfork`, `posix_spawn`): the descriptor is close-on-exec.
 //!
 //! **Lock order.** A thread takes these locks in the order of their [`Rank`], and never one of a lower or the same rank. Debug
-//! builds check it ([`Ranked`]).
+//! builds check it ([`RankGuard`]).
 //!
 //! | rank | lock | held while | a fork meanwhile |
 //! |---|---|---|---|
-//! | [`Rank::Tenure`] | `records::Producer::joining` | a forked child takes a seat and a lane | [`Turn`]: free in the child |
-//! | [`Rank::Rejoining`] | [`Seat::rejoining`] | a forked child takes a seat, and sweeps it | [`Turn`]: free in the child |
+//! | [`Rank::ProcessLane`] | `records::Producer::joining` | a forked child takes a seat and a lane | [`ForkSafeLock`]: free in the child |
+//! | [`Rank::Rejoining`] | [`Seat::rejoining`] | a forked child takes a seat, and sweeps it | [`ForkSafeLock`]: free in the child |
 //! | [`Rank::Listing`] | [`LISTING`] | a descriptor is opened and listed, or a mutex below is held | waits |
 //! | [`Rank::Lease`] | [`Seat::lease`] | a lock of the kernel is tested, or the lease is replaced | waits for the listing |
 //!
-//! The other locks of the core never meet these the wrong way round: `records::{Producer, Consumer}::wake` and
-//! `ring::Producer::spin` are only ever *tried*; `Tenure::ledger`, `weights::Writer::turn`, `vector_env::Worker::spin` and
-//! those of `net` are taken by threads that hold none of the above, and a forked child does not take them: it has a tenure of
+//! The other locks of the core never meet these the wrong way round: `records::{Producer, Consumer}::recovered` and
+//! `ring::Producer::spin` are only ever *tried*; `ProcessLane::ledger`, `weights::Writer::turn`, `vector_env::Worker::spin` and
+//! those of `net` are taken by threads that hold none of the above, and a forked child does not take them: it has a lane of
 //! its own, or is refused. In `net::Outlet`, `held` is taken before `reader`.
 
 use super::Segment;
@@ -98,7 +98,7 @@ static LISTING: AtomicBool = AtomicBool::new(false);
 /// The order in which a thread takes the locks that it holds together; see the module's documentation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
-    Tenure = 1,
+    ProcessLane = 1,
     Rejoining = 2,
     Listing = 3,
     Lease = 4,
@@ -106,7 +106,7 @@ pub(crate) enum Rank {
 
 /// Held together with a lock of that rank. A debug build panics where a thread takes one out of order.
 #[must_use]
-struct Ranked(#[cfg(debug_assertions)] u32);
+struct RankGuard(#[cfg(debug_assertions)] u32);
 
 #[cfg(debug_assertions)]
 thread_local! {
@@ -114,26 +114,26 @@ thread_local! {
     static HELD: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }
 
-impl Ranked {
+impl RankGuard {
     /// To be called before the lock is waited for, so that an inversion is found without its partner.
-    fn take(rank: Rank) -> Ranked {
+    fn take(rank: Rank) -> RankGuard {
         #[cfg(debug_assertions)]
         {
             let (held, bit) = (HELD.get(), 1 << rank as u32);
             assert!(held < bit, "lock of rank {rank:?} taken while locks {held:#b} are held: out of order");
             HELD.set(held | bit);
-            Ranked(bit)
+            RankGuard(bit)
         }
         #[cfg(not(debug_assertions))]
         {
             let _ = rank;
-            Ranked()
+            RankGuard()
         }
     }
 }
 
 #[cfg(debug_assertions)]
-impl Drop for Ranked {
+impl Drop for RankGuard {
     fn drop(&mut self) {
         HELD.set(HELD.get() & !self.0);
     }
@@ -141,20 +141,20 @@ impl Drop for Ranked {
 
 /// A lock for what a forked child does once. A child does not inherit it: the thread that holds it is not in the child.
 #[derive(Debug, Default)]
-pub(crate) struct Turn {
+pub(crate) struct ForkSafeLock {
     /// The [`generation`] of the holder's process, plus one; 0 when it is free.
     holder: StdAtomicU32,
 }
 
-/// Gives the [`Turn`] back when it is dropped.
-pub(crate) struct Taken<'a> {
-    turn: &'a Turn,
-    _rank: Ranked,
+/// Gives the [`ForkSafeLock`] back when it is dropped.
+pub(crate) struct ForkSafeGuard<'a> {
+    lock: &'a ForkSafeLock,
+    _rank: RankGuard,
 }
 
-impl Turn {
-    pub(crate) fn take(&self, rank: Rank) -> Taken<'_> {
-        let rank = Ranked::take(rank);
+impl ForkSafeLock {
+    pub(crate) fn take(&self, rank: Rank) -> ForkSafeGuard<'_> {
+        let rank = RankGuard::take(rank);
         let me = generation() + 1;
         loop {
             let holder = self.holder.load(Ordering::Relaxed);
@@ -163,20 +163,20 @@ impl Turn {
                 let _ = futex::wait(&self.holder, futex::Flags::PRIVATE, me, None);
                 continue;
             }
-            // SYNC lease.turn: Acquire here, Release in `Taken::drop`. What the last holder did is seen.
+            // SYNC lease.fork_safe: Acquire here, Release in `ForkSafeGuard::drop`. What the last holder did is seen.
             if self.holder.compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                return Taken { turn: self, _rank: rank };
+                return ForkSafeGuard { lock: self, _rank: rank };
             }
         }
     }
 }
 
-impl Drop for Taken<'_> {
+impl Drop for ForkSafeGuard<'_> {
     fn drop(&mut self) {
-        // SYNC lease.turn: Release here, Acquire in `Turn::take`.
-        self.turn.holder.store(0, Ordering::Release);
+        // SYNC lease.fork_safe: Release here, Acquire in `ForkSafeLock::take`.
+        self.lock.holder.store(0, Ordering::Release);
         // A failure could only mean that the address is not mapped, which it is.
-        let _ = futex::wake(&self.turn.holder, futex::Flags::PRIVATE, i32::MAX as u32);
+        let _ = futex::wake(&self.lock.holder, futex::Flags::PRIVATE, i32::MAX as u32);
     }
 }
 
@@ -200,7 +200,7 @@ pub(crate) fn without_fork<T>(change: impl FnOnce() -> T) -> T {
             after_fork_in_parent();
         }
     }
-    let _rank = Ranked::take(Rank::Listing);
+    let _rank = RankGuard::take(Rank::Listing);
     before_fork();
     let _done = Done;
     change()
@@ -239,7 +239,7 @@ fn fcntl(fd: RawFd, command: i32, kind: i32, seat: usize, seats: usize) -> Resul
 
 /// Whether anybody holds a lock of the file. To be asked through an open file that holds none. Doubt counts as life.
 pub(super) fn is_held_by_anybody(file: &impl AsRawFd) -> bool {
-    fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, libc::F_WRLCK, 0, UNDERTAKER + 1)
+    fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, libc::F_WRLCK, 0, STALE_OWNER + 1)
         .map_or(true, |kind| kind != libc::F_UNLCK as i16)
 }
 
@@ -288,24 +288,24 @@ impl Lease {
         self.fcntl(libc::F_OFD_SETLK, libc::F_WRLCK, seat, seats).is_ok()
     }
 
-    /// Takes a seat's lock, unless somebody stands surety for the one who died there. From then on nobody can any more: that
+    /// Takes a seat's lock, unless somebody holds a delegated lease for the holder that died there. From then on nobody can any more: that
     /// lock is ours as well, until a later life has begun and beyond.
     fn try_seat(&self, seat: usize, record: &SeatRecord) -> bool {
         if !self.try_lock(seat, 1) {
             return false;
         }
-        // SYNC seat.life: Acquire here, AcqRel in `sit_down`. The seat is locked, so it does not move.
+        // SYNC seat.life: Acquire here, AcqRel in `lock_seat`. The seat is locked, so it does not move.
         let last = Owner::new(seat, record.life.load(Ordering::Acquire));
-        let free = record.is_left() || self.try_lock(surety_of(last), 1);
+        let free = record.is_left() || self.try_lock(delegated_lock_of(last), 1);
         if !free {
             let _ = self.fcntl(libc::F_OFD_SETLK, libc::F_UNLCK, seat, 1);
         }
         free
     }
 
-    /// Whether somebody else sits there, or stands surety for this holder.
+    /// Whether somebody else sits there, or holds a delegated lease for this holder.
     fn is_held(&self, owner: Owner) -> bool {
-        self.is_locked(owner.seat(), 1) || self.is_locked(surety_of(owner), 1)
+        self.is_locked(owner.seat(), 1) || self.is_locked(delegated_lock_of(owner), 1)
     }
 
     /// Whether anybody but this lease holds one of the locks. Doubt counts as life.
@@ -320,7 +320,7 @@ impl Drop for Lease {
         // In a forked child the handler has closed the descriptor, and its number may be somebody else's by now.
         if self.generation == generation() {
             // Not left to `close`: a child between vfork and exec has a copy of the descriptor.
-            let _ = self.fcntl(libc::F_OFD_SETLK, libc::F_UNLCK, 0, SURETIES + (1 << OWNER_BITS));
+            let _ = self.fcntl(libc::F_OFD_SETLK, libc::F_UNLCK, 0, DELEGATED + (1 << OWNER_BITS));
             without_fork(|| {
                 LEASES[self.entry].store(-1, Ordering::Relaxed);
                 // SAFETY: opened by us, closed once.
@@ -330,50 +330,54 @@ impl Drop for Lease {
     }
 }
 
-/// The byte behind the last seat, which only an undertaker locks: by it the others know that the seats are not taken.
-const UNDERTAKER: usize = super::header::MAX_SEATS;
+/// The byte behind the last seat, which only a stale owner locks: by it the others know that the seats are not taken.
+const STALE_OWNER: usize = super::header::MAX_SEATS;
 
 /// The byte that consumers lock while they sit down, and while they leave and look whether they were the last.
-const GATE: usize = UNDERTAKER + 1;
+const JOIN_LOCK: usize = STALE_OWNER + 1;
 
-/// The first of the bytes, one for each life on each seat, that are locked for reading by those who stand surety for it.
-const SURETIES: usize = GATE + 1;
+/// The first of the bytes, one for each life on each seat, that are locked for reading by those who hold a delegated lease for it.
+const DELEGATED: usize = JOIN_LOCK + 1;
 
-fn surety_of(owner: Owner) -> usize {
-    SURETIES + owner.bits() as usize
+fn delegated_lock_of(owner: Owner) -> usize {
+    DELEGATED + owner.bits() as usize
 }
 
 /// Held by a process that writes where another one has claimed: as long as it is, the other one's claims are not taken back,
 /// even if it is dead. If the other one has left in good order, it means nothing.
 #[derive(Debug)]
-pub struct Surety(#[allow(dead_code)] Lease);
+pub struct DelegatedLease(#[allow(dead_code)] Lease);
 
-impl Surety {
+impl DelegatedLease {
     /// For the holder of a seat, who must be alive: then nothing was taken back before.
-    pub fn stand(segment: &Segment, owner: Owner) -> Result<Surety> {
+    pub fn hold_for(segment: &Segment, owner: Owner) -> Result<DelegatedLease> {
         let gone = || Error::PeersGone(format!("the one to write for in '{}' has died", segment.name()));
         let record = segment.seats().get(owner.seat()).ok_or_else(gone)?;
         let lease = Lease::open(segment)?;
-        lease.fcntl(libc::F_OFD_SETLK, libc::F_RDLCK, surety_of(owner), 1).map_err(|_| gone())?;
-        // SYNC seat.life: Acquire here, AcqRel in `sit_down`. After our lock: whoever takes the seat from now on meets it, and
+        lease.fcntl(libc::F_OFD_SETLK, libc::F_RDLCK, delegated_lock_of(owner), 1).map_err(|_| gone())?;
+        // SYNC seat.life: Acquire here, AcqRel in `lock_seat`. After our lock: whoever takes the seat from now on meets it, and
         // whoever has taken it before has kept us from it, or has begun another life.
         let life = record.life.load(Ordering::Acquire) & ((1 << LIFE_BITS) - 1);
-        if life == owner.life() && lease.is_locked(owner.seat(), 1) { Ok(Surety(lease)) } else { Err(gone()) }
+        if life == owner.life() && lease.is_locked(owner.seat(), 1) {
+            Ok(DelegatedLease(lease))
+        } else {
+            Err(gone())
+        }
     }
 }
 
 /// Held by a consumer that comes or goes, so that nobody sits down in a ring that is being shut down.
 #[derive(Debug)]
-pub struct Gate(#[allow(dead_code)] Lease);
+pub struct JoinLock(#[allow(dead_code)] Lease);
 
-impl Gate {
+impl JoinLock {
     /// Waits for whoever is in it, a matter of microseconds. One that was stopped in there must not stop us: after a
     /// second we go on without, and risk only that somebody comes in the same instant in which the last one leaves.
-    pub fn pass(segment: &Segment) -> Result<Option<Gate>> {
+    pub fn acquire(segment: &Segment) -> Result<Option<JoinLock>> {
         let lease = Lease::open(segment)?;
         for _ in 0..1000 {
-            if lease.try_lock(GATE, 1) {
-                return Ok(Some(Gate(lease)));
+            if lease.try_lock(JOIN_LOCK, 1) {
+                return Ok(Some(JoinLock(lease)));
             }
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
@@ -383,20 +387,20 @@ impl Gate {
 
 /// Holds a whole stale segment, so that its name can be removed. `None` when anybody lives in it.
 #[derive(Debug)]
-pub struct Undertaker(#[allow(dead_code)] Lease);
+pub struct StaleOwner(#[allow(dead_code)] Lease);
 
-impl Undertaker {
-    pub fn of(segment: &Segment) -> Result<Option<Undertaker>> {
+impl StaleOwner {
+    pub fn of(segment: &Segment) -> Result<Option<StaleOwner>> {
         let lease = Lease::open(segment)?;
-        Ok(lease.try_lock(0, UNDERTAKER + 1).then_some(Undertaker(lease)))
+        Ok(lease.try_lock(0, STALE_OWNER + 1).then_some(StaleOwner(lease)))
     }
 }
 
 /// Counts those who live in a segment, without sitting down.
 pub fn count_alive(segment: &Segment) -> Result<usize> {
     let lease = Lease::open(segment)?;
-    if !lease.is_locked(0, super::header::MAX_SEATS) || lease.is_locked(UNDERTAKER, 1) {
-        return Ok(0); // Nobody, or an undertaker: then nobody either.
+    if !lease.is_locked(0, super::header::MAX_SEATS) || lease.is_locked(STALE_OWNER, 1) {
+        return Ok(0); // Nobody, or a stale owner: then nobody either.
     }
     Ok((0..segment.seats().len()).filter(|&seat| lease.is_locked(seat, 1)).count())
 }
@@ -417,26 +421,26 @@ pub struct Seat {
     role: Role,
     /// `generation << 32 | owner`: one load on the hot path tells who we are, or that we were forked.
     badge: StdAtomicU64,
-    /// Taken with no fork in between ([`without_fork`]): a child would inherit a mutex that nobody unlocks.
+    /// Locked with no fork in between ([`without_fork`]): a child would inherit a mutex that nobody unlocks.
     lease: Mutex<Lease>,
     /// For the one thread of a forked child that sits down anew.
-    rejoining: Turn,
+    rejoining: ForkSafeLock,
 }
 
 impl Seat {
     /// Takes a free seat. `sweep(seat)` is called first when its last holder died there, with its lock in our hands.
     pub fn take(segment: Arc<Segment>, role: Role, sweep: impl Fn(usize)) -> Result<Seat> {
-        let (lease, owner) = Self::sit_down(&segment, role, sweep)?;
+        let (lease, owner) = Self::lock_seat(&segment, role, sweep)?;
         let badge = StdAtomicU64::new((lease.generation as u64) << 32 | owner.bits());
-        Ok(Seat { segment, role, badge, lease: Mutex::new(lease), rejoining: Turn::default() })
+        Ok(Seat { segment, role, badge, lease: Mutex::new(lease), rejoining: ForkSafeLock::default() })
     }
 
-    fn sit_down(segment: &Segment, role: Role, sweep: impl Fn(usize)) -> Result<(Lease, Owner)> {
+    fn lock_seat(segment: &Segment, role: Role, sweep: impl Fn(usize)) -> Result<(Lease, Owner)> {
         let lease = Lease::open(segment)?;
         let seats = segment.seats();
         let Some(index) = (0..seats.len()).find(|&seat| lease.try_seat(seat, &seats[seat])) else {
-            // An undertaker has them all: the segment was stale, and is as good as gone.
-            if lease.is_locked(UNDERTAKER, 1) || segment.is_unlinked()? {
+            // A stale owner has them all: the segment was stale, and is as good as gone.
+            if lease.is_locked(STALE_OWNER, 1) || segment.is_unlinked()? {
                 return Err(segment.not_found());
             }
             return Err(Error::NoSeat { name: segment.name().to_owned(), seats: seats.len() });
@@ -482,7 +486,7 @@ impl Seat {
             return Ok(owner);
         }
         crash_point(Point::SeatRejoining);
-        let (fresh, owner) = Self::sit_down(&self.segment, role, sweep)?;
+        let (fresh, owner) = Self::lock_seat(&self.segment, role, sweep)?;
         let badge = (fresh.generation as u64) << 32 | owner.bits();
         // What it replaces is a lease of the parent, which the fork handler has closed: to drop it takes no lock.
         self.with_lease(|lease| {
@@ -494,7 +498,7 @@ impl Seat {
 
     fn with_lease<T>(&self, look: impl FnOnce(&mut Lease) -> T) -> T {
         without_fork(|| {
-            let _rank = Ranked::take(Rank::Lease);
+            let _rank = RankGuard::take(Rank::Lease);
             look(&mut self.lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
         })
     }
@@ -543,25 +547,25 @@ impl Seat {
 
     /// Takes a seat while nobody in this role comes or goes. Nothing that could take long, or be stopped half-way, happens
     /// in there: what the last holder left is the caller's to recover.
-    pub fn take_through_gate(segment: Arc<Segment>, role: Role) -> Result<Seat> {
-        let _gate = Gate::pass(&segment)?;
+    pub fn take_with_join_lock(segment: Arc<Segment>, role: Role) -> Result<Seat> {
+        let _join_lock = JoinLock::acquire(&segment)?;
         Seat::take(segment, role, |_| {})
     }
 
     /// Leaves (the lock stays until we are dropped). The last in our role takes the name away, so that whoever comes now finds
     /// none, and then shuts down what is in the segment, also when the name could not be removed. True when we were the last.
-    pub fn leave_with_name(&self, shut_down: impl FnOnce()) -> Result<bool> {
+    pub fn leave_and_unlink(&self, shut_down: impl FnOnce()) -> Result<bool> {
         // Without it where there is none to be had (no descriptor is left, say), as where somebody was stopped in there.
-        let gate = Gate::pass(&self.segment).ok().flatten();
+        let join_lock = JoinLock::acquire(&self.segment).ok().flatten();
         // SYNC seat.state: Release here.
         self.record().state.store(seat_state::LEAVING, Ordering::Release);
-        // Of two who leave without the gate at least one sees the other leave: this fence has itself for a partner.
+        // Of two who leave without the join lock at least one sees the other leave: this fence has itself for a partner.
         fence(Ordering::SeqCst);
         let last = self.census(self.role).alive == 0;
         crash_point(Point::SeatLeaving);
         let unlinked = if last { self.segment.unlink() } else { Ok(false) };
         crash_point(Point::NameRemoved);
-        drop(gate);
+        drop(join_lock);
         if last {
             shut_down();
         }
@@ -576,7 +580,7 @@ impl Seat {
     }
 
     /// Whether nobody in a role lives, and at least one of them died instead of leaving.
-    pub fn is_alone_among(&self, role: Role) -> bool {
+    pub fn all_died(&self, role: Role) -> bool {
         let mut died = false;
         for (index, record) in self.segment.seats().iter().enumerate() {
             if record.role.load(Ordering::Relaxed) != role as u32 {
@@ -597,8 +601,8 @@ impl Seat {
     }
 
     /// Whether that is so, and nobody can come to change it: the last one died when it had taken the name away.
-    pub fn is_alone_for_good(&self, role: Role) -> bool {
-        self.segment.is_unlinked().unwrap_or(false) && self.is_alone_among(role)
+    pub fn all_died_for_good(&self, role: Role) -> bool {
+        self.segment.is_unlinked().unwrap_or(false) && self.all_died(role)
     }
 
     /// Looks at everybody in a role: how many live, and the pids of those who died without leaving.
@@ -624,14 +628,14 @@ impl Seat {
 }
 
 /// Remembers the last answer about an owner: the claims of one lie side by side, and asking is a system call.
-pub(crate) struct Memo<F> {
+pub(crate) struct LivenessMemo<F> {
     ask: F,
     last: Option<(Owner, bool)>,
 }
 
-impl<F: Fn(Owner) -> bool> Memo<F> {
-    pub(crate) fn of(is_dead: F) -> Memo<F> {
-        Memo { ask: is_dead, last: None }
+impl<F: Fn(Owner) -> bool> LivenessMemo<F> {
+    pub(crate) fn of(is_dead: F) -> LivenessMemo<F> {
+        LivenessMemo { ask: is_dead, last: None }
     }
 
     pub(crate) fn is_dead(&mut self, owner: Owner) -> bool {
@@ -668,13 +672,13 @@ mod tests {
     #[test]
     #[should_panic(expected = "out of order")]
     fn a_lock_that_is_taken_out_of_order_is_an_error_in_debug_builds() {
-        without_fork(|| Turn::default().take(Rank::Rejoining).turn.holder.load(Ordering::Relaxed));
+        without_fork(|| ForkSafeLock::default().take(Rank::Rejoining).lock.holder.load(Ordering::Relaxed));
     }
 
     #[test]
-    fn a_turn_that_a_thread_of_the_parent_holds_is_free_in_a_forked_child() {
-        let turn = Turn { holder: StdAtomicU32::new(generation() + 2) }; // Not of this generation.
-        drop(turn.take(Rank::Rejoining));
-        assert_eq!(turn.holder.load(Ordering::Relaxed), 0);
+    fn a_lock_that_a_thread_of_the_parent_holds_is_free_in_a_forked_child() {
+        let lock = ForkSafeLock { holder: StdAtomicU32::new(generation() + 2) }; // Not of this generation.
+        drop(lock.take(Rank::Rejoining));
+        assert_eq!(lock.holder.load(Ordering::Relaxed), 0);
     }
 }

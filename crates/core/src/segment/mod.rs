@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::policies::OnFull;
 use crate::schema;
 use header::{Extent, GEOMETRY_WORDS, Header, LAYOUT_VERSION, MAGIC, PAGE, SeatRecord};
-pub use lease::{Census, Owner, Role, Seat, Surety};
+pub use lease::{Census, DelegatedLease, Owner, Role, Seat};
 use rustix::fs::{self, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};

@@ -86,7 +86,7 @@ mod tests {
         let (from, mut to) = (1u64, 0u64);
         // SAFETY: the leaf has eight bytes, as the number has.
         unsafe { writer.write(&[Source { leaf: 0, from: (&raw const from).cast() }]) }.unwrap();
-        let reader = Reader::on(writer.weights().clone(), 1).unwrap();
+        let reader = Reader::attach_to(writer.weights().clone(), 1).unwrap();
         let weights = writer.weights().clone();
         // There is a newer version after every copy, and its buffer never holds it.
         let claim_newer =

@@ -16,7 +16,7 @@ const STREAM: usize = 16 << 20;
 
 /// One leaf's way from here to there.
 #[derive(Debug, Clone, Copy)]
-pub struct Leg {
+pub struct LeafCopy {
     pub leaf: usize,
     pub from: *const u8,
     pub to: *mut u8,
@@ -24,32 +24,32 @@ pub struct Leg {
 }
 
 // SAFETY: the pointers are used by `copy_all` only, whose caller answers for them.
-unsafe impl Send for Leg {}
+unsafe impl Send for LeafCopy {}
 // SAFETY: as above.
-unsafe impl Sync for Leg {}
+unsafe impl Sync for LeafCopy {}
 
 /// Copies all of it with at most `threads` threads.
 ///
 /// # Safety
-/// Every leg's bytes are mapped for reading and writing respectively until this returns; nobody else writes to `to`, and
-/// no two legs overlap there. Whoever may be writing to `from` meanwhile throws the copy away.
-pub unsafe fn copy_all(legs: &[Leg], threads: usize) {
-    let mut pieces = Vec::with_capacity(legs.len());
-    for leg in legs {
+/// Every copy's bytes are mapped for reading and writing respectively until this returns; nobody else writes to `to`, and
+/// no two copies overlap there. Whoever may be writing to `from` meanwhile throws the copy away.
+pub unsafe fn copy_all(copies: &[LeafCopy], threads: usize) {
+    let mut pieces = Vec::with_capacity(copies.len());
+    for copy in copies {
         let mut done = 0;
-        while done < leg.bytes {
-            let bytes = (leg.bytes - done).min(PIECE);
-            let (from, to) = (leg.from.wrapping_add(done), leg.to.wrapping_add(done));
-            pieces.push(Leg { from, to, bytes, ..*leg });
+        while done < copy.bytes {
+            let bytes = (copy.bytes - done).min(PIECE);
+            let (from, to) = (copy.from.wrapping_add(done), copy.to.wrapping_add(done));
+            pieces.push(LeafCopy { from, to, bytes, ..*copy });
             done += bytes;
         }
     }
     let large = pieces.iter().map(|piece| piece.bytes).sum::<usize>() >= STREAM;
     let copy = if large { streaming_copy() } else { copy_opaque };
-    for_each_parallel(&pieces, worth(legs, threads), |piece| {
+    for_each_parallel(&pieces, useful_threads(copies, threads), |piece| {
         // For the kill matrix, in two halves.
         let half = if cfg!(feature = "fault") { piece.bytes / 2 } else { piece.bytes };
-        // SAFETY: the piece is a part of a leg, for which the caller answers; both halves are inside it.
+        // SAFETY: the piece is a part of a copy, for which the caller answers; both halves are inside it.
         unsafe {
             copy(piece.to, piece.from, half);
             crash_point(Point::LeafHalfCopied);
@@ -60,25 +60,25 @@ pub unsafe fn copy_all(legs: &[Leg], threads: usize) {
     });
 }
 
-/// The checksum of each leg's bytes where they arrived, in order.
+/// The checksum of each copy's bytes where they arrived, in order.
 ///
 /// # Safety
-/// Every leg's `to` is mapped for reading, and nobody writes to it until this returns.
-pub unsafe fn checksums(legs: &[Leg], threads: usize) -> Vec<u64> {
-    let sums: Vec<_> = legs.iter().map(|_| AtomicU64::new(0)).collect();
-    let numbered: Vec<Leg> =
-        legs.iter().enumerate().map(|(number, leg)| Leg { leaf: number, ..*leg }).collect();
-    for_each_parallel(&numbered, worth(legs, threads), |leg| {
+/// Every copy's `to` is mapped for reading, and nobody writes to it until this returns.
+pub unsafe fn checksums(copies: &[LeafCopy], threads: usize) -> Vec<u64> {
+    let sums: Vec<_> = copies.iter().map(|_| AtomicU64::new(0)).collect();
+    let numbered: Vec<LeafCopy> =
+        copies.iter().enumerate().map(|(number, copy)| LeafCopy { leaf: number, ..*copy }).collect();
+    for_each_parallel(&numbered, useful_threads(copies, threads), |copy| {
         // SAFETY: as the caller promises.
-        let bytes = unsafe { std::slice::from_raw_parts(leg.to, leg.bytes) };
-        sums[leg.leaf].store(xxhash_rust::xxh3::xxh3_64(bytes), Ordering::Relaxed);
+        let bytes = unsafe { std::slice::from_raw_parts(copy.to, copy.bytes) };
+        sums[copy.leaf].store(xxhash_rust::xxh3::xxh3_64(bytes), Ordering::Relaxed);
     });
     sums.into_iter().map(|sum| sum.into_inner()).collect()
 }
 
 /// How many of `threads` threads it pays to use.
-fn worth(legs: &[Leg], threads: usize) -> usize {
-    threads.min(legs.iter().map(|leg| leg.bytes).sum::<usize>() / SHARE)
+fn useful_threads(copies: &[LeafCopy], threads: usize) -> usize {
+    threads.min(copies.iter().map(|copy| copy.bytes).sum::<usize>() / SHARE)
 }
 
 #[cfg(test)]
@@ -95,11 +95,11 @@ mod tests {
                 .map(|(leaf, &bytes)| (0..bytes).map(|i| (i * 31 + leaf * 7 + i / 251) as u8).collect())
                 .collect();
             let mut targets: Vec<Vec<u8>> = sizes.iter().map(|&bytes| vec![0xAA; bytes]).collect();
-            let legs: Vec<Leg> = sources
+            let copies: Vec<LeafCopy> = sources
                 .iter()
                 .zip(&mut targets)
                 .enumerate()
-                .map(|(leaf, (from, to))| Leg {
+                .map(|(leaf, (from, to))| LeafCopy {
                     leaf,
                     from: from.as_ptr(),
                     to: to.as_mut_ptr(),
@@ -108,8 +108,8 @@ mod tests {
                 .collect();
             // SAFETY: vectors of the right lengths, which only this test uses.
             let sums = unsafe {
-                copy_all(&legs, threads);
-                checksums(&legs, threads)
+                copy_all(&copies, threads);
+                checksums(&copies, threads)
             };
             assert_eq!(sources, targets);
             let expected: Vec<u64> = sources.iter().map(|bytes| xxhash_rust::xxh3::xxh3_64(bytes)).collect();

@@ -3,7 +3,7 @@
 //! The buffer is open (sequence 0) from the first byte to the last, so a draft that is dropped, or whose process dies,
 //! leaves nothing that anybody would read (I4). A mirror publishes under the number that the version has at home.
 
-use super::copy::{self, Leg};
+use super::copy::{self, LeafCopy};
 use super::layout::Latest;
 use super::writer::{Writer, out_of_range};
 use crate::error::{Error, Result};
@@ -32,7 +32,7 @@ impl Writer {
     /// As [`draft`](Self::draft); without a number, it gets the next one.
     pub(super) fn begin(&self, version: Option<u64>, leaves: &[usize]) -> Result<Draft<'_>> {
         let me = self.owner()?;
-        let turn = self.take_turn();
+        let turn = self.lock_writing();
         let (weights, protocol) = (self.weights(), self.weights().protocol());
         let geometry = weights.geometry();
         self.check_writer(me)?;
@@ -53,7 +53,7 @@ impl Writer {
         let buffer = self.select()?;
         let reliable = protocol.open(buffer);
         let entries = protocol.entries_of(buffer);
-        let mut legs = Vec::new();
+        let mut copies = Vec::new();
         for (leaf, (given, entry)) in given.iter().zip(entries).enumerate() {
             let kept =
                 latest.filter(|_| !given).map(|latest| (latest, &protocol.entries_of(latest.buffer)[leaf]));
@@ -68,10 +68,10 @@ impl Writer {
             entry.version.store(changed, Ordering::Relaxed);
             entry.checksum.store(newest.checksum.load(Ordering::Relaxed), Ordering::Relaxed);
             let (from, to) = (weights.leaf(latest.buffer, leaf), weights.leaf(buffer, leaf));
-            legs.push(Leg { leaf, from, to, bytes: geometry.leaf_bytes[leaf] });
+            copies.push(LeafCopy { leaf, from, to, bytes: geometry.leaf_bytes[leaf] });
         }
         // SAFETY: the latest buffer is whole and nobody writes it (I2), and the selected one is ours (I1).
-        unsafe { copy::copy_all(&legs, self.threads()) };
+        unsafe { copy::copy_all(&copies, self.threads()) };
         let next = Latest { version, buffer };
         Ok(Draft { writer: self, next, leaves: leaves.to_vec(), _turn: turn })
     }
@@ -89,20 +89,20 @@ impl Draft<'_> {
     /// leaves were given; the first leaf that has another is an error, and nothing is published.
     pub fn publish(self, checksums: Option<&[u64]>) -> Result<u64> {
         let (weights, protocol) = (self.writer.weights(), self.writer.weights().protocol());
-        let legs = self.leaves.iter().map(|&leaf| {
+        let copies = self.leaves.iter().map(|&leaf| {
             let (to, bytes) = self.place(leaf);
-            Leg { leaf, from: to, to, bytes }
+            LeafCopy { leaf, from: to, to, bytes }
         });
         if weights.has_checksums() {
-            let legs: Vec<Leg> = legs.collect();
+            let copies: Vec<LeafCopy> = copies.collect();
             // SAFETY: the places are inside the buffer, which is ours (I1), and the caller has stopped writing.
-            let sums = unsafe { copy::checksums(&legs, self.writer.threads()) };
-            for (at, (leg, sum)) in legs.iter().zip(sums).enumerate() {
+            let sums = unsafe { copy::checksums(&copies, self.writer.threads()) };
+            for (at, (copy, sum)) in copies.iter().zip(sums).enumerate() {
                 if checksums.is_some_and(|expected| expected.get(at) != Some(&sum)) {
                     let name = weights.segment().name().to_owned();
-                    return Err(Error::Checksum { name, leaf: leg.leaf, version: self.next.version });
+                    return Err(Error::Checksum { name, leaf: copy.leaf, version: self.next.version });
                 }
-                protocol.entries_of(self.next.buffer)[leg.leaf].checksum.store(sum, Ordering::Relaxed);
+                protocol.entries_of(self.next.buffer)[copy.leaf].checksum.store(sum, Ordering::Relaxed);
             }
         }
         protocol.publish(self.next);

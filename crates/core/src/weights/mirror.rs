@@ -20,12 +20,12 @@ pub fn open(spec: &WeightsSpec<'_>, lineage: u64, threads: usize) -> Result<Writ
             && there.geometry().leaf_bytes == spec.leaf_bytes
             && there.has_checksums() == spec.checksum;
         if same && there.is_mirror() {
-            return Writer::on(there, threads);
+            return Writer::attach_to(there, threads);
         }
         if !there.is_mirror() {
             return Err(Error::Exists { name: name.to_owned() });
         }
-        if Reader::on(there.clone(), 1)?.has_writer() {
+        if Reader::attach_to(there.clone(), 1)?.has_writer() {
             return Err(Error::WriterLives { name: name.to_owned(), pid: there.writer_pid().unwrap_or(0) });
         }
         there.shut_down()?;
@@ -46,7 +46,7 @@ fn find(name: &str) -> Result<Option<Weights>> {
 
 /// A mirror of another history, which nobody can find yet. [`replace`] gives it the name.
 pub fn successor(spec: &WeightsSpec<'_>, lineage: u64, threads: usize) -> Result<Writer> {
-    Writer::on(Arc::new(Weights::create(spec, lineage)?), threads)
+    Writer::attach_to(Arc::new(Weights::create(spec, lineage)?), threads)
 }
 
 /// Gives `new` the name of `old`. Who is attached to the old one is told that nothing more will come to it.

@@ -7,7 +7,7 @@
 //! | [`recovery`] | what the dead leave behind |
 //! | [`copy`] | bytes from here to there, by several threads |
 //! | [`writer`], [`reader`] | the two handles |
-//! | [`draft`], [`hold`] | a version written, and one read, where it lies: for the network |
+//! | [`draft`], [`held_version`] | a version written, and one read, where it lies: for the network |
 //! | [`mirror`] | weights whose versions come from elsewhere |
 //!
 //! A version lies in one of several buffers. The writer fills one that nobody reads, then points everybody to it with one
@@ -15,7 +15,7 @@
 
 pub mod copy;
 pub mod draft;
-pub mod hold;
+pub mod held_version;
 pub mod layout;
 pub mod mirror;
 pub mod protocol;
@@ -31,7 +31,7 @@ use crate::segment::{Owner, Segment, Spec, catalog};
 use crate::sys::sync::Ordering;
 pub use crate::sys::wait::Deadline;
 pub use draft::Draft;
-pub use hold::{ChangedLeaf, Hold};
+pub use held_version::{ChangedLeaf, HeldVersion};
 use layout::{BufferHead, Control, FIRST_BUFFERS, Geometry, KIND, LeafEntry, PinLine};
 use protocol::Protocol;
 pub use reader::{Reader, Target};

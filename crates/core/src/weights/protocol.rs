@@ -103,7 +103,7 @@ impl<'a> Protocol<'a> {
                 self.control.write.writer.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed);
             if taking.is_ok() {
                 crash_point(Point::WriterTaken);
-                recovery::disown_unpublished(self);
+                recovery::discard_unpublished(self);
                 return Ok(());
             }
         }

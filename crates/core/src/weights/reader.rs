@@ -1,6 +1,6 @@
 //! A reader: copies the latest version, whole. It keeps nobody waiting, and waits only when asked to.
 
-use super::copy::{self, Leg};
+use super::copy::{self, LeafCopy};
 use super::layout::PINS;
 use super::writer::out_of_range;
 use super::{Weights, WeightsSpec};
@@ -53,7 +53,7 @@ impl Reader {
     pub fn open(spec: &WeightsSpec<'_>, if_exists: IfExists, threads: usize) -> Result<Reader> {
         if_exists.settle(|| {
             let (weights, resumed) = Weights::open_or_create(spec, if_exists)?;
-            let reader = Reader::on(Arc::new(weights), threads)?;
+            let reader = Reader::attach_to(Arc::new(weights), threads)?;
             if !resumed {
                 reader.weights.segment().publish()?;
             }
@@ -62,7 +62,7 @@ impl Reader {
     }
 
     /// Sits down in weights that are mapped.
-    pub fn on(weights: Arc<Weights>, threads: usize) -> Result<Reader> {
+    pub fn attach_to(weights: Arc<Weights>, threads: usize) -> Result<Reader> {
         let seat = Seat::take(weights.segment().clone(), Role::Consumer, |seat| weights.sweep(seat))?;
         let populated = StdAtomicU32::new(weights.protocol().grown() as u32);
         let (pins_used, closing) = (StdAtomicU64::new(0), AtomicBool::new(false));
@@ -123,19 +123,19 @@ impl Reader {
         let since = if since > latest.version { 0 } else { since };
         let changed = |leaf: usize| entries[leaf].version.load(Ordering::Relaxed) > since;
         let copied: Vec<usize> = (0..targets.len()).filter(|&i| changed(targets[i].leaf)).collect();
-        let legs: Vec<Leg> = copied
+        let copies: Vec<LeafCopy> = copied
             .iter()
             .map(|&i| {
                 let Target { leaf, to } = targets[i];
                 let (from, bytes) = (weights.leaf(latest.buffer, leaf), geometry.leaf_bytes[leaf]);
-                Leg { leaf, from, to, bytes }
+                LeafCopy { leaf, from, to, bytes }
             })
             .collect();
         // SAFETY: the targets are as the caller promises, the buffer exists, and if the writer overtakes us the copy is
         // thrown away below (C1).
         let wrong = unsafe {
-            copy::copy_all(&legs, self.threads);
-            self.first_wrong(&legs, |leaf| entries[leaf].checksum.load(Ordering::Relaxed))
+            copy::copy_all(&copies, self.threads);
+            self.first_wrong(&copies, |leaf| entries[leaf].checksum.load(Ordering::Relaxed))
         };
         let whole = protocol.is_whole(latest);
         protocol.unpin(pin);
@@ -157,13 +157,13 @@ impl Reader {
     ///
     /// # Safety
     /// As for [`copy::checksums`].
-    unsafe fn first_wrong(&self, legs: &[Leg], expected: impl Fn(usize) -> u64) -> Option<usize> {
+    unsafe fn first_wrong(&self, copies: &[LeafCopy], expected: impl Fn(usize) -> u64) -> Option<usize> {
         if !self.weights.has_checksums() {
             return None;
         }
         // SAFETY: as the caller promises.
-        let sums = unsafe { copy::checksums(legs, self.threads) };
-        legs.iter().zip(sums).find(|(leg, sum)| *sum != expected(leg.leaf)).map(|(leg, _)| leg.leaf)
+        let sums = unsafe { copy::checksums(copies, self.threads) };
+        copies.iter().zip(sums).find(|(copy, sum)| *sum != expected(copy.leaf)).map(|(copy, _)| copy.leaf)
     }
 
     /// Fills in the page table for a buffer that came into being after we did.

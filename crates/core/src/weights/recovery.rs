@@ -16,12 +16,12 @@
 use super::layout::{ABANDONED, Holder};
 use super::protocol::Protocol;
 use crate::segment::Owner;
-use crate::segment::lease::Memo;
+use crate::segment::lease::LivenessMemo;
 use crate::sys::sync::Ordering;
 
 /// Clears the pins of readers of whom `is_dead` says so; how many.
 pub fn clear_dead_pins(weights: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> usize {
-    let mut memo = Memo::of(is_dead);
+    let mut memo = LivenessMemo::of(is_dead);
     let mut cleared = 0;
     for pin in weights.pins.iter().flat_map(|line| &line.pins) {
         let word = pin.load(Ordering::Relaxed);
@@ -36,7 +36,7 @@ pub fn clear_dead_pins(weights: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) 
 }
 
 /// For a new writer: what the last one wrote and did not publish is nobody's (I5).
-pub fn disown_unpublished(weights: &Protocol<'_>) {
+pub fn discard_unpublished(weights: &Protocol<'_>) {
     let published = super::layout::Latest::unpack(weights.control.publish.latest.load(Ordering::Relaxed));
     for head in weights.heads {
         if head.sequence.load(Ordering::Relaxed) > published.version {

@@ -1,6 +1,6 @@
 //! The writer: fills the next buffer and publishes it. It waits for nobody.
 
-use super::copy::{self, Leg};
+use super::copy::{self, LeafCopy};
 use super::{Weights, WeightsSpec};
 use crate::error::{Error, Result};
 use crate::policies::IfExists;
@@ -35,7 +35,7 @@ impl Writer {
     pub fn open(spec: &WeightsSpec<'_>, if_exists: IfExists, threads: usize) -> Result<Writer> {
         if_exists.settle(|| {
             let (weights, resumed) = Weights::open_or_create(spec, if_exists)?;
-            let writer = Writer::on(Arc::new(weights), threads)?;
+            let writer = Writer::attach_to(Arc::new(weights), threads)?;
             if !resumed {
                 writer.weights.segment().publish()?;
             }
@@ -44,7 +44,7 @@ impl Writer {
     }
 
     /// Becomes the writer of weights that are mapped.
-    pub fn on(weights: Arc<Weights>, threads: usize) -> Result<Writer> {
+    pub fn attach_to(weights: Arc<Weights>, threads: usize) -> Result<Writer> {
         let seat = Seat::take(weights.segment().clone(), Role::Producer, |seat| weights.sweep(seat))?;
         let owner = seat.owner().expect("we have just sat down");
         let taken = weights.protocol().take_writer(owner, |other| !seat.is_alive(other));
@@ -68,7 +68,7 @@ impl Writer {
         self.threads
     }
 
-    pub(super) fn take_turn(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn lock_writing(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -93,23 +93,23 @@ impl Writer {
     /// # Safety
     /// Each source has as many bytes as its leaf, mapped for reading, until this returns.
     pub unsafe fn write(&self, sources: &[Source]) -> Result<u64> {
-        let from = self.sort(sources)?;
+        let from = self.sources_by_leaf(sources)?;
         let given: Vec<usize> = (0..from.len()).filter(|&leaf| from[leaf].is_some()).collect();
         let draft = self.begin(None, &given)?;
-        let legs: Vec<Leg> = given
+        let copies: Vec<LeafCopy> = given
             .iter()
             .filter_map(|&leaf| {
                 let (to, bytes) = draft.place(leaf);
-                Some(Leg { leaf, from: from[leaf]?, to, bytes })
+                Some(LeafCopy { leaf, from: from[leaf]?, to, bytes })
             })
             .collect();
         // SAFETY: the sources are as the caller promises, and the places of the draft are ours (I1).
-        unsafe { copy::copy_all(&legs, self.threads) };
+        unsafe { copy::copy_all(&copies, self.threads) };
         draft.publish(None)
     }
 
     /// The source of each leaf. Of two for one leaf, the last counts.
-    fn sort(&self, sources: &[Source]) -> Result<Vec<Option<*const u8>>> {
+    fn sources_by_leaf(&self, sources: &[Source]) -> Result<Vec<Option<*const u8>>> {
         let leaves = self.weights.geometry().leaves();
         let mut from = vec![None; leaves];
         for source in sources {

@@ -112,7 +112,7 @@ fn a_writer_falls(case: Case) {
         assert_eq!(write(&newcomer, version + 3), version + 3);
         version + 3
     } else {
-        let refused = Writer::on(weights.clone(), 1);
+        let refused = Writer::attach_to(weights.clone(), 1);
         let pid = victim.pid() as u32;
         assert!(
             matches!(refused, Err(Error::WriterLives { pid: there, .. }) if there == pid),
@@ -166,14 +166,14 @@ fn a_victim() {
     let weights = Arc::new(Weights::open(&told("NAME"), None).unwrap());
     match case.role {
         Role::Writes | Role::Wakes => {
-            let writer = Writer::on(weights, 1).unwrap();
+            let writer = Writer::attach_to(weights, 1).unwrap();
             for _ in 0..VERSIONS {
                 let next = writer.weights().version().unwrap() + 1;
                 write(&writer, next);
             }
         }
         Role::Reads => {
-            let reader = Reader::on(weights, 1).unwrap();
+            let reader = Reader::attach_to(weights, 1).unwrap();
             for _ in 0..5 {
                 let (version, values) = read(&reader).unwrap();
                 assert_eq!(values, [version; 3]);

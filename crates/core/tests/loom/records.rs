@@ -67,7 +67,7 @@ impl Heap {
     fn join(&self, me: Owner, is_dead: impl Fn(Owner) -> bool) -> Option<Ledger> {
         let lane = self.records().take_lane(me, is_dead)?;
         self.records().open_lane(lane);
-        Some(Ledger::draw_up(&self.lane(lane), me).unwrap())
+        Some(Ledger::rebuild(&self.lane(lane), me).unwrap())
     }
 
     fn producer(&self, seat: usize) -> Ledger {

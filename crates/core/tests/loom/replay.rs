@@ -69,7 +69,7 @@ impl Heap {
 
     /// The row, if it is whole and stays so.
     fn read(&self, row: usize) -> Option<u64> {
-        let word = self.table().look(row)?;
+        let word = self.table().begin_read(row)?;
         let [one, two] = [0, 1].map(|half| self.rows[row][half].load(Ordering::Relaxed));
         self.table().is_unchanged(row, word).then(|| {
             assert_eq!(one, two, "a torn row was kept");

@@ -117,7 +117,7 @@ impl Learner {
 }
 
 fn producer(consumer: &Consumer) -> Producer {
-    Producer::on(consumer.records().clone(), ANYONE).unwrap()
+    Producer::attach_to(consumer.records().clone(), ANYONE).unwrap()
 }
 
 /// The bytes of a record.

@@ -379,7 +379,7 @@ impl Lanes {
             preallocate: false,
         };
         let consumer = Arc::new(records::Consumer::open(&wanted, IfExists::Resume, None).unwrap());
-        let producer = records::Producer::on(consumer.records().clone(), ANYONE).unwrap();
+        let producer = records::Producer::attach_to(consumer.records().clone(), ANYONE).unwrap();
         let server = TcpServer::start(RecordIntake::new(producer).unwrap(), spec).unwrap();
         Lanes { server, consumer }
     }

@@ -104,7 +104,7 @@ fn read(mirror: &WeightMirror, words: [usize; 3], since: u64) -> Got {
 }
 
 fn read_by_name(name: &str, words: [usize; 3]) -> Got {
-    let reader = Reader::on(Arc::new(Weights::open(name, None).unwrap()), 1).unwrap();
+    let reader = Reader::attach_to(Arc::new(Weights::open(name, None).unwrap()), 1).unwrap();
     // SAFETY: each target is as long as its leaf, and ours.
     numbers(words, |targets| unsafe { reader.read(targets, 0) }.unwrap().map_or(0, |reading| reading.version))
 }
@@ -439,7 +439,7 @@ fn a_learner_whose_versions_begin_anew_is_followed() {
     let named = WeightMirrorSpec { port: proxy.port, name: Some(name.to_string()), ..origin.spec() };
     let mirror = connect(named).unwrap();
     assert_eq!(mirror.wait_for(9, soon()).unwrap(), 9);
-    let attached = Reader::on(Arc::new(Weights::open(&name, None).unwrap()), 1).unwrap();
+    let attached = Reader::attach_to(Arc::new(Weights::open(&name, None).unwrap()), 1).unwrap();
 
     let again = Origin::new(SMALL);
     proxy.redirect(again.server.port());

@@ -31,7 +31,7 @@ impl Member for Item {
 enum Call {
     Add { name: u8, repetition: i64, version: u32 },
     Bury { name: u8, repetition: i64 },
-    BuryGroup { name: u8 },
+    TombstoneGroup { name: u8 },
     GiveUp { name: u8 },
     SetVersion(u32),
     Later(f64),
@@ -45,7 +45,7 @@ fn calls() -> impl Strategy<Value = Call> {
         8 => (name.clone(), repetition.clone(), 0u32..6)
             .prop_map(|(name, repetition, version)| Call::Add { name, repetition, version }),
         2 => (name.clone(), repetition).prop_map(|(name, repetition)| Call::Bury { name, repetition }),
-        1 => name.clone().prop_map(|name| Call::BuryGroup { name }),
+        1 => name.clone().prop_map(|name| Call::TombstoneGroup { name }),
         1 => name.prop_map(|name| Call::GiveUp { name }),
         1 => (0u32..8).prop_map(Call::SetVersion),
         1 => (0.0..3.0).prop_map(Call::Later),
@@ -122,10 +122,10 @@ proptest! {
                     }
                 }
                 Call::Bury { name, repetition } => {
-                    let told = assembler.bury(&[name], repetition, "dropped", || now_s);
+                    let told = assembler.add_tombstone(&[name], repetition, "dropped", || now_s);
                     prop_assert_eq!(told.is_ok(), repetition >= 0 && (repetition as usize) < rules.size);
                 }
-                Call::BuryGroup { name } => assembler.bury_group(&[name], "dropped"),
+                Call::TombstoneGroup { name } => assembler.tombstone_group(&[name], "dropped"),
                 Call::GiveUp { name } => assembler.give_up(&[name], "given up"),
                 Call::SetVersion(newest) => {
                     version = newest;

@@ -208,7 +208,7 @@ impl World {
         };
         assert!(!taken.contains(&lane), "lane {lane} belongs to the living");
         records!(self).open_lane(lane);
-        let ledger = Ledger::draw_up(&self.lane(lane), me).unwrap();
+        let ledger = Ledger::rebuild(&self.lane(lane), me).unwrap();
         self.model.lanes[lane].retain(|rec| !matches!(rec.fate, Fate::Reserved(_)));
         self.producers.push(ledger);
     }

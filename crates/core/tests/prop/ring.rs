@@ -704,7 +704,7 @@ impl<'a> Handles<'a> {
 
     fn producer(consumer: &Consumer) -> Producer {
         let spec = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };
-        Producer::on(consumer.ring().clone(), spec).unwrap()
+        Producer::attach_to(consumer.ring().clone(), spec).unwrap()
     }
 
     fn play(&mut self, step: &Step) {

@@ -15,7 +15,7 @@ enum Call {
     /// A reader that has the version it read last.
     ReadSince,
     /// A pin that stays, on one of the seats of slow readers.
-    Hold(usize),
+    HeldVersion(usize),
     Release(usize),
     NextWriter,
 }
@@ -25,7 +25,7 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
         2 => any::<u64>().prop_map(Call::Write),
         4 => (0..3usize, any::<u64>()).prop_map(|(leaf, value)| Call::Update { leaf, value }),
         4 => Just(Call::ReadSince),
-        2 => (0..6usize).prop_map(Call::Hold),
+        2 => (0..6usize).prop_map(Call::HeldVersion),
         1 => (0..6usize).prop_map(Call::Release),
         1 => Just(Call::NextWriter),
     ];
@@ -74,7 +74,7 @@ proptest! {
                     mine_version = version;
                     prop_assert_eq!(mine.numbers(), model);
                 }
-                Call::Hold(number) => {
+                Call::HeldVersion(number) => {
                     // The writer has seat 0, our reader seat 1.
                     let seat = number + 2;
                     held[number] = protocol.pin(&protocol.pins[seat].pins[0], Owner::new(seat, 1)).unwrap();
@@ -85,7 +85,7 @@ proptest! {
                 }
                 Call::NextWriter => {
                     drop(writer.take());
-                    writer = Some(Writer::on(weights.clone(), 1).unwrap());
+                    writer = Some(Writer::attach_to(weights.clone(), 1).unwrap());
                 }
             }
             let totals = weights.totals();

@@ -128,7 +128,7 @@ pub fn private(batch_size: usize, num_buffers: usize) -> Consumer {
 pub const ANYONE: ProducerSpec = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };
 
 pub fn producer(consumer: &Consumer) -> Producer {
-    Producer::on(consumer.ring().clone(), ANYONE).unwrap()
+    Producer::attach_to(consumer.ring().clone(), ANYONE).unwrap()
 }
 
 pub fn attach(name: &str) -> Result<Producer> {

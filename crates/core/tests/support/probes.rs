@@ -140,7 +140,7 @@ fn made(kind: Kind) -> Vec<u8> {
     match kind {
         Kind::Ring => {
             let consumer = ring::Consumer::open(&ring_spec(name), IfExists::Fail, None).unwrap();
-            let producer = ring::Producer::on(consumer.ring().clone(), ANYONE).unwrap();
+            let producer = ring::Producer::attach_to(consumer.ring().clone(), ANYONE).unwrap();
             for _ in 0..4 {
                 ring::Producer::reserve(&producer, 1, Deadline::Now).unwrap().unwrap().commit(0);
             }
@@ -150,7 +150,7 @@ fn made(kind: Kind) -> Vec<u8> {
         }
         Kind::Records => {
             let consumer = records::Consumer::open(&records_spec(name), IfExists::Fail, None).unwrap();
-            let producer = records::Producer::on(consumer.records().clone(), ANYONE).unwrap();
+            let producer = records::Producer::attach_to(consumer.records().clone(), ANYONE).unwrap();
             for rows in 0..4 {
                 send_record(&producer, rows).unwrap();
             }
@@ -365,7 +365,7 @@ fn use_weights(name: &str) -> usize {
         let sizes = weights.geometry().leaf_bytes.clone();
         let mut leaves: Vec<Vec<u8>> = sizes.iter().map(|&bytes| vec![0; bytes]).collect();
         std::hint::black_box((weights.segment().schema(), weights.totals(), weights.writer_pid()));
-        if let Ok(reader) = Reader::on(weights.clone(), 1) {
+        if let Ok(reader) = Reader::attach_to(weights.clone(), 1) {
             let_in += 1;
             let target = |(leaf, bytes): (usize, &mut Vec<u8>)| Target { leaf, to: bytes.as_mut_ptr() };
             let targets: Vec<Target> = leaves.iter_mut().enumerate().map(target).collect();
@@ -375,7 +375,7 @@ fn use_weights(name: &str) -> usize {
             }
             let _ = reader.wait_for(3, briefly(), Some(Duration::ZERO));
         }
-        if let Ok(writer) = Writer::on(weights, 1) {
+        if let Ok(writer) = Writer::attach_to(weights, 1) {
             let_in += 1;
             let _ = write_weights(&writer);
         }

@@ -25,7 +25,7 @@ pub fn create(spec: &WeightsSpec<'_>) -> Writer {
 }
 
 pub fn reader(writer: &Writer) -> Reader {
-    Reader::on(writer.weights().clone(), 1).unwrap()
+    Reader::attach_to(writer.weights().clone(), 1).unwrap()
 }
 
 /// Memory for all leaves.

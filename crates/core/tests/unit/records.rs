@@ -43,11 +43,12 @@ fn private() -> Arc<Consumer> {
 }
 
 fn producer(consumer: &Consumer) -> Arc<Producer> {
-    Arc::new(Producer::on(consumer.records().clone(), ANYONE).unwrap())
+    Arc::new(Producer::attach_to(consumer.records().clone(), ANYONE).unwrap())
 }
 
 fn producer_that(consumer: &Consumer, on_full: OnFull) -> Producer {
-    Producer::on(consumer.records().clone(), ProducerSpec { on_full: Some(on_full), ..ANYONE }).unwrap()
+    Producer::attach_to(consumer.records().clone(), ProducerSpec { on_full: Some(on_full), ..ANYONE })
+        .unwrap()
 }
 
 /// `bytes` bytes that follow from `value`.
@@ -552,7 +553,7 @@ fn memory_is_what_the_data_needs() {
 fn more_producers_than_lanes_are_refused_until_one_closes() {
     let consumer = private();
     let producers: Vec<_> = (0..4).map(|_| producer(&consumer)).collect();
-    let error = Producer::on(consumer.records().clone(), ANYONE).unwrap_err();
+    let error = Producer::attach_to(consumer.records().clone(), ANYONE).unwrap_err();
     assert!(
         matches!(error, Error::NoLane { lanes: 4, .. }) && error.to_string().contains("close a client"),
         "{error}"
@@ -842,7 +843,7 @@ fn numbers_that_make_no_sense_are_damage_and_no_panic() {
         (0..2).for_each(|value| send(&first, value, 100));
         drop(first);
         spoil(&consumer.records().protocol().lane(0));
-        is_corrupt(Producer::on(consumer.records().clone(), ANYONE).map(drop));
+        is_corrupt(Producer::attach_to(consumer.records().clone(), ANYONE).map(drop));
     }
 }
 
@@ -874,7 +875,7 @@ fn a_newcomer_passes_a_damaged_lane() {
     assert_eq!(newcomer.lane(), 1);
     send(&newcomer, 7, 100);
     assert_eq!(drain(&consumer), [7]);
-    let refused = Producer::on(consumer.records().clone(), ANYONE).map(drop);
+    let refused = Producer::attach_to(consumer.records().clone(), ANYONE).map(drop);
     assert!(matches!(refused, Err(Error::Corrupt { .. })), "no other lane is free: {refused:?}");
     assert_eq!(consumer.records().census().lanes, 1, "the damaged one is nobody's");
 }
@@ -932,7 +933,7 @@ fn any_words_are_an_error_or_a_record_inside_its_lane() {
                 assert_eq!(record.bytes().len(), record.len());
             }
         }
-        if let Ok(next) = Producer::on(consumer.records().clone(), ANYONE) {
+        if let Ok(next) = Producer::attach_to(consumer.records().clone(), ANYONE) {
             let _ = try_send(&next, 1, 100, Deadline::Now);
             let _ = next.wait_room(100, Deadline::Now);
         }

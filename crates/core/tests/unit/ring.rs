@@ -95,7 +95,8 @@ fn a_run_dropped_without_commit_is_offered_slot_by_slot() {
 fn stamps_say_who_sent_what_when_and_with_which_version() {
     let consumer = private(3, 2);
     let producer =
-        Producer::on(consumer.ring().clone(), ProducerSpec { producer_id: Some(42), ..ANYONE }).unwrap();
+        Producer::attach_to(consumer.ring().clone(), ProducerSpec { producer_id: Some(42), ..ANYONE })
+            .unwrap();
     let before = rollway_core::sys::clock::monotonic_ns();
     for version in 5..8 {
         let slot = Producer::reserve(&producer, 1, soon()).unwrap().unwrap();
@@ -331,7 +332,7 @@ fn with_every_batch_in_somebody_s_hands_even_drop_oldest_drops_the_newest() {
 fn a_producer_may_have_a_policy_of_its_own() {
     let (consumer, _blocking) = full_ring(OnFull::Block);
     let own = ProducerSpec { on_full: Some(OnFull::DropNewest), ..ANYONE };
-    let producer = Producer::on(consumer.ring().clone(), own).unwrap();
+    let producer = Producer::attach_to(consumer.ring().clone(), own).unwrap();
     assert!(!try_send(&producer, 9, soon()).unwrap());
 }
 
@@ -536,7 +537,7 @@ fn after_the_close_producers_are_told_and_the_rest_can_be_taken() {
 fn send_waking(producer: &Producer, value: u64) -> bool {
     let at_once = producer.claim(1, Deadline::Now);
     let awake = match at_once {
-        Err(Error::Full) => producer.claim_awake(1).unwrap(),
+        Err(Error::Full) => producer.claim_spinning(1).unwrap(),
         _ => None,
     };
     let claim = awake.unwrap_or_else(|| match at_once {
@@ -577,9 +578,9 @@ fn nobody_waits_awake_for_one_that_takes_its_time() {
     let consumer = private(1, 2);
     let producer = producer(&consumer);
     (0..2).for_each(|value| send(&producer, value));
-    assert!(producer.claim_awake(1).unwrap().is_none(), "no wait has been short yet");
+    assert!(producer.claim_spinning(1).unwrap().is_none(), "no wait has been short yet");
     assert!(matches!(producer.claim(1, briefly()), Err(Error::Timeout)));
-    assert!(producer.claim_awake(1).unwrap().is_none(), "the last one was long");
+    assert!(producer.claim_spinning(1).unwrap().is_none(), "the last one was long");
 }
 
 #[test]
@@ -587,8 +588,8 @@ fn nobody_waits_awake_where_the_policy_is_not_to_wait() {
     let consumer = private(1, 2);
     for policy in [OnFull::Error, OnFull::DropNewest, OnFull::DropOldest] {
         let spec = ProducerSpec { on_full: Some(policy), ..ANYONE };
-        let producer = Producer::on(consumer.ring().clone(), spec).unwrap();
-        assert!(producer.claim_awake(1).unwrap().is_none(), "{policy:?}");
+        let producer = Producer::attach_to(consumer.ring().clone(), spec).unwrap();
+        assert!(producer.claim_spinning(1).unwrap().is_none(), "{policy:?}");
     }
 }
 
@@ -920,7 +921,7 @@ fn a_seat_is_free_again_when_its_holder_has_left() {
         assert_eq!(receive(&consumer), [value]);
     }
     let _one = producer(&consumer);
-    let refused = Producer::on(consumer.ring().clone(), ANYONE);
+    let refused = Producer::attach_to(consumer.ring().clone(), ANYONE);
     assert!(matches!(refused, Err(Error::NoSeat { seats: 2, .. })));
 }
 

@@ -6,8 +6,10 @@
 use rollway_core::ring::producer::ProducerSpec;
 use rollway_core::ring::{Consumer, Deadline, IfExists, OnFull, Producer, RingSpec};
 use rollway_core::segment::header::{Header, LAYOUT_VERSION, PAGE, SeatRecord};
-use rollway_core::segment::lease::Undertaker;
-use rollway_core::segment::{Owner, PREFIX, Role, Seat, Segment, Spec, Surety, arrival, catalog, directory};
+use rollway_core::segment::lease::StaleOwner;
+use rollway_core::segment::{
+    DelegatedLease, Owner, PREFIX, Role, Seat, Segment, Spec, arrival, catalog, directory,
+};
 use rollway_core::sys::sync::Ordering;
 #[cfg(feature = "fault")]
 use rollway_core::sys::sync::{Point, fault};
@@ -756,10 +758,10 @@ fn a_segment_that_is_being_collected_is_as_good_as_gone() {
     let name = Name::new("collected");
     leave_stale(&name);
     let segment = Segment::open(&name, None).unwrap();
-    let undertaker = Undertaker::of(&segment).unwrap().unwrap();
+    let stale_owner = StaleOwner::of(&segment).unwrap().unwrap();
     assert_refused!(attach(&name), Error::NotFound { .. }); // Not NoSeat: nobody sits there.
     assert!(!segment.is_live().unwrap(), "who collects a segment does not live in it");
-    drop(undertaker);
+    drop(stale_owner);
     assert!(catalog::collect(&name).unwrap());
 }
 
@@ -923,13 +925,13 @@ fn a_name_never_leads_to_two_live_segments_in_any_race() {
     let name = Name::new("race");
     let live = AtomicUsize::new(0);
     let (created, attached, collected) = <(AtomicUsize, AtomicUsize, AtomicUsize)>::default();
-    let sit_down = |segment: &Arc<Segment>, role| Seat::take(segment.clone(), role, |_| {});
+    let take_seat = |segment: &Arc<Segment>, role| Seat::take(segment.clone(), role, |_| {});
     // One creator removes its name before it leaves; the other leaves it stale.
     let create = |unlinks: bool| {
         // More seats than racers: a test beside us that starts a process keeps a copy of our leases alive until its exec.
         let spec = Spec { seats: 64, ..segment_spec(&name) };
         let segment = Arc::new(Segment::create(&spec).unwrap());
-        let seat = sit_down(&segment, Role::Consumer).unwrap();
+        let seat = take_seat(&segment, Role::Consumer).unwrap();
         match segment.publish() {
             Ok(()) => created.fetch_add(1, Ordering::Relaxed),
             Err(Error::InUse { .. }) => return,
@@ -944,7 +946,7 @@ fn a_name_never_leads_to_two_live_segments_in_any_race() {
         drop(seat);
     };
     let attach =
-        || match Segment::open(&name, Some(77)).map(Arc::new).and_then(|s| sit_down(&s, Role::Producer)) {
+        || match Segment::open(&name, Some(77)).map(Arc::new).and_then(|s| take_seat(&s, Role::Producer)) {
             Ok(seat) => {
                 attached.fetch_add(1, Ordering::Relaxed);
                 assert!(seat.is_alive(seat.owner().unwrap()));
@@ -1143,14 +1145,14 @@ fn there_are_as_many_seats_as_asked_for_and_they_are_used_again() {
 fn one_who_sits_down_again_is_another_owner() {
     let name = Name::new("lives");
     let segment = Arc::new(Segment::create(&segment_spec(&name)).unwrap());
-    let sit_down = || Seat::take(segment.clone(), Role::Producer, |_| panic!("nobody died here")).unwrap();
-    let witness = sit_down();
-    let first = sit_down();
+    let take_seat = || Seat::take(segment.clone(), Role::Producer, |_| panic!("nobody died here")).unwrap();
+    let witness = take_seat();
+    let first = take_seat();
     let owner = first.owner().unwrap();
     assert!(witness.is_alive(owner) && first.is_alive(owner));
     drop(first);
     assert!(!witness.is_alive(owner), "who left holds nothing any more");
-    let second = sit_down();
+    let second = take_seat();
     assert_eq!(second.owner().unwrap().seat(), owner.seat());
     assert_ne!(second.owner().unwrap(), owner);
     assert!(!witness.is_alive(owner) && witness.is_alive(second.owner().unwrap()));
@@ -1176,12 +1178,15 @@ fn the_seat_of_a_dead_producer_is_swept_by_the_next_one() {
 
 #[test]
 fn what_a_dead_producer_claimed_is_not_taken_back_while_somebody_stands_surety() {
-    let name = Name::new("surety");
+    let name = Name::new("delegated");
     let consumer = create(&name);
     let mut claimer = Actor::start("claimer", &name);
     assert_eq!(claimer.hear(), "claimed");
     let (segment, owner) = (consumer.ring().segment(), Owner::new(1, 1));
-    let (first, second) = (Surety::stand(segment, owner).unwrap(), Surety::stand(segment, owner).unwrap());
+    let (first, second) = (
+        DelegatedLease::hold_for(segment, owner).unwrap(),
+        DelegatedLease::hold_for(segment, owner).unwrap(),
+    );
     claimer.kill();
     let witness = attach(&name).unwrap();
     assert_eq!(witness.owner().unwrap().seat(), 2, "the dead one's seat is not to be had");
@@ -1189,7 +1194,7 @@ fn what_a_dead_producer_claimed_is_not_taken_back_while_somebody_stands_surety()
     assert_eq!(attach(&name).unwrap().owner().unwrap().seat(), 3, "the other one may still be writing");
     assert_eq!(consumer.ring().census().claimed_slots, 1);
     assert_eq!((consumer.producers().alive, consumer.producers().died), (2, vec![]));
-    assert_refused!(Surety::stand(segment, owner), Error::PeersGone(_));
+    assert_refused!(DelegatedLease::hold_for(segment, owner), Error::PeersGone(_));
     drop(second);
     assert_eq!((consumer.producers().alive, consumer.producers().died), (1, vec![claimer.pid()]));
     assert_eq!(attach(&name).unwrap().owner().unwrap().seat(), 1);
@@ -1199,11 +1204,11 @@ fn what_a_dead_producer_claimed_is_not_taken_back_while_somebody_stands_surety()
 
 #[test]
 fn a_surety_for_one_who_left_in_good_order_keeps_nobody_from_its_seat() {
-    let name = Name::new("surety-left");
+    let name = Name::new("delegated-left");
     let consumer = create(&name);
     let producer = attach(&name).unwrap();
     let owner = producer.owner().unwrap();
-    let _surety = Surety::stand(consumer.ring().segment(), owner).unwrap();
+    let _surety = DelegatedLease::hold_for(consumer.ring().segment(), owner).unwrap();
     drop(producer);
     let mut claimer = Actor::start("claimer", &name);
     assert_eq!(claimer.hear(), "claimed");

@@ -6,7 +6,7 @@ use rollway_core::sys::sync::Ordering;
 
 use crate::weights_fixture::{SCHEMA, Values, create, read, read_since, reader, spec, update, write};
 use rollway_core::weights::layout::Latest;
-use rollway_core::weights::{Deadline, Draft, Hold, IfExists, Reader, Weights, WeightsSpec, Writer};
+use rollway_core::weights::{Deadline, Draft, HeldVersion, IfExists, Reader, Weights, WeightsSpec, Writer};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -171,9 +171,9 @@ fn a_second_writer_is_refused_by_the_pid_of_the_first_and_comes_in_when_it_left(
     let pid = std::process::id();
     assert!(matches!(second, Err(Error::WriterLives { pid: there, .. }) if there == pid), "{second:?}");
     let attached = Arc::new(Weights::open(&name, Some(SCHEMA)).unwrap());
-    assert!(matches!(Writer::on(attached.clone(), 1), Err(Error::WriterLives { .. })));
+    assert!(matches!(Writer::attach_to(attached.clone(), 1), Err(Error::WriterLives { .. })));
     drop(first);
-    let third = Writer::on(attached, 1).unwrap();
+    let third = Writer::attach_to(attached, 1).unwrap();
     assert_eq!(write(&third, 2), 2);
     drop(third);
     assert!(Weights::collect(&name).unwrap());
@@ -221,7 +221,7 @@ fn the_last_one_to_leave_takes_the_name_away() {
     let name = Name::unique();
     let writer = create(&spec(Some(&name)));
     write(&writer, 1);
-    let reader = Reader::on(Arc::new(Weights::open(&name, None).unwrap()), 1).unwrap();
+    let reader = Reader::attach_to(Arc::new(Weights::open(&name, None).unwrap()), 1).unwrap();
     drop(writer);
     assert!(!Weights::collect(&name).unwrap(), "a reader lives there");
     assert_eq!(read(&reader), Some((1, [1, 1, 1])), "what was published stays");
@@ -316,7 +316,7 @@ fn a_hold_on_a_buffer_that_holds_another_version_is_damage() {
     let writer = create(&spec(None));
     let reader = Arc::new(reader(&writer));
     write(&writer, 1);
-    let hold = Hold::latest(&reader).unwrap().unwrap();
+    let hold = HeldVersion::latest(&reader).unwrap().unwrap();
     assert!(hold.check_whole().unwrap());
     let latest = writer.weights().protocol().latest().unwrap().unwrap();
     writer.weights().protocol().heads[latest.buffer].sequence.store(7, Ordering::Relaxed);
@@ -510,16 +510,16 @@ fn a_draft_whose_checksums_do_not_fit_is_not_published() {
 fn a_hold_keeps_its_version_where_it_is_until_there_is_no_other_buffer() {
     let writer = create(&WeightsSpec { max_buffers: 3, ..spec(None) });
     let reader = Arc::new(reader(&writer));
-    assert!(Hold::latest(&reader).unwrap().is_none());
+    assert!(HeldVersion::latest(&reader).unwrap().is_none());
     write(&writer, 1);
-    let first = Hold::latest(&reader).unwrap().unwrap();
+    let first = HeldVersion::latest(&reader).unwrap().unwrap();
     (2..=9).for_each(|value| assert_eq!(write(&writer, value), value));
     assert!(first.is_whole() && first.version() == 1);
     let (leaf, _) = first.leaf(0);
     // SAFETY: nobody writes to a buffer that is held, while there is another.
     assert_eq!(unsafe { leaf.cast::<u64>().read() }, 1);
     update(&writer, 1, 10);
-    let second = Hold::latest(&reader).unwrap().unwrap();
+    let second = HeldVersion::latest(&reader).unwrap().unwrap();
     let changed = |since| second.changed_since(since).iter().map(|changed| changed.leaf).collect::<Vec<_>>();
     assert_eq!((changed(0), changed(9), changed(10)), (vec![0, 1, 2], vec![1], vec![]));
     write(&writer, 11);

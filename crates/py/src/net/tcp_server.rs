@@ -109,14 +109,15 @@ impl TcpServer {
         let (core, endpoints) = match &consumer {
             Some(Learner::Ring(consumer)) => {
                 let ring = consumer.core(py)?.ring().clone();
-                let intake = || Intake::new(Producer::on(ring.clone(), seat)?);
+                let intake = || Intake::new(Producer::attach_to(ring.clone(), seat)?);
                 (blocking(py, || start(Some(intake()?.into())))?, Some(consumer.endpoints()))
             }
             Some(Learner::Records(consumer)) => {
                 let records = consumer.core(py)?.records().clone();
                 let shape = consumer.shape();
-                let intake =
-                    || RecordIntake::checked(RecordProducer::on(records.clone(), seat)?, shape.clone());
+                let intake = || {
+                    RecordIntake::checked(RecordProducer::attach_to(records.clone(), seat)?, shape.clone())
+                };
                 (blocking(py, || start(Some(intake()?.into())))?, Some(consumer.endpoints()))
             }
             None => (blocking(py, || start(None))?, None),

@@ -107,10 +107,10 @@ impl Assembler {
         } else {
             let reason = tombstone_reason(&record)?;
             let told = if repetition == WHOLE_GROUP {
-                self.core.bury_group(&name, &reason);
+                self.core.tombstone_group(&name, &reason);
                 Ok(())
             } else {
-                self.core.bury(&name, repetition, &reason, now_s)
+                self.core.add_tombstone(&name, repetition, &reason, now_s)
             };
             if told.is_ok() {
                 this.release(py);
@@ -127,7 +127,7 @@ impl Assembler {
     }
 
     /// Treats the group of this packed key as if the rest of it were tombstones.
-    fn bury_rest(&mut self, py: Python<'_>, packed: &[u8], reason: &str) -> PyResult<()> {
+    fn tombstone_rest(&mut self, py: Python<'_>, packed: &[u8], reason: &str) -> PyResult<()> {
         let (name, _) = record_key::group_name(py, packed)?;
         self.core.give_up(&name, reason);
         Ok(())

@@ -65,7 +65,7 @@ impl RecordProducer {
         let records = consumer.core(py)?.records().clone();
         let spec = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };
         let name = records.segment().name().to_owned();
-        let core = Core::on(records, spec).map_err(|e| to_py(py, e))?;
+        let core = Core::attach_to(records, spec).map_err(|e| to_py(py, e))?;
         Self::wrap(py, core, plan, name)
     }
 
@@ -252,8 +252,8 @@ impl RecordProducer {
     }
 
     /// Whether every learner is gone, one of them by death, and no other can come: the name is gone, too.
-    fn is_forsaken(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.core(py)?.is_forsaken())
+    fn is_orphaned(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.core(py)?.is_orphaned())
     }
 
     /// Plain numbers: what this producer sent, and what the records are doing.

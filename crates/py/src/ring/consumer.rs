@@ -80,7 +80,7 @@ impl Consumer {
         // Trying first saves letting go of the GIL.
         let at_once = match deadline {
             Deadline::Now => Core::take(core.clone(), deadline, at_least),
-            _ => Core::take_in_turn(core.clone()),
+            _ => Core::try_take_in_order(core.clone()),
         };
         let taken = match at_once {
             Ok(None) if deadline != Deadline::Now => {
@@ -92,9 +92,9 @@ impl Consumer {
     }
 
     /// A batch if there is one and it is its turn; never waits.
-    fn take_in_turn(slf: &Bound<'_, Self>) -> PyResult<Option<Sample>> {
+    fn try_take_in_order(slf: &Bound<'_, Self>) -> PyResult<Option<Sample>> {
         let core = slf.get().core(slf.py())?;
-        Self::sample(slf, Core::take_in_turn(core))
+        Self::sample(slf, Core::try_take_in_order(core))
     }
 
     /// Waits for a batch to take, for event loops, and takes none.

@@ -75,7 +75,7 @@ fn claim(
     want: usize,
     deadline: Deadline,
 ) -> PyResult<rollway_core::Result<Option<Claim>>> {
-    match py.detach(|| core.claim_awake(want)) {
+    match py.detach(|| core.claim_spinning(want)) {
         Ok(None) => {
             py.check_signals()?;
             blocking(py, || core.claim(want, deadline))
@@ -117,7 +117,7 @@ impl Producer {
         let ring = consumer.core(py)?.ring().clone();
         let spec = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };
         let name = ring.segment().name().to_owned();
-        let core = Core::on(ring, spec).map_err(|e| to_py(py, e))?;
+        let core = Core::attach_to(ring, spec).map_err(|e| to_py(py, e))?;
         Self::wrap(py, core, plan, name)
     }
 
@@ -277,8 +277,8 @@ impl Producer {
     }
 
     /// Whether every learner is gone, one of them by death, and no other can come: the name is gone, too.
-    fn is_forsaken(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.core(py)?.is_forsaken())
+    fn is_orphaned(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.core(py)?.is_orphaned())
     }
 
     /// Where the ring lies in this process: address and bytes.
@@ -314,7 +314,7 @@ impl Producer {
         let Some(claim) = core.claim(1, Deadline::Now)? else { return Ok(false) };
         let timed = core.sent().is_multiple_of(TIMED);
         let started = if timed { monotonic_ns() } else { 0 };
-        let origin = core.number(&claim, version); // Nothing can fail from here on.
+        let origin = core.assign_sequence(&claim, version); // Nothing can fail from here on.
         self.copy(core, &claim, rows, 0);
         if timed {
             core.ring().protocol().control.memcpy.record(monotonic_ns() - started);

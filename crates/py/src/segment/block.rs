@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 use rollway_core::Error;
 use rollway_core::segment::block::Block as Core;
-use rollway_core::segment::{Owner, Segment, Surety};
+use rollway_core::segment::{DelegatedLease, Owner, Segment};
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -66,8 +66,8 @@ impl Block {
 #[pyfunction]
 pub fn map_for<'py>(py: Python<'py>, name: &str, owner: u64) -> PyResult<Bound<'py, PyAny>> {
     let mapped = Segment::open(name, None).and_then(|segment| {
-        let surety = Surety::stand(&segment, Owner::from_bits(owner))?;
-        Ok((segment, surety))
+        let delegated = DelegatedLease::hold_for(&segment, Owner::from_bits(owner))?;
+        Ok((segment, delegated))
     });
     let mapped = Arc::new(mapped.map_err(|e| to_py(py, e))?);
     view(py, mapped.0.body(), mapped)

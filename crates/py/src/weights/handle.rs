@@ -91,7 +91,9 @@ impl Weights {
         let threads = threads.unwrap_or_else(default_threads);
         let deadline = deadline(Some(connect_timeout_s))?;
         let reader = blocking(py, || {
-            arrival::attach(&name, deadline, || Reader::on(Arc::new(Core::open(&name, None)?), threads))
+            arrival::attach(&name, deadline, || {
+                Reader::attach_to(Arc::new(Core::open(&name, None)?), threads)
+            })
         })?;
         let reader = Arc::new(reader.map_err(|e| to_py(py, e))?);
         let open = Open { core: reader.weights().clone(), writer: None, reader: Some(reader) };
@@ -277,7 +279,7 @@ impl Weights {
         if let Some(writer) = self.open.with(py, |open| open.as_ref().and_then(|open| open.writer.clone())) {
             return Ok(writer);
         }
-        let writer = Arc::new(Writer::on(core, self.threads).map_err(|e| to_py(py, e))?);
+        let writer = Arc::new(Writer::attach_to(core, self.threads).map_err(|e| to_py(py, e))?);
         self.keep(py, |open| open.writer = Some(writer.clone()));
         Ok(writer)
     }
@@ -287,7 +289,7 @@ impl Weights {
         if let Some(reader) = self.open.with(py, |open| open.as_ref().and_then(|open| open.reader.clone())) {
             return Ok(reader);
         }
-        let reader = Arc::new(Reader::on(core, self.threads).map_err(|e| to_py(py, e))?);
+        let reader = Arc::new(Reader::attach_to(core, self.threads).map_err(|e| to_py(py, e))?);
         self.keep(py, |open| open.reader = Some(reader.clone()));
         Ok(reader)
     }

@@ -65,7 +65,7 @@ class GroupSender:
         for a minute.
         """
         self._check_open()
-        self._alone_since = Vigil(self._client.learners, self._client.is_forsaken, _ALONE_S).look(self._alone_since)
+        self._alone_since = Vigil(self._client.learners, self._client.is_orphaned, _ALONE_S).look(self._alone_since)
         step = self.published_version
         return step, int(self._client.stats()["ready_records"])
 

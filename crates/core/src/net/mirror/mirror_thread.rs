@@ -199,7 +199,7 @@ impl<'a> Postman<'a> {
             Some(before) => before.version()?.max(before.floor),
             None => 0,
         };
-        let reader = Reader::on(writer.weights().clone(), spec.threads)?;
+        let reader = Reader::attach_to(writer.weights().clone(), spec.threads)?;
         let (schema, lineage) = (inventory.schema.clone(), inventory.lineage);
         self.local = Some(Arc::new(Local { writer, reader, schema, lineage, floor }));
         Ok(())

@@ -8,7 +8,7 @@
 use crate::net::wire::frame::{HEADER_BYTES, Header, Kind};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::close_on_fork::CloseOnFork;
-use crate::weights::copy::{Leg, copy_all};
+use crate::weights::copy::{LeafCopy, copy_all};
 use std::future::poll_fn;
 use std::io::{Error, ErrorKind, IoSliceMut, Result};
 use std::os::fd::AsRawFd;
@@ -403,7 +403,7 @@ unsafe fn gather(parts: &[Part], room: &mut [u8]) -> usize {
     let mut length = 0;
     for part in parts {
         let bytes = part.bytes.min(room.len() - length);
-        legs.push(Leg { leaf: 0, from: part.start, to: room[length..].as_mut_ptr(), bytes });
+        legs.push(LeafCopy { leaf: 0, from: part.start, to: room[length..].as_mut_ptr(), bytes });
         length += bytes;
     }
     // SAFETY: the sources are as the caller promises, and the targets lie in the room one after the other. If a source changes

@@ -19,7 +19,7 @@ use super::tcp_server::Shared;
 use super::weight_source::{News, Outlet};
 use crate::net::wire::frame::{Farewell, Header, Kind, LeafList, Verdict};
 use crate::net::wire::stats::add;
-use crate::weights::{ChangedLeaf, Hold};
+use crate::weights::{ChangedLeaf, HeldVersion};
 use std::sync::Arc;
 use std::task::Poll;
 use tokio::sync::watch;
@@ -180,7 +180,7 @@ impl Giving<'_> {
 
 /// What is left to be sent of a version.
 struct Load<'a> {
-    hold: &'a Hold,
+    hold: &'a HeldVersion,
     leaves: &'a [ChangedLeaf],
     /// The next byte: in which of the leaves, and where in it.
     at: (usize, usize),
@@ -188,7 +188,7 @@ struct Load<'a> {
 }
 
 impl<'a> Load<'a> {
-    fn new(hold: &'a Hold, leaves: &'a [ChangedLeaf]) -> Load<'a> {
+    fn new(hold: &'a HeldVersion, leaves: &'a [ChangedLeaf]) -> Load<'a> {
         let left = leaves.iter().map(|changed| hold.leaf(changed.leaf).1).sum();
         Load { hold, leaves, at: (0, 0), left }
     }

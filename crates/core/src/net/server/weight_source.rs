@@ -7,7 +7,7 @@
 use crate::error::{Error, Result};
 use crate::net::wire::frame::{self, Inventory};
 use crate::sys::wait::LivenessPoll;
-use crate::weights::{Hold, Reader, Weights};
+use crate::weights::{HeldVersion, Reader, Weights};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -29,7 +29,7 @@ pub struct Outlet {
     /// `None` when it is closed.
     reader: Mutex<Option<Arc<Reader>>>,
     /// The version that was held last, as long as somebody sends it.
-    held: Mutex<Weak<Hold>>,
+    held: Mutex<Weak<HeldVersion>>,
     inventory: Inventory,
     news: watch::Sender<News>,
     stop: Arc<AtomicBool>,
@@ -57,7 +57,7 @@ impl Outlet {
             leaf_bytes: geometry.leaf_bytes.iter().map(|&bytes| bytes as u64).collect(),
             schema,
         };
-        let reader = Arc::new(Reader::on(weights.clone(), 1)?);
+        let reader = Arc::new(Reader::attach_to(weights.clone(), 1)?);
         let (news, stop) = (watch::Sender::new(look(&weights)), Arc::new(AtomicBool::new(false)));
         let herald = crate::sys::thread::spawn("rollway-herald", {
             let (weights, news, stop) = (weights.clone(), news.clone(), stop.clone());
@@ -95,14 +95,14 @@ impl Outlet {
     }
 
     /// Holds the latest version, together with those who send it already. `None`: there is none, or the outlet is closed.
-    pub fn hold(&self) -> Result<Option<Arc<Hold>>> {
+    pub fn hold(&self) -> Result<Option<Arc<HeldVersion>>> {
         let mut held = lock(&self.held);
         let latest = self.weights.version()?;
         if let Some(hold) = held.upgrade().filter(|hold| hold.version() == latest) {
             return Ok(Some(hold));
         }
         let Some(reader) = lock(&self.reader).clone() else { return Ok(None) };
-        let hold = Hold::latest(&reader)?.map(Arc::new);
+        let hold = HeldVersion::latest(&reader)?.map(Arc::new);
         *held = hold.as_ref().map_or_else(Weak::new, Arc::downgrade);
         Ok(hold)
     }

@@ -7,7 +7,7 @@
 //! A consumer that sleeps hears of the first record when the last is written. So a run is short, and nothing in it waits. Who
 //! dies in it leaves what [`recovery`](super::super::recovery) knows: records that are Ready, and reservations.
 
-use super::{CLOSING, Producer, Tenure};
+use super::{CLOSING, ProcessLane, Producer};
 use crate::records::ledger::{Attempt, Room};
 use crate::records::protocol::{Entry, Stamp};
 use crate::sys::clock::monotonic_ns;
@@ -57,9 +57,9 @@ impl Producer {
     }
 
     fn try_send_run<R: Outgoing>(&self, records: &[R]) -> usize {
-        let Ok(tenure) = self.tenure() else { return 0 };
-        let is_open = tenure.open.fetch_add(1, Ordering::Relaxed) & CLOSING == 0;
-        let mut run = Run { producer: self, tenure, rooms: SmallVec::new(), committed: 0 };
+        let Ok(process_lane) = self.process_lane() else { return 0 };
+        let is_open = process_lane.open.fetch_add(1, Ordering::Relaxed) & CLOSING == 0;
+        let mut run = Run { producer: self, process_lane, rooms: SmallVec::new(), committed: 0 };
         if is_open && self.records.protocol().control.closed.load(Ordering::Relaxed) == 0 {
             run.reserve(records);
             run.commit(records);
@@ -71,7 +71,7 @@ impl Producer {
 /// Dropping it gives back what was not committed, and tells of what was.
 struct Run<'a> {
     producer: &'a Producer,
-    tenure: &'a Tenure,
+    process_lane: &'a ProcessLane,
     rooms: SmallVec<[Room; MOST_RECORDS]>,
     committed: usize,
 }
@@ -79,8 +79,8 @@ struct Run<'a> {
 impl Run<'_> {
     /// Room for as many as there is some at once. The books are ours meanwhile: nothing is copied, and nobody waited for.
     fn reserve<R: Outgoing>(&mut self, records: &[R]) {
-        let (producer, lane) = (self.producer, self.producer.lane_of(self.tenure));
-        let mut ledger = self.tenure.ledger();
+        let (producer, lane) = (self.producer, self.producer.lane_of(self.process_lane));
+        let mut ledger = self.process_lane.ledger();
         for record in records {
             let grow = |from, to| producer.grow(lane.index, from, to);
             let Ok(Attempt::Room(room)) = ledger.try_reserve(&lane, record.bytes(), grow) else { break };
@@ -90,16 +90,16 @@ impl Run<'_> {
 
     /// Writes and publishes what there is room for.
     fn commit<R: Outgoing>(&mut self, records: &[R]) {
-        let Run { producer, tenure, ref rooms, ref mut committed } = *self;
-        let lane = producer.lane_of(tenure);
-        let first = tenure.sequence.fetch_add(rooms.len() as u64, Ordering::Relaxed);
+        let Run { producer, process_lane, ref rooms, ref mut committed } = *self;
+        let lane = producer.lane_of(process_lane);
+        let first = process_lane.sequence.fetch_add(rooms.len() as u64, Ordering::Relaxed);
         let committed_ns = monotonic_ns();
         for ((room, record), sequence) in rooms.iter().zip(records).zip(first..) {
             let Room { claim, start, bytes } = *room;
             let data = producer.records.data(claim.lane, start, bytes);
             // SAFETY: the room is ours alone until it is committed (I2, I6), and it exists.
             record.write(unsafe { std::slice::from_raw_parts_mut(data, bytes) });
-            let (version, kind, producer_id) = (record.version(), record.kind(), tenure.producer_id);
+            let (version, kind, producer_id) = (record.version(), record.kind(), process_lane.producer_id);
             let stamp = Stamp { version, kind, producer_id, sequence };
             lane.publish(&claim, &Entry { start: start as u64, bytes: bytes as u64, stamp, committed_ns });
             *committed += 1;
@@ -109,13 +109,13 @@ impl Run<'_> {
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
-        let lane = self.producer.lane_of(self.tenure);
+        let lane = self.producer.lane_of(self.process_lane);
         if self.committed > 0 {
             lane.tell(self.committed as u64);
         }
         for room in &self.rooms[self.committed..] {
-            self.tenure.ledger().abort(&lane, &room.claim);
+            self.process_lane.ledger().abort(&lane, &room.claim);
         }
-        self.producer.done(self.tenure);
+        self.producer.done(self.process_lane);
     }
 }

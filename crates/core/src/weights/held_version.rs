@@ -1,7 +1,7 @@
 //! The latest version, held where it lies: for those who send it on, and need no copy of their own.
 //!
 //! A hold is a pin (I3) with a longer life than a copy's. The writer does not wait for it. If there are more holds than pins,
-//! or the writer has no other buffer left, the bytes may change under it; [`Hold::is_whole`] says whether they did.
+//! or the writer has no other buffer left, the bytes may change under it; [`HeldVersion::is_whole`] says whether they did.
 
 use super::layout::Latest;
 use super::reader::Reader;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// A version that stays, unless the writer needs its place.
 #[derive(Debug)]
-pub struct Hold {
+pub struct HeldVersion {
     reader: Arc<Reader>,
     latest: Latest,
     pin: Option<(usize, usize)>,
@@ -25,9 +25,9 @@ pub struct ChangedLeaf {
     pub checksum: u64,
 }
 
-impl Hold {
+impl HeldVersion {
     /// Holds the latest version. `None`: nothing was published yet.
-    pub fn latest(reader: &Arc<Reader>) -> Result<Option<Hold>> {
+    pub fn latest(reader: &Arc<Reader>) -> Result<Option<HeldVersion>> {
         let me = reader.owner()?;
         let (weights, protocol) = (reader.weights(), reader.weights().protocol());
         let pin = reader.lend_pin().map(|lent| (me.seat(), lent.keep()));
@@ -37,7 +37,7 @@ impl Hold {
         match held {
             Ok(Some(latest)) => {
                 reader.populate(latest.buffer);
-                Ok(Some(Hold { reader: reader.clone(), latest, pin }))
+                Ok(Some(HeldVersion { reader: reader.clone(), latest, pin }))
             }
             other => {
                 if let Some((_, index)) = pin {
@@ -82,7 +82,7 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
+impl Drop for HeldVersion {
     fn drop(&mut self) {
         if let Some((seat, index)) = self.pin {
             let protocol = self.reader.weights().protocol();
