@@ -1,4 +1,4 @@
-"""Agreement: the spaces of a vector environment, from those of its environments; says which one does not fit."""
+"""CommonSpaces: the spaces of a vector environment, made from those of its environments, which have to fit together."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from rollway.errors import InvalidArgument
-from rollway.vector_env.protocol import Introduction
+from rollway.vector_env.protocol import EnvDescriptions
 
 ObservationMode = str | tuple[Space[Any], Space[Any]]
 """``"same"``, ``"different"``, or the batched space and the single one."""
 
 
 @dataclass(frozen=True)
-class Agreement:
+class CommonSpaces:
     """What all environments have in common."""
 
     single_observation_space: Space[Any]
@@ -29,10 +29,10 @@ class Agreement:
     render_mode: str | None
 
     @classmethod
-    def among(cls, hellos: Sequence[Introduction], mode: ObservationMode) -> Agreement:
-        """Compares what the workers tell about their environments."""
-        observations = [space for hello in hellos for space in hello.observation_spaces]
-        actions = [space for hello in hellos for space in hello.action_spaces]
+    def of(cls, descriptions: Sequence[EnvDescriptions], mode: ObservationMode) -> CommonSpaces:
+        """Compares what the workers report about their environments."""
+        observations = [space for description in descriptions for space in description.observation_spaces]
+        actions = [space for description in descriptions for space in description.action_spaces]
         is_pair = isinstance(mode, tuple) and len(mode) == 2 and all(isinstance(space, Space) for space in mode)
         if not is_pair and mode not in ("same", "different"):
             raise InvalidArgument(f"observation_mode is {mode!r}; it must be 'same', 'different' or a pair of spaces")
@@ -57,6 +57,6 @@ class Agreement:
             batched = batch_space(single, len(observations))
         else:
             batched = batch_differing_spaces(observations)
-        first = hellos[0]
+        first = descriptions[0]
         action_space = batch_space(actions[0], len(actions))
         return cls(single, actions[0], batched, action_space, first.metadata, first.render_mode)

@@ -1,7 +1,8 @@
-"""Troupe: the environments as their caller sees them. Asks them, waits for their answers, and has mended what broke.
+"""EnvPool: all environments as their caller sees them. Makes requests, waits for answers, and has faults recovered.
 
-`ShmVectorEnv` is its only user, and gives it the shape that Gymnasium's users know. Processes are `crew`'s business,
-ways to them `mail`'s, where the newest results lie is `results`', and what is done about a fault `mender`'s.
+`ShmVectorEnv` is its only user, and gives it the interface of Gymnasium. `worker_processes` starts and stops the
+processes, `messages` carries what is no array, `results` knows where the newest results lie, and `fault_recovery`
+restarts what failed.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ from gymnasium.vector import AutoresetMode
 
 from rollway._core import EnvCaller
 from rollway.errors import EnvDied, EnvRaised, WaitTimeout
-from rollway.vector_env.common_spaces import Agreement, ObservationMode
-from rollway.vector_env.fault_policy import Allowance, FaultPolicy, Patience
-from rollway.vector_env.fault_recovery import Losses, Mender, Reset
-from rollway.vector_env.layout import Blueprint, SpaceLayout, Target
-from rollway.vector_env.messages import Answers, Mail, Packed
-from rollway.vector_env.pipe import WorkerGone, WorkerSilent, packed
-from rollway.vector_env.protocol import Fault, Introduction, Orders, raise_fault
+from rollway.vector_env.common_spaces import CommonSpaces, ObservationMode
+from rollway.vector_env.fault_policy import Deadlines, FaultBudget, FaultPolicy
+from rollway.vector_env.fault_recovery import FaultRecovery, LostEpisodes, Reset
+from rollway.vector_env.layout import RolloutTarget, SharedLayout, SpaceLayout
+from rollway.vector_env.messages import Messages, Packed, PendingAnswers
+from rollway.vector_env.pipe import WorkerGone, WorkerTimeout, packed
+from rollway.vector_env.protocol import EnvDescriptions, Fault, WorkerSettings, raise_fault
 from rollway.vector_env.results import Results
-from rollway.vector_env.worker_processes import Crew, Maker
+from rollway.vector_env.worker_processes import Maker, WorkerProcesses
 
 Outcome = tuple[str, list[int], bytes]
-"""What the core says of a wait: how it ended, whom that is about, and the flags of those that answered."""
-Note = tuple[int, dict[str, Any]]
-"""An environment, and something that it says beside its arrays."""
-_LETTER_BYTES = 4096
+"""How a wait in the core ended: why, for which environments or workers, and the flags of those that answered."""
+EnvInfo = tuple[int, dict[str, Any]]
+"""An environment, and an info of it."""
+_INLINE_BYTES = 4096
 _CLOSING_S = 5.0
 """How long environments may take to close."""
 
 
-class Troupe:
+class EnvPool:
     """Environments in worker processes, their arrays, and what is known about each of them."""
 
     def __init__(
@@ -54,151 +55,158 @@ class Troupe:
         daemon: bool,
     ) -> None:
         self.num_envs = len(makers)
-        shares = [
+        envs_of = [
             range(w * self.num_envs // num_workers, (w + 1) * self.num_envs // num_workers) for w in range(num_workers)
         ]
-        self._patience = Patience(restart)
-        self._crew = Crew(makers, shares, context, daemon)
+        self._fault_budget = FaultBudget(restart)
+        self._workers = WorkerProcesses(makers, envs_of, context, daemon)
         try:
             started = time.monotonic()
-            self.spaces = self._introduce(makers[0], mode, observation_mode)
-            self.allowance = Allowance(time.monotonic() - started)
+            self.spaces = self._describe_spaces(makers[0], mode, observation_mode)
+            self.deadlines = Deadlines(time.monotonic() - started)
             self._open(num_workers)
-        except BaseException as error:  # who has made its environments closes them, unless Ctrl-C is in a hurry
-            self._crew.send_home()
+        except BaseException as error:  # workers close the environments that they made, except after Ctrl-C
+            self._workers.cancel_start()
             if hasattr(self, "core"):
                 self.core.close()
-            self._crew.dismiss(_CLOSING_S if isinstance(error, Exception) else 0.0)
+            self._workers.stop(_CLOSING_S if isinstance(error, Exception) else 0.0)
             raise
-        self.results = Results(self.blueprint, self.floor)
-        self.losses = Losses(self.num_envs, mode)
-        self._mail = Mail(self.core, self._crew, self.floor, self.allowance)
-        self._mender = Mender(
-            self._patience,
-            Orders(0, os.getpid(), shares[0], mode, self.blueprint, self.core.name),
+        self.results = Results(self.shared_layout, self.arrays)
+        self.lost_episodes = LostEpisodes(self.num_envs, mode)
+        self._messages = Messages(self.core, self._workers, self.arrays, self.deadlines)
+        self._recovery = FaultRecovery(
+            self._fault_budget,
+            WorkerSettings(0, os.getpid(), envs_of[0], mode, self.shared_layout, self.core.name),
             self.core,
-            self._crew,
-            self._mail,
+            self._workers,
+            self._messages,
             self.results,
-            self.losses,
-            self.allowance,
-            self.floor.in_hand,
+            self.lost_episodes,
+            self.deadlines,
+            self.arrays.busy_env,
         )
-        self._answers = Answers()
-        self._consulting: dict[str, int] = {}
+        self._answers = PendingAnswers()
+        self._calling_thread: dict[str, int] = {}
 
-    def _introduce(self, make: Maker, mode: AutoresetMode, observation_mode: ObservationMode) -> Agreement:
-        shares = self._crew.shares
-        for worker, share in enumerate(shares):
-            self._crew.start(Orders(worker, os.getpid(), share, mode, None, None))
-        told = [self._crew.hear(worker, "hello") for worker in range(len(shares))]
-        if None not in told:
-            return Agreement.among([pickle.loads(one) for one in told], observation_mode)
-        # Spaces that cannot be pickled: ask an environment of our own, and believe that all are alike.
+    def _describe_spaces(self, make: Maker, mode: AutoresetMode, observation_mode: ObservationMode) -> CommonSpaces:
+        envs_of = self._workers.envs_of
+        for worker, envs in enumerate(envs_of):
+            self._workers.start(WorkerSettings(worker, os.getpid(), envs, mode, None, None))
+        descriptions = [self._workers.receive_expected(worker, "spaces") for worker in range(len(envs_of))]
+        if None not in descriptions:
+            return CommonSpaces.of([pickle.loads(one) for one in descriptions], observation_mode)
+        # Spaces that cannot be pickled: make an environment here, and assume that all are alike.
         example = make()
-        hello = Introduction.of([example] * self.num_envs)
+        description = EnvDescriptions.of([example] * self.num_envs)
         example.close()
-        return Agreement.among([hello], observation_mode)
+        return CommonSpaces.of([description], observation_mode)
 
     def _open(self, workers: int) -> None:
         layout, self.action = (
             SpaceLayout(self.spaces.single_observation_space),
             SpaceLayout(self.spaces.single_action_space),
         )
-        room = max(_LETTER_BYTES, -(-(layout.bytes(1) + 2048) // 4096) * 4096)
-        self.blueprint = Blueprint(layout, self.action, self.num_envs, workers, room)
+        room = max(_INLINE_BYTES, -(-(layout.bytes(1) + 2048) // 4096) * 4096)
+        self.shared_layout = SharedLayout(layout, self.action, self.num_envs, workers, room)
         name = f"auto-{os.getpid()}-{secrets.token_hex(4)}"
-        self.core = EnvCaller(name, workers, self.num_envs, self.blueprint.bytes)
-        # Also when we are forgotten; see `_close_all` for the end of the interpreter.
-        self._end = weakref.finalize(self, _end, self.core, self._crew, os.getpid())
+        self.core = EnvCaller(name, workers, self.num_envs, self.shared_layout.bytes)
+        # Also when the pool is dropped without `close`; see `_close_all` for the end of the interpreter.
+        self._end = weakref.finalize(self, _end, self.core, self._workers, os.getpid())
         self._end.atexit = False
         _open.add(self)
-        self.floor = self.blueprint.floor(self.core.memory)
+        self.arrays = self.shared_layout.arrays(self.core.memory)
         for worker in range(workers):
-            self.core.expect(worker, self._crew.pid(worker) or 0)
-            self._crew.put(worker, packed((self.blueprint, name)))
-            with contextlib.suppress(WorkerGone):  # `hear` says how it ended.
-                self._crew.flush(worker)
+            self.core.expect(worker, self._workers.pid(worker) or 0)
+            self._workers.put(worker, packed((self.shared_layout, name)))
+            with contextlib.suppress(WorkerGone):  # `receive_expected` says how it ended
+                self._workers.flush(worker)
         for worker in range(workers):
-            self._crew.hear(worker, "ready")
+            self._workers.receive_expected(worker, "ready")
 
     def close(self, timeout: float) -> None:
-        """Ends the workers; kills those that have not ended in time. In a forked child: nothing."""
+        """Ends the workers; kills those that have not ended in time. Does nothing in a forked child."""
         still = self._end.peek()
         if still is not None:
-            _, _, (core, crew, pid), _ = still
-            _end(core, crew, pid, timeout)  # or raises, and can be called again
+            _, _, (core, workers, pid), _ = still
+            _end(core, workers, pid, timeout)  # when it raises, `close` can be called again
             self._end.detach()
 
-    # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def pack(self, parameters: dict[int, Any]) -> Packed:
-        """The parameters of a request, by environment, ready to travel. What cannot travel raises here."""
-        return self._mail.pack(parameters)
+        """Pickles the parameters of a request, by environment. Raises when one of them cannot be pickled."""
+        return self._messages.pack(parameters)
 
     def pack_resets(self, resets: dict[int, Reset]) -> Packed:
-        """The request for resets, when nothing else is under way."""
-        request = self._mail.pack({env: (*reset, False) for env, reset in resets.items()})
-        self._mail.forget(range(self.num_envs))
-        self.losses.begin(resets)
+        """Makes the request for resets. Nothing else may be under way."""
+        request = self._messages.pack({env: (*reset, False) for env, reset in resets.items()})
+        self._messages.discard_overflow(range(self.num_envs))
+        self.lost_episodes.begin_resets(resets)
         return request
 
     def ask(self, what: int, request: Packed) -> None:
-        """Asks for something that has parameters."""
-        self._mail.ask(what, self.results.buffer, request)
+        """Makes a request that has parameters."""
+        self._messages.ask(what, self.results.buffer, request)
 
-    def turn_over(self) -> None:
-        """The buffer of the next step. Those that are begun anew with it show their last observation there."""
-        self.results.turn_over()
-        for env in self.losses.mourned():
-            self.losses.keep_last(env, self.results.last_observation(env))
-            self.results.show(env)
+    def next_buffer(self) -> None:
+        """Goes to the buffer of the next step. Environments that restart with it show their last observation there."""
+        self.results.next_buffer()
+        for env in self.lost_episodes.envs():
+            self.lost_episodes.keep_last_observation(env, self.results.last_observation(env))
+            self.results.copy_last_observation(env)
 
-    def keep(self, envs: list[int]) -> None:
-        """Before workers write over results in their place: copies, to begin anew from after a fault."""
-        if self._patience.policy is not None:
-            for env in self.losses.mourned():
+    def back_up(self, envs: list[int]) -> None:
+        """Copies results that workers are about to overwrite, for recovery from a fault."""
+        if self._fault_budget.policy is not None:
+            for env in self.lost_episodes.envs():
                 if env in envs:
-                    self.losses.keep_last(env, self.results.last_observation(env))
-            self.results.keep(envs)
+                    self.lost_episodes.keep_last_observation(env, self.results.last_observation(env))
+            self.results.back_up(envs)
 
     def is_busy(self, env: int | None = None) -> bool:
-        """Whether an environment (or any) was asked, and its answer not given to the caller."""
+        """Whether an environment (or any) has a request whose answer was not given to the caller yet."""
         if env is None:
             return self.core.out() > 0 or bool(self._answers)
         return self.core.is_out(env) or env in self._answers
 
-    def is_calm(self) -> bool:
-        """Whether nothing is under way, lost, or still to be told, and all parts of actions and results are arrays."""
-        is_plain = not (self.action.loose or self.blueprint.observation.loose)
+    def can_step_fast(self) -> bool:
+        """Whether nothing is under way, lost or untold, and all parts of actions and results are arrays."""
+        is_plain = not (self.action.variable_parts or self.shared_layout.observation.variable_parts)
         return is_plain and not (
-            self.is_busy() or self._crew.owing or self.losses or self.allowance.absent or self.allowance.anew
+            self.is_busy()
+            or self._workers.unflushed
+            or self.lost_episodes
+            or self.deadlines.starting_workers
+            or self.deadlines.remaking_envs
         )
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def gather(
         self, count: int, timeout: float | None = None, outcome: Outcome | None = None
-    ) -> tuple[list[int], list[Note]]:
-        """Waits for answers, has mended what is broken, and gives those that answered and what they say.
+    ) -> tuple[list[int], list[EnvInfo]]:
+        """Waits for answers, and has faults recovered. Returns the environments that answered, and their infos.
 
-        If the core was waited for already, ``outcome`` is what it said.
+        Args:
+            count: How many answers to wait for.
+            timeout: Seconds; for ever when left out.
+            outcome: The result of a wait in the core that was made already.
         """
         answers = self._answers
-        if self._crew.owing:
-            for worker in self._mail.pay(timeout):
-                self._mender.hung([env for env in self._crew.shares[worker] if self.core.is_out(env)], answers)
+        if self._workers.unflushed:
+            for worker in self._messages.flush_pending(timeout):
+                self._recovery.on_hung([env for env in self._workers.envs_of[worker] if self.core.is_out(env)], answers)
         while True:
             if answers:
                 for env in [env for env in answers if answers.is_unread(env)]:
-                    self._read(env)
+                    self._read_message(env)
                 count = min(count, self.core.out() + len(answers))
                 if len(answers) >= count:
                     break
-            # With no answers yet the core waits for all that were asked, if those are fewer.
+            # With no answers yet the core waits for all requests, if those are fewer.
             try:
                 if outcome is None:
-                    outcome = self.core.wait(count - len(answers), self.allowance.limit(), timeout)
+                    outcome = self.core.wait(count - len(answers), self.deadlines.limit(), timeout)
             except WaitTimeout:
                 count = min(count, self.core.out() + len(answers))
                 raise WaitTimeout(
@@ -207,24 +215,24 @@ class Troupe:
                 ) from None
             (kind, ids, flags), outcome = outcome, None
             if kind == "answered":
-                if self.allowance.absent:
-                    self.allowance.absent.difference_update(self._crew.worker_of[env] for env in ids)
-                if not answers and flags.count(0) == len(ids) and not (ids and self.losses.repeated):
-                    return self._arrived(ids), []
+                if self.deadlines.starting_workers:
+                    self.deadlines.starting_workers.difference_update(self._workers.worker_of[env] for env in ids)
+                if not answers and flags.count(0) == len(ids) and not (ids and self.lost_episodes.repeated_resets):
+                    return self._mark_arrived(ids), []
                 self._accept(ids, flags)
             elif kind == "died":
-                self._take()
+                self._take_answers()
                 for worker in ids:
-                    self._mender.died(worker, answers)
+                    self._recovery.on_died(worker, answers)
             else:
-                self._take()
-                self._mender.hung(ids, answers)
+                self._take_answers()
+                self._recovery.on_hung(ids, answers)
         envs = sorted(answers) if count == self.num_envs else list(answers)[:count]
-        notes = [(env, note) for env in envs for note in self._give(env)]
-        return self._arrived(envs), notes
+        infos = [(env, info) for env in envs for info in self._take_infos(env)]
+        return self._mark_arrived(envs), infos
 
-    def _take(self) -> None:
-        """Takes what was answered before a worker is replaced: it is not lost with it."""
+    def _take_answers(self) -> None:
+        """Takes the answers that are there before a worker is replaced, so that they are not lost with it."""
         with contextlib.suppress(WaitTimeout):
             while self.core.out():
                 _, ids, flags = self.core.wait(1, None, 0.0)
@@ -233,124 +241,124 @@ class Troupe:
     def _accept(self, ids: list[int], flags: bytes) -> None:
         for env, flag in zip(ids, flags, strict=True):
             self._answers[env] = flag
-            self.losses.accept(env, flag)
+            self.lost_episodes.on_answer(env, flag)
 
-    def _read(self, env: int) -> None:
-        """Opens the letter of one that has answered. If it says that it failed, or cannot be read, that is mended."""
+    def _read_message(self, env: int) -> None:
+        """Reads the message that came with an answer. A fault, or an unreadable message, is recovered."""
         try:
-            data = self._mail.said_by(env, self._answers[env])
+            data = self._messages.read_message(env, self._answers[env])
         except WorkerGone:
-            if self._patience.policy is None:
-                self._mender.raise_death(self._crew.worker_of[env])
+            if self._fault_budget.policy is None:
+                self._recovery.raise_death(self._workers.worker_of[env])
             data = None
-        said: Any = None
+        content: Any = None
         try:
             if data is not None:
-                said = pickle.loads(data)
-        except Exception as error:  # noqa: BLE001 - told to the user, as an error of the environment that said it
-            said = Fault.of(TypeError(f"its info or observation cannot be unpickled here: {error!r}"))
-        if isinstance(said, tuple):
-            self._answers.said[env] = said
-            self._mail.has_read(env)
+                content = pickle.loads(data)
+        except Exception as error:  # noqa: BLE001 - reported to the user, as an error of this environment
+            content = Fault.of(TypeError(f"its info or observation cannot be unpickled here: {error!r}"))
+        if isinstance(content, tuple):
+            self._answers.contents[env] = content
+            self._messages.discard_message(env)
             return
         del self._answers[env]
-        self._mail.has_read(env)
-        if isinstance(said, Fault):
-            self._mender.raised(env, said)
+        self._messages.discard_message(env)
+        if isinstance(content, Fault):
+            self._recovery.on_raised(env, content)
         else:
-            self._mender.restore(env, "its worker ended before it had said all", remake=False)
+            self._recovery.restore(env, "its worker ended before it had said all", remake=False)
 
-    def _give(self, env: int) -> list[dict[str, Any]]:
-        """What an environment says beside its arrays, with an answer that the caller gets now."""
-        flag, (infos, loose) = self._answers.give(env)
-        if loose:
-            self.results.keep_loose(env, loose)
-        return [*self.losses.notes(env, flag), *infos]
+    def _take_infos(self, env: int) -> list[dict[str, Any]]:
+        """The infos of an environment whose answer the caller gets now."""
+        flag, (infos, variable) = self._answers.take(env)
+        if variable:
+            self.results.keep_variable_parts(env, variable)
+        return [*self.lost_episodes.infos_of(env, flag), *infos]
 
-    def _arrived(self, envs: list[int]) -> list[int]:
-        self.losses.arrived(envs)
-        if self.allowance.anew:
-            self.allowance.anew.difference_update(envs)
+    def _mark_arrived(self, envs: list[int]) -> list[int]:
+        self.lost_episodes.on_arrived(envs)
+        if self.deadlines.remaking_envs:
+            self.deadlines.remaking_envs.difference_update(envs)
         self.results.arrived(envs)
         return envs
 
-    def forget(self) -> None:
-        """Takes what is still under way after an exception of one, and drops what they say beside their arrays."""
+    def drain_after_error(self) -> None:
+        """Waits for all requests after an exception of one environment, and drops infos and further exceptions."""
         while self.is_busy():
             with contextlib.suppress(EnvRaised):
                 self.gather(self.num_envs)
 
     def drain(self) -> None:
-        """Takes all that was asked before, as after Ctrl-C, and drops it."""
+        """Waits for all earlier requests, for instance after Ctrl-C, and drops their results."""
         while self.is_busy():
             self.gather(self.num_envs)
 
-    def leave(self) -> None:
-        """The rows of a slot are somebody else's again: nobody writes there any more, whatever happened."""
+    def end_rollout(self) -> None:
+        """Gives the rows of a slot back: after it, no worker writes there, whatever happened."""
         try:
-            self.forget()
-        except BaseException:  # hung, dead, or Ctrl-C again: what has ended does not write
-            for worker in {self._crew.worker_of[env] for env in range(self.num_envs) if self.core.is_out(env)}:
-                self._crew.kill(worker)
+            self.drain_after_error()
+        except BaseException:  # hung, dead, or Ctrl-C again: a killed worker does not write
+            for worker in {self._workers.worker_of[env] for env in range(self.num_envs) if self.core.is_out(env)}:
+                self._workers.kill(worker)
             raise
         finally:
-            self.results.leave()
+            self.results.end_rollout()
 
-    # ── letters to all ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── calls to all workers ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def aim(self, target: Target) -> None:
-        """Introduces a place in somebody else's shared memory to the workers."""
-        self._tell_all("target", target)
-        self._mender.targets.append(target)
+    def add_target(self, target: RolloutTarget) -> None:
+        """Tells the workers about a slot of a ring to write results to."""
+        self._call_all_workers("target", target)
+        self._recovery.targets.append(target)
 
-    def forget_targets(self, clients: set[int]) -> None:
-        """The slots of these are used no more: workers let go of their memory."""
-        self._mender.targets = [target for target in self._mender.targets if target.client not in clients]
-        self._tell_all("forget", clients)
+    def remove_targets(self, clients: set[int]) -> None:
+        """Tells the workers to unmap the memory of these clients, whose slots are not used any more."""
+        self._recovery.targets = [target for target in self._recovery.targets if target.client not in clients]
+        self._call_all_workers("forget", clients)
 
-    def _tell_all(self, *message: Any) -> None:
-        """Something that successors of the dead have to know, too."""
+    def _call_all_workers(self, *message: Any) -> None:
+        """Makes the same call to every worker; again, if one died and was replaced."""
         try:
-            self.consult(lambda share: message)
+            self.call_workers(lambda envs: message)
         except EnvDied:
-            if self._patience.policy is None:
+            if self._fault_budget.policy is None:
                 raise
-            self.consult(lambda share: message)
+            self.call_workers(lambda envs: message)
 
-    def consult(self, message: Callable[[range], tuple[Any, ...]]) -> tuple[Any, ...]:
-        """Sends a letter to every worker, by its share of the environments; the results of all environments."""
+    def call_workers(self, message: Callable[[range], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """Calls every worker with a message for its environments, and returns the results of all environments."""
         me = threading.get_ident()
-        if self._consulting.setdefault("thread", me) != me:
+        if self._calling_thread.setdefault("thread", me) != me:
             raise RuntimeError("another thread is using this vector environment")
         try:
-            self.core.out()  # or another thread waits
-            return self._consult(message)
+            self.core.out()  # raises when another thread waits
+            return self._call_workers(message)
         finally:
-            self._consulting.clear()
+            self._calling_thread.clear()
 
-    def _consult(self, message: Callable[[range], tuple[Any, ...]]) -> tuple[Any, ...]:
-        shares = self._crew.shares
-        letters = self._mail.write([message(share) for share in shares])
-        deadline, gone, replies = self.allowance.deadline(), [], []
-        for worker, letter in enumerate(letters):
+    def _call_workers(self, message: Callable[[range], tuple[Any, ...]]) -> tuple[Any, ...]:
+        envs_of = self._workers.envs_of
+        payloads = self._messages.pack_calls([message(envs) for envs in envs_of])
+        deadline, gone, replies = self.deadlines.deadline(), [], []
+        for worker, payload in enumerate(payloads):
             try:
-                self._mail.post(worker, letter, deadline)
+                self._messages.send_call(worker, payload, deadline)
             except WorkerGone:
                 gone.append(worker)
-            except WorkerSilent:
-                self._mender.raise_hung(worker, list(shares[worker]))
-        for worker, share in enumerate(shares):
+            except WorkerTimeout:
+                self._recovery.raise_hung(worker, list(envs_of[worker]))
+        for worker in range(len(envs_of)):
             try:
                 if worker not in gone:
-                    replies.append(self._mail.reply(worker, deadline))
+                    replies.append(self._messages.receive_reply(worker, deadline))
             except WorkerGone:
                 gone.append(worker)
-            except WorkerSilent:
-                self._mender.raise_hung(worker, list(share))
+            except WorkerTimeout:
+                self._recovery.raise_hung(worker, list(envs_of[worker]))
         if gone:
-            how = "; ".join(self._mender.died(worker, self._answers) for worker in gone)
-            envs = [env for worker in gone for env in shares[worker]]
-            raise EnvDied(f"{how}. Its environments are begun anew, in another process: call again", envs)
+            how = "; ".join(self._recovery.on_died(worker, self._answers) for worker in gone)
+            lost = [env for worker in gone for env in envs_of[worker]]
+            raise EnvDied(f"{how}. Its environments are begun anew, in another process: call again", lost)
         for reply in replies:
             if not isinstance(reply, bytes):
                 env, fault = reply
@@ -358,19 +366,19 @@ class Troupe:
         return tuple(result for reply in replies for result in pickle.loads(reply))
 
 
-def _end(core: EnvCaller, crew: Crew, pid: int, timeout: float = _CLOSING_S) -> None:
+def _end(core: EnvCaller, workers: WorkerProcesses, pid: int, timeout: float = _CLOSING_S) -> None:
     if os.getpid() == pid:
         core.close()
-        crew.dismiss(timeout)
+        workers.stop(timeout)
 
 
-_open: weakref.WeakSet[Troupe] = weakref.WeakSet()
+_open: weakref.WeakSet[EnvPool] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    with contextlib.ExitStack() as stack:  # every one, also when another raises
-        for troupe in list(_open):
-            stack.callback(troupe.close, _CLOSING_S)
+    with contextlib.ExitStack() as stack:  # closes every pool, also after one that raises
+        for pool in list(_open):
+            stack.callback(pool.close, _CLOSING_S)
 
 
-atexit.register(_close_all)  # After that of multiprocessing, hence run before it: that one waits for all children.
+atexit.register(_close_all)  # registered after multiprocessing's handler, which waits for all children; so runs first

@@ -1,4 +1,7 @@
-"""FaultPolicy: how often an environment that died, hung or raised is begun anew, before the caller is told."""
+"""FaultPolicy: how often an environment that died, hung or raised is restarted before the caller gets the error.
+
+`FaultBudget` counts the faults, and `Deadlines` says when an environment counts as hung.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ from rollway.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class FaultPolicy:
-    """Begin an environment anew after a fault, while the others go on.
+    """Restart an environment after a fault, while the others go on.
 
-    To the learner it is a truncated episode: the last observation again, reward 0, ``truncated``, and in the infos
-    ``"fault"`` with what happened. Then the environment is reset as its autoreset mode says. A reset in which it fails
-    is done again, with the same seed. A step of an environment whose episode is over, where autoreset is disabled, is
-    no fault of the environment: it is raised, and uses up no restart.
+    The learner sees a truncated episode: the last observation again, reward 0, ``truncated``, and in the infos
+    ``"fault"`` with what happened. Then the environment is reset as its autoreset mode says. A reset that fails is done
+    again, with the same seed. With autoreset disabled, a step of an environment whose episode is over is an error of
+    the caller: it is raised, and uses up no restart.
 
     Args:
         max_restarts: How many faults one environment may have within ``within_s`` seconds. One more is raised.
-        within_s: Faults longer ago than this are forgiven.
+        within_s: Faults longer ago than this do not count.
 
     >>> FaultPolicy(max_restarts=2)
     FaultPolicy(max_restarts=2, within_s=60.0)
@@ -34,8 +37,8 @@ class FaultPolicy:
             raise InvalidArgument(f"{self} makes no sense: both numbers must be positive")
 
 
-class Patience:
-    """What is left of it: the faults of each environment."""
+class FaultBudget:
+    """Counts the faults of each environment against a policy."""
 
     def __init__(self, policy: FaultPolicy | None) -> None:
         if not isinstance(policy, FaultPolicy | None):
@@ -43,8 +46,8 @@ class Patience:
         self.policy = policy
         self._faults: dict[int, deque[float]] = {}
 
-    def bears(self, env: int) -> bool:
-        """Notes a fault; false when it was one too many."""
+    def record_fault(self, env: int) -> bool:
+        """Counts a fault. False when it was one too many."""
         if self.policy is None:
             return False
         faults, now = self._faults.setdefault(env, deque()), time.monotonic()
@@ -54,30 +57,30 @@ class Patience:
         return len(faults) <= self.policy.max_restarts
 
 
-_SLOWER = 5
-"""How many times as long as at the start an environment may take to be made again."""
+_REMAKE_FACTOR = 5
+"""To be made again, an environment may take this many times as long as at the start."""
 
 
-class Allowance:
-    """What `Troupe` waits for at most, and who is the reason that it is more than usual."""
+class Deadlines:
+    """How long environments may take before they count as hung. Longer while some are made again."""
 
     def __init__(self, making_s: float) -> None:
         self._making_s = making_s
-        """How long it took to make all of them, at the start."""
+        """How long it took to make all environments at the start."""
         self.timeout_s: float | None = None
-        """For ever, if ``None``."""
-        self.absent: set[int] = set()
-        """Workers: successors that have not said yet that they are there."""
-        self.anew: set[int] = set()
+        """For one step or reset; ``None``: for ever."""
+        self.starting_workers: set[int] = set()
+        """Replacement workers that have not reported yet that they are ready."""
+        self.remaking_envs: set[int] = set()
         """Environments that are being made again."""
 
     def limit(self) -> float | None:
-        """How long one may take now. Those that are being made anew are not hung yet, and nobody else is until then."""
-        if self.timeout_s is None or not (self.absent or self.anew):
+        """How long one environment may take now. While some are made again, all of them get the longer time."""
+        if self.timeout_s is None or not (self.starting_workers or self.remaking_envs):
             return self.timeout_s
-        return self.timeout_s + _SLOWER * self._making_s
+        return self.timeout_s + _REMAKE_FACTOR * self._making_s
 
     def deadline(self) -> float | None:
-        """Until when what begins now may take."""
+        """When a request that begins now counts as hung; ``None``: never."""
         limit = self.limit()
         return None if limit is None else time.monotonic() + limit

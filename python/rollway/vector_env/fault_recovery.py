@@ -1,7 +1,8 @@
-"""Mender: what is done about environments that raise, die or hang. Begins them anew, or tells the caller.
+"""Fault recovery: what happens to environments that raise, die or hang. Restarts them, or raises to the caller.
 
-A worker that has ended gets a successor, with its environments made anew. Those that were asked something are asked to
-begin again; the others do so with their next action. What the learner hears of it is in `Losses`.
+A worker process that has ended is replaced, and its environments are made again. Environments with a request under way
+restart at once, the others with their next action. `LostEpisodes` keeps what the learner is told: a lost episode is a
+truncated one, and a lost reset is done again.
 """
 
 from __future__ import annotations
@@ -15,233 +16,236 @@ from gymnasium.vector import AutoresetMode
 
 from rollway._core import EnvCaller
 from rollway.errors import EnvDied, EnvHung
-from rollway.vector_env.fault_policy import Allowance, Patience
-from rollway.vector_env.layout import Array, Target
-from rollway.vector_env.messages import Answers, Mail
+from rollway.vector_env.fault_policy import Deadlines, FaultBudget
+from rollway.vector_env.layout import Array, RolloutTarget
+from rollway.vector_env.messages import Messages, PendingAnswers
 from rollway.vector_env.protocol import (
-    ADVICE,
     FAULT,
-    PARCEL,
+    OVERFLOW,
     RESET,
+    RESTART_ADVICE,
     RESTORE,
     RESTORED,
     Fault,
-    Orders,
-    named,
+    WorkerSettings,
+    describe_envs,
     raise_fault,
 )
 from rollway.vector_env.results import Results
-from rollway.vector_env.worker_processes import Crew
+from rollway.vector_env.worker_processes import WorkerProcesses
 
 Reset = tuple[int | None, dict[str, Any] | None]
 """Seed and options."""
 
 
-class Losses:
-    """What was lost of each environment, until it is told."""
+class LostEpisodes:
+    """Which episodes and resets were lost to faults, until the learner is told. `FaultRecovery` acts on it."""
 
     def __init__(self, num_envs: int, mode: AutoresetMode) -> None:
         self._same_step = mode is AutoresetMode.SAME_STEP
         self.seeds: list[int | None] = [None] * num_envs
-        """Of the last reset with one."""
+        """By environment: the seed of its last reset that had one."""
         self._restarts = [0] * num_envs
-        self._why: dict[int, str] = {}  # by environment that is, or will be, begun anew
-        self._last: dict[int, Any] = {}  # its last observation, where that is told
-        self._ends: dict[int, dict[str, Any]] = {}  # what to tell of episodes that have ended so
-        self._resets: dict[int, Reset] = {}  # those under way
-        self.repeated: dict[int, str] = {}
-        """Those that were lost, and why: still to be told."""
+        self._why: dict[int, str] = {}  # by environment that restarts now, or with its next action
+        self._last: dict[int, Any] = {}  # its last observation, if the learner is told about it
+        self._ends: dict[int, dict[str, Any]] = {}  # the infos of lost episodes, not yet given to the learner
+        self._resets: dict[int, Reset] = {}  # the resets under way
+        self.repeated_resets: dict[int, str] = {}
+        """Resets that were lost, and why; the learner is not told yet."""
 
     def __bool__(self) -> bool:
-        """Whether anything is lost and not told, or would be with a fault: a reset that is under way."""
-        return bool(self._why or self._ends or self._resets or self.repeated)
+        """Whether a loss is not told yet, or a reset is under way, which a fault would lose."""
+        return bool(self._why or self._ends or self._resets or self.repeated_resets)
 
-    def begin(self, resets: dict[int, Reset]) -> None:
-        """These resets are under way, and what was lost before them is of no interest any more."""
-        self._resets, self.repeated = resets, {}
+    def begin_resets(self, resets: dict[int, Reset]) -> None:
+        """These resets are under way. Losses before them need not be told any more."""
+        self._resets, self.repeated_resets = resets, {}
         for env in resets:
             self._why.pop(env, None)
 
-    def arrived(self, envs: Iterable[int]) -> None:
-        """These have answered: if it was a reset, it is done, or has failed for good."""
+    def on_arrived(self, envs: Iterable[int]) -> None:
+        """These environments have answered: their resets, if any, are done or have failed for good."""
         if self._resets:
             for env in envs:
                 self._resets.pop(env, None)
 
-    def reset_again(self, env: int, why: str) -> Reset | None:
-        """The reset that was lost and has to be done again; ``None``: it was a step, or nothing."""
+    def repeat_reset(self, env: int, why: str) -> Reset | None:
+        """The lost reset, which has to be done again; ``None`` if no reset was under way."""
         reset = self._resets.get(env)
         if reset is not None:
-            self.repeated[env] = why
+            self.repeated_resets[env] = why
         return reset
 
-    def mourn(self, env: int, why: str) -> None:
-        """An episode is lost."""
+    def add(self, env: int, why: str) -> None:
+        """The episode of an environment is lost."""
         self._why[env] = why
 
-    def keep_last(self, env: int, last: Any) -> None:
-        """The observation after which it was lost. Not known before the caller was given all of it."""
+    def keep_last_observation(self, env: int, last: Any) -> None:
+        """Keeps the last observation of a lost episode. Known only once the caller was given all of it."""
         if self._same_step:
             self._last[env] = last
 
-    def mourned(self) -> Iterable[int]:
-        """Those that are being begun anew, or will be with their next step."""
+    def envs(self) -> Iterable[int]:
+        """The environments that restart now, or with their next step."""
         return self._why.keys()
 
     def next_seed(self, env: int) -> int | None:
-        """For the next episode: follows from the one that it had."""
+        """The seed of the next episode, derived from the one before."""
         seed = self.seeds[env]
         self._restarts[env] += 1
-        if isinstance(seed, int) and seed >= 0:  # an environment may take others, which no sequence follows from
+        if isinstance(seed, int) and seed >= 0:  # an environment may accept other seeds; SeedSequence does not
             seed = int(np.random.SeedSequence([seed, self._restarts[env]]).generate_state(1)[0])
         return seed
 
-    def accept(self, env: int, flag: int) -> None:
-        """An answer is taken. How an episode was lost is noted at once: another may be before the answer is given."""
+    def on_answer(self, env: int, flag: int) -> None:
+        """An answer is taken. The info is made at once: the next episode may be lost before the answer is given."""
         if flag & RESTORED:
             fault = {"fault": self._why.pop(env, "its worker was started anew")}
             last = self._last.pop(env, None)
             self._ends[env] = {"final_obs": last, "final_info": fault} if self._same_step else fault
 
-    def notes(self, env: int, flag: int) -> list[dict[str, Any]]:
-        """What the learner is told with an answer."""
-        notes: list[dict[str, Any]] = []
-        if env in self.repeated:
-            notes.append({"fault": self.repeated.pop(env)})
+    def infos_of(self, env: int, flag: int) -> list[dict[str, Any]]:
+        """The infos about faults that the learner gets with an answer."""
+        infos: list[dict[str, Any]] = []
+        if env in self.repeated_resets:
+            infos.append({"fault": self.repeated_resets.pop(env)})
         if flag & RESTORED:
-            notes.append(self._ends.pop(env))
-        return notes
+            infos.append(self._ends.pop(env))
+        return infos
 
 
-class Mender:
-    """Mends what is broken, as long as there is patience."""
+class FaultRecovery:
+    """Restarts environments and replaces workers, as long as the fault budget allows it."""
 
     def __init__(
         self,
-        patience: Patience,
-        orders: Orders,
+        fault_budget: FaultBudget,
+        settings: WorkerSettings,
         core: EnvCaller,
-        crew: Crew,
-        mail: Mail,
+        workers: WorkerProcesses,
+        messages: Messages,
         results: Results,
-        losses: Losses,
-        allowance: Allowance,
-        in_hand: Array,
+        lost_episodes: LostEpisodes,
+        deadlines: Deadlines,
+        busy_env: Array,
     ) -> None:
-        self._patience = patience
-        self._orders, self._core, self._crew, self._mail = orders, core, crew, mail
-        self._results, self._losses, self._allowance, self._in_hand = results, losses, allowance, in_hand
-        self.targets: list[Target] = []
-        """Places in others' memory, of which successors have to know."""
+        self._fault_budget, self._settings = fault_budget, settings
+        self._core, self._workers, self._messages = core, workers, messages
+        self._results, self._lost_episodes = results, lost_episodes
+        self._deadlines, self._busy_env = deadlines, busy_env
+        self.targets: list[RolloutTarget] = []
+        """Slots of rings that replacement workers have to know."""
 
-    def raised(self, env: int, fault: Fault) -> None:
-        """An environment has raised: it is made again, alone. Unless it is as it was, and the caller mistaken."""
-        if fault.is_callers or not self._patience.bears(env):
-            self._losses.arrived([env])
-            self._allowance.anew.discard(env)
+    def on_raised(self, env: int, fault: Fault) -> None:
+        """An environment has raised: it alone is made again, unless the error is the caller's."""
+        if fault.is_caller_error or not self._fault_budget.record_fault(env):
+            self._lost_episodes.on_arrived([env])
+            self._deadlines.remaking_envs.discard(env)
             raise_fault([env], fault, "raised")
         self.restore(env, f"{fault.summary}\n{fault.traceback}", remake=True)
 
-    def died(self, worker: int, answers: Answers) -> str:
-        """A worker has ended: it gets a successor. Says how it ended."""
-        share = list(self._crew.shares[worker])
-        pid, hand = self._crew.pid(worker), self._hand(worker)
-        last_words = self._mail.inherit(worker)
-        what = f"worker process {pid} of {named(share)} ended: {self._crew.bury(worker)}"
-        if hand >= 0:
-            what += f", while it was busy with environment {hand}"
-        blamed = [hand] if hand in share else share
+    def on_died(self, worker: int, answers: PendingAnswers) -> str:
+        """A worker process has ended: it is replaced. Returns how it ended."""
+        envs = list(self._workers.envs_of[worker])
+        pid, busy = self._workers.pid(worker), self._busy_env_of(worker)
+        reported = self._messages.collect_from_dead(worker)
+        what = f"worker process {pid} of {describe_envs(envs)} ended: {self._workers.reap(worker)}"
+        if busy >= 0:
+            what += f", while it was busy with environment {busy}"
+        at_fault = [busy] if busy in envs else envs
         cause = None
-        if last_words is not None:
-            env, fault = last_words
+        if reported is not None:
+            env, fault = reported
             cause = fault.cause()
             if env is None:
-                what = f"worker process {pid} of {named(share)} ended"
+                what = f"worker process {pid} of {describe_envs(envs)} ended"
             else:
-                blamed = [env]
-                what = f"{named(blamed)} could not be made again"
+                at_fault = [env]
+                what = f"{describe_envs(at_fault)} could not be made again"
             what += f": {fault.summary}\n\nIn the worker:\n{fault.traceback}"
-        if not all([self._patience.bears(env) for env in blamed]):
-            policy = self._patience.policy
-            advice = ADVICE if policy is None else f"That is one fault too many for {policy}"
-            raise EnvDied(f"{what}. {advice}", blamed) from cause
+        if not all([self._fault_budget.record_fault(env) for env in at_fault]):
+            policy = self._fault_budget.policy
+            advice = RESTART_ADVICE if policy is None else f"That is one fault too many for {policy}"
+            raise EnvDied(f"{what}. {advice}", at_fault) from cause
         self._replace(worker, what, answers)
         return what
 
-    def hung(self, overdue: list[int], answers: Answers) -> None:
-        """Environments have not answered in time: their workers are killed, and get successors."""
-        for worker in dict.fromkeys(self._crew.worker_of[env] for env in overdue):
-            envs = [env for env in overdue if self._crew.worker_of[env] == worker]
-            blamed = self._blamed(worker, envs)
-            if not all([self._patience.bears(env) for env in blamed]):
+    def on_hung(self, overdue: list[int], answers: PendingAnswers) -> None:
+        """Environments have not answered in time: their workers are killed and replaced."""
+        for worker in dict.fromkeys(self._workers.worker_of[env] for env in overdue):
+            envs = [env for env in overdue if self._workers.worker_of[env] == worker]
+            at_fault = self._at_fault(worker, envs)
+            if not all([self._fault_budget.record_fault(env) for env in at_fault]):
                 self.raise_hung(worker, envs)
-            what = f"{named(blamed)} did not answer within {self._allowance.timeout_s} s; worker process "
-            what += f"{self._crew.pid(worker)} was killed"
-            self._crew.kill(worker)
-            self._mail.inherit(worker)
-            self._crew.bury(worker)
+            what = f"{describe_envs(at_fault)} did not answer within {self._deadlines.timeout_s} s; worker process "
+            what += f"{self._workers.pid(worker)} was killed"
+            self._workers.kill(worker)
+            self._messages.collect_from_dead(worker)
+            self._workers.reap(worker)
             self._replace(worker, what, answers)
 
-    def _hand(self, worker: int) -> int:
+    def _busy_env_of(self, worker: int) -> int:
         """Which environment a worker is busy with; -1: none."""
-        return int(self._in_hand[worker]) - 1
+        return int(self._busy_env[worker]) - 1
 
-    def _blamed(self, worker: int, envs: list[int]) -> list[int]:
-        hand = self._hand(worker)
-        return [hand] if hand in envs else envs
+    def _at_fault(self, worker: int, envs: list[int]) -> list[int]:
+        busy = self._busy_env_of(worker)
+        return [busy] if busy in envs else envs
 
-    def _replace(self, worker: int, what: str, answers: Answers) -> None:
-        """Another process takes the place of one that has ended. Its environments are made anew."""
+    def _replace(self, worker: int, what: str, answers: PendingAnswers) -> None:
+        """Starts another process in place of one that has ended. Its environments are made again."""
         self._core.vacate(worker)
-        self._in_hand[worker] = 0
-        self._mail.begin(worker)
-        self._mail.forget([env for env in self._crew.shares[worker] if not answers.is_unread(env)])
-        orders = replace(self._orders, worker=worker, targets=tuple(self.targets))
-        self._core.expect(worker, self._crew.start(orders))
-        self._allowance.absent.add(worker)
-        for env in self._crew.shares[worker]:
+        self._busy_env[worker] = 0
+        self._messages.on_worker_started(worker)
+        self._messages.discard_overflow([env for env in self._workers.envs_of[worker] if not answers.is_unread(env)])
+        settings = replace(self._settings, worker=worker, targets=tuple(self.targets))
+        self._core.expect(worker, self._workers.start(settings))
+        self._deadlines.starting_workers.add(worker)
+        for env in self._workers.envs_of[worker]:
             if self._core.is_out(env):
                 self.restore(env, what, remake=False)
                 continue
-            # Idle, or its last answer is taken already: begun anew with its next action.
+            # Idle, or its last answer is taken already: it restarts with its next action.
             flag = answers.get(env)
             is_whole = flag is not None and not flag & FAULT
-            if flag is not None and flag & (PARCEL | FAULT) and answers.is_unread(env):
-                is_whole = self._mail.has_come(env) and is_whole
+            if flag is not None and flag & (OVERFLOW | FAULT) and answers.is_unread(env):
+                is_whole = self._messages.overflow_arrived(env) and is_whole
             if is_whole:
                 self._results.arrived([env])
-            self._losses.mourn(env, what)
+            self._lost_episodes.add(env, what)
 
     def restore(self, env: int, what: str, remake: bool) -> None:
-        """Ends a lost episode: the last observation again, and a new seed that follows from the old one.
+        """Ends a lost episode: shows the last observation again, and derives a new seed from the old one.
 
-        A lost reset is done again: whoever asked for it is owed a first observation.
+        A lost reset is done again, because its caller waits for a first observation.
         """
-        self._allowance.anew.add(env)
-        reset = self._losses.reset_again(env, what)
+        self._deadlines.remaking_envs.add(env)
+        reset = self._lost_episodes.repeat_reset(env, what)
         if reset is not None:
             self._ask(RESET, env, (*reset, remake))
             return
-        self._results.carry(env)
-        self._losses.mourn(env, what)
-        self._losses.keep_last(env, self._results.last_observation(env))
-        self._ask(RESTORE, env, (self._losses.next_seed(env), remake))
+        self._results.copy_to_current(env)
+        self._lost_episodes.add(env, what)
+        self._lost_episodes.keep_last_observation(env, self._results.last_observation(env))
+        self._ask(RESTORE, env, (self._lost_episodes.next_seed(env), remake))
 
     def _ask(self, what: int, env: int, parameter: tuple[object, ...]) -> None:
-        self._mail.ask(what, self._results.buffer, self._mail.pack({env: parameter}))
+        self._messages.ask(what, self._results.buffer, self._messages.pack({env: parameter}))
 
     def raise_death(self, worker: int) -> NoReturn:
-        """A worker has ended, and there is no policy."""
-        share, pid = list(self._crew.shares[worker]), self._crew.pid(worker)
-        raise EnvDied(f"worker process {pid} of {named(share)} ended: {self._crew.bury(worker)}. {ADVICE}", share)
+        """Raises that a worker has ended. For callers without a `FaultPolicy`."""
+        envs, pid = list(self._workers.envs_of[worker]), self._workers.pid(worker)
+        raise EnvDied(
+            f"worker process {pid} of {describe_envs(envs)} ended: {self._workers.reap(worker)}. {RESTART_ADVICE}", envs
+        )
 
     def raise_hung(self, worker: int, envs: list[int]) -> NoReturn:
-        """Environments of a worker have not answered, and that is too much."""
-        blamed = self._blamed(worker, envs)
+        """Raises that environments of a worker have not answered in time."""
+        at_fault, others = self._at_fault(worker, envs), describe_envs(self._workers.envs_of[worker])
         raise EnvHung(
-            f"{named(blamed)} has not answered for {self._allowance.timeout_s} s (in worker process "
-            f"{self._crew.pid(worker)}, with {named(self._crew.shares[worker])}). Wait on with the same call (after "
+            f"{describe_envs(at_fault)} has not answered for {self._deadlines.timeout_s} s (in worker process "
+            f"{self._workers.pid(worker)}, with {others}). Wait on with the same call (after "
             "step() it is step_wait()), or close() to end it"
-            + (", or use restart=FaultPolicy() to have it begun anew" if self._patience.policy is None else ""),
-            blamed,
+            + (", or use restart=FaultPolicy() to have it begun anew" if self._fault_budget.policy is None else ""),
+            at_fault,
         )

@@ -1,8 +1,12 @@
 """Where the data of a vector environment lies in shared memory. Caller and workers derive the same arrays from it.
 
 A space is flattened into parts. A part of fixed size (Box, Discrete, MultiDiscrete, MultiBinary) is one array in shared
-memory with a row for each environment. A part of any size (Text, Sequence, Graph, OneOf, a space of your own) is
-*loose*: it travels step by step in a letter. Nothing here waits or writes.
+memory with a row for each environment. A part of *variable* size (Text, Sequence, Graph, OneOf, a space of your own) is
+pickled into the message of each step.
+
+`RolloutTarget` describes arrays in the slot of a ring, to which workers write results. Caller and workers map the
+same segment at different addresses, so they exchange offsets and strides. Rows of a rollout are steps: the results of
+step ``t`` go to row ``t``, the observations after it to row ``t + 1``. Nothing here waits or writes.
 """
 
 from __future__ import annotations
@@ -30,23 +34,23 @@ class Part:
     path: str
     shape: tuple[int, ...]
     dtype: str | None
-    """``None``: loose."""
+    """``None``: of variable size."""
 
     @property
-    def loose(self) -> bool:
-        """Whether it travels in letters."""
+    def is_variable(self) -> bool:
+        """Whether its size differs from value to value."""
         return self.dtype is None
 
     def bytes(self, rows: int) -> int:
-        """What so many rows of it take up."""
+        """The size of so many rows of it."""
         return 0 if self.dtype is None else rows * math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 class SpaceLayout:
-    """The parts of one space, and the way from a value to its parts and back.
+    """The parts of one space; splits a value into its parts, and builds it from them.
 
     >>> layout = SpaceLayout(spaces.Dict({"eye": spaces.Box(0, 1, (2,)), "said": spaces.Text(5)}))
-    >>> [(part.path, part.loose) for part in layout.parts]
+    >>> [(part.path, part.is_variable) for part in layout.parts]
     [("['eye']", False), ("['said']", True)]
     >>> layout.build(layout.split({"eye": 1, "said": "hi"}))
     {'eye': 1, 'said': 'hi'}
@@ -55,7 +59,8 @@ class SpaceLayout:
     def __init__(self, space: Space[Any]) -> None:
         self.parts: list[Part] = []
         self._tree = self._grow(space, "")
-        self.loose = [index for index, part in enumerate(self.parts) if part.loose]
+        self.variable_parts = [index for index, part in enumerate(self.parts) if part.is_variable]
+        """The indices of the parts that have no fixed size."""
         self.single = len(self.parts) == 1 and self._tree == 0
         """Whether the value is its only part."""
 
@@ -83,7 +88,7 @@ class SpaceLayout:
         return sum(_aligned(part.bytes(rows)) for part in self.parts)
 
     def arrays(self, memory: memoryview, offset: int, rows: int) -> list[Array | None]:
-        """One array of so many rows for each part, from ``offset`` on; ``None`` for a loose one."""
+        """One array of so many rows for each part, from ``offset`` on; ``None`` for a variable one."""
         arrays: list[Array | None] = []
         for part in self.parts:
             if part.dtype is None:
@@ -130,18 +135,18 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Blueprint:
-    """All that lies in the data of a vector environment. Travels to the workers once, when they are started."""
+class SharedLayout:
+    """The layout of the segment of a vector environment. Every worker gets it once, at its start."""
 
     observation: SpaceLayout
     action: SpaceLayout
     num_envs: int
     num_workers: int
-    letter_bytes: int
-    """Room for what an environment says beside its arrays; longer letters take a pipe."""
+    inline_bytes: int
+    """Room for the message of one environment; longer messages overflow to the pipe."""
 
     BUFFERS = 2
-    """Results are written to them in turn: those of one step stay until the one after the next."""
+    """Results go to them in turn, so the results of one step stay until the step after the next."""
 
     def _buffer_bytes(self) -> int:
         return self.observation.bytes(self.num_envs) + _aligned(8 * self.num_envs) + 2 * _aligned(self.num_envs)
@@ -151,14 +156,14 @@ class Blueprint:
         """The size of the data."""
         words = 2 * _aligned(8 * self.num_workers) + _aligned(4 * self.num_envs)
         actions = self.action.bytes(self.num_envs)
-        return words + actions + self.BUFFERS * self._buffer_bytes() + self.num_envs * self.letter_bytes
+        return words + actions + self.BUFFERS * self._buffer_bytes() + self.num_envs * self.inline_bytes
 
-    def floor(self, memory: memoryview) -> Floor:
+    def arrays(self, memory: memoryview) -> SharedArrays:
         """The arrays, over the shared memory."""
         rows = self.num_envs
-        in_hand: Array = np.frombuffer(memory, np.int64, self.num_workers)
+        busy_env: Array = np.frombuffer(memory, np.int64, self.num_workers)
         offset = _aligned(8 * self.num_workers)
-        posted: Array = np.frombuffer(memory, np.int64, self.num_workers, offset)
+        last_sent: Array = np.frombuffer(memory, np.int64, self.num_workers, offset)
         offset += _aligned(8 * self.num_workers)
         lengths: Array = np.frombuffer(memory, np.uint32, rows, offset)
         offset += _aligned(4 * rows)
@@ -174,35 +179,36 @@ class Blueprint:
             ]
             buffers.append(Buffer(observations, rewards, *flags))
             offset += self._buffer_bytes()
-        letters = memory[offset : offset + rows * self.letter_bytes]
-        return Floor(actions, buffers, in_hand, posted, lengths, letters)
+        inline = memory[offset : offset + rows * self.inline_bytes]
+        return SharedArrays(actions, buffers, busy_env, last_sent, lengths, inline)
 
 
 @dataclass(frozen=True)
-class Floor:
+class SharedArrays:
     """The arrays of a vector environment, in this process."""
 
     actions: list[Array | None]
     buffers: list[Buffer]
-    in_hand: Array
-    """By worker: the environment that it is busy with, plus one; 0: none. For reports about the dead and the hung."""
-    posted: Array
-    """By worker: the number of the last message on its pipe, as a `posted_word`."""
+    busy_env: Array
+    """By worker: the environment that it is busy with, plus one; 0: none. For messages about dead and hung workers."""
+    last_sent: Array
+    """By worker: the number of the last message on its pipe, as a `sent_word`."""
     lengths: Array
-    """By environment: of its letter; or the number of the parcel that comes in place of one."""
-    letters: memoryview
+    """By environment: the length of its inline message, or the number of its overflow message."""
+    inline: memoryview
+    """The inline messages of all environments."""
 
 
-class Memory(Protocol):
-    """Whose slot it is: a `ShmClient`, or anything that knows its segment."""
+class SlotClient(Protocol):
+    """The client that owns a slot: a `ShmClient`, or anything that knows its segment."""
 
     @property
     def name(self) -> str:
-        """Of the segment."""
+        """The name of the segment."""
 
     @property
     def owner(self) -> int:
-        """Who claims its slots, as the segment knows it."""
+        """The owner of its slots, as a number that the segment knows."""
 
     @property
     def closed(self) -> bool:
@@ -213,7 +219,7 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class ArrayPlace:
     """Where one array lies in a segment."""
 
     offset: int
@@ -222,8 +228,8 @@ class Place:
     dtype: str
 
     @classmethod
-    def of(cls, array: Array, memory: tuple[int, int], what: str) -> Place:
-        """Of an array that lies there."""
+    def of(cls, array: Array, memory: tuple[int, int], what: str) -> ArrayPlace:
+        """The place of an array in a segment that is mapped here."""
         start, size = memory
         low, high = np.lib.array_utils.byte_bounds(array)
         if low < start or high > start + size:
@@ -237,27 +243,27 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Target:
-    """The places of one rollout. Its steps have the buffer numbers from ``first`` on."""
+class RolloutTarget:
+    """The arrays of one rollout in a slot. Its steps have the buffer numbers from ``first`` on."""
 
     segment: str
     client: int
-    """Which client's: another one of the same name may have another segment."""
+    """The number of the client: another client of the same name may have another segment."""
     owner: int
-    """Who claimed the slot. Workers hold a delegated lease for it: others do not get it while a worker may write."""
+    """The owner of the slot. Workers hold a lease for it, so it is not given to others while one of them may write."""
     first: int
     steps: int
-    observations: tuple[Place, ...]
-    rewards: Place
-    terminations: Place
-    truncations: Place
+    observations: tuple[ArrayPlace, ...]
+    rewards: ArrayPlace
+    terminations: ArrayPlace
+    truncations: ArrayPlace
 
     SPARE: ClassVar[int] = 1
-    """The buffer for observations that have no row. Not the one where the newest are when a rollout begins: an
-    environment that fails in its first step is shown with those."""
+    """The buffer for observations that have no row. Not the buffer of the newest observations when a rollout begins,
+    because an environment that fails in its first step shows those again."""
 
     def buffers(self, memory: memoryview, spare: Buffer) -> list[Buffer]:
-        """A buffer for each step. Where there is no row for the last observations, they go to a spare one."""
+        """A buffer for each step. Without a row for the last observations, those go to the spare buffer."""
         observations = [place.array(memory) for place in self.observations]
         rewards, terminations = self.rewards.array(memory), self.terminations.array(memory)
         truncations = self.truncations.array(memory)
@@ -270,10 +276,10 @@ class Target:
 
 
 def check_rollout(layout: SpaceLayout, num_envs: int, observations: Sequence[Array], others: dict[str, Array]) -> int:
-    """How many steps the arrays have room for. Says what is wrong with them, if anything is."""
-    if layout.loose:
-        loose = ", ".join(layout.parts[index].path or "the observation" for index in layout.loose)
-        raise InvalidArgument(f"{loose} has no fixed size, and cannot be written into a slot")
+    """How many steps the arrays have room for. Raises `InvalidArgument` when an array does not fit."""
+    if layout.variable_parts:
+        variable = ", ".join(layout.parts[index].path or "the observation" for index in layout.variable_parts)
+        raise InvalidArgument(f"{variable} has no fixed size, and cannot be written into a slot")
     named = [(f"observations{part.path}", array) for part, array in zip(layout.parts, observations, strict=True)]
     for what, array in [*others.items(), *named]:
         if not isinstance(array, np.ndarray):

@@ -1,7 +1,8 @@
-"""Mail: what caller and workers tell one another beside their arrays, and by which way.
+"""Messages: what caller and workers tell each other beside their arrays, and by which way.
 
-Requests with parameters, letters to all workers and their replies go by the pipes. What an environment says lies in its
-page of shared memory, or comes as a parcel by the pipe when it does not fit. What is in a letter is not looked at here.
+Parameters of requests, calls to all workers and their replies go by the pipes. The message of an environment (its
+infos) lies inline in shared memory, or overflows to the pipe when it does not fit there. Faults always go by the pipe.
+This module does not look into messages.
 """
 
 from __future__ import annotations
@@ -13,175 +14,176 @@ from typing import Any
 
 from rollway._core import EnvCaller
 from rollway.errors import WaitTimeout
-from rollway.vector_env.fault_policy import Allowance
-from rollway.vector_env.layout import Floor
-from rollway.vector_env.pipe import WorkerGone, WorkerSilent, packed, posted_word
-from rollway.vector_env.protocol import FAULT, LETTER, PARCEL, Fault, named
-from rollway.vector_env.worker_processes import Crew
+from rollway.vector_env.fault_policy import Deadlines
+from rollway.vector_env.layout import SharedArrays
+from rollway.vector_env.pipe import WorkerGone, WorkerTimeout, packed, sent_word
+from rollway.vector_env.protocol import FAULT, INLINE, OVERFLOW, Fault, describe_envs
+from rollway.vector_env.worker_processes import WorkerProcesses
 
-Label = tuple[int, int]
-"""Of a parcel: its environment, and the number by which it is known from those of other answers."""
-LastWords = tuple[int | None, Fault]
+OverflowKey = tuple[int, int]
+"""Identifies an overflow message: its environment, and a number that differs from answer to answer."""
+WorkerEnd = tuple[int | None, Fault]
 """Why a worker ended: the environment that it could not make, or ``None``; and what was raised."""
 Packed = tuple[list[int], dict[int, bytes]]
-"""Environments, and by worker what it has to know about the request."""
-
-
-Said = tuple[list[dict[str, Any]], list[Any]]
+"""The environments of a request, and by worker the bytes of its parameters."""
+MessageContent = tuple[list[dict[str, Any]], list[Any]]
 """Infos, and the parts of an observation that have no fixed size."""
-_WRITTEN = LETTER | PARCEL | FAULT
+_WITH_MESSAGE = INLINE | OVERFLOW | FAULT
 
 
-class Answers(dict[int, int]):
-    """By environment, in their order: the flags of answers that are taken. Beside them the letters that came along."""
+class PendingAnswers(dict[int, int]):
+    """Answers that were taken from the core and not given to the caller yet: by environment, in order, their flags."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.said: dict[int, Said] = {}
+        self.contents: dict[int, MessageContent] = {}
+        """The messages that came with them, by environment."""
 
     def is_unread(self, env: int) -> bool:
-        """Whether something came along with an answer, and nobody has read it."""
-        return bool(self.get(env, 0) & _WRITTEN) and env not in self.said
+        """Whether a message came with the answer, and was not read yet."""
+        return bool(self.get(env, 0) & _WITH_MESSAGE) and env not in self.contents
 
-    def give(self, env: int) -> tuple[int, Said]:
-        """The caller gets it."""
-        return self.pop(env), self.said.pop(env, ([], []))
+    def take(self, env: int) -> tuple[int, MessageContent]:
+        """Removes an answer: its flags and its message."""
+        return self.pop(env), self.contents.pop(env, ([], []))
 
 
-class Mail:
-    """The caller's post office."""
+class Messages:
+    """The caller's side: sends requests and calls to workers, receives replies and messages."""
 
-    def __init__(self, core: EnvCaller, crew: Crew, floor: Floor, allowance: Allowance) -> None:
-        self._core, self._crew, self._floor, self._allowance = core, crew, floor, allowance
-        self._letter_bytes = len(floor.letters) // len(floor.lengths)
-        self._parcels: dict[Label, bytes | None] = {}  # `None`: will not come any more
-        self._last_words: dict[int, LastWords] = {}  # by worker
+    def __init__(self, core: EnvCaller, workers: WorkerProcesses, arrays: SharedArrays, deadlines: Deadlines) -> None:
+        self._core, self._workers, self._arrays, self._deadlines = core, workers, arrays, deadlines
+        self._inline_bytes = len(arrays.inline) // len(arrays.lengths)
+        self._overflow: dict[OverflowKey, bytes | None] = {}  # `None`: it will not come any more
+        self._ends: dict[int, WorkerEnd] = {}  # by worker
         self._number = 0
-        floor.posted[:] = posted_word(0)
+        arrays.last_sent[:] = sent_word(0)
 
     # ── to workers ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def pack(self, parameters: dict[int, Any]) -> Packed:
-        """The parameters of a request, by environment, ready to travel. What cannot travel raises here."""
-        shares: dict[int, dict[int, Any]] = {}
+        """Pickles the parameters of a request, by environment. Raises when one of them cannot be pickled."""
+        by_worker: dict[int, dict[int, Any]] = {}
         for env, parameter in parameters.items():
-            shares.setdefault(self._crew.worker_of[env], {})[env] = parameter
-        # Twice: what cannot be unpickled is an error of the environments that it was for.
-        letters = {
-            worker: packed(("parameters", (list(share), packed(list(share.values())))))
-            for worker, share in shares.items()
+            by_worker.setdefault(self._workers.worker_of[env], {})[env] = parameter
+        # Pickled twice: parameters that cannot be unpickled are an error of their environments only.
+        payloads = {
+            worker: packed(("parameters", (list(given), packed(list(given.values())))))
+            for worker, given in by_worker.items()
         }
-        return list(parameters), letters
+        return list(parameters), payloads
 
     def ask(self, what: int, buffer: int, request: Packed) -> None:
-        """Asks for something that has parameters. They go by the pipe, after the request: then its reader is awake.
+        """Makes a request that has parameters. They are sent by the pipe after the request, when the worker is awake.
 
-        They are put there before it: whatever is asked, its parameters will be sent, also if Ctrl-C comes in between.
+        They are queued before the request, so that they will be sent even if Ctrl-C comes in between.
         """
-        envs, letters = request
-        for worker, letter in letters.items():
-            with contextlib.suppress(WorkerGone):  # whoever waits will find out, and knows what to do
-                self._put(worker, letter)
+        envs, payloads = request
+        for worker, payload in payloads.items():
+            with contextlib.suppress(WorkerGone):  # the wait for the answer notices it, and recovers
+                self._put(worker, payload)
         self._core.ask(what, buffer, envs)
-        deadline = self._allowance.deadline()
-        for worker in letters:
-            with contextlib.suppress(WorkerGone, WorkerSilent):  # likewise
-                self._crew.flush(worker, deadline)
+        deadline = self._deadlines.deadline()
+        for worker in payloads:
+            with contextlib.suppress(WorkerGone, WorkerTimeout):  # likewise
+                self._workers.flush(worker, deadline)
 
-    def _put(self, worker: int, letter: bytes) -> None:
-        """On the pipe of a worker, which will hear all up to this number when it is asked or called."""
-        self._floor.posted[worker] = posted_word(self._crew.put(worker, letter))
+    def _put(self, worker: int, payload: bytes) -> None:
+        """Queues bytes for a worker, which receives everything up to this number at its next request or call."""
+        self._arrays.last_sent[worker] = sent_word(self._workers.put(worker, payload))
 
-    def pay(self, timeout: float | None) -> list[int]:
-        """Sends what workers had no time to read. Gives those that still do not read."""
+    def flush_pending(self, timeout: float | None) -> list[int]:
+        """Sends what did not fit into the pipes before. Returns the workers that still do not read."""
         until = None if timeout is None else time.monotonic() + timeout
         silent = []
-        for worker in list(self._crew.owing):
-            deadline = self._allowance.deadline()
+        for worker in list(self._workers.unflushed):
+            deadline = self._deadlines.deadline()
             is_ours = until is not None and (deadline is None or until < deadline)
             try:
-                self._crew.flush(worker, until if is_ours else deadline)
+                self._workers.flush(worker, until if is_ours else deadline)
             except WorkerGone:
-                self._crew.owing.discard(worker)  # the core will find out
-            except WorkerSilent:
+                self._workers.unflushed.discard(worker)  # the core will find out
+            except WorkerTimeout:
                 if is_ours:
-                    whose = named(self._crew.shares[worker])
+                    whose = describe_envs(self._workers.envs_of[worker])
                     raise WaitTimeout(f"{whose} did not read what was sent in time") from None
                 silent.append(worker)
         return silent
 
-    def write(self, messages: Sequence[tuple[Any, ...]]) -> list[bytes]:
-        """Letters, by worker, to which all `reply`. What cannot travel raises here."""
+    def pack_calls(self, messages: Sequence[tuple[Any, ...]]) -> list[bytes]:
+        """Pickles one call for each worker; `receive_reply` gets the results. Raises when it cannot be pickled."""
         self._number += 1
-        return [packed(("letter", (self._number, packed(message)))) for message in messages]
+        return [packed(("call", (self._number, packed(message)))) for message in messages]
 
-    def post(self, worker: int, letter: bytes, deadline: float | None) -> None:
-        """Sends a letter to a worker, once it is there."""
-        while worker in self._allowance.absent:
+    def send_call(self, worker: int, payload: bytes, deadline: float | None) -> None:
+        """Sends a packed call to a worker, once it has started."""
+        while worker in self._deadlines.starting_workers:
             self._receive(worker, deadline)
-        self._put(worker, letter)
-        self._core.post(worker)  # before it is sent: then its reader is awake
-        self._crew.flush(worker, deadline)
+        self._put(worker, payload)
+        self._core.post(worker)  # before it is sent: then the worker is awake to read it
+        self._workers.flush(worker, deadline)
 
     # ── from workers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def reply(self, worker: int, deadline: float | None) -> Any:
-        """The answer to the last letter."""
+    def receive_reply(self, worker: int, deadline: float | None) -> Any:
+        """The reply to the last call."""
         while True:
             kind, content = self._receive(worker, deadline)
-            if kind == "reply" and content[0] == self._number:  # and not to one that nobody waited for
+            if kind == "reply" and content[0] == self._number:  # not to an earlier call that was abandoned
                 return content[1]
 
-    def said_by(self, env: int, flag: int) -> bytes | None:
-        """What an environment says with its answer; ``None``: its worker died first. A parcel is kept until `has_read`.
+    def read_message(self, env: int, flag: int) -> bytes | None:
+        """The message that came with an answer; ``None`` when the worker died before it was sent.
+
+        An overflow message is kept until `discard_message`.
 
         Raises:
-            WorkerGone: Nobody has noticed yet that it did.
+            WorkerGone: The worker died, and recovery has not handled that yet.
         """
-        if flag & LETTER:
-            start = env * self._letter_bytes
-            return bytes(self._floor.letters[start : start + int(self._floor.lengths[env])])
-        label = self._label(env)
-        while label not in self._parcels:
-            self._receive(self._crew.worker_of[env])
-        return self._parcels[label]
+        if flag & INLINE:
+            start = env * self._inline_bytes
+            return bytes(self._arrays.inline[start : start + int(self._arrays.lengths[env])])
+        key = self._overflow_key(env)
+        while key not in self._overflow:
+            self._receive(self._workers.worker_of[env])
+        return self._overflow[key]
 
-    def has_read(self, env: int) -> None:
-        """What it said is known, and need not be kept."""
-        self._parcels.pop(self._label(env), None)
+    def discard_message(self, env: int) -> None:
+        """Drops the message of an environment, which was read."""
+        self._overflow.pop(self._overflow_key(env), None)
 
-    def _label(self, env: int) -> Label:
-        return env, int(self._floor.lengths[env])
+    def _overflow_key(self, env: int) -> OverflowKey:
+        return env, int(self._arrays.lengths[env])
 
     def _receive(self, worker: int, deadline: float | None = None) -> tuple[str, Any]:
-        """What a worker says next, and its kind."""
-        kind, content = self._crew.receive(worker, deadline)
+        """The next message of a worker, and its kind."""
+        kind, content = self._workers.receive(worker, deadline)
         self._keep(worker, kind, content)
-        self._crew.done(worker)
+        self._workers.pop_received(worker)
         return kind, content
 
     def _keep(self, worker: int, kind: str, content: Any) -> None:
         if kind == "ready":
-            self._allowance.absent.discard(worker)
-        elif kind == "parcel":
-            self._parcels.update([content])
+            self._deadlines.starting_workers.discard(worker)
+        elif kind == "overflow":
+            self._overflow.update([content])
         elif kind == "fault":
-            self._last_words[worker] = content
+            self._ends[worker] = content
 
-    def inherit(self, worker: int) -> LastWords | None:
-        """Keeps what a worker had said before it ended. Gives what it said about its end, if it did."""
-        for kind, content in self._crew.estate(worker):
+    def collect_from_dead(self, worker: int) -> WorkerEnd | None:
+        """Keeps what a worker had sent before it died. Returns why it ended, if it said so."""
+        for kind, content in self._workers.unread_messages(worker):
             self._keep(worker, kind, content)
-        return self._last_words.pop(worker, None)
+        return self._ends.pop(worker, None)
 
-    def forget(self, envs: Container[int]) -> None:
-        """Nobody wants their parcels any more."""
-        self._parcels = {label: parcel for label, parcel in self._parcels.items() if label[0] not in envs}
+    def discard_overflow(self, envs: Container[int]) -> None:
+        """Drops the overflow messages of these environments."""
+        self._overflow = {key: message for key, message in self._overflow.items() if key[0] not in envs}
 
-    def has_come(self, env: int) -> bool:
-        """Whether the parcel of one whose worker has ended came before. If not, it will not."""
-        return self._parcels.setdefault(self._label(env), None) is not None
+    def overflow_arrived(self, env: int) -> bool:
+        """Whether the overflow message of an environment arrived before its worker ended. If not, it never will."""
+        return self._overflow.setdefault(self._overflow_key(env), None) is not None
 
-    def begin(self, worker: int) -> None:
-        """Another process is this worker from now on, and has another pipe."""
-        self._floor.posted[worker] = posted_word(0)
+    def on_worker_started(self, worker: int) -> None:
+        """A new process takes the place of this worker, with a new pipe."""
+        self._arrays.last_sent[worker] = sent_word(0)

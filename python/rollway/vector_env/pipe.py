@@ -1,7 +1,7 @@
-"""Wire, Inlet and Outlet: the caller's end of a worker's pipe, and what the worker hears and says at the other end.
+"""The ends of the pipe between caller and worker: `CallerPipe`, and at the worker `WorkerReceiver` and `WorkerSender`.
 
-A pipe has room for some 200 KB. A worker does not wait until more than that is read: its caller may be asleep until
-other environments of this worker have answered. `Crew` and `worker` use it.
+A pipe has room for some 200 KB. A worker never waits for room, because its caller may sleep until other environments of
+this worker have answered. `WorkerProcesses` and `worker` use this module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FOREVER_S = 1e6
 """Eleven days. `poll` takes no more than twice that."""
 _NUMBER = struct.Struct("!Q")
 _CHUNK = 1 << 18
-_MOST_UNHEARD = 1 << 16
+_MOST_UNRECEIVED = 1 << 16
 """More messages than ever wait for a worker: its caller waits for answers in between."""
 
 
@@ -35,32 +35,32 @@ class WorkerGone(Exception):
     """A worker's process has ended. Never reaches the user."""
 
 
-class WorkerSilent(Exception):
+class WorkerTimeout(Exception):
     """A worker has not answered, or not read, in time. Never reaches the user."""
 
 
-class Wire:
-    """Messages to one worker, and from it. Ctrl-C may come at any time: no byte is sent or read twice, none is lost.
+class CallerPipe:
+    """Messages to and from one worker. Ctrl-C may come at any time: no byte is lost, sent twice or read twice.
 
-    Signals are handled between two calls; hence bytes are sent and counted, or read and kept, in one.
+    Python handles signals between two calls; hence one call sends and counts bytes, or reads and keeps them.
     """
 
-    def __init__(self, pipe: Connection, pidfd: int) -> None:
-        self._pipe, self._pidfd = pipe, pidfd
-        self._socket = _socket_of(pipe)
+    def __init__(self, connection: Connection, pidfd: int) -> None:
+        self._connection, self._pidfd = connection, pidfd
+        self._socket = _socket_of(connection)
         self._numbers = itertools.count(1)
-        self._unsent: deque[tuple[memoryview, list[int]]] = deque()  # and how many bytes of each are sent
-        self._coming = bytearray()
-        self._heard: deque[Any] = deque()
+        self._unsent: deque[tuple[memoryview, list[int]]] = deque()  # with the byte counts that were sent of each
+        self._incoming = bytearray()
+        self._received: deque[Any] = deque()
 
-    def put(self, letter: bytes) -> int:
-        """The number of a message that `flush` will send. Numbers grow; some may be left out."""
+    def put(self, payload: bytes) -> int:
+        """Queues a message for `flush`, and returns its number. Numbers grow; some may be skipped."""
         number = next(self._numbers)
-        self._unsent.append((_framed(_NUMBER.pack(number), letter), []))
+        self._unsent.append((_framed(_NUMBER.pack(number), payload), []))
         return number
 
     def flush(self, deadline: float | None) -> None:
-        """Sends what was put. What is not sent in time is kept, for the next time."""
+        """Sends what was put. What is not sent before the deadline is kept for the next `flush`."""
         while self._unsent:
             message, sent = self._unsent[0]
             left = message[sum(sent) :]
@@ -70,94 +70,94 @@ class Wire:
             try:
                 sent.extend(map(self._socket.send, (left,), (socket.MSG_DONTWAIT,)))
             except BlockingIOError:
-                self._make_room(deadline)
+                self._wait_for_room(deadline)
             except (BrokenPipeError, ConnectionResetError):
                 raise WorkerGone from None
 
-    def _make_room(self, deadline: float | None) -> None:
-        """Sleeps until the worker has read something; keeps what it says meanwhile."""
+    def _wait_for_room(self, deadline: float | None) -> None:
+        """Sleeps until the worker has read something; keeps what it sends meanwhile."""
         poll = select.poll()
-        poll.register(self._pipe, select.POLLIN | select.POLLOUT)
+        poll.register(self._connection, select.POLLIN | select.POLLOUT)
         poll.register(self._pidfd, select.POLLIN)
-        left = _left(deadline)
+        left = _remaining_s(deadline)
         ready = dict(poll.poll(None if left is None else 1000 * left))
         if not ready:
-            raise WorkerSilent
-        if ready.get(self._pipe.fileno(), 0) & select.POLLIN:
-            self._hear()
+            raise WorkerTimeout
+        if ready.get(self._connection.fileno(), 0) & select.POLLIN:
+            self._read_available()
         elif self._pidfd in ready:
             raise WorkerGone
 
     def receive(self, deadline: float | None) -> Any:
-        """The next message, which stays the next until it is `done`. What a worker sent before it died is still heard.
+        """The next message, which stays the next until `pop_received`. Also what a worker sent before it died.
 
-        One may be heard twice, if Ctrl-C comes in between.
+        The same message may be returned twice, if Ctrl-C comes in between.
         """
-        while not self._heard:
-            ready = wait([self._pipe, self._pidfd], _left(deadline))
+        while not self._received:
+            ready = wait([self._connection, self._pidfd], _remaining_s(deadline))
             if not ready:
-                raise WorkerSilent
-            if self._pipe not in ready and not self._pipe.poll(0):
+                raise WorkerTimeout
+            if self._connection not in ready and not self._connection.poll(0):
                 raise WorkerGone
-            self._hear()
-        return self._heard[0]
+            self._read_available()
+        return self._received[0]
 
-    def done(self) -> None:
-        """Nothing will be asked of that message any more."""
-        self._heard.popleft()
+    def pop_received(self) -> None:
+        """Drops the message that `receive` returned last."""
+        self._received.popleft()
 
-    def _hear(self) -> None:
-        """Reads what there is of the next message."""
-        while (missing := _missing(self._coming)) > 0:
-            known = len(self._coming)
+    def _read_available(self) -> None:
+        """Reads what has arrived of the next message."""
+        while (missing := _missing(self._incoming)) > 0:
+            known = len(self._incoming)
             try:
-                any(map(self._coming.extend, map(self._socket.recv, (min(missing, _CHUNK),), (socket.MSG_DONTWAIT,))))
+                any(map(self._incoming.extend, map(self._socket.recv, (min(missing, _CHUNK),), (socket.MSG_DONTWAIT,))))
             except BlockingIOError:
                 return
             except ConnectionResetError:
                 raise WorkerGone from None
-            if len(self._coming) == known:  # the last word may be half a word
+            if len(self._incoming) == known:  # end of file; the last message may be cut off
                 raise WorkerGone
-        with memoryview(self._coming) as message:
-            self._heard.append(pickle.loads(message[_head(message) :]))
-        self._coming = bytearray()
+        with memoryview(self._incoming) as message:
+            self._received.append(pickle.loads(message[_header_bytes(message) :]))
+        self._incoming = bytearray()
 
-    def estate(self) -> list[Any]:
-        """What a worker had sent before it ended, and nobody has received yet."""
+    def unread_messages(self) -> list[Any]:
+        """Takes what a worker had sent before it ended and was not received yet."""
         with contextlib.suppress(WorkerGone, OSError):
-            while self._pipe.poll(0):
-                self._hear()
-        left = list(self._heard)
-        self._heard.clear()
+            while self._connection.poll(0):
+                self._read_available()
+        left = list(self._received)
+        self._received.clear()
         return left
 
     def close(self) -> None:
-        """No more of it."""
-        self._pipe.close()
+        """Closes this end."""
+        self._connection.close()
         self._socket.close()
 
 
-class Inlet:
-    """What a worker hears."""
+class WorkerReceiver:
+    """The worker's end for messages from the caller."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
-    def hear(self) -> tuple[int, Any]:
+    def receive(self) -> tuple[int, Any]:
         """The next message, and its number."""
-        data = self._pipe.recv_bytes()
+        data = self._connection.recv_bytes()
         return _NUMBER.unpack_from(data)[0], pickle.loads(memoryview(data)[_NUMBER.size :])
 
 
-class Outlet:
-    """What a worker says. What the pipe has no room for is left to a thread, which is started when it is needed."""
+class WorkerSender:
+    """The worker's end for messages to the caller. A thread, started on need, sends what the pipe has no room for."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self._socket = _socket_of(pipe)
+    def __init__(self, connection: Connection) -> None:
+        self._socket = _socket_of(connection)
         self._unsent: SimpleQueue[memoryview] | None = None
 
-    def say(self, message: Any) -> None:
-        """Says it, and does not wait."""
+    def send(self, message: Any) -> None:
+        """Sends a message, and does not wait."""
         data = _framed(packed(message))
         if self._unsent is None:
             with contextlib.suppress(BlockingIOError):
@@ -169,7 +169,7 @@ class Outlet:
         self._unsent.put(data)
 
     def close(self) -> None:
-        """Says no more. What a thread is still sending it sends on, as long as the process lives."""
+        """Closes this end. A thread that is still sending goes on as long as the process lives."""
         if self._unsent is None:
             self._socket.close()
 
@@ -179,23 +179,23 @@ class Outlet:
                 self._socket.sendall(unsent.get())
 
 
-def posted_word(number: int) -> int:
+def sent_word(number: int) -> int:
     """The number of a message as shared memory has it: with a check, because a worker waits for the message.
 
-    >>> number_posted(posted_word(7), heard=5)
+    >>> last_sent_number(sent_word(7), received=5)
     7
     """
     return number << 16 | _check(number)
 
 
-def number_posted(word: int, heard: int) -> int:
-    """The number in such a word, for a worker that has heard all messages up to `heard`.
+def last_sent_number(word: int, received: int) -> int:
+    """The number in such a word, for a worker that has received all messages up to `received`.
 
     Raises:
-        SegmentDamaged: Nobody has written this word.
+        SegmentDamaged: No caller has written this word.
     """
     number = word >> 16
-    if word & 0xFFFF != _check(number) or not 0 <= number - heard <= _MOST_UNHEARD:
+    if word & 0xFFFF != _check(number) or not 0 <= number - received <= _MOST_UNRECEIVED:
         raise SegmentDamaged(
             "the segment of this vector environment is damaged: the word that tells a worker how many messages there "
             "are for it was overwritten. Close the vector environment, and make it again"
@@ -208,39 +208,39 @@ def _check(number: int) -> int:
 
 
 def packed(message: Any) -> bytes:
-    """A message as it travels, to be sent once nothing can go wrong any more."""
+    """Pickles a message. Done before anything is sent, so that an error leaves no half-made request."""
     return bytes(ForkingPickler.dumps(message))
 
 
 def _framed(*pieces: bytes) -> memoryview:
-    """In the frame of a `Connection`: its length, in four bytes; or -1, and its length in eight."""
+    """Bytes in the frame of a `Connection`: the length in four bytes, or -1 and the length in eight."""
     size = sum(map(len, pieces))
     frame = struct.pack("!i", size) if size < 1 << 31 else struct.pack("!iQ", -1, size)
     return memoryview(b"".join((frame, *pieces)))
 
 
-def _head(data: bytearray | memoryview) -> int:
-    """How long its frame is, of which the first four bytes are known."""
+def _header_bytes(data: bytearray | memoryview) -> int:
+    """The size of the frame's header, by its first four bytes."""
     return 12 if bytes(data[:4]) == b"\xff\xff\xff\xff" else 4
 
 
 def _missing(data: bytearray) -> int:
-    """How many bytes to read next, for the rest of a frame or of a message; 0: it is whole."""
+    """How many bytes to read next, for the rest of the header or of the message; 0 when it is complete."""
     if len(data) < 4:
         return 4 - len(data)
-    head = _head(data)
+    head = _header_bytes(data)
     if len(data) < head:
         return head - len(data)
     (size,) = struct.unpack_from("!i", data) if head == 4 else struct.unpack_from("!Q", data, 4)
     return int(head + size - len(data))
 
 
-def _socket_of(pipe: Connection) -> socket.socket:
-    """What a duplex pipe is."""
-    own = socket.socket(fileno=os.dup(pipe.fileno()))
-    own.setblocking(True)  # for the pipe's sake, whatever `socket.setdefaulttimeout` says
+def _socket_of(connection: Connection) -> socket.socket:
+    """A duplex pipe as the socket that it is."""
+    own = socket.socket(fileno=os.dup(connection.fileno()))
+    own.setblocking(True)  # whatever `socket.setdefaulttimeout` says: the pipe shares this setting
     return own
 
 
-def _left(deadline: float | None) -> float | None:
+def _remaining_s(deadline: float | None) -> float | None:
     return None if deadline is None else min(FOREVER_S, max(0.0, deadline - time.monotonic()))

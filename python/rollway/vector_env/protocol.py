@@ -1,4 +1,7 @@
-"""What caller and workers say to one another: the kinds of tasks, the flags of answers, and faults."""
+"""What caller and workers tell each other: the kinds of tasks, the flags of answers, settings, spaces and faults.
+
+It also words the errors about environments. It neither sends nor waits.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from gymnasium.vector import AutoresetMode
 
 from rollway._core import EnvWorker
 from rollway.errors import EnvRaised
-from rollway.vector_env.layout import Blueprint, Target
+from rollway.vector_env.layout import RolloutTarget, SharedLayout
 
-# Tasks, by the core's words: 8 bits.
+# Tasks: 8 bits in the core's words.
 STEP = EnvWorker.STEP
 """Step; answer for all of the worker's environments at once."""
 SEND = EnvWorker.SEND
@@ -24,39 +27,39 @@ SEND = EnvWorker.SEND
 RESET = 3
 """Reset. The seed, the options, and whether the environment has to be made again, come by the pipe."""
 RESTORE = 4
-"""Begin anew after a fault. The seed, and whether the environment has to be made again, come by the pipe."""
+"""Restart after a fault. The seed, and whether the environment has to be made again, come by the pipe."""
 
-# Flags of an answer, by the core's words: 8 bits.
-LETTER = 1
-"""There is a letter in shared memory."""
-PARCEL = 2
-"""A letter that was too long for it: on the pipe."""
+# Flags of an answer: 8 bits in the core's words.
+INLINE = 1
+"""The message of the environment is in shared memory."""
+OVERFLOW = 2
+"""The message was too long for shared memory, and is on the pipe."""
 FAULT = 4
-"""It went wrong: a `Fault` is on the pipe."""
+"""The task failed: a `Fault` is on the pipe."""
 RESTORED = 8
-"""The environment was begun anew instead; its last episode ended with a fault."""
+"""The environment was restarted instead; its last episode ended with a fault."""
 
 
 @dataclass(frozen=True)
-class Orders:
-    """What a worker is told when it is started."""
+class WorkerSettings:
+    """What a worker process gets when it starts."""
 
     worker: int
     caller: int
-    """Its process id."""
+    """The caller's process id."""
     envs: range
     mode: AutoresetMode
-    blueprint: Blueprint | None
-    """``None``: tell the spaces first; the blueprint comes by the pipe."""
+    shared_layout: SharedLayout | None
+    """``None``: the worker reports its spaces first, and gets the layout by the pipe."""
     name: str | None
-    """The segment; comes with the blueprint."""
-    targets: tuple[Target, ...] = ()
-    """Other places to write to, known before this worker was."""
+    """The name of the segment; comes with the layout."""
+    targets: tuple[RolloutTarget, ...] = ()
+    """Slots of rings that the workers before it knew."""
 
 
 @dataclass(frozen=True)
-class Introduction:
-    """What a worker tells about its environments, so that the blueprint can be drawn."""
+class EnvDescriptions:
+    """What a worker reports about its environments, from which the layout is made."""
 
     observation_spaces: list[Space[Any]]
     action_spaces: list[Space[Any]]
@@ -64,39 +67,39 @@ class Introduction:
     render_mode: str | None
 
     @classmethod
-    def of(cls, envs: Sequence[Env[Any, Any]]) -> Introduction:
-        """Of these environments."""
+    def of(cls, envs: Sequence[Env[Any, Any]]) -> EnvDescriptions:
+        """The description of these environments."""
         observations, actions = [env.observation_space for env in envs], [env.action_space for env in envs]
         return cls(observations, actions, dict(envs[0].metadata), envs[0].render_mode)
 
 
-class CallersMistake(RuntimeError):
-    """In a worker: what the caller asked for cannot be done. To begin the environment anew would mend nothing."""
+class CallerError(RuntimeError):
+    """Raised in a worker for a request that cannot be done. A restart of the environment would not help."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """An exception in an environment, told in words that survive the way."""
+    """An exception in an environment, in a form that can always be pickled."""
 
     summary: str
-    """``ValueError: what it said``."""
+    """``ValueError: its text``."""
     traceback: str
     pickled: bytes | None
-    """The exception itself, if it can travel."""
-    is_callers: bool = False
-    """Whether the caller has to know, whatever its policy is."""
+    """The exception itself, if it can be pickled."""
+    is_caller_error: bool = False
+    """Whether it is raised to the caller under any policy."""
 
     @classmethod
     def of(cls, error: BaseException) -> Fault:
-        """Told by the worker."""
-        is_callers = isinstance(error, CallersMistake)
-        summary = str(error) if is_callers else "".join(traceback.format_exception_only(error)).strip()
+        """The fault that a worker reports for an exception."""
+        is_caller_error = isinstance(error, CallerError)
+        summary = str(error) if is_caller_error else "".join(traceback.format_exception_only(error)).strip()
         try:
             pickled = pickle.dumps(error)
             pickle.loads(pickled)
-        except Exception:  # noqa: BLE001 - whatever an exception of the user's does when it is pickled
+        except Exception:  # noqa: BLE001 - a user's exception may raise anything when it is pickled
             pickled = None
-        return cls(summary, "".join(traceback.format_exception(error)), pickled, is_callers)
+        return cls(summary, "".join(traceback.format_exception(error)), pickled, is_caller_error)
 
     def cause(self) -> BaseException | None:
         """The exception itself, for ``raise … from``, if this process knows its class."""
@@ -107,13 +110,13 @@ class Fault:
         return cause if isinstance(cause, BaseException) else None
 
 
-ADVICE = "Use restart=FaultPolicy() to have its environments begun anew while the others go on"
+RESTART_ADVICE = "Use restart=FaultPolicy() to have its environments begun anew while the others go on"
 
 
-def named(envs: Sequence[int]) -> str:
-    """Environments, for people.
+def describe_envs(envs: Sequence[int]) -> str:
+    """Environments in words, for messages.
 
-    >>> named([3]), named([0, 1, 2]), named([0, 2])
+    >>> describe_envs([3]), describe_envs([0, 1, 2]), describe_envs([0, 2])
     ('environment 3', 'environments 0 to 2', 'environments 0, 2')
     """
     if len(envs) == 1:
@@ -124,8 +127,8 @@ def named(envs: Sequence[int]) -> str:
 
 
 def raise_fault(envs: list[int], fault: Fault, what: str) -> NoReturn:
-    """Raises what environments have raised in their worker."""
-    if fault.is_callers:
-        raise EnvRaised(f"{named(envs)} was left as it was: {fault.summary}", envs)
-    told = f"{named(envs)} {what}: {fault.summary}\n\nIn the worker:\n{fault.traceback}"
+    """Raises the fault of environments in the caller's process."""
+    if fault.is_caller_error:
+        raise EnvRaised(f"{describe_envs(envs)} was left as it was: {fault.summary}", envs)
+    told = f"{describe_envs(envs)} {what}: {fault.summary}\n\nIn the worker:\n{fault.traceback}"
     raise EnvRaised(told, envs) from fault.cause()

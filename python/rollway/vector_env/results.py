@@ -1,8 +1,8 @@
-"""Results: where the newest results of each environment lie, and what is made of them for the caller.
+"""Results: knows where the newest results of each environment lie, and gives them to the caller.
 
-They are arrays in shared memory: two buffers that are written in turn, or the rows of somebody else's slot while a
-rollout is collected. Parts of observations that have no fixed size are kept beside them. Nothing here asks or waits:
-`Troupe` says who has written, and `ShmVectorEnv` which buffer comes next.
+Results are arrays in shared memory: two buffers that are written in turn, or the rows of a ring's slot while a rollout
+is collected. Parts of observations that have no fixed size are kept beside them. Nothing here makes requests or waits:
+`EnvPool` says which environments have written, and `ShmVectorEnv` which buffer comes next.
 """
 
 from __future__ import annotations
@@ -10,21 +10,25 @@ from __future__ import annotations
 from typing import Any
 
 from rollway.errors import InvalidArgument
-from rollway.vector_env.layout import Array, Blueprint, Buffer, Floor
+from rollway.vector_env.layout import Array, Buffer, SharedArrays, SharedLayout
 
 
 class Results:
     """Observations, rewards and endings of all environments."""
 
-    def __init__(self, blueprint: Blueprint, floor: Floor) -> None:
-        self._layout, self._buffers, self._num_envs = blueprint.observation, floor.buffers, blueprint.num_envs
+    def __init__(self, shared_layout: SharedLayout, arrays: SharedArrays) -> None:
+        self._layout, self._buffers, self._num_envs = shared_layout.observation, arrays.buffers, shared_layout.num_envs
         self.buffer = 0
-        """Where results are written now."""
+        """The number of the current buffer, to which workers write."""
         self.rollout: list[Buffer] | None = None
-        """The rows of somebody else's slot, while they are filled; their buffer numbers start at `_first`."""
+        """The rows of a slot, while they are filled; their buffer numbers start at `_first`."""
         self._first = len(self._buffers)
-        self._at = [0] * self._num_envs  # the buffer of the newest results of each
-        self._loose: dict[int, list[Any]] = {part: [None] * self._num_envs for part in self._layout.loose}
+        self._newest_in = [0] * self._num_envs
+        """By environment: the buffer of its newest results."""
+        self._variable_values: dict[int, list[Any]] = {
+            part: [None] * self._num_envs for part in self._layout.variable_parts
+        }
+        """By part of variable size: the newest value of each environment."""
 
     def view(self, buffer: int) -> Buffer:
         """The arrays of a buffer."""
@@ -34,8 +38,8 @@ class Results:
 
     # ── for the caller ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def given(self, copy: bool) -> tuple[Any, Array, Array, Array]:
-        """The newest of all environments: observations, rewards, terminations, truncations. Views, in a slot."""
+    def newest(self, copy: bool) -> tuple[Any, Array, Array, Array]:
+        """The newest observations, rewards, terminations and truncations of all. In a slot always views."""
         copy = copy and self.rollout is None
         now, observations = self.view(self.buffer), self.observations(copy)
         if copy:
@@ -43,53 +47,56 @@ class Results:
         return observations, now.rewards, now.terminations, now.truncations
 
     def observations(self, copy: bool) -> Any:
-        """The newest ones of all environments."""
+        """The newest observations of all environments."""
         arrays = self.view(self.buffer).observations
         if self._layout.single and (only := arrays[0]) is not None:
             return only.copy() if copy else only
         parts: list[Any] = []
         for index, array in enumerate(arrays):
             if array is None:
-                parts.append(tuple(self._loose[index]))
+                parts.append(tuple(self._variable_values[index]))
             else:
                 parts.append(array.copy() if copy else array)
         return self._layout.build(parts)
 
     def observations_of(self, envs: list[int]) -> Any:
-        """The newest ones of some, copied."""
+        """Copies of the newest observations of some environments."""
         parts = [
-            tuple(self._loose[index][env] for env in envs) if array is None else array[envs]
+            tuple(self._variable_values[index][env] for env in envs) if array is None else array[envs]
             for index, array in enumerate(self.view(self.buffer).observations)
         ]
         return self._layout.build(parts)
 
     def last_observation(self, env: int) -> Any:
-        """The newest one of one that is lost, copied."""
-        arrays = self.view(self._at[env]).observations
-        parts = [self._loose[index][env] if array is None else array[env].copy() for index, array in enumerate(arrays)]
+        """A copy of the newest observation of one environment."""
+        arrays = self.view(self._newest_in[env]).observations
+        parts = [
+            self._variable_values[index][env] if array is None else array[env].copy()
+            for index, array in enumerate(arrays)
+        ]
         return self._layout.build(parts)
 
     # ── who has written where ─────────────────────────────────────────────────────────────────────────────────────────
 
     def all_arrived(self) -> None:
-        """All have written into the buffer of now."""
-        self._at = [self.buffer] * self._num_envs
+        """All environments have written into the current buffer."""
+        self._newest_in = [self.buffer] * self._num_envs
 
     def arrived(self, envs: list[int]) -> None:
-        """These have written into the buffer of now."""
+        """These environments have written into the current buffer."""
         if len(envs) == self._num_envs:
             self.all_arrived()
         else:
             for env in envs:
-                self._at[env] = self.buffer
+                self._newest_in[env] = self.buffer
 
-    def keep_loose(self, env: int, values: list[Any]) -> None:
-        """What is new of parts that have no fixed size."""
-        for part, value in zip(self._layout.loose, values, strict=True):
-            self._loose[part][env] = value
+    def keep_variable_parts(self, env: int, values: list[Any]) -> None:
+        """Keeps the newest values of the parts that have no fixed size."""
+        for part, value in zip(self._layout.variable_parts, values, strict=True):
+            self._variable_values[part][env] = value
 
-    def turn_over(self) -> None:
-        """The next buffer: the other one, or the next row of a slot."""
+    def next_buffer(self) -> None:
+        """Goes to the next buffer: the other one, or the next row of a slot."""
         if self.rollout is None:
             self.buffer = 1 - self.buffer
         elif self.buffer + 1 - self._first < len(self.rollout):
@@ -97,48 +104,48 @@ class Results:
         else:
             raise InvalidArgument(f"the slot has room for {len(self.rollout)} steps, and they are made: commit it")
 
-    def carry(self, env: int) -> None:
-        """Brings an environment's newest results into the buffer of now."""
-        source, target = self.view(self._at[env]), self.view(self.buffer)
+    def copy_to_current(self, env: int) -> None:
+        """Copies the newest results of an environment into the current buffer, and counts them as the newest there."""
+        source, target = self.view(self._newest_in[env]), self.view(self.buffer)
         if source is not target:
             _copy(source, target, env)
-            self._at[env] = self.buffer
+            self._newest_in[env] = self.buffer
 
-    def show(self, env: int) -> None:
-        """One that will be begun anew shows its last observation: it goes where its worker writes the rest."""
-        _copy(self.view(self._at[env]), self.view(self.buffer), env)
+    def copy_last_observation(self, env: int) -> None:
+        """Copies the last results of an environment into the current buffer, before its worker writes there."""
+        _copy(self.view(self._newest_in[env]), self.view(self.buffer), env)
 
-    def keep(self, envs: list[int]) -> None:
-        """Before workers write over results in their place: copies, to begin anew from after a fault."""
-        newest = [env for env in envs if self._at[env] == 0]
-        _copy(self._buffers[0], self._buffers[1], newest)
-        for env in newest:
-            self._at[env] = 1
+    def back_up(self, envs: list[int]) -> None:
+        """Copies results that workers are about to overwrite, for recovery from a fault."""
+        current = [env for env in envs if self._newest_in[env] == 0]
+        _copy(self._buffers[0], self._buffers[1], current)
+        for env in current:
+            self._newest_in[env] = 1
 
-    def settle(self) -> None:
-        """Brings everything into the first buffer: before partial steps, and when a slot is done."""
+    def collect_in_first_buffer(self) -> None:
+        """Copies all newest results into the first buffer: before partial steps, and at the end of a rollout."""
         self.buffer = 0
-        if self._at == self._at[:1] * self._num_envs:
-            source, target = self.view(self._at[0]), self._buffers[0]
+        if self._newest_in == self._newest_in[:1] * self._num_envs:
+            source, target = self.view(self._newest_in[0]), self._buffers[0]
             if source is not target:
                 _copy(source, target, slice(None))
-            self._at = [0] * self._num_envs
+            self._newest_in = [0] * self._num_envs
         for env in range(self._num_envs):
-            self.carry(env)
+            self.copy_to_current(env)
 
-    # ── in somebody else's slot ───────────────────────────────────────────────────────────────────────────────────────
+    # ── in the slot of a ring ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def enter(self, rows: list[Buffer], first: int) -> None:
-        """From now on the results of each step go to the next of these rows."""
+    def begin_rollout(self, rows: list[Buffer], first: int) -> None:
+        """The results of each step go to the next of these rows from now on."""
         self.rollout, self._first, self.buffer = rows, first, first - 1
 
-    def leave(self) -> None:
-        """The rows are somebody else's again, whatever happens here."""
+    def end_rollout(self) -> None:
+        """Gives the rows back, even if this fails."""
         try:
             if self.buffer >= self._first:
-                self.settle()
+                self.collect_in_first_buffer()
         finally:
-            self.rollout, self.buffer, self._at = None, 0, [0] * self._num_envs
+            self.rollout, self.buffer, self._newest_in = None, 0, [0] * self._num_envs
 
 
 def _copy(source: Buffer, target: Buffer, rows: Any) -> None:

@@ -1,7 +1,7 @@
 """ShmVectorEnv: environments in worker processes, as one `gymnasium.vector.VectorEnv`. Made by `rollway.make_vec`.
 
-It has the shape that Gymnasium's users know, and checks what they give. Asking, waiting and mending is `troupe`'s
-business; how an environment is stepped is `worker`'s and `member`'s.
+It has the interface of Gymnasium, and checks arguments. `env_pool` makes the requests, waits and recovers from faults;
+`worker` and `worker_env` step the environments.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gymnasium.vector.utils import batch_space, iterate
 from rollway.errors import ConnectionClosedError, EnvRaised, InvalidArgument, NotInThisProcess
 from rollway.schema.record import convert
 from rollway.vector_env.common_spaces import ObservationMode
-from rollway.vector_env.env_pool import Note, Outcome, Troupe
+from rollway.vector_env.env_pool import EnvInfo, EnvPool, Outcome
 from rollway.vector_env.fault_policy import FaultPolicy
-from rollway.vector_env.layout import Array, Buffer, Memory, Place, Target, check_rollout
+from rollway.vector_env.layout import Array, ArrayPlace, Buffer, RolloutTarget, SlotClient, check_rollout
 from rollway.vector_env.messages import Packed
 from rollway.vector_env.pipe import FOREVER_S
 from rollway.vector_env.protocol import RESET, SEND, STEP
@@ -37,12 +37,12 @@ _process: int
 class ShmVectorEnv(VectorEnv[Any, Any, Array]):
     """Steps many environments in a few worker processes; observations, rewards and actions lie in shared memory.
 
-    `step` sleeps until all have answered, with the GIL released; Ctrl-C ends it. `send` and `recv` work on part of them
-    at a time. `close` (or the end of a ``with`` block) ends the workers; they also end at once when this process does,
-    however it ends. One thread at a time may use it.
+    `step` sleeps until all environments have answered, with the GIL released; Ctrl-C ends it. `send` and `recv` work on
+    part of them at a time. `close` (or the end of a ``with`` block) ends the workers. The workers also end at once when
+    this process ends, in whatever way. One thread at a time may use it.
 
-    With ``copy=False`` what `step` returns are views: those of one step stay as they are until the step after the next
-    one, and are overwritten then. To enter `collect_into`, or to `send` after a step, counts as a step there.
+    With ``copy=False``, `step` returns views. The views of one step are overwritten in the step after the next one. To
+    enter `collect_into`, or to `send` after a step, counts as a step here.
 
     >>> import gymnasium as gym, rollway
     >>> with rollway.make_vec("CartPole-v1", num_envs=4, num_workers=2) as envs:
@@ -75,30 +75,30 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         if step_timeout_s is not None and not step_timeout_s > 0:
             raise InvalidArgument(f"step_timeout_s is {step_timeout_s}; it must be more than 0, or None for ever")
         self.copy, self.autoreset_mode = copy, AutoresetMode(autoreset_mode)
-        self._troupe = Troupe(
+        self._pool = EnvPool(
             list(env_fns), num_workers, self.autoreset_mode, observation_mode, restart, context, daemon
         )
-        self._troupe.allowance.timeout_s = step_timeout_s
-        spaces = self._troupe.spaces
+        self._pool.deadlines.timeout_s = step_timeout_s
+        spaces = self._pool.spaces
         self.single_observation_space = spaces.single_observation_space
         self.single_action_space = spaces.single_action_space
         self.observation_space, self.action_space = spaces.observation_space, spaces.action_space
         self.metadata = {**spaces.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = spaces.render_mode
-        self._actions = self._troupe.floor.actions[0] if self._troupe.action.single else None
-        """Where actions that are one array go, if it has this shape and dtype."""
-        self._actions_look = None if self._actions is None else (self._actions.shape, self._actions.dtype)
+        self._actions = self._pool.arrays.actions[0] if self._pool.action.single else None
+        """The shared array for actions, if actions are one array."""
+        self._actions_spec = None if self._actions is None else (self._actions.shape, self._actions.dtype)
         self._pid = _process
         self._all = list(range(self.num_envs))
         self._received: list[int] = []
-        """Those whose results were given last."""
+        """The environments whose results were returned last."""
         self._stepping = False
         """Whether `step_async` was called, and `step_wait` was not."""
-        self._calm = False
-        """Whether the last thing that happened was a step of all, and nothing is left to be done or told of it."""
-        self._clients: dict[int, Memory] = {}
-        """By number; kept, so that no other can be taken for it."""
-        self._targets: dict[Any, Target] = {}
+        self._can_step_fast = False
+        """Whether the last operation was a step of all environments, and left nothing to do or to tell."""
+        self._clients: dict[int, SlotClient] = {}
+        """By number. Kept, so that no other client can be mistaken for one of them."""
+        self._targets: dict[Any, RolloutTarget] = {}
 
     # ── all environments at once ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -112,28 +112,28 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             options: Handed to every environment, without ``reset_mask``.
         """
         seeds, mask, options = self._plan_reset(seed, options)
-        troupe = self._troupe
+        pool = self._pool
         envs: list[int] = list(range(self.num_envs)) if mask is None else np.flatnonzero(mask).tolist()
-        request = troupe.pack_resets({env: (seeds[env], options) for env in envs})
-        troupe.results.turn_over()
+        request = pool.pack_resets({env: (seeds[env], options) for env in envs})
+        pool.results.next_buffer()
         if mask is not None:
             for env in np.flatnonzero(~mask).tolist():
-                troupe.results.carry(env)
-        troupe.ask(RESET, request)
+                pool.results.copy_to_current(env)
+        pool.ask(RESET, request)
         try:
-            _, notes = troupe.gather(len(envs))
+            _, env_infos = pool.gather(len(envs))
         except EnvRaised:
-            troupe.forget()
+            pool.drain_after_error()
             raise
         self._received = self._all
-        return troupe.results.observations(self.copy), self._infos(notes)
+        return pool.results.observations(self.copy), self._infos(env_infos)
 
     def _plan_reset(
         self, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
     ) -> tuple[list[int | None], npt.NDArray[np.bool_] | None, dict[str, Any] | None]:
-        """Checks the arguments of a reset, and ends what was under way."""
+        """Checks the arguments of a reset, and waits for what was under way."""
         self._must_be_open()
-        if self._troupe.results.rollout is not None:
+        if self._pool.results.rollout is not None:
             raise InvalidArgument("a reset in the middle of collect_into(): its rows are steps")
         if seed is None:
             seeds: list[int | None] = [None] * self.num_envs
@@ -155,43 +155,43 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
                 raise InvalidArgument("options['reset_mask'] is all False: there is nothing to reset")
         for env, one in enumerate(seeds):
             if one is not None and (mask is None or mask[env]):
-                self._troupe.losses.seeds[env] = one
-        self._troupe.drain()
+                self._pool.lost_episodes.seeds[env] = one
+        self._pool.drain()
         self._stepping = False
         return seeds, mask, options
 
     def step(self, actions: Any) -> Result:
         """Steps all environments, and waits for them."""
-        if not self._calm or self._pid != _process:
+        if not self._can_step_fast or self._pid != _process:
             self.step_async(actions)
             return self.step_wait()
-        troupe = self._troupe
+        pool = self._pool
         self._write_actions(actions, None)
-        troupe.results.turn_over()
-        self._stepping, self._calm = True, False
-        outcome = troupe.core.step(STEP, troupe.results.buffer, troupe.allowance.timeout_s)
+        pool.results.next_buffer()
+        self._stepping, self._can_step_fast = True, False
+        outcome = pool.core.step(STEP, pool.results.buffer, pool.deadlines.timeout_s)
         if outcome is not None:
             return self._step_wait(None, outcome)
-        self._stepping, self._calm = False, True
-        troupe.results.all_arrived()
-        return (*troupe.results.given(self.copy), {})
+        self._stepping, self._can_step_fast = False, True
+        pool.results.all_arrived()
+        return (*pool.results.newest(self.copy), {})
 
     def step_async(self, actions: Any) -> None:
-        """Asks all environments for a step. `step_wait` gets the results."""
+        """Requests a step of all environments. `step_wait` gets the results."""
         self._must_be_open()
-        troupe = self._troupe
-        if self._stepping or troupe.is_busy():
+        pool = self._pool
+        if self._stepping or pool.is_busy():
             raise InvalidArgument(
                 "a step or a reset is under way: take its results with step_wait() or recv() first, or reset()"
             )
-        if troupe.action.loose:
+        if pool.action.variable_parts:
             request = self._pack_actions(actions, range(self.num_envs))
-            troupe.turn_over()
-            troupe.ask(STEP, request)
+            pool.next_buffer()
+            pool.ask(STEP, request)
         else:
             self._write_actions(actions, None)
-            troupe.turn_over()
-            troupe.core.ask(STEP, troupe.results.buffer, None)
+            pool.next_buffer()
+            pool.core.ask(STEP, pool.results.buffer, None)
         self._stepping = True
 
     def step_wait(self, timeout: float | None = None) -> Result:
@@ -206,22 +206,22 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         return self._step_wait(timeout, None)
 
     def _step_wait(self, timeout: float | None, outcome: Outcome | None) -> Result:
-        troupe = self._troupe
+        pool = self._pool
         try:
-            _, notes = troupe.gather(self.num_envs, timeout, outcome)
-        except EnvRaised:  # the others have done their step; what they said beside their arrays is dropped
-            troupe.forget()
+            _, env_infos = pool.gather(self.num_envs, timeout, outcome)
+        except EnvRaised:  # the others have done their step; their infos are dropped
+            pool.drain_after_error()
             self._stepping = False
             raise
-        self._stepping, self._calm, self._received = False, troupe.is_calm(), self._all
-        infos = self._infos(notes) if notes else {}
-        return (*troupe.results.given(self.copy), infos)
+        self._stepping, self._can_step_fast, self._received = False, pool.can_step_fast(), self._all
+        infos = self._infos(env_infos) if env_infos else {}
+        return (*pool.results.newest(self.copy), infos)
 
-    def _infos(self, notes: list[Note]) -> dict[str, Any]:
-        """What the environments say, as Gymnasium puts it together."""
+    def _infos(self, env_infos: list[EnvInfo]) -> dict[str, Any]:
+        """Merges the infos of environments as Gymnasium does."""
         infos: dict[str, Any] = {}
-        for env, note in notes:
-            infos = self._add_info(infos, note, env)
+        for env, info in env_infos:
+            infos = self._add_info(infos, info, env)
         return infos
 
     # ── part of them at a time ────────────────────────────────────────────────────────────────────────────────────────
@@ -233,17 +233,17 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         seeds, mask, options = self._plan_reset(seed, options)
         if mask is not None:
             raise InvalidArgument("async_reset() resets all environments: reset_mask is for reset()")
-        request = self._troupe.pack_resets({env: (seeds[env], options) for env in range(self.num_envs)})
-        self._troupe.results.settle()
-        self._troupe.ask(RESET, request)
+        request = self._pool.pack_resets({env: (seeds[env], options) for env in range(self.num_envs)})
+        self._pool.results.collect_in_first_buffer()
+        self._pool.ask(RESET, request)
 
     def send(self, actions: Any, env_id: Sequence[int] | Array | None = None) -> None:
         """Steps some environments, and does not wait.
 
         Args:
             actions: One for each of them, in their order.
-            env_id: Which ones; those of the last `recv` when left out, or all after a `reset` or `step`. An environment
-                whose results have not been received cannot be sent another action.
+            env_id: Which environments; those of the last `recv` when left out, or all after a `reset` or `step`. An
+                environment whose results were not received yet cannot get another action.
         """
         self._must_be_open()
         envs = self._received if env_id is None else _numbers(env_id)
@@ -252,60 +252,60 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         for env in envs:
             if not 0 <= env < self.num_envs:
                 raise InvalidArgument(f"env_id has {env}; there are {self.num_envs} environments, numbered from 0")
-            if self._troupe.is_busy(env):
+            if self._pool.is_busy(env):
                 raise InvalidArgument(f"environment {env} is still busy with its last action: recv() its results first")
         if len(set(envs)) != len(envs):
             raise InvalidArgument(f"env_id names an environment twice: {envs}")
-        troupe = self._troupe
-        if troupe.results.rollout is not None:
+        pool = self._pool
+        if pool.results.rollout is not None:
             raise InvalidArgument("send() in the middle of collect_into(): its rows are steps of all environments")
-        if troupe.results.buffer != 0:
-            troupe.results.settle()
-        if troupe.action.loose:
+        if pool.results.buffer != 0:
+            pool.results.collect_in_first_buffer()
+        if pool.action.variable_parts:
             request = self._pack_actions(actions, envs)
-            troupe.keep(envs)
-            troupe.ask(SEND, request)
+            pool.back_up(envs)
+            pool.ask(SEND, request)
         else:
             self._write_actions(actions, envs)
-            troupe.keep(envs)
-            troupe.core.ask(SEND, 0, envs)
+            pool.back_up(envs)
+            pool.core.ask(SEND, 0, envs)
 
     def recv(self, timeout: float | None = None) -> Result:
-        """Waits for ``batch_size`` environments, and gives their results; which they are is in ``infos["env_id"]``.
+        """Waits for ``batch_size`` environments, and returns their results; ``infos["env_id"]`` names the environments.
 
-        Whoever is done comes, in turn; a slow one does not hold the others. The arrays have a row for each of them, and
-        are copies. ``infos`` has a row for each environment there is, as everywhere.
+        Environments come in the order in which they finish, so a slow one does not delay the others. The arrays are
+        copies, with a row for each of these environments. ``infos`` has a row for every environment, as everywhere.
 
         Raises:
             WaitTimeout: They are not there within ``timeout`` seconds. Nothing is lost: call again.
         """
         self._must_be_open()
-        troupe = self._troupe
-        if self._stepping or not troupe.is_busy():
+        pool = self._pool
+        if self._stepping or not pool.is_busy():
             raise InvalidArgument("nothing was sent: call async_reset() or send() first")
-        envs, notes = troupe.gather(self.batch_size, timeout)
+        envs, env_infos = pool.gather(self.batch_size, timeout)
         self._received = envs
-        infos = self._infos(notes)
+        infos = self._infos(env_infos)
         infos["env_id"] = np.array(envs)
-        results = troupe.results
-        now = results.view(results.buffer)  # not the first after a reset() that was broken off
+        results = pool.results
+        now = results.view(results.buffer)  # not the first buffer after a reset() that was interrupted
         return results.observations_of(envs), now.rewards[envs], now.terminations[envs], now.truncations[envs], infos
 
     # ── straight into a slot ──────────────────────────────────────────────────────────────────────────────────────────
 
     @contextlib.contextmanager
     def collect_into(
-        self, client: Memory, *, observations: Any, rewards: Array, terminations: Array, truncations: Array
+        self, client: SlotClient, *, observations: Any, rewards: Array, terminations: Array, truncations: Array
     ) -> Iterator[Any]:
-        """Lets the workers write the results of the next steps straight into a slot of a ring: nothing is copied.
+        """Makes the workers write the results of the next steps straight into a slot of a ring, without a copy.
 
         In the block, every `step` fills the next row and returns views of it: rewards and endings of step ``t`` go to
-        row ``t``, the observations after it to row ``t + 1``. The block starts with the newest observations, which are
-        put into row 0. Where observations have no row for the last ones, those go to the vector environment's own
-        memory. Arrays of another order can be given transposed.
+        row ``t``, the observations after it to row ``t + 1``. The block starts with the newest observations, which it
+        puts into row 0. If there is no row for the last observations, they go to the vector environment's own memory.
+        Arrays of another order can be given transposed.
 
         Args:
-            client: Whose slot it is: a `ShmClient`.
+            client: The `ShmClient` that owns the slot.
             observations: The slot's arrays ``[steps or steps + 1, num_envs, …]``, in the structure of the observation
                 space.
             rewards: ``[steps, num_envs]``, of any number type.
@@ -328,34 +328,34 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         [[[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]]
         """
         self._must_be_open()
-        troupe, results, layout = self._troupe, self._troupe.results, self._troupe.blueprint.observation
-        if results.rollout is not None or self._stepping or troupe.is_busy():
+        pool, results, layout = self._pool, self._pool.results, self._pool.shared_layout.observation
+        if results.rollout is not None or self._stepping or pool.is_busy():
             raise InvalidArgument("a step or another collect_into() is under way: finish it first")
         parts = layout.split(observations)
         others = {"rewards": rewards, "terminations": terminations, "truncations": truncations}
         steps = check_rollout(layout, self.num_envs, parts, others)
         target = self._target(client, steps, parts, others)
-        results.settle()
+        results.collect_in_first_buffer()
         for array, newest in zip(parts, results.view(0).observations, strict=True):
             array[0] = newest
-        spare = results.view(Target.SPARE)
+        spare = results.view(RolloutTarget.SPARE)
         rows = [
             [array[step + 1] for array in parts] if step + 1 < parts[0].shape[0] else spare.observations
             for step in range(steps)
         ]
         buffers = [Buffer(row, rewards[step], terminations[step], truncations[step]) for step, row in enumerate(rows)]
-        results.enter(buffers, target.first)
+        results.begin_rollout(buffers, target.first)
         try:
             yield layout.build([array[0] for array in parts])
         finally:
             self._stepping = False
-            troupe.leave()
+            pool.end_rollout()
 
-    def _target(self, client: Memory, steps: int, parts: list[Array], others: dict[str, Array]) -> Target:
-        """The slot as the workers know it. Each slot of a ring is introduced to them once."""
+    def _target(self, client: SlotClient, steps: int, parts: list[Array], others: dict[str, Array]) -> RolloutTarget:
+        """The slot as the workers know it. They are told about each slot of a ring once."""
         memory = client.memory()
-        places = [Place.of(array, memory, "observations") for array in parts]
-        more = [Place.of(array, memory, what) for what, array in others.items()]
+        places = [ArrayPlace.of(array, memory, "observations") for array in parts]
+        more = [ArrayPlace.of(array, memory, what) for what, array in others.items()]
         number = next((number for number, known in self._clients.items() if known is client), None)
         if number is None:
             self._forget_closed()
@@ -364,17 +364,17 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         key = (number, *places, *more)
         if key not in self._targets:
             used = [target.first + target.steps for target in self._targets.values()]
-            first = max(used, default=self._troupe.blueprint.BUFFERS)
-            target = Target(client.name, number, client.owner, first, steps, tuple(places), *more)
-            self._troupe.aim(target)
+            first = max(used, default=self._pool.shared_layout.BUFFERS)
+            target = RolloutTarget(client.name, number, client.owner, first, steps, tuple(places), *more)
+            self._pool.add_target(target)
             self._targets[key] = target
         return self._targets[key]
 
     def _forget_closed(self) -> None:
-        """Clients come and go with their learner, and the workers keep the memory of those that they know."""
+        """Has the workers unmap the memory of clients that are closed: clients come and go with their learner."""
         closed = {number for number, client in self._clients.items() if client.closed}
         if closed:
-            self._troupe.forget_targets(closed)
+            self._pool.remove_targets(closed)
             self._targets = {key: target for key, target in self._targets.items() if target.client not in closed}
             for number in closed:
                 del self._clients[number]
@@ -382,11 +382,11 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
     # ── the environments themselves ───────────────────────────────────────────────────────────────────────────────────
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Calls a method of every environment, or reads an attribute: one result for each."""
+        """Calls a method of every environment, or reads an attribute. Returns one result for each."""
         if name in _RESERVED:
             raise InvalidArgument(f"call({name!r}) would go behind our back: use {name}()")
         self._must_be_open()
-        return self._troupe.consult(lambda share: ("call", name, args, kwargs))
+        return self._pool.call_workers(lambda envs: ("call", name, args, kwargs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of every environment."""
@@ -398,7 +398,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         if len(each) != self.num_envs:
             raise InvalidArgument(f"there are {len(each)} values for {self.num_envs} environments")
         self._must_be_open()
-        self._troupe.consult(lambda share: ("set_attr", name, each[share.start : share.stop]))
+        self._pool.call_workers(lambda envs: ("set_attr", name, each[envs.start : envs.stop]))
 
     def render(self) -> tuple[Any, ...]:
         """The frames of all environments."""
@@ -416,13 +416,13 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
 
     def close_extras(self, timeout: float | None = 5.0, terminate: bool = False) -> None:
         """Ends the workers: those that have not closed their environments within ``timeout`` seconds are killed."""
-        self._calm = False
-        self._troupe.close(0.0 if terminate else FOREVER_S if timeout is None else timeout)
+        self._can_step_fast = False
+        self._pool.close(0.0 if terminate else FOREVER_S if timeout is None else timeout)
 
     @property
     def step_timeout_s(self) -> float | None:
         """How long a worker may take for one step or reset of its environments."""
-        return self._troupe.allowance.timeout_s
+        return self._pool.deadlines.timeout_s
 
     def __enter__(self) -> ShmVectorEnv:
         return self
@@ -434,15 +434,15 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         raise TypeError("a vector environment cannot be pickled or copied: make another, its workers are its own")
 
     def _must_be_open(self) -> None:
-        """For all that is not the next of many steps."""
-        self._calm = False
+        """Raises if this cannot be used. Also ends the fast path of `step`."""
+        self._can_step_fast = False
         if self.closed:
             raise ConnectionClosedError("this vector environment is closed")
         if self._pid != _process:
             raise NotInThisProcess(f"this vector environment is process {self._pid}'s: make one in the forked child")
 
     def _pack_actions(self, actions: Any, envs: Sequence[int]) -> Packed:
-        """Actions with loose parts: they travel whole."""
+        """Packs actions that have parts of variable size; they go by the pipe as a whole."""
         every = len(envs) == self.num_envs
         space = self.action_space if every else batch_space(self.single_action_space, len(envs))
         try:
@@ -451,24 +451,24 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             raise self._misshapen(error) from None
         if len(whole) != len(envs):
             raise InvalidArgument(f"there are {len(whole)} actions for {len(envs)} environments")
-        return self._troupe.pack(dict(zip(envs, whole, strict=True)))
+        return self._pool.pack(dict(zip(envs, whole, strict=True)))
 
     def _write_actions(self, actions: Any, envs: list[int] | None) -> None:
         if (
             self._actions is not None
             and envs is None
             and type(actions) is np.ndarray
-            and (actions.shape, actions.dtype) == self._actions_look
+            and (actions.shape, actions.dtype) == self._actions_spec
         ):
             self._actions[:] = actions
             return
-        troupe, rows = self._troupe, self.num_envs if envs is None else len(envs)
+        pool, rows = self._pool, self.num_envs if envs is None else len(envs)
         try:
-            arrays, values = troupe.floor.actions, troupe.action.split(actions)
+            arrays, values = pool.arrays.actions, pool.action.split(actions)
         except _MISSHAPEN as error:
             raise self._misshapen(error) from None
-        for part, array, value in zip(troupe.action.parts, arrays, values, strict=True):
-            assert array is not None  # no loose parts
+        for part, array, value in zip(pool.action.parts, arrays, values, strict=True):
+            assert array is not None  # no part of variable size
             given = np.asarray(value)
             if given.shape != (rows, *part.shape):
                 raise InvalidArgument(
@@ -507,7 +507,7 @@ def _check(what: str, value: int, least: int, most: int | None) -> None:
 
 
 def _note_process() -> None:
-    global _process  # asked at every step, and a system call would take longer
+    global _process  # compared at every step, where a system call would take longer
     _process = os.getpid()
 
 

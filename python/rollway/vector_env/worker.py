@@ -1,7 +1,7 @@
-"""The worker process: makes its environments, steps them when asked, and writes what they say into shared memory.
+"""The worker process: makes its environments, steps them on request, and writes their results into shared memory.
 
-Started by `Crew`, and by nobody else. It ends when it is told to, or with its caller, whichever comes first. Exceptions
-of an environment are told to the caller and end nothing.
+Only `WorkerProcesses` starts it. It ends when the caller closes, or when the caller's process ends. It reports an
+exception of an environment to the caller, and goes on.
 """
 
 from __future__ import annotations
@@ -22,360 +22,375 @@ from gymnasium.vector import AutoresetMode
 
 from rollway._core import EnvSink, EnvWorker, end_with, map_for
 from rollway.errors import PeerDied, SegmentDamaged, SegmentNotFound, SystemCallFailed
-from rollway.vector_env.layout import Array, Blueprint, Buffer, Target
-from rollway.vector_env.pipe import Inlet, Outlet, number_posted
+from rollway.vector_env.layout import Array, Buffer, RolloutTarget, SharedLayout
+from rollway.vector_env.pipe import WorkerReceiver, WorkerSender, last_sent_number
 from rollway.vector_env.protocol import (
     FAULT,
-    LETTER,
-    PARCEL,
+    INLINE,
+    OVERFLOW,
     RESET,
     RESTORED,
-    CallersMistake,
+    CallerError,
+    EnvDescriptions,
     Fault,
-    Introduction,
-    Orders,
+    WorkerSettings,
 )
-from rollway.vector_env.worker_env import Member, Notes, Outcome, Sink, Source, Step
+from rollway.vector_env.worker_env import ActionReader, Infos, Outcome, ResultWriter, Step, WorkerEnv
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadableParameter:
     """In place of a parameter that could not be unpickled."""
 
     why: Exception
 
 
-def _pickled(introduction: Introduction) -> bytes | None:
-    """``None`` when a space cannot travel: its class may be local to a function."""
+def _pickled_or_none(descriptions: EnvDescriptions) -> bytes | None:
+    """``None`` when a space cannot be pickled: its class may be local to a function."""
     try:
-        return pickle.dumps(introduction)
+        return pickle.dumps(descriptions)
     except (AttributeError, TypeError, pickle.PicklingError):
         return None
 
 
-def work(orders: Orders, makers: Sequence[Callable[[], Env[Any, Any]]], pipe: Connection) -> None:
-    """The life of a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's: it closes us.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # held until now by `Crew`
+def work(settings: WorkerSettings, makers: Sequence[Callable[[], Env[Any, Any]]], pipe: Connection) -> None:
+    """The main function of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C, and closes the workers
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked until now by `WorkerProcesses`
     try:
-        end_with(orders.caller)
+        end_with(settings.caller)
     except SystemCallFailed:
-        return  # It has ended already.
-    members: list[Member] = []
+        return  # the caller has ended already
+    worker_envs: list[WorkerEnv] = []
     try:
-        _work(orders, makers, members, pipe)
+        _work(settings, makers, worker_envs, pipe)
     finally:
-        with contextlib.ExitStack() as stack:  # every one, also when another raises
-            for member in reversed(members):
-                stack.callback(member.env.close)
+        with contextlib.ExitStack() as stack:  # closes every environment, also after one that raises
+            for worker_env in reversed(worker_envs):
+                stack.callback(worker_env.env.close)
 
 
 def _work(
-    orders: Orders, makers: Sequence[Callable[[], Env[Any, Any]]], members: list[Member], pipe: Connection
+    settings: WorkerSettings,
+    makers: Sequence[Callable[[], Env[Any, Any]]],
+    worker_envs: list[WorkerEnv],
+    pipe: Connection,
 ) -> None:
     try:
         for make in makers:
-            members.append(Member(make, orders.mode, fresh=orders.blueprint is not None))
-    except BaseException as error:  # noqa: BLE001 - told to the caller, which raises it
-        pipe.send(("fault", (orders.envs[len(members)], Fault.of(error))))
+            worker_envs.append(WorkerEnv(make, settings.mode, is_replacement=settings.shared_layout is not None))
+    except BaseException as error:  # noqa: BLE001 - reported to the caller, which raises it
+        pipe.send(("fault", (settings.envs[len(worker_envs)], Fault.of(error))))
         return
-    blueprint, name = orders.blueprint, orders.name
-    if blueprint is None or name is None:
-        pipe.send(("hello", _pickled(Introduction.of([member.env for member in members]))))
+    shared_layout, name = settings.shared_layout, settings.name
+    if shared_layout is None or name is None:
+        pipe.send(("spaces", _pickled_or_none(EnvDescriptions.of([worker_env.env for worker_env in worker_envs]))))
         try:
-            _, plan = Inlet(pipe).hear()
+            _, plan = WorkerReceiver(pipe).receive()
         except EOFError:
             return
         if plan is None:
-            return  # The caller has found something wrong with another worker.
-        blueprint, name = plan
+            return  # the caller has found something wrong with another worker
+        shared_layout, name = plan
     try:
-        core = EnvWorker(name, orders.worker)
+        core = EnvWorker(name, settings.worker)
     except SegmentNotFound:
-        return  # The caller has closed meanwhile.
+        return  # the caller has closed meanwhile
     if not core.caller_lives():
         return
-    desk = Desk(core, orders, blueprint, members, pipe)
+    loop = WorkerLoop(core, settings, shared_layout, worker_envs, pipe)
     pipe.send(("ready", None))
     try:
-        desk.serve()
+        loop.serve()
     except (BrokenPipeError, ConnectionResetError, EOFError):
-        pass  # The caller has closed while we had something to say or to hear.
+        pass  # the caller has closed while this worker sent or received
     except SegmentDamaged as error:
-        desk.give_up(error)
+        loop.report_end(error)
     finally:
-        desk.close()
+        loop.close()
 
 
-class Desk:
-    """One worker's environments, its share of the arrays, and the ways to the caller."""
+class WorkerLoop:
+    """Serves the caller's requests: one worker's environments, their arrays, and the pipe to the caller.
+
+    Native code makes plain steps, and calls `actions`, `action`, `settle`, `begin`, `fail` and `ship` for the rest.
+    """
 
     def __init__(
-        self, core: EnvWorker, orders: Orders, blueprint: Blueprint, members: list[Member], pipe: Connection
+        self,
+        core: EnvWorker,
+        settings: WorkerSettings,
+        shared_layout: SharedLayout,
+        worker_envs: list[WorkerEnv],
+        pipe: Connection,
     ) -> None:
-        self._core, self._members = core, members
-        self._inlet, self._outlet = Inlet(pipe), Outlet(pipe)
-        self._blueprint, self._first = blueprint, orders.envs.start
-        self._same_step = orders.mode is AutoresetMode.SAME_STEP
-        floor = blueprint.floor(core.memory)
-        self._layout = blueprint.observation
-        self._buffers = floor.buffers
+        self._core, self._worker_envs = core, worker_envs
+        self._receiver, self._sender = WorkerReceiver(pipe), WorkerSender(pipe)
+        self._shared_layout, self._first = shared_layout, settings.envs.start
+        self._same_step = settings.mode is AutoresetMode.SAME_STEP
+        arrays = shared_layout.arrays(core.memory)
+        self._layout = shared_layout.observation
+        self._buffers = arrays.buffers
         self._maps: dict[int, memoryview] = {}
-        self._sinks: dict[int, Sink] = {}
-        self._plain_sinks: dict[int, EnvSink] = {}
-        for number, buffer in enumerate(floor.buffers):
-            self._open_sink(number, buffer)
-        self._targets: list[Target] = []
-        for target in orders.targets:
-            with contextlib.suppress(PeerDied, SegmentNotFound):  # its client is closed: nobody will ask for it
-                self._aim(target)
-        self._source = Source(blueprint.action, floor.actions, orders.envs)
+        self._writers: dict[int, ResultWriter] = {}
+        self._native_writers: dict[int, EnvSink] = {}
+        for number, buffer in enumerate(arrays.buffers):
+            self._add_writer(number, buffer)
+        self._targets: list[RolloutTarget] = []
+        for target in settings.targets:
+            with contextlib.suppress(
+                PeerDied, SegmentDamaged, SegmentNotFound
+            ):  # its client is closed: no request will name it
+                self._add_target(target)
+        self._action_reader = ActionReader(shared_layout.action, arrays.actions, settings.envs)
         self._steps: list[Step | None] = []
-        """By environment: its `Member.next_step`."""
-        self._in_hand = floor.in_hand[orders.worker : orders.worker + 1]
-        self._lengths, self._letters = floor.lengths.data, floor.letters
-        self._posted, self._heard = floor.posted.data[orders.worker : orders.worker + 1], 0
-        self._mail: deque[tuple[int, bytes]] = deque()
+        """By environment: its `WorkerEnv.next_step`."""
+        self._busy_env = arrays.busy_env[settings.worker : settings.worker + 1]
+        self._lengths, self._inline = arrays.lengths.data, arrays.inline
+        self._last_sent, self._last_received = arrays.last_sent.data[settings.worker : settings.worker + 1], 0
+        self._calls: deque[tuple[int, bytes]] = deque()
         self._parameters: dict[int, Any] = {}
         self._numbers = itertools.count(1)
-        self._parcels: list[tuple[tuple[int, int], bytes]] = []
+        self._overflow: list[tuple[tuple[int, int], bytes]] = []
 
     def serve(self) -> None:
-        """Does what is asked, until the end. Steps are made natively; what is special about one is asked of us."""
-        core, members, steps, sinks = self._core, self._members, self._steps, self._sinks
-        # All that lives by now lives as long as this process: the collector need not look at it again.
+        """Serves requests until the caller closes."""
+        core, worker_envs, steps, writers = self._core, self._worker_envs, self._steps, self._writers
+        # Objects that exist by now live as long as this process: the garbage collector can skip them.
         gc.collect()
         gc.freeze()
         while True:
-            steps[:] = [member.next_step for member in members]
-            call, what, buffer, envs = core.serve(self, steps, self._plain_sinks, self._in_hand)
+            steps[:] = [worker_env.next_step for worker_env in worker_envs]
+            call, what, buffer, envs = core.serve(self, steps, self._native_writers, self._busy_env)
             if call == "closed":
                 return
             if call == "mail":
-                self._listen()
-                while self._mail:
-                    number, letter = self._mail.popleft()
-                    self._outlet.say(("reply", (number, self._reply(letter))))
+                self._receive_all()
+                while self._calls:
+                    number, payload = self._calls.popleft()
+                    self._sender.send(("reply", (number, self._reply(payload))))
             else:
-                core.answer((self._reset if what == RESET else self._restore)(envs, sinks[buffer]))
+                core.answer((self._reset if what == RESET else self._restore)(envs, writers[buffer]))
                 self.ship()
 
-    # ── for the core, while it steps ──────────────────────────────────────────────────────────────────────────────────
+    # ── called by native code while it steps ──────────────────────────────────────────────────────────────────────────
 
     def actions(self, envs: list[int] | None) -> Sequence[Any] | Array | None:
-        """An action for each of these, or of all; ``None``: ask for each `action`."""
-        return None if self._source.loose else self._source.take(envs)
+        """An action for each of these environments, or for all; ``None``: call `action` for each."""
+        return None if self._action_reader.is_by_pipe else self._action_reader.read(envs)
 
     def action(self, env: int) -> Any:
-        """One that came by the pipe. Raises, if it did not."""
+        """The action of an environment that came by the pipe. Raises if none came."""
         return self._parameter(env)
 
     def settle(self, env: int, buffer: int, outcome: Any) -> int:
-        """Takes what a step returned, if there is more to it than arrays of the right kind."""
-        member = self._members[env - self._first]
-        notes: Any
+        """Writes what a step returned, if it has infos, ends an episode, or needs a conversion."""
+        worker_env = self._worker_envs[env - self._first]
+        infos: Any
         try:
-            observation, reward, terminated, truncated, notes = outcome
+            observation, reward, terminated, truncated, infos = outcome
             if terminated or truncated:
-                observation, notes = member.finish(observation, notes)
-                self._steps[env - self._first] = member.next_step
-            elif notes:
-                notes = [notes]
-            return self._write(env, self._sinks[buffer], (observation, reward, terminated, truncated, notes))
-        except BaseException as error:  # noqa: BLE001 - told to the caller
+                observation, infos = worker_env.end_episode(observation, infos)
+                self._steps[env - self._first] = worker_env.next_step
+            elif infos:
+                infos = [infos]
+            return self._write(env, self._writers[buffer], (observation, reward, terminated, truncated, infos))
+        except BaseException as error:  # noqa: BLE001 - reported to the caller
             return self.fail(env, error)
 
     def begin(self, env: int, buffer: int) -> int:
-        """In place of a step: the next episode."""
-        member = self._members[env - self._first]
+        """Starts the next episode, in place of a step."""
+        worker_env = self._worker_envs[env - self._first]
         try:
-            if member.fresh:
-                return self._begin_anew(env, self._sinks[buffer])
-            return self._write(env, self._sinks[buffer], member.special())
-        except BaseException as error:  # noqa: BLE001 - told to the caller
+            if worker_env.is_replacement:
+                return self._end_lost_episode(env, self._writers[buffer])
+            return self._write(env, self._writers[buffer], worker_env.step_after_end())
+        except BaseException as error:  # noqa: BLE001 - reported to the caller
             return self.fail(env, error)
         finally:
-            self._steps[env - self._first] = member.next_step
+            self._steps[env - self._first] = worker_env.next_step
 
     def fail(self, env: int, error: BaseException) -> int:
-        """An exception of an environment, to be told to the caller."""
-        return self._wrap(env, pickle.dumps(Fault.of(error)), FAULT)
+        """Reports an exception of an environment to the caller."""
+        return self._add_overflow(env, pickle.dumps(Fault.of(error)), FAULT)
 
     def ship(self) -> None:
-        """Sends what was too long. After the answer: the caller reads the pipe once it knows that something comes."""
-        parcels, self._parcels = self._parcels, []
-        for parcel in parcels:
-            self._outlet.say(("parcel", parcel))
+        """Sends overflow messages. Called after the answer, because only then does the caller read the pipe."""
+        overflow, self._overflow = self._overflow, []
+        for message in overflow:
+            self._sender.send(("overflow", message))
 
-    def give_up(self, error: SegmentDamaged) -> None:
+    def report_end(self, error: SegmentDamaged) -> None:
         """Tells the caller why this process ends."""
-        self._outlet.say(("fault", (None, Fault.of(error))))
+        self._sender.send(("fault", (None, Fault.of(error))))
 
     def close(self) -> None:
-        """There is nobody to speak to any more."""
-        self._outlet.close()
+        """Closes the pipe to the caller."""
+        self._sender.close()
 
     # ── tasks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _reset(self, envs: list[int], sink: Sink) -> bytes:
-        return self._each(envs, lambda env: self._reset_one(env, sink))
+    def _reset(self, envs: list[int], writer: ResultWriter) -> bytes:
+        return self._for_each(envs, lambda env: self._reset_one(env, writer))
 
-    def _reset_one(self, env: int, sink: Sink) -> int:
-        member = self._members[env - self._first]
+    def _reset_one(self, env: int, writer: ResultWriter) -> int:
+        worker_env = self._worker_envs[env - self._first]
         seed, options, remake = self._parameter(env)
         if remake:
-            member.remake()
-        observation, notes = member.reset(seed, options)
-        sink.write(env, observation)
-        sink.rewards[env], sink.terminations[env], sink.truncations[env] = 0.0, False, False
-        return self._write_letter(env, notes, observation) if notes or self._layout.loose else 0
+            worker_env.remake()
+        observation, infos = worker_env.reset(seed, options)
+        writer.write(env, observation)
+        writer.rewards[env], writer.terminations[env], writer.truncations[env] = 0.0, False, False
+        return self._write_message(env, infos, observation) if infos or self._layout.variable_parts else 0
 
-    def _restore(self, envs: list[int], sink: Sink) -> bytes:
-        return self._each(envs, lambda env: self._restore_one(env, sink))
+    def _restore(self, envs: list[int], writer: ResultWriter) -> bytes:
+        return self._for_each(envs, lambda env: self._restore_one(env, writer))
 
-    def _restore_one(self, env: int, sink: Sink) -> int:
-        member = self._members[env - self._first]
-        member.seed, remake = self._parameter(env)
+    def _restore_one(self, env: int, writer: ResultWriter) -> int:
+        worker_env = self._worker_envs[env - self._first]
+        worker_env.seed, remake = self._parameter(env)
         if remake:
-            member.remake()
-        return self._begin_anew(env, sink)
+            worker_env.remake()
+        return self._end_lost_episode(env, writer)
 
-    def _begin_anew(self, env: int, sink: Sink) -> int:
-        """A lost episode ends here: truncated. Its last observation is in place already."""
-        member = self._members[env - self._first]
-        sink.rewards[env], sink.terminations[env], sink.truncations[env] = 0.0, False, True
+    def _end_lost_episode(self, env: int, writer: ResultWriter) -> int:
+        """Ends a lost episode as truncated. Its last observation is in place already."""
+        worker_env = self._worker_envs[env - self._first]
+        writer.rewards[env], writer.terminations[env], writer.truncations[env] = 0.0, False, True
         if not self._same_step:
-            member.due, member.fresh = True, False
+            worker_env.needs_reset, worker_env.is_replacement = True, False
             return RESTORED
-        observation, notes = member.begin()
-        sink.write(env, observation)
-        return RESTORED | (self._write_letter(env, notes, observation) if notes or self._layout.loose else 0)
+        observation, infos = worker_env.start_episode()
+        writer.write(env, observation)
+        return RESTORED | (self._write_message(env, infos, observation) if infos or self._layout.variable_parts else 0)
 
-    def _each(self, envs: list[int], do: Callable[[int], int]) -> bytes:
+    def _for_each(self, envs: list[int], do: Callable[[int], int]) -> bytes:
         flags = bytearray(len(envs))
         for position, env in enumerate(envs):
-            self._in_hand[0] = env + 1
+            self._busy_env[0] = env + 1
             try:
                 flags[position] = do(env)
-            except BaseException as error:  # noqa: BLE001 - told to the caller
+            except BaseException as error:  # noqa: BLE001 - reported to the caller
                 flags[position] = self.fail(env, error)
-        self._in_hand[0] = 0
+        self._busy_env[0] = 0
         return bytes(flags)
 
-    def _write(self, env: int, sink: Sink, outcome: Outcome) -> int:
-        observation, reward, terminated, truncated, notes = outcome
-        sink.write(env, observation)
+    def _write(self, env: int, writer: ResultWriter, outcome: Outcome) -> int:
+        observation, reward, terminated, truncated, infos = outcome
+        writer.write(env, observation)
         try:
-            sink.rewards[env] = reward
-            is_held = sink.whole is None or sink.rewards[env] == reward
+            writer.rewards[env] = reward
+            is_held = writer.whole is None or writer.rewards[env] == reward
         except OverflowError:
             is_held = False
         except (TypeError, ValueError):
             raise TypeError(f"the reward is {reward!r}; it must be one number") from None
         if not is_held:
-            raise TypeError(f"the reward is {reward!r}, which {sink.whole or 'a float'} of its array cannot hold")
-        sink.terminations[env] = terminated
-        sink.truncations[env] = truncated
-        return self._write_letter(env, notes or [], observation) if notes or self._layout.loose else 0
+            raise TypeError(f"the reward is {reward!r}, which {writer.whole or 'a float'} of its array cannot hold")
+        writer.terminations[env] = terminated
+        writer.truncations[env] = truncated
+        return self._write_message(env, infos or [], observation) if infos or self._layout.variable_parts else 0
 
     def _parameter(self, env: int) -> Any:
-        """What belongs to a task and came by the pipe."""
-        self._listen()
+        """The parameter of a request, which came by the pipe."""
+        self._receive_all()
         if env not in self._parameters:
             raise RuntimeError("the caller was interrupted before it had said how: reset() it")
         parameter = self._parameters.pop(env)
-        if isinstance(parameter, Unread):
-            raise CallersMistake(f"what was sent to it cannot be unpickled there: {parameter.why}") from parameter.why
+        if isinstance(parameter, UnreadableParameter):
+            raise CallerError(f"what was sent to it cannot be unpickled there: {parameter.why}") from parameter.why
         return parameter
 
-    def _listen(self) -> None:
-        """Hears all that the caller has posted. What it then did not ask for is replaced by what it posts next."""
-        while self._heard < number_posted(self._posted[0], self._heard):
-            self._heard, (kind, content) = self._inlet.hear()
-            if kind == "letter":
-                self._mail.append(content)
+    def _receive_all(self) -> None:
+        """Receives all that the caller has sent. Parameters without a request are replaced by the next ones."""
+        while self._last_received < last_sent_number(self._last_sent[0], self._last_received):
+            self._last_received, (kind, content) = self._receiver.receive()
+            if kind == "call":
+                self._calls.append(content)
                 continue
-            envs, letter = content
+            envs, payload = content
             try:
-                self._parameters.update(zip(envs, pickle.loads(letter), strict=True))
-            except Exception as error:  # noqa: BLE001 - told to the caller, once for each
-                self._parameters.update(dict.fromkeys(envs, Unread(error)))
+                self._parameters.update(zip(envs, pickle.loads(payload), strict=True))
+            except Exception as error:  # noqa: BLE001 - reported to the caller, once for each environment
+                self._parameters.update(dict.fromkeys(envs, UnreadableParameter(error)))
 
-    # ── what does not fit into arrays ─────────────────────────────────────────────────────────────────────────────────
+    # ── messages and slots ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _write_letter(self, env: int, notes: Notes, observation: Any) -> int:
-        parts = self._layout.split(observation) if self._layout.loose else ()
-        for note in notes:
-            if not isinstance(note, dict):
-                raise TypeError(f"its info is {note!r}; it must be a dict")
+    def _write_message(self, env: int, infos: Infos, observation: Any) -> int:
+        parts = self._layout.split(observation) if self._layout.variable_parts else ()
+        for info in infos:
+            if not isinstance(info, dict):
+                raise TypeError(f"its info is {info!r}; it must be a dict")
         try:
-            data = pickle.dumps((notes, [parts[index] for index in self._layout.loose]), pickle.HIGHEST_PROTOCOL)
+            data = pickle.dumps(
+                (infos, [parts[index] for index in self._layout.variable_parts]), pickle.HIGHEST_PROTOCOL
+            )
         except Exception as error:
             raise TypeError(f"its info or observation cannot be pickled: {error}") from error
-        room = self._blueprint.letter_bytes
+        room = self._shared_layout.inline_bytes
         if len(data) > room:
-            return self._wrap(env, data, PARCEL)
-        self._letters[env * room : env * room + len(data)] = data
+            return self._add_overflow(env, data, OVERFLOW)
+        self._inline[env * room : env * room + len(data)] = data
         self._lengths[env] = len(data)
-        return LETTER
+        return INLINE
 
-    def _wrap(self, env: int, data: bytes, flag: int) -> int:
+    def _add_overflow(self, env: int, data: bytes, flag: int) -> int:
         self._lengths[env] = number = next(self._numbers) % (1 << 32)
-        self._parcels.append(((env, number), data))
+        self._overflow.append(((env, number), data))
         return flag
 
-    def _aim(self, target: Target) -> None:
-        """Learns other places to write to."""
+    def _add_target(self, target: RolloutTarget) -> None:
+        """Maps a slot of a ring, to write results to."""
         if target.client not in self._maps:
             self._maps[target.client] = map_for(target.segment, target.owner)
-        for step, buffer in enumerate(target.buffers(self._maps[target.client], self._buffers[Target.SPARE])):
-            self._open_sink(target.first + step, buffer)
+        for step, buffer in enumerate(target.buffers(self._maps[target.client], self._buffers[RolloutTarget.SPARE])):
+            self._add_writer(target.first + step, buffer)
         self._targets.append(target)
 
-    def _open_sink(self, number: int, buffer: Buffer) -> None:
-        self._sinks[number] = sink = Sink(self._layout, buffer)
-        if sink.plain is not None:
-            self._plain_sinks[number] = sink.plain
+    def _add_writer(self, number: int, buffer: Buffer) -> None:
+        self._writers[number] = writer = ResultWriter(self._layout, buffer)
+        if writer.native is not None:
+            self._native_writers[number] = writer.native
 
-    def _forget(self, clients: set[int]) -> None:
-        """Lets go of places that nobody will ask for."""
+    def _remove_targets(self, clients: set[int]) -> None:
+        """Unmaps the slots of clients that are closed."""
         for target in self._targets:
             if target.client in clients:
                 for step in range(target.steps):
-                    del self._sinks[target.first + step]
-                    self._plain_sinks.pop(target.first + step, None)
+                    del self._writers[target.first + step]
+                    self._native_writers.pop(target.first + step, None)
         self._targets = [target for target in self._targets if target.client not in clients]
         for client in clients:
             self._maps.pop(client, None)
-        gc.collect()  # sinks of several parts refer to themselves, and through their arrays to the memory
+        gc.collect()  # writers of several parts refer to themselves, and through their arrays to the memory
 
-    # ── letters from the caller ───────────────────────────────────────────────────────────────────────────────────────
+    # ── calls from the caller ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _reply(self, letter: bytes) -> Any:
-        """The results, one for each environment; or the number of the one that failed, and its fault."""
+    def _reply(self, payload: bytes) -> Any:
+        """The pickled results, one for each environment; or the environment that failed, and its fault."""
         results: list[Any] = []
         try:
-            what, *arguments = pickle.loads(letter)
+            what, *arguments = pickle.loads(payload)
             if what in ("target", "forget"):
-                (self._aim if what == "target" else self._forget)(*arguments)
+                (self._add_target if what == "target" else self._remove_targets)(*arguments)
                 return pickle.dumps(results)
-        except BaseException as error:  # noqa: BLE001 - told to the caller
+        except BaseException as error:  # noqa: BLE001 - reported to the caller
             return self._first, Fault.of(error)
-        for env, member in enumerate(self._members, self._first):
-            self._in_hand[0] = env + 1
+        for env, worker_env in enumerate(self._worker_envs, self._first):
+            self._busy_env[0] = env + 1
             try:
                 if what == "call":
                     name, args, kwargs = arguments
-                    attribute = member.env.get_wrapper_attr(name)
+                    attribute = worker_env.env.get_wrapper_attr(name)
                     results.append(attribute(*args, **kwargs) if callable(attribute) else attribute)
                 else:
                     name, values = arguments
-                    results.append(member.env.set_wrapper_attr(name, values[env - self._first]))
-            except BaseException as error:  # noqa: BLE001 - told to the caller
+                    results.append(worker_env.env.set_wrapper_attr(name, values[env - self._first]))
+            except BaseException as error:  # noqa: BLE001 - reported to the caller
                 return env, Fault.of(error)
             finally:
-                self._in_hand[0] = 0
+                self._busy_env[0] = 0
         try:
             return pickle.dumps(results, pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # noqa: BLE001 - what cannot travel is told as a fault
+        except Exception as error:  # noqa: BLE001 - results that cannot be pickled are reported as a fault
             return self._first, Fault.of(error)

@@ -1,4 +1,5 @@
-"""Member: one environment in a worker, and what happens to it at the end of an episode."""
+"""One environment in a worker: `WorkerEnv` resets it at the end of an episode, `ResultWriter` and `ActionReader` are
+its way into and out of shared memory. `worker` uses them."""
 
 from __future__ import annotations
 
@@ -12,28 +13,31 @@ from gymnasium.vector import AutoresetMode
 
 from rollway._core import EnvSink
 from rollway.vector_env.layout import Array, Buffer, SpaceLayout
-from rollway.vector_env.protocol import CallersMistake
+from rollway.vector_env.protocol import CallerError
 
-Notes = list[dict[str, Any]]
-"""What there is to tell beside the arrays: infos, in the order in which they are to be merged."""
+Infos = list[dict[str, Any]]
+"""The infos of one step or reset, in the order in which they are to be merged."""
 Step = Callable[[Any], Any]
-Outcome = tuple[Any, Any, Any, Any, Notes]
-"""Observation, reward, terminated, truncated, notes."""
+Outcome = tuple[Any, Any, Any, Any, Infos]
+"""Observation, reward, terminated, truncated, infos."""
 
 
-class Member:
-    """One environment. Its steps are its own; the worker asks `special` when it is due, and `finish` at the end."""
+class WorkerEnv:
+    """One environment, and its autoreset. The worker calls its steps directly.
 
-    __slots__ = ("_mode", "_reset", "_step", "due", "env", "fresh", "make", "seed")
+    After the last step of an episode the worker calls `end_episode`, and in place of the next step `step_after_end`.
+    """
 
-    def __init__(self, make: Callable[[], Env[Any, Any]], mode: AutoresetMode, fresh: bool) -> None:
+    __slots__ = ("_mode", "_reset", "_step", "env", "is_replacement", "make", "needs_reset", "seed")
+
+    def __init__(self, make: Callable[[], Env[Any, Any]], mode: AutoresetMode, is_replacement: bool) -> None:
         self.make, self._mode = make, mode
-        self.fresh = fresh
-        """Made in place of one that was lost: nobody has reset it yet."""
-        self.due = fresh
-        """Whether the next step is none: the episode is over, or there has been none yet."""
+        self.is_replacement = is_replacement
+        """Whether it was made in place of a lost one, and was not reset yet."""
+        self.needs_reset = is_replacement
+        """Whether no step may come next: the episode is over, or none has begun yet."""
         self.seed: int | None = None
-        """For the reset after a fault."""
+        """The seed for the reset after a fault."""
         self.open()
 
     def open(self) -> None:
@@ -49,55 +53,55 @@ class Member:
 
     @property
     def next_step(self) -> Step | None:
-        """``None`` when it is due."""
-        return None if self.due else self._step
+        """The environment's own `step`; ``None`` when it needs a reset."""
+        return None if self.needs_reset else self._step
 
-    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Notes]:
-        """Resets because the user says so."""
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Infos]:
+        """Resets at the user's request."""
         observation, info = self._reset(seed=seed, options=options)
-        self.due = self.fresh = False
+        self.needs_reset = self.is_replacement = False
         return observation, [info] if info else []
 
-    def begin(self) -> tuple[Any, Notes]:
+    def start_episode(self) -> tuple[Any, Infos]:
         """Resets because an episode is over."""
         seed, self.seed = self.seed, None
         observation, info = self._reset() if seed is None else self._reset(seed=seed)
-        self.due = self.fresh = False
+        self.needs_reset = self.is_replacement = False
         return observation, [info] if info else []
 
-    def finish(self, observation: Any, info: dict[str, Any]) -> tuple[Any, Notes]:
-        """After the last step of an episode: the observation to show, and what there is to tell."""
+    def end_episode(self, observation: Any, info: dict[str, Any]) -> tuple[Any, Infos]:
+        """Handles the last step of an episode: the observation to show, and the infos."""
         if self._mode is AutoresetMode.SAME_STEP:
             last = {"final_obs": observation, "final_info": info}
-            observation, notes = self.begin()
-            return observation, [last, *notes]
-        self.due = True
+            observation, infos = self.start_episode()
+            return observation, [last, *infos]
+        self.needs_reset = True
         return observation, [info] if info else []
 
-    def special(self) -> Outcome:
-        """In place of a step, when the episode is over."""
+    def step_after_end(self) -> Outcome:
+        """What a step returns when the episode is over: the first observation of the next one."""
         if self._mode is AutoresetMode.DISABLED:
-            raise CallersMistake(
+            raise CallerError(
                 "the episode is over, and autoreset is disabled: call "
                 "reset(options={'reset_mask': terminated | truncated}) first"
             )
-        observation, notes = self.begin()
-        return observation, 0.0, False, False, notes
+        observation, infos = self.start_episode()
+        return observation, 0.0, False, False, infos
 
 
-class Sink:
+class ResultWriter:
     """Writes the results of environments into one buffer."""
 
     def __init__(self, layout: SpaceLayout, buffer: Buffer) -> None:
         self._layout, self._arrays = layout, buffer.observations
         self.rewards = _numbers(buffer.rewards)
         self.whole = buffer.rewards.dtype if buffer.rewards.dtype.kind in "biu" else None
-        """The dtype of rewards, where it is one of whole numbers, as in a slot: it does not hold every reward."""
+        """The dtype of rewards if it is an integer or bool, which cannot hold every reward; otherwise ``None``."""
         self.terminations, self.truncations = _numbers(buffer.terminations), _numbers(buffer.truncations)
         rows = buffer.observations[0] if layout.single else None
         numbers = (buffer.rewards, buffer.terminations, buffer.truncations)
-        self.plain = None if rows is None else EnvSink.over(rows, *numbers)
-        """The same, natively: it takes what needs no conversion. ``None``: every result is for Python."""
+        self.native = None if rows is None else EnvSink.over(rows, *numbers)
+        """The native writer, for results that need no conversion; ``None`` when Python writes every result."""
         self.write: Callable[[int, Any], None] = self._write_parts if rows is None else _row_writer(rows, "")
         self._writers = [
             None if array is None else _row_writer(array, part.path)
@@ -111,12 +115,12 @@ class Sink:
 
 
 def _numbers(array: Array) -> Any:
-    """A memoryview is faster than its array for single numbers. Most kinds of them it does not take from NumPy."""
+    """Something to write single numbers to: a memoryview, which is faster than its array, where its dtype allows it."""
     return array.data if array.dtype in (np.float64, np.float32, np.bool_) else array
 
 
 def _row_writer(array: Array, path: str) -> Callable[[int, Any], None]:
-    """Writes one row of an array. A value of another shape is an error, not broadcast; of another kind, too."""
+    """A function that writes one row of an array. It refuses values of another shape or kind, and never broadcasts."""
     shape, dtype = array.shape[1:], array.dtype
     known = {dtype}
 
@@ -136,20 +140,20 @@ def _row_writer(array: Array, path: str) -> Callable[[int, Any], None]:
     return write
 
 
-class Source:
+class ActionReader:
     """Reads the actions of this worker's environments."""
 
     def __init__(self, layout: SpaceLayout, arrays: list[Array | None], envs: range) -> None:
         self._layout, self._first = layout, envs.start
         self._arrays = [None if array is None else array[envs.start : envs.stop] for array in arrays]
-        self.loose = bool(layout.loose)
-        """Whether actions come by the pipe, whole."""
+        self.is_by_pipe = bool(layout.variable_parts)
+        """Whether whole actions come by the pipe, because a part of them has no fixed size."""
 
-    def take(self, envs: list[int] | None) -> Sequence[Any] | Array:
-        """One action for each. Copies: an environment may keep its action for longer than the shared memory does."""
+    def read(self, envs: list[int] | None) -> Sequence[Any] | Array:
+        """Copies one action for each environment, because an environment may keep its action."""
         parts: list[Array] = []
         for array in self._arrays:
-            assert array is not None  # no loose parts
+            assert array is not None  # no part of variable size
             parts.append(array.copy() if envs is None else array[[env - self._first for env in envs]])
         if self._layout.single:
             return parts[0]

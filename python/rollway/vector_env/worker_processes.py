@@ -1,4 +1,4 @@
-"""Crew: the worker processes of a vector environment. Starts them, hears from them, and ends them; only its own."""
+"""WorkerProcesses: the worker processes of one vector environment. Starts and stops them, and moves messages."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ from gymnasium.vector.utils import CloudpickleWrapper, clear_mpi_env_vars
 
 from rollway.errors import EnvDied
 from rollway.runner.collector_error import signal_of
-from rollway.vector_env.pipe import FOREVER_S, Wire, WorkerGone, WorkerSilent, packed
-from rollway.vector_env.protocol import Orders, named, raise_fault
+from rollway.vector_env.pipe import FOREVER_S, CallerPipe, WorkerGone, WorkerTimeout, packed
+from rollway.vector_env.protocol import WorkerSettings, describe_envs, raise_fault
 from rollway.vector_env.worker import work
 
 Maker = Callable[[], Env[Any, Any]]
 
 
-class Crew:
-    """Processes and pipes, by worker."""
+class WorkerProcesses:
+    """The processes and pipes of the workers, which are numbered from 0."""
 
-    def __init__(self, makers: Sequence[Maker], shares: Sequence[range], context: str | None, daemon: bool) -> None:
+    def __init__(self, makers: Sequence[Maker], envs_of: Sequence[range], context: str | None, daemon: bool) -> None:
         self._context: BaseContext = multiprocessing.get_context(context)
         self._makers, self._daemon = makers, daemon
-        self.shares = shares
+        self.envs_of = envs_of
         """The environments of each worker."""
-        self.worker_of = [worker for worker, share in enumerate(shares) for _ in share]
-        """By environment."""
-        self._processes: list[Any] = [None] * len(shares)
-        self._pidfds: list[int | None] = [None] * len(shares)
-        """Readable when a process has ended, whoever else holds its pipes. ``None``: there is no such process."""
-        self._wires: list[Wire | None] = [None] * len(shares)
-        self.owing: set[int] = set()
-        """Workers to whom a message may not have been sent to its end."""
-        _crews.add(self)
+        self.worker_of = [worker for worker, envs in enumerate(envs_of) for _ in envs]
+        """The worker of each environment."""
+        self._processes: list[Any] = [None] * len(envs_of)
+        self._pidfds: list[int | None] = [None] * len(envs_of)
+        """Readable when a process has ended, even if others hold its pipes. ``None``: there is no such process."""
+        self._pipes: list[CallerPipe | None] = [None] * len(envs_of)
+        self.unflushed: set[int] = set()
+        """Workers to which a message may not have been sent completely."""
+        _all_worker_processes.add(self)
 
-    def start(self, orders: Orders) -> int:
-        """Starts a worker, and gives back its process id."""
+    def start(self, settings: WorkerSettings) -> int:
+        """Starts a worker, and returns its process id."""
         with _interrupts_held(self._context.get_start_method()):
-            return self._start(orders)
+            return self._start(settings)
 
-    def _start(self, orders: Orders) -> int:
-        worker = orders.worker
+    def _start(self, settings: WorkerSettings) -> int:
+        worker = settings.worker
         ours, theirs = multiprocessing.Pipe()
-        share = self.shares[worker]
+        envs = self.envs_of[worker]
         process = self._context.Process(  # type: ignore[attr-defined]  # every context has it
             target=work,
             name=f"rollway-env-{worker}",
             args=(
-                replace(orders, envs=share),
-                [CloudpickleWrapper(make) for make in self._makers[share.start : share.stop]],
+                replace(settings, envs=envs),
+                [CloudpickleWrapper(make) for make in self._makers[envs.start : envs.stop]],
                 theirs,
             ),
             daemon=self._daemon,
@@ -69,77 +69,77 @@ class Crew:
         theirs.close()
         try:
             pidfd = os.pidfd_open(process.pid)
-        except ProcessLookupError:  # it has ended, and somebody has waited for it
+        except ProcessLookupError:  # it has ended, and another thread has waited for it
             pidfd = os.dup(process.sentinel)
         self._forget(worker)
-        self._processes[worker], self._pidfds[worker], self._wires[worker] = process, pidfd, Wire(ours, pidfd)
+        self._processes[worker], self._pidfds[worker], self._pipes[worker] = process, pidfd, CallerPipe(ours, pidfd)
         return int(process.pid)
 
     def pid(self, worker: int) -> int | None:
-        """Of a worker's process."""
+        """The process id of a worker."""
         process = self._processes[worker]
         return None if process is None else process.pid
 
-    def put(self, worker: int, letter: bytes) -> int:
-        """For a worker, by its pipe; `flush` sends it. Its number."""
-        self.owing.add(worker)
-        return self._wire(worker).put(letter)
+    def put(self, worker: int, payload: bytes) -> int:
+        """Queues a message for a worker, and returns its number; `flush` sends it."""
+        self.unflushed.add(worker)
+        return self._pipe(worker).put(payload)
 
     def flush(self, worker: int, deadline: float | None = None) -> None:
-        """Sends what is owed to a worker. `WorkerSilent`: the rest of it still is."""
-        self._wire(worker).flush(deadline)
-        self.owing.discard(worker)
+        """Sends what is queued for a worker. After `WorkerTimeout` the rest is still queued."""
+        self._pipe(worker).flush(deadline)
+        self.unflushed.discard(worker)
 
     def receive(self, worker: int, deadline: float | None = None) -> Any:
-        """The next word of a worker, until it is `done`. What it sent before it died is still heard."""
-        return self._wire(worker).receive(deadline)
+        """The next message of a worker, the same until `pop_received`. Also what it sent before it died."""
+        return self._pipe(worker).receive(deadline)
 
-    def done(self, worker: int) -> None:
-        """The next word of a worker is another."""
-        self._wire(worker).done()
+    def pop_received(self, worker: int) -> None:
+        """Drops the message that `receive` returned last."""
+        self._pipe(worker).pop_received()
 
-    def hear(self, worker: int, expected: str) -> Any:
-        """A worker's word while it is being started for the first time."""
-        envs = list(self.shares[worker])
+    def receive_expected(self, worker: int, expected: str) -> Any:
+        """The content of the next message, which must be of this kind. For workers that start for the first time."""
+        envs = list(self.envs_of[worker])
         try:
             kind, content = self.receive(worker)
         except WorkerGone:
-            how = self.bury(worker)
-            raise EnvDied(f"{named(envs)} could not be made: the worker process ended, {how}", envs) from None
-        self.done(worker)
+            how = self.reap(worker)
+            raise EnvDied(f"{describe_envs(envs)} could not be made: the worker process ended, {how}", envs) from None
+        self.pop_received(worker)
         if kind == "fault":
             env, fault = content
             raise_fault([env], fault, "could not be made")
         assert kind == expected
         return content
 
-    def estate(self, worker: int) -> list[Any]:
-        """What a worker had sent before it ended, and nobody has heard yet."""
-        wire = self._wires[worker]
-        return [] if wire is None else wire.estate()
+    def unread_messages(self, worker: int) -> list[Any]:
+        """Takes what a worker had sent before it ended and was not received yet."""
+        pipe = self._pipes[worker]
+        return [] if pipe is None else pipe.unread_messages()
 
-    def _wire(self, worker: int) -> Wire:
-        wire = self._wires[worker]
-        if wire is None:
-            raise WorkerGone  # and is buried
-        return wire
+    def _pipe(self, worker: int) -> CallerPipe:
+        pipe = self._pipes[worker]
+        if pipe is None:
+            raise WorkerGone  # and was reaped
+        return pipe
 
-    def bury(self, worker: int) -> str:
-        """Makes sure that a worker has ended, and says how it did."""
-        process, wire = self._processes[worker], self._wires[worker]
-        # Its lock goes a moment before the kernel tells how it ended.
+    def reap(self, worker: int) -> str:
+        """Makes sure that a worker has ended, and returns how it ended, in words."""
+        process, pipe = self._processes[worker], self._pipes[worker]
+        # The kernel drops its lock a moment before it reports how it ended.
         has_ended = self._ends_within(worker, 1.0)
-        ended = describe_end(process.exitcode if has_ended else None)
+        ended = describe_exit(process.exitcode if has_ended else None)
         if not has_ended:
             self.kill(worker)
-        if wire is not None:
-            wire.close()
-        self._wires[worker] = None
-        self.owing.discard(worker)
+        if pipe is not None:
+            pipe.close()
+        self._pipes[worker] = None
+        self.unflushed.discard(worker)
         return ended
 
     def kill(self, worker: int) -> None:
-        """Ends a worker that does not answer."""
+        """Kills a worker, and waits for its end."""
         self._processes[worker].kill()
         self._ends_within(worker, FOREVER_S)
 
@@ -153,23 +153,23 @@ class Crew:
         self._processes[worker].join()
         return True
 
-    def send_home(self) -> None:
-        """Tells workers that wait for their blueprint that there will be none.
+    def cancel_start(self) -> None:
+        """Tells workers that wait for the layout that there will be none.
 
-        That their pipe is closed does not tell them: one that was forked holds both ends of it.
+        To close their pipe would not tell them: a forked worker holds both ends of it.
         """
-        for wire in self._wires:
-            if wire is not None:
-                wire.put(packed(None))
-                with contextlib.suppress(WorkerGone, WorkerSilent):
-                    wire.flush(time.monotonic())
+        for pipe in self._pipes:
+            if pipe is not None:
+                pipe.put(packed(None))
+                with contextlib.suppress(WorkerGone, WorkerTimeout):
+                    pipe.flush(time.monotonic())
 
-    def dismiss(self, timeout: float) -> None:
-        """Waits until all have ended, and kills those who have not in time."""
-        for worker, wire in enumerate(self._wires):
-            if wire is not None:
-                wire.close()
-                self._wires[worker] = None
+    def stop(self, timeout: float) -> None:
+        """Waits until all workers have ended, and kills those that have not in time."""
+        for worker, pipe in enumerate(self._pipes):
+            if pipe is not None:
+                pipe.close()
+                self._pipes[worker] = None
         deadline = time.monotonic() + min(timeout, FOREVER_S)
         late = [
             worker
@@ -182,7 +182,7 @@ class Crew:
             self._forget(worker)
 
     def disown(self) -> None:
-        """In a forked child: multiprocessing would end its daemons, our parent's, when this process ends."""
+        """For a forked child: keeps multiprocessing from ending the parent's daemons when the child ends."""
         getattr(multiprocessing.process, "_children", set()).difference_update(self._processes)
 
     def _forget(self, worker: int) -> None:
@@ -191,7 +191,7 @@ class Crew:
             os.close(pidfd)
 
 
-def describe_end(exitcode: int | None) -> str:
+def describe_exit(exitcode: int | None) -> str:
     """How a process ended, for people."""
     if exitcode is None:
         return "it is still there, but has left its work"
@@ -205,15 +205,15 @@ def describe_end(exitcode: int | None) -> str:
 
 @contextlib.contextmanager
 def _interrupts_held(method: str) -> Iterator[None]:
-    """Ctrl-C waits until a worker is started and known, and does not reach it before it can say that it ignores it.
+    """Blocks SIGINT until a worker is started and recorded. The worker unblocks it once it ignores it.
 
-    A terminal sends it to all processes. One that is still importing would end with a traceback of no use to anybody.
+    A terminal sends Ctrl-C to all processes. A worker that is still importing would end with a useless traceback.
     """
-    if method == "forkserver":  # a server that is started now would hand it on to all that it ever forks
+    if method == "forkserver":  # a server that is started now would pass the mask on to all that it ever forks
         yield
         return
     if method == "spawn":
-        resource_tracker.ensure_running()  # when it is started it lets interrupts through
+        resource_tracker.ensure_running()  # to start it later would unblock SIGINT
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -221,12 +221,12 @@ def _interrupts_held(method: str) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
-_crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+_all_worker_processes: weakref.WeakSet[WorkerProcesses] = weakref.WeakSet()
 
 
 def _disown_all() -> None:
-    for crew in list(_crews):
-        crew.disown()
+    for workers in list(_all_worker_processes):
+        workers.disown()
 
 
 os.register_at_fork(after_in_child=_disown_all)

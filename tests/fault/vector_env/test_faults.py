@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 
 import rollway
 from rollway import FaultPolicy, _core
-from rollway.vector_env.env_pool import Troupe
+from rollway.vector_env.env_pool import EnvPool
 from tests import ROOT
 from tests.support.processes import forked, is_gone, until
 from tests.support.vector_env_toys import Counter, Sampler, counters
@@ -129,7 +129,7 @@ def test_what_a_worker_cannot_unpickle_is_told_and_the_worker_lives_on(policy):
         assert envs.recv()[1].tolist() == [1] * 3
 
 
-@pytest.mark.parametrize("size", [1, 300_000], ids=["letter", "parcel"])
+@pytest.mark.parametrize("size", [1, 300_000], ids=["inline", "overflow"])
 @pytest.mark.parametrize("policy", [None, FaultPolicy(max_restarts=1)], ids=["none", "policy"])
 def test_an_info_that_the_caller_cannot_unpickle_is_told_with_its_environment(policy, size):
     class Strange(Counter):
@@ -447,7 +447,7 @@ def test_what_was_answered_before_its_worker_ended_is_received(action):
         [lambda n=n: Talker(n) for n in range(3)], num_workers=1, batch_size=2, restart=FaultPolicy()
     ) as envs:
         envs.reset()
-        envs._troupe.allowance.timeout_s = 4.0 if action == HANG else None
+        envs._pool.deadlines.timeout_s = 4.0 if action == HANG else None
         envs.send([BIG, action, CALM], [0, 1, 2])
         (first, second), rewards, _, truncations, infos = envs.recv()
         assert infos["env_id"].tolist() == [0, 1] and rewards.tolist() == [1, 0]
@@ -560,12 +560,12 @@ def test_an_environment_may_take_longer_to_be_made_again_than_for_a_step(action)
 
     with rollway.make_vec(Heavy, 1, restart=FaultPolicy(max_restarts=1)) as envs:
         envs.reset()
-        envs._troupe.allowance.timeout_s = 0.1
+        envs._pool.deadlines.timeout_s = 0.1
         assert envs.step([action])[3].tolist() == [True]
-        envs._troupe.allowance.timeout_s = None
+        envs._pool.deadlines.timeout_s = None
         assert [envs.step([CALM])[1].tolist() for _ in range(2)] == [[0], [1]]
-        allowance = envs._troupe.allowance
-        assert allowance.limit() is None and not allowance.anew and not allowance.absent
+        deadlines = envs._pool.deadlines
+        assert deadlines.limit() is None and not deadlines.remaking_envs and not deadlines.starting_workers
 
 
 def test_nested_and_loose_observations_survive_a_restart():
@@ -683,7 +683,7 @@ def test_ctrl_c_while_a_large_action_is_sent_to_one_worker_leaves_no_other_witho
     with rollway.make_vec(makers, num_workers=2, batch_size=4) as envs:
         envs.reset()
         envs.send(large[:1], [0])  # busy from now on: its worker reads no more
-        core = envs._troupe.core
+        core = envs._pool.core
         thread = interrupt_when(lambda: core.is_out(3))
         with pytest.raises(KeyboardInterrupt):
             envs.send(large[1:], [1, 2, 3])
@@ -902,15 +902,15 @@ def test_a_forked_child_that_ends_leaves_its_parents_workers_alone(child):
 
 
 def test_a_worker_that_dies_while_environments_are_made_is_told_with_them(monkeypatch):
-    introduce = Troupe._introduce
+    describe = EnvPool._describe_spaces
 
-    def introduce_and_kill(self, *args):
-        agreement = introduce(self, *args)
-        os.kill(self._crew.pid(0), signal.SIGKILL)
-        until(lambda: is_gone(self._crew.pid(0)))
-        return agreement
+    def describe_and_kill(self, *args):
+        spaces = describe(self, *args)
+        os.kill(self._workers.pid(0), signal.SIGKILL)
+        until(lambda: is_gone(self._workers.pid(0)))
+        return spaces
 
-    monkeypatch.setattr(Troupe, "_introduce", introduce_and_kill)
+    monkeypatch.setattr(EnvPool, "_describe_spaces", describe_and_kill)
     with pytest.raises(rollway.EnvDied, match=r"environments 0 to 1 could not be made.*SIGKILL") as caught:
         rollway.make_vec(counters(4), num_workers=2)
     assert caught.value.env_ids == [0, 1]

@@ -69,7 +69,7 @@ def test_every_space_goes_the_same_way(space):
         assert assert_same_walk(ours, SyncVectorEnv([make] * 3), 12) > 0
 
 
-def test_a_space_of_ones_own_travels_in_letters():
+def test_a_space_of_ones_own_travels_in_messages():
     class Word(gym.Space):
         def __init__(self):
             super().__init__((), None)

@@ -381,7 +381,7 @@ def test_workers_let_go_of_the_rings_of_clients_that_are_closed(dead):
                 worker.kill()
                 worker.join()
         assert counts[2] == counts[3] == counts[4], counts
-        assert len(envs._targets) == len(envs._clients) == len(envs._troupe._mender.targets) == 1
+        assert len(envs._targets) == len(envs._clients) == len(envs._pool._recovery.targets) == 1
 
 
 def test_a_fault_in_the_only_step_of_a_rollout_leaves_no_observation_that_is_half_old():

@@ -129,13 +129,13 @@ def test_a_reset_that_was_broken_off_can_be_received_or_done_again(tmp_path):
         for end in (envs.recv, envs.reset):
             envs.reset()
             envs.step([CALM, CALM])
-            envs._troupe.allowance.timeout_s = 0.1
+            envs._pool.deadlines.timeout_s = 0.1
             with pytest.raises(rollway.EnvHung):
                 envs.reset(options={"slowly": True})
             with pytest.raises(rollway.InvalidArgument, match=r"reset is under way.* recv\(\) first, or reset\(\)"):
                 envs.step([CALM, CALM])
             (tmp_path / "gate").touch()
-            envs._troupe.allowance.timeout_s = None
+            envs._pool.deadlines.timeout_s = None
             observations, *rest = end()
             assert observations[:, 1].tolist() == [0, 0]
             if end == envs.recv:
@@ -192,7 +192,7 @@ def test_a_large_call_and_a_large_info_pass_one_another():
     with rollway.make_vec(counters(1)) as envs:
         envs.reset()
         envs.step_async([BIG])
-        until(lambda: select.select([envs._troupe._crew._wires[0]._pipe], [], [], 0)[0])  # it is sending
+        until(lambda: select.select([envs._pool._workers._pipes[0]._connection], [], [], 0)[0])  # it is sending
         assert envs.call("add", np.ones(300_000))[0].shape == (300_000,)
         assert envs.step_wait()[4]["big"].shape == (1, 300_000)
 
@@ -209,18 +209,18 @@ def test_a_worker_that_does_not_read_in_time_is_hung_and_hears_the_rest_later(tm
     large = (np.ones(300_000),)
     with rollway.make_vec(Slow, 1) as envs:
         envs.reset()
-        envs._troupe.allowance.timeout_s = 0.1
+        envs._pool.deadlines.timeout_s = 0.1
         envs.step_async([CALM])
         with pytest.raises(rollway.EnvHung, match="Wait on with the same call"):
             envs.call("add", large[0])
         (tmp_path / "gate").touch()
-        envs._troupe.allowance.timeout_s = None
+        envs._pool.deadlines.timeout_s = None
         assert envs.step_wait()[1].tolist() == [1]
         assert envs.call("add", 5) == (5,)
     (tmp_path / "gate").unlink()
     with rollway.make_vec(Listener, 2, num_workers=1, batch_size=2) as envs:
         envs.reset()
-        envs._troupe.allowance.timeout_s = 0.1
+        envs._pool.deadlines.timeout_s = 0.1
         envs.send((large,), [0])
         envs.send((large,), [1])
         with pytest.raises(rollway.WaitTimeout):
@@ -228,7 +228,7 @@ def test_a_worker_that_does_not_read_in_time_is_hung_and_hears_the_rest_later(tm
         with pytest.raises(rollway.EnvHung):
             envs.recv()
         (tmp_path / "gate").touch()
-        envs._troupe.allowance.timeout_s = None
+        envs._pool.deadlines.timeout_s = None
         assert envs.recv()[1].tolist() == [1, 1]
 
 
@@ -328,7 +328,7 @@ def test_workers_outlive_the_thread_that_made_them():
 def is_waiting(envs):
     """Whether a thread waits for environments."""
     try:
-        return envs._troupe.core.out() < 0
+        return envs._pool.core.out() < 0
     except RuntimeError:
         return True
 
