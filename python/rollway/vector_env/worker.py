@@ -138,9 +138,7 @@ class WorkerLoop:
             self._add_writer(number, buffer)
         self._targets: list[RolloutTarget] = []
         for target in settings.targets:
-            with contextlib.suppress(
-                PeerDied, SegmentDamaged, SegmentNotFound
-            ):  # its client is closed: no request will name it
+            with contextlib.suppress(PeerDied, SegmentNotFound):  # its client is closed: no request will name it
                 self._add_target(target)
         self._action_reader = ActionReader(shared_layout.action, arrays.actions, settings.envs)
         self._steps: list[Step | None] = []
