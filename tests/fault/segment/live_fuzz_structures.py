@@ -550,7 +550,7 @@ class VectorEnv(Structure):
             Region("line of worker", lines, asked, 3, 128),
             Region("asked, of environment", asked, answered, 5, 8),
             Region("answered, of environment", answered, end, 5, 8),
-            Region("in hand, posted, lengths", data, arrays, 1, 64),
+            Region("busy_env, last_sent, lengths", data, arrays, 1, 64),
             Region("arrays", arrays, letters, 1, payload=True),
             Region("letters", letters, data + PAGE, 1),
         ]

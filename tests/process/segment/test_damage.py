@@ -83,13 +83,13 @@ class Patient(gymnasium.Env):
         return 0, {}
 
 envs = rollway.make_vec([Patient] * 2, num_workers=1, context="fork")
-posted = envs._troupe.floor.posted  # By worker: up to which message it is to read its pipe.
+last_sent = envs._pool.arrays.last_sent  # By worker: up to which message it is to read its pipe.
 """
 
 RESET = """
 def spoil():
     assert asked.wait(20)
-    posted[0] = WRONG
+    last_sent[0] = WRONG
     spoiled.set()
 
 threading.Thread(target=spoil).start()
@@ -99,12 +99,12 @@ call = envs.reset
 CALL = """
 (worker,) = [process.pid for process in multiprocessing.active_children()]
 os.kill(worker, signal.SIGSTOP)
-before = int(posted[0])
+before = int(last_sent[0])
 
 def spoil():
-    while posted[0] == before:
+    while last_sent[0] == before:
         time.sleep(0.001)
-    posted[0] = WRONG
+    last_sent[0] = WRONG
     os.kill(worker, signal.SIGCONT)
 
 threading.Thread(target=spoil).start()
@@ -121,7 +121,7 @@ envs.close()
 """
 
 
-@pytest.mark.parametrize("wrong", ["1 << 62", "-1", "int(posted[0]) + 1", "0"])
+@pytest.mark.parametrize("wrong", ["1 << 62", "-1", "int(last_sent[0]) + 1", "0"])
 @pytest.mark.parametrize("code", [RESET, CALL], ids=["reset", "call"])
 def test_a_worker_does_not_wait_for_a_message_that_nobody_sent(code, wrong, name, child):
     spoiled = child(CHILD + POSTED + code.replace("WRONG", wrong) + ENDS, name)
