@@ -307,7 +307,7 @@ impl TcpServer {
         at_least_one("max_inflight_frames", spec.max_inflight_frames as u64)?;
         let given = spec.token.as_deref().map(Token::new).transpose()?;
         let tls = spec.tls.as_ref().map(ServerTls::config).transpose()?;
-        let listener = bind(&spec)?;
+        let (alone, listener) = bind(&spec)?;
         let address =
             listener.local_addr().map_err(|e| Error::io("cannot read the address of a listener", e))?;
         // We listen, and answer nobody yet: whom we answer finds the file (F1).
@@ -340,12 +340,12 @@ impl TcpServer {
             last_refusal: Mutex::default(),
         });
         let server = TcpServer { shared, address, threads: Mutex::default(), pid: std::process::id() };
-        server.start_threads(listener, file)?;
+        server.start_threads(alone, listener, file)?;
         Ok(server)
     }
 
     /// Starts the loops; returns when the first one listens. On failure, those that run are stopped by `Drop`.
-    fn start_threads(&self, listener: TcpListener, file: Option<TokenFile>) -> Result<()> {
+    fn start_threads(&self, alone: Alone, listener: TcpListener, file: Option<TokenFile>) -> Result<()> {
         let mut hands = Vec::new();
         for number in 1..self.shared.spec.io_threads {
             let (hand, mut arrivals) = mpsc::unbounded_channel();
@@ -362,14 +362,10 @@ impl TcpServer {
         }
         self.start_loop(
             0,
-            || {
-                let listener = tokio::net::TcpListener::from_std(listener)?;
-                Ok((Alone::of(&listener), listener))
-            },
+            || Ok((alone, tokio::net::TcpListener::from_std(listener)?)),
             async move |(alone, listener), shared: &Arc<Shared>, tasks: &mut Tasks| {
                 accept(&listener, shared, tasks, hands).await;
-                drop(alone);
-                drop(listener);
+                alone.close(listener);
                 drop(file); // After the listener, and by this thread, which a forked child does not have.
             },
         )
@@ -495,7 +491,8 @@ impl Tasks {
     }
 }
 
-fn bind(spec: &TcpServerSpec) -> Result<TcpListener> {
+/// Listens, where no forked child does.
+fn bind(spec: &TcpServerSpec) -> Result<(Alone, TcpListener)> {
     let wanted = format!("{}:{}", spec.host, spec.port);
     let failed = |source| Error::Bind { address: wanted.clone(), source };
     let addresses: Vec<SocketAddr> =
@@ -508,11 +505,11 @@ fn bind(spec: &TcpServerSpec) -> Result<TcpListener> {
             return Err(Error::OutOfRange { what: "token length", value: length as u64, range });
         }
     }
-    let listener = TcpListener::bind(&addresses[..]).map_err(failed)?;
+    let (alone, listener) = Alone::opened(|| TcpListener::bind(&addresses[..])).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     // The standard library asks for a short queue; hundreds of workers start at once.
     rustix::net::listen(&listener, 1024).map_err(|errno| failed(errno.into()))?;
-    Ok(listener)
+    Ok((alone, listener))
 }
 
 type Hand = mpsc::UnboundedSender<(std::net::TcpStream, String, Lobby)>;
