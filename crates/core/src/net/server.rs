@@ -26,7 +26,7 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc as std_mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::LocalSet;
 
@@ -38,6 +38,10 @@ const SHORTEST_TOKEN: usize = 16;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long `stop` lets connections say goodbye.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
+
+/// So many ports more are tried, for so long, where any will do and the first one's token file cannot be put in place.
+const MORE_PORTS: usize = 64;
+const PORT_LIMIT: Duration = Duration::from_secs(5);
 
 /// What a TCP transport should be. `..TcpServerSpec::default()` fills in the rest.
 #[derive(Debug, Clone)]
@@ -307,20 +311,18 @@ impl TcpServer {
         at_least_one("max_inflight_frames", spec.max_inflight_frames as u64)?;
         let given = spec.token.as_deref().map(Token::new).transpose()?;
         let tls = spec.tls.as_ref().map(ServerTls::config).transpose()?;
-        let (alone, listener) = bind(&spec)?;
-        let address =
-            listener.local_addr().map_err(|e| Error::io("cannot read the address of a listener", e))?;
         // We listen, and answer nobody yet: whom we answer finds the file (F1).
-        let (token, file) = match given {
+        let (alone, listener, address, token, file) = match given {
             Some(token) => {
+                let (alone, listener, address) = bind(&spec)?;
                 token_file::clear(address);
-                (token, None)
+                (alone, listener, address, token, None)
             }
             None => {
                 let token = Token::generate()?;
                 let _ = token_file::collect(); // What dead servers left on other addresses.
-                let file = TokenFile::create(address, &token)?;
-                (token, Some(file))
+                let (alone, listener, address, file) = bind_with_file(&spec, &token)?;
+                (alone, listener, address, token, Some(file))
             }
         };
         let shared = Arc::new(Shared {
@@ -491,8 +493,32 @@ impl Tasks {
     }
 }
 
+/// Listens, and leaves the token where clients of this user find it. Where any port will do, it takes another one if somebody
+/// else has taken the name of the file.
+fn bind_with_file(
+    spec: &TcpServerSpec,
+    token: &Token,
+) -> Result<(Alone, TcpListener, SocketAddr, TokenFile)> {
+    let deadline = Instant::now() + PORT_LIMIT;
+    let mut passed = Vec::new(); // They stay open: the system gives no port twice.
+    loop {
+        let (alone, listener, address) = bind(spec)?;
+        match TokenFile::create(address, token) {
+            Ok(file) => return Ok((alone, listener, address, file)),
+            Err(Error::TokenFile { path, what }) if spec.port == 0 => {
+                if passed.len() == MORE_PORTS || Instant::now() > deadline {
+                    let what = format!("{what}. So it is with {} other free ports", passed.len());
+                    return Err(Error::TokenFile { path, what });
+                }
+                passed.push((alone, listener));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Listens, where no forked child does.
-fn bind(spec: &TcpServerSpec) -> Result<(Alone, TcpListener)> {
+fn bind(spec: &TcpServerSpec) -> Result<(Alone, TcpListener, SocketAddr)> {
     let wanted = format!("{}:{}", spec.host, spec.port);
     let failed = |source| Error::Bind { address: wanted.clone(), source };
     let addresses: Vec<SocketAddr> =
@@ -509,7 +535,8 @@ fn bind(spec: &TcpServerSpec) -> Result<(Alone, TcpListener)> {
     listener.set_nonblocking(true).map_err(failed)?;
     // The standard library asks for a short queue; hundreds of workers start at once.
     rustix::net::listen(&listener, 1024).map_err(|errno| failed(errno.into()))?;
-    Ok((alone, listener))
+    let address = listener.local_addr().map_err(|e| Error::io("cannot read the address of a listener", e))?;
+    Ok((alone, listener, address))
 }
 
 type Hand = mpsc::UnboundedSender<(std::net::TcpStream, String, Lobby)>;
