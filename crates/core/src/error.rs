@@ -181,8 +181,8 @@ pub enum Error {
 
     /// A server that was given no token cannot leave its own where clients look for it.
     #[error(
-        "cannot keep the learner's token in {path}: {what}. Remove that file, choose another port, or give the transport a token= \
-         (the same on every client)"
+        "cannot keep the learner's token in {path}: {what}. Remove that file, choose another port, give the transport a token= \
+         (the same on every client), or let ROLLWAY_SHM_DIR name a directory of your own (for every client, too)"
     )]
     TokenFile { path: String, what: String },
 

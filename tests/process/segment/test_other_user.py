@@ -179,6 +179,41 @@ def test_a_token_file_that_another_user_put_there_is_an_error_and_not_trusted(di
     path.unlink()
 
 
+def squat_names_of_free_ports(directory, is_taken):
+    """Takes the names of the token files of ports that the system gives out, as far as ``is_taken`` says so."""
+    with rollway.Server(EXAMPLE, 1, rollway.TcpTransport()):
+        (path,) = token_files(directory)
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    names = [path.with_suffix(f".{port}") for port in range(low, high + 1) if is_taken(port)]
+    for name in names:
+        name.symlink_to("nowhere")
+        os.chown(name, OTHER, OTHER, follow_symlinks=False)
+    return names
+
+
+def test_a_server_takes_another_port_where_another_user_took_its_file_name(directory):
+    names = squat_names_of_free_ports(directory, lambda port: port // 2 % 2)
+    for _ in range(10):
+        with (
+            rollway.Server(EXAMPLE, 1, rollway.TcpTransport()) as server,
+            rollway.TcpClient("127.0.0.1", server.port, EXAMPLE),
+        ):
+            pass
+    for name in names:
+        name.unlink()
+
+
+def test_a_server_says_what_to_do_when_another_user_took_every_file_name(directory):
+    names = squat_names_of_free_ports(directory, lambda port: True)
+    for _ in range(2):  # and leaves nothing behind
+        with pytest.raises(rollway.RollwayError, match=r"belongs to user 65534.* 64 other .*token=.*ROLLWAY_SHM_DIR"):
+            rollway.Server(EXAMPLE, 1, rollway.TcpTransport()).start()
+    with rollway.Server(EXAMPLE, 1, rollway.TcpTransport(token="given by hand")):
+        pass
+    for name in names:
+        name.unlink()
+
+
 # ── the port ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -200,6 +200,11 @@ pub(crate) fn without_fork<T>(change: impl FnOnce() -> T) -> T {
             after_fork_in_parent();
         }
     }
+    FORK_HANDLER.call_once(|| {
+        let (before, parent, child) = (before_fork, after_fork_in_parent, after_fork_in_child);
+        // SAFETY: the handlers only touch statics and call close.
+        unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
+    });
     let _rank = RankGuard::take(Rank::Listing);
     before_fork();
     let _done = Done;
@@ -253,11 +258,6 @@ struct Lease {
 
 impl Lease {
     fn open(segment: &Segment) -> Result<Lease> {
-        FORK_HANDLER.call_once(|| {
-            let (before, parent, child) = (before_fork, after_fork_in_parent, after_fork_in_child);
-            // SAFETY: the handlers only touch statics and call close.
-            unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
-        });
         without_fork(|| Self::open_and_list(segment))
     }
 

@@ -4,6 +4,7 @@
 //! clients connected to nobody; so a child closes its copies at once, as it does with leases
 //! ([`crate::segment::lease`]). The threads that own these sockets are not in the child, so nobody there misses them.
 
+use crate::segment::lease::without_fork;
 use std::os::fd::AsRawFd;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -30,6 +31,19 @@ pub struct CloseOnFork {
 }
 
 impl CloseOnFork {
+    /// Opens a descriptor and lists it, with no fork in between.
+    pub fn opened<T: AsRawFd, E>(open: impl FnOnce() -> Result<T, E>) -> Result<(CloseOnFork, T), E> {
+        without_fork(|| open().map(|owner| (CloseOnFork::of(&owner), owner)))
+    }
+
+    /// Takes a descriptor off the list and closes it, with no fork in between.
+    pub fn close<T: AsRawFd>(self, owner: T) {
+        without_fork(|| {
+            drop(self);
+            drop(owner);
+        });
+    }
+
     pub fn of(owner: &impl AsRawFd) -> CloseOnFork {
         FORK_HANDLER.call_once(|| {
             // SAFETY: the handler touches a static and calls close.

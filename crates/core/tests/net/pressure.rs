@@ -439,6 +439,50 @@ fn a_forked_child_does_not_keep_the_port() {
 }
 
 #[test]
+fn a_child_that_is_forked_while_a_server_starts_does_not_keep_its_port() {
+    if !alone("a_child_that_is_forked_while_a_server_starts_does_not_keep_its_port") {
+        return; // Other tests fork, too.
+    }
+    let learner = Learner::new(2, 2);
+    for _ in 0..20 {
+        let started = std::sync::atomic::AtomicBool::new(false);
+        let (server, children) = std::thread::scope(|scope| {
+            let forks = scope.spawn(|| {
+                let mut children = Vec::new();
+                while children.is_empty() || !started.load(std::sync::atomic::Ordering::Relaxed) {
+                    // SAFETY: the child only waits until it is killed.
+                    unsafe {
+                        let child = libc::fork();
+                        while child == 0 {
+                            libc::pause();
+                        }
+                        children.push(child);
+                    }
+                }
+                children
+            });
+            let server = TcpServer::start(intake(&learner.consumer), TcpServerSpec::default()).unwrap();
+            started.store(true, std::sync::atomic::Ordering::Relaxed);
+            (server, forks.join().unwrap())
+        });
+        server.stop();
+        // A child closes its copies as its first act, which may be a moment from now.
+        let is_closed = eventually(|| {
+            let answer = std::net::TcpStream::connect_timeout(&server.address(), Duration::from_millis(100));
+            answer.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionRefused)
+        });
+        for child in children {
+            // SAFETY: kills and reaps our own child.
+            unsafe {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, std::ptr::null_mut(), 0);
+            }
+        }
+        assert!(is_closed, "a child listens");
+    }
+}
+
+#[test]
 fn a_signal_interrupts_every_wait() {
     extern "C" fn nothing(_: i32) {}
     let learner = Learner::new(2, 2);

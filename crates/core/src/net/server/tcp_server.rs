@@ -28,7 +28,7 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc as std_mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::LocalSet;
 
@@ -40,6 +40,10 @@ const SHORTEST_TOKEN: usize = 16;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long `stop` lets connections say goodbye.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
+
+/// So many ports more are tried, for so long, where any will do and the first one's token file cannot be put in place.
+const MORE_PORTS: usize = 64;
+const PORT_LIMIT: Duration = Duration::from_secs(5);
 
 /// What a TCP transport should be. `..TcpServerSpec::default()` fills in the rest.
 #[derive(Debug, Clone)]
@@ -330,20 +334,18 @@ impl TcpServer {
         at_least_one("max_inflight_frames", spec.max_inflight_frames as u64)?;
         let given = spec.token.as_deref().map(Token::new).transpose()?;
         let tls = spec.tls.as_ref().map(ServerTls::config).transpose()?;
-        let listener = bind(&spec)?;
-        let address =
-            listener.local_addr().map_err(|e| Error::io("cannot read the address of a listener", e))?;
         // We listen, and answer nobody yet: whom we answer finds the file (F1).
-        let (token, file) = match given {
+        let (close_on_fork, listener, address, token, file) = match given {
             Some(token) => {
+                let (close_on_fork, listener, address) = bind(&spec)?;
                 token_file::clear(address);
-                (token, None)
+                (close_on_fork, listener, address, token, None)
             }
             None => {
                 let token = Token::generate()?;
                 let _ = token_file::collect(); // What dead servers left on other addresses.
-                let file = TokenFile::create(address, &token)?;
-                (token, Some(file))
+                let (close_on_fork, listener, address, file) = bind_with_file(&spec, &token)?;
+                (close_on_fork, listener, address, token, Some(file))
             }
         };
         let shared = Arc::new(Shared {
@@ -364,12 +366,17 @@ impl TcpServer {
             last_refusal: Mutex::default(),
         });
         let server = TcpServer { shared, address, threads: Mutex::default(), pid: std::process::id() };
-        server.start_threads(listener, file)?;
+        server.start_threads(close_on_fork, listener, file)?;
         Ok(server)
     }
 
     /// Starts the loops; returns when the first one listens. On failure, those that run are stopped by `Drop`.
-    fn start_threads(&self, listener: TcpListener, file: Option<TokenFile>) -> Result<()> {
+    fn start_threads(
+        &self,
+        close_on_fork: CloseOnFork,
+        listener: TcpListener,
+        file: Option<TokenFile>,
+    ) -> Result<()> {
         let mut hands = Vec::new();
         for number in 1..self.shared.spec.io_threads {
             let (hand, mut arrivals) = mpsc::unbounded_channel();
@@ -386,14 +393,10 @@ impl TcpServer {
         }
         self.start_loop(
             0,
-            || {
-                let listener = tokio::net::TcpListener::from_std(listener)?;
-                Ok((CloseOnFork::of(&listener), listener))
-            },
+            || Ok((close_on_fork, tokio::net::TcpListener::from_std(listener)?)),
             async move |(close_on_fork, listener), shared: &Arc<Shared>, tasks: &mut Tasks| {
                 accept(&listener, shared, tasks, hands).await;
-                drop(close_on_fork);
-                drop(listener);
+                close_on_fork.close(listener);
                 drop(file); // After the listener, and by this thread, which a forked child does not have.
             },
         )
@@ -519,7 +522,32 @@ impl Tasks {
     }
 }
 
-fn bind(spec: &TcpServerSpec) -> Result<TcpListener> {
+/// Listens, and leaves the token where clients of this user find it. Where any port will do, it takes another one if somebody
+/// else has taken the name of the file.
+fn bind_with_file(
+    spec: &TcpServerSpec,
+    token: &Token,
+) -> Result<(CloseOnFork, TcpListener, SocketAddr, TokenFile)> {
+    let deadline = Instant::now() + PORT_LIMIT;
+    let mut passed = Vec::new(); // They stay open: the system gives no port twice.
+    loop {
+        let (close_on_fork, listener, address) = bind(spec)?;
+        match TokenFile::create(address, token) {
+            Ok(file) => return Ok((close_on_fork, listener, address, file)),
+            Err(Error::TokenFile { path, what }) if spec.port == 0 => {
+                if passed.len() == MORE_PORTS || Instant::now() > deadline {
+                    let what = format!("{what}. So it is with {} other free ports", passed.len());
+                    return Err(Error::TokenFile { path, what });
+                }
+                passed.push((close_on_fork, listener));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Listens, where no forked child does.
+fn bind(spec: &TcpServerSpec) -> Result<(CloseOnFork, TcpListener, SocketAddr)> {
     let wanted = format!("{}:{}", spec.host, spec.port);
     let failed = |source| Error::Bind { address: wanted.clone(), source };
     let addresses: Vec<SocketAddr> =
@@ -532,11 +560,13 @@ fn bind(spec: &TcpServerSpec) -> Result<TcpListener> {
             return Err(Error::OutOfRange { what: "token length", value: length as u64, range });
         }
     }
-    let listener = TcpListener::bind(&addresses[..]).map_err(failed)?;
+    let (close_on_fork, listener) =
+        CloseOnFork::opened(|| TcpListener::bind(&addresses[..])).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     // The standard library asks for a short queue; hundreds of workers start at once.
     rustix::net::listen(&listener, 1024).map_err(|errno| failed(errno.into()))?;
-    Ok(listener)
+    let address = listener.local_addr().map_err(|e| Error::io("cannot read the address of a listener", e))?;
+    Ok((close_on_fork, listener, address))
 }
 
 type Hand = mpsc::UnboundedSender<(std::net::TcpStream, String, Lobby)>;

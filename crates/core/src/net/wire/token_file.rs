@@ -152,8 +152,8 @@ impl TokenFile {
             Error::io(what, errno)
         };
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = fs::open(directory(), flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
-        let close_on_fork = CloseOnFork::of(&file);
+        let (close_on_fork, file) =
+            CloseOnFork::opened(|| fs::open(directory(), flags, Mode::RUSR | Mode::WUSR)).map_err(failed)?;
         fs::fchmod(&file, Mode::RUSR | Mode::WUSR).map_err(failed)?;
         fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(failed)?;
         let text = [token.secret(), b"\n"].concat();
