@@ -2,13 +2,14 @@
 
 ```text
 catalog.py   `segments`, `gc`: which segments there are, and which of them can go (`rollway ls`, `rollway gc`)
-doctor.py    `examine` and its checks (`rollway doctor`); `Cgroup`: the limits of this process's control group
+doctor.py    `examine` and its checks (`rollway doctor`)
+cgroup.py    `Cgroup`: the limits of this process's control group
 ```
 """
 
 from rollway.machine.catalog import SegmentInfo, gc, segments
+from rollway.machine.cgroup import Cgroup
 from rollway.machine.doctor import (
-    Cgroup,
     Finding,
     Status,
     check_cpus,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rollway import _core
+from rollway._core import collect_all, list_segments
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class SegmentInfo:
 
 def segments() -> list[SegmentInfo]:
     """Every Rollway segment on this machine."""
-    return [_info(row) for row in _core.list_segments()]
+    return [_info(row) for row in list_segments()]
 
 
 def gc() -> list[SegmentInfo]:
     """Removes the segments in which nobody lives, and gives back what was removed. A live one is never touched."""
-    return [_info(row) for row in _core.collect_all()]
+    return [_info(row) for row in collect_all()]
 
 
 def _info(row: dict[str, Any]) -> SegmentInfo:

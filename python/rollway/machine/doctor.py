@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from rollway import _core
+from rollway._core import shm_directory
 from rollway.errors import RollwayError
 from rollway.machine.catalog import SegmentInfo, segments
+from rollway.machine.cgroup import Cgroup, read_text
 from rollway.ring.server import Server
 from rollway.ring.shm_client import ShmClient
 from rollway.transport.shm import ShmTransport
@@ -44,7 +45,7 @@ class Finding:
 def examine(root: Path = Path("/")) -> list[Finding]:
     """Checks everything. ``root`` is where ``proc`` and ``sys`` lie."""
     cgroup = Cgroup(root)
-    directory = Path(_core.shm_directory())
+    directory = Path(shm_directory())
     return [
         check_shared_memory(directory),
         check_memory(cgroup.memory_limit(), _free_bytes(directory), cgroup.memory_used()),
@@ -186,7 +187,7 @@ def check_locked_memory(limits: tuple[int, int]) -> Finding:
 
 def check_watches(path: Path) -> Finding:
     """Inotify instances: a client that waits for its learner watches the directory."""
-    text = _read(path)
+    text = read_text(path)
     if text is None or not text.isdigit():
         return Finding("inotify", "warn", "unknown", "Clients that wait for their learner will look 20 times a second.")
     found = f"{text} instances per user"
@@ -203,7 +204,7 @@ def check_watches(path: Path) -> Finding:
 
 def check_huge_pages(path: Path) -> Finding:
     """Transparent huge pages for shared memory."""
-    text = _read(path)
+    text = read_text(path)
     chosen = text[text.index("[") + 1 : text.index("]")] if text and "[" in text and "]" in text else None
     if chosen is None:
         return Finding("huge pages", "ok", "not offered by this kernel", "Leave ShmTransport(huge_pages=...) off.")
@@ -255,94 +256,12 @@ def check_round_trip() -> Finding:
     return Finding(name, "ok", "a sample went through a ring and came back whole")
 
 
-class Cgroup:
-    """The limits of this process's control group, version 1 or 2. The tightest of its ancestors counts.
-
-    Args:
-        root: Where ``proc`` and ``sys`` lie.
-    """
-
-    def __init__(self, root: Path = Path("/")) -> None:
-        self._root = root
-
-    def cpu_quota(self) -> float | None:
-        """How many CPUs the group may use; ``None`` without a limit."""
-        quotas = [_quota(*(_read(directory / "cpu.max") or "").split()) for directory in self._directories(None)]
-        quotas += [
-            _quota(_read(directory / "cpu.cfs_quota_us") or "", _read(directory / "cpu.cfs_period_us") or "")
-            for directory in self._directories("cpu")
-        ]
-        return min((quota for quota in quotas if quota is not None), default=None)
-
-    def memory_limit(self) -> int | None:
-        """How many bytes the group that leaves the least may use; ``None`` without a limit."""
-        return self._tightest(1)
-
-    def memory_used(self) -> int | None:
-        """How many bytes of `memory_limit` are used, without file cache that the kernel can drop; ``None`` as there."""
-        return self._tightest(2)
-
-    def _tightest(self, number: Literal[1, 2]) -> int | None:
-        """As the core reads it, which refuses what does not fit."""
-        limits = _core.memory_limits(self._root)
-        return limits[0][number] if limits else None
-
-    def oom_kills(self) -> int | None:
-        """How many processes of the group the kernel has killed for want of memory; ``None`` where it does not say."""
-        texts = [_read(directory / "memory.events") for directory in self._directories(None)]
-        texts += [_read(directory / "memory.oom_control") for directory in self._directories("memory")]
-        lines = [line.split() for text in texts if text for line in text.splitlines()]
-        return max((int(line[1]) for line in lines if line[0] == "oom_kill"), default=None)
-
-    def _directories(self, controller: str | None) -> Iterator[Path]:
-        """From the mounted root of the hierarchy down to our own group. ``None`` means version 2."""
-        membership = self._membership(controller)
-        for mounted_root, mount_point in self._mounts(controller):
-            here = self._root / mount_point.lstrip("/")
-            yield here
-            # Inside a container the path may be the host's, of which only the end is mounted here.
-            below = membership.removeprefix(mounted_root) if mounted_root != "/" else membership
-            for part in Path(below.lstrip("/")).parts:
-                here = here / part
-                yield here
-
-    def _membership(self, controller: str | None) -> str:
-        for line in (_read(self._root / "proc/self/cgroup") or "").splitlines():
-            number, _, rest = line.partition(":")
-            controllers, _, path = rest.partition(":")
-            if controller in controllers.split(",") if controller else (number == "0" and not controllers):
-                return path
-        return "/"
-
-    def _mounts(self, controller: str | None) -> Iterator[tuple[str, str]]:
-        for line in (_read(self._root / "proc/self/mountinfo") or "").splitlines():
-            before, _, after = line.partition(" - ")
-            fields, kind = before.split(), after.split()
-            if len(fields) < 5 or len(kind) < 3:
-                continue
-            wanted = kind[0] == "cgroup" and controller in kind[2].split(",") if controller else kind[0] == "cgroup2"
-            if wanted:
-                yield fields[3], fields[4]
-
-
-def _quota(limit: str = "", period: str = "") -> float | None:
-    """``max 100000`` and ``-1`` mean no limit; so does what cannot be read."""
-    return int(limit) / int(period) if limit.isdigit() and period.isdigit() and int(period) else None
-
-
 def _free_bytes(directory: Path) -> int | None:
     try:
         stat = os.statvfs(directory)
     except OSError:
         return None
     return stat.f_bavail * stat.f_frsize
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None
 
 
 def _version(release: str) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from rollway._core import shm_directory
 from rollway.errors import InvalidArgument, NotEnoughMemory
-from rollway.machine.doctor import Cgroup
+from rollway.machine.cgroup import Cgroup
 from rollway.ring.rollout_ring_buffer import rollout_shapes
 
 Place = Literal["shared", "private"]

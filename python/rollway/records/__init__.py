@@ -4,6 +4,7 @@
 server.py       `RecordServer`: the learner's end
 shm_client.py   `ShmRecordClient`: the end of a worker on this machine
 tcp_client.py   `TcpRecordClient`: the end of a worker on another machine
+async_sends.py  the asyncio versions of the clients' sends
 key.py          `RecordKey`, `GroupKey`: which trajectory a record is
 metadata.py     what a record says besides its arrays, as bytes
 batches.py      many records as one padded or packed batch

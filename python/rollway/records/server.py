@@ -9,9 +9,9 @@ from typing import Any
 from rollway._core import Record, RecordConsumer, RecordProducer
 from rollway.errors import ConnectionClosedError, ForeignSchema, InvalidArgument, WaitTimeout
 from rollway.records.key import RecordKey
-from rollway.ring.server import OnFull
 from rollway.schema.record import RecordSchema
 from rollway.transport.base import RecordIntake, RecordTransport
+from rollway.transport.policies import OnFull
 from rollway.transport.server_base import Hosting, not_let_in, sort_out
 from rollway.transport.shm import ShmTransport
 from rollway.waiting.peer_watch import Lookout, Trouble, gone

@@ -7,11 +7,11 @@ from types import TracebackType
 
 from rollway._core import RecordProducer
 from rollway.errors import ForeignSchema
-from rollway.ring.server import OnFull
+from rollway.records.async_sends import AsyncRecordSends
 from rollway.schema.record import RecordSchema
+from rollway.transport.policies import OnFull
 from rollway.waiting.notifier import AsyncBell, WeakCall
-from rollway.waiting.record_sends import AsyncRecordSends
-from rollway.waiting.sends import Vigil
+from rollway.waiting.peer_watch import Vigil
 
 
 class ShmRecordClient(RecordProducer, AsyncRecordSends):

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from rollway._core import TcpRecordSender
 from rollway.errors import ForeignSchema
+from rollway.records.async_sends import AsyncRecordSends
 from rollway.schema.record import RecordSchema
 from rollway.transport.tcp import secret, trust
 from rollway.transport.tcp_lifetime import TcpLifetime
 from rollway.waiting.notifier import AsyncBell, WeakCall
-from rollway.waiting.record_sends import AsyncRecordSends
 
 
 class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):

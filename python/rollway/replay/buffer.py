@@ -12,7 +12,7 @@ import secrets
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from rollway._core import Table
 from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch, SegmentDamaged, WaitTimeout
 from rollway.replay.batch import Batch, RowLayout, StagedCopies, as_host_array, device_name, fill_field_by_field
 from rollway.schema.record import RaggedLeaf, RecordSchema, convert
+from rollway.transport.policies import IfExists
 
 _PATIENCE_S = 30.0
 """How long an add waits while every row of the buffer is being written by others."""
@@ -72,7 +73,7 @@ class ReplayBuffer:
         name: str | None = None,
         fields: Mapping[str, str] | None = None,
         seed: int | None = None,
-        if_exists: Literal["resume", "replace", "error"] = "resume",
+        if_exists: IfExists = "resume",
         huge_pages: bool | None = None,
         max_peers: int = 1024,
     ) -> None:

@@ -4,6 +4,7 @@
 server.py                   `Server`: the learner's end
 shm_client.py               `ShmClient`: the end of a worker on this machine
 tcp_client.py               `TcpClient`: the end of a worker on another machine
+async_sends.py              the asyncio versions of the clients' sends
 trajectory_accumulator.py   `TrajectoryAccumulator`: steps into one sample, before it is sent
 rollout_ring_buffer.py      `RolloutRingBuffer`: whole rollouts from collectors to a learner
 pinning.py                  page-locks the ring for CUDA

@@ -6,7 +6,7 @@ The training loop calls it. Workers use `ShmClient`; code in the learner's own p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import optree
@@ -16,11 +16,10 @@ from rollway.errors import BatchesHeld, ConnectionClosedError, ForeignSchema, In
 from rollway.ring.pinning import pin
 from rollway.schema.pytree import Schema
 from rollway.transport.base import Intake, Transport
+from rollway.transport.policies import OnFull
 from rollway.transport.server_base import Hosting, not_let_in, sort_out
 from rollway.transport.shm import ShmTransport
 from rollway.waiting.peer_watch import Lookout, Trouble, gone
-
-OnFull = Literal["block", "drop_oldest", "drop_newest", "error"]
 
 
 class Server(Hosting):

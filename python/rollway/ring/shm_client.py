@@ -7,10 +7,11 @@ from typing import Any
 
 from rollway._core import Producer, Slot
 from rollway.errors import ForeignSchema
-from rollway.ring.server import OnFull
+from rollway.ring.async_sends import AsyncSends
 from rollway.schema.pytree import Schema
+from rollway.transport.policies import OnFull
 from rollway.waiting.notifier import AsyncBell, WeakCall
-from rollway.waiting.sends import AsyncSends, Vigil, deadline_of
+from rollway.waiting.peer_watch import Vigil, deadline_of
 
 
 class ShmClient(Producer, AsyncSends):

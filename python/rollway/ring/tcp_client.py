@@ -7,11 +7,11 @@ from typing import Any
 
 from rollway._core import TcpSender
 from rollway.errors import ForeignSchema
+from rollway.ring.async_sends import AsyncSends
 from rollway.schema.pytree import Schema
 from rollway.transport.tcp import secret, trust
 from rollway.transport.tcp_lifetime import TcpLifetime
 from rollway.waiting.notifier import AsyncBell, WeakCall
-from rollway.waiting.sends import AsyncSends
 
 
 class TcpClient(TcpLifetime, TcpSender, AsyncSends):

@@ -21,7 +21,7 @@ from typing import Self
 
 from rollway._core import shm_directory
 from rollway.errors import CollectorError
-from rollway.machine.doctor import Cgroup
+from rollway.machine.cgroup import Cgroup
 
 # In characters. Even if each takes the 6 bytes of an escape, all of it fits into an empty pipe (64 KiB).
 _MOST_KIND, _MOST_MESSAGE, _MOST_TRACEBACK = 200, 2_000, 8_000

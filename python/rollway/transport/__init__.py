@@ -4,6 +4,7 @@
 base.py           what a transport is: `Transport`, `Endpoint`, and what a server hands to it
 shm.py            `ShmTransport`: shared memory under a name, for workers on this machine
 tcp.py            `TcpTransport`: a port, for workers on other machines
+policies.py       `OnFull`, `IfExists`: the choices that users make for a segment
 server_base.py    what `Server` and `RecordServer` have in common: transports, life cycle, numbers
 tcp_lifetime.py   how a client over TCP waits and is closed
 ```

@@ -6,14 +6,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from rollway._core import Consumer, Plan, Producer, RecordConsumer, RecordPlan, RecordProducer, Weights
+from rollway.errors import SchemaMismatch
 from rollway.schema.pytree import Schema
 from rollway.schema.record import RecordSchema
-
-if TYPE_CHECKING:
-    from rollway.weights.tree import WeightTree
 
 
 class Intake:
@@ -59,12 +57,33 @@ class RecordIntake:
         return RecordProducer.beside(self.consumer, self._plan)
 
 
+class WeightLeaves(Protocol):
+    """The leaves of weights, as a transport needs them: to say how those of a worker differ. See `WeightTree`."""
+
+    @classmethod
+    def from_text(cls, text: bytes) -> Any:
+        """The leaves that a worker has; `SchemaMismatch` when the text cannot be read."""
+        ...
+
+    def explain(self, theirs: Any, where: str) -> SchemaMismatch:
+        """How the leaves of a worker differ from these."""
+        ...
+
+
 class WeightOutlet:
     """The way out of a learner's weights: what a transport needs to give them to remote workers, and no more."""
 
-    def __init__(self, weights: Weights, tree: WeightTree) -> None:
+    def __init__(self, weights: Weights, tree: WeightLeaves) -> None:
         self.weights = weights
         self.tree = tree
+
+
+class WeightSource(Protocol):
+    """Weights that a transport can give to remote workers: a `SharedWeightSync`."""
+
+    def outlet(self) -> WeightOutlet:
+        """What the transport needs of them."""
+        ...
 
 
 class Endpoint(Protocol):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import dataclass, field
-from typing import Literal
+
+from rollway.transport.policies import IfExists
 
 
 class _MadeUp(str):
@@ -18,7 +19,7 @@ def _make_up() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
-    if_exists: Literal["resume", "replace", "error"] = "resume"
+    if_exists: IfExists = "resume"
     huge_pages: bool | None = None
     max_peers: int = 1024
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from rollway._core import TcpServer
 from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch
-from rollway.transport.base import Intake, RecordIntake, WeightOutlet
-
-if TYPE_CHECKING:
-    from rollway.weights.shared_weight_sync import SharedWeightSync
+from rollway.transport.base import Intake, RecordIntake, WeightOutlet, WeightSource
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class _Options:
     keepalive_s: float = 5.0
     session_ttl_s: float = 600.0
     staging_bytes: int = 256 << 20
-    weights: SharedWeightSync | None = field(default=None, repr=False)
+    weights: WeightSource | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Self
 from rollway._core import TcpConnection
 from rollway.errors import RollwayError, WaitTimeout
 from rollway.waiting.notifier import AsyncBell, WeakCall
-from rollway.waiting.sends import Vigil, deadline_of, rung
+from rollway.waiting.peer_watch import Vigil, deadline_of, rung
 
 _log = logging.getLogger(__name__)
 _open_clients: weakref.WeakSet[TcpLifetime] = weakref.WeakSet()

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rollway.errors import InvalidArgument
-from rollway.machine.doctor import Cgroup
+from rollway.machine.cgroup import Cgroup
 from rollway.vector_env.fault_policy import FaultPolicy
 
 if TYPE_CHECKING:

@@ -10,11 +10,65 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rollway.errors import ConnectionClosedError, PeerDied, RollwayError
+from rollway.errors import ConnectionClosedError, InvalidArgument, PeerDied, RollwayError
 from rollway.waiting.notifier import AsyncBell
-from rollway.waiting.sends import deadline_of
 
+_WORKER_LOOK_S = 1.0  # how often somebody who waits looks whether anybody is left
 _FIRST_LOOK_S, _LOOK_S = 0.02, 0.5  # soon for the first time: from then on it counts how long a trouble lasts
+
+
+def deadline_of(timeout: float | None) -> float | None:
+    """When a timeout that begins now is over."""
+    if timeout is not None and not timeout >= 0:
+        raise InvalidArgument(f"a timeout must be a number of seconds >= 0 or None, not {timeout}")
+    return None if timeout is None else time.monotonic() + timeout
+
+
+class Vigil:
+    """Notices that every learner is dead, and that none has come back for too long, or can: then nobody will ring."""
+
+    def __init__(
+        self,
+        learners: Callable[[], tuple[int, list[int]]],
+        is_orphaned: Callable[[], bool],
+        limit_s: float | None,
+    ) -> None:
+        self._learners = learners
+        self._is_orphaned = is_orphaned
+        self._limit_s = limit_s
+
+    def look(self, alone_since: float | None) -> float | None:
+        """Since when we have been alone, if we are. Raises `PeerDied` when that is too long ago, or for ever."""
+        alive, died = self._learners()
+        if alive or not died:
+            return None
+        pids = ", ".join(map(str, died))
+        if self._is_orphaned():
+            raise PeerDied(
+                f"the learner died (pid {pids}), and the name is gone: nobody can take its place. Start another "
+                "learner, and attach to it anew"
+            )
+        if self._limit_s is None:
+            return None
+        now = time.monotonic()
+        if alone_since is not None and now - alone_since >= self._limit_s:
+            raise PeerDied(
+                f"the learner died (pid {pids}) and nobody took its place in {self._limit_s} s: there is no room. "
+                "Start a learner with the same name to go on, or raise peer_timeout_s"
+            )
+        return alone_since or now
+
+
+async def rung(bell: AsyncBell, deadline: float | None, vigil: Vigil | None) -> bool:
+    """Waits for the bell; looks around now and then, for the dead cannot ring. False when the time was over."""
+    alone_since: float | None = None
+    while True:
+        left = math.inf if deadline is None else deadline - time.monotonic()
+        if await bell.rung(max(min(left, _WORKER_LOOK_S), 0.0)):
+            return True
+        if left <= _WORKER_LOOK_S:
+            return False
+        alone_since = None if vigil is None else vigil.look(alone_since)
 
 
 @dataclass(frozen=True)

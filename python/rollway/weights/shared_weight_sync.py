@@ -9,17 +9,15 @@ import os
 import secrets
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from rollway._core import Weights
 from rollway.errors import ForeignSchema, InvalidArgument
 from rollway.transport.base import WeightOutlet
 from rollway.transport.server_base import run_all
+from rollway.transport.tcp import TcpEndpoint, TcpTransport
 from rollway.weights.reading import WeightReading
 from rollway.weights.tree import Places, WeightTree
-
-if TYPE_CHECKING:
-    from rollway.transport.tcp import TcpEndpoint, TcpTransport
 
 
 class SharedWeightSync(WeightReading):

@@ -21,7 +21,7 @@ from rollway.integrations.atropos.encoding import EncodedRecord, encode_group
 from rollway.integrations.atropos.identity import as_text
 from rollway.records import metadata as record_metadata
 from rollway.records.key import GroupKey, RecordKey
-from rollway.waiting.sends import Vigil
+from rollway.waiting.peer_watch import Vigil
 
 PHASE = "train"  # evaluation stays inside the environment: Atropos sends none of it
 _ALONE_S = 60.0  # how long an environment waits for a learner that died

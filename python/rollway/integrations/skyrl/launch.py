@@ -35,7 +35,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rollway import _core
+from rollway._core import shm_directory
 from rollway.integrations.skyrl.errors import LaunchFailed
 from rollway.machine.catalog import segments
 from rollway.runner.collector_error import signal_of
@@ -103,7 +103,7 @@ class Watch:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._inotify = _LIBC.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-        directory = os.fsencode(_core.shm_directory())
+        directory = os.fsencode(shm_directory())
         if self._inotify < 0 or _LIBC.inotify_add_watch(self._inotify, directory, _IN_CREATE_OR_MOVED_TO) < 0:
             error = ctypes.get_errno()
             raise LaunchFailed(f"{os.fsdecode(directory)} cannot be watched: {os.strerror(error)}")

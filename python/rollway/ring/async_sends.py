@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import time
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import optree
 
-from rollway.errors import InvalidArgument, PeerDied, RollwayError, WaitTimeout
+from rollway.errors import RollwayError, WaitTimeout
 from rollway.schema.pytree import as_array
 from rollway.waiting.notifier import AsyncBell
-
-_LOOK_S = 1.0  # how often somebody who waits looks whether anybody is left
+from rollway.waiting.peer_watch import Vigil, deadline_of, rung
 
 
 class _Client(Protocol):
@@ -31,60 +27,6 @@ class _Client(Protocol):
     def try_send(self, data: Any, *, version: int = 0) -> bool: ...
     def send_many(self, data: Any, *, version: int = 0) -> int: ...
     def try_send_many(self, data: Any, *, version: int = 0) -> int: ...
-
-
-def deadline_of(timeout: float | None) -> float | None:
-    """When a timeout that begins now is over."""
-    if timeout is not None and not timeout >= 0:
-        raise InvalidArgument(f"a timeout must be a number of seconds >= 0 or None, not {timeout}")
-    return None if timeout is None else time.monotonic() + timeout
-
-
-class Vigil:
-    """Notices that every learner is dead, and that none has come back for too long, or can: then nobody will ring."""
-
-    def __init__(
-        self,
-        learners: Callable[[], tuple[int, list[int]]],
-        is_orphaned: Callable[[], bool],
-        limit_s: float | None,
-    ) -> None:
-        self._learners = learners
-        self._is_orphaned = is_orphaned
-        self._limit_s = limit_s
-
-    def look(self, alone_since: float | None) -> float | None:
-        """Since when we have been alone, if we are. Raises `PeerDied` when that is too long ago, or for ever."""
-        alive, died = self._learners()
-        if alive or not died:
-            return None
-        pids = ", ".join(map(str, died))
-        if self._is_orphaned():
-            raise PeerDied(
-                f"the learner died (pid {pids}), and the name is gone: nobody can take its place. Start another "
-                "learner, and attach to it anew"
-            )
-        if self._limit_s is None:
-            return None
-        now = time.monotonic()
-        if alone_since is not None and now - alone_since >= self._limit_s:
-            raise PeerDied(
-                f"the learner died (pid {pids}) and nobody took its place in {self._limit_s} s: there is no room. "
-                "Start a learner with the same name to go on, or raise peer_timeout_s"
-            )
-        return alone_since or now
-
-
-async def rung(bell: AsyncBell, deadline: float | None, vigil: Vigil | None) -> bool:
-    """Waits for the bell; looks around now and then, for the dead cannot ring. False when the time was over."""
-    alone_since: float | None = None
-    while True:
-        left = math.inf if deadline is None else deadline - time.monotonic()
-        if await bell.rung(max(min(left, _LOOK_S), 0.0)):
-            return True
-        if left <= _LOOK_S:
-            return False
-        alone_since = None if vigil is None else vigil.look(alone_since)
 
 
 def _behind(leaf: Any, rows: int) -> Any:

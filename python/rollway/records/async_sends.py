@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rollway._core import RecordSlot
 from rollway.errors import RingFull, RollwayError, WaitTimeout
+from rollway.records.key import RecordKey
 from rollway.waiting.notifier import AsyncBell
-from rollway.waiting.sends import Vigil, deadline_of, rung
+from rollway.waiting.peer_watch import Vigil, deadline_of, rung
 
 T = TypeVar("T")
 
 _MOMENT_S = 1e-6  # so long a blocking call waits, to say what kept it: no room in the lane, or no memory for it
 
 _PART = 64  # so many records of a list are tried at once by who has waited: each time, they are looked at anew
-
-if TYPE_CHECKING:
-    from rollway.records.key import RecordKey
 
 
 class _Client(Protocol):

@@ -1,0 +1,9 @@
+"""Policies: the choices that users make for a segment, the same for rings and records."""
+
+from typing import Literal
+
+OnFull = Literal["block", "drop_oldest", "drop_newest", "error"]
+"""What a producer does when there is no room: wait, drop the oldest batch or record, drop its own, or raise."""
+
+IfExists = Literal["resume", "replace", "error"]
+"""What to do with a segment of the same name: go on with what was committed to it, start anew, or raise."""
