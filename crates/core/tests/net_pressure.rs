@@ -435,7 +435,7 @@ fn a_forked_child_does_not_keep_the_port() {
     };
     learner.server.stop();
     let spec = TcpServerSpec { port: learner.server.port(), ..TcpServerSpec::default() };
-    let again = TcpServer::start(intake(&learner.consumer), spec);
+    let again = TcpServer::start(ingress(&learner.consumer), spec);
     // SAFETY: kills and reaps our own child.
     unsafe {
         libc::kill(child, libc::SIGKILL);
