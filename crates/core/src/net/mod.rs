@@ -19,16 +19,16 @@ pub mod wire;
 use crate::error::Result;
 pub use client::{Client, TcpClient, TcpClientSpec, TcpRecordClient};
 pub use mirror::{WeightMirror, WeightMirrorSpec};
-pub use server::{Inlet, Intake, RecordIntake, Refused, TcpServer, TcpServerSpec};
+pub use server::{Ingress, RecordIngress, Refused, SampleIngress, TcpServer, TcpServerSpec};
 pub use wire::limits::{FRAME_BYTES, MAX_FRAME_BYTES, MAX_FRAME_RECORDS, MAX_FRAME_ROWS, MAX_SAMPLE_BYTES};
 pub use wire::stats::{ClientStats, ServerStats};
 pub use wire::tls::{ClientTls, ServerTls};
 
 /// A way for samples to come from elsewhere into a ring, or for records into a lane: TCP here; others may write their
-/// own over an [`Intake`], or a [`RecordIntake`].
-pub trait Transport<I = Intake> {
+/// own over an [`SampleIngress`], or a [`RecordIngress`].
+pub trait Transport<I = SampleIngress> {
     /// Begins to serve. Whatever is wrong with the address or the settings is an error here and not later.
-    fn start(&self, intake: I) -> Result<Box<dyn Endpoint>>;
+    fn start(&self, ingress: I) -> Result<Box<dyn Endpoint>>;
 }
 
 /// A transport at work.

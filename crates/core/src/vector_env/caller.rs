@@ -1,9 +1,9 @@
 //! The caller: asks environments, waits for their answers, and notices who died or hangs.
 
-use super::Stage;
-use super::layout::{Answer, Geometry, Incumbent, MAX_ARGUMENT, Request, share};
+use super::VectorEnv;
+use super::layout::{Answer, Geometry, MAX_ARGUMENT, Occupant, Request, env_range};
 #[cfg(not(loom))]
-use super::parent::Watched;
+use super::parent::ProcessWatch;
 use crate::error::{Error, Result};
 use crate::segment::{Role, Seat};
 use crate::sys::sync::{Ordering, Woken};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// What the caller knows about one environment.
 #[derive(Debug, Clone, Copy)]
-struct Errand {
+struct EnvRequest {
     /// The request under way.
     number: u32,
     /// `None`: nothing was asked, or the answer was taken.
@@ -34,12 +34,12 @@ pub enum Outcome {
 /// The caller's handle. One thread at a time uses it.
 #[derive(Debug)]
 pub struct Caller {
-    stage: Arc<Stage>,
+    vector_env: Arc<VectorEnv>,
     seat: Seat,
-    errands: Vec<Errand>,
+    requests: Vec<EnvRequest>,
     /// Workers that have not sat down yet, by their process.
     #[cfg(not(loom))]
-    expected: Vec<Option<Watched>>,
+    expected: Vec<Option<ProcessWatch>>,
     /// Where the next look for answers starts, so that none is passed over for ever.
     turn: usize,
 }
@@ -47,16 +47,16 @@ pub struct Caller {
 impl Caller {
     /// Makes a vector environment, under a name that nobody chose.
     pub fn create(name: &str, workers: usize, envs: usize, data_bytes: usize) -> Result<Caller> {
-        let stage = Arc::new(Stage::create(name, Geometry::new(workers, envs, data_bytes)?)?);
-        let seat = Seat::take(stage.segment().clone(), Role::Consumer, |_| {})?;
-        let owner = Incumbent(seat.owner());
+        let vector_env = Arc::new(VectorEnv::create(name, Geometry::new(workers, envs, data_bytes)?)?);
+        let seat = Seat::take(vector_env.segment().clone(), Role::Consumer, |_| {})?;
+        let owner = Occupant(seat.owner());
         // SYNC control.caller: Release here, Acquire in `Worker::caller_lives`.
-        stage.protocol().control.caller.store(owner.pack(), Ordering::Release);
-        stage.segment().publish()?;
+        vector_env.protocol().control.caller.store(owner.pack(), Ordering::Release);
+        vector_env.segment().publish()?;
         Ok(Caller {
-            stage,
+            vector_env,
             seat,
-            errands: vec![Errand { number: 0, since: None }; envs],
+            requests: vec![EnvRequest { number: 0, since: None }; envs],
             #[cfg(not(loom))]
             expected: (0..workers).map(|_| None).collect(),
             turn: 0,
@@ -65,8 +65,9 @@ impl Caller {
 
     /// Nobody is this worker any more. Before another process is started as it.
     pub fn vacate(&mut self, worker: usize) -> Result<()> {
-        let line = self.stage.protocol().lines.get(worker).ok_or_else(|| self.no_such("worker", worker))?;
-        line.owner.store(Incumbent(None).pack(), Ordering::Relaxed);
+        let line =
+            self.vector_env.protocol().lines.get(worker).ok_or_else(|| self.no_such("worker", worker))?;
+        line.owner.store(Occupant(None).pack(), Ordering::Relaxed);
         Ok(())
     }
 
@@ -76,12 +77,12 @@ impl Caller {
         if worker >= self.expected.len() {
             return Err(self.no_such("worker", worker));
         }
-        self.expected[worker] = Some(Watched::process(pid)?);
+        self.expected[worker] = Some(ProcessWatch::process(pid)?);
         Ok(())
     }
 
     fn no_such(&self, what: &'static str, value: usize) -> Error {
-        let geometry = self.stage.geometry();
+        let geometry = self.vector_env.geometry();
         let range = format!("there are {} environments and {} workers", geometry.envs, geometry.workers);
         Error::OutOfRange { what, value: value as u64, range }
     }
@@ -95,63 +96,63 @@ impl Caller {
                 range: format!("at most {MAX_ARGUMENT}"),
             });
         }
-        let protocol = self.stage.protocol();
+        let protocol = self.vector_env.protocol();
         let now = Instant::now();
-        let mut roused: Vec<usize> = Vec::new();
+        let mut woken: Vec<usize> = Vec::new();
         for env in envs {
-            if env >= self.errands.len() {
-                protocol.rouse(roused.into_iter());
+            if env >= self.requests.len() {
+                protocol.wake_workers(woken.into_iter());
                 return Err(self.no_such("environment", env));
             }
-            self.errands[env] = Errand { number: protocol.ask(env, what, argument), since: Some(now) };
+            self.requests[env] = EnvRequest { number: protocol.ask(env, what, argument), since: Some(now) };
             let worker = protocol.worker_of(env);
-            if roused.last() != Some(&worker) {
-                roused.push(worker);
+            if woken.last() != Some(&worker) {
+                woken.push(worker);
             }
         }
-        protocol.rouse(roused.into_iter());
+        protocol.wake_workers(woken.into_iter());
         Ok(())
     }
 
-    /// There is a letter for a worker.
-    pub fn post(&self, worker: usize) -> Result<()> {
-        if worker >= self.stage.geometry().workers {
+    /// There is a message for a worker.
+    pub fn post_message(&self, worker: usize) -> Result<()> {
+        if worker >= self.vector_env.geometry().workers {
             return Err(self.no_such("worker", worker));
         }
-        self.stage.protocol().post(worker);
+        self.vector_env.protocol().post_message(worker);
         Ok(())
     }
 
     /// Whether an environment was asked, and its answer not taken.
-    pub fn is_out(&self, env: usize) -> bool {
-        self.errands.get(env).is_some_and(|errand| errand.since.is_some())
+    pub fn is_outstanding(&self, env: usize) -> bool {
+        self.requests.get(env).is_some_and(|request| request.since.is_some())
     }
 
     /// How many were.
-    pub fn out(&self) -> usize {
-        self.errands.iter().filter(|errand| errand.since.is_some()).count()
+    pub fn outstanding(&self) -> usize {
+        self.requests.iter().filter(|request| request.since.is_some()).count()
     }
 
     /// Sleeps until `count` environments (or all that were asked, if those are fewer) have answered, and takes their
     /// answers; or until something is wrong: a worker died, an environment has not answered for `limit`, or `deadline` has passed.
     pub fn wait(&mut self, count: usize, limit: Option<Duration>, deadline: Deadline) -> Result<Outcome> {
-        let stage = self.stage.clone();
-        let event = &stage.protocol().control.answered;
-        let count = count.min(self.out());
+        let vector_env = self.vector_env.clone();
+        let event = &vector_env.protocol().control.answered;
+        let count = count.min(self.outstanding());
         let mut poll = LivenessPoll::start();
         loop {
             if let Some(answers) = self.take(count) {
                 return Ok(Outcome::Answered(answers));
             }
-            let ticket = stage.protocol().announce(self.out() - count);
+            let ticket = vector_env.protocol().announce(self.outstanding() - count);
             if let Some(answers) = self.take(count) {
                 return Ok(Outcome::Answered(answers));
             }
-            if stage.protocol().is_closed() {
+            if vector_env.protocol().is_closed() {
                 return Err(Error::Closed);
             }
             let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
-            let pause = self.hurry(limit).map_or(left, |hurry| hurry.min(left)).min(poll.pause());
+            let pause = self.time_to_overdue(limit).map_or(left, |time| time.min(left)).min(poll.pause());
             match event.wait(ticket, pause) {
                 Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
@@ -175,17 +176,17 @@ impl Caller {
 
     /// `count` answers, if there are so many; in turn.
     fn take(&mut self, count: usize) -> Option<Vec<(usize, u8)>> {
-        let stage = self.stage.clone();
-        let (protocol, envs) = (stage.protocol(), self.errands.len());
+        let vector_env = self.vector_env.clone();
+        let (protocol, envs) = (vector_env.protocol(), self.requests.len());
         let order = (self.turn..envs).chain(0..self.turn);
         let mut answers = Vec::with_capacity(count);
         for env in order {
             if answers.len() == count {
                 break;
             }
-            let errand = self.errands[env];
-            if errand.since.is_some()
-                && let Some(flags) = protocol.answer_of(env, errand.number)
+            let request = self.requests[env];
+            if request.since.is_some()
+                && let Some(flags) = protocol.answer_of(env, request.number)
             {
                 answers.push((env, flags));
             }
@@ -193,7 +194,7 @@ impl Caller {
         if answers.len() < count {
             return None;
         }
-        answers.iter().for_each(|&(env, _)| self.errands[env].since = None);
+        answers.iter().for_each(|&(env, _)| self.requests[env].since = None);
         // All of them: no turn to remember, and ascending order the next time.
         self.turn = match answers.last() {
             Some(&(last, _)) if count < envs => (last + 1) % envs,
@@ -204,17 +205,17 @@ impl Caller {
 
     /// An answer that is missing will not come if somebody else has changed the request, or answered one that was never asked.
     fn check_words(&self) -> Result<()> {
-        let protocol = self.stage.protocol();
+        let protocol = self.vector_env.protocol();
         for env in self.missing() {
-            let number = self.errands[env].number;
+            let number = self.requests[env].number;
             // Our own word: nobody else writes it.
             if Request::unpack(protocol.asked[env].load(Ordering::Relaxed)).number != number {
-                return Err(self.stage.damaged("a request is not the one that was asked"));
+                return Err(self.vector_env.damaged("a request is not the one that was asked"));
             }
             // Answers are to requests of before, modulo 2³².
             let answer = Answer::unpack(protocol.answered[env].load(Ordering::Relaxed)).number;
             if (answer.wrapping_sub(number) as i32) > 0 {
-                return Err(self.stage.damaged("an answer is to a request that was never asked"));
+                return Err(self.vector_env.damaged("an answer is to a request that was never asked"));
             }
         }
         Ok(())
@@ -222,30 +223,31 @@ impl Caller {
 
     /// Those that were asked and have not answered.
     pub fn missing(&self) -> Vec<usize> {
-        let protocol = self.stage.protocol();
+        let protocol = self.vector_env.protocol();
         let is_missing = |&env: &usize| {
-            let errand = self.errands[env];
-            errand.since.is_some() && protocol.answer_of(env, errand.number).is_none()
+            let request = self.requests[env];
+            request.since.is_some() && protocol.answer_of(env, request.number).is_none()
         };
-        (0..self.errands.len()).filter(is_missing).collect()
+        (0..self.requests.len()).filter(is_missing).collect()
     }
 
     /// How long until the first of those has had its time.
-    fn hurry(&self, limit: Option<Duration>) -> Option<Duration> {
+    fn time_to_overdue(&self, limit: Option<Duration>) -> Option<Duration> {
         let limit = limit?;
-        let oldest = self.missing().into_iter().filter_map(|env| self.errands[env].since).min()?;
+        let oldest = self.missing().into_iter().filter_map(|env| self.requests[env].since).min()?;
         Some(limit.saturating_sub(oldest.elapsed()))
     }
 
     fn overdue(&self, limit: Option<Duration>) -> Vec<usize> {
         let Some(limit) = limit else { return Vec::new() };
-        let is_overdue = |&env: &usize| self.errands[env].since.is_some_and(|since| since.elapsed() >= limit);
+        let is_overdue =
+            |&env: &usize| self.requests[env].since.is_some_and(|since| since.elapsed() >= limit);
         self.missing().into_iter().filter(is_overdue).collect()
     }
 
     /// Workers that have died with requests unanswered.
     fn dead(&self) -> Vec<usize> {
-        let protocol = self.stage.protocol();
+        let protocol = self.vector_env.protocol();
         let mut workers: Vec<usize> = self.missing().into_iter().map(|env| protocol.worker_of(env)).collect();
         workers.dedup();
         workers.retain(|&worker| self.is_dead(worker));
@@ -257,28 +259,28 @@ impl Caller {
 
     fn is_dead(&self, worker: usize) -> bool {
         // SYNC line.owner: Acquire here, Release in `Worker::attach`. Its lock is held, if it lives.
-        let word = self.stage.protocol().lines[worker].owner.load(Ordering::Acquire);
-        match Incumbent::unpack(word).0 {
+        let word = self.vector_env.protocol().lines[worker].owner.load(Ordering::Acquire);
+        match Occupant::unpack(word).0 {
             Some(owner) => !self.seat.is_alive(owner),
             #[cfg(not(loom))]
-            None => self.expected[worker].as_ref().is_some_and(Watched::has_ended),
+            None => self.expected[worker].as_ref().is_some_and(ProcessWatch::has_ended),
             #[cfg(loom)]
             None => false,
         }
     }
 
     /// The environments of a worker.
-    pub fn share(&self, worker: usize) -> std::ops::Range<usize> {
-        let geometry = self.stage.geometry();
-        share(worker, geometry.workers, geometry.envs)
+    pub fn env_range(&self, worker: usize) -> std::ops::Range<usize> {
+        let geometry = self.vector_env.geometry();
+        env_range(worker, geometry.workers, geometry.envs)
     }
 
     /// Tells the workers to end, and takes the name away.
     pub fn close(&self) -> Result<()> {
-        self.stage.close()
+        self.vector_env.close()
     }
 
-    pub fn stage(&self) -> &Arc<Stage> {
-        &self.stage
+    pub fn vector_env(&self) -> &Arc<VectorEnv> {
+        &self.vector_env
     }
 }

@@ -1,16 +1,16 @@
 //! The bytes of a vector environment: where everything lies, and what the words say.
 //!
 //! ```text
-//! body ┌────────────────────────────────────────────────────────┐
-//!      │ Control        closed, caller, limit │ answered event  │
-//!      ├────────────────────────────────────────────────────────┤
-//!      │ Line × workers (128 B)   owner, mail │ work event      │
-//!      ├────────────────────────────────────────────────────────┤
-//!      │ asked    u64 × environments      written by the caller │
-//!      │ answered u64 × environments      written by its worker │
-//! page ├────────────────────────────────────────────────────────┤
-//!      │ data: arrays, laid out by those who use them           │
-//!      └────────────────────────────────────────────────────────┘
+//! body ┌─────────────────────────────────────────────────────────────┐
+//!      │ Control        closed, caller, limit │ answered event       │
+//!      ├─────────────────────────────────────────────────────────────┤
+//!      │ WorkerLine × workers (128 B)   owner, messages │ work event │
+//!      ├─────────────────────────────────────────────────────────────┤
+//!      │ asked    u64 × environments      written by the caller      │
+//!      │ answered u64 × environments      written by its worker      │
+//! page ├─────────────────────────────────────────────────────────────┤
+//!      │ data: arrays, laid out by those who use them                │
+//!      └─────────────────────────────────────────────────────────────┘
 //! ```
 //!
 //! | word | high to low | | |
@@ -38,7 +38,7 @@ pub struct Control {
     pub closed: AtomicU32,
     /// How many answers may be missing when the sleeping caller is woken.
     pub limit: AtomicU32,
-    /// Who the caller is: an [`Incumbent`].
+    /// Who the caller is: an [`Occupant`].
     pub caller: AtomicU64,
     /// Rung when the caller has the answers that it waits for.
     pub answered: EventCount,
@@ -47,28 +47,28 @@ pub struct Control {
 /// One worker's words.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
-pub struct Line {
-    /// Who the worker is: an [`Incumbent`].
+pub struct WorkerLine {
+    /// Who the worker is: an [`Occupant`].
     pub owner: AtomicU64,
-    /// How many letters the caller has sent it, by another way.
-    pub mail: AtomicU64,
+    /// How many messages the caller has sent it, by another way.
+    pub messages_sent: AtomicU64,
     /// Rung when there is something to do.
     pub work: EventCount,
 }
 
 #[cfg(not(loom))]
 const _: () = {
-    assert!(size_of::<Line>() == 128);
+    assert!(size_of::<WorkerLine>() == 128);
     assert!(size_of::<Control>() == 128);
 };
 
 /// Who sits in a place, packed: nobody is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Incumbent(pub Option<Owner>);
+pub struct Occupant(pub Option<Owner>);
 
-impl Incumbent {
-    pub fn unpack(word: u64) -> Incumbent {
-        Incumbent((word >> OWNER_BITS & 1 == 1).then(|| Owner::from_bits(word)))
+impl Occupant {
+    pub fn unpack(word: u64) -> Occupant {
+        Occupant((word >> OWNER_BITS & 1 == 1).then(|| Owner::from_bits(word)))
     }
 
     pub fn pack(self) -> u64 {
@@ -152,7 +152,7 @@ impl Geometry {
 
     fn derive(workers: usize, envs: usize, data_bytes: usize) -> Option<Geometry> {
         let lines_offset = size_of::<Control>();
-        let asked_offset = lines_offset + workers * size_of::<Line>();
+        let asked_offset = lines_offset + workers * size_of::<WorkerLine>();
         let words = (envs * size_of::<AtomicU64>()).next_multiple_of(64);
         let answered_offset = asked_offset + words;
         let data_offset = (answered_offset + words).next_multiple_of(PAGE);
@@ -189,6 +189,6 @@ impl Geometry {
 pub const MAX_WORKERS: usize = 1000;
 
 /// The environments of one worker.
-pub fn share(worker: usize, workers: usize, envs: usize) -> Range<usize> {
+pub fn env_range(worker: usize, workers: usize, envs: usize) -> Range<usize> {
     worker * envs / workers..(worker + 1) * envs / workers
 }

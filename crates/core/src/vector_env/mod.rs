@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::segment::{Segment, Spec};
 use crate::sys::sync::AtomicU64;
 pub use caller::{Caller, Outcome};
-use layout::{Control, Geometry, KIND, Line};
+use layout::{Control, Geometry, KIND, WorkerLine};
 use protocol::Protocol;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -29,13 +29,13 @@ pub use worker::{Call, Worker};
 
 /// A mapped vector environment, shared by the handles on it.
 #[derive(Debug)]
-pub struct Stage {
+pub struct VectorEnv {
     segment: Arc<Segment>,
     geometry: Geometry,
 }
 
-impl Stage {
-    fn create(name: &str, geometry: Geometry) -> Result<Stage> {
+impl VectorEnv {
+    fn create(name: &str, geometry: Geometry) -> Result<VectorEnv> {
         let segment = Segment::create(&Spec {
             name: Some(name),
             kind: KIND,
@@ -48,10 +48,10 @@ impl Stage {
             auto_named: true,
         })?;
         segment.populate();
-        Ok(Stage { segment: Arc::new(segment), geometry })
+        Ok(VectorEnv { segment: Arc::new(segment), geometry })
     }
 
-    fn open(name: &str) -> Result<Stage> {
+    fn open(name: &str) -> Result<VectorEnv> {
         let segment = Segment::open(name, Some(KIND))?;
         let header = segment.header();
         let [workers, envs, data_bytes, ..] = header.geometry.map(|word| word as usize);
@@ -63,7 +63,7 @@ impl Stage {
             return Err(damaged("the geometry in its header does not fit its size"));
         }
         segment.populate();
-        Ok(Stage { segment: Arc::new(segment), geometry })
+        Ok(VectorEnv { segment: Arc::new(segment), geometry })
     }
 
     pub fn protocol(&self) -> Protocol<'_> {
@@ -78,7 +78,7 @@ impl Stage {
             Protocol {
                 control: body.cast::<Control>().as_ref(),
                 lines: std::slice::from_raw_parts(
-                    body.add(geometry.lines_offset).cast::<Line>().as_ptr(),
+                    body.add(geometry.lines_offset).cast::<WorkerLine>().as_ptr(),
                     lines,
                 ),
                 asked: words(geometry.asked_offset),

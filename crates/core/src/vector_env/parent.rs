@@ -11,11 +11,11 @@ use std::os::fd::OwnedFd;
 
 /// A handle on a process, by which the kernel tells whether it has ended.
 #[derive(Debug)]
-pub struct Watched(OwnedFd);
+pub struct ProcessWatch(OwnedFd);
 
-impl Watched {
+impl ProcessWatch {
     /// The caller makes sure that the pid is still the one it means.
-    pub fn process(pid: u32) -> Result<Watched> {
+    pub fn process(pid: u32) -> Result<ProcessWatch> {
         let id = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Error::OutOfRange {
             what: "pid",
             value: pid as u64,
@@ -23,7 +23,7 @@ impl Watched {
         })?;
         let handle = pidfd_open(id, PidfdFlags::empty())
             .map_err(|e| Error::io(format!("opening process {pid}, to know when it ends"), e))?;
-        Ok(Watched(handle))
+        Ok(ProcessWatch(handle))
     }
 
     /// Whether it has ended (also when nobody has waited for it yet).
@@ -37,7 +37,7 @@ impl Watched {
     }
 
     /// Kills this process when the other one ends.
-    pub fn end_with_it(self) -> Result<()> {
+    pub fn exit_with_it(self) -> Result<()> {
         let watch = move || {
             self.wait();
             // SAFETY: a signal to ourselves, which the kernel handles alone.

@@ -21,14 +21,14 @@
 //!
 //! A caller that dies takes its workers with it: they watch it ([`super::parent`]).
 
-use super::layout::{Answer, Control, Line, Request, share};
+use super::layout::{Answer, Control, Request, WorkerLine, env_range};
 use crate::sys::sync::{AtomicU64, Ordering, fence};
 
 /// The words of a vector environment.
 #[derive(Debug, Clone, Copy)]
 pub struct Protocol<'a> {
     pub control: &'a Control,
-    pub lines: &'a [Line],
+    pub lines: &'a [WorkerLine],
     pub asked: &'a [AtomicU64],
     pub answered: &'a [AtomicU64],
 }
@@ -43,11 +43,11 @@ pub struct Task {
 impl Protocol<'_> {
     /// Which worker has an environment.
     pub fn worker_of(&self, env: usize) -> usize {
-        // The last whose share starts at or before it.
+        // The last whose range starts at or before it.
         ((env + 1) * self.lines.len() - 1) / self.asked.len()
     }
 
-    /// Caller: asks an environment that is idle, or whose worker is dead. [`Self::rouse`] its worker afterwards.
+    /// Caller: asks an environment that is idle, or whose worker is dead. [`Self::wake_workers`] its worker afterwards.
     pub fn ask(&self, env: usize, what: u8, argument: u32) -> u32 {
         let number = Request::unpack(self.asked[env].load(Ordering::Relaxed)).number.wrapping_add(1);
         // SYNC env.asked: Release here, Acquire in `tasks`. Publishes the actions (V2).
@@ -56,7 +56,7 @@ impl Protocol<'_> {
     }
 
     /// Caller: calls `workers`, after asking. Those that are awake pay no more than a look at a word.
-    pub fn rouse(&self, workers: impl Iterator<Item = usize>) {
+    pub fn wake_workers(&self, workers: impl Iterator<Item = usize>) {
         // SYNC event.dekker: the requests come before the look at who is announced (B1).
         fence(Ordering::SeqCst);
         for worker in workers {
@@ -64,22 +64,22 @@ impl Protocol<'_> {
         }
     }
 
-    /// Caller: there is a letter for a worker, on another way.
-    pub fn post(&self, worker: usize) {
-        // SYNC line.mail: Release here, Acquire in `mail`. The letter itself comes by the pipe, which orders it.
-        self.lines[worker].mail.fetch_add(1, Ordering::Release);
+    /// Caller: there is a message for a worker, on another way.
+    pub fn post_message(&self, worker: usize) {
+        // SYNC line.messages: Release here, Acquire in `messages_sent`. The message itself comes by the pipe, which orders it.
+        self.lines[worker].messages_sent.fetch_add(1, Ordering::Release);
         self.lines[worker].work.notify_if_waiting();
     }
 
-    /// Worker: how many letters it was sent so far.
-    pub fn mail(&self, worker: usize) -> u64 {
-        // SYNC line.mail: Acquire here, Release in `post`.
-        self.lines[worker].mail.load(Ordering::Acquire)
+    /// Worker: how many messages it was sent so far.
+    pub fn messages_sent(&self, worker: usize) -> u64 {
+        // SYNC line.messages: Acquire here, Release in `post_message`.
+        self.lines[worker].messages_sent.load(Ordering::Acquire)
     }
 
     /// Worker: its requests that are not answered.
     pub fn tasks(&self, worker: usize) -> impl Iterator<Item = Task> {
-        share(worker, self.lines.len(), self.asked.len()).filter_map(|env| {
+        env_range(worker, self.lines.len(), self.asked.len()).filter_map(|env| {
             // SYNC env.asked: Acquire here, Release in `ask`. The actions are there (V2).
             let request = Request::unpack(self.asked[env].load(Ordering::Acquire));
             // Our own word: nobody else writes it.
@@ -88,7 +88,7 @@ impl Protocol<'_> {
         })
     }
 
-    /// Worker: the results of a task are in place. [`Self::report`] afterwards.
+    /// Worker: the results of a task are in place. [`Self::wake_caller`] afterwards.
     pub fn answer(&self, task: Task, flags: u8) {
         let answer = Answer { number: task.request.number, flags };
         // SYNC env.answered: Release here, Acquire in `answer_of`. Publishes the results (V3).
@@ -96,7 +96,7 @@ impl Protocol<'_> {
     }
 
     /// Worker: wakes the caller if this was what it waits for.
-    pub fn report(&self) {
+    pub fn wake_caller(&self) {
         // SYNC event.dekker: our answers come before the look at the announcement, and before the count: of two workers that
         // answer last, the one whose fence is later sees both answers (B1, V5).
         fence(Ordering::SeqCst);

@@ -1,7 +1,7 @@
 //! A worker: waits for requests to its environments, and answers them.
 
-use super::Stage;
-use super::layout::{Incumbent, share};
+use super::VectorEnv;
+use super::layout::{Occupant, env_range};
 use super::protocol::Task;
 use crate::error::{Error, Result};
 use crate::segment::{Role, Seat};
@@ -14,11 +14,11 @@ use std::time::Duration;
 /// One worker's handle. One thread uses it.
 #[derive(Debug)]
 pub struct Worker {
-    stage: Arc<Stage>,
+    vector_env: Arc<VectorEnv>,
     /// The proof that we live.
     seat: Seat,
     index: usize,
-    letters: std::sync::atomic::AtomicU64,
+    messages: std::sync::atomic::AtomicU64,
     spin: Mutex<AdaptiveSpin>,
 }
 
@@ -27,8 +27,8 @@ pub struct Worker {
 pub enum Call {
     /// Requests to answer.
     Tasks(Vec<Task>),
-    /// A letter has come, by the other way.
-    Mail,
+    /// A message has come, by the other way.
+    Message,
     /// The caller is done with us.
     Closed,
 }
@@ -36,42 +36,42 @@ pub enum Call {
 /// A sleep without end, cut into hours. The caller's death ends this process; nothing else needs a look around.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// The most letters that wait for a worker. The caller waits for a reply to each, and gives up after a timeout at most: there
+/// The most messages that wait for a worker. The caller waits for a reply to each, and gives up after a timeout at most: there
 /// are one or two.
-const MOST_LETTERS: u64 = 1 << 16;
+const MAX_MESSAGES: u64 = 1 << 16;
 
 impl Worker {
     /// Attaches, and sits down as worker `index`.
     pub fn attach(name: &str, index: usize) -> Result<Worker> {
-        let stage = Arc::new(Stage::open(name)?);
-        let workers = stage.geometry().workers;
+        let vector_env = Arc::new(VectorEnv::open(name)?);
+        let workers = vector_env.geometry().workers;
         if index >= workers {
             let range = format!("below {workers}");
             return Err(Error::OutOfRange { what: "worker", value: index as u64, range });
         }
-        let seat = Seat::take(stage.segment().clone(), Role::Producer, |_| {})?;
+        let seat = Seat::take(vector_env.segment().clone(), Role::Producer, |_| {})?;
         let owner = seat.owner().ok_or(Error::Closed)?;
-        let protocol = stage.protocol();
+        let protocol = vector_env.protocol();
         // SYNC line.owner: Release here, Acquire in `Caller::is_dead`. Our lock is held.
-        protocol.lines[index].owner.store(Incumbent(Some(owner)).pack(), Ordering::Release);
-        // Letters to our predecessor were lost with it.
-        let letters = protocol.mail(index).into();
-        Ok(Worker { stage, seat, index, letters, spin: AdaptiveSpin::for_waiters(workers).into() })
+        protocol.lines[index].owner.store(Occupant(Some(owner)).pack(), Ordering::Release);
+        // Messages to our predecessor were lost with it.
+        let messages = protocol.messages_sent(index).into();
+        Ok(Worker { vector_env, seat, index, messages, spin: AdaptiveSpin::for_waiters(workers).into() })
     }
 
     /// Whether the caller lives. Asked once, after the watch on its process was set up ([`super::parent`]): then that was the
     /// caller's, and not that of somebody who got its number later.
     pub fn caller_lives(&self) -> bool {
         // SYNC control.caller: Acquire here, Release in `Caller::create`.
-        let word = self.stage.protocol().control.caller.load(Ordering::Acquire);
-        Incumbent::unpack(word).0.is_some_and(|caller| self.seat.is_alive(caller))
+        let word = self.vector_env.protocol().control.caller.load(Ordering::Acquire);
+        Occupant::unpack(word).0.is_some_and(|caller| self.seat.is_alive(caller))
     }
 
     /// Waits until there is something to do: awake where the last wait was short, then asleep.
     ///
     /// `Interrupted` after a signal, or when one may have come unnoticed before we go to sleep: call again.
     pub fn wait(&self) -> Result<Call> {
-        let event = &self.stage.protocol().lines[self.index].work;
+        let event = &self.vector_env.protocol().lines[self.index].work;
         let mut spin = self.spin.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let moved = event.count();
@@ -96,36 +96,36 @@ impl Worker {
     }
 
     fn look(&self) -> Result<Option<Call>> {
-        let protocol = self.stage.protocol();
+        let protocol = self.vector_env.protocol();
         let tasks: Vec<Task> = protocol.tasks(self.index).collect();
         if !tasks.is_empty() {
             return Ok(Some(Call::Tasks(tasks)));
         }
-        let letters = self.letters.load(Ordering::Relaxed);
-        match protocol.mail(self.index).wrapping_sub(letters) {
+        let messages = self.messages.load(Ordering::Relaxed);
+        match protocol.messages_sent(self.index).wrapping_sub(messages) {
             0 => Ok(protocol.is_closed().then_some(Call::Closed)),
-            1..=MOST_LETTERS => {
-                self.letters.store(letters.wrapping_add(1), Ordering::Relaxed);
-                Ok(Some(Call::Mail))
+            1..=MAX_MESSAGES => {
+                self.messages.store(messages.wrapping_add(1), Ordering::Relaxed);
+                Ok(Some(Call::Message))
             }
-            _ => Err(self.stage.damaged("a worker has more letters than anybody sends")),
+            _ => Err(self.vector_env.damaged("a worker has more messages than anybody sends")),
         }
     }
 
     /// The results of these tasks are in place. `flags` go with them, one for each.
     pub fn answer(&self, tasks: &[Task], flags: &[u8]) {
-        let protocol = self.stage.protocol();
+        let protocol = self.vector_env.protocol();
         tasks.iter().zip(flags).for_each(|(&task, &flags)| protocol.answer(task, flags));
-        protocol.report();
+        protocol.wake_caller();
     }
 
     /// Which environments are ours.
-    pub fn share(&self) -> Range<usize> {
-        let geometry = self.stage.geometry();
-        share(self.index, geometry.workers, geometry.envs)
+    pub fn env_range(&self) -> Range<usize> {
+        let geometry = self.vector_env.geometry();
+        env_range(self.index, geometry.workers, geometry.envs)
     }
 
-    pub fn stage(&self) -> &Arc<Stage> {
-        &self.stage
+    pub fn vector_env(&self) -> &Arc<VectorEnv> {
+        &self.vector_env
     }
 }

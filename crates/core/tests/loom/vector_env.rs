@@ -9,7 +9,7 @@ use crate::mortal::explore;
 use loom::cell::UnsafeCell;
 use loom::thread;
 use rollway_core::sys::sync::AtomicU64;
-use rollway_core::vector_env::layout::{Control, Line};
+use rollway_core::vector_env::layout::{Control, WorkerLine};
 use rollway_core::vector_env::protocol::Protocol;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const FOR_EVER: Duration = Duration::from_secs(1 << 20);
 /// A vector environment on loom's heap: one action and one result for each environment.
 struct Heap {
     control: Box<Control>,
-    lines: Vec<Line>,
+    lines: Vec<WorkerLine>,
     asked: Vec<AtomicU64>,
     answered: Vec<AtomicU64>,
     actions: Vec<UnsafeCell<u64>>,
@@ -59,7 +59,7 @@ impl Heap {
                 // SAFETY: as above.
                 unsafe { self.results[task.env].with_mut(|cell| *cell = action * 10) };
                 words.answer(task, 0);
-                words.report();
+                words.wake_caller();
             }
             if !tasks.is_empty() {
                 continue;
@@ -119,7 +119,7 @@ fn two_steps_of_one_worker_are_handed_over_whole() {
         with_workers(&heap, 1, || {
             for step in 1..=2 {
                 let requests = [(0, heap.ask(0, step)), (1, heap.ask(1, step + 5))];
-                heap.words().rouse(0..1);
+                heap.words().wake_workers(0..1);
                 assert_eq!(heap.wait(&requests, 0), [(0, step * 10), (1, (step + 5) * 10)]);
             }
         });
@@ -132,7 +132,7 @@ fn of_two_workers_the_last_to_answer_wakes_the_caller() {
         let heap = Heap::new(2, 2);
         with_workers(&heap, 2, || {
             let requests = [(0, heap.ask(0, 3)), (1, heap.ask(1, 4))];
-            heap.words().rouse(0..2);
+            heap.words().wake_workers(0..2);
             assert_eq!(heap.wait(&requests, 0), [(0, 30), (1, 40)]);
         });
     });
@@ -157,7 +157,7 @@ fn a_worker_that_watches_awake_finds_all_that_was_asked() {
         };
         heap.ask(0, 1);
         heap.ask(1, 2);
-        heap.words().rouse(0..1);
+        heap.words().wake_workers(0..1);
         watcher.join().unwrap();
     });
 }
@@ -168,7 +168,7 @@ fn half_of_the_answers_are_enough_when_the_caller_says_so() {
         let heap = Heap::new(2, 2);
         with_workers(&heap, 2, || {
             let requests = [(0, heap.ask(0, 3)), (1, heap.ask(1, 4))];
-            heap.words().rouse(0..2);
+            heap.words().wake_workers(0..2);
             let first = heap.wait(&requests, 1);
             assert!(!first.is_empty());
             assert_eq!(heap.wait(&requests, 0).len(), 2);
@@ -177,7 +177,7 @@ fn half_of_the_answers_are_enough_when_the_caller_says_so() {
 }
 
 #[test]
-fn a_letter_and_the_end_wake_a_sleeping_worker() {
+fn a_message_and_the_end_wake_a_sleeping_worker() {
     explore(3, || {
         let heap = Heap::new(1, 1);
         let reader = {
@@ -186,14 +186,14 @@ fn a_letter_and_the_end_wake_a_sleeping_worker() {
                 let words = heap.words();
                 loop {
                     let ticket = heap.lines[0].work.announce();
-                    if words.mail(0) == 1 && words.is_closed() {
+                    if words.messages_sent(0) == 1 && words.is_closed() {
                         return;
                     }
                     heap.lines[0].work.wait(ticket, FOR_EVER);
                 }
             })
         };
-        heap.words().post(0);
+        heap.words().post_message(0);
         heap.words().close();
         reader.join().unwrap();
     });

@@ -429,7 +429,7 @@ fn a_forked_child_does_not_keep_the_port() {
     };
     learner.server.stop();
     let spec = TcpServerSpec { port: learner.server.port(), ..TcpServerSpec::default() };
-    let again = TcpServer::start(intake(&learner.consumer), spec);
+    let again = TcpServer::start(ingress(&learner.consumer), spec);
     // SAFETY: kills and reaps our own child.
     unsafe {
         libc::kill(child, libc::SIGKILL);
@@ -461,7 +461,7 @@ fn a_child_that_is_forked_while_a_server_starts_does_not_keep_its_port() {
                 }
                 children
             });
-            let server = TcpServer::start(intake(&learner.consumer), TcpServerSpec::default()).unwrap();
+            let server = TcpServer::start(ingress(&learner.consumer), TcpServerSpec::default()).unwrap();
             started.store(true, std::sync::atomic::Ordering::Relaxed);
             (server, forks.join().unwrap())
         });

@@ -5,7 +5,7 @@ use crate::harness::{Certificate, Proxy, Raw, Way, cut_everywhere, data, residen
 use proptest::prelude::*;
 use rollway_core::net::wire::frame::{Cargo, Entry, Farewell, Header, Hello, Kind, News, Refusal, Welcome};
 use rollway_core::net::{
-    RecordIntake, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec, Transport,
+    RecordIngress, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec, Transport,
 };
 use rollway_core::records::format::{LeafShape, Shape};
 use rollway_core::records::producer::Label;
@@ -39,19 +39,19 @@ impl Learner {
     }
 
     fn with(lane_bytes: usize, on_full: OnFull, spec: TcpServerSpec) -> Learner {
-        Learner::open(lane_bytes, on_full, spec, RecordIntake::new)
+        Learner::open(lane_bytes, on_full, spec, RecordIngress::new)
     }
 
     /// One that takes only records of [`shape`].
     fn checked(spec: TcpServerSpec) -> Learner {
-        Learner::open(64 * KIB, OnFull::Block, spec, |producer| RecordIntake::checked(producer, shape()))
+        Learner::open(64 * KIB, OnFull::Block, spec, |producer| RecordIngress::checked(producer, shape()))
     }
 
     fn open(
         lane_bytes: usize,
         on_full: OnFull,
         spec: TcpServerSpec,
-        intake: impl Fn(Producer) -> Result<RecordIntake>,
+        ingress: impl Fn(Producer) -> Result<RecordIngress>,
     ) -> Learner {
         let records = RecordsSpec {
             name: None,
@@ -65,7 +65,7 @@ impl Learner {
             preallocate: false,
         };
         let consumer = Arc::new(Consumer::open(&records, IfExists::Resume, None).unwrap());
-        let server = TcpServer::start(intake(producer(&consumer)).unwrap(), spec).unwrap();
+        let server = TcpServer::start(ingress(producer(&consumer)).unwrap(), spec).unwrap();
         Learner { server, consumer }
     }
 
@@ -352,8 +352,8 @@ fn records_go_over_tls_with_a_token_and_resume_after_a_cut() {
 #[test]
 fn the_transport_of_samples_is_one_of_records_too() {
     let learner = Learner::new(64 * KIB);
-    let intake = RecordIntake::new(producer(&learner.consumer)).unwrap();
-    let another = TcpServerSpec::default().start(intake).unwrap();
+    let ingress = RecordIngress::new(producer(&learner.consumer)).unwrap();
+    let another = TcpServerSpec::default().start(ingress).unwrap();
     let port = another.address().rsplit_once(':').unwrap().1.parse().unwrap();
     let client = connect(TcpClientSpec { port, ..learner.spec() }).unwrap();
     put(&client, 7, 100);

@@ -3,7 +3,7 @@
 use crate::fixture::*;
 use crate::harness::*;
 use rollway_core::Error;
-use rollway_core::net::{Endpoint, Intake, TcpClient, TcpClientSpec, TcpServerSpec, Transport};
+use rollway_core::net::{Endpoint, SampleIngress, TcpClient, TcpClientSpec, TcpServerSpec, Transport};
 use rollway_core::ring::producer::Origin;
 use rollway_core::ring::{Consumer, Deadline, RingSpec};
 use std::sync::atomic::Ordering;
@@ -165,20 +165,20 @@ fn a_conversation_that_comes_byte_by_byte_is_understood() {
 }
 
 #[test]
-fn another_transport_needs_nothing_but_the_intake() {
+fn another_transport_needs_nothing_but_the_ingress() {
     /// Takes whole samples from a channel.
     struct Letters(Mutex<Option<mpsc::Receiver<u64>>>);
-    struct Postman(Mutex<Option<std::thread::JoinHandle<()>>>);
+    struct MirrorThread(Mutex<Option<std::thread::JoinHandle<()>>>);
 
     impl Transport for Letters {
-        fn start(&self, intake: Intake) -> rollway_core::Result<Box<dyn Endpoint>> {
+        fn start(&self, ingress: SampleIngress) -> rollway_core::Result<Box<dyn Endpoint>> {
             let letters = self.0.lock().unwrap().take().unwrap();
-            let producer_id = intake.next_producer_id();
+            let producer_id = ingress.next_producer_id();
             let work = move || {
                 for (sequence, value) in (0..).zip(letters) {
                     let run = loop {
-                        match intake.claim(1) {
-                            Err(Error::Full) => assert!(intake.wait_room(soon()).unwrap()),
+                        match ingress.claim(1) {
+                            Err(Error::Full) => assert!(ingress.wait_room(soon()).unwrap()),
                             claimed => break claimed.unwrap().unwrap(),
                         }
                     };
@@ -186,11 +186,11 @@ fn another_transport_needs_nothing_but_the_intake() {
                     run.commit(Origin { producer_id, sequence, version: 0 });
                 }
             };
-            Ok(Box::new(Postman(Mutex::new(Some(std::thread::spawn(work))))))
+            Ok(Box::new(MirrorThread(Mutex::new(Some(std::thread::spawn(work))))))
         }
     }
 
-    impl Endpoint for Postman {
+    impl Endpoint for MirrorThread {
         fn address(&self) -> String {
             "a channel".to_owned()
         }
@@ -210,7 +210,7 @@ fn another_transport_needs_nothing_but_the_intake() {
     let (post, letters) = mpsc::channel();
     let transports: [Box<dyn Transport>; 2] =
         [Box::new(Letters(Mutex::new(Some(letters)))), Box::new(TcpServerSpec::default())];
-    let endpoints = transports.map(|transport| transport.start(intake(&consumer)).unwrap());
+    let endpoints = transports.map(|transport| transport.start(ingress(&consumer)).unwrap());
     let port = endpoints[1].address().rsplit_once(':').unwrap().1.parse().unwrap();
     let client = connect(TcpClientSpec { port, ..TcpClientSpec::default() }).unwrap();
     (0..20).for_each(|value| post.send(value).unwrap());

@@ -47,20 +47,20 @@ fn still_serves(learner: &Learner) {
 fn a_server_leaves_loopback_only_with_a_token() {
     let consumer = shared(private(1, 2));
     let everywhere = TcpServerSpec { host: "0.0.0.0".to_owned(), ..TcpServerSpec::default() };
-    let error = TcpServer::start(intake(&consumer), everywhere.clone()).unwrap_err();
+    let error = TcpServer::start(ingress(&consumer), everywhere.clone()).unwrap_err();
     assert!(matches!(&error, Error::TokenRequired { address } if address == "0.0.0.0:0"), "{error}");
     let spec = TcpServerSpec { token: token("open sesame"), ..everywhere.clone() };
-    let error = TcpServer::start(intake(&consumer), spec).unwrap_err();
+    let error = TcpServer::start(ingress(&consumer), spec).unwrap_err();
     assert!(error.to_string().contains("at least 16 bytes"), "{error}");
     let spec = TcpServerSpec { token: token("open sesame, and close it again"), ..everywhere };
-    TcpServer::start(intake(&consumer), spec).unwrap();
+    TcpServer::start(ingress(&consumer), spec).unwrap();
 }
 
 #[test]
 fn a_port_that_is_taken_is_an_error_at_the_start() {
     let learner = Learner::new(1, 2);
     let spec = TcpServerSpec { port: learner.server.port(), ..TcpServerSpec::default() };
-    let error = TcpServer::start(intake(&learner.consumer), spec).unwrap_err();
+    let error = TcpServer::start(ingress(&learner.consumer), spec).unwrap_err();
     assert!(matches!(&error, Error::Bind { .. }), "{error}");
 }
 
@@ -367,7 +367,7 @@ fn every_address_of_loopback_has_a_token_of_its_own() {
     for (host, there) in [("127.0.0.2", "127.0.0.2"), ("::1", "::1"), ("localhost", "localhost")] {
         let consumer = shared(open(&spec_of_ring()));
         let spec = TcpServerSpec { host: host.to_owned(), ..TcpServerSpec::default() };
-        let server = match TcpServer::start(intake(&consumer), spec) {
+        let server = match TcpServer::start(ingress(&consumer), spec) {
             Err(Error::Bind { .. }) => continue, // A machine without IPv6.
             server => server.unwrap(),
         };
@@ -469,7 +469,7 @@ fn a_name_that_is_taken_by_something_else_is_an_error_at_the_start() {
     let free: SocketAddr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let start = || {
         let consumer = shared(open(&spec_of_ring()));
-        TcpServer::start(intake(&consumer), TcpServerSpec { port: free.port(), ..TcpServerSpec::default() })
+        TcpServer::start(ingress(&consumer), TcpServerSpec { port: free.port(), ..TcpServerSpec::default() })
     };
     let path = file_of(free);
     symlink("/dev/null", &path).unwrap();
@@ -736,6 +736,6 @@ fn missing_pem_files_are_named() {
     let tls = Some(ServerTls { certificate: "/nowhere/cert.pem".into(), key: "/nowhere/key.pem".into() });
     let consumer = shared(private(1, 2));
     let error =
-        TcpServer::start(intake(&consumer), TcpServerSpec { tls, ..TcpServerSpec::default() }).unwrap_err();
+        TcpServer::start(ingress(&consumer), TcpServerSpec { tls, ..TcpServerSpec::default() }).unwrap_err();
     assert!(error.to_string().contains("/nowhere/key.pem"), "{error}");
 }

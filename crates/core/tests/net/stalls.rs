@@ -3,7 +3,7 @@
 use crate::fixture::*;
 use crate::harness::{Proxy, Raw};
 use rollway_core::net::wire::frame::{Cargo, Entry, Farewell, Header, Kind};
-use rollway_core::net::{RecordIntake, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec};
+use rollway_core::net::{RecordIngress, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec};
 use rollway_core::records::{self, RecordsSpec};
 use rollway_core::ring::{Consumer, Deadline, IfExists, OnFull, Producer, RingSpec, Slot};
 use std::collections::HashSet;
@@ -40,7 +40,7 @@ impl Samples {
         let leaves = [8, bytes];
         let ring = RingSpec { leaf_bytes: &leaves, on_full, ..crate::fixture::spec(None, 2, 2) };
         let consumer = shared(open(&ring));
-        let server = TcpServer::start(crate::harness::intake(&consumer), spec).unwrap();
+        let server = TcpServer::start(crate::harness::ingress(&consumer), spec).unwrap();
         Samples { server, consumer, leaves }
     }
 
@@ -380,7 +380,7 @@ impl Lanes {
         };
         let consumer = Arc::new(records::Consumer::open(&wanted, IfExists::Resume, None).unwrap());
         let producer = records::Producer::attach_to(consumer.records().clone(), ANYONE).unwrap();
-        let server = TcpServer::start(RecordIntake::new(producer).unwrap(), spec).unwrap();
+        let server = TcpServer::start(RecordIngress::new(producer).unwrap(), spec).unwrap();
         Lanes { server, consumer }
     }
 

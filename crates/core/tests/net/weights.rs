@@ -222,9 +222,9 @@ fn samples_go_up_and_weights_come_down_on_one_port() {
     let learner = Learner::new(4, 3);
     let leaf_bytes = bytes_of(SMALL);
     let writer = Writer::open(&spec(None, &leaf_bytes), IfExists::Resume, 1).unwrap();
-    let inlet = crate::harness::intake(&learner.consumer).into();
+    let ingress = crate::harness::ingress(&learner.consumer).into();
     let server =
-        TcpServer::with_weights(Some(inlet), writer.weights().clone(), TcpServerSpec::default()).unwrap();
+        TcpServer::with_weights(Some(ingress), writer.weights().clone(), TcpServerSpec::default()).unwrap();
     let origin = Origin { server, writer, words: SMALL };
     let mirror = origin.mirror();
     let client = crate::harness::connect(rollway_core::net::TcpClientSpec {

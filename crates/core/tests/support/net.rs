@@ -8,7 +8,9 @@ use rollway_core::net::wire::frame::{
 };
 use rollway_core::net::wire::token::{Side, Token};
 use rollway_core::net::wire::token_file::{self, TokenFile};
-use rollway_core::net::{ClientTls, Intake, ServerTls, TcpClient, TcpClientSpec, TcpServer, TcpServerSpec};
+use rollway_core::net::{
+    ClientTls, SampleIngress, ServerTls, TcpClient, TcpClientSpec, TcpServer, TcpServerSpec,
+};
 use rollway_core::ring::{Consumer, Deadline, OnFull, RingSpec};
 use rollway_core::{Error, Result};
 use std::collections::HashMap;
@@ -31,7 +33,7 @@ impl Learner {
 
     pub fn with(ring: &RingSpec<'_>, spec: TcpServerSpec) -> Learner {
         let consumer = shared(open(ring));
-        let server = TcpServer::start(intake(&consumer), spec).unwrap();
+        let server = TcpServer::start(ingress(&consumer), spec).unwrap();
         Learner { server, consumer }
     }
 
@@ -73,8 +75,8 @@ impl Learner {
     }
 }
 
-pub fn intake(consumer: &Consumer) -> Intake {
-    Intake::new(producer(consumer)).unwrap()
+pub fn ingress(consumer: &Consumer) -> SampleIngress {
+    SampleIngress::new(producer(consumer)).unwrap()
 }
 
 pub fn connect(spec: TcpClientSpec) -> Result<TcpClient> {

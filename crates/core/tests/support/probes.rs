@@ -431,11 +431,11 @@ fn use_vector_env(name: &str) -> usize {
         let Ok(worker) = Worker::attach(name, index) else { continue };
         let_in += 1;
         worker.caller_lives();
-        let (data, bytes) = worker.stage().data();
+        let (data, bytes) = worker.vector_env().data();
         touch(data.as_ptr(), bytes);
-        let protocol = worker.stage().protocol();
+        let protocol = worker.vector_env().protocol();
         let tasks: Vec<_> = protocol.tasks(index).collect();
-        assert!(tasks.iter().all(|task| worker.share().contains(&task.env)), "a task of another worker");
+        assert!(tasks.iter().all(|task| worker.env_range().contains(&task.env)), "a task of another worker");
         worker.answer(&tasks, &vec![0; tasks.len()]);
         if protocol.is_closed() {
             let _ = worker.wait(); // Never sleeps now: there is something to be told.

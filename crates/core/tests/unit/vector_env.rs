@@ -3,7 +3,7 @@
 use rollway_core::Error;
 use rollway_core::sys::sync::Ordering;
 use rollway_core::sys::wait::Deadline;
-use rollway_core::vector_env::layout::{Answer, Geometry, MAX_ARGUMENT, Request, share};
+use rollway_core::vector_env::layout::{Answer, Geometry, MAX_ARGUMENT, Request, env_range};
 use rollway_core::vector_env::{Call, Caller, Outcome, Worker};
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn serve(name: &str, index: usize) {
                 let flags: Vec<u8> = tasks.iter().map(|task| task.request.argument as u8).collect();
                 worker.answer(&tasks, &flags);
             }
-            Call::Mail => {}
+            Call::Message => {}
             Call::Closed => return,
         }
     }
@@ -55,10 +55,10 @@ fn every_environment_belongs_to_exactly_one_worker() {
             let geometry = Geometry::new(workers, envs, 0).unwrap();
             let mut next = 0;
             for worker in 0..geometry.workers {
-                let share = share(worker, workers, envs);
-                assert_eq!(share.start, next);
-                assert!(!share.is_empty());
-                next = share.end;
+                let range = env_range(worker, workers, envs);
+                assert_eq!(range.start, next);
+                assert!(!range.is_empty());
+                next = range.end;
             }
             assert_eq!(next, envs);
         }
@@ -86,7 +86,7 @@ fn all_answers_come_with_their_flags_and_in_order() {
             let outcome = caller.wait(5, None, LONG).unwrap();
             let expected = (0..5).map(|env| (env, (step % 200) as u8)).collect();
             assert_eq!(outcome, Outcome::Answered(expected));
-            assert_eq!(caller.out(), 0);
+            assert_eq!(caller.outstanding(), 0);
         }
         caller.close().unwrap();
     });
@@ -124,7 +124,7 @@ fn half_of_the_answers_are_waited_for_while_workers_go_on() {
         for _ in 0..500 {
             let Outcome::Answered(answers) = caller.wait(3, None, LONG).unwrap() else { panic!() };
             assert_eq!(answers.len(), 3);
-            assert!(answers.iter().all(|&(env, _)| !caller.is_out(env)));
+            assert!(answers.iter().all(|&(env, _)| !caller.is_outstanding(env)));
             caller.ask(answers.iter().map(|&(env, _)| env), 1, 0).unwrap();
         }
         caller.close().unwrap();
@@ -196,16 +196,16 @@ fn a_process_that_ends_before_it_sits_down_is_reported() {
 }
 
 #[test]
-fn letters_wake_a_worker_one_by_one_and_work_comes_first() {
+fn messages_wake_a_worker_one_by_one_and_work_comes_first() {
     let (mut caller, name) = caller(1, 1);
     let worker = Worker::attach(&name, 0).unwrap();
-    caller.post(0).unwrap();
-    caller.post(0).unwrap();
+    caller.post_message(0).unwrap();
+    caller.post_message(0).unwrap();
     caller.ask(0..1, 1, 0).unwrap();
     let Call::Tasks(tasks) = worker.wait().unwrap() else { panic!() };
     worker.answer(&tasks, &[0]);
-    assert_eq!(worker.wait().unwrap(), Call::Mail);
-    assert_eq!(worker.wait().unwrap(), Call::Mail);
+    assert_eq!(worker.wait().unwrap(), Call::Message);
+    assert_eq!(worker.wait().unwrap(), Call::Message);
     caller.close().unwrap();
     assert_eq!(worker.wait().unwrap(), Call::Closed);
 }
@@ -217,20 +217,20 @@ fn strangers_and_numbers_out_of_range_are_refused() {
     assert!(matches!(Worker::attach("no-such-vector-env", 0), Err(Error::NotFound { .. })));
     assert!(matches!(caller.ask(2..3, 1, 0), Err(Error::OutOfRange { .. })));
     assert!(matches!(caller.ask(0..1, 1, MAX_ARGUMENT + 1), Err(Error::OutOfRange { .. })));
-    assert!(matches!(caller.post(1), Err(Error::OutOfRange { .. })));
+    assert!(matches!(caller.post_message(1), Err(Error::OutOfRange { .. })));
     caller.close().unwrap();
     assert!(matches!(Worker::attach(&name, 0), Err(Error::NotFound { .. })));
 }
 
 #[test]
-fn letters_that_nobody_can_have_sent_are_damage_and_keep_no_worker_busy() {
+fn messages_that_nobody_can_have_sent_are_damage_and_keep_no_worker_busy() {
     let (caller, name) = caller(1, 1);
     let worker = Worker::attach(&name, 0).unwrap();
-    caller.stage().protocol().lines[0].mail.store(1 << 40, Ordering::Relaxed);
+    caller.vector_env().protocol().lines[0].messages_sent.store(1 << 40, Ordering::Relaxed);
     let result = ends(move || {
         loop {
             match worker.wait() {
-                Ok(Call::Mail) | Err(Error::Interrupted) => {}
+                Ok(Call::Message) | Err(Error::Interrupted) => {}
                 other => return other,
             }
         }
@@ -243,15 +243,16 @@ fn letters_that_nobody_can_have_sent_are_damage_and_keep_no_worker_busy() {
 fn an_answer_to_a_request_that_was_never_asked_is_damage_and_no_endless_wait() {
     let (mut caller, _name) = caller(1, 2);
     caller.ask(0..2, 1, 0).unwrap();
-    let stage = caller.stage().clone();
-    stage.protocol().answered[1].store(Answer { number: 9, flags: 0 }.pack(), Ordering::Relaxed);
+    let vector_env = caller.vector_env().clone();
+    vector_env.protocol().answered[1].store(Answer { number: 9, flags: 0 }.pack(), Ordering::Relaxed);
     let (mut caller, result) = ends(move || {
         let result = caller.wait(2, None, LONG);
         (caller, result)
     });
     assert!(matches!(result, Err(Error::Corrupt { .. })), "{result:?}");
-    stage.protocol().answered[1].store(0, Ordering::Relaxed);
-    stage.protocol().asked[0].store(Request { number: 5, argument: 0, what: 1 }.pack(), Ordering::Relaxed);
+    vector_env.protocol().answered[1].store(0, Ordering::Relaxed);
+    vector_env.protocol().asked[0]
+        .store(Request { number: 5, argument: 0, what: 1 }.pack(), Ordering::Relaxed);
     let (caller, result) = ends(move || {
         let result = caller.wait(2, None, LONG);
         (caller, result)

@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
 use rollway_core::net::wire::frame::Cargo;
 use rollway_core::net::{
-    Inlet, Intake, RecordIntake, ServerStats, ServerTls, TcpServer as Core, TcpServerSpec,
+    Ingress, RecordIngress, SampleIngress, ServerStats, ServerTls, TcpServer as Core, TcpServerSpec,
 };
 use rollway_core::records::Producer as RecordProducer;
 use rollway_core::ring::Producer;
@@ -98,9 +98,9 @@ impl TcpServer {
         };
         let seat = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };
         let weights = weights.map(|weights| weights.core(py)).transpose()?;
-        let start = |inlet: Option<Inlet>| match (inlet, &weights) {
-            (inlet, Some(weights)) => Core::with_weights(inlet, weights.clone(), spec.clone()),
-            (Some(inlet), None) => Core::start(inlet, spec.clone()),
+        let start = |ingress: Option<Ingress>| match (ingress, &weights) {
+            (ingress, Some(weights)) => Core::with_weights(ingress, weights.clone(), spec.clone()),
+            (Some(ingress), None) => Core::start(ingress, spec.clone()),
             (None, None) => {
                 let range = "a learner, weights, or both".to_owned();
                 Err(Error::OutOfRange { what: "things to serve", value: 0, range })
@@ -109,16 +109,16 @@ impl TcpServer {
         let (core, endpoints) = match &consumer {
             Some(Learner::Ring(consumer)) => {
                 let ring = consumer.core(py)?.ring().clone();
-                let intake = || Intake::new(Producer::attach_to(ring.clone(), seat)?);
-                (blocking(py, || start(Some(intake()?.into())))?, Some(consumer.endpoints()))
+                let ingress = || SampleIngress::new(Producer::attach_to(ring.clone(), seat)?);
+                (blocking(py, || start(Some(ingress()?.into())))?, Some(consumer.endpoints()))
             }
             Some(Learner::Records(consumer)) => {
                 let records = consumer.core(py)?.records().clone();
                 let shape = consumer.shape();
-                let intake = || {
-                    RecordIntake::checked(RecordProducer::attach_to(records.clone(), seat)?, shape.clone())
+                let ingress = || {
+                    RecordIngress::checked(RecordProducer::attach_to(records.clone(), seat)?, shape.clone())
                 };
-                (blocking(py, || start(Some(intake()?.into())))?, Some(consumer.endpoints()))
+                (blocking(py, || start(Some(ingress()?.into())))?, Some(consumer.endpoints()))
             }
             None => (blocking(py, || start(None))?, None),
         };

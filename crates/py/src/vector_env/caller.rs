@@ -6,14 +6,14 @@ use crate::segment::block::view;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use rollway_core::Error;
-use rollway_core::vector_env::{Caller as Core, Outcome, Stage};
+use rollway_core::vector_env::{Caller as Core, Outcome, VectorEnv};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Asks environments and waits for their answers. One thread at a time.
 #[pyclass(frozen, module = "rollway._core")]
 pub struct EnvCaller {
     core: Mutex<Core>,
-    stage: Arc<Stage>,
+    vector_env: Arc<VectorEnv>,
     name: String,
 }
 
@@ -68,8 +68,8 @@ impl EnvCaller {
         data_bytes: usize,
     ) -> PyResult<Self> {
         let core = Core::create(&name, workers, envs, data_bytes).map_err(|e| to_py(py, e))?;
-        let stage = core.stage().clone();
-        Ok(EnvCaller { core: Mutex::new(core), stage, name })
+        let vector_env = core.vector_env().clone();
+        Ok(EnvCaller { core: Mutex::new(core), vector_env, name })
     }
 
     #[getter]
@@ -80,7 +80,7 @@ impl EnvCaller {
     /// The data that caller and workers share.
     #[getter]
     fn memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        view(py, self.stage.data(), self.stage.clone())
+        view(py, self.vector_env.data(), self.vector_env.clone())
     }
 
     /// Nobody is this worker any more.
@@ -98,21 +98,21 @@ impl EnvCaller {
         let mut core = self.core()?;
         match envs {
             Some(envs) => core.ask(envs.into_iter(), what, argument),
-            None => core.ask(0..self.stage.geometry().envs, what, argument),
+            None => core.ask(0..self.vector_env.geometry().envs, what, argument),
         }
         .map_err(|e| to_py(py, e))
     }
 
-    /// There is a letter for a worker.
+    /// There is a message for a worker.
     fn post(&self, py: Python<'_>, worker: usize) -> PyResult<()> {
-        self.core()?.post(worker).map_err(|e| to_py(py, e))
+        self.core()?.post_message(worker).map_err(|e| to_py(py, e))
     }
 
     /// Asks all environments and waits for them. `None`: all have answered, and no flag is set; otherwise as `wait`.
     fn step(&self, py: Python<'_>, what: u8, argument: u32, limit: Option<f64>) -> PyResult<Option<Waited>> {
         let mut guard = self.core()?;
         let core: &mut Core = &mut guard;
-        let envs = self.stage.geometry().envs;
+        let envs = self.vector_env.geometry().envs;
         core.ask(0..envs, what, argument).map_err(|e| to_py(py, e))?;
         let outcome = waited(py, core, envs, limit, None)?;
         let is_plain = matches!(&outcome, Outcome::Answered(answers)
@@ -133,22 +133,22 @@ impl EnvCaller {
 
     /// How many environments were asked, and their answers not taken.
     fn out(&self) -> PyResult<usize> {
-        Ok(self.core()?.out())
+        Ok(self.core()?.outstanding())
     }
 
     /// Whether this one was.
     fn is_out(&self, env: usize) -> PyResult<bool> {
-        Ok(self.core()?.is_out(env))
+        Ok(self.core()?.is_outstanding(env))
     }
 
     /// First and last plus one of a worker's environments.
     fn share(&self, worker: usize) -> PyResult<(usize, usize)> {
-        let share = self.core()?.share(worker);
-        Ok((share.start, share.end))
+        let range = self.core()?.env_range(worker);
+        Ok((range.start, range.end))
     }
 
     /// Tells the workers to end, takes the name away, and ends a wait of another thread.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.stage.close().map_err(|e| to_py(py, e))
+        self.vector_env.close().map_err(|e| to_py(py, e))
     }
 }

@@ -8,7 +8,7 @@ use numpy::{PyArray1, PyArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use rollway_core::vector_env::parent::Watched;
+use rollway_core::vector_env::parent::ProcessWatch;
 use rollway_core::vector_env::protocol::Task;
 use rollway_core::vector_env::{Call, Worker as Core};
 use smallvec::SmallVec;
@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 /// Kills this process when another one ends, whatever this one is doing then.
 #[pyfunction]
 pub fn end_with(py: Python<'_>, pid: u32) -> PyResult<()> {
-    Watched::process(pid).and_then(Watched::end_with_it).map_err(|e| to_py(py, e))
+    ProcessWatch::process(pid).and_then(ProcessWatch::exit_with_it).map_err(|e| to_py(py, e))
 }
 
 /// Waits for requests and answers them. One thread.
@@ -45,7 +45,7 @@ impl EnvWorker {
     /// The data that caller and workers share.
     #[getter]
     fn memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        view(py, self.core.stage().data(), self.core.stage().clone())
+        view(py, self.core.vector_env().data(), self.core.vector_env().clone())
     }
 
     /// Whether the caller lives.
@@ -73,7 +73,7 @@ impl EnvWorker {
             let call = blocking(py, || self.core.wait())?.map_err(|e| to_py(py, e))?;
             let mut tasks = match call {
                 Call::Tasks(tasks) => tasks,
-                Call::Mail => return Ok(("mail", 0, 0, Vec::new())),
+                Call::Message => return Ok(("mail", 0, 0, Vec::new())),
                 Call::Closed => return Ok(("closed", 0, 0, Vec::new())),
             };
             let first = tasks[0].request;
@@ -99,7 +99,7 @@ impl EnvWorker {
 impl EnvWorker {
     /// Steps the environments of these tasks, and answers: for all of them at once, or for one after the other.
     fn step(&self, round: &Round<'_, '_>, tasks: &[Task], at_once: bool) -> PyResult<()> {
-        let first = self.core.share().start;
+        let first = self.core.env_range().start;
         let envs: Option<Vec<usize>> =
             (tasks.len() != round.steps.len()).then(|| tasks.iter().map(|task| task.env).collect());
         let actions = round.desk.call_method1("actions", (envs,))?;

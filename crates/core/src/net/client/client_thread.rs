@@ -19,7 +19,7 @@ const INBOX_BYTES: usize = 2 * (HEADER_BYTES + MAX_TEXT_BYTES);
 const READS: usize = 64;
 
 /// The thread of one client.
-pub struct Courier<'a> {
+pub struct ClientThread<'a> {
     shared: &'a Shared,
     /// When the learner was last heard, or the connection was lost.
     contact: Instant,
@@ -31,10 +31,10 @@ pub struct Courier<'a> {
     attempt: u32,
 }
 
-impl<'a> Courier<'a> {
-    pub fn new(shared: &'a Shared) -> Courier<'a> {
+impl<'a> ClientThread<'a> {
+    pub fn new(shared: &'a Shared) -> ClientThread<'a> {
         let now = Instant::now();
-        Courier { shared, contact: now, pinged: now, welcomed: false, reason: None, attempt: 0 }
+        ClientThread { shared, contact: now, pinged: now, welcomed: false, reason: None, attempt: 0 }
     }
 
     /// The whole life of the thread. Whatever ends it, the callers are told.

@@ -14,7 +14,7 @@
 //! Calls wait on a futex that signals interrupt ([`Error::Interrupted`]: call again). What the thread meets is told
 //! to the next caller.
 
-use super::client_thread::Courier;
+use super::client_thread::ClientThread;
 use super::dial::Caller;
 use super::link::{Link, write_to};
 use super::outbound::Outbound;
@@ -259,7 +259,7 @@ impl Client {
         });
         let thread = crate::sys::thread::spawn("rollway-client", {
             let shared = shared.clone();
-            move || Courier::new(&shared).run()
+            move || ClientThread::new(&shared).run()
         })?;
         Ok(Client { shared, thread: Mutex::new(Some(thread)), pid: std::process::id() })
     }

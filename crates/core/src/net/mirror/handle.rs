@@ -1,6 +1,6 @@
 //! [`WeightMirror`]: what callers hold.
 
-use super::mirror_thread::Postman;
+use super::mirror_thread::MirrorThread;
 use super::shared::{Local, Shared, State, WeightMirrorSpec};
 use crate::error::{Error, Result};
 use crate::net::client::dial::Caller;
@@ -38,7 +38,7 @@ impl WeightMirror {
         });
         let thread = spawn("rollway-mirror", {
             let shared = shared.clone();
-            move || Postman::new(&shared).run()
+            move || MirrorThread::new(&shared).run()
         })?;
         Ok(WeightMirror { shared, thread: Mutex::new(Some(thread)), pid: std::process::id() })
     }

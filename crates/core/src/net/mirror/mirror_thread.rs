@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// The mirror's thread: connects, fetches, and connects again.
-pub struct Postman<'a> {
+pub struct MirrorThread<'a> {
     shared: &'a Shared,
     session: [u8; 16],
     attempt: u32,
@@ -25,10 +25,10 @@ pub struct Postman<'a> {
     local: Option<Arc<Local>>,
 }
 
-impl<'a> Postman<'a> {
-    pub fn new(shared: &'a Shared) -> Postman<'a> {
+impl<'a> MirrorThread<'a> {
+    pub fn new(shared: &'a Shared) -> MirrorThread<'a> {
         let session = random().unwrap_or_default(); // Nothing hangs on it.
-        Postman { shared, session, attempt: 0, contact: Instant::now(), local: None }
+        MirrorThread { shared, session, attempt: 0, contact: Instant::now(), local: None }
     }
 
     /// The whole life of the thread. Whatever ends it, the callers are told.

@@ -5,25 +5,25 @@
 //! constant: its header, its outbox, and the list of its claims; and one frame in staging memory, if its client is slow.
 //!
 //! C1  Slots, or room, are claimed when the payload has begun to arrive, and given back when the task ends, however it ends:
-//!     they are in the [`Landing`], which is cleared before the session is left (E1).
+//!     they are in the [`FrameScatter`], which is cleared before the session is left (E1).
 //! C2  Commits and the step of the session's `next` have no await in between.
 //! C3  Nothing is read while what came before it is not settled: a client that ignores its credit is slowed by TCP.
 //! C4  Claims of a frame that is not whole are held for at most `claim_timeout`. Then the frame is moved to staging memory
 //!     ([`super::staging`]), and its claims are given back. A connection whose frame was late stages its next frames from the
 //!     start, until one of them arrives within that time. For a second after that, so do all connections: many hosts may vanish
-//!     at once, and must not hold claims one after the other. The staging memory is in the [`Landing`], too (C1), or in
+//!     at once, and must not hold claims one after the other. The staging memory is in the [`FrameScatter`], too (C1), or in
 //!     the future that places the frame.
 //! C5  A client gets on, or is cut: each `frame_timeout` brings [`PROGRESS_BYTES`], or the rest of the frame.
 
-use super::frame_scatter::Landing;
+use super::frame_scatter::FrameScatter;
 use super::handshake::greet;
-use super::header_reader::{Ears, budget, goodbye, skip};
-use super::ingress::Inlet;
-use super::room_waiter::Doorman;
+use super::header_reader::{HeaderReader, budget, goodbye, skip};
+use super::ingress::Ingress;
+use super::room_waiter::RoomWaiter;
 use super::session::Progress;
 use super::staging::StagingRoom;
 use super::stream::{Stream, Wire};
-use super::tcp_server::{Lobby, Shared};
+use super::tcp_server::{Admission, Shared};
 use super::weight_frames::{give, over};
 use crate::error::Error;
 use crate::net::wire::frame;
@@ -97,7 +97,7 @@ async fn unless<T>(
 }
 
 /// Serves one client.
-pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, lobby: Lobby) {
+pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, admission: Admission) {
     let mut stop = server.stop.subscribe();
     let stopped = async move {
         let _ = stop.wait_for(|stop| *stop).await;
@@ -107,7 +107,7 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, lobby: 
     let end = unless(
         async {
             let deadline = Instant::now() + server.spec.handshake_timeout;
-            let evicted = lobby.evicted();
+            let evicted = admission.evicted();
             let late = async {
                 tokio::time::sleep_until(deadline).await;
                 End::Stranger
@@ -120,12 +120,14 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, lobby: 
                 greet(wire, token, |cargo| server.expects(cargo)).await
             };
             let hello = unless(unless(greeting, late), evicted).await?;
-            lobby.leave();
+            admission.mark_authenticated();
             wants_weights = hello.cargo == Cargo::Weights;
             let wire = wire.as_mut().ok_or(End::Stranger)?;
-            match (hello.cargo, &server.inlet, &server.outlet) {
-                (Cargo::Weights, _, Some(outlet)) => give(wire, &server, outlet).await,
-                (Cargo::Samples | Cargo::Records, Some(inlet), _) => stay(wire, &hello, &server, inlet).await,
+            match (hello.cargo, &server.ingress, &server.weight_source) {
+                (Cargo::Weights, _, Some(weight_source)) => give(wire, &server, weight_source).await,
+                (Cargo::Samples | Cargo::Records, Some(ingress), _) => {
+                    stay(wire, &hello, &server, ingress).await
+                }
                 _ => Err(End::Stranger), // Those were refused.
             }
         },
@@ -184,20 +186,20 @@ async fn part(mut wire: Wire, end: &End, server: &Shared) {
 pub type Never = std::convert::Infallible;
 
 /// From the hello on: finds the session, waits until it is ours, and serves it.
-async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>, inlet: &Inlet) -> Result<Never, End> {
-    if inlet.is_closed() {
+async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>, ingress: &Ingress) -> Result<Never, End> {
+    if ingress.is_closed() {
         return Err(End::Refused(Refusal::Closed, HAS_CLOSED.to_owned(), None));
     }
-    let tenancy = server
+    let session = server
         .sessions
-        .enter(hello, || inlet.next_producer_id())
+        .enter(hello, || ingress.next_producer_id())
         .map_err(|(code, text)| End::Refused(code, text, None))?;
-    let succeeded = tenancy.succeeded();
-    let resumed = tenancy.resumed;
-    let mut landing = Landing::new(inlet.leaf_bytes());
+    let succeeded = session.succeeded();
+    let resumed = session.resumed;
+    let mut scatter = FrameScatter::new(ingress.leaf_bytes());
     let mut progress = None;
     let served = async {
-        let progress = progress.insert(tenancy.progress().await);
+        let progress = progress.insert(session.progress().await);
         if !(hello.oldest..=hello.next).contains(&progress.next) {
             let text = format!(
                 "the learner expects sample {} of this client, which has {} to {} to offer",
@@ -208,22 +210,30 @@ async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>, inlet: &Inle
         add(&server.counters.accepted, 1);
         add(&server.counters.resumed, resumed as u64);
         let welcome = Welcome {
-            producer_id: tenancy.producer_id,
-            max_rows: inlet.max_rows() as u32,
-            max_bytes: inlet.max_record_bytes() as u32,
+            producer_id: session.producer_id,
+            max_rows: ingress.max_rows() as u32,
+            max_bytes: ingress.max_record_bytes() as u32,
             credit: FIRST_CREDIT.min(server.window),
             next: progress.next,
-            news: inlet.news(),
+            news: ingress.news(),
         };
         wire.say(&welcome.frame());
         for (sequence, rows) in progress.refused_from(hello.oldest) {
             wire.say(&Header { sequence, rows, ..Header::new(Kind::Full) }.bytes());
         }
-        let producer_id = tenancy.producer_id;
-        let landing = &mut landing;
-        Connection { wire, server, inlet, landing, producer_id, ears: Ears::default(), is_late: false }
-            .converse(progress)
-            .await
+        let producer_id = session.producer_id;
+        let scatter = &mut scatter;
+        Connection {
+            wire,
+            server,
+            ingress,
+            scatter,
+            producer_id,
+            header_reader: HeaderReader::default(),
+            is_late: false,
+        }
+        .converse(progress)
+        .await
     };
     let taken_over = async {
         succeeded.await;
@@ -231,10 +241,10 @@ async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>, inlet: &Inle
         End::Parted(Farewell::TakenOver, "this client came again over another connection".to_owned())
     };
     let end = unless(served, taken_over).await;
-    landing.clear(); // C1: before the session is anybody else's.
+    scatter.clear(); // C1: before the session is anybody else's.
     drop(progress);
     if matches!(end, Err(End::Parted(Farewell::Finished, _))) {
-        tenancy.finish();
+        session.finish();
     }
     end
 }
@@ -243,12 +253,12 @@ async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>, inlet: &Inle
 pub struct Connection<'a> {
     pub wire: &'a mut Wire,
     pub server: &'a Arc<Shared>,
-    inlet: &'a Inlet,
-    pub landing: &'a mut Landing,
+    ingress: &'a Ingress,
+    pub scatter: &'a mut FrameScatter,
     pub producer_id: u32,
     /// Its last frame was late: the next one is staged from the start (C4).
     pub is_late: bool,
-    ears: Ears,
+    header_reader: HeaderReader,
 }
 
 impl Connection<'_> {
@@ -257,18 +267,18 @@ impl Connection<'_> {
             let header = self.header().await?;
             let budget = self.budget(&header);
             match header.kind {
-                Kind::Data | Kind::Records => match (self.inlet, header.kind) {
-                    (Inlet::Samples(intake), Kind::Data) => {
-                        self.receive_samples(intake, &header, progress).await?;
+                Kind::Data | Kind::Records => match (self.ingress, header.kind) {
+                    (Ingress::Samples(ingress), Kind::Data) => {
+                        self.receive_samples(ingress, &header, progress).await?;
                     }
-                    (Inlet::Records(intake), Kind::Records) => {
-                        self.receive_records(intake, &header, progress).await?;
+                    (Ingress::Records(ingress), Kind::Records) => {
+                        self.receive_records(ingress, &header, progress).await?;
                     }
                     _ => return Err(End::Damaged("a frame is of the wrong kind".to_owned())),
                 },
                 Kind::Ping => {
                     // All that it has said before is settled (C3), so of its own, those below `next` are in the count.
-                    let pong = self.inlet.news().header(Kind::Pong);
+                    let pong = self.ingress.news().header(Kind::Pong);
                     self.wire.say(&Header { sequence: progress.next, ..pong }.bytes());
                 }
                 Kind::Pong => {}
@@ -292,12 +302,12 @@ impl Connection<'_> {
 
     /// The next header. Silence is broken by pings, and borne for three of them.
     async fn header(&mut self) -> Result<Header, End> {
-        let inlet = self.inlet;
+        let ingress = self.ingress;
         let ping = |wire: &mut Wire| {
-            wire.tell(inlet.published());
+            wire.tell(ingress.published());
             wire.ping();
         };
-        self.ears.header(self.wire, &self.server.spec, ping).await
+        self.header_reader.header(self.wire, &self.server.spec, ping).await
     }
 
     /// How many rows of a frame are here already. A gap is damage.
@@ -325,12 +335,12 @@ impl Connection<'_> {
 
     /// Everything below `next` is settled.
     pub fn acknowledge(&mut self, next: u64, credit: u32, bytes: u64) {
-        self.wire.tell(self.inlet.published());
+        self.wire.tell(self.ingress.published());
         self.wire.acknowledge(next, credit, bytes);
     }
 
     fn ping(&mut self) {
-        self.wire.tell(self.inlet.published());
+        self.wire.tell(self.ingress.published());
         self.wire.ping();
     }
 
@@ -349,8 +359,8 @@ impl Connection<'_> {
 
     /// Waits for room; a little longer when that was futile, because others were faster or the hints in shared memory are
     /// wrong.
-    pub async fn room(&mut self, doorman: &Doorman, want: usize, futile: &mut u32) -> Result<(), End> {
-        self.patiently(doorman.room(want)).await?;
+    pub async fn room(&mut self, room_waiter: &RoomWaiter, want: usize, futile: &mut u32) -> Result<(), End> {
+        self.patiently(room_waiter.room(want)).await?;
         *futile += 1;
         if *futile > 2 {
             self.patiently(sleep(Duration::from_millis(1))).await?;
@@ -371,20 +381,20 @@ impl Connection<'_> {
         }
     }
 
-    /// Reads what the landing has places for, until the time limit of claimed room (C4). `None`: all of it is here.
-    /// Otherwise, when it began: what is claimed is to be given back, and then [`bear`](Self::bear) reads on.
-    pub async fn land(&mut self, rest: bool) -> Result<Option<Instant>, End> {
+    /// Reads what the scatter has places for, until the time limit of claimed room (C4). `None`: all of it is here.
+    /// Otherwise, when it began: what is claimed is to be given back, and then [`read_into_staging`](Self::read_into_staging) reads on.
+    pub async fn read_into_claims(&mut self, rest: bool) -> Result<Option<Instant>, End> {
         let spec = &self.server.spec;
         let limit = spec.claim_timeout.min(spec.frame_timeout);
         match timeout(limit, self.read(rest)).await {
             Ok(read) => {
                 self.is_late = false;
                 read?;
-                if self.landing.finish() { Ok(None) } else { Err(evicted()) }
+                if self.scatter.finish() { Ok(None) } else { Err(evicted()) }
             }
             Err(_) => {
                 self.is_late = true;
-                if self.landing.has_claims() {
+                if self.scatter.has_claims() {
                     self.server.note_late();
                 }
                 Ok(Some(Instant::now() - limit))
@@ -416,7 +426,7 @@ impl Connection<'_> {
     /// Staging memory for a frame that has begun to arrive. The slowest frame pays when there is too little, and that
     /// may be this one.
     pub fn staging_room(&self, bytes: usize, began: Instant) -> Result<StagingRoom, End> {
-        let (server, arrived) = (self.server, self.landing.arrived());
+        let (server, arrived) = (self.server, self.scatter.arrived());
         let taken = server.staging.take(bytes, arrived, began);
         add(&server.counters.evicted, taken.as_ref().map_or(1, |(_, evicted)| *evicted as u64));
         let (room, _) = taken.ok_or_else(evicted)?;
@@ -425,9 +435,9 @@ impl Connection<'_> {
     }
 
     /// Reads on what has no claimed room, for as long as the client gets on (C5).
-    pub async fn bear(&mut self, rest: bool, began: Instant) -> Result<(), End> {
+    pub async fn read_into_staging(&mut self, rest: bool, began: Instant) -> Result<(), End> {
         let limit = self.server.spec.frame_timeout;
-        let mut gone = std::pin::pin!(self.landing.evicted());
+        let mut gone = std::pin::pin!(self.scatter.evicted());
         let (mut before, mut due) = (0, began + limit);
         loop {
             let look = due.min(Instant::now() + NOTE);
@@ -438,11 +448,11 @@ impl Connection<'_> {
             };
             if let Ok(read) = unless(reading, gone).await? {
                 read?;
-                return if self.landing.finish() { Ok(()) } else { Err(evicted()) };
+                return if self.scatter.finish() { Ok(()) } else { Err(evicted()) };
             }
-            self.landing.note();
+            self.scatter.note();
             if Instant::now() >= due {
-                let arrived = self.landing.arrived();
+                let arrived = self.scatter.arrived();
                 if arrived - before < PROGRESS_BYTES {
                     return Err(too_slow());
                 }
@@ -451,15 +461,15 @@ impl Connection<'_> {
         }
     }
 
-    /// Reads what the landing has places for; if that is the rest of the frame, also what comes of the next header.
+    /// Reads what the scatter has places for; if that is the rest of the frame, also what comes of the next header.
     pub async fn read(&mut self, rest: bool) -> io::Result<()> {
-        self.landing.advance(0); // Samples may have no bytes.
-        while !self.landing.has_landed() {
+        self.scatter.advance(0); // Samples may have no bytes.
+        while !self.scatter.has_arrived() {
             let mut rooms: [IoSliceMut<'_>; ROOMS] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
-            let after: &mut [u8] = if rest { &mut self.ears.head } else { &mut [] };
-            let count = self.landing.rooms(&mut rooms, after);
+            let after: &mut [u8] = if rest { &mut self.header_reader.head } else { &mut [] };
+            let count = self.scatter.rooms(&mut rooms, after);
             let read = self.wire.fill(&mut rooms[..count]).await?;
-            self.ears.have = self.landing.advance(read);
+            self.header_reader.have = self.scatter.advance(read);
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! The rows of a frame fall into *spans*: claimed runs of slots, rows for which there was no slot (spilled), rows
 //! that nobody wants (dropped, refused, or here already). The payload is leaf-major, so each leaf visits every span
 //! once. Of records, each is a span, and its rows are bytes of the only leaf. What arrives too slowly is moved to the spill
-//! buffer, and then it is *staged*. A [`Landing`] hands out the next rooms to read into and is told how much was read. Cleared, it gives back
+//! buffer, and then it is *staged*. A [`FrameScatter`] hands out the next rooms to read into and is told how much was read. Cleared, it gives back
 //! what it has claimed.
 
 use super::record_ingress::Room;
@@ -51,7 +51,7 @@ struct Cursor {
 
 /// The places for one frame.
 #[derive(Debug)]
-pub struct Landing {
+pub struct FrameScatter {
     leaf_bytes: Vec<usize>,
     spans: Vec<Span>,
     spill: Vec<u8>,
@@ -63,9 +63,9 @@ pub struct Landing {
     staged: Option<StagingRoom>,
 }
 
-impl Landing {
-    pub fn new(leaf_bytes: &[usize]) -> Landing {
-        Landing {
+impl FrameScatter {
+    pub fn new(leaf_bytes: &[usize]) -> FrameScatter {
+        FrameScatter {
             leaf_bytes: leaf_bytes.to_vec(),
             spans: Vec::new(),
             spill: Vec::new(),
@@ -304,7 +304,7 @@ impl Landing {
     }
 
     /// Whether the whole frame is here.
-    pub fn has_landed(&self) -> bool {
+    pub fn has_arrived(&self) -> bool {
         self.is_behind(self.at)
     }
 

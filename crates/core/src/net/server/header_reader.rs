@@ -1,4 +1,4 @@
-//! The server's ears: the next header of a connection, as far as it has come, and how long silence is borne.
+//! The server's header_reader: the next header of a connection, as far as it has come, and how long silence is borne.
 //!
 //! Every future here may be dropped at any await: what was read stays.
 
@@ -21,12 +21,12 @@ pub fn budget(spec: &TcpServerSpec, bytes: u64) -> Duration {
 
 /// The next header, as far as it is here.
 #[derive(Debug, Default)]
-pub struct Ears {
+pub struct HeaderReader {
     pub head: [u8; HEADER_BYTES],
     pub have: usize,
 }
 
-impl Ears {
+impl HeaderReader {
     /// The next header. Silence is broken by `ping`, and borne for three of them.
     pub async fn header(
         &mut self,

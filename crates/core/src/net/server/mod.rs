@@ -31,7 +31,7 @@ mod tcp_server;
 mod weight_frames;
 mod weight_source;
 
-pub use ingress::Inlet;
-pub use record_ingress::RecordIntake;
-pub use sample_ingress::Intake;
+pub use ingress::Ingress;
+pub use record_ingress::RecordIngress;
+pub use sample_ingress::SampleIngress;
 pub use tcp_server::{Refused, TcpServer, TcpServerSpec};

@@ -12,7 +12,7 @@
 
 use super::connection::{Connection, End, LOOK, closed, too_slow};
 use super::frame_scatter::Span;
-use super::record_ingress::{RecordIntake, Room};
+use super::record_ingress::{RecordIngress, Room};
 use super::session::Progress;
 use super::staging::StagingRoom;
 use crate::error::{Damage, Error};
@@ -75,19 +75,19 @@ impl Rest<'_> {
 }
 
 /// Whether the policy is to drop records.
-fn drops(intake: &RecordIntake) -> bool {
-    matches!(intake.on_full(), OnFull::DropNewest | OnFull::DropOldest)
+fn drops(ingress: &RecordIngress) -> bool {
+    matches!(ingress.on_full(), OnFull::DropNewest | OnFull::DropOldest)
 }
 
 impl Connection<'_> {
     /// A frame of records: from its header to its acknowledgement.
     pub async fn receive_records(
         &mut self,
-        intake: &RecordIntake,
+        ingress: &RecordIngress,
         header: &Header,
         progress: &mut Progress,
     ) -> Result<(), End> {
-        let limits = intake.limits();
+        let limits = ingress.limits();
         let (index_bytes, bytes) = limits.parts(header)?;
         let known = self.known(header, progress)?;
         let mut index = vec![0; index_bytes];
@@ -96,37 +96,37 @@ impl Connection<'_> {
         limits.check(&index, bytes)?;
         let mut rest = Rest { index: &index, sequence: header.sequence, bytes, known };
         while !rest.index.is_empty() {
-            self.landing.clear();
+            self.scatter.clear();
             if rest.bytes > 0 {
                 self.readable().await?;
             }
             let mut part = match self.stage_first(&rest) {
                 Some(part) => part,
                 None => {
-                    let arrived = if drops(intake) { self.wire.available() } else { 0 };
-                    self.place_records(intake, rest.index, rest.known, arrived).await?
+                    let arrived = if drops(ingress) { self.wire.available() } else { 0 };
+                    self.place_records(ingress, rest.index, rest.known, arrived).await?
                 }
             };
-            if let Some(began) = self.land(part.bytes == rest.bytes).await? {
-                let (whole, next) = part.split(rest.index, self.landing.whole());
-                self.publish(intake, &rest, &whole, progress).await?;
+            if let Some(began) = self.read_into_claims(part.bytes == rest.bytes).await? {
+                let (whole, next) = part.split(rest.index, self.scatter.whole());
+                self.publish(ingress, &rest, &whole, progress).await?;
                 self.acknowledge(progress.next, self.server.credit(), whole.bytes as u64);
                 rest.pass(&whole);
-                let staged = self.landing.record_to_stage();
+                let staged = self.scatter.record_to_stage();
                 let room = staged.map(|bytes| self.staging_room(bytes, began)).transpose()?;
-                self.landing.stage_record(room);
-                if self.landing.has_claims() {
+                self.scatter.stage_record(room);
+                if self.scatter.has_claims() {
                     continue; // Nothing of the next record is here yet.
                 }
                 part = next;
-                self.bear(part.bytes == rest.bytes, began).await?;
+                self.read_into_staging(part.bytes == rest.bytes, began).await?;
             }
-            if let Some((staged, _room)) = self.landing.take_staged() {
-                self.landing.clear();
-                part = self.place_records(intake, &rest.index[..ENTRY_BYTES], 0, staged.len()).await?;
-                self.landing.fill(&staged);
+            if let Some((staged, _room)) = self.scatter.take_staged() {
+                self.scatter.clear();
+                part = self.place_records(ingress, &rest.index[..ENTRY_BYTES], 0, staged.len()).await?;
+                self.scatter.fill(&staged);
             }
-            self.publish(intake, &rest, &part, progress).await?;
+            self.publish(ingress, &rest, &part, progress).await?;
             rest.pass(&part);
             if !rest.index.is_empty() {
                 self.acknowledge(progress.next, self.server.credit(), part.bytes as u64);
@@ -142,7 +142,7 @@ impl Connection<'_> {
             return None;
         }
         let room = self.stage_early(bytes)?;
-        self.landing.push_staged(bytes, room);
+        self.scatter.push_staged(bytes, room);
         Some(Part { rows: 1, bytes, refused: 0 })
     }
 
@@ -150,12 +150,12 @@ impl Connection<'_> {
     /// many bytes of them are here, and may be placed at the cost of others.
     async fn place_records(
         &mut self,
-        intake: &RecordIntake,
+        ingress: &RecordIngress,
         index: &[u8],
         known: usize,
         arrived: usize,
     ) -> Result<Part, End> {
-        let doorman = intake.doorman();
+        let room_waiter = ingress.room_waiter();
         let (mut part, mut held, mut waited) = (Part::default(), 0, false);
         for entry in Entry::all(index) {
             let bytes = entry.bytes as usize;
@@ -164,42 +164,42 @@ impl Connection<'_> {
             } else if part.refused > 0 {
                 part.refused += 1;
                 Span::Discard(bytes)
-            } else if held > 0 && held + bytes > intake.part_bytes() {
+            } else if held > 0 && held + bytes > ingress.part_bytes() {
                 break;
             } else {
-                let behind = !waited && intake.on_full() == OnFull::Block && doorman.is_crowded();
+                let behind = !waited && ingress.on_full() == OnFull::Block && room_waiter.has_waiters();
                 let room = if behind {
                     Err(Error::Full)
-                } else if drops(intake) && part.bytes + bytes > arrived {
-                    intake.reserve_free(bytes).map(Some)
+                } else if drops(ingress) && part.bytes + bytes > arrived {
+                    ingress.reserve_free(bytes).map(Some)
                 } else {
-                    intake.reserve(bytes)
+                    ingress.reserve(bytes)
                 };
                 match room {
                     Ok(Some(room)) => Span::Record(room),
                     Ok(None) => Span::Discard(bytes),
                     Err(Error::Full | Error::NoMemory { .. } | Error::NoRam { .. })
-                        if intake.on_full() == OnFull::Error =>
+                        if ingress.on_full() == OnFull::Error =>
                     {
                         part.refused = 1;
                         Span::Discard(bytes)
                     }
                     Err(Error::Full) if part.rows > 0 => break,
-                    Err(Error::Full) if intake.on_full() == OnFull::DropNewest => Span::Discard(bytes),
-                    Err(Error::Full) if intake.on_full() == OnFull::DropOldest => {
+                    Err(Error::Full) if ingress.on_full() == OnFull::DropNewest => Span::Discard(bytes),
+                    Err(Error::Full) if ingress.on_full() == OnFull::DropOldest => {
                         // Nothing is dropped for it as long as it may not arrive, if there is memory to wait for it.
                         if let Some(room) = self.stage_now(bytes) {
-                            self.landing.push_staged(bytes, room);
+                            self.scatter.push_staged(bytes, room);
                             return Ok(Part { rows: 1, bytes, refused: 0 });
                         }
-                        intake.reserve(bytes).map_err(closed)?.map_or(Span::Discard(bytes), Span::Record)
+                        ingress.reserve(bytes).map_err(closed)?.map_or(Span::Discard(bytes), Span::Record)
                     }
                     Err(Error::Full) => {
                         waited = true;
-                        match self.wait_for_room(intake, bytes, bytes > arrived).await? {
+                        match self.wait_for_room(ingress, bytes, bytes > arrived).await? {
                             Found::Room(room) => Span::Record(room),
                             Found::Staging(room) => {
-                                self.landing.push_staged(bytes, room);
+                                self.scatter.push_staged(bytes, room);
                                 return Ok(Part { rows: 1, bytes, refused: 0 });
                             }
                         }
@@ -210,7 +210,7 @@ impl Connection<'_> {
             if let Span::Record(room) = &span {
                 held += room.len();
             }
-            self.landing.push(span);
+            self.scatter.push(span);
             (part.rows, part.bytes) = (part.rows + 1, part.bytes + bytes);
         }
         Ok(part)
@@ -220,25 +220,25 @@ impl Connection<'_> {
     /// staged instead (C4): it could be late, too.
     async fn wait_for_room(
         &mut self,
-        intake: &RecordIntake,
+        ingress: &RecordIngress,
         bytes: usize,
         may_stage: bool,
     ) -> Result<Found, End> {
         add(&self.server.counters.waited, 1);
-        let doorman = intake.doorman();
-        let mut turn = doorman.enqueue();
+        let room_waiter = ingress.room_waiter();
+        let mut turn = room_waiter.enqueue();
         let mut futile = 0;
         loop {
-            if turn.is_reached() {
-                self.room(doorman, bytes, &mut futile).await?;
+            if turn.has_turn() {
+                self.room(room_waiter, bytes, &mut futile).await?;
             } else {
                 // Those before us may need more, and there may be room for this one.
-                let _ = self.patiently(timeout(LOOK, turn.reached())).await?;
+                let _ = self.patiently(timeout(LOOK, turn.wait_turn())).await?;
             }
             if let Some(room) = may_stage.then(|| self.stage_early(bytes)).flatten() {
                 return Ok(Found::Staging(room));
             }
-            match intake.reserve(bytes) {
+            match ingress.reserve(bytes) {
                 Ok(Some(room)) => return Ok(Found::Room(room)),
                 Ok(None) | Err(Error::Full) => {}
                 Err(error) => return Err(closed(error)),
@@ -249,12 +249,12 @@ impl Connection<'_> {
     /// Settles a part. A record that nobody could read ends the connection; those before it are acknowledged first.
     async fn publish(
         &mut self,
-        intake: &RecordIntake,
+        ingress: &RecordIngress,
         rest: &Rest<'_>,
         part: &Part,
         progress: &mut Progress,
     ) -> Result<(), End> {
-        let settled = self.settle_records(intake, rest, part, progress);
+        let settled = self.settle_records(ingress, rest, part, progress);
         if settled.is_err() {
             self.acknowledge(progress.next, self.server.credit(), 0);
             self.wire.nudge().await?;
@@ -266,23 +266,23 @@ impl Connection<'_> {
     /// fit the schema: it and those behind it are given back.
     fn settle_records(
         &mut self,
-        intake: &RecordIntake,
+        ingress: &RecordIngress,
         rest: &Rest<'_>,
         part: &Part,
         progress: &mut Progress,
     ) -> Result<(), End> {
         let (producer_id, mut samples, mut dropped, mut malformed) = (self.producer_id, 0, 0, None);
         let numbered = Entry::all(rest.index).zip(rest.sequence..);
-        for ((entry, sequence), span) in numbered.zip(self.landing.take_first(part.rows)) {
+        for ((entry, sequence), span) in numbered.zip(self.scatter.take_first(part.rows)) {
             if let Span::Record(room) = span {
-                if let Err(Damage(what)) = intake.check(room.bytes()) {
+                if let Err(Damage(what)) = ingress.check(room.bytes()) {
                     malformed = Some((sequence, what));
                     break;
                 }
                 let Entry { version, kind, .. } = entry;
                 room.commit(Label { version, kind, origin: Some((producer_id, sequence)) });
                 samples += 1;
-            } else if drops(intake) && sequence >= rest.sequence + rest.known as u64 {
+            } else if drops(ingress) && sequence >= rest.sequence + rest.known as u64 {
                 dropped += 1;
             }
             progress.next = progress.next.max(sequence + 1);
@@ -290,7 +290,7 @@ impl Connection<'_> {
         add(&self.server.counters.samples, samples);
         if dropped > 0 {
             add(&self.server.counters.dropped, dropped);
-            intake.count_dropped(dropped);
+            ingress.count_dropped(dropped);
         }
         if let Some((sequence, what)) = malformed {
             let text = format!(

@@ -1,7 +1,7 @@
 //! What a transport needs to put records into a lane, and nothing else: room for one, commits in somebody's name, and
 //! waiting for room without holding any.
 //!
-//! A [`RecordIntake`] is one lane, shared by everything that a transport serves. A [`Room`] is a reservation with a
+//! A [`RecordIngress`] is one lane, shared by everything that a transport serves. A [`Room`] is a reservation with a
 //! guard: dropped, it is given back. Several are open at once, and are committed in any order.
 //!
 //! **No deadlock.** N1 as in [`super::sample_ingress`]: nobody who waits holds room. Here this is enough, without spill buffers: a
@@ -14,7 +14,7 @@
 //! takes room that there is. Otherwise a large record at the head of the queue could keep out the small one that the
 //! learner needs to complete a group, and so to give back what the large one waits for.
 
-use super::room_waiter::{Doorman, Vacancy};
+use super::room_waiter::{RoomSource, RoomWaiter};
 use crate::error::{Damage, Result};
 use crate::net::wire::frame::RecordLimits;
 use crate::net::wire::limits::{MAX_FRAME_BYTES, MAX_FRAME_RECORDS, MAX_SAMPLE_BYTES};
@@ -26,14 +26,14 @@ use std::sync::Arc;
 
 /// The way into a lane. Clones share it.
 #[derive(Debug, Clone)]
-pub struct RecordIntake {
+pub struct RecordIngress {
     shared: Arc<Shared>,
 }
 
 #[derive(Debug)]
 struct Shared {
     producer: Arc<Producer>,
-    doorman: Doorman,
+    room_waiter: RoomWaiter,
     schema: Vec<u8>,
     limits: RecordLimits,
     part_bytes: usize,
@@ -41,24 +41,24 @@ struct Shared {
     shape: Option<Shape>,
 }
 
-impl Vacancy for Producer {
+impl RoomSource for Producer {
     fn wait_room(&self, want: usize, deadline: Deadline) -> Result<bool> {
         Producer::wait_room(self, want, deadline)
     }
 }
 
-impl RecordIntake {
+impl RecordIngress {
     /// Takes over a lane, for records of any bytes.
-    pub fn new(producer: Producer) -> Result<RecordIntake> {
-        RecordIntake::open(producer, None)
+    pub fn new(producer: Producer) -> Result<RecordIngress> {
+        RecordIngress::open(producer, None)
     }
 
     /// Takes over a lane, for records that have this shape: others are refused.
-    pub fn checked(producer: Producer, shape: Shape) -> Result<RecordIntake> {
-        RecordIntake::open(producer, Some(shape))
+    pub fn checked(producer: Producer, shape: Shape) -> Result<RecordIngress> {
+        RecordIngress::open(producer, Some(shape))
     }
 
-    fn open(producer: Producer, shape: Option<Shape>) -> Result<RecordIntake> {
+    fn open(producer: Producer, shape: Option<Shape>) -> Result<RecordIngress> {
         let schema = producer.records().segment().schema();
         let lane_bytes = producer.records().geometry().lane_bytes;
         let limits = RecordLimits {
@@ -67,9 +67,9 @@ impl RecordIntake {
             record_bytes: lane_bytes.min(MAX_SAMPLE_BYTES),
         };
         let producer = Arc::new(producer);
-        let doorman = Doorman::new(producer.clone())?;
-        let shared = Shared { producer, doorman, schema, limits, part_bytes: lane_bytes / 4, shape };
-        Ok(RecordIntake { shared: Arc::new(shared) })
+        let room_waiter = RoomWaiter::new(producer.clone())?;
+        let shared = Shared { producer, room_waiter, schema, limits, part_bytes: lane_bytes / 4, shape };
+        Ok(RecordIngress { shared: Arc::new(shared) })
     }
 
     /// The text that clients must bring, byte for byte.
@@ -139,13 +139,13 @@ impl RecordIntake {
 
     /// Gives the lane to whoever comes next. What was committed stays to be read. Idempotent.
     pub fn close(&self) {
-        self.shared.doorman.dismiss();
+        self.shared.room_waiter.stop();
         self.shared.producer.close();
     }
 
-    /// He who waits for room, and the queue of those who need some.
-    pub fn doorman(&self) -> &Doorman {
-        &self.shared.doorman
+    /// The thread that waits for room, and the queue of connections that need some.
+    pub fn room_waiter(&self) -> &RoomWaiter {
+        &self.shared.room_waiter
     }
 }
 

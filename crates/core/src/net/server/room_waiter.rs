@@ -1,11 +1,11 @@
-//! The doorman: a thread that sleeps in shared memory, so that event loops need not.
+//! The room waiter: a thread that sleeps in shared memory, so that event loops need not.
 //!
-//! Those who need room stand in a queue ([`Doorman::enqueue`]); the first few of it have a *turn*, and wait for room
-//! ([`Doorman::room`]). While somebody does, the doorman sleeps where room is announced, and wakes them; otherwise he
-//! sleeps on a condition variable. What room is, and for what, is a matter of his [`Vacancy`].
+//! Those who need room stand in a queue ([`RoomWaiter::enqueue`]); the first few of it have a *turn*, and wait for room
+//! ([`RoomWaiter::room`]). While somebody does, the room waiter sleeps where room is announced, and wakes them; otherwise it
+//! sleeps on a condition variable. What room is, and for what, is a matter of its [`RoomSource`].
 //!
 //! Turns are given in the order in which they were asked for; nobody should claim past those who wait
-//! ([`Doorman::is_crowded`]).
+//! ([`RoomWaiter::has_waiters`]).
 
 use crate::error::{Error, Result};
 use crate::ring::Deadline;
@@ -19,20 +19,20 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// How many may wait for room at once. One would do for liveness; with several, one who needs much, or is slow, does not
 /// hold up the others.
-pub const TURNS: usize = 8;
-/// The doorman looks up this often, to see whether he is still needed.
+pub const MAX_TURNS: usize = 8;
+/// The room waiter looks up this often, to see whether it is still needed.
 const SLICE: Duration = Duration::from_millis(100);
 
 /// A place in shared memory that may be full.
-pub trait Vacancy: Debug + Send + Sync {
+pub trait RoomSource: Debug + Send + Sync {
     /// Sleeps until there is room for `want` (slots, or bytes), or the place is closed. False when the time was over first.
     fn wait_room(&self, want: usize, deadline: Deadline) -> Result<bool>;
 }
 
 /// A thread, and the queue in front of it.
 #[derive(Debug)]
-pub struct Doorman {
-    door: Arc<Door>,
+pub struct RoomWaiter {
+    shared: Arc<WaiterShared>,
     thread: Mutex<Option<JoinHandle<()>>>,
     turns: Arc<Semaphore>,
     /// Those who wait for their turn or for room.
@@ -40,10 +40,10 @@ pub struct Doorman {
     pid: u32,
 }
 
-/// What the doorman shares with those who wait.
+/// What the room waiter shares with those who wait.
 #[derive(Debug)]
-struct Door {
-    vacancy: Arc<dyn Vacancy>,
+struct WaiterShared {
+    source: Arc<dyn RoomSource>,
     waiting: Mutex<Waiting>,
     called: Condvar,
     room: Notify,
@@ -54,34 +54,34 @@ struct Door {
 struct Waiting {
     /// How much each of them wants.
     wants: Vec<usize>,
-    /// Somebody came after the last time that the doorman said there is room.
+    /// Somebody came after the last time that the room waiter said there is room.
     anew: bool,
 }
 
-impl Doorman {
-    pub fn new(vacancy: Arc<dyn Vacancy>) -> Result<Doorman> {
-        let door = Arc::new(Door {
-            vacancy,
+impl RoomWaiter {
+    pub fn new(source: Arc<dyn RoomSource>) -> Result<RoomWaiter> {
+        let shared = Arc::new(WaiterShared {
+            source,
             waiting: Mutex::default(),
             called: Condvar::new(),
             room: Notify::new(),
             stop: AtomicBool::new(false),
         });
-        let thread = crate::sys::thread::spawn("rollway-doorman", {
-            let door = door.clone();
-            move || door.mind()
+        let thread = crate::sys::thread::spawn("rollway-room", {
+            let shared = shared.clone();
+            move || shared.run()
         })?;
-        Ok(Doorman {
-            door,
+        Ok(RoomWaiter {
+            shared,
             thread: Mutex::new(Some(thread)),
-            turns: Arc::new(Semaphore::new(TURNS)),
+            turns: Arc::new(Semaphore::new(MAX_TURNS)),
             queue: Arc::default(),
             pid: std::process::id(),
         })
     }
 
     /// Whether somebody waits, whom nobody should overtake.
-    pub fn is_crowded(&self) -> bool {
+    pub fn has_waiters(&self) -> bool {
         self.queue.load(Ordering::Relaxed) != 0
     }
 
@@ -90,27 +90,27 @@ impl Doorman {
         self.queue.fetch_add(1, Ordering::Relaxed);
         let turns = self.turns.clone();
         // The semaphore is never closed.
-        let reaching = Box::pin(async move { turns.acquire_owned().await.ok() });
+        let turn = Box::pin(async move { turns.acquire_owned().await.ok() });
         let (turns, queue) = (self.turns.clone(), self.queue.clone());
-        Place { turns, queue, reaching, permit: None, waits: true }
+        Place { turns, queue, turn, permit: None, waits: true }
     }
 
     /// Returns when there may be room for `want`, or the place is closed. Try then; others may have been faster.
     pub async fn room(&self, want: usize) {
-        let mut notified = std::pin::pin!(self.door.room.notified());
-        notified.as_mut().enable(); // Before the doorman is called: what he says from now on is heard.
-        let _visit = Visit::begin(&self.door, want);
+        let mut notified = std::pin::pin!(self.shared.room.notified());
+        notified.as_mut().enable(); // Before the room waiter is called: what it says from now on is heard.
+        let _request = RoomRequest::begin(&self.shared, want);
         notified.await;
     }
 
     /// Ends the thread: nobody will wait for room any more. Idempotent.
-    pub fn dismiss(&self) {
+    pub fn stop(&self) {
         if self.pid != std::process::id() {
-            return; // A forked child: the doorman is not in it.
+            return; // A forked child: the room waiter is not in it.
         }
-        self.door.stop.store(true, Ordering::Relaxed);
-        drop(self.door.lock()); // The doorman is asleep, or will see the flag.
-        self.door.called.notify_all();
+        self.shared.stop.store(true, Ordering::Relaxed);
+        drop(self.shared.lock()); // The room waiter is asleep, or will see the flag.
+        self.shared.called.notify_all();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             let _ = thread.join();
@@ -118,15 +118,15 @@ impl Doorman {
     }
 }
 
-impl Drop for Doorman {
+impl Drop for RoomWaiter {
     fn drop(&mut self) {
-        self.dismiss();
+        self.stop();
     }
 }
 
-impl Door {
-    /// The doorman's work.
-    fn mind(&self) {
+impl WaiterShared {
+    /// The work of the thread.
+    fn run(&self) {
         loop {
             let mut waiting = self.lock();
             let want = loop {
@@ -139,7 +139,7 @@ impl Door {
                 }
             };
             drop(waiting);
-            match self.vacancy.wait_room(want, Deadline::At(Instant::now() + SLICE)) {
+            match self.source.wait_room(want, Deadline::At(Instant::now() + SLICE)) {
                 Ok(false) | Err(Error::Interrupted) => {}
                 // Damage, too: whoever claims will meet it, and say so.
                 Ok(true) | Err(_) => {
@@ -155,61 +155,61 @@ impl Door {
     }
 }
 
-/// One who waits for room: counted while he does.
-struct Visit<'a> {
-    door: &'a Door,
+/// One request for room, counted while it waits.
+struct RoomRequest<'a> {
+    shared: &'a WaiterShared,
     want: usize,
 }
 
-impl<'a> Visit<'a> {
-    fn begin(door: &'a Door, want: usize) -> Visit<'a> {
-        let mut waiting = door.lock();
+impl<'a> RoomRequest<'a> {
+    fn begin(shared: &'a WaiterShared, want: usize) -> RoomRequest<'a> {
+        let mut waiting = shared.lock();
         waiting.wants.push(want);
         waiting.anew = true;
         drop(waiting);
-        door.called.notify_one();
-        Visit { door, want }
+        shared.called.notify_one();
+        RoomRequest { shared, want }
     }
 }
 
-impl Drop for Visit<'_> {
+impl Drop for RoomRequest<'_> {
     fn drop(&mut self) {
-        let mut waiting = self.door.lock();
+        let mut waiting = self.shared.lock();
         if let Some(ours) = waiting.wants.iter().position(|&want| want == self.want) {
             waiting.wants.swap_remove(ours);
         }
     }
 }
 
-type Reaching = Pin<Box<dyn Future<Output = Option<OwnedSemaphorePermit>> + Send>>;
+type TurnFuture = Pin<Box<dyn Future<Output = Option<OwnedSemaphorePermit>> + Send>>;
 
 /// A place in the queue, and, once it was reached, a turn.
 pub struct Place {
     turns: Arc<Semaphore>,
     queue: Arc<AtomicUsize>,
     /// Kept between calls, and with it our place.
-    reaching: Reaching,
+    turn: TurnFuture,
     permit: Option<OwnedSemaphorePermit>,
     waits: bool,
 }
 
 impl Place {
     /// Waits until it is our turn to wait for room. May be dropped and called again.
-    pub async fn reached(&mut self) {
+    pub async fn wait_turn(&mut self) {
         if self.permit.is_none() {
-            self.permit = self.reaching.as_mut().await;
+            self.permit = self.turn.as_mut().await;
         }
     }
 
     /// Whether it is our turn, or can be at once.
-    pub fn try_reach(&mut self) -> bool {
+    pub fn try_turn(&mut self) -> bool {
         if self.permit.is_none() {
             self.permit = self.turns.clone().try_acquire_owned().ok();
         }
-        self.is_reached()
+        self.has_turn()
     }
 
-    pub fn is_reached(&self) -> bool {
+    pub fn has_turn(&self) -> bool {
         self.permit.is_some()
     }
 
@@ -236,6 +236,6 @@ impl Drop for Place {
 
 impl std::fmt::Debug for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Place").field("reached", &self.is_reached()).finish_non_exhaustive()
+        f.debug_struct("Place").field("reached", &self.has_turn()).finish_non_exhaustive()
     }
 }

@@ -2,9 +2,9 @@
 //! slowly is staged, and claims slots when all of it is there.
 
 use super::connection::{Connection, End, FIRST_CREDIT, LOOK, closed};
-use super::frame_scatter::{Landing, Span};
+use super::frame_scatter::{FrameScatter, Span};
 use super::room_waiter::Place;
-use super::sample_ingress::Intake;
+use super::sample_ingress::SampleIngress;
 use super::session::Progress;
 use crate::error::Error;
 use crate::net::wire::frame::Header;
@@ -21,71 +21,71 @@ impl Connection<'_> {
     /// A data frame: from its header to its acknowledgement.
     pub async fn receive_samples(
         &mut self,
-        intake: &Intake,
+        ingress: &SampleIngress,
         header: &Header,
         progress: &mut Progress,
     ) -> Result<(), End> {
         let (server, rows) = (self.server, header.rows as usize);
-        let most = intake.max_frame_rows();
+        let most = ingress.max_frame_rows();
         if rows == 0 || rows > most {
             return Err(End::Damaged(format!("a frame has {rows} rows; 1 to {most} are allowed")));
         }
-        let expected = rows as u64 * intake.sample_bytes() as u64;
+        let expected = rows as u64 * ingress.sample_bytes() as u64;
         if header.length != expected {
             let length = header.length;
             return Err(End::Damaged(format!("a frame of {rows} rows has {length} bytes, not {expected}")));
         }
-        self.landing.clear();
+        self.scatter.clear();
         // What is here already is not wanted again.
         let known = self.known(header, progress)?;
         if known > 0 {
-            self.landing.push(Span::Discard(known));
+            self.scatter.push(Span::Discard(known));
         }
         if header.length > 0 {
             self.readable().await?;
         }
-        let mut placed = match self.stage_early((rows - known) * intake.sample_bytes()) {
+        let mut placed = match self.stage_early((rows - known) * ingress.sample_bytes()) {
             Some(room) => {
-                self.landing.push_staged(rows - known, room);
+                self.scatter.push_staged(rows - known, room);
                 Placed::default()
             }
-            None => self.place(intake, rows - known).await?,
+            None => self.place(ingress, rows - known).await?,
         };
         if server.counters.frames.load(Ordering::Relaxed).is_multiple_of(TIMED) {
             self.wire.start_clock();
         }
-        if let Some(began) = self.land(true).await? {
-            if self.landing.has_claims() {
-                let bytes = self.landing.rows_to_stage() * intake.sample_bytes();
+        if let Some(began) = self.read_into_claims(true).await? {
+            if self.scatter.has_claims() {
+                let bytes = self.scatter.rows_to_stage() * ingress.sample_bytes();
                 let room = self.staging_room(bytes, began)?;
-                self.landing.stage_rows(room);
+                self.scatter.stage_rows(room);
                 placed.turn = None; // Others wait; this frame does not, as long as it is not whole.
             }
-            self.bear(true, began).await?;
+            self.read_into_staging(true, began).await?;
         }
         if let Some(ns) = self.wire.stop_clock() {
-            intake.record_copy(ns / rows as u64);
+            ingress.record_copy(ns / rows as u64);
         }
-        self.settle(intake, header, placed, progress).await?;
+        self.settle(ingress, header, placed, progress).await?;
         self.settled(header, progress).await
     }
 
     /// Finds a place for `rows` rows. Holds slots, or waits; never both (N1).
-    async fn place(&mut self, intake: &Intake, rows: usize) -> Result<Placed, End> {
+    async fn place(&mut self, ingress: &SampleIngress, rows: usize) -> Result<Placed, End> {
         let mut left = rows;
         if rows == 0 {
             return Ok(Placed::default());
         }
-        if !intake.doorman().is_crowded() || intake.on_full() != OnFull::Block {
-            match claim(intake, self.landing, &mut left)? {
+        if !ingress.room_waiter().has_waiters() || ingress.on_full() != OnFull::Block {
+            match claim(ingress, self.scatter, &mut left)? {
                 Claimed::All => return Ok(Placed::default()),
                 Claimed::Dropped => {
-                    self.landing.push(Span::Discard(left));
+                    self.scatter.push(Span::Discard(left));
                     add(&self.server.counters.dropped, left as u64);
                     return Ok(Placed::default());
                 }
                 Claimed::Refused => {
-                    self.landing.push(Span::Discard(left));
+                    self.scatter.push(Span::Discard(left));
                     add(&self.server.counters.refused_full, left as u64);
                     return Ok(Placed { refused: left, ..Placed::default() });
                 }
@@ -93,26 +93,26 @@ impl Connection<'_> {
             }
         }
         add(&self.server.counters.waited, 1);
-        let mut turn = intake.doorman().enqueue();
+        let mut turn = ingress.room_waiter().enqueue();
         let mut futile = 0;
-        while left > 0 && (left == rows || !turn.try_reach()) {
-            self.landing.give_back();
+        while left > 0 && (left == rows || !turn.try_turn()) {
+            self.scatter.give_back();
             left = rows;
-            if turn.is_reached() {
-                self.room(intake.doorman(), 1, &mut futile).await?;
+            if turn.has_turn() {
+                self.room(ingress.room_waiter(), 1, &mut futile).await?;
             } else {
                 // Those before us may be slow, and there may be room for all of this frame.
-                let _ = self.patiently(timeout(LOOK, turn.reached())).await?;
+                let _ = self.patiently(timeout(LOOK, turn.wait_turn())).await?;
             }
             // While we waited, others were late: this frame may be the next (C4).
-            if let Some(room) = self.stage_early(rows * intake.sample_bytes()) {
-                self.landing.push_staged(rows, room);
+            if let Some(room) = self.stage_early(rows * ingress.sample_bytes()) {
+                self.scatter.push_staged(rows, room);
                 return Ok(Placed::default());
             }
-            claim(intake, self.landing, &mut left)?;
+            claim(ingress, self.scatter, &mut left)?;
         }
         if left > 0 {
-            self.landing.push(Span::Spill(left));
+            self.scatter.push(Span::Spill(left));
             add(&self.server.counters.spilled, 1);
         }
         turn.serve();
@@ -122,7 +122,7 @@ impl Connection<'_> {
     /// Publishes what has landed (C2), then what was spilled, as room comes.
     async fn settle(
         &mut self,
-        intake: &Intake,
+        ingress: &SampleIngress,
         header: &Header,
         mut placed: Placed,
         progress: &mut Progress,
@@ -130,7 +130,7 @@ impl Connection<'_> {
         let (server, producer_id) = (self.server, self.producer_id);
         let origin = |sequence| Origin { producer_id, sequence, version: header.version };
         let (mut sequence, mut spilled, mut behind) = (header.sequence, 0, 0);
-        for span in self.landing.take_spans() {
+        for span in self.scatter.take_spans() {
             let rows = span.rows();
             match span {
                 Span::Slots(run) => {
@@ -152,12 +152,12 @@ impl Connection<'_> {
         progress.next = progress.next.max(sequence);
         let (mut done, mut futile) = (0, 0);
         while done < spilled {
-            let is_fair = intake.on_full() == OnFull::Block && placed.turn.is_none();
-            let stands_back = is_fair && intake.doorman().is_crowded();
-            match if stands_back { Err(Error::Full) } else { intake.claim(spilled - done) } {
+            let is_fair = ingress.on_full() == OnFull::Block && placed.turn.is_none();
+            let stands_back = is_fair && ingress.room_waiter().has_waiters();
+            match if stands_back { Err(Error::Full) } else { ingress.claim(spilled - done) } {
                 Ok(Some(run)) => {
                     let rows = run.len();
-                    self.landing.copy_spilled(&run, done, spilled);
+                    self.scatter.copy_spilled(&run, done, spilled);
                     run.commit(origin(progress.next));
                     progress.next += rows as u64;
                     (done, futile) = (done + rows, 0);
@@ -167,7 +167,7 @@ impl Connection<'_> {
                     add(&server.counters.dropped, (spilled - done) as u64);
                     break;
                 }
-                Err(Error::Full) if intake.on_full() == OnFull::Error => {
+                Err(Error::Full) if ingress.on_full() == OnFull::Error => {
                     add(&server.counters.refused_full, (spilled - done) as u64);
                     placed.refused += spilled - done;
                     break;
@@ -176,13 +176,13 @@ impl Connection<'_> {
                     self.acknowledge(progress.next, FIRST_CREDIT, 0);
                     let turn = placed.turn.get_or_insert_with(|| {
                         add(&server.counters.waited, 1);
-                        intake.doorman().enqueue()
+                        ingress.room_waiter().enqueue()
                     });
                     turn.wait_again();
-                    if turn.is_reached() {
-                        self.room(intake.doorman(), 1, &mut futile).await?;
+                    if turn.has_turn() {
+                        self.room(ingress.room_waiter(), 1, &mut futile).await?;
                     } else {
-                        let _ = self.patiently(timeout(LOOK, turn.reached())).await?;
+                        let _ = self.patiently(timeout(LOOK, turn.wait_turn())).await?;
                     }
                 }
                 Err(error) => return Err(closed(error)),
@@ -196,7 +196,7 @@ impl Connection<'_> {
             self.refuse(end - placed.refused as u64, placed.refused, progress);
         }
         if spilled > 0 {
-            self.landing.clear(); // Its memory is for others.
+            self.scatter.clear(); // Its memory is for others.
         }
         Ok(())
     }
@@ -221,15 +221,15 @@ enum Claimed {
 }
 
 /// Claims as many of the rows that are `left` as there is room for, now.
-fn claim(intake: &Intake, landing: &mut Landing, left: &mut usize) -> Result<Claimed, End> {
+fn claim(ingress: &SampleIngress, scatter: &mut FrameScatter, left: &mut usize) -> Result<Claimed, End> {
     while *left > 0 {
-        match intake.claim(*left) {
+        match ingress.claim(*left) {
             Ok(Some(run)) => {
                 *left -= run.len();
-                landing.push(Span::Slots(run));
+                scatter.push(Span::Slots(run));
             }
             Ok(None) => return Ok(Claimed::Dropped),
-            Err(Error::Full) if intake.on_full() == OnFull::Error => return Ok(Claimed::Refused),
+            Err(Error::Full) if ingress.on_full() == OnFull::Error => return Ok(Claimed::Refused),
             Err(Error::Full) => return Ok(Claimed::Part),
             Err(error) => return Err(closed(error)),
         }

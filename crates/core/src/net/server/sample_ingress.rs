@@ -1,12 +1,12 @@
 //! What a transport needs to put samples into a ring, and nothing else: claims, where their leaves lie, commits in
 //! somebody's name, and waiting for room without holding any.
 //!
-//! An [`Intake`] is one seat in the ring, shared by everything that a transport serves. A [`Run`] is a claim with a
+//! An [`SampleIngress`] is one seat in the ring, shared by everything that a transport serves. A [`Run`] is a claim with a
 //! guard: dropped, it is given back. The TCP transport uses nothing of the ring but this, and another transport
 //! (RDMA, a message queue) needs no more.
 //!
 //! **No deadlock.** N1: nobody who waits holds a slot. A run of rows that finds only a part of its slots commits that
-//! part at once, and keeps the rest in a *spill* buffer; there are as many as the [`Doorman`] gives turns. Whoever has a
+//! part at once, and keeps the rest in a *spill* buffer; there are as many as the [`RoomWaiter`] gives turns. Whoever has a
 //! turn can use any single slot that becomes free; whoever waits for one holds nothing. So each free slot is of
 //! use to somebody who is awake, batches become complete, and the learner goes on. Had a run kept its slots and
 //! waited for more, the learner could wait for the very batch that these slots belong to; had it given them back and
@@ -15,7 +15,7 @@
 //! **Fair.** Turns, and with them spill buffers and the right to wait for room, are given in the order in which they were
 //! asked for; nobody claims past those who wait.
 
-use super::room_waiter::{Doorman, Vacancy};
+use super::room_waiter::{RoomSource, RoomWaiter};
 use crate::error::Result;
 use crate::net::wire::limits::{MAX_FRAME_BYTES, MAX_FRAME_ROWS};
 use crate::ring::producer::Origin;
@@ -25,33 +25,33 @@ use std::sync::Arc;
 
 /// The way into a ring. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Intake {
+pub struct SampleIngress {
     shared: Arc<Shared>,
 }
 
 #[derive(Debug)]
 struct Shared {
     producer: Arc<Producer>,
-    doorman: Doorman,
+    room_waiter: RoomWaiter,
     schema: Vec<u8>,
     sample_bytes: usize,
 }
 
-impl Vacancy for Producer {
+impl RoomSource for Producer {
     fn wait_room(&self, _: usize, deadline: Deadline) -> Result<bool> {
         self.wait_writable(deadline)
     }
 }
 
-impl Intake {
+impl SampleIngress {
     /// Takes over a seat in the ring.
-    pub fn new(producer: Producer) -> Result<Intake> {
+    pub fn new(producer: Producer) -> Result<SampleIngress> {
         let ring = producer.ring();
         let schema = ring.segment().schema();
         let sample_bytes = ring.geometry().leaf_bytes.iter().sum();
         let producer = Arc::new(producer);
-        let doorman = Doorman::new(producer.clone())?;
-        Ok(Intake { shared: Arc::new(Shared { producer, doorman, schema, sample_bytes }) })
+        let room_waiter = RoomWaiter::new(producer.clone())?;
+        Ok(SampleIngress { shared: Arc::new(Shared { producer, room_waiter, schema, sample_bytes }) })
     }
 
     /// The text that clients must bring, byte for byte.
@@ -99,7 +99,7 @@ impl Intake {
     /// wait, or say so, as the policy is.
     pub fn claim(&self, want: usize) -> Result<Option<Run>> {
         let claim = self.producer().claim(want, Deadline::Now)?;
-        Ok(claim.map(|claim| Run { intake: self.clone(), len: claim.len, claim: Some(claim) }))
+        Ok(claim.map(|claim| Run { ingress: self.clone(), len: claim.len, claim: Some(claim) }))
     }
 
     /// Notes how long copying a sample into its slot took, for the ring's histogram.
@@ -107,9 +107,9 @@ impl Intake {
         self.producer().ring().protocol().control.memcpy.record(ns);
     }
 
-    /// He who waits for room, and the queue of those who need some.
-    pub fn doorman(&self) -> &Doorman {
-        &self.shared.doorman
+    /// The thread that waits for room, and the queue of connections that need some.
+    pub fn room_waiter(&self) -> &RoomWaiter {
+        &self.shared.room_waiter
     }
 
     /// Waits until there is room: for threads. False when the time was over first.
@@ -121,7 +121,7 @@ impl Intake {
 /// A claimed run of slots, ours to write until it is committed. Dropping it gives it back.
 #[derive(Debug)]
 pub struct Run {
-    intake: Intake,
+    ingress: SampleIngress,
     claim: Option<Claim>,
     len: usize,
 }
@@ -135,13 +135,13 @@ impl Run {
     /// Where the rows of a leaf lie, one after the other.
     pub fn leaf(&self, leaf: usize) -> *mut u8 {
         let claim = self.claim.as_ref().expect("a run has its claim until it is committed or dropped");
-        self.intake.producer().leaf(claim, leaf)
+        self.ingress.producer().leaf(claim, leaf)
     }
 
     /// Publishes it. Every byte of every leaf is written.
     pub fn commit(mut self, origin: Origin) {
         if let Some(claim) = self.claim.take() {
-            self.intake.producer().commit_as(&claim, origin);
+            self.ingress.producer().commit_as(&claim, origin);
         }
     }
 }
@@ -149,9 +149,9 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         if let Some(claim) = self.claim.take()
-            && self.intake.producer().owns(&claim)
+            && self.ingress.producer().owns(&claim)
         {
-            self.intake.producer().abort(&claim);
+            self.ingress.producer().abort(&claim);
         }
     }
 }

@@ -61,7 +61,7 @@ struct Session {
     /// The client's own number of its youngest connection.
     attempt: u32,
     /// Connections now.
-    tenants: usize,
+    connections: usize,
     left: Instant,
     /// Its client said goodbye. It is kept all the same, so that its bytes, should they come again, are not new.
     finished: bool,
@@ -94,9 +94,9 @@ impl Sessions {
         self: &Arc<Self>,
         hello: &Hello,
         new_id: impl FnOnce() -> u32,
-    ) -> Result<Tenancy, (Refusal, String)> {
+    ) -> Result<SessionLease, (Refusal, String)> {
         let mut table = self.lock();
-        table.retain(|_, session| session.tenants > 0 || session.left.elapsed() < self.keep);
+        table.retain(|_, session| session.connections > 0 || session.left.elapsed() < self.keep);
         let known = table.contains_key(&hello.session);
         if !known {
             if hello.oldest != hello.next {
@@ -118,7 +118,7 @@ impl Sessions {
             })),
             arrivals: watch::Sender::new(0),
             attempt: 0,
-            tenants: 0,
+            connections: 0,
             left: Instant::now(),
             finished: false,
         });
@@ -126,9 +126,9 @@ impl Sessions {
             return Err((Refusal::Busy, "a younger connection of this client has come already".to_owned()));
         }
         session.attempt = hello.attempt;
-        session.tenants += 1;
+        session.connections += 1;
         session.arrivals.send_modify(|count| *count += 1);
-        Ok(Tenancy {
+        Ok(SessionLease {
             sessions: self.clone(),
             id: hello.session,
             producer_id: session.producer_id,
@@ -143,7 +143,7 @@ impl Sessions {
         if table.len() < self.most {
             return Ok(());
         }
-        let idle = table.iter().filter(|(_, session)| session.tenants == 0);
+        let idle = table.iter().filter(|(_, session)| session.connections == 0);
         match idle.min_by_key(|(_, session)| (!session.finished, session.left)).map(|(id, _)| *id) {
             Some(oldest) => {
                 table.remove(&oldest);
@@ -158,7 +158,7 @@ impl Sessions {
 
 /// One connection's stay in a session.
 #[derive(Debug)]
-pub struct Tenancy {
+pub struct SessionLease {
     sessions: Arc<Sessions>,
     id: Id,
     pub producer_id: u32,
@@ -168,7 +168,7 @@ pub struct Tenancy {
     arrivals: watch::Receiver<u64>,
 }
 
-impl Tenancy {
+impl SessionLease {
     /// Waits until the connection before us is out (E1).
     pub async fn progress(&self) -> OwnedMutexGuard<Progress> {
         self.progress.clone().lock_owned().await
@@ -193,10 +193,10 @@ impl Tenancy {
     }
 }
 
-impl Drop for Tenancy {
+impl Drop for SessionLease {
     fn drop(&mut self) {
         if let Some(session) = self.sessions.lock().get_mut(&self.id) {
-            session.tenants = session.tenants.saturating_sub(1);
+            session.connections = session.connections.saturating_sub(1);
             session.left = Instant::now();
         }
     }
@@ -238,11 +238,11 @@ mod tests {
     fn a_connection_that_comes_after_a_younger_one_does_not_take_over() {
         let sessions = Arc::new(Sessions::new(2, Duration::from_secs(60)));
         let (old, young) = (hello(1, 0, 0), hello(1, 0, 0));
-        let tenancy = sessions.enter(&young, || 7).unwrap();
+        let session = sessions.enter(&young, || 7).unwrap();
         assert!(matches!(sessions.enter(&old, || 7), Err((Refusal::Busy, _))));
-        assert!(!tenancy.arrivals.has_changed().unwrap());
+        assert!(!session.arrivals.has_changed().unwrap());
         assert!(sessions.enter(&hello(1, 0, 0), || 7).is_ok());
-        assert!(tenancy.arrivals.has_changed().unwrap());
+        assert!(session.arrivals.has_changed().unwrap());
     }
 
     #[test]

@@ -1,17 +1,17 @@
 //! The learner's end: listens, and runs a task for each client.
 //!
 //! One thread (or as many as asked for) runs a single-threaded event loop; a connection stays on the thread that it
-//! was given to. Nothing here blocks a loop: waiting for room is the doorman's business ([`super::room_waiter`]).
+//! was given to. Nothing here blocks a loop: waiting for room is the room waiter's business ([`super::room_waiter`]).
 //!
-//! Those who have not proved themselves yet wait in the *lobby*. When there are as many connections as allowed, a
-//! newcomer takes the place of the oldest in the lobby; so strangers who only connect keep nobody out.
+//! Those who have not proved themselves yet are *unauthenticated*. When there are as many connections as allowed, a
+//! newcomer takes the place of the oldest unauthenticated one; so strangers that only connect keep nobody out.
 
 use super::connection::{self, End, FIRST_CREDIT};
 use super::guesses::Guesses;
-use super::ingress::Inlet;
+use super::ingress::Ingress;
 use super::session::Sessions;
 use super::staging::Staging;
-use super::weight_source::Outlet;
+use super::weight_source::WeightSource;
 use crate::error::{Error, Result};
 use crate::net::wire::frame::{Cargo, Farewell, Refusal};
 use crate::net::wire::limits::{check_sample_bytes, within_reason};
@@ -95,9 +95,9 @@ impl Default for TcpServerSpec {
     }
 }
 
-impl<I: Into<Inlet>> Transport<I> for TcpServerSpec {
-    fn start(&self, intake: I) -> Result<Box<dyn Endpoint>> {
-        Ok(Box::new(TcpServer::start(intake, self.clone())?))
+impl<I: Into<Ingress>> Transport<I> for TcpServerSpec {
+    fn start(&self, ingress: I) -> Result<Box<dyn Endpoint>> {
+        Ok(Box::new(TcpServer::start(ingress, self.clone())?))
     }
 }
 
@@ -105,9 +105,9 @@ impl<I: Into<Inlet>> Transport<I> for TcpServerSpec {
 #[derive(Debug)]
 pub struct Shared {
     /// `None`: nobody brings anything here.
-    pub inlet: Option<Inlet>,
+    pub ingress: Option<Ingress>,
     /// `None`: nobody gets weights here.
-    pub outlet: Option<Outlet>,
+    pub weight_source: Option<WeightSource>,
     pub spec: TcpServerSpec,
     pub token: Token,
     /// `None`: the token is one that we made, and nobody guesses it.
@@ -120,8 +120,8 @@ pub struct Shared {
     pub counters: ServerCounters,
     pub stop: watch::Sender<bool>,
     pub window: u32,
-    lobby: Mutex<VecDeque<(u64, oneshot::Sender<()>)>>,
-    next_guest: AtomicU64,
+    unauthenticated: Mutex<VecDeque<(u64, oneshot::Sender<()>)>>,
+    next_admission: AtomicU64,
     last_refusal: Mutex<Option<Refused>>,
 }
 
@@ -157,25 +157,25 @@ impl Shared {
 
     /// How many frames a client may have under way now: few while others wait for room.
     pub fn credit(&self) -> u32 {
-        let crowded = self.inlet.as_ref().is_some_and(|inlet| inlet.doorman().is_crowded());
+        let crowded = self.ingress.as_ref().is_some_and(|ingress| ingress.room_waiter().has_waiters());
         if crowded { FIRST_CREDIT.min(self.window) } else { self.window }
     }
 
     /// The schema of what a client may bring, or get, here; or what it is told that wants something else.
     pub fn expects(&self, cargo: Cargo) -> Result<&[u8], &'static str> {
-        match (cargo, &self.inlet, &self.outlet) {
-            (Cargo::Weights, _, Some(outlet)) => Ok(&outlet.inventory().schema),
+        match (cargo, &self.ingress, &self.weight_source) {
+            (Cargo::Weights, _, Some(weight_source)) => Ok(&weight_source.inventory().schema),
             (Cargo::Weights, _, None) => {
                 Err("it offers no weights on this port. Give its TcpTransport weights=…, or \
                                               serve them on a port of their own")
             }
-            (_, Some(inlet), _) if inlet.cargo() == cargo => Ok(inlet.schema()),
-            (_, Some(Inlet::Records(_)), _) => {
+            (_, Some(ingress), _) if ingress.cargo() == cargo => Ok(ingress.schema()),
+            (_, Some(Ingress::Records(_)), _) => {
                 Err("it takes records, each of its own size, and this client sends \
                                                     samples of one size. Use a client of records, or the port of a \
                                                     server of samples")
             }
-            (_, Some(Inlet::Samples(_)), _) => {
+            (_, Some(Ingress::Samples(_)), _) => {
                 Err("it takes samples of one size, and this client sends records. Use a \
                                                     client of samples, or the port of a server of records")
             }
@@ -188,7 +188,7 @@ impl Shared {
 
     /// Whether a client of weights need not come again.
     pub fn has_no_more_weights(&self) -> bool {
-        self.outlet.as_ref().is_some_and(Outlet::is_over)
+        self.weight_source.as_ref().is_some_and(WeightSource::is_over)
     }
 
     /// Counts how a connection ended.
@@ -229,18 +229,18 @@ impl Shared {
         }
     }
 
-    /// Lets somebody into the lobby, in place of the oldest there if need be. `None`: full of those who have a right
+    /// Admits a connection as unauthenticated, in place of the oldest such one if need be. `None`: full of those who have a right
     /// to be.
-    fn admit(self: &Arc<Self>) -> Option<Lobby> {
-        let mut lobby = lock(&self.lobby);
+    fn admit(self: &Arc<Self>) -> Option<Admission> {
+        let mut unauthenticated = lock(&self.unauthenticated);
         if self.counters.connections.load(Ordering::Relaxed) >= self.spec.max_connections as u64 {
-            lobby.pop_front()?; // Its receiver notices.
+            unauthenticated.pop_front()?; // Its receiver notices.
         }
         add(&self.counters.connections, 1);
         let (sender, receiver) = oneshot::channel();
-        let guest = self.next_guest.fetch_add(1, Ordering::Relaxed);
-        lobby.push_back((guest, sender));
-        Some(Lobby { server: self.clone(), guest, evicted: Mutex::new(Some(receiver)) })
+        let id = self.next_admission.fetch_add(1, Ordering::Relaxed);
+        unauthenticated.push_back((id, sender));
+        Some(Admission { server: self.clone(), id, evicted: Mutex::new(Some(receiver)) })
     }
 }
 
@@ -248,15 +248,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A connection's stay, first in the lobby.
+/// The admission of one connection, which is unauthenticated at first.
 #[derive(Debug)]
-pub struct Lobby {
+pub struct Admission {
     server: Arc<Shared>,
-    guest: u64,
+    id: u64,
     evicted: Mutex<Option<oneshot::Receiver<()>>>,
 }
 
-impl Lobby {
+impl Admission {
     /// Returns when a newcomer needs our place.
     pub fn evicted(&self) -> impl Future<Output = End> + 'static {
         let receiver = lock(&self.evicted).take();
@@ -269,15 +269,15 @@ impl Lobby {
         }
     }
 
-    /// It has proved itself.
-    pub fn leave(&self) {
-        lock(&self.server.lobby).retain(|(guest, _)| *guest != self.guest);
+    /// The client has proved itself.
+    pub fn mark_authenticated(&self) {
+        lock(&self.server.unauthenticated).retain(|(id, _)| *id != self.id);
     }
 }
 
-impl Drop for Lobby {
+impl Drop for Admission {
     fn drop(&mut self) {
-        self.leave();
+        self.mark_authenticated();
         self.server.counters.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -293,22 +293,22 @@ pub struct TcpServer {
 
 impl TcpServer {
     /// Binds and begins to listen; returns when clients can connect.
-    pub fn start(intake: impl Into<Inlet>, spec: TcpServerSpec) -> Result<TcpServer> {
-        TcpServer::open(Some(intake.into()), None, spec)
+    pub fn start(ingress: impl Into<Ingress>, spec: TcpServerSpec) -> Result<TcpServer> {
+        TcpServer::open(Some(ingress.into()), None, spec)
     }
 
-    /// As [`start`](Self::start), and gives these weights to those who ask for them, on the same port. Without an inlet, that is
+    /// As [`start`](Self::start), and gives these weights to those who ask for them, on the same port. Without an ingress, that is
     /// all it does.
     pub fn with_weights(
-        inlet: Option<Inlet>,
+        ingress: Option<Ingress>,
         weights: Arc<Weights>,
         spec: TcpServerSpec,
     ) -> Result<TcpServer> {
-        TcpServer::open(inlet, Some(weights), spec)
+        TcpServer::open(ingress, Some(weights), spec)
     }
 
     fn open(
-        inlet: Option<Inlet>,
+        ingress: Option<Ingress>,
         weights: Option<Arc<Weights>>,
         mut spec: TcpServerSpec,
     ) -> Result<TcpServer> {
@@ -321,8 +321,8 @@ impl TcpServer {
         ] {
             *time = within_reason(*time);
         }
-        if let Some(Inlet::Samples(intake)) = &inlet {
-            check_sample_bytes(intake.sample_bytes())?;
+        if let Some(Ingress::Samples(ingress)) = &ingress {
+            check_sample_bytes(ingress.sample_bytes())?;
         }
         let at_least_one = |what, value: u64| match value {
             0 => Err(Error::OutOfRange { what, value, range: "at least 1".to_owned() }),
@@ -352,17 +352,17 @@ impl TcpServer {
             window: spec.max_inflight_frames,
             sessions: Arc::new(Sessions::new(spec.max_sessions, spec.session_ttl)),
             late_until_ns: AtomicU64::new(0),
-            staging: Staging::new(spec.staging_bytes.max(inlet.as_ref().map_or(0, Inlet::largest))),
-            inlet,
-            outlet: weights.map(Outlet::new).transpose()?,
+            staging: Staging::new(spec.staging_bytes.max(ingress.as_ref().map_or(0, Ingress::largest))),
+            ingress,
+            weight_source: weights.map(WeightSource::new).transpose()?,
             spec,
             token,
             guesses: file.is_none().then(Guesses::default),
             tls,
             counters: ServerCounters::default(),
             stop: watch::Sender::new(false),
-            lobby: Mutex::default(),
-            next_guest: AtomicU64::new(0),
+            unauthenticated: Mutex::default(),
+            next_admission: AtomicU64::new(0),
             last_refusal: Mutex::default(),
         });
         let server = TcpServer { shared, address, threads: Mutex::default(), pid: std::process::id() };
@@ -385,8 +385,8 @@ impl TcpServer {
                 number,
                 || Ok(()),
                 async move |(), shared: &Arc<Shared>, tasks: &mut Tasks| {
-                    while let Some((stream, peer, lobby)) = arrivals.recv().await {
-                        tasks.take(shared, stream, peer, lobby);
+                    while let Some((stream, peer, admission)) = arrivals.recv().await {
+                        tasks.take(shared, stream, peer, admission);
                     }
                 },
             )?;
@@ -475,8 +475,8 @@ impl TcpServer {
         for thread in threads {
             let _ = thread.join();
         }
-        self.shared.inlet.iter().for_each(Inlet::close);
-        self.shared.outlet.iter().for_each(Outlet::close);
+        self.shared.ingress.iter().for_each(Ingress::close);
+        self.shared.weight_source.iter().for_each(WeightSource::close);
     }
 }
 
@@ -507,12 +507,18 @@ struct Tasks {
 }
 
 impl Tasks {
-    fn take(&mut self, shared: &Arc<Shared>, stream: std::net::TcpStream, peer: String, lobby: Lobby) {
+    fn take(
+        &mut self,
+        shared: &Arc<Shared>,
+        stream: std::net::TcpStream,
+        peer: String,
+        admission: Admission,
+    ) {
         while self.running.try_join_next().is_some() {}
         let shared = shared.clone();
         self.running.spawn_local(async move {
             if let Ok(stream) = tokio::net::TcpStream::from_std(stream) {
-                connection::serve(stream, peer, shared, lobby).await;
+                connection::serve(stream, peer, shared, admission).await;
             }
         });
     }
@@ -569,7 +575,7 @@ fn bind(spec: &TcpServerSpec) -> Result<(CloseOnFork, TcpListener, SocketAddr)> 
     Ok((close_on_fork, listener, address))
 }
 
-type Hand = mpsc::UnboundedSender<(std::net::TcpStream, String, Lobby)>;
+type Hand = mpsc::UnboundedSender<(std::net::TcpStream, String, Admission)>;
 
 /// Takes in connections until the end, and hands them to the loops in turn.
 async fn accept(
@@ -598,14 +604,14 @@ async fn accept(
             }
         };
         add(&shared.counters.arrived, 1);
-        let Some(lobby) = shared.admit() else {
+        let Some(admission) = shared.admit() else {
             add(&shared.counters.refused_busy, 1);
             continue;
         };
         let Ok(stream) = stream.into_std() else { continue };
         match turn % (hands.len() + 1) {
-            0 => tasks.take(shared, stream, peer.to_string(), lobby),
-            other => drop(hands[other - 1].send((stream, peer.to_string(), lobby))),
+            0 => tasks.take(shared, stream, peer.to_string(), admission),
+            other => drop(hands[other - 1].send((stream, peer.to_string(), admission))),
         }
     }
 }

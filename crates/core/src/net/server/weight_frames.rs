@@ -13,10 +13,10 @@
 //! connections have their turn. A version must be sent in the time that a frame of its size may take.
 
 use super::connection::{End, Never, closed, too_slow};
-use super::header_reader::{Ears, budget, goodbye, skip};
+use super::header_reader::{HeaderReader, budget, goodbye, skip};
 use super::stream::{Part, Wire};
 use super::tcp_server::Shared;
-use super::weight_source::{News, Outlet};
+use super::weight_source::{News, WeightSource};
 use crate::net::wire::frame::{Farewell, Header, Kind, LeafList, Verdict};
 use crate::net::wire::stats::add;
 use crate::weights::{ChangedLeaf, HeldVersion};
@@ -37,12 +37,21 @@ enum Event {
 }
 
 /// From the hello on.
-pub async fn give(wire: &mut Wire, server: &Arc<Shared>, outlet: &Outlet) -> Result<Never, End> {
+pub async fn give(wire: &mut Wire, server: &Arc<Shared>, weight_source: &WeightSource) -> Result<Never, End> {
     add(&server.counters.accepted, 1);
     add(&server.counters.weight_clients, 1);
     let _counted = Counted(server);
-    wire.say(&outlet.inventory().frame());
-    Giving { wire, server, outlet, ears: Ears::default(), news: outlet.news(), wanted: None }.converse().await
+    wire.say(&weight_source.inventory().frame());
+    Giving {
+        wire,
+        server,
+        weight_source,
+        header_reader: HeaderReader::default(),
+        news: weight_source.news(),
+        wanted: None,
+    }
+    .converse()
+    .await
 }
 
 /// The end of those who want weights that are shut down.
@@ -63,8 +72,8 @@ impl Drop for Counted<'_> {
 struct Giving<'a> {
     wire: &'a mut Wire,
     server: &'a Arc<Shared>,
-    outlet: &'a Outlet,
-    ears: Ears,
+    weight_source: &'a WeightSource,
+    header_reader: HeaderReader,
     news: watch::Receiver<News>,
     /// The client has this version, and wants a newer one.
     wanted: Option<u64>,
@@ -94,8 +103,8 @@ impl Giving<'_> {
 
     /// Waits for a header; and, if something is wanted, for news of it.
     async fn event(&mut self) -> Result<Event, End> {
-        let (wire, ears, news) = (&mut *self.wire, &mut self.ears, &mut self.news);
-        let mut header = std::pin::pin!(ears.header(wire, &self.server.spec, Wire::ping));
+        let (wire, header_reader, news) = (&mut *self.wire, &mut self.header_reader, &mut self.news);
+        let mut header = std::pin::pin!(header_reader.header(wire, &self.server.spec, Wire::ping));
         let Some(have) = self.wanted else { return header.await.map(Event::Heard) };
         let mut told = std::pin::pin!(news.wait_for(|news| news.version > have || news.over));
         std::future::poll_fn(|cx| {
@@ -114,7 +123,7 @@ impl Giving<'_> {
             Kind::Fetch if self.wanted.is_some() => Err(End::Damaged("a fetch is out of turn".to_owned())),
             Kind::Fetch => {
                 // What was sent may be newer than the last news; newer than what there is, it cannot be.
-                if header.sequence > self.outlet.version().map_err(closed)? {
+                if header.sequence > self.weight_source.version().map_err(closed)? {
                     return Err(End::Damaged("a client has a version that there is not".to_owned()));
                 }
                 self.wanted = Some(header.sequence);
@@ -133,7 +142,7 @@ impl Giving<'_> {
 
     /// Sends what changed since `have`.
     async fn send(&mut self, have: u64) -> Result<(), End> {
-        let Some(hold) = self.outlet.hold().map_err(closed)? else {
+        let Some(hold) = self.weight_source.hold().map_err(closed)? else {
             return Err(over());
         };
         let changed = hold.changed_since(have);

@@ -1,6 +1,6 @@
 //! The way out of a TCP server: the learner's weights, for those who ask for them.
 //!
-//! An outlet is one reader of the weights, for all connections of its server. Connections that send the same version share
+//! A weight source is one reader of the weights, for all connections of its server. Connections that send the same version share
 //! one pin. A thread of its own, the *herald*, sleeps until the weights have a new version and tells the event loops of new versions; it sends
 //! nothing itself. `weight_frames` does.
 
@@ -24,7 +24,7 @@ pub struct News {
 
 /// The way out.
 #[derive(Debug)]
-pub struct Outlet {
+pub struct WeightSource {
     weights: Arc<Weights>,
     /// `None` when it is closed.
     reader: Mutex<Option<Arc<Reader>>>,
@@ -37,9 +37,9 @@ pub struct Outlet {
     pid: u32,
 }
 
-impl Outlet {
+impl WeightSource {
     /// Takes a seat at the weights, and starts the herald.
-    pub fn new(weights: Arc<Weights>) -> Result<Outlet> {
+    pub fn new(weights: Arc<Weights>) -> Result<WeightSource> {
         let geometry = weights.geometry();
         let schema = weights.segment().schema();
         for (what, value, most) in [
@@ -63,7 +63,7 @@ impl Outlet {
             let (weights, news, stop) = (weights.clone(), news.clone(), stop.clone());
             move || tell(&weights, &news, &stop)
         })?;
-        Ok(Outlet {
+        Ok(WeightSource {
             weights,
             reader: Mutex::new(Some(reader)),
             held: Mutex::default(),
@@ -94,7 +94,7 @@ impl Outlet {
         self.weights.version()
     }
 
-    /// Holds the latest version, together with those who send it already. `None`: there is none, or the outlet is closed.
+    /// Holds the latest version, together with those who send it already. `None`: there is none, or the weight source is closed.
     pub fn hold(&self) -> Result<Option<Arc<HeldVersion>>> {
         let mut held = lock(&self.held);
         let latest = self.weights.version()?;
@@ -124,7 +124,7 @@ impl Outlet {
     }
 }
 
-impl Drop for Outlet {
+impl Drop for WeightSource {
     fn drop(&mut self) {
         self.close();
     }
