@@ -195,8 +195,27 @@ def test_damaged_words_are_an_error_and_never_a_crash(ring, name):
 
 def test_a_missing_directory_is_a_clear_system_error(name, monkeypatch, tmp_path):
     monkeypatch.setenv("ROLLWAY_SHM_DIR", str(tmp_path / "nowhere"))
-    with pytest.raises(rollway.SystemCallFailed, match=r"nowhere.*No such file or directory"):
-        rollway.Server(EXAMPLE, 1, rollway.ShmTransport(name))
+    advice = r"nowhere.*ROLLWAY_SHM_DIR.*No such file or directory"
+    for call in (
+        lambda: rollway.Server(EXAMPLE, 1, rollway.ShmTransport(name)),
+        lambda: rollway.SharedWeightSync({"w": (3,)}),
+        lambda: rollway.make_vec("CartPole-v1", num_envs=1),
+        rollway.segments,
+        lambda: rollway.Server(EXAMPLE, 1, rollway.TcpTransport()).start(),
+    ):
+        with pytest.raises(rollway.SystemCallFailed, match=advice):
+            call()
+
+
+def test_a_learner_over_tcp_that_was_given_a_token_needs_no_directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("ROLLWAY_SHM_DIR", str(tmp_path / "nowhere"))
+    transport = rollway.TcpTransport(token="given by hand")
+    with (
+        rollway.Server(EXAMPLE, 1, transport) as server,
+        rollway.TcpClient("127.0.0.1", server.port, EXAMPLE, token="given by hand") as client,
+    ):
+        client.send(EXAMPLE)
+        server.sample(timeout=10).release()
 
 
 def test_every_exception_of_the_tree_is_raised_somewhere_in_the_tests():

@@ -2,7 +2,7 @@
 
 use super::header::seat_state;
 use super::lease::{self, StaleOwner};
-use super::{PREFIX, Segment, directory};
+use super::{PREFIX, Segment, directory, in_directory};
 use crate::error::{Error, Result};
 use crate::sys::sync::Ordering;
 use rustix::fs::{self, Mode, OFlags};
@@ -97,7 +97,7 @@ pub fn collect_unless(name: &str, is_kept: impl FnOnce(&Segment) -> bool) -> Res
 
 fn names() -> Result<Vec<String>> {
     let dir = directory();
-    let listing = std::fs::read_dir(&dir).map_err(|e| Error::io(format!("reading {}", dir.display()), e))?;
+    let listing = std::fs::read_dir(&dir).map_err(|e| in_directory("looking for segments", e))?;
     let ours = |e: std::fs::DirEntry| Some(e.file_name().to_str()?.strip_prefix(PREFIX)?.to_owned());
     Ok(listing.filter_map(|e| e.ok()).filter_map(ours).collect())
 }

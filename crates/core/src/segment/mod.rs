@@ -34,6 +34,7 @@ use rustix::fs::{self, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::ffi::c_void;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -45,6 +46,18 @@ pub const PREFIX: &str = "rollway.";
 /// Where segments live: `/dev/shm`, or what `ROLLWAY_SHM_DIR` says (a tmpfs of another size, for instance).
 pub fn directory() -> PathBuf {
     std::env::var_os("ROLLWAY_SHM_DIR").map_or_else(|| PathBuf::from("/dev/shm"), PathBuf::from)
+}
+
+/// Something failed in that directory. Says what to do where there is none, or not for this user.
+pub(crate) fn in_directory(what: &str, source: impl Into<std::io::Error>) -> Error {
+    let (dir, source) = (directory(), source.into());
+    let advice = match source.kind() {
+        ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::PermissionDenied => {
+            ". Mount a tmpfs there, or let ROLLWAY_SHM_DIR name a directory that you may write to"
+        }
+        _ => "",
+    };
+    Error::io(format!("{what} in {}{advice}", dir.display()), source)
 }
 
 fn path_of(name: &str) -> PathBuf {
@@ -158,14 +171,15 @@ impl Segment {
     }
 
     fn nameless_file(name: Option<&str>) -> Result<OwnedFd> {
-        let made = match name {
-            None => fs::memfd_create("rollway", fs::MemfdFlags::CLOEXEC),
+        match name {
+            None => fs::memfd_create("rollway", fs::MemfdFlags::CLOEXEC)
+                .map_err(|e| Error::io("creating shared memory", e)),
             Some(_) => {
                 let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-                fs::open(directory(), flags, Mode::RUSR | Mode::WUSR)
+                let made = fs::open(directory(), flags, Mode::RUSR | Mode::WUSR);
+                made.map_err(|e| in_directory("creating shared memory", e))
             }
-        };
-        made.map_err(|e| Error::io(format!("creating shared memory in {}", directory().display()), e))
+        }
     }
 
     /// Makes more of a sparse body exist: `bytes` from `offset` on. What exists already stays as it is. [`Error::NoMemory`] or

@@ -146,7 +146,8 @@ impl TokenFile {
         let path = path(address);
         let failed = |errno: Errno| {
             let what = format!(
-                "cannot keep the token of {address} in {}. Give the transport a token=, and every client the same",
+                "cannot keep the token of {address} in {}. Give the transport a token=, and every client the same; or let \
+                 ROLLWAY_SHM_DIR name a directory that you may write to",
                 path.display()
             );
             Error::io(what, errno)
