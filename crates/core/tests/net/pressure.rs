@@ -440,7 +440,7 @@ fn a_forked_child_does_not_keep_the_port() {
 
 #[test]
 fn a_child_that_is_forked_while_a_server_starts_does_not_keep_its_port() {
-    if !alone("a_child_that_is_forked_while_a_server_starts_does_not_keep_its_port") {
+    if !alone("pressure::a_child_that_is_forked_while_a_server_starts_does_not_keep_its_port") {
         return; // Other tests fork, too.
     }
     let learner = Learner::new(2, 2);
