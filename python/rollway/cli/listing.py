@@ -75,5 +75,10 @@ def collect(*, dry_run: bool) -> None:
 def _attached(segment: rollway.SegmentInfo) -> str:
     if not segment.alive:
         return "nobody"
-    pids = ", ".join(map(str, dict.fromkeys(segment.pids)))  # one process may have several handles
-    return f"{segment.alive} (pid {pids})" if pids else str(segment.alive)
+    processes = len(segment.pids)
+    if not processes:  # It is about to say so.
+        return str(segment.alive)
+    pids = ", ".join(map(str, segment.pids))
+    if segment.alive == processes:
+        return f"{processes} (pid {pids})"
+    return f"{count(segment.alive, 'handle')} of {processes} process{'' if processes == 1 else 'es'} (pid {pids})"

@@ -27,7 +27,7 @@ class SegmentInfo:
     creator_pid: int
     created_unix_ns: int
     pids: tuple[int, ...]
-    """Who is attached, as they saw their own process ids."""
+    """The processes of these handles, each once, as they see their own process ids."""
     problem: str | None
     """Why it cannot be read, if it cannot: another user's, another version's, or damaged."""
 
@@ -50,4 +50,4 @@ def gc() -> list[SegmentInfo]:
 
 
 def _info(row: dict[str, Any]) -> SegmentInfo:
-    return SegmentInfo(**{**row, "pids": tuple(row["pids"])})
+    return SegmentInfo(**{**row, "pids": tuple(dict.fromkeys(row["pids"]))})

@@ -87,6 +87,23 @@ def test_an_error_of_the_library_is_a_sentence_and_not_a_traceback(monkeypatch, 
     assert "Traceback" not in ended.stderr
 
 
+def test_ls_names_each_living_process_once_and_no_dead_one(live, child):
+    code = """
+        import sys, numpy as np, rollway
+        client = rollway.ShmClient("running", {"obs": np.zeros(4, np.float32)})
+        print("up", flush=True)
+        sys.stdin.read()
+    """
+    with rollway.ShmClient("running", {"obs": np.zeros(4, np.float32)}):
+        killed, worker = child(code), child(code)
+        killed.says("up")
+        worker.says("up")
+        killed.kill()
+        (segment,) = rollway.segments()
+        assert (segment.alive, set(segment.pids), len(segment.pids)) == (3, {os.getpid(), worker.pid}, 2)
+        assert f"3 handles of 2 processes (pid {os.getpid()}, {worker.pid})" in " ".join(run("ls").split())
+
+
 def test_ls_says_when_there_are_none(shm):
     assert run("ls") == "No segments.\n"
     assert json.loads(run("ls", "--json")) == []

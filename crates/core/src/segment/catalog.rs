@@ -1,6 +1,6 @@
 //! The segments of this user: listing them, and collecting those in which nobody lives.
 
-use super::header::seat_state;
+use super::header::{SeatRecord, seat_state};
 use super::lease::{self, StaleOwner};
 use super::{PREFIX, Segment, directory, in_directory};
 use crate::error::{Error, Result};
@@ -17,10 +17,11 @@ pub struct Entry {
     pub used_bytes: u64,
     /// The structure in its body: the `KIND` of its layout; 0 when it could not be read.
     pub kind: u32,
+    /// Handles attached, by the kernel's own record.
     pub alive: usize,
     pub creator_pid: u32,
     pub created_unix_ns: u64,
-    /// Pids on the seats, as their owners saw them.
+    /// The processes of these handles, one for each, as their owners saw them.
     pub pids: Vec<u32>,
     /// Why it could not be read, if it could not.
     pub problem: Option<String>,
@@ -119,19 +120,20 @@ fn describe(name: &str) -> Option<Entry> {
         Err(Error::NotFound { .. }) => return None, // Gone since the listing.
         Err(error) => return Some(unreadable(error.to_string())),
     };
-    let alive = match lease::count_alive(&segment) {
+    let alive = match lease::seats_alive(&segment) {
         Ok(alive) => alive,
         Err(error) => return Some(unreadable(error.to_string())),
     };
-    let joined = segment.seats().iter().filter(|s| s.state.load(Ordering::Relaxed) == seat_state::JOINED);
-    let pids = if alive == 0 { Vec::new() } else { joined.map(|s| s.pid.load(Ordering::Relaxed)).collect() };
+    let joined = |seat: &&SeatRecord| seat.state.load(Ordering::Relaxed) == seat_state::JOINED;
+    let seats = alive.iter().map(|&seat| &segment.seats()[seat]).filter(joined);
+    let pids = seats.map(|seat| seat.pid.load(Ordering::Relaxed)).collect();
     let header = segment.header();
     Some(Entry {
         name: name.to_owned(),
         bytes: header.total_bytes,
         used_bytes: segment.used_bytes(),
         kind: header.kind,
-        alive,
+        alive: alive.len(),
         creator_pid: header.creator_pid,
         created_unix_ns: header.created_unix_ns,
         pids,

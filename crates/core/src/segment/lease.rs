@@ -398,11 +398,16 @@ impl StaleOwner {
 
 /// Counts those who live in a segment, without sitting down.
 pub fn count_alive(segment: &Segment) -> Result<usize> {
+    Ok(seats_alive(segment)?.len())
+}
+
+/// The seats of those who live in a segment, without sitting down.
+pub fn seats_alive(segment: &Segment) -> Result<Vec<usize>> {
     let lease = Lease::open(segment)?;
     if !lease.is_locked(0, super::header::MAX_SEATS) || lease.is_locked(STALE_OWNER, 1) {
-        return Ok(0); // Nobody, or a stale owner: then nobody either.
+        return Ok(Vec::new()); // Nobody, or a stale owner: then nobody either.
     }
-    Ok((0..segment.seats().len()).filter(|&seat| lease.is_locked(seat, 1)).count())
+    Ok((0..segment.seats().len()).filter(|&seat| lease.is_locked(seat, 1)).collect())
 }
 
 impl SeatRecord {
