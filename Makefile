@@ -30,7 +30,7 @@ demo: $(VENV)/.built ## Set up everything, then stream trajectories from four wo
 	$(VENV)/bin/rollway demo
 
 check: ## On every save: linters, all Rust tests but loom, Python unit tests without torch; 90 s when warm
-	$(MAKE) --no-print-directory --jobs=4 --output-sync=target test-rust lint check-unit check-unit-slow
+	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-rust lint check-unit check-unit-slow
 
 # Two halves side by side, because these tests wait more than they compute.
 SLOW_UNITS := tests/unit/segment tests/unit/cli
