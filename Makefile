@@ -5,18 +5,23 @@ SHELL := /bin/bash
 
 VENV := .venv
 PY := $(VENV)/bin/python
+CHECK_VENV := .venv-check
+CHECK_PY := $(CHECK_VENV)/bin/python
+CHECK_TREE := target/check/python
 UV := $(shell command -v uv 2>/dev/null || echo $(VENV)/bootstrap/bin/uv)
 RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
-LOOM := RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --release --test loom
+LOOM := RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -q -p rollway-core --profile loom --test loom
 BENCHES := ring net records weights replay kills groups cuts rollouts orphans vector_env
 FUZZ_TARGETS := frame inventory record schema segment
 HOST = $(shell rustc +nightly -vV | sed -n 's/^host: //p')
 ASAN_TESTS := $(addprefix tests/unit/,machine net records ring weights compat/test_zero_copy_shm_buffer.py test_numbers.py)
 INSTALL := $(UV) pip install -q --python $(PY)
+INSTALL_CHECK := $(UV) pip install -q --python $(CHECK_PY)
 # A dozen processes of the tests import torch, ray and SkyRL: compiled once, not by each of them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-rust test-loom test-fault test-python test-core test-process test-peers soak fuzz asan tsan miri bench lint format clean
+.PHONY: help demo check check-tree check-unit check-unit-slow test test-rust test-loom test-fault test-types test-python test-core test-process test-peers \
+	soak fuzz asan tsan miri bench lint lint-rust lint-python format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -24,7 +29,21 @@ help: ## Show this list
 demo: $(VENV)/.built ## Set up everything, then stream trajectories from four workers to a learner
 	$(VENV)/bin/rollway demo
 
-test: test-rust test-loom test-python ## Set up everything, then run every test
+check: ## On every save: linters, all Rust tests but loom, Python unit tests without torch; 90 s when warm
+	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-rust lint check-unit check-unit-slow
+
+# Two halves side by side, because these tests wait more than they compute.
+SLOW_UNITS := tests/unit/segment tests/unit/cli
+
+check-unit: check-tree
+	$(call pytest,$(CHECK_PY),tests/unit $(addprefix --ignore=,$(SLOW_UNITS)))
+
+check-unit-slow: check-tree
+	$(call pytest,$(CHECK_PY),$(SLOW_UNITS))
+
+test: ## Before a push: set up everything, then run every test
+	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-rust test-loom $(VENV)/.test
+	$(MAKE) --no-print-directory test-types test-python
 
 test-rust: ## Unit and property tests of the core, and the kill matrix
 	cargo test -q -p rollway-core --features fault
@@ -35,23 +54,28 @@ test-loom: ## The shipped protocol under loom: every interleaving of two or thre
 test-fault: ## The kill matrix alone: SIGKILL and SIGSTOP at every named crash point
 	cargo test -q -p rollway-core --features fault --test fault
 
+test-types: $(VENV)/.test ## mypy where torch and the peers are installed, whose types `make lint` does not see
+	$(VENV)/bin/mypy
+
 test-python: $(VENV)/.test ## Python tests, in three runs side by side: test-core, test-process and test-peers
 	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-core test-process test-peers
 
 # Each run has a directory of its own for shared memory, out of reach of a gc next door, and leaves it empty.
-PYTEST := run() { \
-	    directory=$$(mktemp -d /dev/shm/test-rollway.XXXXXX); trap 'rm -rf "$$directory"' EXIT; \
-	    ROLLWAY_SHM_DIR="$$directory" $(PY) -m pytest -q "$$@"; \
-	    test -z "$$(ls -A "$$directory")"; }; run
+# $(call pytest,python,arguments)
+define pytest
+directory=$$(mktemp -d /dev/shm/test-rollway.XXXXXX); trap 'rm -rf "$$directory"' EXIT; \
+	ROLLWAY_SHM_DIR="$$directory" $(1) -m pytest -q $(2); \
+	test -z "$$(ls -A "$$directory")"
+endef
 
 test-core: $(VENV)/.test ## Python tests: unit and fault
-	$(PYTEST) tests/unit tests/fault
+	$(call pytest,$(PY),tests/unit tests/fault)
 
 test-process: $(VENV)/.test ## Python tests: process
-	$(PYTEST) tests/process
+	$(call pytest,$(PY),tests/process)
 
 test-peers: $(VENV)/.test ## Python tests with large packages in them: peers, docs
-	$(PYTEST) tests/peers tests/docs
+	$(call pytest,$(PY),tests/peers tests/docs)
 
 soak: $(VENV)/.test ## Hours in minutes: 8 producers x 1,000,000 samples, kills under full load; every model with two preemptions
 	$(PY) -m pytest -q tests --soak -m soak
@@ -100,21 +124,25 @@ bench: $(VENV)/.bench ## Measure beside the peers, in one run, whatever fails on
 	done; \
 	if (($${#failed[@]})); then printf '%s\n' "$${failed[@]}" >&2; exit 1; fi
 
-lint: $(VENV)/.test ## ruff, mypy, stubs, rustfmt, clippy
+lint: lint-rust lint-python ## rustfmt, clippy, ruff, mypy, stubs; without torch, ray or jax
+
+lint-rust:
 	cargo fmt --all --check
 	cargo clippy -q --workspace --all-targets --features rollway-core/fault -- -D warnings
-	$(VENV)/bin/ruff check
-	$(VENV)/bin/ruff format --check
-	$(VENV)/bin/mypy
-	$(PY) -m mypy.stubtest rollway._core
 
-format: $(VENV)/.test ## Format everything
+lint-python: check-tree
+	$(CHECK_VENV)/bin/ruff check
+	$(CHECK_VENV)/bin/ruff format --check
+	$(CHECK_VENV)/bin/mypy
+	$(CHECK_PY) -m mypy.stubtest rollway._core
+
+format: $(CHECK_VENV)/.tools ## Format everything
 	cargo fmt --all
-	$(VENV)/bin/ruff check --fix
-	$(VENV)/bin/ruff format
+	$(CHECK_VENV)/bin/ruff check --fix
+	$(CHECK_VENV)/bin/ruff format
 
 clean: ## Remove what was built
-	rm -rf target $(VENV) dist
+	rm -rf target $(VENV) $(CHECK_VENV) dist
 
 # ── set-up ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -132,7 +160,7 @@ $(VENV)/.built: $(VENV)/.tools $(RUST_SOURCES)
 	touch $@
 
 $(VENV)/.test: $(VENV)/.built
-	$(INSTALL) --group test --group peers --group lint
+	$(INSTALL) --group test --group peers
 	$(INSTALL) --no-deps skyrl==0.3.0 unilab==1.5.2
 	touch $@
 
@@ -142,3 +170,20 @@ $(VENV)/.bench: $(VENV)/.built
 	$(INSTALL) --no-build-isolation faster-fifo==1.5.2
 	$(INSTALL) --no-build-isolation --no-deps pufferlib==1.0.1 gym==0.23.0 gym-notices  # it asks for an old Gymnasium, and runs with ours
 	touch $@
+
+# The environment of `make check` and `make lint`: no torch, ray or jax.
+$(CHECK_VENV)/.tools: pyproject.toml
+	@command -v $(UV) >/dev/null || (python3 -m venv $(VENV)/bootstrap && $(VENV)/bootstrap/bin/pip install -q uv)
+	$(UV) venv -q --allow-existing --python "$$(command -v python3)" $(CHECK_VENV)
+	$(INSTALL_CHECK) -r pyproject.toml --extra cli --group check
+	echo "$(CURDIR)/$(CHECK_TREE)" > "$$($(CHECK_PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rollway-check.pth"
+	touch $@
+
+# The package with an extension of the dev profile: links to the sources, so that the release build in python/ stays as it is.
+check-tree: $(CHECK_VENV)/.tools
+	cargo build -q -p rollway-py --features pyo3/extension-module
+	rm -rf $(CHECK_TREE) && mkdir -p $(CHECK_TREE)/rollway.dist-info
+	cp -rs $(CURDIR)/python/rollway $(CHECK_TREE)/
+	ln -sf $(CURDIR)/target/debug/lib_core.so $(CHECK_TREE)/rollway/_core.abi3.so
+	sed -n '0,/^version = /s/^version = "\(.*\)"/Metadata-Version: 2.1\nName: rollway\nVersion: \1/p' Cargo.toml \
+	    > $(CHECK_TREE)/rollway.dist-info/METADATA

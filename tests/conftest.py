@@ -1,9 +1,11 @@
 """Fixtures: names that nobody else uses, and a check that no test leaves a file in shared memory."""
 
+import importlib.util
 import os
 import secrets
 import shutil
 import signal
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,11 @@ import rollway
 from rollway import _core
 from tests.support.authority import Authority
 from tests.support.processes import Child
+
+PACKAGES = ("torch", "tensorboard")
+"""Large ones, each with a fixture of its name: `make check` runs the unit tests without them."""
+MISSING = {package for package in PACKAGES if importlib.util.find_spec(package) is None}
+WITHOUT_PACKAGE = pytest.StashKey[Counter[str]]()
 
 
 def pytest_addoption(parser):
@@ -26,11 +33,30 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    if config.getoption("--soak"):
-        return
-    kept = [item for item in items if "soak" not in item.keywords]
-    config.hook.pytest_deselected(items=[item for item in items if "soak" in item.keywords])
-    items[:] = kept
+    without = MISSING.intersection
+    dropped = [item for item in items if without(item.fixturenames)]
+    config.stash[WITHOUT_PACKAGE] = Counter(package for item in dropped for package in without(item.fixturenames))
+    if not config.getoption("--soak"):
+        dropped += [item for item in items if "soak" in item.keywords and item not in dropped]
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = [item for item in items if item not in dropped]
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    for package, tests in config.stash.get(WITHOUT_PACKAGE, Counter()).items():
+        terminalreporter.write_line(f"{package} is not installed: {tests} tests that need it were left out")
+
+
+@pytest.fixture
+def torch():
+    """The package. Where it is not installed, tests that take it are left out, and the end of the run says how many."""
+    return importlib.import_module("torch")
+
+
+@pytest.fixture
+def tensorboard():
+    """As `torch`."""
+    return importlib.import_module("tensorboard")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 import rollway
 from rollway import _core
@@ -889,7 +888,7 @@ def test_arrays_that_are_not_contiguous_are_sent_as_they_look():
     assert once(np.zeros(4), wide[1, ::-1])[0].tolist() == [7, 6, 5, 4]
 
 
-def test_torch_tensors_and_bfloat16_are_sent():
+def test_torch_tensors_and_bfloat16_are_sent(torch):
     example = {"obs": torch.zeros(3), "half": np.zeros(2, ml_dtypes.bfloat16)}
     sample = {"obs": torch.arange(3.0, requires_grad=True), "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16)}
     batch = once(example, sample)

@@ -4,7 +4,6 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 
 import rollway
 from rollway import RolloutRingBuffer
@@ -60,7 +59,7 @@ def test_rollouts_come_out_in_order_and_whole(ring):
     assert ring.available() == 0 and not ring.wait_for_data(0.01)
 
 
-def test_the_documented_calls_alone_are_enough(ring):
+def test_the_documented_calls_alone_are_enough(ring, torch):
     buffer = ring.write_buffer
     assert all(np.shares_memory(buffer[field], ring.write_buffer[field]) for field in buffer)
     for array in buffer.values():
@@ -179,7 +178,7 @@ def test_the_reader_learns_the_version_and_the_writer(ring):
     other.close()
 
 
-def test_more_fields_of_any_dtype_travel_along(name):
+def test_more_fields_of_any_dtype_travel_along(name, torch):
     fields = {"values": ((3, 5), np.float64), "seeds": ((3,), np.int64), "images": ((3, 5, 8, 8), np.uint8)}
     with RolloutRingBuffer(**DIMS, fields=fields, shm_name_prefix=name) as ring:
         write(ring, 7)
@@ -196,7 +195,7 @@ def test_more_fields_of_any_dtype_travel_along(name):
         RolloutRingBuffer(**DIMS, fields={"obs": ((3,), np.float32)})
 
 
-def test_tensors_are_filled_in_place_and_checked(ring):
+def test_tensors_are_filled_in_place_and_checked(ring, torch):
     write(ring, 4)
     ring.wait_for_data(1)
     mine = {field: torch.zeros(shape) for field, shape in ring.slot_shapes.items()}
@@ -208,7 +207,7 @@ def test_tensors_are_filled_in_place_and_checked(ring):
         ring.copy_read_slot_to_torch({"obs": torch.zeros(1)})
 
 
-def test_tensors_that_were_read_are_the_readers_own(ring):
+def test_tensors_that_were_read_are_the_readers_own(ring, torch):
     write(ring, 1)
     ring.wait_for_data(1)
     tensors = ring.read_torch("cpu")
@@ -287,7 +286,7 @@ def test_a_version_that_is_none_is_refused_and_the_rollout_stays(ring):
     assert (ring.read_numpy_views()["rewards"] == 3).all()
 
 
-def test_a_field_without_dimensions_is_an_array_too():
+def test_a_field_without_dimensions_is_an_array_too(torch):
     with RolloutRingBuffer(**DIMS, fields={"loss": ((), "f4")}) as ring:
         write(ring, 7)
         assert ring.wait_for_data(10) and ring.read_torch("cpu")["loss"].item() == 7

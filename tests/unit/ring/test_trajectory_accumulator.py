@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
 from rollway import TrajectoryAccumulator
 from rollway.errors import InvalidArgument, SchemaMismatch
@@ -53,7 +52,7 @@ def test_a_single_item_needs_no_leading_one():
     assert built["obs"].tolist() == [[9] * 4] and built["value"].tolist() == [3]
 
 
-def test_an_example_may_be_of_dataclasses_tensors_and_numbers():
+def test_an_example_may_be_of_dataclasses_tensors_and_numbers(torch):
     Step = dataclasses.make_dataclass("Step", ["obs", "reward"])
     acc = TrajectoryAccumulator({"step": Step(torch.zeros(2, 3), np.zeros(2)), "end": {"ret": 0.0}})
     acc.add("step", Step(torch.ones(3, requires_grad=True), 1.0))

@@ -33,7 +33,7 @@ def test_without_tensorboard_the_lines_are_still_written(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == [training_log.FILE_NAME]
 
 
-def test_tensorboard_gets_the_same_numbers(tmp_path):
+def test_tensorboard_gets_the_same_numbers(tmp_path, tensorboard):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 

@@ -18,8 +18,17 @@ SCHEMA = {"tokens": "int32[*]"}
 RECORD = {"tokens": [1, 2, 3]}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen():
+    """Leaves out of every collection what was there before: it is large, and the tests are many."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
-def no_collector():
+def no_collector(frozen):
     gc.collect()
     gc.disable()
     yield

@@ -7,7 +7,6 @@ import signal
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +39,7 @@ def test_what_is_put_is_got_once(stats, dtype, shape):
     assert stats.get() is None
 
 
-def test_only_the_latest_counts_and_its_arrays_are_the_readers_own(stats):
+def test_only_the_latest_counts_and_its_arrays_are_the_readers_own(stats, torch):
     for number in range(10):
         stats.put((np.full(3, number, np.float32), np.ones(3, np.float32)))
     mean, _ = stats.get()
@@ -205,7 +204,7 @@ def test_what_dead_collectors_added_stays_and_their_successors_go_on():
     np.testing.assert_allclose(merged.std, flat.std(axis=0), rtol=1e-10)
 
 
-def test_a_pickled_handle_adds_to_the_same_numbers():
+def test_a_pickled_handle_adds_to_the_same_numbers(torch):
     with RunningObsStats(obs_dim=2, num_collectors=2) as stats:
         with pickle.loads(pickle.dumps(stats)) as other:
             other.update(1, torch.ones(3, 2))

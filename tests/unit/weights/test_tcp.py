@@ -10,7 +10,6 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 
 import rollway
 from tests.support.lying_proxy import lying
@@ -91,7 +90,7 @@ def test_only_what_changed_travels_and_is_copied(sync, endpoint):
         assert mine["body"]["steps"] == 9 and (mine["body"]["w"] == 5).all()
 
 
-def test_torch_modules_are_read_into():
+def test_torch_modules_are_read_into(torch):
     learner, worker = torch.nn.Linear(4, 3, dtype=torch.bfloat16), torch.nn.Linear(4, 3, dtype=torch.bfloat16)
     with (
         rollway.SharedWeightSync.from_state_dict(learner.state_dict()) as sync,

@@ -1,6 +1,6 @@
 //! The shipped protocols under loom: one program, for building it takes as long as running it.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom`
+//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --profile loom --test loom`
 #![cfg(loom)]
 
 mod mortal;

@@ -1,6 +1,6 @@
 //! Every interleaving of two or three threads over the shipped protocol of records, up to a number of preemptions.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom records::`
+//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --profile loom --test loom records::`
 //!
 //! The words lie on loom's heap, the data in loom's cells: a read that does not happen after its write, or a write under a
 //! reader, is an error; a wake-up that is lost is a deadlock, and loom reports both. The producers keep the shipped

@@ -1,6 +1,6 @@
 //! Every interleaving of two or three threads over the shipped protocol of the table, up to a number of preemptions.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom replay::`
+//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --profile loom --test loom replay::`
 //!
 //! The words lie on loom's heap. A row is two relaxed atomics, since its readers may look while it is written: what they
 //! keep must have equal halves. A death is a panic at a crash point, caught in its thread.

@@ -1,6 +1,6 @@
 //! Every interleaving of two or three threads over the shipped protocol, up to a number of preemptions.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom ring::`
+//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --profile loom --test loom ring::`
 //!
 //! The words lie on loom's heap, the payload in loom's cells: a read that does not happen after its write is an error,
 //! a wake-up that is lost is a deadlock, and loom reports both. The dead wake nobody, and loom has no clock for a liveness poll:

@@ -1,6 +1,6 @@
 //! Every interleaving of a caller and two workers over the shipped hand-over, up to a number of preemptions.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom vector_env::`
+//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --profile loom --test loom vector_env::`
 //!
 //! The words lie on loom's heap, actions and results in loom's cells: a read that does not happen after its write is an
 //! error, and a wake-up that is lost is a deadlock; loom reports both.

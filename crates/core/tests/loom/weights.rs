@@ -1,6 +1,6 @@
 //! Every interleaving of two or three threads over the shipped protocol of weights, up to a number of preemptions.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --release --test loom weights::`
+//! `RUSTFLAGS="--cfg loom" cargo test -p rollway-core --profile loom --test loom weights::`
 //!
 //! The words lie on loom's heap, and so do the leaves: relaxed atomics, for a reader may copy what is being overwritten. Two
 //! leaves of one version must be read together, or the copy thrown away. A death is a panic at a crash point, caught in
