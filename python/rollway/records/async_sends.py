@@ -9,27 +9,27 @@ from typing import Any, Protocol, TypeVar
 from rollway._core import RecordSlot
 from rollway.errors import RingFull, RollwayError, WaitTimeout
 from rollway.records.key import RecordKey
-from rollway.waiting.notifier import AsyncBell
-from rollway.waiting.peer_watch import Vigil, deadline_of, rung
+from rollway.waiting.notifier import LoopNotifier
+from rollway.waiting.peer_watch import LearnerWatch, deadline_of, notified
 
 T = TypeVar("T")
 
-_MOMENT_S = 1e-6  # so long a blocking call waits, to say what kept it: no room in the lane, or no memory for it
+_LAST_WAIT_S = 1e-6  # so long a blocking call waits, to say what kept it: no room in the lane, or no memory for it
 
-_PART = 64  # so many records of a list are tried at once by who has waited: each time, they are looked at anew
+_RETRY_RECORDS = 64  # so many records of a list are tried at once by who has waited: each time, they are looked at anew
 
 
 class _Client(Protocol):
     """What a client brings."""
 
-    _bell: AsyncBell
-    _vigil: Vigil | None
+    _notifier: LoopNotifier
+    _learner_watch: LearnerWatch | None
 
     @property
     def blocks(self) -> bool: ...
     def _no_room(self, timeout: float | None) -> str: ...
-    async def _when_there_is_room(self, attempt: Callable[[float], T], timeout: float | None) -> T: ...
-    def _at_last(self, attempt: Callable[[float], T], timeout: float | None) -> T: ...
+    async def _retry_when_room(self, attempt: Callable[[float], T], timeout: float | None) -> T: ...
+    def _last_attempt(self, attempt: Callable[[float], T], timeout: float | None) -> T: ...
     def send(
         self,
         data: Any,
@@ -71,7 +71,7 @@ class _Client(Protocol):
     ) -> RecordSlot: ...
 
 
-def _as_it_is(given: Any) -> Any:
+def _frozen(given: Any) -> Any:
     """A list as it is now: its owner may change it while we wait."""
     return tuple(given) if isinstance(given, list) else given
 
@@ -93,8 +93,8 @@ class AsyncRecordSends:
             return self.send(data, key=key, metadata=metadata, version=version)
         deadline = deadline_of(timeout)
         while not self.try_send(data, key=key, metadata=metadata, version=version):
-            if not await rung(self._bell, deadline, self._vigil):
-                return self._at_last(
+            if not await notified(self._notifier, deadline, self._learner_watch):
+                return self._last_attempt(
                     lambda wait_s: self.send(data, key=key, metadata=metadata, version=version, timeout=wait_s), timeout
                 )
         return True
@@ -116,19 +116,21 @@ class AsyncRecordSends:
         if not self.blocks:
             return self.send_many(data, keys=keys, metadata=metadata, version=version)
         deadline, sent = deadline_of(timeout), 0
-        data, keys, metadata, version = map(_as_it_is, (data, keys, metadata, version))
+        data, keys, metadata, version = map(_frozen, (data, keys, metadata, version))
 
-        def behind(most: int | None) -> dict[str, Any]:
+        def unsent(most: int | None) -> dict[str, Any]:
             given = {"data": data, "keys": keys, "metadata": metadata, "version": version}
             end = None if most is None else sent + most
             return {name: each[sent:end] if isinstance(each, tuple) else each for name, each in given.items()}
 
         try:
-            sent = self.try_send_many(**behind(None))  # it looks at all of them
+            sent = self.try_send_many(**unsent(None))  # it looks at all of them
             while sent < len(data):
-                if not await rung(self._bell, deadline, self._vigil):
-                    return sent + self._at_last(lambda wait_s: self.send_many(**behind(None), timeout=wait_s), timeout)
-                while now := self.try_send_many(**behind(_PART)):
+                if not await notified(self._notifier, deadline, self._learner_watch):
+                    return sent + self._last_attempt(
+                        lambda wait_s: self.send_many(**unsent(None), timeout=wait_s), timeout
+                    )
+                while now := self.try_send_many(**unsent(_RETRY_RECORDS)):
                     sent += now
             return sent
         except RollwayError as error:
@@ -142,7 +144,7 @@ class AsyncRecordSends:
         self: _Client, key: RecordKey, reason: str = "", *, version: int = 0, timeout: float | None = None
     ) -> bool:
         """As `tombstone`, for asyncio. A cancelled wait sends nothing."""
-        return await self._when_there_is_room(
+        return await self._retry_when_room(
             lambda wait_s: self.tombstone(key, reason, version=version, timeout=wait_s), timeout
         )
 
@@ -156,11 +158,11 @@ class AsyncRecordSends:
         timeout: float | None = None,
     ) -> RecordSlot:
         """As `reserve`, for asyncio. A cancelled wait reserves nothing."""
-        return await self._when_there_is_room(
+        return await self._retry_when_room(
             lambda wait_s: self.reserve(lengths, key=key, metadata=metadata, version=version, timeout=wait_s), timeout
         )
 
-    async def _when_there_is_room(self: _Client, attempt: Callable[[float], T], timeout: float | None) -> T:
+    async def _retry_when_room(self: _Client, attempt: Callable[[float], T], timeout: float | None) -> T:
         """What an attempt gives that does not wait, once there is room for it."""
         deadline = deadline_of(timeout)
         while True:
@@ -169,18 +171,18 @@ class AsyncRecordSends:
             except RingFull:
                 if not self.blocks:
                     raise
-                if not await rung(self._bell, deadline, self._vigil):
-                    return self._at_last(attempt, timeout)
+                if not await notified(self._notifier, deadline, self._learner_watch):
+                    return self._last_attempt(attempt, timeout)
 
-    def _at_last(self: _Client, attempt: Callable[[float], T], timeout: float | None) -> T:
+    def _last_attempt(self: _Client, attempt: Callable[[float], T], timeout: float | None) -> T:
         """The time is over: a last attempt, which says `NotEnoughMemory` where that is why there was no room."""
         try:
-            return attempt(_MOMENT_S)
+            return attempt(_LAST_WAIT_S)
         except (RingFull, WaitTimeout) as last:
-            raise _late(self._no_room(timeout), last.sent) from None
+            raise _timed_out(self._no_room(timeout), last.sent) from None
 
 
-def _late(message: str, sent: int) -> WaitTimeout:
+def _timed_out(message: str, sent: int) -> WaitTimeout:
     """Not a variable of the frame that raises it: error, traceback and frame would keep each other and the client."""
     error = WaitTimeout(message)
     error.sent = sent

@@ -12,14 +12,14 @@ from rollway.records.key import RecordKey
 from rollway.schema.record import RecordSchema
 from rollway.transport.base import RecordIntake, RecordTransport
 from rollway.transport.policies import OnFull
-from rollway.transport.server_base import Hosting, not_let_in, sort_out
+from rollway.transport.server_base import ServerBase, describe_refusals, split_transports
 from rollway.transport.shm import ShmTransport
-from rollway.waiting.peer_watch import Lookout, Trouble, gone
+from rollway.waiting.peer_watch import PeerWatch, StallCheck, producers_died
 
 _RECORD_BYTES = 16_384  # what a record has on average, when nobody says how many there may be
 
 
-class RecordServer(Hosting):
+class RecordServer(ServerBase):
     """Collects records from workers into lanes, one per worker, and hands them out one by one, without a copy.
 
     A record is a set of named arrays, some of which have a length of their own (`RecordSchema`), with a key and free
@@ -70,7 +70,7 @@ class RecordServer(Hosting):
         self._producer: RecordProducer | None = None
         self._peer_timeout_s = peer_timeout_s
         self._max_records = max_records or max(lane_bytes // _RECORD_BYTES, 64)  # for each lane
-        shm, transports = sort_out(transport)
+        shm, transports = split_transports(transport)
         options = shm or ShmTransport("in-process")
         try:
             self._consumer = RecordConsumer(
@@ -116,7 +116,7 @@ class RecordServer(Hosting):
     def read_many(self, most: int, timeout: float | None = None) -> list[Record]:
         """Waits for a record, then takes what is there, at most ``most``. Empty once the records are shut down."""
         if most < 1:
-            raise _none_asked_for(most)
+            raise _too_few_asked_for(most)
         try:
             records = self._consumer.take_many(most, timeout)
         except ConnectionClosedError:
@@ -130,7 +130,7 @@ class RecordServer(Hosting):
     def try_read_many(self, most: int) -> list[Record]:
         """What is there, at most ``most``; never waits."""
         if most < 1:
-            raise _none_asked_for(most)
+            raise _too_few_asked_for(most)
         try:
             return self._consumer.take_many(most, 0.0)
         except ConnectionClosedError:
@@ -143,11 +143,11 @@ class RecordServer(Hosting):
 
     async def read_many_async(self, most: int, timeout: float | None = None) -> list[Record]:
         """As `read_many`, for asyncio. A cancelled wait takes nothing."""
-        lookout = Lookout(self._bell, timeout, self._troubles)
+        peer_watch = PeerWatch(self._notifier, timeout, self._stall_checks)
         while not (records := self.try_read_many(most)):
             if self.closed:
                 return []
-            if not await lookout.rung():
+            if not await peer_watch.notified():
                 raise self._timed_out(timeout)
         return records
 
@@ -157,7 +157,7 @@ class RecordServer(Hosting):
         For who would be woken by a callback rather than as a coroutine: that is a turn of the loop earlier. False when
         the server is closed: then no call is made. What a call raises goes to the loop's exception handler.
         """
-        return self._bell.tell(asyncio.get_running_loop(), call)
+        return self._notifier.call_once(asyncio.get_running_loop(), call)
 
     def __iter__(self) -> Iterator[Record]:
         """Yields records until the records are shut down."""
@@ -175,7 +175,7 @@ class RecordServer(Hosting):
         timeout: float | None = None,
     ) -> bool:
         """Copies one record into a lane of this process. False when the policy dropped it."""
-        producer = self._producer or self._become_producer()
+        producer = self._producer or self._submitter()
         return producer.send(data, key=key, metadata=metadata, version=version, timeout=timeout)
 
     def submit_many(
@@ -191,7 +191,7 @@ class RecordServer(Hosting):
 
         As `ShmRecordClient.send_many`.
         """
-        producer = self._producer or self._become_producer()
+        producer = self._producer or self._submitter()
         return producer.send_many(data, keys=keys, metadata=metadata, version=version, timeout=timeout)
 
     def publish(self, version: int) -> None:
@@ -206,7 +206,7 @@ class RecordServer(Hosting):
         """What was published last, by this learner or the one before it; 0 before the first."""
         return self._consumer.published_version
 
-    def crowding(self) -> str:
+    def lane_pressure(self) -> str:
         """For who waited in vain: that what learners hold may be all that fits into a worker's lane. Or nothing."""
         stats = self._consumer.stats()
         lane_bytes, held, held_bytes = stats["lane_bytes"], stats["taken_records"], stats["taken_bytes"]
@@ -231,16 +231,16 @@ class RecordServer(Hosting):
         state = "closed" if self.closed else "open"
         return f"<rollway.RecordServer {self.name or '(in process)'} {', '.join(self.schema)} {state}>"
 
-    def _become_producer(self) -> RecordProducer:
+    def _submitter(self) -> RecordProducer:
         """Takes one lane, whichever thread comes first: a second would change the order of what they send."""
         with self._starting:
             if self._producer is None:
                 self._producer = RecordProducer.beside(self._consumer, self._plan)
             return self._producer
 
-    def _troubles(self) -> list[Trouble]:
+    def _stall_checks(self) -> list[StallCheck]:
         """Why no record may ever come. Transports have producers of their own here, and remote workers come back."""
-        return [] if self._endpoints else [gone(self._consumer.producers, self._peer_timeout_s, "record")]
+        return [] if self._endpoints else [producers_died(self._consumer.producers, self._peer_timeout_s, "record")]
 
     def _timed_out(self, timeout: float | None) -> WaitTimeout:
         stats = self._consumer.stats()
@@ -248,9 +248,9 @@ class RecordServer(Hosting):
         return WaitTimeout(
             f"no record within {timeout} s: {stats['reserved_records']} are being written, "
             f"{stats['taken_records']} are held by learners; {alive} producers attached, {len(died)} died."
-            f"{self.crowding()}{not_let_in(self.refusals)}"
+            f"{self.lane_pressure()}{describe_refusals(self.refusals)}"
         )
 
 
-def _none_asked_for(most: int) -> InvalidArgument:
+def _too_few_asked_for(most: int) -> InvalidArgument:
     return InvalidArgument(f"most = {most} is out of range: at least 1")

@@ -10,8 +10,8 @@ from rollway.errors import ForeignSchema
 from rollway.records.async_sends import AsyncRecordSends
 from rollway.schema.record import RecordSchema
 from rollway.transport.policies import OnFull
-from rollway.waiting.notifier import AsyncBell, WeakCall
-from rollway.waiting.peer_watch import Vigil
+from rollway.waiting.notifier import LoopNotifier, WeakCall
+from rollway.waiting.peer_watch import LearnerWatch
 
 
 class ShmRecordClient(RecordProducer, AsyncRecordSends):
@@ -44,8 +44,8 @@ class ShmRecordClient(RecordProducer, AsyncRecordSends):
     [[1, 2, 3], [4, 5], [6], []]
     """
 
-    _bell: AsyncBell
-    _vigil: Vigil | None
+    _notifier: LoopNotifier
+    _learner_watch: LearnerWatch | None
 
     def __new__(
         cls,
@@ -63,8 +63,8 @@ class ShmRecordClient(RecordProducer, AsyncRecordSends):
             self = super().__new__(cls, name, schema.plan(), producer_id, on_full, connect_timeout_s, peer_timeout_s)
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
-        self._bell = AsyncBell(WeakCall(self, RecordProducer.eventfd_waiter))
-        self._vigil = Vigil(
+        self._notifier = LoopNotifier(WeakCall(self, RecordProducer.eventfd_waiter))
+        self._learner_watch = LearnerWatch(
             WeakCall(self, RecordProducer.learners), WeakCall(self, RecordProducer.is_orphaned), peer_timeout_s
         )
         return self
@@ -74,7 +74,7 @@ class ShmRecordClient(RecordProducer, AsyncRecordSends):
 
     def close(self) -> None:
         """Leaves, and gives its lane back. What was sent stays to be read. Safe to call twice."""
-        self._bell.close()
+        self._notifier.close()
         super().close()
 
     def __enter__(self) -> ShmRecordClient:

@@ -9,9 +9,9 @@ from rollway._core import TcpRecordSender
 from rollway.errors import ForeignSchema
 from rollway.records.async_sends import AsyncRecordSends
 from rollway.schema.record import RecordSchema
-from rollway.transport.tcp import secret, trust
+from rollway.transport.tcp import tls_settings, token_bytes
 from rollway.transport.tcp_lifetime import TcpLifetime
-from rollway.waiting.notifier import AsyncBell, WeakCall
+from rollway.waiting.notifier import LoopNotifier, WeakCall
 
 
 class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
@@ -55,7 +55,7 @@ class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
     ([1, 2, 3], 0.5, {'stop': 'length'})
     """
 
-    _cargo = "records"
+    _unit = "records"
 
     def __new__(
         cls,
@@ -81,8 +81,8 @@ class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
                 port,
                 schema.plan(),
                 max_inflight_msgs=max_inflight_msgs,
-                token=secret(token),
-                tls=trust(ca, server_name),
+                token=token_bytes(token),
+                tls=tls_settings(ca, server_name),
                 producer_id=producer_id,
                 connect_timeout_s=connect_timeout_s,
                 reconnect_timeout_s=reconnect_timeout_s,
@@ -90,5 +90,5 @@ class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
             )
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
-        self._begin(AsyncBell(WeakCall(self, TcpRecordSender.eventfd_waiter)))
+        self._open(LoopNotifier(WeakCall(self, TcpRecordSender.eventfd_waiter)))
         return self

@@ -9,27 +9,27 @@ import optree
 
 from rollway.errors import RollwayError, WaitTimeout
 from rollway.schema.pytree import as_array
-from rollway.waiting.notifier import AsyncBell
-from rollway.waiting.peer_watch import Vigil, deadline_of, rung
+from rollway.waiting.notifier import LoopNotifier
+from rollway.waiting.peer_watch import LearnerWatch, deadline_of, notified
 
 
 class _Client(Protocol):
     """What a client brings."""
 
-    _bell: AsyncBell
-    _vigil: Vigil | None
+    _notifier: LoopNotifier
+    _learner_watch: LearnerWatch | None
 
     @property
     def blocks(self) -> bool: ...
     def _no_room(self, timeout: float | None) -> str: ...
-    async def _room(self, deadline: float | None, timeout: float | None) -> None: ...
+    async def _wait_for_room(self, deadline: float | None, timeout: float | None) -> None: ...
     def send(self, data: Any, *, version: int = 0) -> bool: ...
     def try_send(self, data: Any, *, version: int = 0) -> bool: ...
     def send_many(self, data: Any, *, version: int = 0) -> int: ...
     def try_send_many(self, data: Any, *, version: int = 0) -> int: ...
 
 
-def _behind(leaf: Any, rows: int) -> Any:
+def _rows_after(leaf: Any, rows: int) -> Any:
     """A stacked leaf without its first rows."""
     return (leaf if hasattr(leaf, "__getitem__") else as_array(leaf, "", None))[rows:]
 
@@ -43,7 +43,7 @@ class AsyncSends:
             return self.send(data, version=version)
         deadline = deadline_of(timeout)
         while not self.try_send(data, version=version):
-            await self._room(deadline, timeout)
+            await self._wait_for_room(deadline, timeout)
         return True
 
     async def send_many_async(self: _Client, data: Any, *, version: int = 0, timeout: float | None = None) -> int:
@@ -58,10 +58,10 @@ class AsyncSends:
         try:
             while True:
                 sent += (now := self.try_send_many(rest, version=version))
-                rest = optree.tree_map(lambda leaf: _behind(leaf, now), rest, namespace="rollway")
+                rest = optree.tree_map(lambda leaf: _rows_after(leaf, now), rest, namespace="rollway")
                 if len(optree.tree_leaves(rest, namespace="rollway")[0]) == 0:
                     return sent
-                await self._room(deadline, timeout)
+                await self._wait_for_room(deadline, timeout)
         except RollwayError as error:
             error.sent += sent
             raise
@@ -69,6 +69,6 @@ class AsyncSends:
             cancelled.sent = sent  # type: ignore[attr-defined]
             raise
 
-    async def _room(self: _Client, deadline: float | None, timeout: float | None) -> None:
-        if not await rung(self._bell, deadline, self._vigil):
+    async def _wait_for_room(self: _Client, deadline: float | None, timeout: float | None) -> None:
+        if not await notified(self._notifier, deadline, self._learner_watch):
             raise WaitTimeout(self._no_room(timeout))

@@ -17,12 +17,12 @@ from rollway.ring.pinning import pin
 from rollway.schema.pytree import Schema
 from rollway.transport.base import Intake, Transport
 from rollway.transport.policies import OnFull
-from rollway.transport.server_base import Hosting, not_let_in, sort_out
+from rollway.transport.server_base import ServerBase, describe_refusals, split_transports
 from rollway.transport.shm import ShmTransport
-from rollway.waiting.peer_watch import Lookout, Trouble, gone
+from rollway.waiting.peer_watch import PeerWatch, StallCheck, producers_died
 
 
-class Server(Hosting):
+class Server(ServerBase):
     """Moves samples from any number of workers to this learner, as whole batches that are views into shared memory.
 
     Workers on this machine come in through a `ShmTransport`, workers on others through a `TcpTransport`, or both at
@@ -70,7 +70,7 @@ class Server(Hosting):
         self._batch_size = batch_size
         self._peer_timeout_s = peer_timeout_s
         self._producer: Producer | None = None
-        shm, transports = sort_out(transport)
+        shm, transports = split_transports(transport)
         options = shm or ShmTransport("in-process")
         try:
             self._consumer = Consumer(
@@ -91,7 +91,7 @@ class Server(Hosting):
         super().__init__(self._consumer, transports, Intake(self._consumer, self._schema, self._plan))
         if pin_host_memory:
             try:
-                self._endings.append(pin(*self._consumer.memory()))
+                self._closers.append(pin(*self._consumer.memory()))
             except RuntimeError:
                 self.close()
                 raise
@@ -117,7 +117,7 @@ class Server(Hosting):
         except WaitTimeout:
             raise self._timed_out(timeout) from None
         except BatchesHeld as held:
-            raise _held(str(held)) from None
+            raise _batches_held(str(held)) from None
         if sample is None:
             raise self._timed_out(timeout)
         return sample
@@ -132,12 +132,12 @@ class Server(Hosting):
     async def sample_async(self, timeout: float | None = None, at_least: int | None = None) -> Sample | None:
         """As `sample`, for asyncio. A cancelled wait takes nothing."""
         self._check_at_least(at_least, timeout)
-        lookout = Lookout(self._bell, timeout, self._troubles)
+        peer_watch = PeerWatch(self._notifier, timeout, self._stall_checks)
         while not self.closed:
             sample = self._consumer.take_in_turn()
             if sample is not None:
                 return sample
-            if not await lookout.rung():
+            if not await peer_watch.notified():
                 break
         try:
             sample = self._consumer.take(0.0, at_least)
@@ -208,15 +208,15 @@ class Server(Hosting):
                 self._producer = self._producer or Producer.beside(self._consumer, self._plan)
         return self._producer
 
-    def _troubles(self) -> list[Trouble]:
+    def _stall_checks(self) -> list[StallCheck]:
         """Why no batch may ever come. Transports have producers of their own here, and remote workers come back."""
         consumer = self._consumer
-        held = Trouble(
+        held = StallCheck(
             lambda: consumer.stats()["batches_released"] if consumer.holds_all() else None,
             1.0,
-            lambda: _held(f"all {consumer.stats()['num_buffers']} batches are held by this learner"),
+            lambda: _batches_held(f"all {consumer.stats()['num_buffers']} batches are held by this learner"),
         )
-        return [held] if self._endpoints else [held, gone(consumer.producers, self._peer_timeout_s, "batch")]
+        return [held] if self._endpoints else [held, producers_died(consumer.producers, self._peer_timeout_s, "batch")]
 
     def _timed_out(self, timeout: float | None) -> WaitTimeout:
         stats = self._consumer.stats()
@@ -232,11 +232,11 @@ class Server(Hosting):
         return WaitTimeout(
             f"no whole batch of {self._batch_size} within {timeout} s: {ready} samples are committed, "
             f"slots are being written by {writers}; {alive} producers attached, {len(died)} died."
-            f"{not_let_in(self.refusals)} {advice}"
+            f"{describe_refusals(self.refusals)} {advice}"
         )
 
 
-def _held(what: str) -> BatchesHeld:
+def _batches_held(what: str) -> BatchesHeld:
     return BatchesHeld(
         f"{what}: no other can be filled. Drop or release() the samples you keep, use dataset_iter(copy=True), or give "
         "the server more num_buffers"

@@ -10,8 +10,8 @@ from rollway.errors import ForeignSchema
 from rollway.ring.async_sends import AsyncSends
 from rollway.schema.pytree import Schema
 from rollway.transport.policies import OnFull
-from rollway.waiting.notifier import AsyncBell, WeakCall
-from rollway.waiting.peer_watch import Vigil, deadline_of
+from rollway.waiting.notifier import LoopNotifier, WeakCall
+from rollway.waiting.peer_watch import LearnerWatch, deadline_of
 
 
 class ShmClient(Producer, AsyncSends):
@@ -41,8 +41,8 @@ class ShmClient(Producer, AsyncSends):
     [[1.0, 1.0], [2.0, 2.0]]
     """
 
-    _bell: AsyncBell
-    _vigil: Vigil | None
+    _notifier: LoopNotifier
+    _learner_watch: LearnerWatch | None
 
     def __new__(
         cls,
@@ -60,8 +60,10 @@ class ShmClient(Producer, AsyncSends):
             self = super().__new__(cls, name, schema.plan(), producer_id, on_full, connect_timeout_s, peer_timeout_s)
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
-        self._bell = AsyncBell(WeakCall(self, Producer.eventfd_waiter))
-        self._vigil = Vigil(WeakCall(self, Producer.learners), WeakCall(self, Producer.is_orphaned), peer_timeout_s)
+        self._notifier = LoopNotifier(WeakCall(self, Producer.eventfd_waiter))
+        self._learner_watch = LearnerWatch(
+            WeakCall(self, Producer.learners), WeakCall(self, Producer.is_orphaned), peer_timeout_s
+        )
         return self
 
     def wait(self, timeout: float | None = None) -> None:
@@ -73,12 +75,12 @@ class ShmClient(Producer, AsyncSends):
         while (slot := self.try_reserve()) is None:
             if not self.blocks:
                 return self.reserve()
-            await self._room(deadline, timeout)
+            await self._wait_for_room(deadline, timeout)
         return slot
 
     def close(self) -> None:
         """Leaves the ring. What was sent stays in it. Safe to call twice."""
-        self._bell.close()
+        self._notifier.close()
         super().close()
 
     def __enter__(self) -> ShmClient:

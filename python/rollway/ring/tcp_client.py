@@ -9,9 +9,9 @@ from rollway._core import TcpSender
 from rollway.errors import ForeignSchema
 from rollway.ring.async_sends import AsyncSends
 from rollway.schema.pytree import Schema
-from rollway.transport.tcp import secret, trust
+from rollway.transport.tcp import tls_settings, token_bytes
 from rollway.transport.tcp_lifetime import TcpLifetime
-from rollway.waiting.notifier import AsyncBell, WeakCall
+from rollway.waiting.notifier import LoopNotifier, WeakCall
 
 
 class TcpClient(TcpLifetime, TcpSender, AsyncSends):
@@ -50,7 +50,7 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
     [[1.0, 1.0], [2.0, 2.0]]
     """
 
-    _cargo = "samples"
+    _unit = "samples"
 
     def __new__(
         cls,
@@ -76,8 +76,8 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
                 port,
                 schema.plan(),
                 max_inflight_msgs=max_inflight_msgs,
-                token=secret(token),
-                tls=trust(ca, server_name),
+                token=token_bytes(token),
+                tls=tls_settings(ca, server_name),
                 producer_id=producer_id,
                 connect_timeout_s=connect_timeout_s,
                 reconnect_timeout_s=reconnect_timeout_s,
@@ -85,5 +85,5 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
             )
         except ForeignSchema as foreign:
             raise schema.explain(foreign) from None
-        self._begin(AsyncBell(WeakCall(self, TcpSender.eventfd_waiter)))
+        self._open(LoopNotifier(WeakCall(self, TcpSender.eventfd_waiter)))
         return self

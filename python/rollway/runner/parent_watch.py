@@ -27,7 +27,7 @@ import weakref
 from multiprocessing.connection import Connection
 
 
-class Lifeline:
+class ParentPipe:
     """The learner's end of one collector's pipe. It lives as long as the learner.
 
     Args:
@@ -38,35 +38,35 @@ class Lifeline:
     def __init__(self, read_end: Connection, write_end: Connection) -> None:
         self.read_end = read_end
         self._write_end = write_end
-        _lifelines.add(self)
+        _parent_pipes.add(self)
 
     def arm(self, pid: int) -> None:
         """From now on ``pid``, which has inherited `read_end`, dies with this process."""
-        _kill_at_hang_up(self.read_end.fileno(), pid)
+        _kill_on_hangup(self.read_end.fileno(), pid)
         self.read_end.close()
 
     def close(self) -> None:
-        """Cuts the line: whoever hangs on it is killed. Safe to call twice."""
+        """Closes both ends. In the learner this kills the collector. Safe to call twice."""
         self.read_end.close()
         self._write_end.close()
 
 
-_lifelines: weakref.WeakSet[Lifeline] = weakref.WeakSet()
+_parent_pipes: weakref.WeakSet[ParentPipe] = weakref.WeakSet()
 
 
-def _leave_lifelines_to_the_parent() -> None:
-    for line in list(_lifelines):
-        line.close()
+def _close_in_forked_child() -> None:
+    for pipe in list(_parent_pipes):
+        pipe.close()
 
 
-os.register_at_fork(after_in_child=_leave_lifelines_to_the_parent)
+os.register_at_fork(after_in_child=_close_in_forked_child)
 
 
-def follow(read_fd: int) -> None:
+def die_with_parent(read_fd: int) -> None:
     """In the collector: becomes the head of a process group that dies with the learner. Ends at once if it is dead."""
     os.setpgid(0, 0)
     own = os.open(f"/proc/self/fd/{read_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # kept open on purpose
-    _kill_at_hang_up(own, -os.getpid())
+    _kill_on_hangup(own, -os.getpid())
     # The learner may have died before we were armed: then the pipe has hung up already.
     watch = select.poll()
     watch.register(own, select.POLLHUP)
@@ -74,7 +74,7 @@ def follow(read_fd: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _kill_at_hang_up(fd: int, owner: int) -> None:
+def _kill_on_hangup(fd: int, owner: int) -> None:
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(fd, fcntl.F_SETOWN, owner)  # negative: the whole group
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)

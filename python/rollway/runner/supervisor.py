@@ -1,8 +1,8 @@
-"""CollectorSupervisor: starts collectors, hears of their deaths, starts them again, and stops them in the end.
+"""CollectorSupervisor: starts collectors, notices their deaths, restarts them, and stops them in the end.
 
 It acts only when it is called: `check` reads reports, notices deaths and restarts what is due; there is no thread. It
-touches only the processes that it started, through descriptors that cannot come to mean somebody else. It knows nothing
-of rings, weights and training: `AsyncRunner` owns one.
+touches only the processes that it started, through descriptors that never refer to another process. It knows nothing of
+rings, weights and training: `AsyncRunner` owns one.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from rollway.errors import CollectorError, InvalidArgument
-from rollway.runner.collector import Collector, Lines, StopFlag, Work, run
+from rollway.runner.collector import Collector, CollectorPipes, CollectorTarget, StopFlag, run
 from rollway.runner.collector_error import Failure, OomKills, collector_error
-from rollway.runner.parent_watch import Lifeline
+from rollway.runner.parent_watch import ParentPipe
 from rollway.runner.restart_policy import RestartPolicy
 
 _log = logging.getLogger("rollway.collectors")
 _spawn = multiprocessing.get_context("spawn")
-_MOST_REPORTS = 10_000
+_MAX_REPORTS = 10_000
 _LONGEST_WAIT_S = 1e6  # The milliseconds of poll() are an int.
-_MOST_AT_ONCE = 5_000  # More than a pipe holds: all of a dead collector's, and a busy one cannot keep us for ever.
+_MAX_READS = (
+    5_000  # More than a pipe holds: reads all of a dead collector's, and a busy one cannot hold up the learner.
+)
 
 
 class CollectorSupervisor:
-    """A number of collector processes, one policy.
+    """Any number of collector processes under one restart policy.
 
-    Collectors are spawned, not forked: they share nothing with the learner but what they are given. Each runs
+    Collectors are spawned, not forked: they share only what they are given with the learner. Each runs
     ``target(collector, *args, **kwargs)`` and is done when that returns. They ignore Ctrl-C, and the kernel kills them
     when this process dies.
 
@@ -53,13 +55,13 @@ class CollectorSupervisor:
         self._stop_timeout_s, self._kill_timeout_s = stop_timeout_s, kill_timeout_s
         self._stop_flag = StopFlag(*_spawn.Pipe(duplex=False))
         self._oom_kills = OomKills.count()
-        self._members: list[_Member] = []
-        self._reports: deque[tuple[int, dict[str, float]]] = deque(maxlen=_MOST_REPORTS)
-        self._given_up: CollectorError | None = None
+        self._children: list[_CollectorProcess] = []
+        self._reports: deque[tuple[int, dict[str, float]]] = deque(maxlen=_MAX_REPORTS)
+        self._final_error: CollectorError | None = None
         self._stopped = False
         self._pid = os.getpid()
         self.deaths: list[CollectorError] = []
-        """Every death so far, the forgiven ones too."""
+        """Every death so far, also those that were followed by a restart."""
 
     def start(self, target: Callable[..., object], count: int, *args: Any, **kwargs: Any) -> None:
         """Starts so many collectors. ``target`` must be importable: a function at the top of a module."""
@@ -68,57 +70,57 @@ class CollectorSupervisor:
         if count < 1:
             raise InvalidArgument(f"the number of collectors is {count}: at least 1")
         for _ in range(count):
-            member = _Member(len(self._members), self._stop_flag, Work(target, args, kwargs))
-            self._members.append(member)
+            child = _CollectorProcess(len(self._children), self._stop_flag, CollectorTarget(target, args, kwargs))
+            self._children.append(child)
             try:
-                member.start()
+                child.start()
             finally:
-                if member.process is None:
-                    self._members.remove(member)  # It was never there: who tries again begins with its number.
+                if child.process is None:
+                    self._children.remove(child)  # It did not start: the next attempt uses its number again.
 
     @property
     def alive(self) -> int:
         """Collectors whose process lives."""
-        return sum(member.process is not None for member in self._members)
+        return sum(child.process is not None for child in self._children)
 
     @property
     def pending(self) -> int:
-        """Collectors that wait for their restart."""
-        return sum(member.due is not None for member in self._members)
+        """Collectors that will be restarted."""
+        return sum(child.restart_at is not None for child in self._children)
 
     @property
     def restarts(self) -> int:
         """Restarts so far, of all collectors together."""
-        return sum(member.life for member in self._members)
+        return sum(child.life for child in self._children)
 
     def pids(self) -> dict[int, int]:
         """The process of each living collector."""
-        return {member.index: member.pid for member in self._members if member.process is not None}
+        return {child.index: child.pid for child in self._children if child.process is not None}
 
     def reports(self) -> list[tuple[int, dict[str, float]]]:
-        """What collectors have reported since the last call: which one, and its numbers. The oldest go first when
-        nobody asks for long.
+        """What collectors have reported since the last call: which one, and its numbers. Without calls for a long time
+        the oldest reports are dropped.
         """
-        self._listen(0.0)
+        self._poll(0.0)
         taken = list(self._reports)
         self._reports.clear()
         return taken
 
     def check(self) -> None:
-        """Notices deaths and does what the policy says. `CollectorError` when it says that this is the end.
+        """Notices deaths and applies the policy. Raises `CollectorError` when the policy allows no restart.
 
-        Never waits. An error is raised again by every later call.
+        Never waits. Every later call raises the error again.
         """
-        self._listen(0.0)
+        self._poll(0.0)
         now = time.monotonic()
-        for member in self._members:
-            if self._given_up is None and member.due is not None and member.due <= now:
+        for child in self._children:
+            if self._final_error is None and child.restart_at is not None and child.restart_at <= now:
                 try:
-                    member.restart()
-                except OSError as failed:  # For want of memory, processes or files, which may be better later.
-                    self._note(member, member.stillborn(failed))
-        if self._given_up is not None:
-            raise self._given_up
+                    child.restart()
+                except OSError as failed:  # Not enough memory, processes or files, which may change.
+                    self._on_death(child, child.start_failed(failed))
+        if self._final_error is not None:
+            raise self._final_error
 
     def stop(self) -> None:
         """Tells all to stop; those that do not get SIGTERM, then SIGKILL. Returns when all are gone.
@@ -130,15 +132,15 @@ class CollectorSupervisor:
             return
         self.tell_to_stop()
         self._stopped = True
-        for member in self._members:
-            member.due = None
+        for child in self._children:
+            child.restart_at = None
         try:
-            self._await_ends(self._stop_timeout_s)
+            self._wait_for_exits(self._stop_timeout_s)
             self._signal(signal.SIGTERM)
-            self._await_ends(self._kill_timeout_s)
+            self._wait_for_exits(self._kill_timeout_s)
         finally:
             self._signal(signal.SIGKILL)
-            self._await_ends(None)
+            self._wait_for_exits(None)
             self._stop_flag.close()
 
     def tell_to_stop(self) -> None:
@@ -152,72 +154,72 @@ class CollectorSupervisor:
         return self._pid == os.getpid()
 
     def _signal(self, number: signal.Signals) -> None:
-        for member in self._living():
-            member.signal(number)
+        for child in self._alive():
+            child.signal(number)
 
-    def _living(self) -> list[_Member]:
-        return [member for member in self._members if member.process is not None]
+    def _alive(self) -> list[_CollectorProcess]:
+        return [child for child in self._children if child.process is not None]
 
-    def _await_ends(self, timeout: float | None) -> None:
+    def _wait_for_exits(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self._living():
+        while self._alive():
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return
-            self._listen(None if left is None else min(left, _LONGEST_WAIT_S))
+            self._poll(None if left is None else min(left, _LONGEST_WAIT_S))
 
-    def _listen(self, timeout: float | None) -> None:
-        """Reads reports and buries the dead: what there is now, or the first thing to happen within ``timeout``."""
-        ears: dict[int, _Member] = {}
-        for member in self._living():
-            ears[member.pidfd] = member
-            if not member.mute:
-                ears[member.reports.fileno()] = member
-        # A pidfd is readable when the process has ended, whoever else holds its pipes.
-        for fd in wait(list(ears), timeout):
+    def _poll(self, timeout: float | None) -> None:
+        """Reads reports and reaps dead processes: what there is now, or the first event within ``timeout``."""
+        by_fd: dict[int, _CollectorProcess] = {}
+        for child in self._alive():
+            by_fd[child.pidfd] = child
+            if not child.is_silent:
+                by_fd[child.reports.fileno()] = child
+        # A pidfd is readable when the process has ended, even if others hold its pipes.
+        for fd in wait(list(by_fd), timeout):
             assert isinstance(fd, int)
-            member = ears[fd]
-            member.listen(self._reports)
-            if fd == member.pidfd:
-                self._bury(member)
+            child = by_fd[fd]
+            child.read_reports(self._reports)
+            if fd == child.pidfd:
+                self._reap(child)
 
-    def _bury(self, member: _Member) -> None:
-        error = member.bury(self._oom_kills)
+    def _reap(self, child: _CollectorProcess) -> None:
+        error = child.reap(self._oom_kills)
         if error is None or self._stop_flag.is_set():
-            return  # It returned, or it was told to end and did so in its own way.
-        self._note(member, error)
+            return  # It returned, or it was told to stop and ended in whatever way.
+        self._on_death(child, error)
 
-    def _note(self, member: _Member, error: CollectorError) -> None:
-        """Does what the policy says of a death."""
+    def _on_death(self, child: _CollectorProcess, error: CollectorError) -> None:
+        """Applies the policy to a death."""
         self.deaths.append(error)
-        if self._policy.allows(member.life):
-            member.deaths_in_row = 1 if member.worked_s >= self._policy.healthy_after_s else member.deaths_in_row + 1
-            pause = self._policy.pause_s(member.deaths_in_row)
-            member.due = time.monotonic() + pause
-            _log.warning("restart %d of %s, in %.1f s", member.life + 1, error, pause)
-        elif self._given_up is None:
-            if member.life:
-                error.add_note(f"It had been restarted {member.life} times, which is what the policy allows.")
-            self._given_up = error
+        if self._policy.allows(child.life):
+            child.deaths_in_row = 1 if child.worked_s >= self._policy.healthy_after_s else child.deaths_in_row + 1
+            pause = self._policy.pause_s(child.deaths_in_row)
+            child.restart_at = time.monotonic() + pause
+            _log.warning("restart %d of %s, in %.1f s", child.life + 1, error, pause)
+        elif self._final_error is None:
+            if child.life:
+                error.add_note(f"It had been restarted {child.life} times, which is what the policy allows.")
+            self._final_error = error
 
 
-class _Member:
-    """One collector: its process now, and what is known of its lives before."""
+class _CollectorProcess:
+    """One collector: its current process, and what is known of the processes before it."""
 
-    def __init__(self, index: int, stop: StopFlag, work: Work) -> None:
+    def __init__(self, index: int, stop: StopFlag, target: CollectorTarget) -> None:
         self.index = index
         self.life = 0
         self.deaths_in_row = 0
         self.worked_s = 0.0
-        self.due: float | None = None
+        self.restart_at: float | None = None
         self.process: Any = None
         self.pidfd = -1
-        self.mute = False
+        self.is_silent = False
         self.reports: Connection
         self._errors: Connection
-        self._lifeline: Lifeline
+        self._parent_pipe: ParentPipe
         self._began: float | None = None
-        self._stop, self._work = stop, work
+        self._stop, self._target = stop, target
 
     @property
     def pid(self) -> int:
@@ -225,28 +227,28 @@ class _Member:
 
     def restart(self) -> None:
         self.life += 1
-        self.due = None
+        self.restart_at = None
         self.start()
 
     def start(self) -> None:
         self.reports, their_reports = _spawn.Pipe(duplex=False)
         self._errors, their_errors = _spawn.Pipe(duplex=False)
-        self._lifeline = Lifeline(*_spawn.Pipe(duplex=False))
-        self._began, self.mute = None, False
+        self._parent_pipe = ParentPipe(*_spawn.Pipe(duplex=False))
+        self._began, self.is_silent = None, False
         collector = Collector(self.index, self.life, self._stop, their_reports)
-        lines = Lines(their_errors, self._lifeline.read_end)
-        process = _spawn.Process(target=run, args=(collector, lines, self._work), name=f"collector-{self.index}")
-        # Blocked, and so inherited as blocked: a Ctrl-C while the collector imports is not a traceback of its own. The
-        # tracker is started before, because starting it unblocks the signal.
+        pipes = CollectorPipes(their_errors, self._parent_pipe.read_end)
+        process = _spawn.Process(target=run, args=(collector, pipes, self._target), name=f"collector-{self.index}")
+        # The child inherits the blocked signal, so Ctrl-C causes no traceback while the collector imports. The tracker
+        # is started before, because its start unblocks the signal.
         resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
             self.pidfd = os.pidfd_open(int(process.pid or 0))
-            self._lifeline.arm(int(process.pid or 0))
+            self._parent_pipe.arm(int(process.pid or 0))
             self.process = process
         except BaseException:
-            self._lifeline.close()
+            self._parent_pipe.close()
             self.reports.close()
             self._errors.close()
             raise
@@ -255,18 +257,18 @@ class _Member:
             their_errors.close()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def stillborn(self, failed: OSError) -> CollectorError:
-        """The system would not give a process for it."""
+    def start_failed(self, failed: OSError) -> CollectorError:
+        """The error for a restart that the system refused."""
         self.worked_s = 0.0
         error = CollectorError(f"collector {self.index} could not be started again: {failed}")
         error.index = self.index
         return error
 
-    def listen(self, reports: deque[tuple[int, dict[str, float]]]) -> None:
-        """Takes what it has reported. A pipe that ends before its process does is mute."""
+    def read_reports(self, reports: deque[tuple[int, dict[str, float]]]) -> None:
+        """Takes its reports. A pipe that ends before its process marks it as silent."""
         try:
-            for _ in range(_MOST_AT_ONCE):
-                if self.mute or not self.reports.poll(0):
+            for _ in range(_MAX_READS):
+                if self.is_silent or not self.reports.poll(0):
                     return
                 data = self.reports.recv_bytes()
                 if data:
@@ -274,30 +276,30 @@ class _Member:
                 else:
                     self._began = time.monotonic()
         except EOFError:
-            self.mute = True
+            self.is_silent = True
 
     def signal(self, number: signal.Signals) -> None:
-        """Only to a process that was not reaped yet: the descriptor and the group are still its own."""
+        """Sends a signal. Only to a process that was not reaped yet: the descriptor and the group are still its own."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
         if number == signal.SIGKILL:
             self._kill_group()
 
-    def bury(self, oom_kills: OomKills) -> CollectorError | None:
-        """The process has ended: kills what is left of its group, and says why it ended; ``None`` when it returned."""
-        self._kill_group()  # Before it is reaped: until then its number cannot be another's.
+    def reap(self, oom_kills: OomKills) -> CollectorError | None:
+        """Reaps the ended process, kills the rest of its group, and returns why it ended; ``None`` when it returned."""
+        self._kill_group()  # Before it is reaped: until then no other process can have its number.
         self.process.join()
         exitcode, pid = self.process.exitcode, self.pid
         failure = None
-        with suppress(EOFError, OSError):  # Nothing was sent, or half of it: it was killed.
+        with suppress(EOFError, OSError):  # Nothing was sent, or only a part, because it was killed.
             if self._errors.poll(0):
                 failure = Failure.decode(self._errors.recv_bytes())
         self.worked_s = 0.0 if self._began is None else time.monotonic() - self._began
-        self._lifeline.close()
+        self._parent_pipe.close()
         self.reports.close()
         self._errors.close()
         os.close(self.pidfd)
-        if exitcode is not None:  # Somebody else has waited for it: then nobody knows, and there is nothing to close.
+        if exitcode is not None:  # None when other code has waited for it: then there is nothing to close.
             self.process.close()
         self.process, self.pidfd = None, -1
         if exitcode == 0 and failure is None:

@@ -1,7 +1,6 @@
-"""Hosting: what a learner's end has to do for its workers, whatever they send: transports, a life cycle, numbers.
+"""ServerBase: what `Server` and `RecordServer` have in common: transports, a life cycle, numbers.
 
-`Server` and `RecordServer` stand on it. It knows where the memory lies and who feeds it, and nothing of samples and
-records.
+It knows where the memory lies and which transports feed it, and nothing of samples and records.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from rollway._core import EventfdWaiter, HistSnapshot
 from rollway.errors import ConnectionClosedError, InvalidArgument
 from rollway.transport.base import Endpoint, Transport
 from rollway.transport.shm import ShmTransport
-from rollway.waiting.notifier import AsyncBell
+from rollway.waiting.notifier import LoopNotifier
 
 
 class _Consumer(Protocol):
@@ -36,24 +35,26 @@ class _Consumer(Protocol):
     def close(self) -> None: ...
 
 
-class Hosting:
-    """A consumer, the transports that feed it, and their end."""
+class ServerBase:
+    """A native consumer and the transports that feed it; starts and closes them."""
 
     def __init__(self, consumer: _Consumer, transports: list[Any], intake: object) -> None:
-        self._host = consumer
+        self._native = consumer
         self._resumed = consumer.resumed
-        self._producers = (0, 0)  # alive and died, when last seen
+        self._producers = (0, 0)  # alive and died, as last counted
         self._transports = transports
         self._intake = intake
         self._endpoints: list[Endpoint] = []
         self._starting = threading.Lock()
-        self._bell = AsyncBell(consumer.eventfd_waiter)
-        self._endings: list[Callable[[], None]] = [self._bell.close, consumer.close]
-        # Also at interpreter exit, so that a learner that forgets to close leaves no segment behind.
-        self._end = weakref.finalize(self, run_all, self._endings)
+        self._notifier = LoopNotifier(consumer.eventfd_waiter)
+        self._closers: list[Callable[[], None]] = [self._notifier.close, consumer.close]
+        # Also at interpreter exit, so that a learner that was not closed leaves no segment behind.
+        self._close_once = weakref.finalize(self, close_all, self._closers)
 
     def start(self) -> None:
-        """Lets remote workers in: starts the transports, or raises what keeps one from starting. Safe to call twice.
+        """Starts the transports, so that remote workers can connect. Safe to call twice.
+
+        Raises what keeps a transport from starting.
 
         Workers in shared memory can attach from the moment the server exists.
         """
@@ -62,17 +63,17 @@ class Hosting:
                 raise ConnectionClosedError("this server is closed")
             while self._transports:
                 endpoint = self._transports[0].start(self._intake)
-                self._endings.insert(0, endpoint.stop)
+                self._closers.insert(0, endpoint.stop)
                 self._endpoints.append(endpoint)
                 del self._transports[0]
-                if not self._end.alive:  # another thread closes: it may have been too early to see this ending
+                if not self._close_once.alive:  # another thread closes, perhaps before it could see this closer
                     endpoint.stop()
                     raise ConnectionClosedError("this server is closed")
 
     @property
     def name(self) -> str | None:
-        """What workers attach to; ``None`` without a `ShmTransport`."""
-        return self._host.name
+        """The name that workers attach to; ``None`` without a `ShmTransport`."""
+        return self._native.name
 
     @property
     def port(self) -> int | None:
@@ -104,7 +105,7 @@ class Hosting:
     @property
     def closed(self) -> bool:
         """Whether it was shut down, or this server closed."""
-        return self._host.closed
+        return self._native.closed
 
     @property
     def resumed(self) -> bool:
@@ -117,7 +118,7 @@ class Hosting:
         """
         self._count_producers()
         alive, died = self._producers
-        stats = {**self._host.stats(), "producers_alive": alive, "producers_died": died}
+        stats = {**self._native.stats(), "producers_alive": alive, "producers_died": died}
         for endpoint in self._endpoints:
             for name, value in endpoint.stats().items():
                 stats[name] = stats.get(name, 0) + value
@@ -127,7 +128,7 @@ class Hosting:
         """How long things take: ``queue_dwell`` (between commit and being taken), ``wait`` (the learner for data), and
         in a ring ``memcpy`` (copying a sample into its slot).
         """
-        return self._host.histograms()
+        return self._native.histograms()
 
     def close(self) -> None:
         """Shuts down and removes the name. Workers get `ConnectionClosedError`.
@@ -135,7 +136,7 @@ class Hosting:
         Views that you kept stay readable. If other learners are attached, only this one leaves.
         """
         self._count_producers()
-        self._end()
+        self._close_once()
 
     def __enter__(self) -> Self:
         try:
@@ -149,13 +150,13 @@ class Hosting:
         self.close()
 
     def _count_producers(self) -> None:
-        with contextlib.suppress(ConnectionClosedError):  # then what was counted last is all there is to know
-            alive, died = self._host.producers()
+        with contextlib.suppress(ConnectionClosedError):  # then the last count stays
+            alive, died = self._native.producers()
             self._producers = alive, len(died)
 
 
-def sort_out(transport: Any) -> tuple[ShmTransport | None, list[Any]]:
-    """Where the memory lies, and who else feeds it: one transport, several, or none."""
+def split_transports(transport: Any) -> tuple[ShmTransport | None, list[Any]]:
+    """Splits the argument ``transport`` into the `ShmTransport`, if any, and all others."""
     if isinstance(transport, str):
         give = f"for a name give ShmTransport({transport!r}), for TCP TcpTransport()"
         raise InvalidArgument(f"transport is the text {transport!r}; {give}")
@@ -169,17 +170,17 @@ def sort_out(transport: Any) -> tuple[ShmTransport | None, list[Any]]:
     return (named[0] if named else None), [one for one in given if not isinstance(one, ShmTransport)]
 
 
-def not_let_in(refusals: Sequence[str]) -> str:
-    """`Hosting.refusals` as the end of a message to somebody who waited in vain; empty when nobody was refused."""
+def describe_refusals(refusals: Sequence[str]) -> str:
+    """`ServerBase.refusals` as a sentence for the message of a timeout; empty when no worker was refused."""
     return "".join(f" Not let in, last: {refusal.rstrip('.')}." for refusal in refusals)
 
 
-def run_all(endings: list[Callable[[], None]]) -> None:
-    """Runs every ending, also after one that fails, and raises what failed first."""
+def close_all(closers: list[Callable[[], None]]) -> None:
+    """Runs every closer, also after one that fails, and raises the first failure."""
     failure: BaseException | None = None
-    for end in list(endings):
+    for close in list(closers):
         try:
-            end()
+            close()
         except BaseException as error:  # noqa: BLE001  raised when all have run
             if failure is None:
                 failure = error

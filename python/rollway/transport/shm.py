@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from rollway.transport.policies import IfExists
 
 
-class _MadeUp(str):
+class _AutoName(str):
     """A name that nobody chose. One that a user chose may look the same."""
 
 
-def _make_up() -> str:
-    return _MadeUp(f"auto-{os.getpid()}-{secrets.token_hex(4)}")
+def _auto_name() -> str:
+    return _AutoName(f"auto-{os.getpid()}-{secrets.token_hex(4)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,9 @@ class ShmTransport(_Options):
     'run1'
     """
 
-    name: str = field(default_factory=_make_up)
+    name: str = field(default_factory=_auto_name)
 
     @property
     def auto_named(self) -> bool:
         """Whether nobody chose the name."""
-        return isinstance(self.name, _MadeUp)
+        return isinstance(self.name, _AutoName)

@@ -77,7 +77,7 @@ session_ttl_s=600.0, staging_bytes=268435456, port=50051, host='127.0.0.1')
             self.host,
             self.port,
             weights=None if outlet is None else outlet.weights,
-            token=secret(self.token),
+            token=token_bytes(self.token),
             tls=None if self.tls is None else (os.fspath(self.tls.cert), os.fspath(self.tls.key)),
             io_threads=self.io_threads,
             max_connections=self.max_connections,
@@ -155,12 +155,12 @@ class TcpEndpoint:
         self.stop()
 
 
-def secret(token: str | bytes | None) -> bytes | None:
+def token_bytes(token: str | bytes | None) -> bytes | None:
     """The bytes of a token."""
     return token.encode() if isinstance(token, str) else token
 
 
-def trust(ca: str | os.PathLike[str] | None, server_name: str | None) -> tuple[str, str | None] | None:
+def tls_settings(ca: str | os.PathLike[str] | None, server_name: str | None) -> tuple[str, str | None] | None:
     """Whom a client trusts; ``None``: it does without TLS."""
     if ca is not None:
         return os.fspath(ca), server_name

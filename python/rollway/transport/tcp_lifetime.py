@@ -12,27 +12,27 @@ from typing import Self
 
 from rollway._core import TcpConnection
 from rollway.errors import RollwayError, WaitTimeout
-from rollway.waiting.notifier import AsyncBell, WeakCall
-from rollway.waiting.peer_watch import Vigil, deadline_of, rung
+from rollway.waiting.notifier import LoopNotifier, WeakCall
+from rollway.waiting.peer_watch import LearnerWatch, deadline_of, notified
 
 _log = logging.getLogger(__name__)
 _open_clients: weakref.WeakSet[TcpLifetime] = weakref.WeakSet()
-_FORGOTTEN_S = 2.0  # how long what a client has on its way is waited for when nobody closed it
+_UNCLOSED_WAIT_S = 2.0  # how long what a client has on its way is waited for when nobody closed it
 
 
 class TcpLifetime(TcpConnection):
     """Delivers what is on its way before a client goes, also one that nobody closed, or says what is lost."""
 
-    _bell: AsyncBell  # rung when there may be room
-    _settled: AsyncBell  # rung when `wait` would not wait
-    _cargo: str
-    _vigil: Vigil | None = None  # the connection itself tells
+    _notifier: LoopNotifier  # rung when there may be room
+    _settled_notifier: LoopNotifier  # rung when `wait` would not wait
+    _unit: str
+    _learner_watch: LearnerWatch | None = None  # the connection itself tells
 
     blocks = True
     """Whether `send` waits when there is no room: always, for what to drop is the learner's choice."""
 
-    def _begin(self, bell: AsyncBell) -> None:
-        self._bell, self._settled = bell, AsyncBell(WeakCall(self, TcpConnection.settled_eventfd_waiter))
+    def _open(self, notifier: LoopNotifier) -> None:
+        self._notifier, self._settled_notifier = notifier, LoopNotifier(WeakCall(self, TcpConnection.settled_eventfd_waiter))
         _open_clients.add(self)
 
     async def wait_async(self, timeout: float | None = None) -> None:
@@ -42,7 +42,7 @@ class TcpLifetime(TcpConnection):
             try:
                 return self.wait(0.0)
             except WaitTimeout:
-                if not await rung(self._settled, deadline, self._vigil):
+                if not await notified(self._settled_notifier, deadline, self._learner_watch):
                     raise WaitTimeout(self._no_room(timeout)) from None
 
     def close(self, timeout: float | None = 10.0) -> None:
@@ -63,8 +63,8 @@ class TcpLifetime(TcpConnection):
             raise
         finally:
             if self.closed:
-                self._bell.close()
-                self._settled.close()
+                self._notifier.close()
+                self._settled_notifier.close()
                 _open_clients.discard(self)
 
     def __enter__(self) -> Self:
@@ -79,8 +79,8 @@ class TcpLifetime(TcpConnection):
             error.add_note(f"and while closing: {failure}")  # what went wrong first is what is raised
 
     def __del__(self, too_late: Callable[[], bool] = sys.is_finalizing) -> None:
-        if hasattr(self, "_bell") and not too_late():  # at the end, `_close_all` has seen to it
-            _close_quietly(self, _FORGOTTEN_S)
+        if hasattr(self, "_notifier") and not too_late():  # at the end, `_close_all` has seen to it
+            _close_quietly(self, _UNCLOSED_WAIT_S)
 
     def __repr__(self) -> str:
         state = "connected" if self.connected else "connecting"
@@ -90,7 +90,7 @@ class TcpLifetime(TcpConnection):
     def _no_room(self, timeout: float | None) -> str:
         state = "connected" if self.connected else "no connection now"
         return (
-            f"{self.address} did not take everything within {timeout} s: {self.unacknowledged} {self._cargo} are not "
+            f"{self.address} did not take everything within {timeout} s: {self.unacknowledged} {self._unit} are not "
             f"acknowledged, {state}. Wait longer, or see whether the learner still takes them"
         )
 
@@ -107,7 +107,7 @@ def _close_quietly(client: TcpLifetime, timeout: float) -> None:
 
 
 def _close_all() -> None:
-    timeout = _FORGOTTEN_S
+    timeout = _UNCLOSED_WAIT_S
     for client in list(_open_clients):
         try:
             _close_quietly(client, timeout)

@@ -1,8 +1,8 @@
-"""AsyncBell: lets coroutines wait for what a native handle waits for.
+"""LoopNotifier: lets coroutines wait for what a native handle waits for.
 
-For each event loop there is an `EventfdWaiter`: a native thread, asleep while nobody waits, and a descriptor that the
-loop watches. No Python runs between the one who rings and the loop that wakes. The bell takes nothing: it only tells
-coroutines, or whoever left a call, to look, so a cancelled one loses nothing.
+Each event loop gets a native thread, which sleeps while no coroutine waits, and a descriptor that the loop watches. No
+Python code runs between the event and the loop that wakes. A notifier takes no data: it only tells coroutines, or calls
+that were left with it, to try again. So a cancelled wait loses nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ T = TypeVar("T")
 class WeakCall(Generic[H, T]):
     """Calls a method of a handle that it does not keep alive.
 
-    For what the handle itself keeps. A bound method would make a reference cycle, and a handle that is dropped without
-    `close` would keep its seat until Python's cyclic collector runs.
+    For objects that the handle itself keeps. A bound method would make a reference cycle, and a handle that is dropped
+    without `close` would keep its seat until Python's cyclic collector runs.
     """
 
     def __init__(self, handle: H, method: Callable[[H], T]) -> None:
@@ -32,108 +32,107 @@ class WeakCall(Generic[H, T]):
         self._method = method
 
     def __call__(self) -> T:
-        """What the method gives; `ConnectionClosedError` when the handle is gone."""
+        """Calls the method; `ConnectionClosedError` when the handle is gone."""
         handle = self._handle()
         if handle is None:
             raise ConnectionClosedError("this handle was dropped")
         return self._method(handle)
 
 
-class AsyncBell:
-    """``await bell.rung()`` returns when it is worth looking at the handle, or when the handle is closed; `tell` has a
-    call made then."""
+class LoopNotifier:
+    """Wakes a coroutine (`notified`) or makes a call (`call_once`) when it is time to try again, or it is closed."""
 
-    def __init__(self, sentry: Callable[[], EventfdWaiter]) -> None:
-        self._sentry = sentry
-        self._ears: dict[asyncio.AbstractEventLoop, _Ear] = {}
+    def __init__(self, make_waiter: Callable[[], EventfdWaiter]) -> None:
+        self._make_waiter = make_waiter
+        self._readers: dict[asyncio.AbstractEventLoop, _LoopReader] = {}
         self._closed = False
 
-    async def rung(self, timeout: float | None = None) -> bool:
-        """Waits for the next time that it is worth looking. False when ``timeout`` seconds were over first.
+    async def notified(self, timeout: float | None = None) -> bool:
+        """Waits until it is time to try again. False when ``timeout`` seconds were over first.
 
-        Not by `asyncio.wait_for`, which would make a task of each wait and need two more turns of the loop to end it.
+        It does without `asyncio.wait_for`, which makes a task of each wait and needs two more iterations of the loop.
         """
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()
         settle = partial(_settle, waiter, True)
-        if not self.tell(loop, settle):
+        if not self.call_once(loop, settle):
             return True
         timer = None if timeout is None else loop.call_later(timeout, _settle, waiter, False)
-        rung = False
+        was_notified = False
         try:
-            rung = await waiter
+            was_notified = await waiter
         finally:
             if timer is not None:
                 timer.cancel()
-            if not rung:
-                self.forget(settle)
-        return rung
+            if not was_notified:
+                self.cancel(settle)
+        return was_notified
 
-    def tell(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> bool:
-        """Has ``loop``, which is the running one, make a call the next time that it is worth looking, and no more.
+    def call_once(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> bool:
+        """Makes ``loop``, which is the running one, make a call once, when it is time to try again.
 
-        False when nothing is worth waiting for, as the handle is closed: then no call is made.
+        False when the handle is closed: then no call is made.
         """
-        ear = None if self._closed else self._ears.get(loop) or self._listen(loop)
-        if ear is None:
+        reader = None if self._closed else self._readers.get(loop) or self._add_reader(loop)
+        if reader is None:
             return False
-        ear.calls.append(call)
-        ear.sentry.arm()
+        reader.calls.append(call)
+        reader.eventfd.arm()
         return True
 
-    def forget(self, call: Callable[[], None]) -> None:
-        """Takes `tell` back, if the call was not made yet."""
-        for ear in list(self._ears.values()):
-            if call in ear.calls:
-                ear.calls.remove(call)
+    def cancel(self, call: Callable[[], None]) -> None:
+        """Cancels `call_once`, if the call was not made yet."""
+        for reader in list(self._readers.values()):
+            if call in reader.calls:
+                reader.calls.remove(call)
 
     def close(self) -> None:
-        """Wakes everybody. A sentry ends when its loop has heard of it, or is gone."""
+        """Wakes every waiter. The native thread of a loop ends when the loop has seen it, or is gone."""
         self._closed = True
-        for ear in list(self._ears.values()):
-            ear.last = True
-            ear.sentry.signal()
-        self._ears.clear()
+        for reader in list(self._readers.values()):
+            reader.last = True
+            reader.eventfd.signal()
+        self._readers.clear()
 
     def __del__(self) -> None:
-        self.close()  # the handle was dropped without `close`: no loop is to watch for it any more
+        self.close()  # the handle was dropped without `close`: no loop shall watch it any more
 
-    def _listen(self, loop: asyncio.AbstractEventLoop) -> _Ear | None:
-        """Posts a sentry for one more loop, and forgets those of loops that are closed. None when the handle is."""
-        for other in [other for other in list(self._ears) if other.is_closed()]:
-            self._ears.pop(other, None)
+    def _add_reader(self, loop: asyncio.AbstractEventLoop) -> _LoopReader | None:
+        """Starts to watch for one more loop, and drops loops that are closed. None when the handle is closed."""
+        for other in [other for other in list(self._readers) if other.is_closed()]:
+            self._readers.pop(other, None)
         try:
-            ear = self._ears[loop] = _Ear(self._sentry())
+            reader = self._readers[loop] = _LoopReader(self._make_waiter())
         except ConnectionClosedError:
             return None
-        if self._closed:  # asked when the ear is there: `close` tells those that it sees
+        if self._closed:  # checked after the reader is stored, because `close` wakes only the readers that it sees
             return None
-        loop.add_reader(ear.sentry.fileno(), ear.hear, loop)
-        return ear
+        loop.add_reader(reader.eventfd.fileno(), reader.on_readable, loop)
+        return reader
 
 
-class _Ear:
-    """What one loop hears of its sentry."""
+class _LoopReader:
+    """The native thread and the pending calls of one loop."""
 
-    def __init__(self, sentry: EventfdWaiter) -> None:
-        self.sentry = sentry
+    def __init__(self, eventfd: EventfdWaiter) -> None:
+        self.eventfd = eventfd
         self.calls: list[Callable[[], None]] = []
         self.last = False
 
-    def hear(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The loop calls it when the descriptor is readable."""
-        self.sentry.clear()
+    def on_readable(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Makes the pending calls. The loop calls it when the descriptor is readable."""
+        self.eventfd.clear()
         if self.last:
-            loop.remove_reader(self.sentry.fileno())
+            loop.remove_reader(self.eventfd.fileno())
         calls, self.calls = self.calls, []
         for call in calls:
             try:
                 call()
-            except Exception as error:  # noqa: BLE001  the others are to hear of it all the same
-                told = {"message": f"{call!r} failed, which an AsyncBell was to call", "exception": error}
-                loop.call_exception_handler(told)
+            except Exception as error:  # noqa: BLE001  the other calls are made all the same
+                context = {"message": f"{call!r} failed, which a LoopNotifier called", "exception": error}
+                loop.call_exception_handler(context)
 
 
-def _settle(waiter: asyncio.Future[bool], rung: bool) -> None:
+def _settle(waiter: asyncio.Future[bool], result: bool) -> None:
     if not waiter.done():
-        waiter.set_result(rung)
+        waiter.set_result(result)

@@ -1,6 +1,7 @@
-"""Lookout: what a learner that waits in an event loop looks for now and then. What it waits for cannot ring.
+"""Peer watch: notices, while a coroutine waits, that its peers are dead. A dead process cannot wake anybody.
 
-`Server` and `RecordServer` make one for each wait. The calls that block look for the same, natively.
+`LearnerWatch` is for workers that wait for room, `PeerWatch` for learners that wait for data. Both check periodically.
+Blocking calls make the same checks natively.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rollway.errors import ConnectionClosedError, InvalidArgument, PeerDied, RollwayError
-from rollway.waiting.notifier import AsyncBell
+from rollway.waiting.notifier import LoopNotifier
 
-_WORKER_LOOK_S = 1.0  # how often somebody who waits looks whether anybody is left
-_FIRST_LOOK_S, _LOOK_S = 0.02, 0.5  # soon for the first time: from then on it counts how long a trouble lasts
+_LEARNER_CHECK_S = 1.0  # how often a worker that waits checks whether a learner is left
+_FIRST_CHECK_S, _CHECK_S = 0.02, 0.5  # the first check is early, because a stall counts from the check that found it
 
 
 def deadline_of(timeout: float | None) -> float | None:
@@ -24,8 +25,8 @@ def deadline_of(timeout: float | None) -> float | None:
     return None if timeout is None else time.monotonic() + timeout
 
 
-class Vigil:
-    """Notices that every learner is dead, and that none has come back for too long, or can: then nobody will ring."""
+class LearnerWatch:
+    """Raises `PeerDied` when every learner is dead, and no new one has come for too long, or none can come."""
 
     def __init__(
         self,
@@ -37,8 +38,8 @@ class Vigil:
         self._is_orphaned = is_orphaned
         self._limit_s = limit_s
 
-    def look(self, alone_since: float | None) -> float | None:
-        """Since when we have been alone, if we are. Raises `PeerDied` when that is too long ago, or for ever."""
+    def check(self, alone_since: float | None) -> float | None:
+        """Since when there has been no learner; ``None`` while there is one. Takes the result of the last check."""
         alive, died = self._learners()
         if alive or not died:
             return None
@@ -59,36 +60,36 @@ class Vigil:
         return alone_since or now
 
 
-async def rung(bell: AsyncBell, deadline: float | None, vigil: Vigil | None) -> bool:
-    """Waits for the bell; looks around now and then, for the dead cannot ring. False when the time was over."""
+async def notified(notifier: LoopNotifier, deadline: float | None, learner_watch: LearnerWatch | None) -> bool:
+    """Waits for a notification, and checks periodically for dead learners. False when the deadline came first."""
     alone_since: float | None = None
     while True:
         left = math.inf if deadline is None else deadline - time.monotonic()
-        if await bell.rung(max(min(left, _WORKER_LOOK_S), 0.0)):
+        if await notifier.notified(max(min(left, _LEARNER_CHECK_S), 0.0)):
             return True
-        if left <= _WORKER_LOOK_S:
+        if left <= _LEARNER_CHECK_S:
             return False
-        alone_since = None if vigil is None else vigil.look(alone_since)
+        alone_since = None if learner_watch is None else learner_watch.check(alone_since)
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """Something that will not end by itself: an error, once its sign has been the same for a while."""
+class StallCheck:
+    """A state that does not end by itself. It becomes an error once it has stayed the same for ``limit_s`` seconds."""
 
-    sign: Callable[[], object | None]
-    """``None`` when all is well."""
+    state: Callable[[], object | None]
+    """``None`` when nothing is wrong."""
     limit_s: float | None
-    """How long to bear it; ``None``: for ever."""
+    """``None``: for ever."""
     error: Callable[[], RollwayError]
 
 
-def gone(producers: Callable[[], tuple[int, list[int]]], limit_s: float | None, what: str) -> Trouble:
-    """Every producer is gone, and some of them died."""
+def producers_died(producers: Callable[[], tuple[int, list[int]]], limit_s: float | None, what: str) -> StallCheck:
+    """The check that every producer is gone, and some of them died."""
 
-    def sign() -> object | None:
+    def state() -> object | None:
         try:
             alive, died = producers()
-        except ConnectionClosedError:  # closed by another thread: no trouble, and whoever waits sees the end
+        except ConnectionClosedError:  # closed by another thread: the wait itself sees that
             return None
         return "alone" if died and not alive else None
 
@@ -100,37 +101,37 @@ def gone(producers: Callable[[], tuple[int, list[int]]], limit_s: float | None, 
             "Look at the workers' logs (killed? out of memory?), or raise peer_timeout_s"
         )
 
-    return Trouble(sign, limit_s, error)
+    return StallCheck(state, limit_s, error)
 
 
-class Lookout:
-    """Waits for a bell until a deadline, and for troubles that keep it from being rung."""
+class PeerWatch:
+    """Waits for notifications until a deadline, and makes checks periodically. One for each wait of a learner."""
 
-    def __init__(self, bell: AsyncBell, timeout: float | None, troubles: Callable[[], list[Trouble]]) -> None:
-        self._bell = bell
+    def __init__(self, notifier: LoopNotifier, timeout: float | None, checks: Callable[[], list[StallCheck]]) -> None:
+        self._notifier = notifier
         deadline = deadline_of(timeout)
         self._deadline = math.inf if deadline is None else deadline
-        self._troubles = troubles
-        self._pause_s = _FIRST_LOOK_S
+        self._checks = checks
+        self._pause_s = _FIRST_CHECK_S
         self._seen: dict[int, tuple[object, float]] = {}
 
-    async def rung(self) -> bool:
-        """True when it is worth looking, false when the time is over. Raises the error of a trouble that lasts."""
+    async def notified(self) -> bool:
+        """True when it is time to try again, false when the deadline came first. Raises the error of a failed check."""
         while (left := self._deadline - time.monotonic()) > 0:
-            if await self._bell.rung(min(left, self._pause_s)):
+            if await self._notifier.notified(min(left, self._pause_s)):
                 return True
-            self._pause_s = _LOOK_S
-            for index, trouble in enumerate(self._troubles()):
-                self._look(index, trouble)
+            self._pause_s = _CHECK_S
+            for index, check in enumerate(self._checks()):
+                self._make(index, check)
         return False
 
-    def _look(self, index: int, trouble: Trouble) -> None:
-        sign, now = (None if trouble.limit_s is None else trouble.sign()), time.monotonic()
-        if sign is None or trouble.limit_s is None:
+    def _make(self, index: int, check: StallCheck) -> None:
+        state, now = (None if check.limit_s is None else check.state()), time.monotonic()
+        if state is None or check.limit_s is None:
             self._seen.pop(index, None)
             return
-        first, since = self._seen.setdefault(index, (sign, now))
-        if first != sign:
-            self._seen[index] = (sign, now)
-        elif now - since >= trouble.limit_s:
-            raise trouble.error()
+        first, since = self._seen.setdefault(index, (state, now))
+        if first != state:
+            self._seen[index] = (state, now)
+        elif now - since >= check.limit_s:
+            raise check.error()

@@ -14,7 +14,7 @@ from typing import Any, Self
 from rollway._core import Weights
 from rollway.errors import ForeignSchema, InvalidArgument
 from rollway.transport.base import WeightOutlet
-from rollway.transport.server_base import run_all
+from rollway.transport.server_base import close_all
 from rollway.transport.tcp import TcpEndpoint, TcpTransport
 from rollway.weights.reading import WeightReading
 from rollway.weights.tree import Places, WeightTree
@@ -185,8 +185,8 @@ class SharedWeightSync(WeightReading):
         self._threads = threads
         self._peer_timeout_s = peer_timeout_s
         # Also at interpreter exit.
-        self._endings: list[Callable[[], None]] = [core.close]
-        self._end = weakref.finalize(self, run_all, self._endings)
+        self._closers: list[Callable[[], None]] = [core.close]
+        self._end = weakref.finalize(self, close_all, self._closers)
 
     @property
     def name(self) -> str:
@@ -242,7 +242,7 @@ class SharedWeightSync(WeightReading):
         (1, {'w': array([1., 1.])})
         """
         endpoint = transport.start(self.outlet())
-        self._endings.insert(0, endpoint.stop)
+        self._closers.insert(0, endpoint.stop)
         return endpoint
 
     def outlet(self) -> WeightOutlet:

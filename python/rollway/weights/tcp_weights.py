@@ -8,7 +8,7 @@ from typing import Any
 
 from rollway._core import WeightMirror
 from rollway.errors import ForeignSchema, InvalidArgument
-from rollway.transport.tcp import secret, trust
+from rollway.transport.tcp import tls_settings, token_bytes
 from rollway.weights.reading import WeightReading
 from rollway.weights.shared_weight_sync import SharedWeightSync
 from rollway.weights.tree import WeightTree
@@ -98,8 +98,8 @@ class TcpWeights(WeightReading):
                 host,
                 port,
                 name=name,
-                token=secret(token),
-                tls=trust(ca, server_name),
+                token=token_bytes(token),
+                tls=tls_settings(ca, server_name),
                 wanted=None if mine is None else mine.text,
                 max_bytes=max_bytes,
                 max_buffers=max_buffers,

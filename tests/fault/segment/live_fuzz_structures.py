@@ -304,7 +304,7 @@ class Records(Structure):
             if turn % 8 == 3:
                 task.call(server.stats)
                 task.call(server.histograms)
-                task.call(server.crowding)
+                task.call(server.lane_pressure)
                 task.call(server.publish, turn)
             if turn % 8 == 6:
                 task.call(server.submit, self._data(turn), timeout=CALL_S)

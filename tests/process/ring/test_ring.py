@@ -581,6 +581,6 @@ def test_ctrl_c_while_a_server_is_made_leaves_nothing(name, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rollway.transport.server_base.AsyncBell", interrupted)
+    monkeypatch.setattr("rollway.transport.server_base.LoopNotifier", interrupted)
     with pytest.raises(KeyboardInterrupt):
         rollway.Server(EXAMPLE, 1, rollway.ShmTransport(name))

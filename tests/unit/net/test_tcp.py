@@ -410,7 +410,7 @@ def test_a_cancelled_wait_leaves_nobody_waiting_and_everything_on_its_way():
         for _ in range(3):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(client.wait_async(), 0.01)
-        assert [ear.calls for ear in client._settled._ears.values()] == [[]]
+        assert [reader.calls for reader in client._settled_notifier._readers.values()] == [[]]
         assert client.unacknowledged == 1
         waiting = asyncio.create_task(client.wait_async(timeout=10))
         await asyncio.sleep(0)
@@ -473,8 +473,8 @@ def test_a_client_closed_by_another_thread_ends_the_wait_of_a_coroutine():
 
 def test_closing_in_a_thread_does_not_hold_up_the_event_loop_of_a_waiting_coroutine(monkeypatch):
     async def work(client):
-        bell, begun = client._bell.close, threading.Event()
-        monkeypatch.setattr(client._bell, "close", lambda: (bell(), begun.set()))
+        bell, begun = client._notifier.close, threading.Event()
+        monkeypatch.setattr(client._notifier, "close", lambda: (bell(), begun.set()))
         closing = asyncio.create_task(asyncio.to_thread(client.close, 0.5))
         await asyncio.to_thread(begun.wait, 10)
         sending = asyncio.create_task(client.send_async(value(3)))

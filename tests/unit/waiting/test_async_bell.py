@@ -166,8 +166,8 @@ def test_a_call_that_fails_is_told_to_the_loop_and_the_others_are_made(name):
     assert [type(error) for error in told] == [ZeroDivisionError]
 
 
-def test_a_look_around_at_a_server_that_was_just_closed_finds_no_trouble(name):
+def test_a_peer_check_of_a_server_that_was_just_closed_finds_nothing_wrong(name):
     server = rollway.RecordServer(SCHEMA, rollway.ShmTransport(name))
-    (trouble,) = server._troubles()
+    (check,) = server._stall_checks()
     server.close()
-    assert trouble.sign() is None
+    assert check.state() is None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rollway.errors import InvalidArgument, WaitTimeout
 from rollway.integrations.atropos.encoding import LARGEST_GROUP
 from rollway.records.groups import GroupAssembler
-from rollway.transport.server_base import not_let_in
+from rollway.transport.server_base import describe_refusals
 
 if TYPE_CHECKING:
     from rollway._core import Group, Record
@@ -165,7 +165,7 @@ class GroupReader:
                 f"environments so far, {dropped} that had begun to come were dropped (given up, late, too old). "
                 f"{stats['reserved_records']} records are being written, {stats['taken_records']} held by learners; "
                 f"{stats['producers_alive']} producers attached, {stats['producers_died']} died."
-                f"{self._server.crowding()}{not_let_in(self._server.refusals)}"
+                f"{self._server.lane_pressure()}{describe_refusals(self._server.refusals)}"
             ) from None
 
 

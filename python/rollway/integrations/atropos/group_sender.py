@@ -21,7 +21,7 @@ from rollway.integrations.atropos.encoding import EncodedRecord, encode_group
 from rollway.integrations.atropos.identity import as_text
 from rollway.records import metadata as record_metadata
 from rollway.records.key import GroupKey, RecordKey
-from rollway.waiting.peer_watch import Vigil
+from rollway.waiting.peer_watch import LearnerWatch
 
 PHASE = "train"  # evaluation stays inside the environment: Atropos sends none of it
 _ALONE_S = 60.0  # how long an environment waits for a learner that died
@@ -65,7 +65,9 @@ class GroupSender:
         for a minute.
         """
         self._check_open()
-        self._alone_since = Vigil(self._client.learners, self._client.is_orphaned, _ALONE_S).look(self._alone_since)
+        self._alone_since = LearnerWatch(self._client.learners, self._client.is_orphaned, _ALONE_S).check(
+            self._alone_since
+        )
         step = self.published_version
         return step, int(self._client.stats()["ready_records"])
 

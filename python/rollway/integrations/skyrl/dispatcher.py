@@ -22,7 +22,7 @@ from rollway import ConnectionClosedError, Group, InvalidArgument, PeerDied, Rec
 from rollway.integrations.skyrl.ask import Ask
 from rollway.integrations.skyrl.errors import StashFull, TrajectoryMissing, TrajectoryTimeout, TrajectoryUnusable
 from rollway.integrations.skyrl.stash import Slot, Stash
-from rollway.transport.server_base import not_let_in
+from rollway.transport.server_base import describe_refusals
 
 _MOST = 256  # records per read
 _PATROL_S = 1.0
@@ -252,7 +252,7 @@ class Dispatcher:
 
     def _make_room(self) -> None:
         """Copies what is here if nothing comes: it may be all that fits into a lane, and more is asked for."""
-        if not self._came and self._server.crowding():
+        if not self._came and self._server.lane_pressure():
             self._stash.detach()
         self._came = False
 
@@ -279,6 +279,7 @@ class Dispatcher:
         return (
             f"{self._stash.describe(ask)}. At {where}: {stats['producers_alive']} environment workers live, "
             f"{stats['producers_died']} died; {stats['ready_records']} records in the ring, {len(self._stash)} stashed"
-            f"{'; not used: ' + lost if lost else ''}.{self._server.crowding()}{not_let_in(self._server.refusals)}"
+            f"{'; not used: ' + lost if lost else ''}."
+            f"{self._server.lane_pressure()}{describe_refusals(self._server.refusals)}"
             f"{' Is the environment running, with the same shm_name or address?' if not others_came else ''}"
         )
