@@ -203,7 +203,7 @@ pub enum Error {
 
     /// A client of samples at a server of records, or the other way round.
     #[error("the learner at {address} is not for this client: {why}")]
-    WrongCargo { address: String, why: String },
+    WrongContent { address: String, why: String },
 
     #[error("{address} does not speak our protocol: {what}. Is it a Rollway server of the same version?")]
     Protocol { address: String, what: String },
@@ -231,12 +231,12 @@ pub enum Error {
     )]
     WeightsLost { address: String, why: String },
 
-    /// The learner had no room, and its policy is to say so. `cargo` is "samples", or "records".
+    /// The learner had no room, and its policy is to say so. `content` is "samples", or "records".
     #[error(
-        "there was no room: the learner refused {count} {cargo}, from number {first} on. Send them again later, or give the \
+        "there was no room: the learner refused {count} {content}, from number {first} on. Send them again later, or give the \
          server another on_full"
     )]
-    Refused { cargo: &'static str, first: u64, count: u64 },
+    Refused { content: &'static str, first: u64, count: u64 },
 
     #[error("this {what} belongs to process {owner}: a forked child has to make its own")]
     Forked { what: &'static str, owner: u32 },

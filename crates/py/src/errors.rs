@@ -41,7 +41,7 @@ pub fn to_py(py: Python<'_>, error: Error) -> PyErr {
         Error::Unreachable { .. } => "LearnerUnreachable",
         Error::Token { .. } => "NotAuthorized",
         Error::TokenRequired { .. } => "TokenRequired",
-        Error::Protocol { .. } | Error::WrongCargo { .. } => "ProtocolMismatch",
+        Error::Protocol { .. } | Error::WrongContent { .. } => "ProtocolMismatch",
         Error::Tls { .. } => "TlsFailed",
         Error::Bind { .. } | Error::TokenFile { .. } => "AddressUnavailable",
         Error::Forked { .. } => "NotInThisProcess",

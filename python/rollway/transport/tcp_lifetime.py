@@ -32,7 +32,8 @@ class TcpLifetime(TcpConnection):
     """Whether `send` waits when there is no room: always, for what to drop is the learner's choice."""
 
     def _open(self, notifier: LoopNotifier) -> None:
-        self._notifier, self._settled_notifier = notifier, LoopNotifier(WeakCall(self, TcpConnection.settled_eventfd_waiter))
+        self._notifier = notifier
+        self._settled_notifier = LoopNotifier(WeakCall(self, TcpConnection.settled_eventfd_waiter))
         _open_clients.add(self)
 
     async def wait_async(self, timeout: float | None = None) -> None:

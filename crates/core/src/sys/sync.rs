@@ -311,7 +311,7 @@ impl Point {
     ];
 
     /// Every point in a table, for its own.
-    pub const TABLE: [Point; 11] = [
+    pub const REPLAY: [Point; 11] = [
         Point::RowsPromised,
         Point::RowsPartlyClaimed,
         Point::RowHalfWritten,

@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use rollway_core::net::wire::frame::{
-    self, Cargo, ENTRY_BYTES, Entry, Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_SEQUENCE,
+    self, Content, ENTRY_BYTES, Entry, GoodbyeReason, HEADER_BYTES, Header, Hello, Kind, MAX_SEQUENCE,
     MAX_TEXT_BYTES, News, PREAMBLE_BYTES, Preamble, RecordLimits, Refusal, Welcome, probe,
 };
 
@@ -48,7 +48,7 @@ prop_compose! {
 
 prop_compose! {
     fn hellos()(
-        cargo in prop_oneof![Just(Cargo::Samples), Just(Cargo::Records)],
+        content in prop_oneof![Just(Content::Samples), Just(Content::Records)],
         session: [u8; 16],
         producer_id in proptest::option::of(0u32..u32::MAX),
         attempt: u32,
@@ -56,7 +56,7 @@ prop_compose! {
         retained: u64,
         schema in vec(any::<u8>(), 0..200),
     ) -> Hello {
-        Hello { cargo, session, producer_id, attempt, next, oldest: next - retained % (next + 1), schema }
+        Hello { content, session, producer_id, attempt, next, oldest: next - retained % (next + 1), schema }
     }
 }
 
@@ -148,9 +148,9 @@ proptest! {
 
     #[test]
     fn a_goodbye_fits_into_its_limit(text in ".{0,3000}") {
-        for &code in Farewell::ALL {
+        for &code in GoodbyeReason::ALL {
             let header = Header::parse(&frame::goodbye(code, &text)).unwrap().unwrap();
-            prop_assert_eq!(Farewell::from_code(header.code), Some(code));
+            prop_assert_eq!(GoodbyeReason::from_code(header.code), Some(code));
         }
     }
 

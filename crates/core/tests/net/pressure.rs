@@ -3,7 +3,7 @@
 use crate::fixture::*;
 use crate::harness::*;
 use rollway_core::Error;
-use rollway_core::net::wire::frame::{Cargo, Farewell, Header, Hello, Kind, Refusal};
+use rollway_core::net::wire::frame::{Content, GoodbyeReason, Header, Hello, Kind, Refusal};
 use rollway_core::net::{TcpClientSpec, TcpServer, TcpServerSpec};
 use rollway_core::ring::{Consumer, Deadline, OnFull};
 use std::io::Write;
@@ -105,7 +105,7 @@ fn five_hundred_clients_of_a_learner_that_stands_still_cost_little() {
         session[..8].copy_from_slice(&(number as u64).to_le_bytes());
         raw.write(
             &Hello {
-                cargo: Cargo::Samples,
+                content: Content::Samples,
                 session,
                 producer_id: None,
                 attempt: 1,
@@ -161,7 +161,7 @@ fn the_policy_error_names_what_was_refused() {
     let client = learner.client();
     put_many(&client, 0..10);
     let refused = client.wait(soon()).unwrap_err();
-    assert!(matches!(refused, Error::Refused { cargo: "samples", first: 8, count: 2 }), "{refused}");
+    assert!(matches!(refused, Error::Refused { content: "samples", first: 8, count: 2 }), "{refused}");
     client.wait(soon()).unwrap();
     assert_eq!((client.acknowledged(), learner.receive(8).len()), (10, 8));
     put_many(&client, 10..14); // It goes on.
@@ -199,7 +199,7 @@ fn a_frame_holds_no_slot_before_its_payload_comes_and_none_after_it_was_cut() {
     assert!(eventually(|| learner.claimed() > 0));
     put(&other, 8); // Others go on meanwhile.
     other.wait(soon()).unwrap();
-    assert_eq!(raw.expect(Kind::Goodbye).0.code, Farewell::TooSlow as u16);
+    assert_eq!(raw.expect(Kind::Goodbye).0.code, GoodbyeReason::TooSlow as u16);
     assert_eq!((learner.claimed(), learner.server.stats().cut_slow), (0, 1));
     // The client comes again, is told that nothing arrived, and sends it once more.
     let (mut raw, welcome) = Raw::enter(learner.server.port(), 1, 0, 2);
@@ -219,7 +219,7 @@ fn a_slow_loris_is_cut_though_it_makes_progress() {
         raw.0.write_all(&[*byte]).is_err() || std::io::Read::read_exact(&mut raw.0, &mut header).is_ok()
     });
     assert!(cut.is_some(), "every byte came in time for the one before it, and yet it was cut");
-    assert_eq!(Header::parse(&header).unwrap().unwrap().code, Farewell::TooSlow as u16);
+    assert_eq!(Header::parse(&header).unwrap().unwrap().code, GoodbyeReason::TooSlow as u16);
     assert!(eventually(|| learner.claimed() == 0));
 }
 
@@ -230,7 +230,7 @@ fn a_silent_client_is_cut_and_one_that_only_waits_is_not() {
     let client = connect(TcpClientSpec { keepalive, ..learner.spec() }).unwrap();
     let (mut raw, _) = Raw::enter(learner.server.port(), 1, 0, 0);
     assert_eq!(raw.expect(Kind::Ping).0.length, 0);
-    assert_eq!(raw.expect(Kind::Goodbye).0.code, Farewell::Silent as u16);
+    assert_eq!(raw.expect(Kind::Goodbye).0.code, GoodbyeReason::Silent as u16);
     assert!(client.is_connected() && client.stats().connects == 1);
     put_many(&client, 0..2);
     client.wait(soon()).unwrap();
@@ -274,7 +274,7 @@ fn a_second_connection_takes_over_from_one_that_is_stuck() {
     assert!(eventually(|| learner.claimed() == 1));
     let (mut second, welcome) = Raw::enter(learner.server.port(), 1, 1, 2);
     assert_eq!((welcome.next, learner.claimed()), (1, 0), "told only when the first is out");
-    assert_eq!(first.expect(Kind::Goodbye).0.code, Farewell::TakenOver as u16);
+    assert_eq!(first.expect(Kind::Goodbye).0.code, GoodbyeReason::TakenOver as u16);
     second.write(&data(1..2));
     assert_eq!(second.expect(Kind::Ack).0.sequence, 2);
     assert_eq!(learner.receive(2), [0, 1]);

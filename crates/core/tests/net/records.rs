@@ -3,7 +3,9 @@
 use crate::fixture::*;
 use crate::harness::{Certificate, Proxy, Raw, Way, cut_everywhere, data, resident, unacknowledged};
 use proptest::prelude::*;
-use rollway_core::net::wire::frame::{Cargo, Entry, Farewell, Header, Hello, Kind, News, Refusal, Welcome};
+use rollway_core::net::wire::frame::{
+    Content, Entry, GoodbyeReason, Header, Hello, Kind, News, Refusal, Welcome,
+};
 use rollway_core::net::{
     RecordIngress, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec, Transport,
 };
@@ -78,7 +80,7 @@ impl Learner {
     }
 
     fn enter(&self, session: u8, oldest: u64, next: u64) -> (Raw, Welcome) {
-        Raw::enter_with(self.server.port(), Cargo::Records, session, oldest, next)
+        Raw::enter_with(self.server.port(), Content::Records, session, oldest, next)
     }
 
     /// Takes the next record, and checks that it is whole.
@@ -428,7 +430,7 @@ fn a_second_connection_takes_over_from_one_that_is_stuck_in_a_record() {
     assert!(eventually(|| learner.reserved() == 2));
     let (mut second, welcome) = learner.enter(1, 1, 3);
     assert_eq!((welcome.next, learner.reserved()), (1, 0), "told only when the first is out");
-    assert_eq!(first.expect(Kind::Goodbye).0.code, Farewell::TakenOver as u16);
+    assert_eq!(first.expect(Kind::Goodbye).0.code, GoodbyeReason::TakenOver as u16);
     second.write(&half);
     assert_eq!(second.expect(Kind::Ack).0.sequence, 3);
     learner.receive_each_once(1, 3);
@@ -554,9 +556,9 @@ fn a_hundred_clients_of_a_learner_that_stands_still_cost_little() {
         raw.prove(None);
         let mut session = [0; 16];
         session[..8].copy_from_slice(&(number as u64).to_le_bytes());
-        let (cargo, schema) = (Cargo::Records, SCHEMA.to_vec());
+        let (content, schema) = (Content::Records, SCHEMA.to_vec());
         raw.write(
-            &Hello { cargo, session, producer_id: None, attempt: 1, next: 0, oldest: 0, schema }.frame(),
+            &Hello { content, session, producer_id: None, attempt: 1, next: 0, oldest: 0, schema }.frame(),
         );
         assert_eq!(raw.frame().0.kind, Kind::Welcome);
         raws.push(raw);
@@ -588,7 +590,7 @@ fn a_slow_client_is_cut_and_holds_nothing_afterwards() {
     assert_eq!(learner.reserved(), 0, "nothing is held before the first record comes");
     raw.write(&bytes[64..90]);
     assert!(eventually(|| learner.reserved() > 0));
-    assert_eq!(raw.expect(Kind::Goodbye).0.code, Farewell::TooSlow as u16);
+    assert_eq!(raw.expect(Kind::Goodbye).0.code, GoodbyeReason::TooSlow as u16);
     assert_eq!((learner.reserved(), learner.server.stats().cut_slow), (0, 1));
     let (mut raw, welcome) = learner.enter(1, 0, 2);
     assert_eq!(welcome.next, 0);
@@ -637,7 +639,7 @@ fn the_policy_error_names_what_was_refused() {
     client.wait(soon()).unwrap();
     put(&client, 6, 10 * KIB);
     let refused = client.wait(soon()).unwrap_err();
-    assert!(matches!(refused, Error::Refused { cargo: "records", first: 6, count: 1 }), "{refused}");
+    assert!(matches!(refused, Error::Refused { content: "records", first: 6, count: 1 }), "{refused}");
     client.wait(soon()).unwrap();
     put(&client, 7, 3 * KIB); // A smaller one finds room.
     client.wait(soon()).unwrap();
@@ -701,18 +703,18 @@ fn a_learner_that_comes_back_with_smaller_lanes_ends_a_client_with_a_larger_reco
 fn a_client_of_samples_is_told_that_the_server_takes_records() {
     let learner = Learner::new(64 * KIB);
     let error = TcpClient::connect(learner.spec(), SCHEMA, LEAVES).unwrap_err();
-    assert!(matches!(&error, Error::WrongCargo { .. }), "{error}");
+    assert!(matches!(&error, Error::WrongContent { .. }), "{error}");
     assert!(error.to_string().contains("takes records"), "{error}");
-    assert_eq!(learner.server.last_refusal().unwrap().code, Refusal::Cargo);
+    assert_eq!(learner.server.last_refusal().unwrap().code, Refusal::Content);
 }
 
 #[test]
 fn a_client_of_records_is_told_that_the_server_takes_samples() {
     let ring = crate::harness::Learner::new(2, 3);
     let error = connect(ring.spec()).unwrap_err();
-    assert!(matches!(&error, Error::WrongCargo { .. }), "{error}");
+    assert!(matches!(&error, Error::WrongContent { .. }), "{error}");
     assert!(error.to_string().contains("takes samples"), "{error}");
-    assert_eq!(ring.server.last_refusal().unwrap().code, Refusal::Cargo);
+    assert_eq!(ring.server.last_refusal().unwrap().code, Refusal::Content);
 }
 
 #[test]
@@ -752,7 +754,7 @@ fn frames_that_make_no_sense_end_the_connection_and_nothing_else() {
         let (mut raw, _) = learner.enter(number as u8, 0, 0);
         raw.write(bytes);
         let (goodbye, text) = raw.expect(Kind::Goodbye);
-        assert_eq!(goodbye.code, Farewell::Protocol as u16, "{number}");
+        assert_eq!(goodbye.code, GoodbyeReason::Protocol as u16, "{number}");
         assert!(!text.is_empty());
     }
     assert_eq!((learner.reserved(), learner.server.stats().cut_damaged), (0, bad.len() as u64));
@@ -838,7 +840,7 @@ fn a_record_that_does_not_fit_is_refused_by_name_and_those_before_it_are_taken()
                 other => panic!("{other:?}"),
             }
         };
-        assert_eq!((goodbye.code, acknowledged), (Farewell::Protocol as u16, 2));
+        assert_eq!((goodbye.code, acknowledged), (GoodbyeReason::Protocol as u16, 2));
         let name = format!("record 2 of producer {}", welcome.producer_id);
         assert!(text.contains(&name) && text.contains("counts"), "{text}");
         assert!(eventually(|| learner.server.stats().connections == 0));
@@ -881,7 +883,7 @@ proptest! {
         if fits == records.len() {
             while raw.expect(Kind::Ack).0.sequence < fits as u64 {}
         } else {
-            prop_assert_eq!(raw.expect(Kind::Goodbye).0.code, Farewell::Protocol as u16);
+            prop_assert_eq!(raw.expect(Kind::Goodbye).0.code, GoodbyeReason::Protocol as u16);
         }
         prop_assert_eq!((learner.reserved(), learner.ready()), (0, fits));
         for record in &records[..fits] {

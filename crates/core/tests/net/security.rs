@@ -4,8 +4,8 @@ use crate::fixture::*;
 use crate::harness::*;
 use rollway_core::Error;
 use rollway_core::net::wire::frame::{
-    Cargo, Farewell, Header, Hello, Kind, News, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal, SHARE_BYTES,
-    Welcome,
+    Content, GoodbyeReason, Header, Hello, Kind, News, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal,
+    SHARE_BYTES, Welcome,
 };
 use rollway_core::net::wire::token::{Side, Token};
 use rollway_core::net::wire::token_file::{self, TokenFile};
@@ -498,7 +498,7 @@ fn strangers_learn_nothing_but_the_protocol() {
     raw.write(&Preamble { protocol: PROTOCOL, token: true, nonce: [0; 32] }.bytes());
     raw.write(&Header::new(Kind::Proof).with(&[0; 32]));
     let hello = Hello {
-        cargo: Cargo::Samples,
+        content: Content::Samples,
         session: [0; 16],
         producer_id: None,
         attempt: 1,
@@ -622,7 +622,7 @@ fn frames_that_make_no_sense_end_the_connection_and_nothing_else() {
         let (mut raw, _) = Raw::enter(learner.server.port(), number as u8, 0, 0);
         raw.write(bytes);
         let (goodbye, text) = raw.expect(Kind::Goodbye);
-        assert_eq!(goodbye.code, Farewell::Protocol as u16, "{number}");
+        assert_eq!(goodbye.code, GoodbyeReason::Protocol as u16, "{number}");
         assert!(!text.is_empty());
     }
     assert_eq!((learner.claimed(), learner.server.stats().cut_damaged), (0, bad.len() as u64));

@@ -2,7 +2,7 @@
 
 use crate::fixture::*;
 use crate::harness::{Proxy, Raw};
-use rollway_core::net::wire::frame::{Cargo, Entry, Farewell, Header, Kind};
+use rollway_core::net::wire::frame::{Content, Entry, GoodbyeReason, Header, Kind};
 use rollway_core::net::{RecordIngress, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec};
 use rollway_core::records::{self, RecordsSpec};
 use rollway_core::ring::{Consumer, Deadline, IfExists, OnFull, Producer, RingSpec, Slot};
@@ -304,7 +304,7 @@ fn the_slowest_frame_is_evicted_when_staging_is_short_and_arrives_once_later() {
     let mut second = learner.stall(2, 101);
     assert!(eventually(|| learner.server.stats().evicted == 1));
     let told = first.raw.expect(Kind::Goodbye);
-    assert_eq!(told.0.code, Farewell::TooSlow as u16);
+    assert_eq!(told.0.code, GoodbyeReason::TooSlow as u16);
     assert!(String::from_utf8_lossy(&told.1).contains("slowest"));
     second.resume(1);
     let (mut again, welcome) = Raw::enter(learner.server.port(), 1, 0, 1);
@@ -390,7 +390,7 @@ impl Lanes {
     }
 
     fn enter(&self, session: u8, next: u64) -> Raw {
-        let (raw, welcome) = Raw::enter_with(self.server.port(), Cargo::Records, session, 0, next);
+        let (raw, welcome) = Raw::enter_with(self.server.port(), Content::Records, session, 0, next);
         assert_eq!(welcome.next, 0);
         raw
     }
@@ -543,7 +543,7 @@ fn a_staged_record_is_evicted_when_staging_is_short_and_arrives_once_later() {
     learner.await_staged(1);
     let mut second = learner.stall(2, frame(101));
     assert!(eventually(|| learner.server.stats().evicted == 1));
-    assert_eq!(first.raw.expect(Kind::Goodbye).0.code, Farewell::TooSlow as u16);
+    assert_eq!(first.raw.expect(Kind::Goodbye).0.code, GoodbyeReason::TooSlow as u16);
     second.resume(1);
     assert_eq!(learner.take(soon()), (101, 0, 3 * MIB));
     let mut again = learner.enter(1, 1);

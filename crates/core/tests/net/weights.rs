@@ -3,7 +3,7 @@
 use crate::fixture::{DEADLINE, Name, briefly, eventually, soon, weight_schema};
 use crate::harness::{Certificate, Learner, Proxy, Raw, cut_everywhere};
 use rollway_core::net::wire::frame::{
-    Cargo, Farewell, Header, Hello, Inventory, Kind, LeafList, Refusal, Verdict,
+    Content, GoodbyeReason, Header, Hello, Inventory, Kind, LeafList, Refusal, Verdict,
 };
 use rollway_core::net::{TcpServer, TcpServerSpec, WeightMirror, WeightMirrorSpec};
 use rollway_core::ring::IfExists;
@@ -308,9 +308,9 @@ fn an_idle_connection_is_kept() {
 fn enter(port: u16, schema: &[u8]) -> (Raw, Header, Vec<u8>) {
     let mut raw = Raw::open(port);
     assert_eq!(raw.prove(None).kind, Kind::Proof);
-    let cargo = Cargo::Weights;
+    let content = Content::Weights;
     let hello = Hello {
-        cargo,
+        content,
         session: [1; 16],
         producer_id: None,
         attempt: 1,
@@ -483,7 +483,7 @@ fn a_learner_that_comes_back_with_other_weights_ends_the_mirror() {
     assert_eq!(other.server.stats().refused_schema, 1);
     assert_eq!(
         other.server.last_refusal().unwrap().schema,
-        Some((Cargo::Weights, weight_schema(&bytes_of(SMALL)).to_vec()))
+        Some((Content::Weights, weight_schema(&bytes_of(SMALL)).to_vec()))
     );
 }
 
@@ -571,12 +571,12 @@ fn the_wrong_token_the_wrong_port_and_nobody_there_are_told_apart() {
     let samples = Learner::new(4, 3);
     let spec = WeightMirrorSpec { port: samples.server.port(), ..WeightMirrorSpec::default() };
     let error = connect(spec).unwrap_err();
-    assert!(matches!(&error, Error::WrongCargo { why, .. } if why.contains("weights")), "{error}");
+    assert!(matches!(&error, Error::WrongContent { why, .. } if why.contains("weights")), "{error}");
 
     let weights = Origin::new(SMALL);
     let spec = rollway_core::net::TcpClientSpec { port: weights.server.port(), ..samples.spec() };
     let error = crate::harness::connect(spec).unwrap_err();
-    assert!(matches!(&error, Error::WrongCargo { why, .. } if why.contains("weights")), "{error}");
+    assert!(matches!(&error, Error::WrongContent { why, .. } if why.contains("weights")), "{error}");
 
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let spec = WeightMirrorSpec {
@@ -611,7 +611,7 @@ fn a_client_that_speaks_out_of_turn_is_cut() {
         let (mut raw, _, _) = enter(origin.server.port(), &[]);
         raw.write(nonsense);
         let (header, _) = raw.expect(Kind::Goodbye);
-        assert_eq!(header.code, Farewell::Protocol as u16);
+        assert_eq!(header.code, GoodbyeReason::Protocol as u16);
     }
     assert!(eventually(|| origin.server.stats().cut_damaged == 4));
 }

@@ -4,7 +4,7 @@
 
 use crate::fixture::*;
 use rollway_core::net::wire::frame::{
-    Cargo, Header, Hello, Kind, PREAMBLE_BYTES, PROTOCOL, Preamble, SHARE_BYTES, Welcome,
+    Content, Header, Hello, Kind, PREAMBLE_BYTES, PROTOCOL, Preamble, SHARE_BYTES, Welcome,
 };
 use rollway_core::net::wire::token::{Side, Token};
 use rollway_core::net::wire::token_file::{self, TokenFile};
@@ -334,17 +334,17 @@ impl Raw {
 
     /// Comes in as a client whose samples up to `next` may have been sent, and up to `oldest` are settled.
     pub fn enter(port: u16, session: u8, oldest: u64, next: u64) -> (Raw, Welcome) {
-        Raw::enter_with(port, Cargo::Samples, session, oldest, next)
+        Raw::enter_with(port, Content::Samples, session, oldest, next)
     }
 
     /// As [`enter`](Self::enter), with samples or records.
-    pub fn enter_with(port: u16, cargo: Cargo, session: u8, oldest: u64, next: u64) -> (Raw, Welcome) {
+    pub fn enter_with(port: u16, content: Content, session: u8, oldest: u64, next: u64) -> (Raw, Welcome) {
         let mut raw = Raw::open(port);
         assert_eq!(raw.prove(None).kind, Kind::Proof);
         static ATTEMPT: AtomicU32 = AtomicU32::new(1);
         let attempt = ATTEMPT.fetch_add(1, Ordering::Relaxed);
         let hello = Hello {
-            cargo,
+            content,
             session: [session; 16],
             producer_id: None,
             attempt,

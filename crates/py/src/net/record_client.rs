@@ -7,8 +7,8 @@ use crate::eventfd_waiter::EventfdWaiter;
 use crate::net::connection::{Connection, DETACH_BYTES, Options, TcpConnection};
 use crate::records::bundle::{Bundle, Versions};
 use crate::records::label::{Label, TOMBSTONE};
+use crate::records::room_hint::RoomHint;
 use crate::records::slot::{Place, RecordDraft, RecordSlot};
-use crate::records::wanted::Wanted;
 use crate::ring::producer::{check_timeout, deadline};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -25,7 +25,7 @@ pub struct TcpRecordSender {
     core: Arc<Core>,
     plan: Py<RecordPlan>,
     connection: Arc<Connection>,
-    wanted: Arc<Wanted>,
+    room_hint: Arc<RoomHint>,
 }
 
 #[pymethods]
@@ -62,7 +62,7 @@ impl TcpRecordSender {
         blocking(py, || core.ready(Deadline::Never))?.map_err(|e| to_py(py, e))?;
         let core = Arc::new(core);
         let (connection, base) = Connection::of(&core, address, "records");
-        let handle = TcpRecordSender { core, plan, connection, wanted: Arc::default() };
+        let handle = TcpRecordSender { core, plan, connection, room_hint: Arc::default() };
         Ok(PyClassInitializer::from(base).add_subclass(handle))
     }
 
@@ -100,7 +100,7 @@ impl TcpRecordSender {
         match self.take(py, &parts, &label) {
             Ok(()) => Ok(true),
             Err(Error::Full) => {
-                self.wanted.note(parts.bytes());
+                self.room_hint.note(parts.bytes());
                 Ok(false)
             }
             Err(error) => Err(self.connection.explain(py, error, None)),
@@ -195,11 +195,11 @@ impl TcpRecordSender {
 
     /// Waits until what found no room lately may find some, for event loops, and takes none.
     fn eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
-        let wanted = self.wanted.clone();
+        let room_hint = self.room_hint.clone();
         EventfdWaiter::of(py, &self.core, move |core, deadline| {
-            let room = core.wait_writable(wanted.bytes(), deadline)?;
+            let room = core.wait_writable(room_hint.bytes(), deadline)?;
             if room {
-                wanted.forget();
+                room_hint.forget();
             }
             Ok(room)
         })
@@ -266,7 +266,7 @@ impl TcpRecordSender {
             ended = waited.map_err(|raised| after(py, raised, sent))?;
         }
         if let (Err(Error::Full), Some(next)) = (&ended, records.get(sent)) {
-            self.wanted.note(next.bytes());
+            self.room_hint.note(next.bytes());
         }
         Ok((sent, ended))
     }
@@ -275,7 +275,7 @@ impl TcpRecordSender {
     #[cold]
     fn no_room(&self, py: Python<'_>, error: Error, bytes: usize, timeout: Option<f64>) -> PyErr {
         if matches!(error, Error::Full) {
-            self.wanted.note(bytes);
+            self.room_hint.note(bytes);
         }
         self.connection.explain(py, error, timeout)
     }

@@ -10,7 +10,7 @@ use crate::weights::handle::Weights;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
-use rollway_core::net::wire::frame::Cargo;
+use rollway_core::net::wire::frame::Content;
 use rollway_core::net::{
     Ingress, RecordIngress, SampleIngress, ServerStats, ServerTls, TcpServer as Core, TcpServerSpec,
 };
@@ -160,7 +160,7 @@ impl TcpServer {
     fn last_refusal<'py>(&self, py: Python<'py>) -> Option<(String, String, Option<ForeignSchema<'py>>)> {
         let refused = self.core.last_refusal()?;
         let schema =
-            refused.schema.map(|(cargo, schema)| (PyBytes::new(py, &schema), cargo == Cargo::Weights));
+            refused.schema.map(|(content, schema)| (PyBytes::new(py, &schema), content == Content::Weights));
         Some((refused.peer, refused.text, schema))
     }
 

@@ -17,20 +17,20 @@ pub struct Bundle<'a, 'py> {
     data: Bound<'py, PyTuple>,
     /// Where the keys and metadata are.
     labels: Vec<Label<'py>>,
-    records: Vec<Sheet<'a>>,
+    records: Vec<BundledRecord<'a>>,
     /// The arrays are held on to: Python code may run.
     are_kept: bool,
 }
 
 /// One of its records.
-pub struct Sheet<'a> {
+pub struct BundledRecord<'a> {
     plan: &'a RecordPlan,
     pub parts: Parts,
     version: u32,
     kind: u32,
 }
 
-impl Outgoing for Sheet<'_> {
+impl Outgoing for BundledRecord<'_> {
     fn bytes(&self) -> usize {
         self.parts.bytes()
     }
@@ -93,7 +93,7 @@ impl<'a, 'py> Bundle<'a, 'py> {
         let label = &self.labels[index];
         let (version, kind) = (label.version, label.kind);
         let parts = Parts::hidden(label.key(), label.metadata());
-        self.records.push(Sheet { plan, parts, version, kind }); // Filled where it is: it is large.
+        self.records.push(BundledRecord { plan, parts, version, kind }); // Filled where it is: it is large.
         if !self.records[index].parts.take_plain(py, plan, &data) {
             self.keep()?;
             self.records[index].parts.convert(plan, &data)?;
@@ -117,7 +117,7 @@ impl<'a, 'py> Bundle<'a, 'py> {
     }
 
     /// The records from `first` on.
-    pub fn from(&self, first: usize) -> &[Sheet<'a>] {
+    pub fn from(&self, first: usize) -> &[BundledRecord<'a>] {
         &self.records[first..]
     }
 

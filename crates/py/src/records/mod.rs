@@ -8,6 +8,6 @@ pub mod key;
 pub mod label;
 pub mod producer;
 pub mod record;
+pub mod room_hint;
 pub mod slot;
 pub mod table;
-pub mod wanted;

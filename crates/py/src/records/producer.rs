@@ -8,8 +8,8 @@ use crate::gil::GilCell;
 use crate::records::bundle::{Bundle, Versions};
 use crate::records::consumer::{RecordConsumer, record_stats};
 use crate::records::label::{Label, TOMBSTONE};
+use crate::records::room_hint::RoomHint;
 use crate::records::slot::{Place, RecordMapping, RecordSlot};
-use crate::records::wanted::Wanted;
 use crate::ring::producer::{check_timeout, deadline, on_full, seconds};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -31,7 +31,7 @@ pub struct RecordProducer {
     plan: Py<RecordPlan>,
     mapping: Py<RecordMapping>,
     name: String,
-    wanted: Arc<Wanted>,
+    room_hint: Arc<RoomHint>,
 }
 
 #[pymethods]
@@ -110,7 +110,7 @@ impl RecordProducer {
         match Core::reserve(&*core, parts.bytes(), Deadline::Now) {
             Ok(room) => self.fill(py, room, &parts, &label),
             Err(Error::Full) => {
-                self.wanted.note(parts.bytes());
+                self.room_hint.note(parts.bytes());
                 Ok(false)
             }
             Err(error) => Err(self.explain(py, error, None)),
@@ -201,11 +201,11 @@ impl RecordProducer {
 
     /// Waits until what found no room lately may find some, for event loops, and takes none.
     fn eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
-        let wanted = self.wanted.clone();
+        let room_hint = self.room_hint.clone();
         EventfdWaiter::of(py, &self.core(py)?, move |core, deadline| {
-            let room = core.wait_room(wanted.bytes(), deadline)?;
+            let room = core.wait_room(room_hint.bytes(), deadline)?;
             if room {
-                wanted.forget();
+                room_hint.forget();
             }
             Ok(room)
         })
@@ -275,7 +275,7 @@ impl RecordProducer {
     fn wrap(py: Python<'_>, core: Core, plan: Py<RecordPlan>, name: String) -> PyResult<RecordProducer> {
         let mapping = Py::new(py, RecordMapping(core.records().clone()))?;
         let core = GilCell::new(Some(Arc::new(core)));
-        Ok(RecordProducer { core, plan, mapping, name, wanted: Arc::default() })
+        Ok(RecordProducer { core, plan, mapping, name, room_hint: Arc::default() })
     }
 
     /// What goes into a record; kept, if it is large.
@@ -371,7 +371,7 @@ impl RecordProducer {
                 Ok(None) => {} // Dropped, and counted.
                 Err(error) => {
                     if matches!(error, Error::Full) {
-                        self.wanted.note(bytes);
+                        self.room_hint.note(bytes);
                     }
                     return Ok((sent, Err(error)));
                 }
@@ -385,7 +385,7 @@ impl RecordProducer {
     #[cold]
     fn no_room(&self, py: Python<'_>, error: Error, bytes: usize, timeout: Option<f64>) -> PyErr {
         if matches!(error, Error::Full) {
-            self.wanted.note(bytes);
+            self.room_hint.note(bytes);
         }
         self.explain(py, error, timeout)
     }
@@ -444,7 +444,7 @@ impl RecordProducer {
 }
 
 impl Drop for RecordProducer {
-    /// As `close`: a sentry that waits with the handle holds on to it, and is woken.
+    /// As `close`: an eventfd waiter that waits with the handle keeps it alive, and is woken.
     fn drop(&mut self) {
         if let Some(core) = self.core.get_mut().take() {
             core.close();

@@ -428,7 +428,7 @@ impl Producer {
 }
 
 impl Drop for Producer {
-    /// As `close`: a sentry that waits with the handle holds on to it, and is woken.
+    /// As `close`: an eventfd waiter that waits with the handle keeps it alive, and is woken.
     fn drop(&mut self) {
         if let Some(core) = self.core.get_mut().take() {
             core.close();

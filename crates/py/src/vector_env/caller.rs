@@ -20,7 +20,7 @@ pub struct EnvCaller {
 /// What a wait ended with, in Python's words.
 type Waited = (&'static str, Vec<usize>, Vec<u8>);
 
-fn waited(
+fn wait_outcome(
     py: Python<'_>,
     core: &mut Core,
     count: usize,
@@ -38,7 +38,7 @@ fn waited(
     })
 }
 
-fn told(outcome: Outcome) -> Waited {
+fn describe(outcome: Outcome) -> Waited {
     match outcome {
         Outcome::Answered(answers) => {
             let (envs, flags): (Vec<usize>, Vec<u8>) = answers.into_iter().unzip();
@@ -114,10 +114,10 @@ impl EnvCaller {
         let core: &mut Core = &mut guard;
         let envs = self.vector_env.geometry().envs;
         core.ask(0..envs, what, argument).map_err(|e| to_py(py, e))?;
-        let outcome = waited(py, core, envs, limit, None)?;
+        let outcome = wait_outcome(py, core, envs, limit, None)?;
         let is_plain = matches!(&outcome, Outcome::Answered(answers)
             if answers.len() == envs && answers.iter().all(|&(_, flags)| flags == 0));
-        Ok((!is_plain).then(|| told(outcome)))
+        Ok((!is_plain).then(|| describe(outcome)))
     }
 
     /// Waits for `count` answers: `("answered", envs, flags)`, `("died", workers, b"")` or `("hung", envs, b"")`.
@@ -128,7 +128,7 @@ impl EnvCaller {
         limit: Option<f64>,
         timeout: Option<f64>,
     ) -> PyResult<Waited> {
-        Ok(told(waited(py, &mut *self.core()?, count, limit, timeout)?))
+        Ok(describe(wait_outcome(py, &mut *self.core()?, count, limit, timeout)?))
     }
 
     /// How many environments were asked, and their answers not taken.

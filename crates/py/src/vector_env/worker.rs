@@ -85,8 +85,9 @@ impl EnvWorker {
             }
             let sink = sinks.get_item(first.argument)?;
             let sink = sink.as_ref().map(|sink| sink.cast::<EnvSink>()).transpose()?;
-            let round = Round { desk, steps, sink: sink.map(Bound::get), buffer: first.argument, in_hand };
-            self.step(&round, &tasks, first.what == Self::STEP)?;
+            let context =
+                StepContext { desk, steps, sink: sink.map(Bound::get), buffer: first.argument, in_hand };
+            self.step(&context, &tasks, first.what == Self::STEP)?;
         }
     }
 
@@ -98,26 +99,26 @@ impl EnvWorker {
 
 impl EnvWorker {
     /// Steps the environments of these tasks, and answers: for all of them at once, or for one after the other.
-    fn step(&self, round: &Round<'_, '_>, tasks: &[Task], at_once: bool) -> PyResult<()> {
+    fn step(&self, context: &StepContext<'_, '_>, tasks: &[Task], at_once: bool) -> PyResult<()> {
         let first = self.core.env_range().start;
         let envs: Option<Vec<usize>> =
-            (tasks.len() != round.steps.len()).then(|| tasks.iter().map(|task| task.env).collect());
-        let actions = round.desk.call_method1("actions", (envs,))?;
+            (tasks.len() != context.steps.len()).then(|| tasks.iter().map(|task| task.env).collect());
+        let actions = context.desk.call_method1("actions", (envs,))?;
         let mut flags: SmallVec<[u8; 64]> = SmallVec::with_capacity(tasks.len());
         for (position, task) in tasks.iter().enumerate() {
-            let flag = round.step(task.env, task.env - first, &actions, position)?;
+            let flag = context.step(task.env, task.env - first, &actions, position)?;
             if at_once {
                 flags.push(flag);
             } else {
                 self.core.answer(std::slice::from_ref(task), &[flag]);
-                round.desk.call_method0("ship")?;
+                context.desk.call_method0("ship")?;
             }
         }
-        round.busy_with(0);
+        context.busy_with(0);
         if at_once {
             self.core.answer(tasks, &flags);
             if flags.iter().any(|&flag| flag != 0) {
-                round.desk.call_method0("ship")?;
+                context.desk.call_method0("ship")?;
             }
         }
         Ok(())
@@ -125,7 +126,7 @@ impl EnvWorker {
 }
 
 /// What is needed to step environments once.
-struct Round<'a, 'py> {
+struct StepContext<'a, 'py> {
     desk: &'a Bound<'py, PyAny>,
     steps: &'a Bound<'py, PyList>,
     sink: Option<&'a EnvSink>,
@@ -133,7 +134,7 @@ struct Round<'a, 'py> {
     in_hand: &'a Bound<'py, PyArray1<i64>>,
 }
 
-impl Round<'_, '_> {
+impl StepContext<'_, '_> {
     /// Steps one environment; gives its flags.
     fn step(&self, env: usize, place: usize, actions: &Bound<'_, PyAny>, position: usize) -> PyResult<u8> {
         self.busy_with(env + 1);

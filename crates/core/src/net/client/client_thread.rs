@@ -3,11 +3,13 @@
 //! It sleeps on the socket and on the client's wakeup descriptor, never with the lock held. What it meets it leaves in the shared
 //! state, and wakes those who wait.
 
-use super::dial::{ATTEMPT, FIRST_PAUSE, Failure, LATE, LONGEST_PAUSE, PARTING, SHORT_PAUSE, dial};
-use super::handle::{Ended, Outlook, Shared, State};
-use super::link::watch;
+use super::dial::{
+    ATTEMPT, FIRST_PAUSE, Failure, GOODBYE_TIMEOUT, LONGEST_PAUSE, SHORT_PAUSE, TIME_IS_UP, dial,
+};
+use super::handle::{Ended, LearnerReport, Shared, State};
+use super::link::wait_ready;
 use crate::net::wire::frame::{
-    Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_TEXT_BYTES, News, Welcome, goodbye,
+    GoodbyeReason, HEADER_BYTES, Header, Hello, Kind, MAX_TEXT_BYTES, News, Welcome, goodbye,
 };
 use crate::net::wire::limits::SILENCES;
 use crate::net::wire::stats::add;
@@ -69,7 +71,7 @@ impl<'a> ClientThread<'a> {
                     match failure {
                         Failure::Passing(why) => self.reason = Some(why),
                         Failure::Late(why) => _ = self.reason.get_or_insert(why),
-                        failure => break self.given_up(failure),
+                        failure => break self.give_up_error(failure),
                     }
                     add(&self.shared.counters.failed_connects, 1);
                     if let Some(ended) = self.too_late() {
@@ -78,8 +80,8 @@ impl<'a> ClientThread<'a> {
                 }
             }
             pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-            self.shared.caller.rest(pause, self.contact + self.limit());
-            if self.shared.caller.is_closing() {
+            self.shared.connector.pause(pause, self.contact + self.limit());
+            if self.shared.connector.is_closing() {
                 break Ended::Closed;
             }
         }
@@ -94,7 +96,7 @@ impl<'a> ClientThread<'a> {
         if self.contact.elapsed() < self.limit() {
             return None;
         }
-        let why = self.reason.as_deref().unwrap_or(LATE);
+        let why = self.reason.as_deref().unwrap_or(TIME_IS_UP);
         Some(if self.welcomed {
             Ended::Lost(format!("the learner has been away for {:.1?} ({why})", self.contact.elapsed()))
         } else {
@@ -103,12 +105,12 @@ impl<'a> ClientThread<'a> {
     }
 
     /// What a failure means: before the first welcome the caller is told its kind, afterwards what is lost by it.
-    fn given_up(&self, failure: Failure) -> Ended {
+    fn give_up_error(&self, failure: Failure) -> Ended {
         match (self.welcomed, failure) {
             (_, Failure::Cancelled) => Ended::Closed,
             (false, Failure::Token(why)) => Ended::Token(why),
             (false, Failure::Schema(theirs)) => Ended::Schema(theirs),
-            (false, Failure::Cargo(why)) => Ended::Cargo(why),
+            (false, Failure::Content(why)) => Ended::Content(why),
             (false, Failure::Protocol(what)) => Ended::Protocol(what),
             (false, Failure::Tls(what)) => Ended::Tls(what),
             (true, Failure::Schema(_)) => Ended::Lost("the learner came back with another schema".to_owned()),
@@ -117,7 +119,7 @@ impl<'a> ClientThread<'a> {
                 Failure::Passing(why)
                 | Failure::Late(why)
                 | Failure::Token(why)
-                | Failure::Cargo(why)
+                | Failure::Content(why)
                 | Failure::Protocol(why)
                 | Failure::Tls(why)
                 | Failure::Final(why),
@@ -131,7 +133,7 @@ impl<'a> ClientThread<'a> {
         let hello = {
             let state = shared.lock();
             Hello {
-                cargo: state.outbound.layout().cargo(),
+                content: state.outbound.layout().content(),
                 session: shared.session,
                 producer_id: state.producer_id,
                 attempt: self.attempt,
@@ -141,13 +143,13 @@ impl<'a> ClientThread<'a> {
             }
         };
         let deadline = (Instant::now() + ATTEMPT).min(self.contact + self.limit());
-        let (link, header, payload) = dial(&shared.caller, &hello, Kind::Welcome, deadline)?;
+        let (link, header, payload) = dial(&shared.connector, &hello, Kind::Welcome, deadline)?;
         let welcome =
             Welcome::parse(&header, &payload).map_err(|damage| Failure::Protocol(damage.to_string()))?;
         let mut state = shared.lock();
         state.outbound.resume(&welcome, &shared.counters).map_err(Failure::Final)?;
         (state.producer_id, state.published) = (Some(welcome.producer_id), welcome.news.version);
-        state.outlook = Outlook { news: welcome.news, counted: welcome.next, asked: false };
+        state.report = LearnerReport { news: welcome.news, counted: welcome.next, asked: false };
         state.link = Some(link);
         state.broken = false;
         add(&shared.counters.connects, 1);
@@ -168,7 +170,7 @@ impl<'a> ClientThread<'a> {
             state.called = false;
             let mut more = false;
             if news || state.broken {
-                more = match self.hear(&mut state, &mut inbox) {
+                more = match self.read_frames(&mut state, &mut inbox) {
                     Ok(more) => more,
                     Err(outcome) => break outcome,
                 };
@@ -178,9 +180,9 @@ impl<'a> ClientThread<'a> {
                 state.outbound.blocked = false;
                 state = self.shared.pump(state, true);
             }
-            if self.shared.caller.is_closing() {
+            if self.shared.connector.is_closing() {
                 drop(state);
-                self.part(&socket);
+                self.say_goodbye(&socket);
                 break Some(Ended::Closed);
             }
             let quiet = self.contact.elapsed();
@@ -190,22 +192,22 @@ impl<'a> ClientThread<'a> {
             }
             if quiet >= keepalive && self.pinged.elapsed() >= keepalive {
                 self.pinged = Instant::now();
-                state.outbound.say(&Header::new(Kind::Ping).bytes());
+                state.outbound.queue(&Header::new(Kind::Ping).bytes());
                 state.outbound.blocked = false;
             }
             state = self.shared.pump(state, false);
             if state.broken {
                 continue;
             }
-            let gathers = state.outbound.gathers_until();
+            let gathers = state.outbound.flush_at();
             (state.watches_out, state.watches_clock) = (state.outbound.blocked, gathers.is_some());
             let writing = state.outbound.blocked;
             drop(state);
             let now = Instant::now();
             let beat = if more { now } else { now + keepalive / 2 };
-            match watch(
+            match wait_ready(
                 Some(&socket),
-                &self.shared.caller.wakeup,
+                &self.shared.connector.wakeup,
                 writing,
                 Some(gathers.unwrap_or(beat).min(beat)),
             ) {
@@ -225,7 +227,7 @@ impl<'a> ClientThread<'a> {
     }
 
     /// Reads what there is, or much of it: then there may be more. An error ends the connection: `None`, or the client.
-    fn hear(&mut self, state: &mut State, inbox: &mut Inbox) -> Result<bool, Option<Ended>> {
+    fn read_frames(&mut self, state: &mut State, inbox: &mut Inbox) -> Result<bool, Option<Ended>> {
         let (mut heard, mut reads) = (false, 0);
         let outcome = loop {
             if reads == READS {
@@ -237,7 +239,7 @@ impl<'a> ClientThread<'a> {
                 Ok(read) => {
                     heard = true;
                     inbox.have += read;
-                    if let Err(outcome) = self.understand(state, inbox) {
+                    if let Err(outcome) = self.handle_frames(state, inbox) {
                         break Err(outcome);
                     }
                 }
@@ -254,7 +256,7 @@ impl<'a> ClientThread<'a> {
     }
 
     /// Takes the whole frames out of the inbox.
-    fn understand(&self, state: &mut State, inbox: &mut Inbox) -> Result<(), Option<Ended>> {
+    fn handle_frames(&self, state: &mut State, inbox: &mut Inbox) -> Result<(), Option<Ended>> {
         let damaged =
             |what: &str| Some(Ended::Lost(format!("the learner does not speak our protocol: {what}")));
         loop {
@@ -283,13 +285,13 @@ impl<'a> ClientThread<'a> {
                 }
                 Kind::Ping => {
                     state.published = header.version;
-                    state.outbound.say(&Header { kind: Kind::Pong, ..header }.bytes());
+                    state.outbound.queue(&Header { kind: Kind::Pong, ..header }.bytes());
                     state.outbound.blocked = false;
                 }
                 Kind::Pong => {
                     state.published = header.version;
-                    state.outlook =
-                        Outlook { news: News::of(&header), counted: header.sequence, asked: false };
+                    state.report =
+                        LearnerReport { news: News::of(&header), counted: header.sequence, asked: false };
                 }
                 Kind::Goodbye => {
                     let Some(text) =
@@ -298,8 +300,8 @@ impl<'a> ClientThread<'a> {
                         return Ok(()); // Not whole.
                     };
                     let text = String::from_utf8_lossy(text).into_owned();
-                    return Err(match Farewell::from_code(header.code) {
-                        Some(Farewell::TooSlow | Farewell::Silent) => None,
+                    return Err(match GoodbyeReason::from_code(header.code) {
+                        Some(GoodbyeReason::TooSlow | GoodbyeReason::Silent) => None,
                         _ => Some(Ended::Lost(text)),
                     });
                 }
@@ -311,18 +313,18 @@ impl<'a> ClientThread<'a> {
     }
 
     /// Says goodbye, if the socket takes it.
-    fn part(&self, socket: &std::net::TcpStream) {
-        let until = Instant::now() + PARTING;
-        self.shared.lock().outbound.finish_with(&goodbye(Farewell::Finished, ""));
+    fn say_goodbye(&self, socket: &std::net::TcpStream) {
+        let until = Instant::now() + GOODBYE_TIMEOUT;
+        self.shared.lock().outbound.finish_with(&goodbye(GoodbyeReason::Finished, ""));
         while Instant::now() < until {
             let mut state = self.shared.lock();
             state.outbound.blocked = false;
             let state = self.shared.pump(state, true);
-            if state.broken || state.outbound.has_said_all() {
+            if state.broken || state.outbound.control_is_sent() {
                 return;
             }
             drop(state);
-            let _ = watch(Some(socket), &self.shared.caller.wakeup, true, Some(until));
+            let _ = wait_ready(Some(socket), &self.shared.connector.wakeup, true, Some(until));
         }
     }
 }

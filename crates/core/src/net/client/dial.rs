@@ -1,13 +1,13 @@
 //! The client's half of the handshake: from an address to a connection on which it was welcomed.
 //!
 //! Runs on the client's own thread, with a deadline, and gives up when it is told to. Clients that send and clients of weights
-//! call the same way; a [`Caller`] is what they have in common.
+//! call the same way; a [`Connector`] is what they have in common.
 //!
 //! A client that was given no token looks for the one of its own user's learner, at the address that it is connected to, anew with
 //! each connection: a learner that came back has another one.
 
-use super::link::{Link, watch};
-use super::lookup::Directory;
+use super::link::{Link, wait_ready};
+use super::lookup::Resolver;
 use crate::error::Error;
 use crate::net::wire::frame::{
     HEADER_BYTES, Header, Hello, Kind, MAX_TEXT_BYTES, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal,
@@ -35,15 +35,15 @@ pub const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// One attempt to connect and shake hands.
 pub const ATTEMPT: Duration = Duration::from_secs(10);
 /// How long a client tries to say goodbye.
-pub const PARTING: Duration = Duration::from_millis(200);
+pub const GOODBYE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The reason when there is no other.
-pub const LATE: &str = "it did not answer in time";
+pub const TIME_IS_UP: &str = "it did not answer in time";
 
 /// Where to call, as whom, and how its thread is woken and told to end.
 #[derive(Debug)]
-pub struct Caller {
-    directory: Directory,
+pub struct Connector {
+    resolver: Resolver,
     keepalive: Duration,
     /// As it was given.
     token: Option<Token>,
@@ -53,16 +53,16 @@ pub struct Caller {
     closing: AtomicBool,
 }
 
-impl Caller {
+impl Connector {
     pub fn new(
         (host, port): (&str, u16),
         token: Option<&[u8]>,
         tls: Option<&ClientTls>,
         keepalive: Duration,
-    ) -> crate::error::Result<Caller> {
+    ) -> crate::error::Result<Connector> {
         let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        Ok(Caller {
-            directory: Directory::new(host, port),
+        Ok(Connector {
+            resolver: Resolver::new(host, port),
             keepalive,
             token: token.map(Token::new).transpose()?,
             tls: match tls {
@@ -75,7 +75,7 @@ impl Caller {
     }
 
     pub fn address(&self) -> String {
-        self.directory.address()
+        self.resolver.address()
     }
 
     /// Wakes the thread.
@@ -85,7 +85,7 @@ impl Caller {
     }
 
     /// Tells the thread to end.
-    pub fn hang_up(&self) {
+    pub fn request_stop(&self) {
         self.closing.store(true, Ordering::Relaxed);
         self.wake();
     }
@@ -95,13 +95,13 @@ impl Caller {
     }
 
     /// Sleeps for a part of `pause`, or of what is left until `deadline`, a different one each time, unless it is to end.
-    pub fn rest(&self, pause: Duration, deadline: Instant) {
+    pub fn pause(&self, pause: Duration, deadline: Instant) {
         let [dice] = random::<1>().unwrap_or([128]);
         let now = Instant::now();
         let pause = pause.min(deadline.saturating_duration_since(now));
         let until = now + pause.mul_f64(0.5 + dice as f64 / 512.0);
         while Instant::now() < until && !self.is_closing() {
-            let _ = watch(None, &self.wakeup, false, Some(until));
+            let _ = wait_ready(None, &self.wakeup, false, Some(until));
         }
     }
 }
@@ -119,7 +119,7 @@ pub enum Failure {
     /// The learner's schema.
     Schema(Vec<u8>),
     /// The learner takes records, and we have samples; or the like.
-    Cargo(String),
+    Content(String),
     Protocol(String),
     Tls(String),
     /// The learner does not want us any more.
@@ -134,14 +134,14 @@ impl From<io::Error> for Failure {
 
 /// Connects, shakes hands, says hello; gives back the frame with which it was welcomed, which is of that kind.
 pub fn dial(
-    client: &Caller,
+    client: &Connector,
     hello: &Hello,
     welcome: Kind,
     deadline: Instant,
 ) -> Result<(Link, Header, Vec<u8>), Failure> {
-    let dialler = Dialler { client, deadline };
+    let dialler = DialAttempt { client, deadline };
     let mut link = dialler.connect()?;
-    while !dialler.retry(&mut link, |link| link.shake_hands())? {}
+    while !dialler.retry(&mut link, |link| link.tls_handshake())? {}
     let (preambles, token) = dialler.exchange_preambles(&mut link)?;
     dialler.prove(&mut link, &preambles, &token).map_err(|failure| match failure {
         Failure::Token(why) if client.token.is_none() => Failure::Token(format!(
@@ -156,7 +156,7 @@ pub fn dial(
 
 /// Why a client that was given no token has none.
 #[derive(Debug)]
-enum NoToken {
+enum MissingToken {
     /// The learner is not on this machine's loopback address: there is no file to look for.
     Elsewhere,
     /// There is no file.
@@ -165,13 +165,13 @@ enum NoToken {
     Unfit(String),
 }
 
-impl NoToken {
+impl MissingToken {
     fn explain(&self, address: SocketAddr) -> String {
         let give = "the learner asks for a token, and this client has none. Give it the learner's token";
         let what = match self {
-            NoToken::Elsewhere => return give.to_owned(),
-            NoToken::Missing => "there is no such file",
-            NoToken::Unfit(what) => what,
+            MissingToken::Elsewhere => return give.to_owned(),
+            MissingToken::Missing => "there is no such file",
+            MissingToken::Unfit(what) => what,
         };
         let path = token_file::path(address);
         format!(
@@ -195,16 +195,16 @@ enum Peer {
     Learner,
 }
 
-struct Dialler<'a> {
-    client: &'a Caller,
+struct DialAttempt<'a> {
+    client: &'a Connector,
     deadline: Instant,
 }
 
-impl Dialler<'_> {
+impl DialAttempt<'_> {
     fn connect(&self) -> Result<Link, Failure> {
         let client = self.client;
-        let addresses = client.directory.look_up(&client.wakeup, self.deadline, || client.is_closing())?;
-        let mut failure = Failure::Late(LATE.to_owned());
+        let addresses = client.resolver.resolve(&client.wakeup, self.deadline, || client.is_closing())?;
+        let mut failure = Failure::Late(TIME_IS_UP.to_owned());
         for (tried, &address) in addresses.iter().enumerate() {
             // An address from which nothing comes leaves time for those behind it.
             let left = self.deadline.saturating_duration_since(Instant::now());
@@ -239,7 +239,7 @@ impl Dialler<'_> {
         }
         let socket = TcpStream::from(socket);
         loop {
-            let seen = self.watch_until(&socket, true, until)?;
+            let seen = self.wait_ready_until(&socket, true, until)?;
             if let Some(error) = socket.take_error()? {
                 return Err(error.into());
             }
@@ -250,20 +250,20 @@ impl Dialler<'_> {
     }
 
     /// Sleeps until the socket is ready; false when there is another reason to look again.
-    fn watch(&self, socket: &TcpStream, writing: bool) -> Result<bool, Failure> {
-        self.watch_until(socket, writing, self.deadline)
+    fn wait_ready(&self, socket: &TcpStream, writing: bool) -> Result<bool, Failure> {
+        self.wait_ready_until(socket, writing, self.deadline)
     }
 
     /// A peer that says nothing for as long as the kernel waits for an acknowledgement may have given up this connection
     /// already, and its word about that may be lost: the next attempt has better prospects.
-    fn watch_until(&self, socket: &TcpStream, writing: bool, until: Instant) -> Result<bool, Failure> {
+    fn wait_ready_until(&self, socket: &TcpStream, writing: bool, until: Instant) -> Result<bool, Failure> {
         let until = until.min(Instant::now() + self.client.keepalive * SILENCES);
-        let seen = watch(Some(socket), &self.client.wakeup, writing, Some(until))?;
+        let seen = wait_ready(Some(socket), &self.client.wakeup, writing, Some(until))?;
         if self.client.is_closing() {
             return Err(Failure::Cancelled);
         }
         if Instant::now() >= until {
-            return Err(Failure::Late(LATE.to_owned()));
+            return Err(Failure::Late(TIME_IS_UP.to_owned()));
         }
         Ok(seen.readable || seen.writable)
     }
@@ -282,7 +282,7 @@ impl Dialler<'_> {
                         Err(error) if error.kind() == ErrorKind::WouldBlock => true,
                         _ => writing,
                     };
-                    self.watch(&link.socket(), writing)?;
+                    self.wait_ready(&link.socket(), writing)?;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::InvalidData => {
@@ -299,7 +299,7 @@ impl Dialler<'_> {
             let wrote = loop {
                 match link.write(&[IoSlice::new(&bytes[sent..])]) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                        self.watch(&link.socket(), true)?;
+                        self.wait_ready(&link.socket(), true)?;
                     }
                     wrote => break wrote?,
                 }
@@ -308,7 +308,9 @@ impl Dialler<'_> {
         }
         loop {
             match link.flush() {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.watch(&link.socket(), true)?,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.wait_ready(&link.socket(), true)?
+                }
                 done => return Ok(done?),
             };
         }
@@ -347,19 +349,19 @@ impl Dialler<'_> {
         match (token, self.token(address)) {
             (true, Ok(token)) => Ok((Preambles { client, server }, token)),
             (false, Ok(_)) => Err(Failure::Passing("it has only just started".to_owned())),
-            (true, Err(NoToken::Missing)) => Err(Failure::Passing("it is about to stop".to_owned())),
+            (true, Err(MissingToken::Missing)) => Err(Failure::Passing("it is about to stop".to_owned())),
             (_, Err(none)) => Err(Failure::Token(none.explain(address))),
         }
     }
 
     /// What proves that we belong to the learner on this address.
-    fn token(&self, address: SocketAddr) -> Result<Token, NoToken> {
+    fn token(&self, address: SocketAddr) -> Result<Token, MissingToken> {
         match &self.client.token {
             Some(token) => Ok(token.clone()),
-            None if !address.ip().to_canonical().is_loopback() => Err(NoToken::Elsewhere),
+            None if !address.ip().to_canonical().is_loopback() => Err(MissingToken::Elsewhere),
             None => token_file::read(&token_file::path(address)).map_err(|missing| match missing {
-                Missing::NoFile => NoToken::Missing,
-                Missing::Unfit(what) => NoToken::Unfit(what),
+                Missing::NoFile => MissingToken::Missing,
+                Missing::Unfit(what) => MissingToken::Unfit(what),
             }),
         }
     }
@@ -399,7 +401,7 @@ impl Dialler<'_> {
             Kind::Refuse => {
                 let (text, schema) = parse_refuse(&payload).map_err(|damage| damaged(damage.0))?;
                 match refused(header.code, text, schema) {
-                    Failure::Schema(_) | Failure::Cargo(_) if peer == Peer::Stranger => {
+                    Failure::Schema(_) | Failure::Content(_) if peer == Peer::Stranger => {
                         Err(damaged("a refusal is out of turn"))
                     }
                     failure => Err(failure),
@@ -414,7 +416,7 @@ impl Dialler<'_> {
 fn refused(code: u16, text: String, schema: Vec<u8>) -> Failure {
     match Refusal::from_code(code) {
         Some(Refusal::TokenNeeded | Refusal::TokenWrong | Refusal::TokenUnexpected) => Failure::Token(text),
-        Some(Refusal::Cargo) => Failure::Cargo(text),
+        Some(Refusal::Content) => Failure::Content(text),
         Some(Refusal::Schema) => Failure::Schema(schema),
         Some(Refusal::Busy) => Failure::Passing(text),
         Some(Refusal::Protocol) => Failure::Protocol(text),
@@ -437,16 +439,16 @@ mod tests {
         let learner = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = learner.local_addr().unwrap().port();
         std::thread::spawn(move || {
-            let mut callers = Vec::new();
+            let mut sockets = Vec::new();
             for text in ["every seat is taken", "nobody left in time"] {
-                let (mut caller, _) = learner.accept().unwrap();
-                caller.read_exact(&mut [0; PREAMBLE_BYTES]).unwrap();
+                let (mut socket, _) = learner.accept().unwrap();
+                socket.read_exact(&mut [0; PREAMBLE_BYTES]).unwrap();
                 let preamble = Preamble { protocol: PROTOCOL, token: true, nonce: nonce().unwrap() };
-                caller.write_all(&preamble.bytes()).unwrap();
-                caller.write_all(&refuse(Refusal::Busy, text, b"")).unwrap();
-                callers.push(caller); // An answer that was read as a whole, whatever the client still says.
+                socket.write_all(&preamble.bytes()).unwrap();
+                socket.write_all(&refuse(Refusal::Busy, text, b"")).unwrap();
+                sockets.push(socket); // An answer that was read as a whole, whatever the client still says.
             }
-            callers.extend(learner.incoming().flatten()); // From now on it is mute.
+            sockets.extend(learner.incoming().flatten()); // From now on it is mute.
         });
         let (connect_timeout, token) = (Duration::from_secs(2), Some(b"secret".to_vec()));
         let spec = TcpClientSpec {
@@ -489,8 +491,8 @@ mod tests {
     fn a_pause_ends_with_the_time_that_is_left() {
         let (over, waits) = mpsc::channel();
         std::thread::spawn(move || {
-            let caller = Caller::new(("127.0.0.1", 1), None, None, Duration::from_secs(1)).unwrap();
-            caller.rest(Duration::from_secs(3600), Instant::now() + Duration::from_millis(20));
+            let connector = Connector::new(("127.0.0.1", 1), None, None, Duration::from_secs(1)).unwrap();
+            connector.pause(Duration::from_secs(3600), Instant::now() + Duration::from_millis(20));
             let _ = over.send(());
         });
         waits.recv_timeout(Duration::from_secs(60)).unwrap();

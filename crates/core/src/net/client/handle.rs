@@ -15,7 +15,7 @@
 //! to the next caller.
 
 use super::client_thread::ClientThread;
-use super::dial::Caller;
+use super::dial::Connector;
 use super::link::{Link, write_to};
 use super::outbound::Outbound;
 use super::packing::Layout;
@@ -77,7 +77,7 @@ pub enum Ended {
     Unreachable(String),
     Token(String),
     Schema(Vec<u8>),
-    Cargo(String),
+    Content(String),
     Protocol(String),
     Tls(String),
 }
@@ -86,7 +86,7 @@ pub enum Ended {
 #[derive(Debug)]
 pub struct Shared {
     pub spec: TcpClientSpec,
-    pub caller: Caller,
+    pub connector: Connector,
     pub schema: Vec<u8>,
     pub session: [u8; 16],
     state: Mutex<State>,
@@ -97,7 +97,7 @@ pub struct Shared {
 
 /// How far the learner is, as it said last.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Outlook {
+pub struct LearnerReport {
     pub news: News,
     /// What we sent below this number is in its count, if it still waits.
     pub counted: u64,
@@ -112,7 +112,7 @@ pub struct State {
     pub producer_id: Option<u32>,
     /// The newest weights that the learner told of.
     pub published: u32,
-    pub outlook: Outlook,
+    pub report: LearnerReport,
     pub ended: Option<Ended>,
     /// Refused by the ring's policy, and not yet told: first, and how many.
     pub refused: Option<(u64, u64)>,
@@ -134,7 +134,7 @@ impl Shared {
 
     /// The error for a caller that comes after the end.
     fn error(&self, state: &State, ended: &Ended) -> Error {
-        let address = self.caller.address();
+        let address = self.connector.address();
         match ended.clone() {
             Ended::Closed => Error::Closed,
             Ended::Lost(why) => Error::ConnectionClosed {
@@ -146,7 +146,7 @@ impl Shared {
             Ended::Unreachable(why) => Error::Unreachable { address, why },
             Ended::Token(why) => Error::Token { address, why },
             Ended::Schema(theirs) => Error::ForeignSchema { address, ours: self.schema.clone(), theirs },
-            Ended::Cargo(why) => Error::WrongCargo { address, why },
+            Ended::Content(why) => Error::WrongContent { address, why },
             Ended::Protocol(what) => Error::Protocol { address, what },
             Ended::Tls(what) => Error::Tls { what: format!("{address}: {what}") },
         }
@@ -155,7 +155,7 @@ impl Shared {
     /// What has to be told to the next caller, before anything is done.
     fn check(&self, state: &mut State) -> Result<()> {
         if let Some((first, count)) = state.refused.take() {
-            return Err(Error::Refused { cargo: state.outbound.layout().cargo().name(), first, count });
+            return Err(Error::Refused { content: state.outbound.layout().content().name(), first, count });
         }
         match state.ended.clone() {
             Some(ended) => Err(self.error(state, &ended)),
@@ -198,12 +198,12 @@ impl Shared {
         let needed = state.broken
             || (state.outbound.blocked && !state.watches_out)
             || (state.outbound.has_work() && !state.called)
-            || (!state.watches_clock && state.outbound.gathers_until().is_some());
+            || (!state.watches_clock && state.outbound.flush_at().is_some());
         if needed {
             (state.watches_out, state.watches_clock) = (true, true); // It will.
             state.called = true;
             drop(state);
-            self.caller.wake();
+            self.connector.wake();
         }
     }
 }
@@ -236,7 +236,7 @@ impl Client {
         }
         let (token, tls) = (spec.token.as_deref(), spec.tls.as_ref());
         let shared = Arc::new(Shared {
-            caller: Caller::new((&spec.host, spec.port), token, tls, spec.keepalive)?,
+            connector: Connector::new((&spec.host, spec.port), token, tls, spec.keepalive)?,
             schema: schema.to_vec(),
             session: random()?,
             state: Mutex::new(State {
@@ -244,7 +244,7 @@ impl Client {
                 link: None,
                 producer_id: spec.producer_id,
                 published: 0,
-                outlook: Outlook::default(),
+                report: LearnerReport::default(),
                 ended: None,
                 refused: None,
                 refused_until: 0,
@@ -375,7 +375,7 @@ impl Client {
 
     /// Ends the thread, with a goodbye if there is somebody to say it to.
     fn end(&self) {
-        self.shared.caller.hang_up();
+        self.shared.connector.request_stop();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             let _ = thread.join();
@@ -391,10 +391,10 @@ impl Client {
             return News::default();
         }
         let mut state = self.shared.lock();
-        let Outlook { news, counted, asked } = state.outlook;
+        let LearnerReport { news, counted, asked } = state.report;
         let since = state.outbound.next.saturating_sub(counted);
         if !asked && state.link.is_some() {
-            state.outlook.asked = state.outbound.say(&Header::new(Kind::Ping).bytes());
+            state.report.asked = state.outbound.queue(&Header::new(Kind::Ping).bytes());
             self.shared.push(state, false);
         }
         News { waiting: since.saturating_add(news.waiting as u64).min(u32::MAX as u64) as u32, ..news }

@@ -15,9 +15,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The socket as rustls sees it.
-struct Quiet<'a>(&'a TcpStream);
+struct NoSigpipeSocket<'a>(&'a TcpStream);
 
-impl Write for Quiet<'_> {
+impl Write for NoSigpipeSocket<'_> {
     fn write(&mut self, bytes: &[u8]) -> Result<usize> {
         self.write_vectored(&[IoSlice::new(bytes)])
     }
@@ -38,7 +38,7 @@ impl Write for Quiet<'_> {
 
 /// Writes some of it to a plain socket.
 pub fn write_to(socket: &TcpStream, parts: &[IoSlice<'_>]) -> Result<usize> {
-    Quiet(socket).write_vectored(parts)
+    NoSigpipeSocket(socket).write_vectored(parts)
 }
 
 /// A connected socket.
@@ -66,7 +66,7 @@ impl Link {
 
     /// Writes some of it.
     pub fn write(&mut self, parts: &[IoSlice<'_>]) -> Result<usize> {
-        let Some(tls) = &mut self.tls else { return Quiet(&self.socket).write_vectored(parts) };
+        let Some(tls) = &mut self.tls else { return NoSigpipeSocket(&self.socket).write_vectored(parts) };
         let written = tls.writer().write_vectored(parts)?;
         match flush_tls(tls, &self.socket) {
             Err(error) if error.kind() == ErrorKind::WouldBlock && written > 0 => Ok(written),
@@ -111,7 +111,7 @@ impl Link {
     }
 
     /// The handshake of TLS, as far as it goes; true when it is done.
-    pub fn shake_hands(&mut self) -> Result<bool> {
+    pub fn tls_handshake(&mut self) -> Result<bool> {
         let Some(tls) = &mut self.tls else { return Ok(true) };
         while tls.is_handshaking() {
             flush_tls(tls, &self.socket)?;
@@ -132,14 +132,14 @@ impl Link {
 
 fn flush_tls(tls: &mut ClientConnection, socket: &TcpStream) -> Result<()> {
     while tls.wants_write() {
-        tls.write_tls(&mut Quiet(socket))?;
+        tls.write_tls(&mut NoSigpipeSocket(socket))?;
     }
     Ok(())
 }
 
-/// Why [`watch`] came back.
+/// Why [`wait_ready`] came back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct Readiness {
     pub readable: bool,
     pub writable: bool,
     /// Somebody called.
@@ -147,12 +147,12 @@ pub struct Seen {
 }
 
 /// Sleeps until the socket can be read (or written, if `writing`), somebody calls, or it is `until`.
-pub fn watch(
+pub fn wait_ready(
     socket: Option<&TcpStream>,
     wakeup: &OwnedFd,
     writing: bool,
     until: Option<Instant>,
-) -> Result<Seen> {
+) -> Result<Readiness> {
     let limit = until.map(|until| {
         let left = until.saturating_duration_since(Instant::now()).min(Duration::from_secs(3600));
         Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos() as i64 }
@@ -166,7 +166,7 @@ pub fn watch(
         },
     ];
     match poll(&mut fds, limit.as_ref()) {
-        Err(Errno::INTR) => return Ok(Seen::default()),
+        Err(Errno::INTR) => return Ok(Readiness::default()),
         other => other?,
     };
     let (called, events) = (!fds[0].revents().is_empty(), fds[1].revents());
@@ -175,7 +175,7 @@ pub fn watch(
         let _ = rustix::io::read(wakeup, &mut count); // Non-blocking; only resets it.
     }
     let broken = PollFlags::ERR | PollFlags::HUP;
-    Ok(Seen {
+    Ok(Readiness {
         readable: socket.is_some() && events.intersects(PollFlags::IN | broken),
         writable: socket.is_some() && events.intersects(PollFlags::OUT | broken),
         called,

@@ -1,12 +1,12 @@
 //! The addresses of a host by its name, asked for by a thread of its own: the system's resolver cannot be told when to stop.
 //!
-//! A [`Directory`] has at most one question under way. Who cannot wait any longer leaves it there, and the next attempt goes on
+//! A [`Resolver`] has at most one question under way. Who cannot wait any longer leaves it there, and the next attempt goes on
 //! with it: a name server that does not answer costs one thread of a client, however often that tries. When the client is
 //! closed first, the thread ends with the resolver's own timeout (`timeout` and `attempts` in resolv.conf). What is an address
 //! already is asked of nobody.
 
 use super::dial::Failure;
-use super::link::watch;
+use super::link::wait_ready;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
@@ -18,15 +18,15 @@ type Answer = io::Result<Vec<SocketAddr>>;
 
 /// Where a client finds the addresses of its learner.
 #[derive(Debug)]
-pub struct Directory {
+pub struct Resolver {
     host: String,
     port: u16,
     asked: Mutex<Option<Receiver<Answer>>>,
 }
 
-impl Directory {
-    pub fn new(host: &str, port: u16) -> Directory {
-        Directory { host: host.to_owned(), port, asked: Mutex::new(None) }
+impl Resolver {
+    pub fn new(host: &str, port: u16) -> Resolver {
+        Resolver { host: host.to_owned(), port, asked: Mutex::new(None) }
     }
 
     pub fn address(&self) -> String {
@@ -34,7 +34,7 @@ impl Directory {
     }
 
     /// Waits for the addresses, until `deadline` or until `is_closing` says so; whoever makes it do so writes to `wakeup`.
-    pub fn look_up(
+    pub fn resolve(
         &self,
         wakeup: &Arc<OwnedFd>,
         deadline: Instant,
@@ -67,7 +67,7 @@ impl Directory {
                 *asked = Some(answer);
                 return Err(Failure::Late(format!("the name '{host}' was not resolved in time")));
             }
-            watch(None, wakeup, false, Some(deadline))?;
+            wait_ready(None, wakeup, false, Some(deadline))?;
         }
     }
 
@@ -196,20 +196,20 @@ mod tests {
 
     #[test]
     fn the_next_attempt_goes_on_with_the_question_of_the_last() {
-        let (directory, wakeup) = (Directory::new("asked.twice", 7), wakeup());
+        let (resolver, wakeup) = (Resolver::new("asked.twice", 7), wakeup());
         for _ in 0..2 {
-            let late = directory.look_up(&wakeup, Instant::now() + Duration::from_millis(20), || false);
+            let late = resolver.resolve(&wakeup, Instant::now() + Duration::from_millis(20), || false);
             assert!(matches!(late, Err(Failure::Late(why)) if why.contains("not resolved in time")));
         }
         answer("asked.twice");
-        let found = directory.look_up(&wakeup, Instant::now() + Duration::from_secs(20), || false).unwrap();
+        let found = resolver.resolve(&wakeup, Instant::now() + Duration::from_secs(20), || false).unwrap();
         assert_eq!(found, ["127.0.0.2:7".parse().unwrap(), "127.0.0.1:7".parse().unwrap()]);
         assert_eq!(ASKED_TWICE.load(Ordering::Relaxed), 1);
     }
 
     #[test]
     fn an_address_is_asked_of_nobody() {
-        let found = Directory::new("::1", 7).look_up(&wakeup(), Instant::now(), || false).unwrap();
+        let found = Resolver::new("::1", 7).resolve(&wakeup(), Instant::now(), || false).unwrap();
         assert_eq!(found, ["[::1]:7".parse().unwrap()]);
     }
     #[test]

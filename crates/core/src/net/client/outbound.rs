@@ -17,7 +17,7 @@
 
 use super::packing::{Frame, Layout};
 use crate::error::{Error, Result};
-use crate::net::wire::frame::{Cargo, Entry, HEADER_BYTES, Header, Welcome};
+use crate::net::wire::frame::{Content, Entry, HEADER_BYTES, Header, Welcome};
 use crate::net::wire::limits::MAX_SAMPLE_BYTES;
 use crate::net::wire::stats::{ClientCounters, add};
 use std::collections::VecDeque;
@@ -68,11 +68,11 @@ pub struct Outbound {
 #[derive(Debug)]
 pub struct Piece {
     connection: u64,
-    words: Words,
+    kind: PieceKind,
 }
 
 #[derive(Debug)]
-enum Words {
+enum PieceKind {
     Control(Vec<u8>),
     Data { frame: Arc<Frame>, header: [u8; HEADER_BYTES], skip: usize, offset: usize },
 }
@@ -118,9 +118,9 @@ impl Outbound {
         let frames = || self.queue.iter().map(|frame| &**frame).chain(&self.open);
         let largest = frames().map(|frame| frame.rows).max().unwrap_or(0);
         if largest > welcome.max_rows as usize {
-            let (most, cargo) = (welcome.max_rows, self.layout.cargo().name());
+            let (most, content) = (welcome.max_rows, self.layout.content().name());
             return Err(format!(
-                "the learner now takes {most} {cargo} at a time, and {largest} are packed already"
+                "the learner now takes {most} {content} at a time, and {largest} are packed already"
             ));
         }
         let largest = frames().map(|frame| self.layout.largest_record(frame)).max().unwrap_or(0);
@@ -241,7 +241,7 @@ impl Outbound {
 
     /// Whether a sample would find room, or a record of so many bytes.
     pub fn has_room(&self, bytes: u64) -> bool {
-        let records = self.layout.cargo() == Cargo::Records;
+        let records = self.layout.content() == Content::Records;
         let room = |open: &Frame| !records || self.layout.fits_record(open, bytes);
         let open = self.open.as_ref().is_some_and(|open| open.rows < self.frame_rows && room(open));
         self.frame_rows > 0 && (open || self.queue.len() < self.limit)
@@ -264,7 +264,7 @@ impl Outbound {
     }
 
     /// Puts a small frame behind the one that is being written; says whether it did.
-    pub fn say(&mut self, frame: &[u8]) -> bool {
+    pub fn queue(&mut self, frame: &[u8]) -> bool {
         if self.control_sent == self.control.len() {
             self.control.clear();
             self.control_sent = 0;
@@ -280,11 +280,11 @@ impl Outbound {
     /// The last frame: no data after it.
     pub fn finish_with(&mut self, goodbye: &[u8]) {
         self.credit = 0;
-        self.say(goodbye);
+        self.queue(goodbye);
     }
 
     /// When the open frame must leave, if the learner would take it.
-    pub fn gathers_until(&self) -> Option<Instant> {
+    pub fn flush_at(&self) -> Option<Instant> {
         let open = self.open.as_ref()?;
         let waits = open.rows > 0 && !self.blocked && self.written < self.window();
         waits.then(|| self.opened + GATHER)
@@ -295,14 +295,14 @@ impl Outbound {
     }
 
     /// Whether every small frame is written.
-    pub fn has_said_all(&self) -> bool {
+    pub fn control_is_sent(&self) -> bool {
         self.control_sent == self.control.len()
     }
 
     /// Whether somebody should write, and nobody does.
     pub fn has_work(&self) -> bool {
         let data = self.written < self.queue.len() && self.written < self.window();
-        !self.writing && !self.blocked && (data || self.offset > 0 || !self.has_said_all())
+        !self.writing && !self.blocked && (data || self.offset > 0 || !self.control_is_sent())
     }
 
     /// Whether data is under way: somebody else than the sender may write the rest.
@@ -316,16 +316,16 @@ impl Outbound {
         if self.writing || self.blocked {
             return None;
         }
-        let words = if self.offset == 0 && !self.has_said_all() {
-            Words::Control(self.control[self.control_sent..].to_vec())
+        let kind = if self.offset == 0 && !self.control_is_sent() {
+            PieceKind::Control(self.control[self.control_sent..].to_vec())
         } else {
             self.next_data(eager)?
         };
         self.writing = true;
-        Some(Piece { connection: self.connection, words })
+        Some(Piece { connection: self.connection, kind })
     }
 
-    fn next_data(&mut self, eager: bool) -> Option<Words> {
+    fn next_data(&mut self, eager: bool) -> Option<PieceKind> {
         if self.offset == 0 && self.written >= self.window() {
             return None;
         }
@@ -349,7 +349,7 @@ impl Outbound {
             ..Header::new(self.layout.kind())
         };
         self.touched = self.touched.max(frame.end());
-        Some(Words::Data { frame, header: header.bytes(), skip, offset: self.offset })
+        Some(PieceKind::Data { frame, header: header.bytes(), skip, offset: self.offset })
     }
 
     pub fn layout(&self) -> Arc<Layout> {
@@ -374,9 +374,9 @@ impl Outbound {
             }
             written => written?,
         };
-        match piece.words {
-            Words::Control(_) => self.control_sent += written,
-            Words::Data { frame, skip, .. } => {
+        match piece.kind {
+            PieceKind::Control(_) => self.control_sent += written,
+            PieceKind::Data { frame, skip, .. } => {
                 add(&counters.bytes, written as u64);
                 self.offset += written;
                 let waits = self.queue.get(self.written).is_some_and(|next| Arc::ptr_eq(next, &frame));
@@ -400,9 +400,9 @@ impl Piece {
         layout: &Layout,
         write: impl FnOnce(&[IoSlice<'_>]) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        let (frame, header, skip, offset) = match &self.words {
-            Words::Control(bytes) => return write(&[IoSlice::new(bytes)]),
-            Words::Data { frame, header, skip, offset } => (frame, header, *skip, *offset),
+        let (frame, header, skip, offset) = match &self.kind {
+            PieceKind::Control(bytes) => return write(&[IoSlice::new(bytes)]),
+            PieceKind::Data { frame, header, skip, offset } => (frame, header, *skip, *offset),
         };
         let mut parts: [IoSlice<'_>; PARTS] = std::array::from_fn(|_| IoSlice::new(&[]));
         let (mut count, mut before) = (0, offset);

@@ -8,7 +8,7 @@
 //! All samples of a frame have one version, which is in its header; records have theirs in the index. A frame leaves
 //! with one vectored write, and may leave without its first rows, which have arrived over another connection.
 
-use crate::net::wire::frame::{Cargo, ENTRY_BYTES, Entry, Kind};
+use crate::net::wire::frame::{Content, ENTRY_BYTES, Entry, Kind};
 use crate::net::wire::limits::{FRAME_BYTES, MAX_FRAME_RECORDS};
 
 /// Adjacent samples of one version, or adjacent records.
@@ -67,10 +67,10 @@ impl Layout {
         Layout::Samples(Columns { leaf_bytes, leaf_offsets, sample_bytes, capacity })
     }
 
-    pub fn cargo(&self) -> Cargo {
+    pub fn content(&self) -> Content {
         match self {
-            Layout::Samples(_) => Cargo::Samples,
-            Layout::Records => Cargo::Records,
+            Layout::Samples(_) => Content::Samples,
+            Layout::Records => Content::Records,
         }
     }
 

@@ -1,10 +1,12 @@
 //! One connection of a mirror: asks for versions, and reads them from the socket into the local segment.
 
-use super::shared::{Local, Shared};
+use super::shared::{LocalCopy, Shared};
 use crate::error::{Error, Result};
-use crate::net::client::dial::PARTING;
-use crate::net::client::link::{Link, watch};
-use crate::net::wire::frame::{Damage, Farewell, HEADER_BYTES, Header, Kind, LeafList, Verdict, goodbye};
+use crate::net::client::dial::GOODBYE_TIMEOUT;
+use crate::net::client::link::{Link, wait_ready};
+use crate::net::wire::frame::{
+    Damage, GoodbyeReason, HEADER_BYTES, Header, Kind, LeafList, Verdict, goodbye,
+};
 use crate::net::wire::limits::SILENCES;
 use crate::net::wire::stats::add;
 use crate::weights::{Draft, mirror};
@@ -19,7 +21,7 @@ const MOST_UNSENT: usize = 16 * 1024;
 const ROOMS: usize = 64;
 
 /// Why a connection ends.
-pub enum Parted {
+pub enum Disconnect {
     /// May be better with the next.
     Broken(String),
     /// As `Failure::Late` of a dial.
@@ -28,22 +30,22 @@ pub enum Parted {
     Final(Error),
 }
 
-impl From<std::io::Error> for Parted {
-    fn from(error: std::io::Error) -> Parted {
-        Parted::Broken(error.to_string())
+impl From<std::io::Error> for Disconnect {
+    fn from(error: std::io::Error) -> Disconnect {
+        Disconnect::Broken(error.to_string())
     }
 }
 
-impl From<Damage> for Parted {
-    fn from(damage: Damage) -> Parted {
-        Parted::Broken(format!("the learner does not speak our protocol: {damage}"))
+impl From<Damage> for Disconnect {
+    fn from(damage: Damage) -> Disconnect {
+        Disconnect::Broken(format!("the learner does not speak our protocol: {damage}"))
     }
 }
 
 /// One connection of the mirror.
-pub struct Line<'a> {
+pub struct MirrorConnection<'a> {
     shared: &'a Shared,
-    local: Arc<Local>,
+    local: Arc<LocalCopy>,
     contact: &'a mut Instant,
     pinged: Instant,
     link: Link,
@@ -53,9 +55,14 @@ pub struct Line<'a> {
     have: usize,
 }
 
-impl<'a> Line<'a> {
-    pub fn new(shared: &'a Shared, local: Arc<Local>, contact: &'a mut Instant, link: Link) -> Line<'a> {
-        Line {
+impl<'a> MirrorConnection<'a> {
+    pub fn new(
+        shared: &'a Shared,
+        local: Arc<LocalCopy>,
+        contact: &'a mut Instant,
+        link: Link,
+    ) -> MirrorConnection<'a> {
+        MirrorConnection {
             shared,
             local,
             contact,
@@ -68,22 +75,22 @@ impl<'a> Line<'a> {
     }
 
     /// Fetches version after version, until the end.
-    pub fn serve(mut self) -> Parted {
-        let parted = loop {
-            if let Err(parted) = self.fetch() {
-                break parted;
+    pub fn serve(mut self) -> Disconnect {
+        let disconnect = loop {
+            if let Err(disconnect) = self.fetch() {
+                break disconnect;
             }
         };
-        if self.shared.caller.is_closing() {
-            self.part();
+        if self.shared.connector.is_closing() {
+            self.say_goodbye();
         }
-        parted
+        disconnect
     }
 
     /// Asks for a version that is newer than ours, waits for it and publishes it. One that is void is asked for again.
-    fn fetch(&mut self) -> Result<(), Parted> {
-        let have = self.local.version().map_err(Parted::Final)?;
-        self.say(&Header { sequence: have, ..Header::new(Kind::Fetch) }.bytes());
+    fn fetch(&mut self) -> Result<(), Disconnect> {
+        let have = self.local.version().map_err(Disconnect::Final)?;
+        self.queue(&Header { sequence: have, ..Header::new(Kind::Fetch) }.bytes());
         let header = self.expect(&[Kind::Version])?;
         let list = self.list(&header)?;
         let version = header.sequence;
@@ -94,23 +101,23 @@ impl<'a> Line<'a> {
         if have == 0 && list.leaves.len() != local.weights().geometry().leaves() {
             return Err(Damage("the first version is not whole").into());
         }
-        let draft = local.writer.draft(version, &list.leaves).map_err(Parted::Final)?;
+        let draft = local.writer.draft(version, &list.leaves).map_err(Disconnect::Final)?;
         let whole = self.receive(&draft, &list, version)?;
         if !whole {
             add(&self.shared.counters.voids, 1);
             return Ok(());
         }
         match draft.publish(local.weights().has_checksums().then_some(&list.checksums)) {
-            Ok(_) => self.publish().map_err(Parted::Final),
+            Ok(_) => self.publish().map_err(Disconnect::Final),
             Err(error @ Error::Checksum { .. }) => {
-                Err(Parted::Broken(format!("damaged on the way: {error}")))
+                Err(Disconnect::Broken(format!("damaged on the way: {error}")))
             }
-            Err(error) => Err(Parted::Final(error)),
+            Err(error) => Err(Disconnect::Final(error)),
         }
     }
 
     /// The leaves that will come.
-    fn list(&mut self, header: &Header) -> Result<LeafList, Parted> {
+    fn list(&mut self, header: &Header) -> Result<LeafList, Disconnect> {
         let leaves = self.local.weights().geometry().leaves();
         if header.rows as usize > leaves {
             return Err(Damage("a version has too many leaves").into());
@@ -121,8 +128,8 @@ impl<'a> Line<'a> {
     }
 
     /// Reads the pieces into the draft; false when they are void.
-    fn receive(&mut self, draft: &Draft<'_>, list: &LeafList, version: u64) -> Result<bool, Parted> {
-        let mut places = Places::new(list.leaves.iter().map(|&leaf| draft.place(leaf)));
+    fn receive(&mut self, draft: &Draft<'_>, list: &LeafList, version: u64) -> Result<bool, Disconnect> {
+        let mut places = LeafRooms::new(list.leaves.iter().map(|&leaf| draft.place(leaf)));
         loop {
             let header = self.expect(&[Kind::Piece, Kind::Verdict])?;
             if header.sequence != version {
@@ -162,7 +169,7 @@ impl<'a> Line<'a> {
     }
 
     /// The next frame of one of these kinds; others that may come at any time are dealt with.
-    fn expect(&mut self, kinds: &[Kind]) -> Result<Header, Parted> {
+    fn expect(&mut self, kinds: &[Kind]) -> Result<Header, Disconnect> {
         loop {
             while self.have < HEADER_BYTES {
                 let (mut head, have) = (self.head, self.have);
@@ -177,16 +184,16 @@ impl<'a> Line<'a> {
                 Kind::Ping if self.outbox.len() > MOST_UNSENT => {
                     return Err(Damage("it asks, and does not read the answers").into());
                 }
-                Kind::Ping => self.say(&Header { kind: Kind::Pong, ..header }.bytes()),
+                Kind::Ping => self.queue(&Header { kind: Kind::Pong, ..header }.bytes()),
                 Kind::Pong => {}
                 Kind::Goodbye => {
                     let mut text = vec![0; header.length as usize]; // Bounded by the kind.
                     self.read_exact(&mut text)?;
                     let text = String::from_utf8_lossy(&text).into_owned();
-                    return Err(match Farewell::from_code(header.code) {
+                    return Err(match GoodbyeReason::from_code(header.code) {
                         // Nothing more will come. A learner that merely stops may be back.
-                        Some(Farewell::RingClosed) => Parted::Final(self.shared.lost(text)),
-                        _ => Parted::Broken(text),
+                        Some(GoodbyeReason::RingClosed) => Disconnect::Final(self.shared.lost(text)),
+                        _ => Disconnect::Broken(text),
                     });
                 }
                 Kind::Extension(_) => self.skip(header.length)?,
@@ -195,7 +202,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    fn skip(&mut self, length: u64) -> Result<(), Parted> {
+    fn skip(&mut self, length: u64) -> Result<(), Disconnect> {
         let mut left = length as usize;
         let mut scratch = [0; 1024];
         while left > 0 {
@@ -205,7 +212,7 @@ impl<'a> Line<'a> {
         Ok(())
     }
 
-    fn read_exact(&mut self, room: &mut [u8]) -> Result<(), Parted> {
+    fn read_exact(&mut self, room: &mut [u8]) -> Result<(), Disconnect> {
         let mut have = 0;
         while have < room.len() {
             have += self.read(&mut [IoSliceMut::new(&mut room[have..])])?;
@@ -214,7 +221,7 @@ impl<'a> Line<'a> {
     }
 
     /// Reads at most `most` bytes into their places, and what comes of the next header behind them; says how many of the former.
-    fn fill(&mut self, places: &mut Places, most: usize) -> Result<usize, Parted> {
+    fn fill(&mut self, places: &mut LeafRooms, most: usize) -> Result<usize, Disconnect> {
         let mut head = self.head;
         let mut rooms: [IoSliceMut<'_>; ROOMS + 1] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
         let (mut count, bytes) = places.rooms(most, &mut rooms[..ROOMS]);
@@ -232,7 +239,7 @@ impl<'a> Line<'a> {
     }
 
     /// Reads some bytes; says what is to be said meanwhile, and breaks silence with pings, of which three are borne.
-    fn read(&mut self, rooms: &mut [IoSliceMut<'_>]) -> Result<usize, Parted> {
+    fn read(&mut self, rooms: &mut [IoSliceMut<'_>]) -> Result<usize, Disconnect> {
         let keepalive = self.shared.spec.keepalive;
         loop {
             let blocked = self.flush()?;
@@ -245,29 +252,29 @@ impl<'a> Line<'a> {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error.into()),
             }
-            if self.shared.caller.is_closing() {
-                return Err(Parted::Final(Error::Closed));
+            if self.shared.connector.is_closing() {
+                return Err(Disconnect::Final(Error::Closed));
             }
             let quiet = self.contact.elapsed();
             if quiet >= keepalive * SILENCES {
-                return Err(Parted::Broken(format!("nothing was heard of the learner for {quiet:.1?}")));
+                return Err(Disconnect::Broken(format!("nothing was heard of the learner for {quiet:.1?}")));
             }
             if quiet >= keepalive && self.pinged.elapsed() >= keepalive {
                 self.pinged = Instant::now();
-                self.say(&Header::new(Kind::Ping).bytes());
+                self.queue(&Header::new(Kind::Ping).bytes());
                 continue;
             }
             let beat = Instant::now() + keepalive / 2;
-            watch(Some(&self.link.socket()), &self.shared.caller.wakeup, blocked, Some(beat))?;
+            wait_ready(Some(&self.link.socket()), &self.shared.connector.wakeup, blocked, Some(beat))?;
         }
     }
 
-    fn say(&mut self, frame: &[u8]) {
+    fn queue(&mut self, frame: &[u8]) {
         self.outbox.extend_from_slice(frame);
     }
 
     /// Writes what the socket takes; true when it does not take all of it.
-    fn flush(&mut self) -> Result<bool, Parted> {
+    fn flush(&mut self) -> Result<bool, Disconnect> {
         while !self.outbox.is_empty() {
             match self.link.write(&[IoSlice::new(&self.outbox)]) {
                 Ok(written) => drop(self.outbox.drain(..written)),
@@ -282,28 +289,28 @@ impl<'a> Line<'a> {
     }
 
     /// Says goodbye, if the socket takes it.
-    fn part(&mut self) {
-        let until = Instant::now() + PARTING;
-        self.say(&goodbye(Farewell::Finished, ""));
+    fn say_goodbye(&mut self) {
+        let until = Instant::now() + GOODBYE_TIMEOUT;
+        self.queue(&goodbye(GoodbyeReason::Finished, ""));
         while Instant::now() < until && matches!(self.flush(), Ok(true)) {
-            let _ = watch(Some(&self.link.socket()), &self.shared.caller.wakeup, true, Some(until));
+            let _ = wait_ready(Some(&self.link.socket()), &self.shared.connector.wakeup, true, Some(until));
         }
     }
 }
 
 /// Where the bytes of a version go, in order.
-struct Places {
+struct LeafRooms {
     places: Vec<(*mut u8, usize)>,
     /// The next byte: in which of them, and where in it.
     at: (usize, usize),
     left: usize,
 }
 
-impl Places {
-    fn new(places: impl Iterator<Item = (*mut u8, usize)>) -> Places {
+impl LeafRooms {
+    fn new(places: impl Iterator<Item = (*mut u8, usize)>) -> LeafRooms {
         let places: Vec<_> = places.collect();
         let left = places.iter().map(|(_, bytes)| bytes).sum();
-        Places { places, at: (0, 0), left }
+        LeafRooms { places, at: (0, 0), left }
     }
 
     /// Puts the next rooms into `rooms`, of at most `most` bytes; says how many rooms, and bytes.

@@ -1,9 +1,9 @@
 //! [`WeightMirror`]: what callers hold.
 
 use super::mirror_thread::MirrorThread;
-use super::shared::{Local, Shared, State, WeightMirrorSpec};
+use super::shared::{LocalCopy, Shared, State, WeightMirrorSpec};
 use crate::error::{Error, Result};
-use crate::net::client::dial::Caller;
+use crate::net::client::dial::Connector;
 use crate::net::wire::limits::within_reason;
 use crate::net::wire::stats::{MirrorCounters, MirrorStats};
 use crate::sys::sync::{EventCount, Woken};
@@ -30,7 +30,7 @@ impl WeightMirror {
         }
         let (token, tls) = (spec.token.as_deref(), spec.tls.as_ref());
         let shared = Arc::new(Shared {
-            caller: Caller::new((&spec.host, spec.port), token, tls, spec.keepalive)?,
+            connector: Connector::new((&spec.host, spec.port), token, tls, spec.keepalive)?,
             spec,
             state: Mutex::default(),
             progress: EventCount::default(),
@@ -83,8 +83,8 @@ impl WeightMirror {
         unsafe { local.reader.try_read(targets, since) }
     }
 
-    /// The copy, and `since` as a number of its lineage (M2); 0 when it may be a number of a lineage that is over.
-    fn local_since(&self, since: u64) -> Result<(Arc<Local>, u64)> {
+    /// The copy, and `since` as a number of its lineage (M2); 0 when it may be a number of a lineage that is ended.
+    fn local_since(&self, since: u64) -> Result<(Arc<LocalCopy>, u64)> {
         let local = self.local()?;
         let since = if since > local.floor { since } else { 0 };
         Ok((local, since))
@@ -111,7 +111,7 @@ impl WeightMirror {
 
     /// Whether nothing more will come.
     pub fn is_over(&self) -> bool {
-        self.look().is_ok_and(|state| state.over.is_some())
+        self.look().is_ok_and(|state| state.ended.is_some())
     }
 
     /// Why there is no connection; `None` while there is one.
@@ -129,7 +129,7 @@ impl WeightMirror {
         if self.pid != std::process::id() {
             return; // A forked child: the thread is not in it.
         }
-        self.shared.caller.hang_up();
+        self.shared.connector.request_stop();
         if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = thread.join();
         }
@@ -151,7 +151,7 @@ impl WeightMirror {
     }
 
     /// The copy, whose numbers the caller knows from now on.
-    fn local(&self) -> Result<Arc<Local>> {
+    fn local(&self) -> Result<Arc<LocalCopy>> {
         let mut state = self.look()?;
         let Some(local) = state.local.clone() else { return Err(Error::Closed) };
         state.seen = local.lineage;
@@ -170,8 +170,8 @@ impl WeightMirror {
             if let Some(done) = done(&mut state)? {
                 return Ok(done);
             }
-            if let Some(over) = &mut state.over {
-                return Err(self.shared.error(over));
+            if let Some(ended) = &mut state.ended {
+                return Err(self.shared.error(ended));
             }
             drop(state);
             let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };

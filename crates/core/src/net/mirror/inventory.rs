@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// Refuses an inventory that does not hold together, other leaves than the callers have room for, and more than there is
 /// memory for (M3).
-pub fn examine(
+pub fn check_inventory(
     spec: &WeightMirrorSpec,
     address: String,
     inventory: &Inventory,

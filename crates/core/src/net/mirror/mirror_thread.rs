@@ -1,12 +1,12 @@
 //! The thread of a mirror: connects, fetches, and connects again, until something ends it.
 
-use super::connection::{Line, Parted};
-use super::inventory::examine;
-use super::shared::{Local, Over, Shared};
+use super::connection::{Disconnect, MirrorConnection};
+use super::inventory::check_inventory;
+use super::shared::{Ended, LocalCopy, Shared};
 use crate::error::{Error, Result};
 use crate::net::client::dial::{ATTEMPT, FIRST_PAUSE, Failure, LONGEST_PAUSE, SHORT_PAUSE, dial};
 use crate::net::client::link::Link;
-use crate::net::wire::frame::{Cargo, Hello, Inventory, Kind, MAX_SCHEMA_BYTES};
+use crate::net::wire::frame::{Content, Hello, Inventory, Kind, MAX_SCHEMA_BYTES};
 use crate::net::wire::stats::add;
 use crate::net::wire::token::random;
 use crate::weights::{Reader, WeightsSpec, mirror};
@@ -22,7 +22,7 @@ pub struct MirrorThread<'a> {
     /// When the learner was last heard, or the connection was lost.
     contact: Instant,
     /// What the next version goes into: that of the callers, or its successor (M1).
-    local: Option<Arc<Local>>,
+    local: Option<Arc<LocalCopy>>,
 }
 
 impl<'a> MirrorThread<'a> {
@@ -46,38 +46,39 @@ impl<'a> MirrorThread<'a> {
         // Who comes later is told why nothing comes; the kind of the error is for who waits for the first connection.
         let error = state.local.is_none().then_some(error);
         (state.connected, state.last_error) = (false, Some(why.clone()));
-        state.over = Some(Over { error, why });
+        state.ended = Some(Ended { error, why });
         drop(state);
         self.shared.progress.notify();
     }
 
     /// Dials and fetches, again and again, until something ends it.
     fn work(&mut self) -> Error {
-        let caller = &self.shared.caller;
+        let connector = &self.shared.connector;
         let mut pause = Duration::ZERO;
         let mut reason = None;
         loop {
-            let parted = match self.connect() {
+            let disconnect = match self.connect() {
                 Ok(link) => {
                     let before = self.shared.counters.versions.load(Ordering::Relaxed);
                     let local = self.local.clone().expect("it is prepared before the link is given out");
-                    let parted = Line::new(self.shared, local, &mut self.contact, link).serve();
+                    let disconnect =
+                        MirrorConnection::new(self.shared, local, &mut self.contact, link).serve();
                     self.contact = Instant::now(); // From here on it counts how long the learner is away.
                     // Somebody is there. Unless nothing gets through, there is no reason to keep away.
                     let none = self.shared.counters.versions.load(Ordering::Relaxed) == before;
                     pause = if none { pause.min(SHORT_PAUSE) } else { Duration::ZERO };
-                    parted
+                    disconnect
                 }
-                Err(Parted::Final(error)) => return error,
-                Err(parted) => {
+                Err(Disconnect::Final(error)) => return error,
+                Err(disconnect) => {
                     add(&self.shared.counters.failed_connects, 1);
-                    parted
+                    disconnect
                 }
             };
-            match parted {
-                Parted::Broken(why) => reason = Some(why),
-                Parted::Late(why) => _ = reason.get_or_insert(why),
-                Parted::Final(error) => return error,
+            match disconnect {
+                Disconnect::Broken(why) => reason = Some(why),
+                Disconnect::Late(why) => _ = reason.get_or_insert(why),
+                Disconnect::Final(error) => return error,
             }
             let why = reason.clone().unwrap_or_default();
             {
@@ -86,7 +87,7 @@ impl<'a> MirrorThread<'a> {
             }
             if self.contact.elapsed() >= self.limit() {
                 return match self.local {
-                    None => Error::Unreachable { address: caller.address(), why },
+                    None => Error::Unreachable { address: connector.address(), why },
                     Some(_) => self.shared.lost(format!(
                         "the learner has been away for {:.1?} ({why})",
                         self.contact.elapsed()
@@ -94,8 +95,8 @@ impl<'a> MirrorThread<'a> {
                 };
             }
             pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-            caller.rest(pause, self.contact + self.limit());
-            if caller.is_closing() {
+            connector.pause(pause, self.contact + self.limit());
+            if connector.is_closing() {
                 return Error::Closed;
             }
         }
@@ -107,21 +108,21 @@ impl<'a> MirrorThread<'a> {
     }
 
     /// Comes in, and has a local segment ready for what the learner has.
-    fn connect(&mut self) -> Result<Link, Parted> {
+    fn connect(&mut self) -> Result<Link, Disconnect> {
         let shared = self.shared;
         self.attempt += 1;
         // Once it is known, the learner can say what differs; before, it tells us.
         let known = self.local.as_ref().map(|local| local.schema.clone());
         let schema = known.filter(|schema| schema.len() <= MAX_SCHEMA_BYTES).unwrap_or_default();
         let (session, attempt) = (self.session, self.attempt);
-        let cargo = Cargo::Weights;
-        let hello = Hello { cargo, session, producer_id: None, attempt, next: 0, oldest: 0, schema };
+        let content = Content::Weights;
+        let hello = Hello { content, session, producer_id: None, attempt, next: 0, oldest: 0, schema };
         let deadline = (Instant::now() + ATTEMPT).min(self.contact + self.limit());
-        let (link, _, payload) = dial(&shared.caller, &hello, Kind::Inventory, deadline)
-            .map_err(|failure| self.understand(failure))?;
+        let (link, _, payload) = dial(&shared.connector, &hello, Kind::Inventory, deadline)
+            .map_err(|failure| self.classify(failure))?;
         let inventory = Inventory::parse(&payload)
-            .map_err(|damage| self.understand(Failure::Protocol(damage.to_string())))?;
-        self.prepare(&inventory).map_err(Parted::Final)?;
+            .map_err(|damage| self.classify(Failure::Protocol(damage.to_string())))?;
+        self.prepare(&inventory).map_err(Disconnect::Final)?;
         add(&shared.counters.connects, 1);
         self.contact = Instant::now();
         let mut state = shared.lock();
@@ -136,14 +137,14 @@ impl<'a> MirrorThread<'a> {
     }
 
     /// What a failure means: before the first welcome the caller is told its kind, afterwards that nothing more comes.
-    fn understand(&self, failure: Failure) -> Parted {
-        let address = self.shared.caller.address();
-        Parted::Final(match (self.local.is_some(), failure) {
-            (_, Failure::Passing(why)) => return Parted::Broken(why),
-            (_, Failure::Late(why)) => return Parted::Late(why),
+    fn classify(&self, failure: Failure) -> Disconnect {
+        let address = self.shared.connector.address();
+        Disconnect::Final(match (self.local.is_some(), failure) {
+            (_, Failure::Passing(why)) => return Disconnect::Broken(why),
+            (_, Failure::Late(why)) => return Disconnect::Late(why),
             (_, Failure::Cancelled) => Error::Closed,
             (false, Failure::Token(why)) => Error::Token { address, why },
-            (false, Failure::Cargo(why)) => Error::WrongCargo { address, why },
+            (false, Failure::Content(why)) => Error::WrongContent { address, why },
             (false, Failure::Protocol(what)) => Error::Protocol { address, what },
             (false, Failure::Tls(what)) => Error::Tls { what: format!("{address}: {what}") },
             (_, Failure::Schema(_)) => {
@@ -152,7 +153,7 @@ impl<'a> MirrorThread<'a> {
             (
                 _,
                 Failure::Token(why)
-                | Failure::Cargo(why)
+                | Failure::Content(why)
                 | Failure::Protocol(why)
                 | Failure::Tls(why)
                 | Failure::Final(why),
@@ -174,7 +175,7 @@ impl<'a> MirrorThread<'a> {
                 return Ok(());
             }
         } else {
-            examine(spec, self.shared.caller.address(), inventory, &leaf_bytes)?; // Before there is a segment, or a name.
+            check_inventory(spec, self.shared.connector.address(), inventory, &leaf_bytes)?; // Before there is a segment, or a name.
         }
         let segment = WeightsSpec {
             name: spec.name.as_deref(),
@@ -201,7 +202,7 @@ impl<'a> MirrorThread<'a> {
         };
         let reader = Reader::attach_to(writer.weights().clone(), spec.threads)?;
         let (schema, lineage) = (inventory.schema.clone(), inventory.lineage);
-        self.local = Some(Arc::new(Local { writer, reader, schema, lineage, floor }));
+        self.local = Some(Arc::new(LocalCopy { writer, reader, schema, lineage, floor }));
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! What the thread of a mirror and its callers share: the settings, the local copy, and how things stand.
 
 use crate::error::{Error, Result};
-use crate::net::client::dial::Caller;
+use crate::net::client::dial::Connector;
 use crate::net::wire::stats::MirrorCounters;
 use crate::net::wire::tls::ClientTls;
 use crate::sys::sync::EventCount;
@@ -55,7 +55,7 @@ impl Default for WeightMirrorSpec {
 
 /// The local segment of one lineage.
 #[derive(Debug)]
-pub struct Local {
+pub struct LocalCopy {
     pub writer: Writer,
     pub reader: Reader,
     pub schema: Vec<u8>,
@@ -64,7 +64,7 @@ pub struct Local {
     pub floor: u64,
 }
 
-impl Local {
+impl LocalCopy {
     pub fn weights(&self) -> &Weights {
         self.writer.weights()
     }
@@ -78,7 +78,7 @@ impl Local {
 #[derive(Debug)]
 pub struct Shared {
     pub spec: WeightMirrorSpec,
-    pub caller: Caller,
+    pub connector: Connector,
     pub state: Mutex<State>,
     /// Rung when there is a new version, and at the end.
     pub progress: EventCount,
@@ -87,18 +87,18 @@ pub struct Shared {
 
 #[derive(Debug, Default)]
 pub struct State {
-    pub local: Option<Arc<Local>>,
+    pub local: Option<Arc<LocalCopy>>,
     pub connected: bool,
     /// Why there is no connection, or was none the last time.
     pub last_error: Option<String>,
-    pub over: Option<Over>,
+    pub ended: Option<Ended>,
     /// The lineage of the number that a caller got last (M2).
     pub seen: u64,
 }
 
 /// Why nothing more comes.
 #[derive(Debug)]
-pub struct Over {
+pub struct Ended {
     /// For the one who waits for the first connection.
     pub error: Option<Error>,
     pub why: String,
@@ -110,12 +110,12 @@ impl Shared {
     }
 
     /// The error for a caller that comes after the end.
-    pub fn error(&self, over: &mut Over) -> Error {
-        let lost = || Error::WeightsLost { address: self.caller.address(), why: over.why.clone() };
-        over.error.take().unwrap_or_else(lost)
+    pub fn error(&self, ended: &mut Ended) -> Error {
+        let lost = || Error::WeightsLost { address: self.connector.address(), why: ended.why.clone() };
+        ended.error.take().unwrap_or_else(lost)
     }
 
     pub fn lost(&self, why: String) -> Error {
-        Error::WeightsLost { address: self.caller.address(), why }
+        Error::WeightsLost { address: self.connector.address(), why }
     }
 }

@@ -16,19 +16,19 @@
 //! C5  A client gets on, or is cut: each `frame_timeout` brings [`PROGRESS_BYTES`], or the rest of the frame.
 
 use super::frame_scatter::FrameScatter;
-use super::handshake::greet;
+use super::handshake::authenticate;
 use super::header_reader::{HeaderReader, budget, goodbye, skip};
 use super::ingress::Ingress;
 use super::room_waiter::RoomWaiter;
 use super::session::Progress;
 use super::staging::StagingRoom;
-use super::stream::{Stream, Wire};
+use super::stream::{FrameStream, Stream};
 use super::tcp_server::{Admission, Shared};
-use super::weight_frames::{give, over};
+use super::weight_frames::{serve_weights, weights_ended};
 use crate::error::Error;
 use crate::net::wire::frame;
 use crate::net::wire::frame::{
-    Cargo, Damage, Farewell, HEADER_BYTES, Header, Hello, Kind, MAX_SCHEMA_BYTES, Refusal, Welcome,
+    Content, Damage, GoodbyeReason, HEADER_BYTES, Header, Hello, Kind, MAX_SCHEMA_BYTES, Refusal, Welcome,
 };
 use crate::net::wire::limits::{SILENCES, give_up_after};
 use crate::net::wire::stats::add;
@@ -43,7 +43,7 @@ const ROOMS: usize = 32;
 /// Those who wait for their turn look this often whether there is room all the same.
 pub const LOOK: Duration = Duration::from_millis(100);
 /// How long a parting word may take.
-const PARTING: Duration = Duration::from_millis(500);
+const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Less than this of a frame in the time of `frame_timeout` is no progress, unless it is the rest of the frame (C5).
 const PROGRESS_BYTES: usize = 64 * 1024;
 /// How often the staging memory is told how far a frame is.
@@ -62,8 +62,8 @@ pub enum End {
     /// A record does not fit the schema.
     Malformed(String),
     /// With the client's schema, and of what it is one, where that is the reason.
-    Refused(Refusal, String, Option<(Cargo, Vec<u8>)>),
-    Parted(Farewell, String),
+    Refused(Refusal, String, Option<(Content, Vec<u8>)>),
+    Goodbye(GoodbyeReason, String),
 }
 
 impl From<io::Error> for End {
@@ -84,7 +84,7 @@ impl From<Damage> for End {
 }
 
 /// Does `work`, unless something ends it.
-async fn unless<T>(
+async fn until_end<T>(
     work: impl Future<Output = Result<T, End>>,
     end: impl Future<Output = End>,
 ) -> Result<T, End> {
@@ -101,10 +101,10 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, admissi
     let mut stop = server.stop.subscribe();
     let stopped = async move {
         let _ = stop.wait_for(|stop| *stop).await;
-        End::Parted(Farewell::Stopping, "the learner stops serving".to_owned())
+        End::Goodbye(GoodbyeReason::Stopping, "the learner stops serving".to_owned())
     };
     let (mut wire, mut wants_weights) = (None, false);
-    let end = unless(
+    let end = until_end(
         async {
             let deadline = Instant::now() + server.spec.handshake_timeout;
             let evicted = admission.evicted();
@@ -112,21 +112,23 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, admissi
                 tokio::time::sleep_until(deadline).await;
                 End::Stranger
             };
-            let greeting = async {
+            let authentication = async {
                 let address = stream.peer_addr()?.ip();
                 let stream = accept(stream, &server).await?;
-                let wire = wire.insert(Wire::new(stream));
+                let wire = wire.insert(FrameStream::new(stream));
                 let token = (&server.token, server.guesses.as_ref(), address);
-                greet(wire, token, |cargo| server.expects(cargo)).await
+                authenticate(wire, token, |content| server.expects(content)).await
             };
-            let hello = unless(unless(greeting, late), evicted).await?;
+            let hello = until_end(until_end(authentication, late), evicted).await?;
             admission.mark_authenticated();
-            wants_weights = hello.cargo == Cargo::Weights;
+            wants_weights = hello.content == Content::Weights;
             let wire = wire.as_mut().ok_or(End::Stranger)?;
-            match (hello.cargo, &server.ingress, &server.weight_source) {
-                (Cargo::Weights, _, Some(weight_source)) => give(wire, &server, weight_source).await,
-                (Cargo::Samples | Cargo::Records, Some(ingress), _) => {
-                    stay(wire, &hello, &server, ingress).await
+            match (hello.content, &server.ingress, &server.weight_source) {
+                (Content::Weights, _, Some(weight_source)) => {
+                    serve_weights(wire, &server, weight_source).await
+                }
+                (Content::Samples | Content::Records, Some(ingress), _) => {
+                    serve_session(wire, &hello, &server, ingress).await
                 }
                 _ => Err(End::Stranger), // Those were refused.
             }
@@ -135,12 +137,15 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, admissi
     )
     .await;
     let Err(mut end) = end;
-    if matches!(end, End::Parted(Farewell::Stopping, _)) && wants_weights && server.has_no_more_weights() {
-        end = over();
+    if matches!(end, End::Goodbye(GoodbyeReason::Stopping, _))
+        && wants_weights
+        && server.has_no_more_weights()
+    {
+        end = weights_ended();
     }
     server.note(&peer, &end);
     if let Some(wire) = wire {
-        part(wire, &end, &server).await;
+        say_goodbye(wire, &end, &server).await;
     }
 }
 
@@ -159,21 +164,23 @@ async fn accept(stream: TcpStream, server: &Shared) -> Result<Stream, End> {
 
 /// Says the last word, and reads on for a moment: a socket that is closed with bytes unread throws away what was
 /// said. In the middle of a piece there is nothing to say that would be understood.
-async fn part(mut wire: Wire, end: &End, server: &Shared) {
+async fn say_goodbye(mut wire: FrameStream, end: &End, server: &Shared) {
     match end {
-        _ if !wire.has_spoken() || wire.promised() > 0 => return,
+        _ if !wire.has_sent() || wire.piece_left() > 0 => return,
         End::Stranger | End::Broken => return,
-        End::Damaged(what) | End::Malformed(what) => wire.say(&frame::goodbye(Farewell::Protocol, what)),
-        End::Refused(code, text, theirs) => {
-            let ours = theirs.as_ref().and_then(|(cargo, _)| server.expects(*cargo).ok());
-            let schema = ours.unwrap_or_default();
-            wire.say(&frame::refuse(*code, text, &schema[..schema.len().min(MAX_SCHEMA_BYTES)]));
+        End::Damaged(what) | End::Malformed(what) => {
+            wire.queue(&frame::goodbye(GoodbyeReason::Protocol, what))
         }
-        End::Parted(code, text) => wire.say(&frame::goodbye(*code, text)),
+        End::Refused(code, text, theirs) => {
+            let ours = theirs.as_ref().and_then(|(content, _)| server.expects(*content).ok());
+            let schema = ours.unwrap_or_default();
+            wire.queue(&frame::refuse(*code, text, &schema[..schema.len().min(MAX_SCHEMA_BYTES)]));
+        }
+        End::Goodbye(code, text) => wire.queue(&frame::goodbye(*code, text)),
     }
-    let _ = timeout(PARTING, async {
+    let _ = timeout(GOODBYE_TIMEOUT, async {
         wire.flush().await?;
-        wire.shut().await?;
+        wire.shutdown().await?;
         let mut scratch = [0; 1024];
         for _ in 0..4096 {
             wire.fill(&mut [IoSliceMut::new(&mut scratch)]).await?;
@@ -186,7 +193,12 @@ async fn part(mut wire: Wire, end: &End, server: &Shared) {
 pub type Never = std::convert::Infallible;
 
 /// From the hello on: finds the session, waits until it is ours, and serves it.
-async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>, ingress: &Ingress) -> Result<Never, End> {
+async fn serve_session(
+    wire: &mut FrameStream,
+    hello: &Hello,
+    server: &Arc<Shared>,
+    ingress: &Ingress,
+) -> Result<Never, End> {
     if ingress.is_closed() {
         return Err(End::Refused(Refusal::Closed, HAS_CLOSED.to_owned(), None));
     }
@@ -217,9 +229,9 @@ async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>, ingress: &In
             next: progress.next,
             news: ingress.news(),
         };
-        wire.say(&welcome.frame());
+        wire.queue(&welcome.frame());
         for (sequence, rows) in progress.refused_from(hello.oldest) {
-            wire.say(&Header { sequence, rows, ..Header::new(Kind::Full) }.bytes());
+            wire.queue(&Header { sequence, rows, ..Header::new(Kind::Full) }.bytes());
         }
         let producer_id = session.producer_id;
         let scatter = &mut scatter;
@@ -232,18 +244,18 @@ async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>, ingress: &In
             header_reader: HeaderReader::default(),
             is_late: false,
         }
-        .converse(progress)
+        .run(progress)
         .await
     };
     let taken_over = async {
         succeeded.await;
         add(&server.counters.taken_over, 1);
-        End::Parted(Farewell::TakenOver, "this client came again over another connection".to_owned())
+        End::Goodbye(GoodbyeReason::TakenOver, "this client came again over another connection".to_owned())
     };
-    let end = unless(served, taken_over).await;
+    let end = until_end(served, taken_over).await;
     scatter.clear(); // C1: before the session is anybody else's.
     drop(progress);
-    if matches!(end, Err(End::Parted(Farewell::Finished, _))) {
+    if matches!(end, Err(End::Goodbye(GoodbyeReason::Finished, _))) {
         session.finish();
     }
     end
@@ -251,7 +263,7 @@ async fn stay(wire: &mut Wire, hello: &Hello, server: &Arc<Shared>, ingress: &In
 
 /// A client that was let in.
 pub struct Connection<'a> {
-    pub wire: &'a mut Wire,
+    pub wire: &'a mut FrameStream,
     pub server: &'a Arc<Shared>,
     ingress: &'a Ingress,
     pub scatter: &'a mut FrameScatter,
@@ -262,7 +274,7 @@ pub struct Connection<'a> {
 }
 
 impl Connection<'_> {
-    async fn converse(&mut self, progress: &mut Progress) -> Result<Never, End> {
+    async fn run(&mut self, progress: &mut Progress) -> Result<Never, End> {
         loop {
             let header = self.header().await?;
             let budget = self.budget(&header);
@@ -279,14 +291,14 @@ impl Connection<'_> {
                 Kind::Ping => {
                     // All that it has said before is settled (C3), so of its own, those below `next` are in the count.
                     let pong = self.ingress.news().header(Kind::Pong);
-                    self.wire.say(&Header { sequence: progress.next, ..pong }.bytes());
+                    self.wire.queue(&Header { sequence: progress.next, ..pong }.bytes());
                 }
                 Kind::Pong => {}
                 Kind::Goodbye => return Err(goodbye(self.wire, &header, budget).await?),
                 Kind::Extension(_) => skip(self.wire, header.length, budget).await?,
                 _ => return Err(End::Damaged("a frame is out of turn".to_owned())),
             }
-            if self.wire.unsaid() > 4096 {
+            if self.wire.unsent() > 4096 {
                 // It does not read what we say.
                 timeout(self.server.spec.frame_timeout, self.wire.flush())
                     .await
@@ -303,15 +315,15 @@ impl Connection<'_> {
     /// The next header. Silence is broken by pings, and borne for three of them.
     async fn header(&mut self) -> Result<Header, End> {
         let ingress = self.ingress;
-        let ping = |wire: &mut Wire| {
-            wire.tell(ingress.published());
+        let ping = |wire: &mut FrameStream| {
+            wire.set_version(ingress.published());
             wire.ping();
         };
         self.header_reader.header(self.wire, &self.server.spec, ping).await
     }
 
     /// How many rows of a frame are here already. A gap is damage.
-    pub fn known(&self, header: &Header, progress: &Progress) -> Result<usize, End> {
+    pub fn rows_known(&self, header: &Header, progress: &Progress) -> Result<usize, End> {
         if header.sequence > progress.next {
             let (sequence, next) = (header.sequence, progress.next);
             return Err(End::Damaged(format!("a frame begins with number {sequence}, but {next} is next")));
@@ -322,25 +334,25 @@ impl Connection<'_> {
     }
 
     /// Counts a frame that is settled, and acknowledges it.
-    pub async fn settled(&mut self, header: &Header, progress: &Progress) -> Result<(), End> {
+    pub async fn finish_frame(&mut self, header: &Header, progress: &Progress) -> Result<(), End> {
         let server = self.server;
         add(&server.counters.frames, 1);
         add(&server.counters.bytes, header.length + HEADER_BYTES as u64);
         self.acknowledge(progress.next, server.credit(), header.length);
-        if self.wire.owes_much() {
-            self.wire.nudge().await?;
+        if self.wire.owes_ack() {
+            self.wire.flush_ready().await?;
         }
         Ok(())
     }
 
     /// Everything below `next` is settled.
     pub fn acknowledge(&mut self, next: u64, credit: u32, bytes: u64) {
-        self.wire.tell(self.ingress.published());
+        self.wire.set_version(self.ingress.published());
         self.wire.acknowledge(next, credit, bytes);
     }
 
     fn ping(&mut self) {
-        self.wire.tell(self.ingress.published());
+        self.wire.set_version(self.ingress.published());
         self.wire.ping();
     }
 
@@ -348,7 +360,7 @@ impl Connection<'_> {
     pub fn refuse(&mut self, first: u64, rows: usize, progress: &mut Progress) {
         let rows = rows as u32;
         progress.refuse(first, rows, self.server.window as usize);
-        self.wire.say(&Header { sequence: first, rows, ..Header::new(Kind::Full) }.bytes());
+        self.wire.queue(&Header { sequence: first, rows, ..Header::new(Kind::Full) }.bytes());
     }
 
     /// Waits until something can be read of a frame.
@@ -360,22 +372,22 @@ impl Connection<'_> {
     /// Waits for room; a little longer when that was futile, because others were faster or the hints in shared memory are
     /// wrong.
     pub async fn room(&mut self, room_waiter: &RoomWaiter, want: usize, futile: &mut u32) -> Result<(), End> {
-        self.patiently(room_waiter.room(want)).await?;
+        self.wait_with_pings(room_waiter.room(want)).await?;
         *futile += 1;
         if *futile > 2 {
-            self.patiently(sleep(Duration::from_millis(1))).await?;
+            self.wait_with_pings(sleep(Duration::from_millis(1))).await?;
         }
         Ok(())
     }
 
     /// Waits, and lets the client know from time to time that we are alive: what it says is behind what we do not
     /// read.
-    pub async fn patiently<T>(&mut self, other: impl Future<Output = T>) -> Result<T, End> {
+    pub async fn wait_with_pings<T>(&mut self, other: impl Future<Output = T>) -> Result<T, End> {
         let mut other = std::pin::pin!(other);
         loop {
-            match timeout(self.server.spec.keepalive, self.wire.meanwhile(other.as_mut())).await {
+            match timeout(self.server.spec.keepalive, self.wire.flush_while(other.as_mut())).await {
                 Ok(done) => return Ok(done?),
-                Err(_) if self.wire.unsaid() < 1024 => self.ping(),
+                Err(_) if self.wire.unsent() < 1024 => self.ping(),
                 Err(_) => {}
             }
         }
@@ -446,7 +458,7 @@ impl Connection<'_> {
                 gone.as_mut().await;
                 evicted()
             };
-            if let Ok(read) = unless(reading, gone).await? {
+            if let Ok(read) = until_end(reading, gone).await? {
                 read?;
                 return if self.scatter.finish() { Ok(()) } else { Err(evicted()) };
             }
@@ -483,20 +495,20 @@ pub fn closed(error: Error) -> End {
         Error::Closed => HAS_CLOSED.to_owned(),
         other => other.to_string(),
     };
-    End::Parted(Farewell::RingClosed, text)
+    End::Goodbye(GoodbyeReason::RingClosed, text)
 }
 
 pub fn too_slow() -> End {
-    End::Parted(Farewell::TooSlow, "a frame was not finished in time".to_owned())
+    End::Goodbye(GoodbyeReason::TooSlow, "a frame was not finished in time".to_owned())
 }
 
 /// The end of a connection whose frame was given up for faster ones.
 fn evicted() -> End {
     let text =
         "the learner had too little memory for frames that arrive slowly, and this one was the slowest";
-    End::Parted(Farewell::TooSlow, text.to_owned())
+    End::Goodbye(GoodbyeReason::TooSlow, text.to_owned())
 }
 
 pub fn silent() -> End {
-    End::Parted(Farewell::Silent, "nothing was heard of the client".to_owned())
+    End::Goodbye(GoodbyeReason::Silent, "nothing was heard of the client".to_owned())
 }

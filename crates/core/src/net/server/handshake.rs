@@ -15,9 +15,9 @@
 
 use super::connection::End;
 use super::guesses::Guesses;
-use super::stream::Wire;
+use super::stream::FrameStream;
 use crate::net::wire::frame::{
-    Cargo, HEADER_BYTES, Header, Hello, Kind, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal,
+    Content, HEADER_BYTES, Header, Hello, Kind, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal,
 };
 use crate::net::wire::tls::is_record;
 use crate::net::wire::token::{Side, Token, nonce};
@@ -26,10 +26,10 @@ use std::time::{Duration, Instant};
 
 /// Listens until the client has proved itself and said who it is. `expects`: the schema of what it brings or wants, or why it
 /// is wrong here. The schema is compared, and not kept; a client of weights may bring none, and is told.
-pub async fn greet<'a>(
-    wire: &mut Wire,
+pub async fn authenticate<'a>(
+    wire: &mut FrameStream,
     (token, guesses, peer): (&Token, Option<&Guesses>, IpAddr),
-    expects: impl Fn(Cargo) -> Result<&'a [u8], &'static str>,
+    expects: impl Fn(Content) -> Result<&'a [u8], &'static str>,
 ) -> Result<Hello, End> {
     let mut client_bytes = [0; PREAMBLE_BYTES];
     wire.read_exact(&mut client_bytes).await?;
@@ -39,7 +39,7 @@ pub async fn greet<'a>(
     }
     let nonce = nonce().map_err(|_| End::Stranger)?;
     let server_bytes = Preamble { protocol: PROTOCOL, token: true, nonce }.bytes();
-    wire.say(&server_bytes);
+    wire.queue(&server_bytes);
     let Ok(client) = client else {
         // It cannot read this as TLS, and knows why.
         let what = "the client speaks TLS, and the learner does not".to_owned();
@@ -57,28 +57,29 @@ pub async fn greet<'a>(
     let (header, payload) = frame(wire, Kind::Hello).await?;
     let mut hello = Hello::parse(header.code, &payload)?;
     drop(payload);
-    let schema = expects(hello.cargo).map_err(|why| End::Refused(Refusal::Cargo, why.to_owned(), None))?;
+    let schema =
+        expects(hello.content).map_err(|why| End::Refused(Refusal::Content, why.to_owned(), None))?;
     let theirs = std::mem::take(&mut hello.schema); // It may be long, and the connection too.
-    let asks = hello.cargo == Cargo::Weights && theirs.is_empty();
+    let asks = hello.content == Content::Weights && theirs.is_empty();
     if theirs != schema && !asks {
-        let text = match hello.cargo {
-            Cargo::Weights => "the learner has other weights",
-            Cargo::Samples | Cargo::Records => "the learner expects another schema",
+        let text = match hello.content {
+            Content::Weights => "the learner has other weights",
+            Content::Samples | Content::Records => "the learner expects another schema",
         };
-        return Err(End::Refused(Refusal::Schema, text.to_owned(), Some((hello.cargo, theirs))));
+        return Err(End::Refused(Refusal::Schema, text.to_owned(), Some((hello.content, theirs))));
     }
     Ok(hello)
 }
 
 /// Checks the client's proof, and gives ours.
 async fn prove(
-    wire: &mut Wire,
+    wire: &mut FrameStream,
     (token, guesses, peer): (&Token, Option<&Guesses>, IpAddr),
     client: &[u8; PREAMBLE_BYTES],
     server: &[u8; PREAMBLE_BYTES],
 ) -> Result<(), End> {
     let (exchange, share) = token.exchange(Side::Server, client, server);
-    wire.say(&Header::new(Kind::Share).with(&share));
+    wire.queue(&Header::new(Kind::Share).with(&share));
     let (_, theirs) = frame(wire, Kind::Share).await?;
     let key = exchange.finish(&theirs)?;
     let (_, proof) = frame(wire, Kind::Proof).await?;
@@ -97,12 +98,12 @@ async fn prove(
             .to_owned();
         return Err(End::Refused(Refusal::TokenWrong, text, None));
     }
-    wire.say(&Header::new(Kind::Proof).with(&key.prove(Side::Server)));
+    wire.queue(&Header::new(Kind::Proof).with(&key.prove(Side::Server)));
     Ok(())
 }
 
 /// The next frame, which must be of that kind. Its length was checked against the kind.
-async fn frame(wire: &mut Wire, kind: Kind) -> Result<(Header, Vec<u8>), End> {
+async fn frame(wire: &mut FrameStream, kind: Kind) -> Result<(Header, Vec<u8>), End> {
     let mut header = [0; HEADER_BYTES];
     wire.read_exact(&mut header).await?;
     match Header::parse(&header)? {

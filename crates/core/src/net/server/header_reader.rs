@@ -3,9 +3,9 @@
 //! Every future here may be dropped at any await: what was read stays.
 
 use super::connection::{End, silent, too_slow};
-use super::stream::Wire;
+use super::stream::FrameStream;
 use super::tcp_server::TcpServerSpec;
-use crate::net::wire::frame::{Damage, Farewell, HEADER_BYTES, Header};
+use crate::net::wire::frame::{Damage, GoodbyeReason, HEADER_BYTES, Header};
 use crate::net::wire::limits::SILENCES;
 use std::io::{self, IoSliceMut};
 use std::time::Duration;
@@ -30,9 +30,9 @@ impl HeaderReader {
     /// The next header. Silence is broken by `ping`, and borne for three of them.
     pub async fn header(
         &mut self,
-        wire: &mut Wire,
+        wire: &mut FrameStream,
         spec: &TcpServerSpec,
-        mut ping: impl FnMut(&mut Wire),
+        mut ping: impl FnMut(&mut FrameStream),
     ) -> Result<Header, End> {
         let mut silences = 0;
         let mut deadline = None;
@@ -61,7 +61,7 @@ impl HeaderReader {
 }
 
 /// Reads a frame that we do not know, to its end.
-pub async fn skip(wire: &mut Wire, length: u64, budget: Duration) -> Result<(), End> {
+pub async fn skip(wire: &mut FrameStream, length: u64, budget: Duration) -> Result<(), End> {
     let mut left = length as usize;
     let mut scratch = [0; 1024];
     let skipping = async {
@@ -75,10 +75,10 @@ pub async fn skip(wire: &mut Wire, length: u64, budget: Duration) -> Result<(), 
 }
 
 /// Reads a goodbye to its end, and says what follows from it.
-pub async fn goodbye(wire: &mut Wire, header: &Header, budget: Duration) -> Result<End, End> {
+pub async fn goodbye(wire: &mut FrameStream, header: &Header, budget: Duration) -> Result<End, End> {
     let mut text = vec![0; header.length as usize];
     timeout(budget, wire.read_exact(&mut text)).await.map_err(|_| too_slow())??;
     // Any other reason than that it is done: it may come again.
-    let done = Farewell::from_code(header.code) == Some(Farewell::Finished);
-    Ok(if done { End::Parted(Farewell::Finished, String::new()) } else { End::Broken })
+    let done = GoodbyeReason::from_code(header.code) == Some(GoodbyeReason::Finished);
+    Ok(if done { End::Goodbye(GoodbyeReason::Finished, String::new()) } else { End::Broken })
 }

@@ -3,7 +3,7 @@
 use super::record_ingress::RecordIngress;
 use super::room_waiter::RoomWaiter;
 use super::sample_ingress::SampleIngress;
-use crate::net::wire::frame::{Cargo, News};
+use crate::net::wire::frame::{Content, News};
 
 /// The way in, of either kind.
 #[derive(Debug, Clone)]
@@ -25,10 +25,10 @@ impl From<RecordIngress> for Ingress {
 }
 
 impl Ingress {
-    pub fn cargo(&self) -> Cargo {
+    pub fn content(&self) -> Content {
         match self {
-            Ingress::Samples(_) => Cargo::Samples,
-            Ingress::Records(_) => Cargo::Records,
+            Ingress::Samples(_) => Content::Samples,
+            Ingress::Records(_) => Content::Records,
         }
     }
 

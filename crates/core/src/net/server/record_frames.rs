@@ -89,7 +89,7 @@ impl Connection<'_> {
     ) -> Result<(), End> {
         let limits = ingress.limits();
         let (index_bytes, bytes) = limits.parts(header)?;
-        let known = self.known(header, progress)?;
+        let known = self.rows_known(header, progress)?;
         let mut index = vec![0; index_bytes];
         let read = timeout(self.server.spec.frame_timeout, self.wire.read_exact(&mut index)).await;
         read.map_err(|_| too_slow())??;
@@ -132,7 +132,7 @@ impl Connection<'_> {
                 self.acknowledge(progress.next, self.server.credit(), part.bytes as u64);
             }
         }
-        self.settled(header, progress).await
+        self.finish_frame(header, progress).await
     }
 
     /// Has the first record staged from the start, if the last frame was late.
@@ -233,7 +233,7 @@ impl Connection<'_> {
                 self.room(room_waiter, bytes, &mut futile).await?;
             } else {
                 // Those before us may need more, and there may be room for this one.
-                let _ = self.patiently(timeout(LOOK, turn.wait_turn())).await?;
+                let _ = self.wait_with_pings(timeout(LOOK, turn.wait_turn())).await?;
             }
             if let Some(room) = may_stage.then(|| self.stage_early(bytes)).flatten() {
                 return Ok(Found::Staging(room));
@@ -257,7 +257,7 @@ impl Connection<'_> {
         let settled = self.settle_records(ingress, rest, part, progress);
         if settled.is_err() {
             self.acknowledge(progress.next, self.server.credit(), 0);
-            self.wire.nudge().await?;
+            self.wire.flush_ready().await?;
         }
         settled
     }

@@ -37,7 +37,7 @@ impl Connection<'_> {
         }
         self.scatter.clear();
         // What is here already is not wanted again.
-        let known = self.known(header, progress)?;
+        let known = self.rows_known(header, progress)?;
         if known > 0 {
             self.scatter.push(Span::Discard(known));
         }
@@ -67,7 +67,7 @@ impl Connection<'_> {
             ingress.record_copy(ns / rows as u64);
         }
         self.settle(ingress, header, placed, progress).await?;
-        self.settled(header, progress).await
+        self.finish_frame(header, progress).await
     }
 
     /// Finds a place for `rows` rows. Holds slots, or waits; never both (N1).
@@ -102,7 +102,7 @@ impl Connection<'_> {
                 self.room(ingress.room_waiter(), 1, &mut futile).await?;
             } else {
                 // Those before us may be slow, and there may be room for all of this frame.
-                let _ = self.patiently(timeout(LOOK, turn.wait_turn())).await?;
+                let _ = self.wait_with_pings(timeout(LOOK, turn.wait_turn())).await?;
             }
             // While we waited, others were late: this frame may be the next (C4).
             if let Some(room) = self.stage_early(rows * ingress.sample_bytes()) {
@@ -182,7 +182,7 @@ impl Connection<'_> {
                     if turn.has_turn() {
                         self.room(ingress.room_waiter(), 1, &mut futile).await?;
                     } else {
-                        let _ = self.patiently(timeout(LOOK, turn.wait_turn())).await?;
+                        let _ = self.wait_with_pings(timeout(LOOK, turn.wait_turn())).await?;
                     }
                 }
                 Err(error) => return Err(closed(error)),

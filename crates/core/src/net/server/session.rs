@@ -205,14 +205,14 @@ impl Drop for SessionLease {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::wire::frame::Cargo;
+    use crate::net::wire::frame::Content;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     fn hello(name: u8, oldest: u64, next: u64) -> Hello {
         static ATTEMPT: AtomicU32 = AtomicU32::new(1);
         let attempt = ATTEMPT.fetch_add(1, Ordering::Relaxed);
         Hello {
-            cargo: Cargo::Samples,
+            content: Content::Samples,
             session: [name; 16],
             producer_id: None,
             attempt,

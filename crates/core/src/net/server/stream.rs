@@ -1,6 +1,6 @@
 //! The server's end of one connection: bytes in, small frames out, over a plain socket or TLS.
 //!
-//! Reading goes straight to where the bytes belong ([`Wire::fill`]); with TLS there is one more copy, out of the
+//! Reading goes straight to where the bytes belong ([`FrameStream::fill`]); with TLS there is one more copy, out of the
 //! decrypted record. Writing never waits on its own: frames gather in a small outbox, acknowledgements merge into
 //! one, and both leave whenever nothing more is readable. Every future here may be dropped at any await: what was
 //! read stays counted by the caller, and what is to be written stays in the outbox.
@@ -122,7 +122,7 @@ fn hung_up() -> Error {
 }
 
 /// One connection.
-pub struct Wire {
+pub struct FrameStream {
     _close_on_fork: CloseOnFork,
     stream: Stream,
     outbox: Vec<u8>,
@@ -135,20 +135,20 @@ pub struct Wire {
     version: u32,
     /// The last read brought less than there was room for: nothing more is likely to be there.
     drained: bool,
-    spoken: bool,
+    has_queued: bool,
     /// Bytes of a piece whose header was said.
-    promised: usize,
+    piece_left: usize,
     /// Time spent in reads since somebody asked for it, in nanoseconds.
     clock: Option<u64>,
 }
 
-impl Wire {
-    pub fn new(stream: Stream) -> Wire {
+impl FrameStream {
+    pub fn new(stream: Stream) -> FrameStream {
         let close_on_fork = match &stream {
             Stream::Plain(stream) => CloseOnFork::of(stream),
             Stream::Tls(stream) => CloseOnFork::of(stream.get_ref().0),
         };
-        Wire {
+        FrameStream {
             _close_on_fork: close_on_fork,
             stream,
             outbox: Vec::with_capacity(8 * HEADER_BYTES),
@@ -158,8 +158,8 @@ impl Wire {
             ack_frames: 0,
             version: 0,
             drained: true,
-            spoken: false,
-            promised: 0,
+            has_queued: false,
+            piece_left: 0,
             clock: None,
         }
     }
@@ -227,34 +227,34 @@ impl Wire {
     }
 
     /// Puts a frame into the outbox.
-    pub fn say(&mut self, frame: &[u8]) {
+    pub fn queue(&mut self, frame: &[u8]) {
         if self.sent == self.outbox.len() {
             self.outbox.clear();
             self.outbox.shrink_to(LARGEST_OUTBOX);
             self.sent = 0;
         }
-        self.spoken = true;
+        self.has_queued = true;
         self.outbox.extend_from_slice(frame);
     }
 
     /// Which weights are the newest: told with the next acknowledgement.
-    pub fn tell(&mut self, version: u32) {
+    pub fn set_version(&mut self, version: u32) {
         self.version = version;
     }
 
     /// Asks whether the other side is there, and tells which weights are the newest.
     pub fn ping(&mut self) {
-        self.say(&Header { version: self.version, ..Header::new(Kind::Ping) }.bytes());
+        self.queue(&Header { version: self.version, ..Header::new(Kind::Ping) }.bytes());
     }
 
     /// Whether the other side was ever told anything. It expects our preamble first, and would not understand a
     /// goodbye.
-    pub fn has_spoken(&self) -> bool {
-        self.spoken
+    pub fn has_sent(&self) -> bool {
+        self.has_queued
     }
 
     /// How many bytes wait in the outbox.
-    pub fn unsaid(&self) -> usize {
+    pub fn unsent(&self) -> usize {
         self.outbox.len() - self.sent
     }
 
@@ -266,7 +266,7 @@ impl Wire {
     }
 
     /// Whether an acknowledgement is due though more is readable.
-    pub fn owes_much(&self) -> bool {
+    pub fn owes_ack(&self) -> bool {
         self.ack_bytes >= ACK_BYTES || self.ack_frames >= ACK_FRAMES
     }
 
@@ -274,14 +274,14 @@ impl Wire {
     fn poll_outbox(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         loop {
             // An acknowledgement that was not sent yet is overtaken by the next one.
-            if self.unsaid() == 0
+            if self.unsent() == 0
                 && let Some((sequence, credit)) = self.ack.take()
             {
                 (self.ack_bytes, self.ack_frames) = (0, 0);
                 let version = self.version;
-                self.say(&Header { sequence, credit, version, ..Header::new(Kind::Ack) }.bytes());
+                self.queue(&Header { sequence, credit, version, ..Header::new(Kind::Ack) }.bytes());
             }
-            if self.unsaid() == 0 {
+            if self.unsent() == 0 {
                 return self.stream.poll_flush(cx);
             }
             let written = ready!(self.stream.poll_write(cx, &self.outbox[self.sent..]))?;
@@ -290,7 +290,7 @@ impl Wire {
     }
 
     /// Writes what the socket takes now.
-    pub async fn nudge(&mut self) -> Result<()> {
+    pub async fn flush_ready(&mut self) -> Result<()> {
         poll_fn(|cx| match self.poll_outbox(cx) {
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             _ => Poll::Ready(Ok(())),
@@ -304,7 +304,7 @@ impl Wire {
     }
 
     /// Awaits something else, and writes meanwhile.
-    pub async fn meanwhile<T>(&mut self, other: impl Future<Output = T>) -> Result<T> {
+    pub async fn flush_while<T>(&mut self, other: impl Future<Output = T>) -> Result<T> {
         let mut other = std::pin::pin!(other);
         poll_fn(|cx| {
             let _ = self.poll_outbox(cx)?;
@@ -313,44 +313,44 @@ impl Wire {
         .await
     }
 
-    /// Announces a piece, which [`pour`](Self::pour) sends. Until it is sent, nothing else can be said.
-    pub fn promise(&mut self, piece: &Header) {
-        self.say(&piece.bytes());
-        self.promised = piece.length as usize;
+    /// Announces a piece, which [`send_piece`](Self::send_piece) sends. Until it is sent, nothing else can be said.
+    pub fn begin_piece(&mut self, piece: &Header) {
+        self.queue(&piece.bytes());
+        self.piece_left = piece.length as usize;
     }
 
     /// How many bytes of the piece are not sent yet.
-    pub fn promised(&self) -> usize {
-        self.promised
+    pub fn piece_left(&self) -> usize {
+        self.piece_left
     }
 
     /// Writes what is in the outbox, and then some of these parts; says how many bytes of the parts. What is overwritten meanwhile
     /// arrives as anything.
     ///
     /// # Safety
-    /// The parts are mapped for reading until the future is done or dropped, and no more than what was promised.
-    pub async unsafe fn pour(&mut self, parts: &[Part]) -> Result<usize> {
+    /// The parts are mapped for reading until the future is done or dropped, and no more than the piece has left.
+    pub async unsafe fn send_piece(&mut self, parts: &[Part]) -> Result<usize> {
         // SAFETY: as the caller promises.
-        let sent = poll_fn(|cx| unsafe { self.poll_pour(cx, parts) }).await?;
-        self.promised -= sent;
+        let sent = poll_fn(|cx| unsafe { self.poll_send_parts(cx, parts) }).await?;
+        self.piece_left -= sent;
         Ok(sent)
     }
 
     /// # Safety
-    /// As for [`pour`](Self::pour).
-    unsafe fn poll_pour(&mut self, cx: &mut Context<'_>, parts: &[Part]) -> Poll<Result<usize>> {
-        let unsaid = self.unsaid();
+    /// As for [`send_piece`](Self::send_piece).
+    unsafe fn poll_send_parts(&mut self, cx: &mut Context<'_>, parts: &[Part]) -> Poll<Result<usize>> {
+        let unsent = self.unsent();
         match &mut self.stream {
             Stream::Plain(stream) => loop {
                 ready!(stream.poll_write_ready(cx))?;
-                let outbox = Part { start: self.outbox[self.sent..].as_ptr(), bytes: unsaid };
+                let outbox = Part { start: self.outbox[self.sent..].as_ptr(), bytes: unsent };
                 // SAFETY: the outbox is ours; the rest is as the caller promises.
                 match stream.try_io(Interest::WRITABLE, || unsafe { send_parts(stream, outbox, parts) }) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                     sent => {
                         let sent = sent?;
-                        self.sent += sent.min(unsaid);
-                        return Poll::Ready(Ok(sent.saturating_sub(unsaid)));
+                        self.sent += sent.min(unsent);
+                        return Poll::Ready(Ok(sent.saturating_sub(unsent)));
                     }
                 }
             },
@@ -365,7 +365,7 @@ impl Wire {
     }
 
     /// Tells the other side that nothing more comes.
-    pub async fn shut(&mut self) -> Result<()> {
+    pub async fn shutdown(&mut self) -> Result<()> {
         poll_fn(|cx| match &mut self.stream {
             Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
             Stream::Tls(stream) => Pin::new(&mut **stream).poll_shutdown(cx),
@@ -399,15 +399,15 @@ unsafe fn send_parts(stream: &TcpStream, first: Part, parts: &[Part]) -> Result<
 /// # Safety
 /// All parts are mapped for reading.
 unsafe fn gather(parts: &[Part], room: &mut [u8]) -> usize {
-    let mut legs = Vec::with_capacity(parts.len());
+    let mut copies = Vec::with_capacity(parts.len());
     let mut length = 0;
     for part in parts {
         let bytes = part.bytes.min(room.len() - length);
-        legs.push(LeafCopy { leaf: 0, from: part.start, to: room[length..].as_mut_ptr(), bytes });
+        copies.push(LeafCopy { leaf: 0, from: part.start, to: room[length..].as_mut_ptr(), bytes });
         length += bytes;
     }
     // SAFETY: the sources are as the caller promises, and the targets lie in the room one after the other. If a source changes
     // meanwhile, what was sent is declared void (C1 of `copy`).
-    unsafe { copy_all(&legs, 1) };
+    unsafe { copy_all(&copies, 1) };
     length
 }

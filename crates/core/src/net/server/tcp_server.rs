@@ -13,7 +13,7 @@ use super::session::Sessions;
 use super::staging::Staging;
 use super::weight_source::WeightSource;
 use crate::error::{Error, Result};
-use crate::net::wire::frame::{Cargo, Farewell, Refusal};
+use crate::net::wire::frame::{Content, GoodbyeReason, Refusal};
 use crate::net::wire::limits::{check_sample_bytes, within_reason};
 use crate::net::wire::stats::{ServerCounters, ServerStats, add};
 use crate::net::wire::tls::ServerTls;
@@ -132,7 +132,7 @@ pub struct Refused {
     pub code: Refusal,
     pub text: String,
     /// What the client brought, where the schema was the reason, and of what it is one.
-    pub schema: Option<(Cargo, Vec<u8>)>,
+    pub schema: Option<(Content, Vec<u8>)>,
 }
 
 impl Shared {
@@ -162,14 +162,14 @@ impl Shared {
     }
 
     /// The schema of what a client may bring, or get, here; or what it is told that wants something else.
-    pub fn expects(&self, cargo: Cargo) -> Result<&[u8], &'static str> {
-        match (cargo, &self.ingress, &self.weight_source) {
-            (Cargo::Weights, _, Some(weight_source)) => Ok(&weight_source.inventory().schema),
-            (Cargo::Weights, _, None) => {
+    pub fn expects(&self, content: Content) -> Result<&[u8], &'static str> {
+        match (content, &self.ingress, &self.weight_source) {
+            (Content::Weights, _, Some(weight_source)) => Ok(&weight_source.inventory().schema),
+            (Content::Weights, _, None) => {
                 Err("it offers no weights on this port. Give its TcpTransport weights=…, or \
                                               serve them on a port of their own")
             }
-            (_, Some(ingress), _) if ingress.cargo() == cargo => Ok(ingress.schema()),
+            (_, Some(ingress), _) if ingress.content() == content => Ok(ingress.schema()),
             (_, Some(Ingress::Records(_)), _) => {
                 Err("it takes records, each of its own size, and this client sends \
                                                     samples of one size. Use a client of records, or the port of a \
@@ -209,7 +209,7 @@ impl Shared {
                     Refusal::TokenNeeded | Refusal::TokenWrong | Refusal::TokenUnexpected => {
                         &counters.refused_token
                     }
-                    Refusal::Schema | Refusal::Cargo => &counters.refused_schema,
+                    Refusal::Schema | Refusal::Content => &counters.refused_schema,
                     Refusal::Protocol => &counters.refused_protocol,
                     Refusal::Busy => &counters.refused_busy,
                     Refusal::SessionUnknown | Refusal::Closed => &counters.refused_other,
@@ -223,9 +223,9 @@ impl Shared {
                 };
                 *lock(&self.last_refusal) = Some(refused);
             }
-            End::Parted(Farewell::TooSlow, _) => add(&counters.cut_slow, 1),
-            End::Parted(Farewell::Silent, _) => add(&counters.cut_silent, 1),
-            End::Parted(..) => {}
+            End::Goodbye(GoodbyeReason::TooSlow, _) => add(&counters.cut_slow, 1),
+            End::Goodbye(GoodbyeReason::Silent, _) => add(&counters.cut_silent, 1),
+            End::Goodbye(..) => {}
         }
     }
 

@@ -14,10 +14,10 @@
 
 use super::connection::{End, Never, closed, too_slow};
 use super::header_reader::{HeaderReader, budget, goodbye, skip};
-use super::stream::{Part, Wire};
+use super::stream::{FrameStream, Part};
 use super::tcp_server::Shared;
-use super::weight_source::{News, WeightSource};
-use crate::net::wire::frame::{Farewell, Header, Kind, LeafList, Verdict};
+use super::weight_source::{VersionNews, WeightSource};
+use crate::net::wire::frame::{GoodbyeReason, Header, Kind, LeafList, Verdict};
 use crate::net::wire::stats::add;
 use crate::weights::{ChangedLeaf, HeldVersion};
 use std::sync::Arc;
@@ -33,16 +33,20 @@ const PARTS: usize = 64;
 /// What happened first.
 enum Event {
     Heard(Header),
-    Told(News),
+    Told(VersionNews),
 }
 
 /// From the hello on.
-pub async fn give(wire: &mut Wire, server: &Arc<Shared>, weight_source: &WeightSource) -> Result<Never, End> {
+pub async fn serve_weights(
+    wire: &mut FrameStream,
+    server: &Arc<Shared>,
+    weight_source: &WeightSource,
+) -> Result<Never, End> {
     add(&server.counters.accepted, 1);
     add(&server.counters.weight_clients, 1);
-    let _counted = Counted(server);
-    wire.say(&weight_source.inventory().frame());
-    Giving {
+    let _counted = ClientCount(server);
+    wire.queue(&weight_source.inventory().frame());
+    WeightConnection {
         wire,
         server,
         weight_source,
@@ -50,49 +54,49 @@ pub async fn give(wire: &mut Wire, server: &Arc<Shared>, weight_source: &WeightS
         news: weight_source.news(),
         wanted: None,
     }
-    .converse()
+    .run()
     .await
 }
 
 /// The end of those who want weights that are shut down.
-pub fn over() -> End {
-    End::Parted(Farewell::RingClosed, "the learner has shut down its weights".to_owned())
+pub fn weights_ended() -> End {
+    End::Goodbye(GoodbyeReason::RingClosed, "the learner has shut down its weights".to_owned())
 }
 
 /// One client less, however it leaves.
-struct Counted<'a>(&'a Shared);
+struct ClientCount<'a>(&'a Shared);
 
-impl Drop for Counted<'_> {
+impl Drop for ClientCount<'_> {
     fn drop(&mut self) {
         self.0.counters.weight_clients.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
     }
 }
 
 /// A client of weights that was let in.
-struct Giving<'a> {
-    wire: &'a mut Wire,
+struct WeightConnection<'a> {
+    wire: &'a mut FrameStream,
     server: &'a Arc<Shared>,
     weight_source: &'a WeightSource,
     header_reader: HeaderReader,
-    news: watch::Receiver<News>,
+    news: watch::Receiver<VersionNews>,
     /// The client has this version, and wants a newer one.
     wanted: Option<u64>,
 }
 
-impl Giving<'_> {
-    async fn converse(&mut self) -> Result<Never, End> {
+impl WeightConnection<'_> {
+    async fn run(&mut self) -> Result<Never, End> {
         loop {
             match self.event().await? {
-                Event::Heard(header) => self.understand(&header).await?,
+                Event::Heard(header) => self.handle_frame(&header).await?,
                 Event::Told(news) => {
                     let have = self.wanted.filter(|&have| news.version > have);
                     // What was published last is sent, also when nothing will follow it.
-                    let Some(have) = have else { return Err(over()) };
+                    let Some(have) = have else { return Err(weights_ended()) };
                     self.wanted = None;
                     self.send(have).await?;
                 }
             }
-            if self.wire.unsaid() > 4096 {
+            if self.wire.unsent() > 4096 {
                 // It does not read what we say.
                 timeout(self.server.spec.frame_timeout, self.wire.flush())
                     .await
@@ -104,12 +108,12 @@ impl Giving<'_> {
     /// Waits for a header; and, if something is wanted, for news of it.
     async fn event(&mut self) -> Result<Event, End> {
         let (wire, header_reader, news) = (&mut *self.wire, &mut self.header_reader, &mut self.news);
-        let mut header = std::pin::pin!(header_reader.header(wire, &self.server.spec, Wire::ping));
+        let mut header = std::pin::pin!(header_reader.header(wire, &self.server.spec, FrameStream::ping));
         let Some(have) = self.wanted else { return header.await.map(Event::Heard) };
         let mut told = std::pin::pin!(news.wait_for(|news| news.version > have || news.over));
         std::future::poll_fn(|cx| {
             if let Poll::Ready(told) = told.as_mut().poll(cx) {
-                let over = News { version: 0, over: true };
+                let over = VersionNews { version: 0, over: true };
                 return Poll::Ready(Ok(Event::Told(told.map_or(over, |news| *news))));
             }
             header.as_mut().poll(cx).map_ok(Event::Heard)
@@ -117,7 +121,7 @@ impl Giving<'_> {
         .await
     }
 
-    async fn understand(&mut self, header: &Header) -> Result<(), End> {
+    async fn handle_frame(&mut self, header: &Header) -> Result<(), End> {
         let budget = budget(&self.server.spec, header.length);
         match header.kind {
             Kind::Fetch if self.wanted.is_some() => Err(End::Damaged("a fetch is out of turn".to_owned())),
@@ -130,7 +134,7 @@ impl Giving<'_> {
                 Ok(())
             }
             Kind::Ping => {
-                self.wire.say(&Header { kind: Kind::Pong, ..*header }.bytes());
+                self.wire.queue(&Header { kind: Kind::Pong, ..*header }.bytes());
                 Ok(())
             }
             Kind::Pong => Ok(()),
@@ -143,7 +147,7 @@ impl Giving<'_> {
     /// Sends what changed since `have`.
     async fn send(&mut self, have: u64) -> Result<(), End> {
         let Some(hold) = self.weight_source.hold().map_err(closed)? else {
-            return Err(over());
+            return Err(weights_ended());
         };
         let changed = hold.changed_since(have);
         let list = LeafList {
@@ -151,15 +155,15 @@ impl Giving<'_> {
             checksums: changed.iter().map(|changed| changed.checksum).collect(),
         };
         let version = hold.version();
-        self.wire.say(&list.frame(version));
-        let mut load = Load::new(&hold, &changed);
+        self.wire.queue(&list.frame(version));
+        let mut load = VersionSender::new(&hold, &changed);
         let bytes = load.left;
         let budget = budget(&self.server.spec, bytes as u64);
-        let whole = timeout(budget, self.pour(&mut load)).await.map_err(|_| too_slow())??;
+        let whole = timeout(budget, self.send_piece(&mut load)).await.map_err(|_| too_slow())??;
         let verdict = if whole { Verdict::Whole } else { Verdict::Void };
         self.wire
-            .say(&Header { code: verdict as u16, sequence: version, ..Header::new(Kind::Verdict) }.bytes());
-        self.wire.nudge().await?;
+            .queue(&Header { code: verdict as u16, sequence: version, ..Header::new(Kind::Verdict) }.bytes());
+        self.wire.flush_ready().await?;
         let counters = &self.server.counters;
         add(if whole { &counters.versions } else { &counters.versions_void }, 1);
         add(&counters.weight_bytes, (bytes - load.left) as u64);
@@ -168,15 +172,15 @@ impl Giving<'_> {
 
     /// Sends the load piece by piece; false when it was overwritten meanwhile, by a newer version. The client asks again then, so
     /// a version that can never be whole ends the connection.
-    async fn pour(&mut self, load: &mut Load<'_>) -> Result<bool, End> {
+    async fn send_piece(&mut self, load: &mut VersionSender<'_>) -> Result<bool, End> {
         while load.left > 0 {
             let (sequence, length) = (load.hold.version(), load.left.min(PIECE_BYTES) as u64);
-            self.wire.promise(&Header { sequence, length, ..Header::new(Kind::Piece) });
-            while self.wire.promised() > 0 {
+            self.wire.begin_piece(&Header { sequence, length, ..Header::new(Kind::Piece) });
+            while self.wire.piece_left() > 0 {
                 let mut parts = [Part::default(); PARTS];
-                let count = load.parts(self.wire.promised(), &mut parts);
+                let count = load.parts(self.wire.piece_left(), &mut parts);
                 // SAFETY: the parts lie in leaves of a buffer that is mapped as long as the hold.
-                load.advance(unsafe { self.wire.pour(&parts[..count]) }.await?);
+                load.advance(unsafe { self.wire.send_piece(&parts[..count]) }.await?);
             }
             if !load.hold.check_whole().map_err(closed)? {
                 return Ok(false);
@@ -188,7 +192,7 @@ impl Giving<'_> {
 }
 
 /// What is left to be sent of a version.
-struct Load<'a> {
+struct VersionSender<'a> {
     hold: &'a HeldVersion,
     leaves: &'a [ChangedLeaf],
     /// The next byte: in which of the leaves, and where in it.
@@ -196,10 +200,10 @@ struct Load<'a> {
     left: usize,
 }
 
-impl<'a> Load<'a> {
-    fn new(hold: &'a HeldVersion, leaves: &'a [ChangedLeaf]) -> Load<'a> {
+impl<'a> VersionSender<'a> {
+    fn new(hold: &'a HeldVersion, leaves: &'a [ChangedLeaf]) -> VersionSender<'a> {
         let left = leaves.iter().map(|changed| hold.leaf(changed.leaf).1).sum();
-        Load { hold, leaves, at: (0, 0), left }
+        VersionSender { hold, leaves, at: (0, 0), left }
     }
 
     /// The next parts, of at most `most` bytes; says how many.

@@ -1,7 +1,7 @@
 //! The way out of a TCP server: the learner's weights, for those who ask for them.
 //!
 //! A weight source is one reader of the weights, for all connections of its server. Connections that send the same version share
-//! one pin. A thread of its own, the *herald*, sleeps until the weights have a new version and tells the event loops of new versions; it sends
+//! one pin. A thread of its own, the *version watcher*, sleeps until the weights have a new version and tells the event loops; it sends
 //! nothing itself. `weight_frames` does.
 
 use crate::error::{Error, Result};
@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use tokio::sync::watch;
 
-/// What the herald tells.
+/// What the version watcher knows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct News {
+pub struct VersionNews {
     /// The latest; 0 before the first.
     pub version: u64,
     /// Nothing more will come: the weights are shut down, or damaged.
@@ -31,14 +31,14 @@ pub struct WeightSource {
     /// The version that was held last, as long as somebody sends it.
     held: Mutex<Weak<HeldVersion>>,
     inventory: Inventory,
-    news: watch::Sender<News>,
+    news: watch::Sender<VersionNews>,
     stop: Arc<AtomicBool>,
-    herald: Mutex<Option<JoinHandle<()>>>,
+    watcher: Mutex<Option<JoinHandle<()>>>,
     pid: u32,
 }
 
 impl WeightSource {
-    /// Takes a seat at the weights, and starts the herald.
+    /// Takes a seat at the weights, and starts the version watcher.
     pub fn new(weights: Arc<Weights>) -> Result<WeightSource> {
         let geometry = weights.geometry();
         let schema = weights.segment().schema();
@@ -59,9 +59,9 @@ impl WeightSource {
         };
         let reader = Arc::new(Reader::attach_to(weights.clone(), 1)?);
         let (news, stop) = (watch::Sender::new(look(&weights)), Arc::new(AtomicBool::new(false)));
-        let herald = crate::sys::thread::spawn("rollway-herald", {
+        let watcher = crate::sys::thread::spawn("rollway-version", {
             let (weights, news, stop) = (weights.clone(), news.clone(), stop.clone());
-            move || tell(&weights, &news, &stop)
+            move || watch_versions(&weights, &news, &stop)
         })?;
         Ok(WeightSource {
             weights,
@@ -70,7 +70,7 @@ impl WeightSource {
             inventory,
             news,
             stop,
-            herald: Mutex::new(Some(herald)),
+            watcher: Mutex::new(Some(watcher)),
             pid: std::process::id(),
         })
     }
@@ -80,7 +80,7 @@ impl WeightSource {
     }
 
     /// Where news come in.
-    pub fn news(&self) -> watch::Receiver<News> {
+    pub fn news(&self) -> watch::Receiver<VersionNews> {
         self.news.subscribe()
     }
 
@@ -107,15 +107,15 @@ impl WeightSource {
         Ok(hold)
     }
 
-    /// Ends the herald, and leaves the seat. The last one to leave takes the name away. Idempotent.
+    /// Ends the version watcher, and leaves the seat. The last one to leave takes the name away. Idempotent.
     pub fn close(&self) {
         if self.pid != std::process::id() {
-            return; // A forked child: the herald is not in it.
+            return; // A forked child: the version watcher is not in it.
         }
         self.stop.store(true, Ordering::Relaxed);
         self.weights.protocol().control.published.notify();
-        if let Some(herald) = lock(&self.herald).take() {
-            let _ = herald.join();
+        if let Some(watcher) = lock(&self.watcher).take() {
+            let _ = watcher.join();
         }
         if lock(&self.reader).take().is_some() {
             // A name that stays behind is collected by whoever looks next.
@@ -134,16 +134,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn look(weights: &Weights) -> News {
+fn look(weights: &Weights) -> VersionNews {
     let over = weights.is_closed();
     match weights.version() {
-        Ok(version) => News { version, over },
-        Err(_) => News { version: 0, over: true }, // Who holds it next is told why.
+        Ok(version) => VersionNews { version, over },
+        Err(_) => VersionNews { version: 0, over: true }, // Who holds it next is told why.
     }
 }
 
-/// The herald's life. The liveness poll is for a writer that died after it published and before it notified.
-fn tell(weights: &Weights, news: &watch::Sender<News>, stop: &AtomicBool) {
+/// The work of the version watcher. The liveness poll is for a writer that died after it published and before it notified.
+fn watch_versions(weights: &Weights, news: &watch::Sender<VersionNews>, stop: &AtomicBool) {
     let event = &weights.protocol().control.published;
     let mut poll = LivenessPoll::start();
     loop {

@@ -266,7 +266,7 @@ impl Header {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
     /// In the header's `code`.
-    pub cargo: Cargo,
+    pub content: Content,
     /// Chosen at random by the client, for its lifetime.
     pub session: [u8; 16],
     pub producer_id: Option<u32>,
@@ -284,7 +284,7 @@ impl Hello {
     pub fn parse(code: u16, payload: &[u8]) -> Result<Hello, Damage> {
         let short = Damage("a hello is too short");
         let hello = Hello {
-            cargo: Cargo::from_code(code).ok_or(Damage("a client brings what we do not know"))?,
+            content: Content::from_code(code).ok_or(Damage("a client brings what we do not know"))?,
             session: array(payload, 0).ok_or(short)?,
             producer_id: Some(u32::from_le_bytes(array(payload, 16).ok_or(short)?))
                 .filter(|&id| id != NO_PRODUCER_ID),
@@ -310,7 +310,7 @@ impl Hello {
         payload.extend_from_slice(&self.next.to_le_bytes());
         payload.extend_from_slice(&self.oldest.to_le_bytes());
         payload.extend_from_slice(&self.schema);
-        Header { code: self.cargo as u16, ..Header::new(Kind::Hello) }.with(&payload)
+        Header { code: self.content as u16, ..Header::new(Kind::Hello) }.with(&payload)
     }
 }
 
@@ -549,7 +549,7 @@ macro_rules! codes {
 
 codes! {
     /// What a connection carries.
-    Cargo {
+    Content {
         /// All of one size, leaf by leaf, for a ring.
         Samples = 0,
         /// Each of its own size, for the lane of the transport.
@@ -569,13 +569,13 @@ codes! {
     }
 }
 
-impl Cargo {
+impl Content {
     /// As the texts of errors call it.
     pub fn name(self) -> &'static str {
         match self {
-            Cargo::Samples => "samples",
-            Cargo::Records => "records",
-            Cargo::Weights => "weights",
+            Content::Samples => "samples",
+            Content::Records => "records",
+            Content::Weights => "weights",
         }
     }
 }
@@ -598,13 +598,13 @@ codes! {
         Closed = 8,
         /// The client sends samples, and the server takes records; or the other way round; or it wants weights, and there are
         /// none here.
-        Cargo = 9,
+        Content = 9,
     }
 }
 
 codes! {
     /// Why a connection ends.
-    Farewell {
+    GoodbyeReason {
         /// The client is done, and everything is acknowledged or given up. Its session may be forgotten.
         Finished = 1,
         /// The learner has closed its ring, or its records; or one of them is damaged, or cannot grow.
@@ -641,7 +641,7 @@ pub fn parse_refuse(payload: &[u8]) -> Result<(String, Vec<u8>), Damage> {
 }
 
 /// A goodbye with a text for people.
-pub fn goodbye(code: Farewell, text: &str) -> Vec<u8> {
+pub fn goodbye(code: GoodbyeReason, text: &str) -> Vec<u8> {
     Header { code: code as u16, ..Header::new(Kind::Goodbye) }.with(clip(text).as_bytes())
 }
 
@@ -685,7 +685,7 @@ fn probe_payload(header: &Header, payload: &[u8]) {
     match header.kind {
         Kind::Hello => {
             if let Ok(hello) = Hello::parse(header.code, payload) {
-                let code = hello.cargo as u16;
+                let code = hello.content as u16;
                 assert_eq!(Hello::parse(code, &hello.frame()[HEADER_BYTES..]), Ok(hello));
             }
         }

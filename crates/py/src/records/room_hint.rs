@@ -1,17 +1,17 @@
-//! `Wanted`: how much room a worker's coroutines wait for.
+//! `RoomHint`: how much room a worker's coroutines wait for.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The smallest record that found no room lately. A hint: whoever finds none again says so again.
-pub struct Wanted(AtomicUsize);
+pub struct RoomHint(AtomicUsize);
 
-impl Default for Wanted {
-    fn default() -> Wanted {
-        Wanted(AtomicUsize::new(usize::MAX))
+impl Default for RoomHint {
+    fn default() -> RoomHint {
+        RoomHint(AtomicUsize::new(usize::MAX))
     }
 }
 
-impl Wanted {
+impl RoomHint {
     /// A record of so many bytes found no room.
     pub fn note(&self, bytes: usize) {
         self.0.fetch_min(bytes, Ordering::Relaxed);
