@@ -129,6 +129,8 @@ pub struct Refused {
     pub text: String,
     /// What the client brought, where the schema was the reason, and of what it is one.
     pub schema: Option<(Cargo, Vec<u8>)>,
+    /// When that was.
+    pub at: Instant,
 }
 
 impl Shared {
@@ -178,7 +180,8 @@ impl Shared {
             End::Malformed(text) => {
                 add(&counters.refused_records, 1);
                 let (peer, text) = (peer.to_owned(), text.clone());
-                let refused = Refused { peer, code: Refusal::Protocol, text, schema: None };
+                let at = Instant::now();
+                let refused = Refused { peer, code: Refusal::Protocol, text, schema: None, at };
                 *lock(&self.last_refusal) = Some(refused);
             }
             End::Refused(code, text, schema) => {
@@ -197,6 +200,7 @@ impl Shared {
                     code: *code,
                     text: text.clone(),
                     schema: schema.clone(),
+                    at: Instant::now(),
                 };
                 *lock(&self.last_refusal) = Some(refused);
             }
