@@ -218,11 +218,15 @@ pub enum Error {
     #[error("TLS: {what}")]
     Tls { what: String },
 
-    #[error(
-        "the connection to {address} is closed: {why}. {unacknowledged} samples, from number {first} on, are not \
-         acknowledged: they may have arrived or not. Make a new client when the learner is back"
-    )]
-    ConnectionClosed { address: String, why: String, unacknowledged: u64, first: u64 },
+    #[error("the connection to {address} is closed: {why}. {}. {advice}", unsettled(cargo, *unacknowledged, *first))]
+    ConnectionClosed {
+        address: String,
+        why: String,
+        cargo: &'static str,
+        unacknowledged: u64,
+        first: u64,
+        advice: &'static str,
+    },
 
     /// Nothing more comes to a mirror of weights.
     #[error(
@@ -243,6 +247,16 @@ pub enum Error {
 
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },
+}
+
+/// What of it is not known to have arrived.
+fn unsettled(cargo: &str, unacknowledged: u64, first: u64) -> String {
+    match unacknowledged {
+        0 => "Everything sent is acknowledged".to_owned(),
+        _ => format!(
+            "{unacknowledged} {cargo}, from number {first} on, are not acknowledged: they may have arrived or not"
+        ),
+    }
 }
 
 impl Error {

@@ -123,11 +123,11 @@ class TcpEndpoint:
 
     @property
     def last_refusal(self) -> str | None:
-        """The last worker that was not let in, and why."""
+        """The last worker that was not let in, why, and how long ago."""
         refused = self._native.last_refusal()
         if refused is None:
             return None
-        peer, why, foreign = refused
+        peer, why, seconds, foreign = refused
         if foreign is not None:
             schema, is_of_weights = foreign
             place = f"at worker {peer}"
@@ -138,7 +138,7 @@ class TcpEndpoint:
                     why = str(unreadable)
             elif self._schema is not None:
                 why = str(self._schema.explain(ForeignSchema(place, schema)))
-        return f"{peer}: {why}"
+        return f"{peer}: {why.rstrip('.')} ({seconds:.0f} s ago)"
 
     def stats(self) -> dict[str, int]:
         """Connections, frames, samples, bytes; versions of weights sent; who was refused or cut, and why."""

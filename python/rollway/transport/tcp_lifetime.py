@@ -104,7 +104,13 @@ def _close_quietly(client: TcpLifetime, timeout: float) -> None:
         client.close(timeout)
     except RollwayError as error:
         # As text: a log that keeps the error would keep its frames, and so the client.
-        _log.error("a %s was not closed, and %s", type(client).__name__, str(error))
+        _log.error(
+            "a %s was not closed, and had %s s to deliver what was on its way: %s. Close a client while its process "
+            "goes on, or use it in a `with` block",
+            type(client).__name__,
+            timeout,
+            str(error),
+        )
 
 
 def _close_all() -> None:

@@ -233,7 +233,16 @@ def test_a_close_that_times_out_says_what_is_not_acknowledged_and_closes_all_the
         ) as raised:
             client.close(timeout=0.05)
         assert raised.value.unacknowledged == 1 and client.closed
+        assert "longer timeout" in str(raised.value) and "new client" not in str(raised.value)
         client.close()
+
+
+def test_what_a_client_that_nobody_closed_has_lost_is_told_with_the_right_advice(caplog):
+    with narrow() as server:
+        stuffed(server)
+        gc.collect()
+    assert "1 samples, from number 2 on, are not acknowledged" in caplog.text
+    assert "`with`" in caplog.text and "new client" not in caplog.text
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
@@ -562,9 +571,10 @@ def test_with_everything_acknowledged_a_client_closes_in_peace_after_its_learner
         client = connect(server)
         client.send(value(1))
         client.wait()
-    with pytest.raises(rollway.ConnectionClosedError) as raised:
+    with pytest.raises(rollway.ConnectionClosedError, match=r"closed: .*Everything sent is acknowledged") as raised:
         client.send(value(2))
     assert raised.value.unacknowledged == 0
+    assert "0 samples" not in str(raised.value) and "new client when the learner is back" in str(raised.value)
     client.close()
 
 
@@ -960,6 +970,15 @@ def test_another_schema_is_told_on_both_sides_with_the_leaf(example, mine, learn
         with pytest.raises(rollway.WaitTimeout, match=f"Not let in, last: 127.0.0.1:\\d+: {learners}") as raised:
             server.sample(timeout=0.01)
         assert "Wait longer" in str(raised.value)
+
+
+def test_a_refusal_is_told_with_its_age():
+    with serve(1, example=EXAMPLE) as server:
+        with pytest.raises(rollway.SchemaMismatch):
+            connect(server, ONE)
+        until(lambda: server.refusals and server.refusals[0].endswith("(1 s ago)"))
+        with pytest.raises(rollway.WaitTimeout, match=r" \([12] s ago\)\. Wait longer"):
+            server.sample(timeout=0.01)
 
 
 MANY = {f"leaf{number:03}": np.zeros(1) for number in range(200)}

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import re
 
 import numpy as np
 import pytest
@@ -274,6 +275,7 @@ def test_a_closed_server_ends_its_clients_and_says_what_is_lost():
     with pytest.raises(rollway.ConnectionClosedError) as error:
         client.wait(timeout=10)
     assert error.value.unacknowledged == client.unacknowledged > 0
+    assert re.search(r"\d+ records, from number \d+ on, are not acknowledged", str(error.value))
     with pytest.raises(rollway.ConnectionClosedError):
         client.close()
     client.close()

@@ -323,6 +323,11 @@ fn a_learner_that_was_restarted_does_not_guess_the_fate_of_samples() {
     proxy.cut();
     let error = client.wait(soon()).unwrap_err();
     assert!(error.to_string().contains("fate"), "{error}");
+    assert_eq!(
+        error.to_string().matches("samples").count(),
+        1,
+        "one count, and not two that may differ: {error}"
+    );
     assert_eq!(unacknowledged(Err::<(), _>(error)), 2);
     let refusal = again.server.last_refusal().unwrap();
     assert_eq!(refusal.code, Refusal::SessionUnknown);

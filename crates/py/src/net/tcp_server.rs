@@ -155,13 +155,16 @@ impl TcpServer {
         Ok(stats)
     }
 
-    /// The last client that was not let in: who and why; where its schema was the reason, also that, and whether it is one of
-    /// weights.
-    fn last_refusal<'py>(&self, py: Python<'py>) -> Option<(String, String, Option<ForeignSchema<'py>>)> {
+    /// The last client that was not let in: who, why, and how many seconds ago; where its schema was the reason, also that, and
+    /// whether it is one of weights.
+    fn last_refusal<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> Option<(String, String, f64, Option<ForeignSchema<'py>>)> {
         let refused = self.core.last_refusal()?;
         let schema =
             refused.schema.map(|(content, schema)| (PyBytes::new(py, &schema), content == Content::Weights));
-        Some((refused.peer, refused.text, schema))
+        Some((refused.peer, refused.text, refused.at.elapsed().as_secs_f64(), schema))
     }
 
     /// Says goodbye to the clients and gives back their slots.

@@ -137,18 +137,25 @@ impl Shared {
         let address = self.connector.address();
         match ended.clone() {
             Ended::Closed => Error::Closed,
-            Ended::Lost(why) => Error::ConnectionClosed {
-                address,
-                why,
-                unacknowledged: state.outbound.unacknowledged(),
-                first: state.outbound.acked,
-            },
+            Ended::Lost(why) => self.closed(state, why, "Make a new client when the learner is back"),
             Ended::Unreachable(why) => Error::Unreachable { address, why },
             Ended::Token(why) => Error::Token { address, why },
             Ended::Schema(theirs) => Error::ForeignSchema { address, ours: self.schema.clone(), theirs },
             Ended::Content(why) => Error::WrongContent { address, why },
             Ended::Protocol(what) => Error::Protocol { address, what },
             Ended::Tls(what) => Error::Tls { what: format!("{address}: {what}") },
+        }
+    }
+
+    /// Says what is not acknowledged.
+    fn closed(&self, state: &State, why: String, advice: &'static str) -> Error {
+        Error::ConnectionClosed {
+            address: self.caller.address(),
+            why,
+            cargo: state.outbound.layout().cargo().name(),
+            unacknowledged: state.outbound.unacknowledged(),
+            first: state.outbound.acked,
+            advice,
         }
     }
 
@@ -364,8 +371,8 @@ impl Client {
             Err(Error::Interrupted) => return Err(Error::Interrupted),
             Err(Error::Timeout) => {
                 let why = "it was closed before everything was acknowledged".to_owned();
-                let state = self.shared.lock();
-                Err(self.shared.error(&state, &Ended::Lost(why)))
+                let advice = "Give close() a longer timeout, or see whether the learner still takes them";
+                Err(self.shared.closed(&self.shared.lock(), why, advice))
             }
             other => other,
         };

@@ -100,13 +100,10 @@ impl Sessions {
         let known = table.contains_key(&hello.session);
         if !known {
             if hello.oldest != hello.next {
-                let fate = hello.next - hello.oldest;
-                let text = format!(
-                    "the learner does not know this client (it was restarted, or has forgotten it), so the fate of {fate} samples \
-                     from number {} on is unknown",
-                    hello.oldest
-                );
-                return Err((Refusal::SessionUnknown, text)); // E3
+                // The client knows how many: it may have sent more since it said hello.
+                let text = "the learner does not know this client (it was restarted, or has forgotten it), so the fate of what it \
+                     did not acknowledge is unknown";
+                return Err((Refusal::SessionUnknown, text.to_owned())); // E3
             }
             self.make_room(&mut table)?;
         }

@@ -133,6 +133,8 @@ pub struct Refused {
     pub text: String,
     /// What the client brought, where the schema was the reason, and of what it is one.
     pub schema: Option<(Content, Vec<u8>)>,
+    /// When that was.
+    pub at: Instant,
 }
 
 impl Shared {
@@ -201,7 +203,8 @@ impl Shared {
             End::Malformed(text) => {
                 add(&counters.refused_records, 1);
                 let (peer, text) = (peer.to_owned(), text.clone());
-                let refused = Refused { peer, code: Refusal::Protocol, text, schema: None };
+                let at = Instant::now();
+                let refused = Refused { peer, code: Refusal::Protocol, text, schema: None, at };
                 *lock(&self.last_refusal) = Some(refused);
             }
             End::Refused(code, text, schema) => {
@@ -220,6 +223,7 @@ impl Shared {
                     code: *code,
                     text: text.clone(),
                     schema: schema.clone(),
+                    at: Instant::now(),
                 };
                 *lock(&self.last_refusal) = Some(refused);
             }
