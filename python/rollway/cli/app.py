@@ -89,9 +89,9 @@ def gc(
 @app.command()
 def doctor(json: Json = False) -> None:
     """Check this machine: shared memory, limits, CPUs, kernel, and a round trip through a ring."""
-    from rollway.cli import checkup
+    from rollway.cli import doctor as doctor_command
 
-    raise typer.Exit(checkup.show(as_json=json))
+    raise typer.Exit(doctor_command.show(as_json=json))
 
 
 Env = Annotated[str, typer.Option(help="A Gymnasium environment.")]
@@ -172,5 +172,7 @@ def _train(
             raise typer.BadParameter(f"--set takes name=value, not {setting!r}")
         given[name] = value
     given.setdefault("seed", str(seed))
-    order = session.Order(algorithm, env, collectors, envs, steps, until_return, device, log_dir, save_interval, given)
-    raise typer.Exit(session.train(order))
+    request = session.TrainRequest(
+        algorithm, env, collectors, envs, steps, until_return, device, log_dir, save_interval, given
+    )
+    raise typer.Exit(session.train(request))

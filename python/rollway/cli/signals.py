@@ -1,4 +1,4 @@
-"""How a command is interrupted: by Ctrl-C, SIGTERM or SIGHUP, but never in the middle of making or ending something."""
+"""Signals: Ctrl-C, SIGTERM and SIGHUP end a command, but never while it makes or ends processes and segments."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """What would interrupt us is noted, and delivered afterwards. Processes started meanwhile have Ctrl-C blocked."""
+def deferred() -> Iterator[None]:
+    """Defers signals to the end of the block. Processes that are started in the block have Ctrl-C blocked."""
     noted: list[int] = []
     before = {number: signal.signal(number, lambda number, _: noted.append(number)) for number in _SIGNALS}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -28,7 +28,7 @@ def held_back() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def leaving_in_order() -> Iterator[None]:
+def exit_on_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP raise SystemExit, so that they clean up as Ctrl-C does."""
 
     def leave(number: int, _: FrameType | None) -> None:

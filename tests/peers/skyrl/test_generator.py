@@ -637,12 +637,12 @@ def test_a_trainer_that_dies_leaves_what_it_had_stashed_to_the_next(name, child)
         import sys
         import rollway
         from rollway.integrations.atropos import ATROPOS_SCHEMA
-        from rollway.integrations.skyrl.ask import Ask, Place
+        from rollway.integrations.skyrl.request import GroupRequest, OutputRow
         from rollway.integrations.skyrl.stash import Stash
         server = rollway.RecordServer(ATROPOS_SCHEMA, rollway.ShmTransport(sys.argv[1]))
         stash = Stash("id", {"train": 1}, substitutes=False)
         print("ready", flush=True)
-        slots = stash.slots(Ask("train", (Place("b", 0),)))
+        slots = stash.slots(GroupRequest("train", (OutputRow("b", 0),)))
         while (groups := stash.take(slots, 0)) is None:
             stash.add(server.read())
         groups[0].records[0].release()

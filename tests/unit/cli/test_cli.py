@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import rollway
 from rollway import machine
 from rollway.cli import app, console
-from rollway.cli.demo import crew
+from rollway.cli.demo import worker_processes
 from rollway.cli.demo.trajectory import Tally, trajectory
 from rollway.machine import Cgroup, Finding
 
@@ -380,23 +380,23 @@ def test_the_tally_remembers_more_samples_than_it_first_had_room_for():
 
 
 def test_a_worker_s_end_is_put_into_words():
-    from rollway.cli.demo.crew import _how
+    from rollway.cli.demo.worker_processes import _describe_exit
 
-    assert _how(-signal.SIGKILL, None) == "was killed by SIGKILL"
-    assert _how(3, None) == "ended early with exit code 3"
-    assert _how(1, "ValueError: no") == "failed: ValueError: no"
+    assert _describe_exit(-signal.SIGKILL, None) == "was killed by SIGKILL"
+    assert _describe_exit(3, None) == "ended early with exit code 3"
+    assert _describe_exit(1, "ValueError: no") == "failed: ValueError: no"
 
 
 def test_ctrl_c_while_the_demo_makes_its_queue_waits_until_that_is_whole(monkeypatch):
-    make, made = crew._SPAWN.Queue, []
+    make, made = worker_processes._SPAWN.Queue, []
 
     def queue(size):
         os.kill(os.getpid(), signal.SIGINT)
         made.append(make(size))
         return made[0]
 
-    monkeypatch.setattr(crew._SPAWN, "Queue", queue)
+    monkeypatch.setattr(worker_processes._SPAWN, "Queue", queue)
     with pytest.raises(KeyboardInterrupt):
-        crew.Crew(1, 10)
+        worker_processes.WorkerProcesses(1, 10)
     assert made
     made[0].close()

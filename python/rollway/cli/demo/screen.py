@@ -14,7 +14,6 @@ from rich.text import Text
 
 from rollway.cli import signals
 from rollway.cli.console import console, count, plain, print_json, size
-from rollway.cli.demo.crew import Death
 from rollway.cli.demo.stages import (
     BATCH_SIZE,
     LATENCY,
@@ -28,6 +27,7 @@ from rollway.cli.demo.stages import (
     Stage,
 )
 from rollway.cli.demo.trajectory import SAMPLE_BYTES
+from rollway.cli.demo.worker_processes import Death
 
 _INTERRUPTED = 130
 _COLUMNS_OF_WORKERS = 4
@@ -38,7 +38,7 @@ def show(seconds: float, workers: int, *, as_json: bool) -> int:
     out = console(stderr=as_json)
     screen = Silent() if as_json else Screen(out, workers)
     demo = Demo(seconds, workers, screen)
-    with signals.leaving_in_order():
+    with signals.exit_on_signals():
         try:
             with screen:
                 demo.run()

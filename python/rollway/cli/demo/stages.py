@@ -15,17 +15,17 @@ from typing import Any, Protocol
 import numpy as np
 
 from rollway.cli import signals
-from rollway.cli.demo.crew import Crew, Death
-from rollway.cli.demo.intake import Intake, Learner, QueueIntake, RingIntake
+from rollway.cli.demo.learner import BatchSource, Learner, QueueSource, RingSource
 from rollway.cli.demo.trajectory import SAMPLE_BYTES, Array, Tally, Verdict
 from rollway.cli.demo.worker import Job
+from rollway.cli.demo.worker_processes import Death, WorkerProcesses
 
 BATCH_SIZE = 32
 NUM_BUFFERS = 3
 SENDS_PER_S = 1_000
 _LATENCY_BUFFERS = 64  # batches of one: a learner that is late for a moment does not hold up the sender
 _TICK_S = 0.1
-_PATIENCE_S = 5.0
+_LAST_SAMPLES_S = 5.0
 _QUIET_S = 0.5
 
 ROLLWAY = "Rollway"
@@ -91,7 +91,7 @@ class Watcher(Protocol):
 
 
 class Demo:
-    """Runs the stages one after the other, with one crew of workers. After a death the current stage is the last.
+    """Runs the stages one after the other, with one processes of workers. After a death the current stage is the last.
 
     Args:
         seconds: How long each throughput stage takes; a latency stage takes a third of it.
@@ -132,14 +132,14 @@ class Demo:
 
     def run(self) -> None:
         """Runs all stages. `outcomes` and `deaths` tell the rest, also when it was interrupted."""
-        with Crew(self.workers, queue_size=BATCH_SIZE * NUM_BUFFERS) as crew:
-            self._watcher.started(crew.pids)
-            self._notice_deaths(crew)
+        with WorkerProcesses(self.workers, queue_size=BATCH_SIZE * NUM_BUFFERS) as processes:
+            self._watcher.started(processes.pids)
+            self._notice_deaths(processes)
             for stage in self.stages:
                 if self.deaths:
                     return
                 self._watcher.began(stage)
-                outcome = self._run(stage, crew)
+                outcome = self._run(stage, processes)
                 if outcome is not None:
                     self.outcomes.append(outcome)
                     self.verified_now = 0
@@ -175,7 +175,7 @@ class Demo:
             "latency_p99_us": delay.p99_us if delay else None,
         }
 
-    def _run(self, stage: Stage, crew: Crew) -> Outcome | None:
+    def _run(self, stage: Stage, processes: WorkerProcesses) -> Outcome | None:
         if stage.quantity == THROUGHPUT:
             meter: _RateMeter | _Stopwatch = _RateMeter(BATCH_SIZE)
             sender, period_ns = None, None
@@ -184,55 +184,55 @@ class Demo:
             sender, period_ns = 0, 1_000_000_000 // SENDS_PER_S
         tally = Tally(self.workers)
         with contextlib.ExitStack() as endings:
-            with signals.held_back():
-                intake = self._intake(stage, crew)
-                learner = Learner(intake, tally, meter.note)
+            with signals.deferred():
+                source = self._source(stage, processes)
+                learner = Learner(source, tally, meter.note)
                 learner.start()
-                for ending in (partial(learner.join, _QUIET_S), intake.close, learner.stop):  # the last one first
+                for ending in (partial(learner.join, _QUIET_S), source.close, learner.stop):  # the last one first
                     endings.callback(ending)
             began = time.monotonic()
-            crew.order(Job(intake.ring, time.monotonic_ns() + int(stage.seconds * 1e9), period_ns), sender)
+            processes.assign(Job(source.ring, time.monotonic_ns() + int(stage.seconds * 1e9), period_ns), sender)
             while learner.is_alive():
-                if crew.listen(_TICK_S):
-                    sent = self._sent(crew, sender)
+                if processes.poll(_TICK_S):
+                    sent = self._sent(processes, sender)
                     total = None if None in sent else sum(count or 0 for count in sent)
-                    learner.expect(total, _QUIET_S if total is None else _PATIENCE_S)
-                self._progress(stage, began, tally, intake)
-                self._notice_deaths(crew)
+                    learner.expect(total, _QUIET_S if total is None else _LAST_SAMPLES_S)
+                self._progress(stage, began, tally, source)
+                self._notice_deaths(processes)
                 if self.deaths and stage.path == QUEUE:
                     return None  # who was killed may have had the queue's lock, or left half a message in its pipe
             if learner.error is not None:
                 raise learner.error
         if stage.path == ROLLWAY:
             self.arrived_of_the_dead = {d.worker: int(tally.per_worker[d.worker]) for d in self.deaths}
-        report = crew.report(0)
-        return meter.outcome(stage, tally.verdict(self._sent(crew, sender)), report.sent_at_ns if report else [])
+        report = processes.report(0)
+        return meter.outcome(stage, tally.verdict(self._sent(processes, sender)), report.sent_at_ns if report else [])
 
-    def _intake(self, stage: Stage, crew: Crew) -> Intake:
+    def _source(self, stage: Stage, processes: WorkerProcesses) -> BatchSource:
         batch_size = BATCH_SIZE if stage.quantity == THROUGHPUT else 1
         if stage.path == QUEUE:
-            return QueueIntake(crew.queue, batch_size)
-        return RingIntake(batch_size, NUM_BUFFERS if stage.quantity == THROUGHPUT else _LATENCY_BUFFERS)
+            return QueueSource(processes.queue, batch_size)
+        return RingSource(batch_size, NUM_BUFFERS if stage.quantity == THROUGHPUT else _LATENCY_BUFFERS)
 
-    def _sent(self, crew: Crew, sender: int | None) -> list[int | None]:
+    def _sent(self, processes: WorkerProcesses, sender: int | None) -> list[int | None]:
         """How many samples each worker has sent; ``None`` where it died before it could say."""
         sent: list[int | None] = []
         for worker in range(self.workers):
-            report = crew.report(worker)
+            report = processes.report(worker)
             idle = sender not in (None, worker)
             sent.append(0 if idle else report.sent if report is not None else None)
         return sent
 
-    def _progress(self, stage: Stage, began: float, tally: Tally, intake: Intake) -> None:
+    def _progress(self, stage: Stage, began: float, tally: Tally, source: BatchSource) -> None:
         self.verified_now = tally.received
         elapsed_s = time.monotonic() - began
         per_worker = tally.per_worker.tolist()
         self._watcher.progressed(
-            Progress(stage, elapsed_s, tally.received, tally.batches, intake.waiting(), per_worker)
+            Progress(stage, elapsed_s, tally.received, tally.batches, source.waiting(), per_worker)
         )
 
-    def _notice_deaths(self, crew: Crew) -> None:
-        for death in crew.deaths[len(self.deaths) :]:
+    def _notice_deaths(self, processes: WorkerProcesses) -> None:
+        for death in processes.deaths[len(self.deaths) :]:
             self.deaths.append(death)
             self._watcher.died(death)
 

@@ -25,12 +25,12 @@ from rollway.cli.train.screen import Screen
 from rollway.errors import CollectorError, InvalidArgument, SystemCallFailed, UnusableEnvironment
 
 _WRONG_USAGE, _INTERRUPTED, _NOT_REACHED, _FAILED = 2, 130, 1, 1
-_MOST_MOMENTS = 4_000
+_MAX_HISTORY = 4_000
 _EVALUATED_EPISODES = 50
 
 
 @dataclass(frozen=True)
-class Order:
+class TrainRequest:
     """What the command line asks for."""
 
     algorithm: Literal["appo", "sac"]
@@ -46,81 +46,81 @@ class Order:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-def train(order: Order) -> int:
+def train(request: TrainRequest) -> int:
     """Runs it, shows it, and gives the exit status."""
     out = console()
     logging.getLogger("rollway.collectors").addHandler(logging.NullHandler())  # deaths are shown on the screen
     try:
-        with _runner(order) as runner:
-            return _Session(order, runner, out).run()
+        with _runner(request) as runner:
+            return _Session(request, runner, out).run()
     except (UnusableEnvironment, InvalidArgument) as error:
-        _complain(str(error))
+        _print_error(str(error))
         return _WRONG_USAGE
     except CollectorError as error:
         if error.kind == UnusableEnvironment.__name__:
-            _complain(str(error.message))
+            _print_error(str(error.message))
             return _WRONG_USAGE
-        _complain(f"on {order.env!r}, {error}")
+        _print_error(f"on {request.env!r}, {error}")
         return _FAILED
     except SystemCallFailed as error:
-        _complain(str(error))
+        _print_error(str(error))
         return _FAILED
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     for line in f"rollway train: {text}".splitlines():
         console(stderr=True).print(plain(line, "red"), soft_wrap=True)
 
 
-def _runner(order: Order) -> AlgorithmRunner:
-    kind = AppoRunner if order.algorithm == "appo" else SacRunner
+def _runner(request: TrainRequest) -> AlgorithmRunner:
+    kind = AppoRunner if request.algorithm == "appo" else SacRunner
     return kind(
-        order.env,
-        rl_cfg=dict(order.settings),
-        device=order.device,
-        num_envs=order.envs * order.collectors,
-        num_collectors=order.collectors,
+        request.env,
+        rl_cfg=dict(request.settings),
+        device=request.device,
+        num_envs=request.envs * request.collectors,
+        num_collectors=request.collectors,
     )
 
 
 class _Session:
     """A run under way."""
 
-    def __init__(self, order: Order, runner: AlgorithmRunner, out: Console) -> None:
-        self.order, self.runner, self.out = order, runner, out
-        self.goal = runner.env.reward_threshold if order.until_return is None else order.until_return
-        self.log_dir = order.log_dir or _fresh_directory(order)
+    def __init__(self, request: TrainRequest, runner: AlgorithmRunner, out: Console) -> None:
+        self.request, self.runner, self.out = request, runner, out
+        self.goal = runner.env.reward_threshold if request.until_return is None else request.until_return
+        self.log_dir = request.log_dir or _fresh_directory(request)
         self.policy_path = self.log_dir / "policy.pt"
-        self.title = f"{order.algorithm.upper()} on {order.env}"
+        self.title = f"{request.algorithm.upper()} on {request.env}"
         self.history: list[Progress] = []
         self._told = 0
 
     def run(self) -> int:
         """Trains until the steps are done, the return is reached, or somebody interrupts; then saves and sums up."""
         heading = (
-            f"{self.title}: {count(self.order.collectors, 'collector')} x {count(self.order.envs, 'environment')}, "
-            f"{self.order.steps:,} steps" + ("" if self.goal is None else f" or a mean return of {self.goal:g}")
+            f"{self.title}: {count(self.request.collectors, 'collector')} x {count(self.request.envs, 'environment')}, "
+            f"{self.request.steps:,} steps" + ("" if self.goal is None else f" or a mean return of {self.goal:g}")
         )
-        unit = "rollout" if self.order.algorithm == "appo" else "chunk"
+        unit = "rollout" if self.request.algorithm == "appo" else "chunk"
         ended = ""
-        with signals.leaving_in_order():
+        with signals.exit_on_signals():
             try:
-                with Screen(self.out, heading, self.order.steps, self.goal, unit) as screen:
-                    ended = self._drive(screen)
+                with Screen(self.out, heading, self.request.steps, self.goal, unit) as screen:
+                    ended = self._train(screen)
             except (KeyboardInterrupt, SystemExit) as interrupted:
                 ended = "Ctrl-C" if isinstance(interrupted, KeyboardInterrupt) else "a signal"
                 status = _INTERRUPTED if isinstance(interrupted, KeyboardInterrupt) else int(interrupted.code or 0)
-                with signals.held_back():
+                with signals.deferred():
                     self._save()
                     self._conclude(f"stopped by {ended}", evaluated=None)
                 return status
-        with signals.held_back():
+        with signals.deferred():
             self._save()
         self._conclude(ended, self.runner.policy.evaluate(_EVALUATED_EPISODES))
-        return _NOT_REACHED if self.order.until_return is not None and not self._reached() else 0
+        return _NOT_REACHED if self.request.until_return is not None and not self._reached() else 0
 
-    def _drive(self, screen: Screen) -> str:
-        for progress in self.runner.train(save_interval=self.order.save_interval, log_dir=self.log_dir):
+    def _train(self, screen: Screen) -> str:
+        for progress in self.runner.train(save_interval=self.request.save_interval, log_dir=self.log_dir):
             self._note(progress)
             if len(self.history) == 1:
                 screen.started(sorted(self.runner.supervisor.pids().values()))
@@ -130,13 +130,13 @@ class _Session:
             screen.progressed(progress)
             if self._reached():
                 return f"the mean return reached {self.goal:g}"
-            if progress.env_steps >= self.order.steps:
+            if progress.env_steps >= self.request.steps:
                 return "the steps are done"
         raise AssertionError("train() goes on until it is told otherwise")
 
     def _note(self, progress: Progress) -> None:
         self.history.append(progress)
-        if len(self.history) > _MOST_MOMENTS:
+        if len(self.history) > _MAX_HISTORY:
             del self.history[1:-1:2]  # a coarser past: the picture has no room for more
 
     def _reached(self) -> bool:
@@ -175,6 +175,6 @@ class _Session:
         self.out.print(rows)
 
 
-def _fresh_directory(order: Order) -> Path:
-    name = re.sub(r"[^\w.-]+", "_", order.env)
-    return Path("logs") / f"{order.algorithm}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+def _fresh_directory(request: TrainRequest) -> Path:
+    name = re.sub(r"[^\w.-]+", "_", request.env)
+    return Path("logs") / f"{request.algorithm}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"

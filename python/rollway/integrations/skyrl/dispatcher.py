@@ -1,10 +1,10 @@
 """Dispatcher: gives each of many waiting coroutines the groups that it asked for, from one server of records.
 
-It reads for all of them, and only while somebody waits; what it reads goes through the `Stash` to the call that waits
-longest for it. So no two calls can take each other's trajectories, and what nobody wants yet stays in the ring, where
-the environments see how full it is. Nothing is polled: the event loop calls it when the ring has something, and it
-reads there and then: a task would be awake a turn of the loop later. Once a second, while anybody waits, a timer looks
-for what cannot wake it: the dead, the deadlines of incomplete groups, and an environment that has no room to send.
+It reads for all of them, and only while a call waits; what it reads goes through the `Stash` to the call that waits
+longest for it. So no two calls can take each other's trajectories, and unwanted records stay in the ring, where the
+environments see how full it is. It does not poll: the event loop calls it when the ring has something, and it reads at
+once, one loop iteration earlier than a task would. While a call waits, a timer checks once a second for what cannot
+wake it: dead environments, deadlines of incomplete groups, and an environment that has no room to send.
 
 It knows nothing of SkyRL. Use it from one event loop at a time.
 """
@@ -19,35 +19,35 @@ from dataclasses import dataclass
 from functools import partial
 
 from rollway import ConnectionClosedError, Group, InvalidArgument, PeerDied, Record, RecordServer, segments
-from rollway.integrations.skyrl.ask import Ask
 from rollway.integrations.skyrl.errors import StashFull, TrajectoryMissing, TrajectoryTimeout, TrajectoryUnusable
+from rollway.integrations.skyrl.request import GroupRequest
 from rollway.integrations.skyrl.stash import Slot, Stash
 from rollway.transport.server_base import describe_refusals
 
-_MOST = 256  # records per read
-_PATROL_S = 1.0
+_MAX_READ = 256  # records per read
+_CHECK_S = 1.0
 
 
 @dataclass(eq=False)
 class _Waiter:
     """One call of `get`."""
 
-    ask: Ask
+    request: GroupRequest
     slots: list[Slot]
     answer: asyncio.Future[list[Group]]
     until_s: float
-    """When its time is over, by the loop's clock."""
+    """Its deadline, by the loop's clock."""
 
 
 class Dispatcher:
-    """Hands groups from a server to whoever asks.
+    """Hands groups from a server to the calls that request them.
 
     Args:
         server: Where the records come from.
         stash: Where they wait.
         timeout_s: How long a call waits before `TrajectoryTimeout`; ``None``: for ever.
         max_staleness: How many versions behind `version` a group may be; ``None``: any.
-        max_stash: How many records to hold that nobody waits for, before `StashFull`.
+        max_stash: How many records to hold that no call waits for, before `StashFull`.
         peer_timeout_s: How long to wait for a new environment when all are gone and one died, before `PeerDied`.
     """
 
@@ -70,51 +70,51 @@ class Dispatcher:
         self._max_stash = max_stash
         self._peer_timeout_s = peer_timeout_s
         self._waiters: list[_Waiter] = []
-        self._loop: asyncio.AbstractEventLoop | None = None  # in which somebody waits
-        self._heard = partial(self._read, heard=True)
-        self._told = False  # whether the loop will call it
-        self._most: int | None = None  # how much to read then: counted before, for then there is no time to lose
-        self._patrol: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # in which calls wait
+        self._on_readable = partial(self._read, is_callback=True)
+        self._callback_pending = False  # whether the loop will call it
+        self._next_count: int | None = None  # how much to read then; counted early, to keep the callback short
+        self._check_timer: asyncio.TimerHandle | None = None
         self._alone_since: float | None = None
-        self._came = False  # whether anything did since the last look around
+        self._received = False  # whether anything came since the last check
         self._failure: BaseException | None = None
 
-    async def get(self, ask: Ask) -> list[Group]:
-        """Waits for the groups of an ask. A call that is cancelled takes nothing: they go to the next."""
+    async def get(self, request: GroupRequest) -> list[Group]:
+        """Waits for the groups of a request. A cancelled call takes nothing: its groups go to the next call."""
         if (failure := self._failure) is not None:
             self._failure = None
             raise failure
         loop = asyncio.get_running_loop()
         until_s = math.inf if self._timeout_s is None else loop.time() + self._timeout_s
-        waiter = _Waiter(ask, self._stash.slots(ask), loop.create_future(), until_s)
+        waiter = _Waiter(request, self._stash.slots(request), loop.create_future(), until_s)
         self._waiters.append(waiter)
         try:
             self._serve()
             if not waiter.answer.done():
-                self._begin(loop)
+                self._start_waiting(loop)
             if waiter.answer.done():
                 return waiter.answer.result()
             return await waiter.answer
         except (asyncio.CancelledError, KeyboardInterrupt):
-            self._withdraw(waiter)
+            self._cancel(waiter)
             raise
 
     def put_back(self, groups: Sequence[Group]) -> None:
-        """Takes back groups that were got and not used, to where they were."""
+        """Puts unused groups back to where they were."""
         self._stash.put_back(groups)
-        self._serve_others()
+        self._serve_remaining()
 
-    def _serve_others(self) -> None:
-        """Somebody wants less than he did: it goes to others, and how much to read is counted anew."""
-        self._most = None
+    def _serve_remaining(self) -> None:
+        """Demand dropped: serves the remaining waiters, and has the number of records to read counted again."""
+        self._next_count = None
         self._serve()
 
     def _serve(self) -> None:
-        """Hands groups to whoever waits, the oldest call first."""
+        """Hands groups to the waiting calls, the oldest call first."""
         oldest = 0 if self._max_staleness is None else self.version - self._max_staleness
-        blocked: set[str] = set()  # a stream is served in order: nobody overtakes in his phase
+        blocked: set[str] = set()  # a stream is served in order within its phase
         for waiter in list(self._waiters):
-            if waiter.ask.phase in blocked or waiter.answer.done():  # done: cancelled, and about to withdraw
+            if waiter.request.phase in blocked or waiter.answer.done():  # done: cancelled, and about to call `_cancel`
                 continue
             try:
                 groups = self._stash.take(waiter.slots, oldest)
@@ -126,25 +126,25 @@ class Dispatcher:
                 self._waiters.remove(waiter)
                 waiter.answer.set_result(groups)
             elif self._stash.in_order:
-                blocked.add(waiter.ask.phase)
+                blocked.add(waiter.request.phase)
 
-    def _withdraw(self, waiter: _Waiter) -> None:
-        """Takes back what a call was given, or stops it from waiting."""
+    def _cancel(self, waiter: _Waiter) -> None:
+        """Takes back what a call was given, or removes it from the waiters."""
         if waiter in self._waiters:
             self._waiters.remove(waiter)
         elif waiter.answer.done() and not waiter.answer.cancelled() and waiter.answer.exception() is None:
             self._stash.put_back(waiter.answer.result())
-        self._serve_others()
+        self._serve_remaining()
 
     def _time_out(self, waiter: _Waiter) -> None:
         if not waiter.answer.done():
-            text = f"waited {self._timeout_s} s for {waiter.ask}: {self._explain(waiter.ask)}"
+            text = f"waited {self._timeout_s} s for {waiter.request}: {self._explain(waiter.request)}"
             waiter.answer.set_exception(TrajectoryTimeout(text))
             self._waiters.remove(waiter)
-            self._serve_others()
+            self._serve_remaining()
 
     def _fail(self, error: BaseException) -> None:
-        """Hands a failure to those who wait, or else to the next caller."""
+        """Raises a failure in all waiting calls, or else in the next one."""
         self._failure = None if self._waiters else error
         for waiter in self._waiters:
             if not waiter.answer.done():
@@ -153,51 +153,51 @@ class Dispatcher:
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Somebody waits in this loop: reads what there is for him, and sees to it that he hears of the rest."""
+    def _start_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Serves a call that waits in this loop: reads what there is, and has the loop call back for the rest."""
         if self._loop is not loop:
-            self._loop, self._told, self._patrol = loop, False, None
-        if self._patrol is None:
-            self._alone_since = None  # nobody waited, and nobody counted
-        self._look_around_soon(loop)
+            self._loop, self._callback_pending, self._check_timer = loop, False, None
+        if self._check_timer is None:
+            self._alone_since = None  # no call waited, so no check ran
+        self._schedule_check(loop)
         self._read()
 
-    def _read(self, heard: bool = False) -> None:
-        """Reads what there is, as long as somebody waits for it; then has the loop call when there is more.
+    def _read(self, is_callback: bool = False) -> None:
+        """Reads what there is while calls wait for it; then has the loop call back when there is more.
 
-        ``heard``: the loop calls it, for there is something to read, or an end.
+        ``is_callback``: the loop calls it, because there is something to read or the server is closed.
         """
         most = None
-        if heard:
-            self._told, most = False, self._most
+        if is_callback:
+            self._callback_pending, most = False, self._next_count
         try:
             while self._waiters:
-                records = self._server.try_read_many(most or self._count_most())
+                records = self._server.try_read_many(most or self._count_to_read())
                 most = None
                 if records:
-                    self._alone_since, self._came = None, True
+                    self._alone_since, self._received = None, True
                     self._keep(records)
                     self._serve()
                 elif self._server.closed:
                     raise ConnectionClosedError("the records were closed while trajectories were waited for")
-                elif self._told or self._server.call_when_readable(self._heard):
-                    self._told = True
-                    self._most = self._count_most()
+                elif self._callback_pending or self._server.call_when_readable(self._on_readable):
+                    self._callback_pending = True
+                    self._next_count = self._count_to_read()
                     return
-        except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told
+        except Exception as error:  # noqa: BLE001  whatever it is, the waiting calls raise it
             self._fail(error)
 
-    def _count_most(self) -> int:
-        """How many records to take: what is asked for comes first, and so much may be here that nobody asked for."""
-        asked = sum([len(waiter.ask.places) for waiter in self._waiters])
+    def _count_to_read(self) -> int:
+        """How many records to read: what is requested, and at most ``max_stash`` more."""
+        asked = sum([len(waiter.request.rows) for waiter in self._waiters])
         room = self._max_stash + asked - len(self._stash)
         if room <= 0:
             raise self._full()
         wanted = asked - self._stash.whole if self._stash.in_order else room
-        return max(1, min(_MOST, room, wanted))
+        return max(1, min(_MAX_READ, room, wanted))
 
     def _keep(self, records: list[Record]) -> None:
-        """Stashes all that can be, and then raises what is wrong with the first that cannot."""
+        """Stashes all usable records, and then raises the error of the first unusable one."""
         wrong: list[TrajectoryUnusable | InvalidArgument] = []
         for record in records:
             try:
@@ -208,55 +208,55 @@ class Dispatcher:
         if wrong:
             raise wrong[0]
 
-    # ── what cannot wake us ───────────────────────────────────────────────────────────────────────────────────────
+    # ── periodic checks ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def _look_around_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Sets the timer. One that nobody needs any more runs out: to cancel it would take time, in every call."""
-        pause_s = _PATROL_S if (deadline := self._stash.next_deadline_s) is None else min(deadline, _PATROL_S)
+    def _schedule_check(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Sets the timer. An unneeded timer is left to run out, because to cancel it would take time in every call."""
+        pause_s = _CHECK_S if (deadline := self._stash.next_deadline_s) is None else min(deadline, _CHECK_S)
         when_s = min([loop.time() + pause_s, *(waiter.until_s for waiter in self._waiters)])
-        if self._patrol is None or when_s < self._patrol.when():
-            if self._patrol is not None:
-                self._patrol.cancel()
-            self._patrol = loop.call_at(when_s, self._look_around, loop)
+        if self._check_timer is None or when_s < self._check_timer.when():
+            if self._check_timer is not None:
+                self._check_timer.cancel()
+            self._check_timer = loop.call_at(when_s, self._run_check, loop)
 
-    def _look_around(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Looks once, and sets the timer for the next time."""
-        self._patrol = None
+    def _run_check(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Makes the checks, and sets the timer again."""
+        self._check_timer = None
         try:
             if self._waiters:
-                self._look(loop)
-        except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told
+                self._check(loop)
+        except Exception as error:  # noqa: BLE001  whatever it is, the waiting calls raise it
             self._fail(error)
         if self._waiters:
-            self._look_around_soon(loop)
+            self._schedule_check(loop)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Calls whose time is over; groups whose deadline is; environments that are dead, or have no room."""
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Checks for late calls, late groups, dead environments, and environments without room."""
         self._stash.settle()
         self._serve()
         self._make_room()
         for waiter in [waiter for waiter in self._waiters if waiter.until_s <= loop.time()]:
             self._time_out(waiter)
-        if self._everybody_is_gone():
+        if self._all_producers_gone():
             now = time.monotonic()
             self._alone_since = self._alone_since or now
             if self._peer_timeout_s is not None and now - self._alone_since >= self._peer_timeout_s:
                 self._fail(
                     PeerDied(
                         f"every environment is gone, at least one died, and none came back within "
-                        f"{self._peer_timeout_s} s: {self._explain(self._waiters[0].ask)}"
+                        f"{self._peer_timeout_s} s: {self._explain(self._waiters[0].request)}"
                     )
                 )
         else:
             self._alone_since = None
 
     def _make_room(self) -> None:
-        """Copies what is here if nothing comes: it may be all that fits into a lane, and more is asked for."""
-        if not self._came and self._server.lane_pressure():
+        """Copies the stash when nothing comes, because the held records may fill a lane while more is requested."""
+        if not self._received and self._server.lane_pressure():
             self._stash.detach()
-        self._came = False
+        self._received = False
 
-    def _everybody_is_gone(self) -> bool:
+    def _all_producers_gone(self) -> bool:
         stats = self._server.stats()
         return bool(self._waiters) and not stats["producers_alive"] and bool(stats["producers_died"])
 
@@ -265,19 +265,19 @@ class Dispatcher:
     def _full(self) -> StashFull:
         return StashFull(
             f"{len(self._stash)} trajectories are here and none fills the place that is waited for: "
-            f"{self._stash.describe(self._waiters[0].ask)}. Use match=stream, make the environment produce what the "
-            f"dataset asks for, or allow more with max_stash (now {self._max_stash})"
+            f"{self._stash.describe(self._waiters[0].request)}. Use match=stream, make the environment produce what "
+            f"the dataset asks for, or allow more with max_stash (now {self._max_stash})"
         )
 
-    def _explain(self, ask: Ask) -> str:
+    def _explain(self, request: GroupRequest) -> str:
         stats = self._server.stats()
         name = self._server.name
         pids = sorted({pid for one in segments() if one.name == name for pid in one.pids})
         where = f"segment '{name}' (processes attached, this one too: {pids})" if name else f"port {self._server.port}"
-        others_came = bool(self._stash.phases) and ask.phase not in self._stash.phases  # then somebody runs
+        others_came = bool(self._stash.phases) and request.phase not in self._stash.phases  # then somebody runs
         lost = ", ".join(f"{count} {why.replace('_', ' ')}" for why, count in self._stash.counts().items() if count)
         return (
-            f"{self._stash.describe(ask)}. At {where}: {stats['producers_alive']} environment workers live, "
+            f"{self._stash.describe(request)}. At {where}: {stats['producers_alive']} environment workers live, "
             f"{stats['producers_died']} died; {stats['ready_records']} records in the ring, {len(self._stash)} stashed"
             f"{'; not used: ' + lost if lost else ''}."
             f"{self._server.lane_pressure()}{describe_refusals(self._server.refusals)}"

@@ -13,10 +13,10 @@ from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, Gene
 from skyrl.train.generators.utils import apply_overlong_filtering, get_rollout_metrics
 
 from rollway import Group, InvalidArgument, RecordServer
-from rollway.integrations.skyrl.ask import ask_of
 from rollway.integrations.skyrl.config import ExternalConfig
 from rollway.integrations.skyrl.dispatcher import Dispatcher
 from rollway.integrations.skyrl.errors import TrajectoryUnusable
+from rollway.integrations.skyrl.request import request_of
 from rollway.integrations.skyrl.stash import Match, Stash
 from rollway.integrations.skyrl.trajectory import Trajectory, trajectory_of
 
@@ -128,7 +128,7 @@ class AtroposSHMGenerator(GeneratorInterface):
         A call that is cancelled takes nothing: what it would have got goes to the next. `TrajectoryUnusable` costs the
         groups that are unusable; the others go to the next call, too.
         """
-        groups = await self._dispatcher.get(ask_of(input_batch, self._group_size))
+        groups = await self._dispatcher.get(request_of(input_batch, self._group_size))
         used, wrong = _converted(input_batch, groups)
         if wrong is not None:
             self._dispatcher.put_back([group for group, rows in zip(groups, used, strict=True) if rows])

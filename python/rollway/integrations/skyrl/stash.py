@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 
 from rollway import Group, GroupAssembler, GroupKey, Record
 from rollway.integrations.atropos.encoding import group_size, metadata_beginning
-from rollway.integrations.skyrl.ask import Ask
 from rollway.integrations.skyrl.errors import TrajectoryMissing, TrajectoryUnusable
+from rollway.integrations.skyrl.request import GroupRequest
 from rollway.integrations.skyrl.trajectory import UNTRAINED_MASK
 from rollway.records.groups import tombstone_reason
 
@@ -39,7 +39,7 @@ class Missing:
 
 
 class Slot(NamedTuple):
-    """One group of an ask: the queue in which to look, and how many trajectories are wanted of it."""
+    """One group of a request: the queue in which to look, and how many trajectories are wanted of it."""
 
     queue: tuple[str, str]
     size: int
@@ -68,7 +68,7 @@ class Stash:
     ) -> None:
         self._match = match
         self.in_order = match == "stream"
-        """Whether places are filled in the order in which they are asked for."""
+        """Whether rows are filled in the order in which they are requested."""
         self._substitutes = substitutes
         self._phases = {
             phase: _Phase(
@@ -108,10 +108,10 @@ class Stash:
         for phase, there in self._phases.items():
             self._settle(phase, there.assembler)
 
-    def slots(self, ask: Ask) -> list[Slot]:
-        """What an ask wants, for `take`."""
+    def slots(self, request: GroupRequest) -> list[Slot]:
+        """What a request wants, for `take`."""
         by_id = self._match == "id"
-        return [Slot((ask.phase, places[0].instance_id if by_id else ""), len(places)) for places in ask.groups]
+        return [Slot((request.phase, rows[0].instance_id if by_id else ""), len(rows)) for rows in request.groups]
 
     def take(self, slots: Sequence[Slot], oldest: int) -> list[Group] | None:
         """A group for each slot, of weights ``oldest`` or later; None if not all of them are here.
@@ -154,13 +154,15 @@ class Stash:
         }
         return {"groups_missing": self._unused["missing"], "groups_stale": self._unused["stale"], **refused}
 
-    def describe(self, ask: Ask) -> str:
+    def describe(self, request: GroupRequest) -> str:
         """What is here and what is not, in words."""
-        wanted = Counter(slot.queue for slot in self.slots(ask))
+        wanted = Counter(slot.queue for slot in self.slots(request))
         lacking = {name: count - len(self._queues.get(name, ())) for name, count in wanted.items()}
         lacking = {name: count for name, count in lacking.items() if count > 0}
         instances = f" (instance {_some([name[1] for name in lacking])})" if self._match == "id" else ""
-        text = f"{sum(lacking.values())} of {len(ask.groups)} groups of phase '{ask.phase}'{instances} are missing"
+        text = (
+            f"{sum(lacking.values())} of {len(request.groups)} groups of phase '{request.phase}'{instances} are missing"
+        )
         parts = [
             f"{group_text(key)} lacks repetitions {repetitions}"
             for assembler in self._assemblers
@@ -169,7 +171,7 @@ class Stash:
         others = [group_text(queue[0].key) for name, queue in self._queues.items() if name not in wanted]
         return (
             text
-            + (f"; {_never(ask.phase)}" if ask.phase not in self.phases else "")
+            + (f"; {_never(request.phase)}" if request.phase not in self.phases else "")
             + (f"; not whole: {_some(parts)}" if parts else "")
             + (f"; here, but not asked for: {_some(others)}" if others else "")
         )

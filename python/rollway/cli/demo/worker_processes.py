@@ -1,7 +1,7 @@
-"""Crew: the demo's worker processes, as the learner sees them. Starts them, gives orders, hears of deaths.
+"""WorkerProcesses: the demo's worker processes. Starts them, assigns jobs, reads reports, notices deaths.
 
-Orders and reports go through one pipe per worker, and deaths are told by the operating system: nothing here is shared
-between workers, so that one of them can be killed at any moment without harm to the others.
+Jobs and reports go through one pipe per worker, and the operating system reports deaths. Workers share nothing with
+each other, so one of them can be killed at any moment without harm to the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LEAVE_S = 2.0
 
 @dataclass(frozen=True)
 class Death:
-    """A worker that ended before its time."""
+    """A worker that ended too early."""
 
     worker: int
     pid: int
@@ -37,8 +37,8 @@ class Death:
         return f"worker {self.worker} (pid {self.pid}) {self.how}"
 
 
-class Crew:
-    """Worker processes. Leaving the ``with`` block ends them all: it asks them, or after an error it kills them.
+class WorkerProcesses:
+    """The worker processes. The end of the ``with`` block ends them all; after an error it kills them.
 
     Args:
         size: How many.
@@ -48,7 +48,7 @@ class Crew:
     def __init__(self, size: int, queue_size: int) -> None:
         self.size = size
         resource_tracker.ensure_running()  # not while signals are held back: it lets them through
-        with signals.held_back():  # a semaphore that is made, and not noted yet, would stay in /dev/shm
+        with signals.deferred():  # a semaphore that is made, and not noted yet, would stay in /dev/shm
             self.queue: Any = _SPAWN.Queue(queue_size)
         self.deaths: list[Death] = []
         self._processes: list[SpawnProcess] = []
@@ -57,7 +57,7 @@ class Crew:
         self._failures: dict[int, str] = {}
         self._busy: set[int] = set()
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerProcesses:
         try:
             self._start()
         except BaseException:
@@ -73,32 +73,32 @@ class Crew:
         """The process ids, by worker."""
         return [process.pid or 0 for process in self._processes]
 
-    def order(self, job: Job, who: int | None = None) -> None:
+    def assign(self, job: Job, who: int | None = None) -> None:
         """Gives a job to one worker, or to all."""
         self._reports.clear()
         for index, pipe in self._pipes.items():
             if who in (None, index):
                 self._busy.add(index)
-                with contextlib.suppress(OSError):  # dead: `listen` will notice
+                with contextlib.suppress(OSError):  # dead: `poll` will notice
                     pipe.send(job)
 
-    def listen(self, timeout_s: float) -> bool:
-        """Waits for reports and deaths, at most so long. True when nobody is busy any more."""
+    def poll(self, timeout_s: float) -> bool:
+        """Waits for reports and deaths, at most so long. True when no worker is busy any more."""
         sentinels = {p.sentinel: i for i, p in enumerate(self._processes) if i in self._pipes}
         pipes = {pipe: index for index, pipe in self._pipes.items()}
         for ready in connection.wait([*sentinels, *pipes], timeout_s):
             if isinstance(ready, Connection):
-                self._hear(pipes[ready], ready)
+                self._receive(pipes[ready], ready)
         for index in [i for s, i in sentinels.items() if i in self._pipes and connection.wait([s], 0)]:
-            self._bury(index)
+            self._reap(index)
         return not self._busy
 
     def report(self, worker: int) -> Report | None:
-        """What a worker said about its last job; ``None`` if it died first."""
+        """The report of a worker about its last job; ``None`` if it died first."""
         return self._reports.get(worker)
 
     def _start(self) -> None:
-        with signals.held_back():  # so Ctrl-C cannot reach a worker before it has learnt to ignore it
+        with signals.deferred():  # so Ctrl-C cannot reach a worker before it ignores it
             for index in range(self.size):
                 ours, theirs = _SPAWN.Pipe()
                 process = _SPAWN.Process(
@@ -110,34 +110,34 @@ class Crew:
                 self._pipes[index] = ours
         self._busy = set(range(self.size))
         deadline = time.monotonic() + _START_S
-        while not self.listen(deadline - time.monotonic()):
+        while not self.poll(deadline - time.monotonic()):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the workers did not start within {_START_S:g} s")
 
-    def _hear(self, index: int, pipe: Connection) -> bool:
-        """Takes what a worker says; false when it will say no more."""
+    def _receive(self, index: int, pipe: Connection) -> bool:
+        """Reads a message of a worker; false when no more will come."""
         try:
-            said = pipe.recv()
+            message = pipe.recv()
         except (EOFError, OSError):
             return False  # the sentinel will tell
-        if isinstance(said, Failure):
-            self._failures[index] = said.why
+        if isinstance(message, Failure):
+            self._failures[index] = message.why
         else:
-            self._reports[index] = said
+            self._reports[index] = message
             self._busy.discard(index)
         return True
 
-    def _bury(self, index: int) -> None:
+    def _reap(self, index: int) -> None:
         process, pipe = self._processes[index], self._pipes.pop(index)
-        while pipe.poll() and self._hear(index, pipe):
+        while pipe.poll() and self._receive(index, pipe):
             pass
         pipe.close()
         process.join()
         self._busy.discard(index)
-        self.deaths.append(Death(index, process.pid or 0, _how(process.exitcode, self._failures.get(index))))
+        self.deaths.append(Death(index, process.pid or 0, _describe_exit(process.exitcode, self._failures.get(index))))
 
     def _end(self, kill: bool) -> None:
-        with signals.held_back():
+        with signals.deferred():
             for pipe in self._pipes.values():
                 pipe.close()
             deadline = time.monotonic() + (0 if kill else _LEAVE_S)
@@ -149,7 +149,7 @@ class Crew:
             self.queue.close()
 
 
-def _how(exit_code: int | None, failure: str | None) -> str:
+def _describe_exit(exit_code: int | None, failure: str | None) -> str:
     if failure is not None:
         return f"failed: {failure}"
     if exit_code is not None and exit_code < 0:

@@ -1,6 +1,6 @@
-"""The two ways into the demo's learner: RingIntake (Rollway) and QueueIntake (multiprocessing.Queue), and the Learner.
+"""The demo's learner, and its two sources of batches: RingSource (Rollway) and QueueSource (multiprocessing.Queue).
 
-An intake hands over batches of stacked samples, one at a time. The learner is a thread that takes and checks them; the
+A source hands over batches of stacked samples, one at a time. The learner is a thread that takes and checks them; the
 main thread stays free to watch the workers, because a queue whose writer was killed may never return from `get`.
 """
 
@@ -22,7 +22,7 @@ from rollway.transport.shm import ShmTransport
 _TICK_S = 0.1
 
 
-class Intake(Protocol):
+class BatchSource(Protocol):
     """Where the learner gets its batches from."""
 
     ring: str | None
@@ -38,7 +38,7 @@ class Intake(Protocol):
         """Lets go."""
 
 
-class RingIntake:
+class RingSource:
     """Batches as views into a ring."""
 
     def __init__(self, batch_size: int, num_buffers: int) -> None:
@@ -67,7 +67,7 @@ class RingIntake:
         self._server.close()
 
 
-class QueueIntake:
+class QueueSource:
     """Batches stacked from the items of a queue, as a learner has to."""
 
     def __init__(self, link: Any, batch_size: int) -> None:
@@ -93,22 +93,22 @@ class QueueIntake:
         return int(self._queue.qsize())
 
     def close(self) -> None:
-        """Nothing: the queue belongs to the crew."""
+        """Nothing: the queue belongs to `WorkerProcesses`."""
 
 
 class Learner(threading.Thread):
     """Takes batches and checks every one, until it has all that was sent.
 
     Args:
-        intake: Where they come from.
+        source: Where they come from.
         tally: Checks them.
         note: Is told of every batch, as ``note(arrived_ns, keys)``.
     """
 
-    def __init__(self, intake: Intake, tally: Tally, note: Callable[[int, Array], None]) -> None:
+    def __init__(self, source: BatchSource, tally: Tally, note: Callable[[int, Array], None]) -> None:
         super().__init__(name="learner", daemon=True)
         self.error: Exception | None = None
-        self._intake = intake
+        self._source = source
         self._tally = tally
         self._note = note
         self._expected: int | None = None
@@ -120,7 +120,7 @@ class Learner(threading.Thread):
         try:
             idle_since = time.monotonic()
             while not self._stopped and not self._complete():
-                if self._intake.take(self._use):
+                if self._source.take(self._use):
                     idle_since = time.monotonic()
                 elif self._idle_s is not None and time.monotonic() - idle_since > self._idle_s:
                     return
