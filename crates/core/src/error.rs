@@ -218,11 +218,11 @@ pub enum Error {
     #[error("TLS: {what}")]
     Tls { what: String },
 
-    #[error("the connection to {address} is closed: {why}. {}. {advice}", unsettled(cargo, *unacknowledged, *first))]
+    #[error("the connection to {address} is closed: {why}. {}. {advice}", unsettled(content, *unacknowledged, *first))]
     ConnectionClosed {
         address: String,
         why: String,
-        cargo: &'static str,
+        content: &'static str,
         unacknowledged: u64,
         first: u64,
         advice: &'static str,
@@ -250,11 +250,11 @@ pub enum Error {
 }
 
 /// What of it is not known to have arrived.
-fn unsettled(cargo: &str, unacknowledged: u64, first: u64) -> String {
+fn unsettled(content: &str, unacknowledged: u64, first: u64) -> String {
     match unacknowledged {
         0 => "Everything sent is acknowledged".to_owned(),
         _ => format!(
-            "{unacknowledged} {cargo}, from number {first} on, are not acknowledged: they may have arrived or not"
+            "{unacknowledged} {content}, from number {first} on, are not acknowledged: they may have arrived or not"
         ),
     }
 }

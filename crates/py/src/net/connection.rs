@@ -47,7 +47,7 @@ pub struct Connection {
     client: Arc<dyn Deref<Target = Client> + Send + Sync>,
     address: String,
     /// "samples", or "records".
-    cargo: &'static str,
+    content: &'static str,
 }
 
 /// What a worker can ask of its connection, whatever it sends. `TcpSender` and `TcpRecordSender` extend it.
@@ -128,31 +128,31 @@ impl TcpConnection {
 
 impl Connection {
     /// The connection of a client, and the base of its handle.
-    pub fn of<C>(client: &Arc<C>, address: String, cargo: &'static str) -> (Arc<Connection>, TcpConnection)
+    pub fn of<C>(client: &Arc<C>, address: String, content: &'static str) -> (Arc<Connection>, TcpConnection)
     where
         C: Deref<Target = Client> + Send + Sync + 'static,
     {
-        let connection = Arc::new(Connection { client: client.clone(), address, cargo });
+        let connection = Arc::new(Connection { client: client.clone(), address, content });
         (connection.clone(), TcpConnection(connection))
     }
 
     /// The exception for an error of this handle: what was awaited, and what is on its way.
     #[cold]
     pub fn explain(&self, py: Python<'_>, error: Error, timeout: Option<f64>) -> PyErr {
-        let (address, cargo, waiting) = (&self.address, self.cargo, self.client.unacknowledged());
+        let (address, content, waiting) = (&self.address, self.content, self.client.unacknowledged());
         let state = if self.client.is_connected() { "connected" } else { "no connection now" };
         match error {
             Error::Timeout => {
                 let seconds = timeout.unwrap_or_default();
                 let message = format!(
-                    "{address} did not take everything within {seconds} s: {waiting} {cargo} are not acknowledged, {state}. \
+                    "{address} did not take everything within {seconds} s: {waiting} {content} are not acknowledged, {state}. \
                      Wait longer, or see whether the learner still takes them"
                 );
                 named(py, "WaitTimeout", message)
             }
             Error::Full => {
                 let message = format!(
-                    "no room on the way to {address}: {waiting} {cargo} are not acknowledged, {state}"
+                    "no room on the way to {address}: {waiting} {content} are not acknowledged, {state}"
                 );
                 named(py, "RingFull", message)
             }

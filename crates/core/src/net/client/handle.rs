@@ -150,9 +150,9 @@ impl Shared {
     /// Says what is not acknowledged.
     fn closed(&self, state: &State, why: String, advice: &'static str) -> Error {
         Error::ConnectionClosed {
-            address: self.caller.address(),
+            address: self.connector.address(),
             why,
-            cargo: state.outbound.layout().cargo().name(),
+            content: state.outbound.layout().content().name(),
             unacknowledged: state.outbound.unacknowledged(),
             first: state.outbound.acked,
             advice,
