@@ -134,7 +134,7 @@ class Server(ServerBase):
         self._check_at_least(at_least, timeout)
         peer_watch = PeerWatch(self._notifier, timeout, self._stall_checks)
         while not self.closed:
-            sample = self._consumer.take_in_turn()
+            sample = self._consumer.try_take_in_order()
             if sample is not None:
                 return sample
             if not await peer_watch.notified():
