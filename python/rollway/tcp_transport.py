@@ -13,6 +13,8 @@ from rollway.shared_weight_sync import SharedWeightSync
 from rollway.transport import Intake, RecordIntake, WeightOutlet
 from rollway.weight_tree import WeightTree
 
+_ALWAYS_READ = 64 << 10  # bytes of a schema: so many are read in a few milliseconds, whatever they say
+
 
 @dataclass(frozen=True)
 class Tls:
@@ -131,16 +133,22 @@ class TcpEndpoint:
             return None
         peer, why, seconds, foreign = refused
         if foreign is not None:
-            schema, is_of_weights = foreign
-            place = f"at worker {peer}"
-            if is_of_weights and self._tree is not None:
-                try:
-                    why = str(self._tree.explain(WeightTree.from_text(schema), place))
-                except SchemaMismatch as unreadable:
-                    why = str(unreadable)
-            elif self._schema is not None:
-                why = str(self._schema.explain(ForeignSchema(place, schema)))
+            why = self._how_they_differ(*foreign, f"at worker {peer}") or why
         return f"{peer}: {why.rstrip('.')} ({seconds:.0f} s ago)"
+
+    def _how_they_differ(self, theirs: bytes, is_of_weights: bool, place: str) -> str | None:
+        """How a worker's schema differs from ours. Not read if it is much longer: a stranger chose its length."""
+        ours = self._tree if is_of_weights else self._schema
+        if ours is None:
+            return None
+        if len(theirs) > max(_ALWAYS_READ, 2 * len(ours.text)):
+            return f"its schema has {len(theirs):,} bytes, and the one here {len(ours.text):,}: make both sides alike"
+        if not isinstance(ours, WeightTree):
+            return str(ours.explain(ForeignSchema(place, theirs)))
+        try:
+            return str(ours.explain(WeightTree.from_text(theirs), place))
+        except SchemaMismatch as unreadable:
+            return str(unreadable)
 
     def stats(self) -> dict[str, int]:
         """Connections, frames, samples, bytes; versions of weights sent; who was refused or cut, and why."""
