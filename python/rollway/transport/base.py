@@ -60,6 +60,11 @@ class RecordIntake:
 class WeightLeaves(Protocol):
     """The leaves of weights, as a transport needs them: to say how those of a worker differ. See `WeightTree`."""
 
+    @property
+    def text(self) -> bytes:
+        """The schema text of these leaves."""
+        ...
+
     @classmethod
     def from_text(cls, text: bytes) -> Any:
         """The leaves that a worker has; `SchemaMismatch` when the text cannot be read."""

@@ -11,6 +11,8 @@ from rollway._core import TcpServer
 from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch
 from rollway.transport.base import Intake, RecordIntake, WeightOutlet, WeightSource
 
+_ALWAYS_READ = 64 << 10  # bytes of a schema: so many are read in a few milliseconds, whatever they say
+
 
 @dataclass(frozen=True)
 class Tls:
@@ -129,16 +131,25 @@ class TcpEndpoint:
             return None
         peer, why, seconds, foreign = refused
         if foreign is not None:
-            schema, is_of_weights = foreign
-            place = f"at worker {peer}"
-            if is_of_weights and self._tree is not None:
-                try:
-                    why = str(self._tree.explain(type(self._tree).from_text(schema), place))
-                except SchemaMismatch as unreadable:
-                    why = str(unreadable)
-            elif self._schema is not None:
-                why = str(self._schema.explain(ForeignSchema(place, schema)))
+            why = self._how_they_differ(*foreign, f"at worker {peer}") or why
         return f"{peer}: {why.rstrip('.')} ({seconds:.0f} s ago)"
+
+    def _how_they_differ(self, theirs: bytes, is_of_weights: bool, place: str) -> str | None:
+        """How a worker's schema differs from ours. Not read if it is much longer: a stranger chose its length."""
+        tree, schema = (self._tree, None) if is_of_weights else (None, self._schema)
+        ours = tree or schema
+        if ours is None:
+            return None
+        if len(theirs) > max(_ALWAYS_READ, 2 * len(ours.text)):
+            return f"its schema has {len(theirs):,} bytes, and the one here {len(ours.text):,}: make both sides alike"
+        if schema is not None:
+            return str(schema.explain(ForeignSchema(place, theirs)))
+        if tree is None:
+            return None
+        try:
+            return str(tree.explain(type(tree).from_text(theirs), place))
+        except SchemaMismatch as unreadable:
+            return str(unreadable)
 
     def stats(self) -> dict[str, int]:
         """Connections, frames, samples, bytes; versions of weights sent; who was refused or cut, and why."""

@@ -1003,6 +1003,19 @@ def test_a_refused_stranger_does_not_decide_what_sample_raises(text):
             server.sample(timeout=0.01)
 
 
+def test_a_refused_schema_that_is_much_longer_is_not_read_to_word_the_refusal(monkeypatch):
+    read = []
+    monkeypatch.setattr("rollway.schema.read_schema", lambda text: read.append(len(text)) or _core.read_schema(text))
+    with serve(1, example=MANY) as server:
+        for leaves, words in ((220, "leaf 'leaf200' is missing here"), (8000, r"its schema has \d\d\d,\d\d\d bytes")):
+            stranger = {f"leaf{number:03}": np.zeros(1) for number in range(leaves)}
+            with pytest.raises(rollway.SchemaMismatch):
+                connect(server, stranger)
+            until(lambda words=words: re.search(words, "".join(server.refusals)))
+        read.clear()
+        assert server.refusals and not read
+
+
 @pytest.mark.parametrize("text", FORMS, ids=range(len(FORMS)))
 def test_a_lying_learner_gives_a_client_a_schema_mismatch_and_nothing_else(text):
     with serve(1, example=MANY) as server, lying(server.port, TEXT, text, to="worker") as port:

@@ -458,8 +458,10 @@ fn a_child_that_is_forked_while_a_server_starts_does_not_keep_its_port() {
                     // SAFETY: the child only waits until it is killed.
                     unsafe {
                         let child = libc::fork();
-                        while child == 0 {
-                            libc::pause();
+                        if child == 0 {
+                            loop {
+                                libc::pause();
+                            }
                         }
                         children.push(child);
                     }
