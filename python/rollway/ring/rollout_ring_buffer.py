@@ -193,7 +193,7 @@ class RolloutRingBuffer:
 
         ``version`` is the number of the weights that made it, for `read_info`.
         """
-        self._forget_parents_slots()
+        self._drop_slots_after_fork()
         if self._slot is None:
             raise InvalidArgument("there is no rollout to publish: write into write_buffer first")
         _check_version(version)
@@ -226,7 +226,7 @@ class RolloutRingBuffer:
 
     def available(self) -> int:
         """Whole rollouts that can be read now, with the one in this reader's hands."""
-        self._forget_parents_slots()
+        self._drop_slots_after_fork()
         return self.stats()["ready_samples"] + (self._sample is not None)
 
     def wait_for_data(self, timeout: float = 60.0) -> bool:
@@ -234,7 +234,7 @@ class RolloutRingBuffer:
 
         `ConnectionClosedError` when the ring was shut down and is empty.
         """
-        self._forget_parents_slots()
+        self._drop_slots_after_fork()
         if self._sample is not None:
             return True
         reader = self._reader()
@@ -303,7 +303,7 @@ class RolloutRingBuffer:
         `ConnectionClosedError`. Views stay readable.
         """
         self._closed = True
-        self._forget_parents_slots()
+        self._drop_slots_after_fork()
         self.abort_write()
         self.advance_read()
         self._finalizer()
@@ -391,7 +391,7 @@ class RolloutRingBuffer:
         return self._ends.consumer
 
     def _reserved(self, timeout: float | None) -> Slot:
-        self._forget_parents_slots()
+        self._drop_slots_after_fork()
         if self._slot is None:
             writer = self._writer()
             self._slot = writer.reserve(timeout) if writer.blocks else self._reserve_by_dropping(writer, timeout)
@@ -418,7 +418,7 @@ class RolloutRingBuffer:
     def _writable_views(self) -> dict[str, Array]:
         return {field: array[0, ...] for field, array in self._held().batch.items()}  # An array also of no dimensions.
 
-    def _forget_parents_slots(self) -> None:
+    def _drop_slots_after_fork(self) -> None:
         """In a forked child: what the parent reserved or reads stays the parent's."""
         if self._pid != os.getpid():
             self._pid = os.getpid()

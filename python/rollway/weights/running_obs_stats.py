@@ -88,7 +88,7 @@ class RunningObsStats:
                 raise InvalidArgument(f"{what} = {value} is out of range: at least 1")
         shapes: dict[str, tuple[int, ...]] = {"count": (), "mean": (obs_dim,), "squares": (obs_dim,)}
         dtypes = dict.fromkeys(shapes, np.float64)
-        self._bind(obs_dim, [SharedWeightSync._nobodys(shapes, dtypes, None) for _ in range(num_collectors)])
+        self._bind(obs_dim, [SharedWeightSync._without_writer(shapes, dtypes, None) for _ in range(num_collectors)])
 
     def _bind(self, obs_dim: int, shares: list[SharedWeightSync]) -> None:
         self._obs_dim = obs_dim

@@ -134,7 +134,7 @@ class SharedWeightSync(WeightReading):
         return self
 
     @classmethod
-    def _nobodys(cls, param_shapes: Any, dtypes: Any, shm_name: str | None) -> Self:
+    def _without_writer(cls, param_shapes: Any, dtypes: Any, shm_name: str | None) -> Self:
         """Joins the weights of that name, or makes them, without being their writer: whoever writes first is.
 
         For small ones, and many handles.
