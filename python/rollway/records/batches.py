@@ -174,7 +174,7 @@ def token_batches(
 
 
 class _Table:
-    """Records of one schema, and the leaves of it that somebody wants."""
+    """Records of one schema, and the leaves of it that are wanted."""
 
     schema: RecordSchema
 

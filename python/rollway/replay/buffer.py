@@ -319,7 +319,7 @@ class ReplayBuffer:
         self._close_table()
 
     def cleanup(self) -> None:
-        """Closes it, and takes the name away whoever made it."""
+        """Closes it, and removes the name, whichever process made it."""
         self._staged = None
         self._close_table.detach()
         self._table.close(True)

@@ -37,7 +37,7 @@ _PATROL_S = 0.032  # A commit elsewhere makes a slot that can be dropped, and ri
 
 
 class RolloutInfo(NamedTuple):
-    """Who made a rollout, and with which weights."""
+    """Which collector made a rollout, and with which weights."""
 
     version: int
     """The number of the weights, as given to `RolloutRingBuffer.signal_write_done`; 0 when none was."""
@@ -128,7 +128,7 @@ class RolloutRingBuffer:
         else:
             self._ends.producer = self._open_producer()
             self._check_geometry(self._ends.producer)
-        # Also at interpreter exit: whoever forgets to close leaves nothing behind.
+        # Also at interpreter exit, so that a handle that was not closed leaves nothing behind.
         self._finalizer = weakref.finalize(self, self._ends.close)
 
     # ── what it is ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -202,7 +202,7 @@ class RolloutRingBuffer:
         slot.commit()
 
     def abort_write(self) -> None:
-        """Gives the slot in `write_buffer` back: nobody sees what was written. Does nothing when there is none."""
+        """Gives the slot in `write_buffer` back, without what was written. Does nothing when there is none."""
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.abort()
@@ -251,7 +251,7 @@ class RolloutRingBuffer:
         return self._held().info.buffer
 
     def read_info(self) -> RolloutInfo:
-        """Who made the rollout that is being read, and with which weights."""
+        """Which collector made the rollout that is being read, and with which weights."""
         info = self._held().info
         return RolloutInfo(
             int(info.versions[0]), int(info.producer_ids[0]), int(info.sequences[0]), int(info.committed_ns[0])
@@ -386,7 +386,7 @@ class RolloutRingBuffer:
                 raise SegmentNotFound(f"ring '{self._name}' was closed by its creator")
             self._ends.consumer = consumer
             if self._slot is None and producer.stats()["sent"] == 0:
-                producer.close()  # This process reads: nobody shall take it for a living writer.
+                producer.close()  # This process reads: it must not count as a living writer.
                 self._ends.producer = None
         return self._ends.consumer
 
