@@ -3,10 +3,10 @@
 ```text
 RollwayError
 ├── ConnectionClosedError (ConnectionError)   the learner, or this handle, has closed the ring
-├── PeerDied (ConnectionError)                everybody on the other side is dead, and nobody came back
+├── PeerDied (ConnectionError)                every peer is gone, at least one died, and none came back
 ├── CollectorError (RuntimeError)             a collector of this runner raised, or died; has its traceback or signal
 ├── WaitTimeout (TimeoutError)                the time was over; says what was awaited
-├── LearnerUnreachable (ConnectionError)      nobody answers at that address
+├── LearnerUnreachable (ConnectionError)      there is no answer at that address
 ├── ProtocolMismatch (ConnectionError)        what answers there is not a learner of this version
 ├── TlsFailed (ConnectionError)               no certificate, or one that is not trusted
 ├── NotAuthorized (PermissionError)           the token is missing or wrong
@@ -58,11 +58,11 @@ class ConnectionClosedError(RollwayError, ConnectionError):
     """The ring was shut down, the connection to it lost for good, or this handle closed."""
 
     unacknowledged: int = 0
-    """Samples sent over a network of which nobody knows whether the learner has them."""
+    """Samples sent over a network of which it is unknown whether the learner has them."""
 
 
 class PeerDied(RollwayError, ConnectionError):
-    """Everybody on the other side is gone, at least one of them by death, and nobody came back in time."""
+    """Every peer is gone, at least one of them died, and none came back in time."""
 
 
 class CollectorError(RollwayError, RuntimeError):
@@ -86,11 +86,11 @@ class WaitTimeout(RollwayError, TimeoutError):
 
 
 class LearnerUnreachable(RollwayError, ConnectionError):
-    """Nobody answers at the address of the learner."""
+    """There is no answer at the address of the learner."""
 
 
 class ProtocolMismatch(RollwayError, ConnectionError):
-    """Somebody answers, but not as a learner of this version does."""
+    """There is an answer, but not that of a learner of this version."""
 
 
 class TlsFailed(RollwayError, ConnectionError):
@@ -150,7 +150,7 @@ class SegmentExists(RollwayError, FileExistsError):
 
 
 class SegmentInUse(SegmentExists):
-    """There is a segment of that name already, and somebody lives in it."""
+    """There is a segment of that name already, and a process is attached to it."""
 
 
 class SegmentNotOurs(RollwayError, PermissionError):
@@ -158,7 +158,7 @@ class SegmentNotOurs(RollwayError, PermissionError):
 
 
 class SegmentDamaged(RollwayError, ValueError):
-    """The file is not a segment, or somebody has written nonsense into it."""
+    """The file is not a segment, or its contents were damaged."""
 
 
 class LayoutMismatch(SegmentDamaged):
@@ -182,7 +182,7 @@ class NoLaneLeft(RollwayError):
 
 
 class NothingPublished(RollwayError, LookupError):
-    """Nobody has written the weights yet."""
+    """The weights were not written yet."""
 
 
 class NoSeatLeft(RollwayError):

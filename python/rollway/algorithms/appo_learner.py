@@ -61,7 +61,7 @@ class AppoLearner:
         for _ in range(s.epochs):
             order = torch.randperm(len(obs), generator=self._generator).to(self.device)
             for rows in order.chunk(s.minibatches):
-                log_probs, entropy = self.actor.judge(obs[rows], actions[rows])
+                log_probs, entropy = self.actor.evaluate_actions(obs[rows], actions[rows])
                 ratio = (log_probs - made_with[rows]).exp()
                 bounded = ratio.clamp(1 - s.ratio_clip, 1 + s.ratio_clip)
                 policy_loss = -torch.min(ratio * advantages[rows], bounded * advantages[rows]).mean()
@@ -80,7 +80,7 @@ class AppoLearner:
         """The targets and the advantages, flat; and the share of steps whose importance weight was clipped."""
         s = self.settings
         envs, steps = rollout["rewards"].shape
-        log_probs, _ = self.actor.judge(rollout["obs"].flatten(0, 1), rollout["actions"].flatten(0, 1))
+        log_probs, _ = self.actor.evaluate_actions(rollout["obs"].flatten(0, 1), rollout["actions"].flatten(0, 1))
         log_rhos = log_probs.view(envs, steps) - rollout["log_probs"]
         states = torch.cat([rollout["obs"], rollout["last_obs"].unsqueeze(1)], 1)
         values = self.critic(states.flatten(0, 1)).view(envs, steps + 1)

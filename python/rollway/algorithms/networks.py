@@ -45,7 +45,7 @@ class CategoricalActor(nn.Module):
         actions = torch.multinomial(log_probs.exp(), 1, generator=generator)
         return actions.float(), log_probs.gather(-1, actions).squeeze(-1)
 
-    def judge(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate_actions(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """The log-probability of given actions, and the entropy of each distribution."""
         log_probs = self._log_probs(obs)
         chosen = log_probs.gather(-1, actions.long()).squeeze(-1)
@@ -76,7 +76,7 @@ class GaussianActor(nn.Module):
         noise = torch.randn(mean.shape, generator=generator, device=mean.device)
         return mean + self.log_std.exp() * noise, _gaussian_log_prob(noise, self.log_std)
 
-    def judge(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate_actions(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """The log-density of given actions, and the entropy of each distribution."""
         noise = (actions - self.body(obs)) / self.log_std.exp()
         entropy = (self.log_std + _HALF_LOG_2PI + 0.5).sum()

@@ -1,6 +1,6 @@
 """Progress: how a run is doing, in plain numbers; and the scoreboard on which a learner keeps count.
 
-A learner notes what arrives and how long it waited; `Scoreboard.progress` sums it up. Prints nothing and stores
+A learner notes what arrives and how long it waited; `ProgressTracker.progress` sums it up. Prints nothing and stores
 nothing: command lines show it, logs keep it.
 """
 
@@ -52,7 +52,7 @@ class Progress:
     def numbers(self) -> dict[str, float]:
         """All of it as one flat mapping, for logs; without what is not known yet.
 
-        >>> numbers = Scoreboard(100).progress(0, version=7, queue_depth=0).numbers()
+        >>> numbers = ProgressTracker(100).progress(0, version=7, queue_depth=0).numbers()
         >>> numbers["version"], "mean_return" in numbers
         (7.0, False)
         """
@@ -70,14 +70,14 @@ class _Mark(NamedTuple):
     collectors_spent_s: float
 
 
-class Scoreboard:
+class ProgressTracker:
     """Counts what arrives at a learner.
 
     Args:
         return_window: The mean return is that of so many episodes.
         clock: Seconds that only grow.
 
-    >>> board = Scoreboard(return_window=2)
+    >>> board = ProgressTracker(return_window=2)
     >>> board.arrived(steps=64, returns=[10.0, 20.0, 30.0], staleness=1, waited_s=0.0, spent_s=0.5)
     >>> now = board.progress(1, version=2, queue_depth=0)
     >>> now.env_steps, now.episodes, now.mean_return, now.window_full

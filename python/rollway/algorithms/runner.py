@@ -17,7 +17,7 @@ import torch
 
 from rollway.algorithms.environment import Environment
 from rollway.algorithms.policy import Policy, storable
-from rollway.algorithms.progress import Progress, Scoreboard
+from rollway.algorithms.progress import Progress, ProgressTracker
 from rollway.algorithms.settings import Settings
 from rollway.errors import InvalidArgument
 from rollway.runner.async_runner import AsyncRunner
@@ -79,7 +79,7 @@ class AlgorithmRunner(AsyncRunner):
         )
         self._started = False
         self._forgives_exceptions = restart is not None
-        self.board = Scoreboard(self.settings.return_window)
+        self.board = ProgressTracker(self.settings.return_window)
 
     @abstractmethod
     def _settings(self, given: Mapping[str, Any]) -> Settings:

@@ -1,4 +1,4 @@
-"""The shared-memory segments of this user: what is there, and removing what nobody lives in."""
+"""The shared-memory segments of this user: lists them, and removes those to which no process is attached."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class SegmentInfo:
     creator_pid: int
     created_unix_ns: int
     pids: tuple[int, ...]
-    """The processes of these handles, each once, as they see their own process ids."""
+    """The attached processes, each once, by the process ids that they see themselves."""
     problem: str | None
     """Why it cannot be read, if it cannot: another user's, another version's, or damaged."""
 
     @property
     def state(self) -> str:
-        """``live``, ``stale`` (nobody lives in it: `gc` removes it), or ``unreadable``."""
+        """``live``, ``stale`` (no process is attached: `gc` removes it), or ``unreadable``."""
         if self.problem is not None:
             return "unreadable"
         return "live" if self.alive else "stale"
@@ -45,7 +45,7 @@ def segments() -> list[SegmentInfo]:
 
 
 def gc() -> list[SegmentInfo]:
-    """Removes the segments in which nobody lives, and gives back what was removed. A live one is never touched."""
+    """Removes the segments to which no process is attached, and returns them. A live one is never touched."""
     return [_info(row) for row in collect_all()]
 
 

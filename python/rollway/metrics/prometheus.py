@@ -1,6 +1,6 @@
 """Metrics of servers as OpenMetrics text, or as a collector for prometheus-client. Needs the extra ``metrics``.
 
-Everything is read off the ring when somebody asks, and costs nothing meanwhile.
+Numbers are read from the ring on request, and cost nothing in between.
 """
 
 from __future__ import annotations

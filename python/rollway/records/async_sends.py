@@ -1,4 +1,4 @@
-"""AsyncRecordSends: the asyncio twins of a record client's blocking calls, the same for every kind of client."""
+"""AsyncRecordSends: the asyncio versions of a record client's blocking calls, the same for every kind of client."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rollway.waiting.peer_watch import LearnerWatch, deadline_of, notified
 
 T = TypeVar("T")
 
-_LAST_WAIT_S = 1e-6  # so long a blocking call waits, to say what kept it: no room in the lane, or no memory for it
+_LAST_WAIT_S = 1e-6  # how long the last attempt blocks, to find out whether the lane or the memory is full
 
-_RETRY_RECORDS = 64  # so many records of a list are tried at once by who has waited: each time, they are looked at anew
+_RETRY_RECORDS = 64  # how many records of a list a retry tries at once: each retry checks them again
 
 
 class _Client(Protocol):
@@ -72,12 +72,12 @@ class _Client(Protocol):
 
 
 def _frozen(given: Any) -> Any:
-    """A list as it is now: its owner may change it while we wait."""
+    """A copy of a list, because its owner may change it during the wait."""
     return tuple(given) if isinstance(given, list) else given
 
 
 class AsyncRecordSends:
-    """Waits on the client's bell and then tries: so a cancelled wait has sent and reserved nothing."""
+    """Waits for a notification and then tries, so a cancelled wait has sent and reserved nothing."""
 
     async def send_async(
         self: _Client,
@@ -124,7 +124,7 @@ class AsyncRecordSends:
             return {name: each[sent:end] if isinstance(each, tuple) else each for name, each in given.items()}
 
         try:
-            sent = self.try_send_many(**unsent(None))  # it looks at all of them
+            sent = self.try_send_many(**unsent(None))  # checks all of them
             while sent < len(data):
                 if not await notified(self._notifier, deadline, self._learner_watch):
                     return sent + self._last_attempt(
@@ -163,7 +163,7 @@ class AsyncRecordSends:
         )
 
     async def _retry_when_room(self: _Client, attempt: Callable[[float], T], timeout: float | None) -> T:
-        """What an attempt gives that does not wait, once there is room for it."""
+        """Repeats an attempt that does not wait until there is room for it."""
         deadline = deadline_of(timeout)
         while True:
             try:
@@ -175,7 +175,7 @@ class AsyncRecordSends:
                     return self._last_attempt(attempt, timeout)
 
     def _last_attempt(self: _Client, attempt: Callable[[float], T], timeout: float | None) -> T:
-        """The time is over: a last attempt, which says `NotEnoughMemory` where that is why there was no room."""
+        """The last attempt after a timeout. Raises `NotEnoughMemory` if that is why there was no room."""
         try:
             return attempt(_LAST_WAIT_S)
         except (RingFull, WaitTimeout) as last:
@@ -183,7 +183,7 @@ class AsyncRecordSends:
 
 
 def _timed_out(message: str, sent: int) -> WaitTimeout:
-    """Not a variable of the frame that raises it: error, traceback and frame would keep each other and the client."""
+    """Makes the error here: as a variable of the raising frame it would keep that frame and the client alive."""
     error = WaitTimeout(message)
     error.sent = sent
     return error

@@ -14,8 +14,8 @@ from rollway.schema.pytree import as_array, describe
 from rollway.schema.record import RaggedLeaf, RecordSchema, convert
 
 Array = np.ndarray[Any, Any]
-_MOST_TOKENS = 2**31 - 1  # what int32 counts to
-_MOST_BYTES = 2**63 - 1  # of an array
+_MAX_TOKENS = 2**31 - 1  # what int32 counts to
+_MAX_BYTES = 2**63 - 1  # of an array
 _INT8 = np.dtype(np.int8)
 
 
@@ -139,7 +139,7 @@ def pack(
     table = _Table(records, leaves)
     measure = table.ragged(by)
     longest, total = table.native.extent(table.index(measure))
-    if total > _MOST_TOKENS:
+    if total > _MAX_TOKENS:
         raise InvalidArgument(f"{total} tokens are more than cu_seqlens (int32) can count: pack fewer records")
     made, fields = _Outputs(out), {}
     packed: list[tuple[int, Array]] = []
@@ -174,7 +174,7 @@ def token_batches(
 
 
 class _Table:
-    """Records of one schema, and the leaves of it that somebody wants."""
+    """Records of one schema, and the leaves of it that are wanted."""
 
     schema: RecordSchema
 
@@ -221,7 +221,7 @@ class _Table:
         longest, _ = self.native.extent(self.index(leaf))
         if length is None:
             return longest
-        most = _MOST_BYTES // (len(self) * max(leaf.row_bytes, 1))
+        most = _MAX_BYTES // (len(self) * max(leaf.row_bytes, 1))
         if not 0 <= length <= most:
             raise InvalidArgument(f"length = {length} is out of range: 0 to {most:,} for {len(self)} records of {leaf}")
         if longest > length:

@@ -22,5 +22,5 @@ def decode(packed: bytes) -> Any:
     """The metadata that `encode` made these bytes of."""
     try:
         return json.loads(packed.decode("utf-8", "surrogatepass"))
-    except (ValueError, RecursionError) as error:  # whoever sent it does not use this module
+    except (ValueError, RecursionError) as error:  # the sender does not use this module
         raise InvalidArgument(f"the metadata of a record is no JSON: {error}") from None

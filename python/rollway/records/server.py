@@ -1,4 +1,4 @@
-"""RecordServer: the learner's end of records, which may have any length. Waiting, reading and recovery are native."""
+"""RecordServer: the learner's end of records, which may have any length. It waits, reads and recovers natively."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollway.transport.server_base import ServerBase, describe_refusals, split_t
 from rollway.transport.shm import ShmTransport
 from rollway.waiting.peer_watch import PeerWatch, StallCheck, producers_died
 
-_RECORD_BYTES = 16_384  # what a record has on average, when nobody says how many there may be
+_RECORD_BYTES = 16_384  # the assumed average size of a record, when max_records is left out
 
 
 class RecordServer(ServerBase):
@@ -24,9 +24,9 @@ class RecordServer(ServerBase):
 
     A record is a set of named arrays, some of which have a length of their own (`RecordSchema`), with a key and free
     metadata. Memory is taken as the data needs it, up to ``lane_bytes`` per worker. Records of one worker come in the
-    order in which it committed them; workers take turns. A record that you hold costs its own bytes and holds nobody
-    up. Calls block with the GIL released, and Ctrl-C ends them. Threads may share a server; several learners may attach
-    to one name, and each record goes to one of them.
+    order in which it committed them; workers take turns. A record that you hold uses its own bytes, and delays no
+    other. Calls block with the GIL released, and Ctrl-C ends them. Threads may share a server; several learners may
+    attach to one name, and each record goes to one of them.
 
     Args:
         schema: ``{"tokens": "int32[*]", "score": "float32[]"}``.
@@ -94,7 +94,7 @@ class RecordServer(ServerBase):
         """Waits for a record. ``None`` once the records are shut down and all read.
 
         Args:
-            timeout: Seconds to wait; ``None`` for ever. `WaitTimeout` says who was there when they were over.
+            timeout: Seconds to wait; ``None`` for ever. `WaitTimeout` says which workers were attached at its end.
         """
         try:
             record = self._consumer.take(timeout)
@@ -152,10 +152,10 @@ class RecordServer(ServerBase):
         return records
 
     def call_when_readable(self, call: Callable[[], None]) -> bool:
-        """Has the running event loop make a call, once, when it is worth trying to read: something came, or an end.
+        """Makes the running event loop call once, when a read may succeed or the records are shut down.
 
-        For who would be woken by a callback rather than as a coroutine: that is a turn of the loop earlier. False when
-        the server is closed: then no call is made. What a call raises goes to the loop's exception handler.
+        Use this instead of `read_async` to save one event-loop iteration. False when the server is closed: then no call
+        is made. An exception of the call goes to the loop's exception handler.
         """
         return self._notifier.call_once(asyncio.get_running_loop(), call)
 
@@ -187,7 +187,7 @@ class RecordServer(ServerBase):
         version: int | Sequence[int] = 0,
         timeout: float | None = None,
     ) -> int:
-        """Copies several records into a lane of this process, in their order. Gives how many were committed.
+        """Copies several records into a lane of this process, in their order. Returns how many were committed.
 
         As `ShmRecordClient.send_many`.
         """
@@ -207,7 +207,7 @@ class RecordServer(ServerBase):
         return self._consumer.published_version
 
     def lane_pressure(self) -> str:
-        """For who waited in vain: that what learners hold may be all that fits into a worker's lane. Or nothing."""
+        """A sentence for the message of a timeout: held records may fill the lane of a worker. Empty if they do not."""
         stats = self._consumer.stats()
         lane_bytes, held, held_bytes = stats["lane_bytes"], stats["taken_records"], stats["taken_bytes"]
         if stats["ready_records"] or (2 * held_bytes < lane_bytes and 2 * held < self._max_records):
@@ -232,14 +232,14 @@ class RecordServer(ServerBase):
         return f"<rollway.RecordServer {self.name or '(in process)'} {', '.join(self.schema)} {state}>"
 
     def _submitter(self) -> RecordProducer:
-        """Takes one lane, whichever thread comes first: a second would change the order of what they send."""
+        """The producer of this process, one for all threads: a second lane would change the order of their records."""
         with self._starting:
             if self._producer is None:
                 self._producer = RecordProducer.beside(self._consumer, self._plan)
             return self._producer
 
     def _stall_checks(self) -> list[StallCheck]:
-        """Why no record may ever come. Transports have producers of their own here, and remote workers come back."""
+        """Reasons why no record may ever come. With transports, remote workers may always come back."""
         return [] if self._endpoints else [producers_died(self._consumer.producers, self._peer_timeout_s, "record")]
 
     def _timed_out(self, timeout: float | None) -> WaitTimeout:

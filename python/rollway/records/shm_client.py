@@ -70,7 +70,7 @@ class ShmRecordClient(RecordProducer, AsyncRecordSends):
         return self
 
     def wait(self, timeout: float | None = None) -> None:
-        """Returns when everything sent is committed: at once, for in shared memory `send` does not return before."""
+        """Returns at once, because in shared memory `send` returns only after the commit."""
 
     def close(self) -> None:
         """Leaves, and gives its lane back. What was sent stays to be read. Safe to call twice."""

@@ -87,10 +87,10 @@ class ReplayBuffer:
                 schema.text,
                 layout.native,
                 layout.row_bytes,
-                _natural("capacity", capacity),
+                _positive("capacity", capacity),
                 auto_named=name is None,
                 if_exists=if_exists,
-                max_peers=_natural("max_peers", max_peers),
+                max_peers=_positive("max_peers", max_peers),
                 huge_pages=huge_pages,
                 seed=_seed(seed),
             )
@@ -123,7 +123,7 @@ class ReplayBuffer:
         self._staged: StagedCopies | None = None
         self.capacity = table.capacity
         self.device = device
-        self._leave = weakref.finalize(self, table.close, False)
+        self._close_table = weakref.finalize(self, table.close, False)
 
     # ── adding ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -227,7 +227,7 @@ class ReplayBuffer:
         if type(out) is Batch and self.device == "cpu" and out.takes(self._layout, batch_size):
             self._table.sample(batch_size, out.block)
             return out
-        batch_size = _natural("batch_size", batch_size)
+        batch_size = _positive("batch_size", batch_size)
         if self.device != "cpu":
             if self._staged is None:
                 self._staged = StagedCopies(self._layout, self.device)
@@ -255,7 +255,7 @@ class ReplayBuffer:
 
         `ConnectionClosedError` when the last learner has left, or another thread closed this handle.
         """
-        return self._table.wait_for_rows(_natural("rows", rows), timeout)
+        return self._table.wait_for_rows(_positive("rows", rows), timeout)
 
     # ── what it is ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -316,12 +316,12 @@ class ReplayBuffer:
     def close(self) -> None:
         """Lets go. When the process that made the buffer does, its name is gone, and adding is an error."""
         self._staged = None
-        self._leave()
+        self._close_table()
 
     def cleanup(self) -> None:
-        """Closes it, and takes the name away whoever made it."""
+        """Closes it, and removes the name, whichever process made it."""
         self._staged = None
-        self._leave.detach()
+        self._close_table.detach()
         self._table.close(True)
 
     def __enter__(self) -> Self:
@@ -341,11 +341,11 @@ _CRITIC = ("critic", "next_critic")
 
 
 def _schema(obs_dim: int, action_dim: int, critic_dim: int, more: Mapping[str, str]) -> RecordSchema:
-    obs, action = _natural("obs_dim", obs_dim), _natural("action_dim", action_dim)
+    obs, action = _positive("obs_dim", obs_dim), _positive("action_dim", action_dim)
     shapes = (f"float32[{obs}]", f"float32[{action}]", "float32[]", f"float32[{obs}]", "float32[]", "float32[]")
     notations = dict(zip(_USUAL, shapes, strict=True))
     if critic_dim != 0:
-        notations |= dict.fromkeys(_CRITIC, f"float32[{_natural('critic_dim', critic_dim)}]")
+        notations |= dict.fromkeys(_CRITIC, f"float32[{_positive('critic_dim', critic_dim)}]")
     schema = RecordSchema(notations | dict(more))
     reserved = {"terminal_mask", "terminal_next_obs", "terminal_next_critic"} | (
         set(_CRITIC) if critic_dim == 0 else set()
@@ -358,7 +358,7 @@ def _schema(obs_dim: int, action_dim: int, critic_dim: int, more: Mapping[str, s
     return schema
 
 
-def _natural(what: str, value: Any) -> int:
+def _positive(what: str, value: Any) -> int:
     try:
         number = operator.index(value)
     except TypeError:

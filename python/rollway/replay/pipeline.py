@@ -112,7 +112,7 @@ class ReplayPipeline:
         return self._tick == tick_id and self._kitchen.is_ready()
 
     def wait_until_ready(self, tick_id: int, sample_count: int, timeout: float | None = None) -> bool:
-        """Waits for the batch of a tick, and begins it if nobody has. `WaitTimeout` when the time is over."""
+        """Waits for the batch of a tick, and begins it if it was not begun. `WaitTimeout` when the time is over."""
         self._check(sample_count)
         if self._hot is None or self._hot[0] != tick_id:
             self.start_prepare(tick_id, sample_count)
@@ -201,7 +201,7 @@ class _Kitchen:
             self._changed.notify_all()
 
     def is_ready(self) -> bool:
-        """Also when it failed: whoever takes it will be told."""
+        """Also when it failed: the call that takes it raises."""
         return self._state in ("ready", "failed")
 
     def wait(self, timeout: float | None) -> _Slot | Exception:
@@ -270,8 +270,8 @@ class _Slot:
 class _DeviceSlot(_Slot):
     """A batch on a GPU, with pinned memory before it. Its copies run on a stream of their own.
 
-    ``copied`` is behind the copy: the learner's stream waits for it, and so does whoever fills the pinned memory again.
-    ``used`` is behind what the learner did with the batch: the next copy waits for it.
+    ``copied`` is recorded after the copy: the learner's stream waits for it, and so does the next fill of the pinned
+    memory. ``used`` is recorded after the learner's work on the batch: the next copy waits for it.
     """
 
     block: Any

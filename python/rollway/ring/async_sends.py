@@ -1,4 +1,4 @@
-"""AsyncSends: the asyncio twins of a client's blocking sends, the same for every kind of client."""
+"""AsyncSends: the asyncio versions of a client's blocking sends, the same for every kind of client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _rows_after(leaf: Any, rows: int) -> Any:
 
 
 class AsyncSends:
-    """Waits on the client's bell and then tries: so a cancelled wait has sent nothing."""
+    """Waits for a notification and then tries, so a cancelled wait has sent nothing."""
 
     async def send_async(self: _Client, data: Any, *, version: int = 0, timeout: float | None = None) -> bool:
         """As `send`, for asyncio. A cancelled wait sends nothing."""

@@ -37,7 +37,7 @@ _PATROL_S = 0.032  # A commit elsewhere makes a slot that can be dropped, and ri
 
 
 class RolloutInfo(NamedTuple):
-    """Who made a rollout, and with which weights."""
+    """Which collector made a rollout, and with which weights."""
 
     version: int
     """The number of the weights, as given to `RolloutRingBuffer.signal_write_done`; 0 when none was."""
@@ -128,7 +128,7 @@ class RolloutRingBuffer:
         else:
             self._ends.producer = self._open_producer()
             self._check_geometry(self._ends.producer)
-        # Also at interpreter exit: whoever forgets to close leaves nothing behind.
+        # Also at interpreter exit, so that a handle that was not closed leaves nothing behind.
         self._finalizer = weakref.finalize(self, self._ends.close)
 
     # ── what it is ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -193,7 +193,7 @@ class RolloutRingBuffer:
 
         ``version`` is the number of the weights that made it, for `read_info`.
         """
-        self._forget_parents_slots()
+        self._drop_slots_after_fork()
         if self._slot is None:
             raise InvalidArgument("there is no rollout to publish: write into write_buffer first")
         _check_version(version)
@@ -202,7 +202,7 @@ class RolloutRingBuffer:
         slot.commit()
 
     def abort_write(self) -> None:
-        """Gives the slot in `write_buffer` back: nobody sees what was written. Does nothing when there is none."""
+        """Gives the slot in `write_buffer` back, without what was written. Does nothing when there is none."""
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.abort()
@@ -226,7 +226,7 @@ class RolloutRingBuffer:
 
     def available(self) -> int:
         """Whole rollouts that can be read now, with the one in this reader's hands."""
-        self._forget_parents_slots()
+        self._drop_slots_after_fork()
         return self.stats()["ready_samples"] + (self._sample is not None)
 
     def wait_for_data(self, timeout: float = 60.0) -> bool:
@@ -234,7 +234,7 @@ class RolloutRingBuffer:
 
         `ConnectionClosedError` when the ring was shut down and is empty.
         """
-        self._forget_parents_slots()
+        self._drop_slots_after_fork()
         if self._sample is not None:
             return True
         reader = self._reader()
@@ -251,7 +251,7 @@ class RolloutRingBuffer:
         return self._held().info.buffer
 
     def read_info(self) -> RolloutInfo:
-        """Who made the rollout that is being read, and with which weights."""
+        """Which collector made the rollout that is being read, and with which weights."""
         info = self._held().info
         return RolloutInfo(
             int(info.versions[0]), int(info.producer_ids[0]), int(info.sequences[0]), int(info.committed_ns[0])
@@ -303,7 +303,7 @@ class RolloutRingBuffer:
         `ConnectionClosedError`. Views stay readable.
         """
         self._closed = True
-        self._forget_parents_slots()
+        self._drop_slots_after_fork()
         self.abort_write()
         self.advance_read()
         self._finalizer()
@@ -386,12 +386,12 @@ class RolloutRingBuffer:
                 raise SegmentNotFound(f"ring '{self._name}' was closed by its creator")
             self._ends.consumer = consumer
             if self._slot is None and producer.stats()["sent"] == 0:
-                producer.close()  # This process reads: nobody shall take it for a living writer.
+                producer.close()  # This process reads: it must not count as a living writer.
                 self._ends.producer = None
         return self._ends.consumer
 
     def _reserved(self, timeout: float | None) -> Slot:
-        self._forget_parents_slots()
+        self._drop_slots_after_fork()
         if self._slot is None:
             writer = self._writer()
             self._slot = writer.reserve(timeout) if writer.blocks else self._reserve_by_dropping(writer, timeout)
@@ -418,7 +418,7 @@ class RolloutRingBuffer:
     def _writable_views(self) -> dict[str, Array]:
         return {field: array[0, ...] for field, array in self._held().batch.items()}  # An array also of no dimensions.
 
-    def _forget_parents_slots(self) -> None:
+    def _drop_slots_after_fork(self) -> None:
         """In a forked child: what the parent reserved or reads stays the parent's."""
         if self._pid != os.getpid():
             self._pid = os.getpid()

@@ -1,6 +1,6 @@
-"""Server: the learner's end of a ring. Makes it (or finds it again), and takes batches out of it.
+"""Server: the learner's end of a ring. Creates the ring (or resumes it), and takes batches out of it.
 
-The training loop calls it. Workers use `ShmClient`; code in the learner's own process may use `submit`.
+The training loop calls it. Workers use `ShmClient` or `TcpClient`; code in the learner's process may use `submit`.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class Server(ServerBase):
 
         Args:
             timeout: Seconds to wait; ``None`` for ever. `WaitTimeout` says what was there when they were over.
-            at_least: At the end of ``timeout``, be content with this many samples: the oldest unfinished batch that has
-                them is closed early and handed over short.
+            at_least: At the end of ``timeout``, accept a short batch of at least this many samples: the oldest
+                unfinished batch that has them is closed early.
         """
         self._check_at_least(at_least, timeout)
         try:
@@ -150,9 +150,9 @@ class Server(ServerBase):
     def dataset_iter(self, *, copy: bool = False) -> Iterator[Sample]:
         """Yields batches until the ring is shut down.
 
-        Each sample is released when you let go of it. A ``for`` loop keeps its sample until it has the next: several
-        loops, in threads, need more ``num_buffers`` than there are loops, or ``release()`` when they are done with a
-        sample. With ``copy=True`` you get arrays of your own, to keep.
+        Each sample is released when you drop it. A ``for`` loop keeps its sample until it has the next one. So several
+        loops, in threads, need more ``num_buffers`` than there are loops, or have to ``release()`` each sample when
+        they are done with it. With ``copy=True`` you get copies, which you may keep.
         """
         while True:
             sample = self.sample()
@@ -169,15 +169,15 @@ class Server(ServerBase):
         return self._submitter().send(data, version=version, timeout=timeout)
 
     def submit_many(self, data: Any, *, version: int = 0, timeout: float | None = None) -> int:
-        """Copies stacked samples into the ring from this process; gives how many were committed."""
+        """Copies stacked samples into the ring from this process. Returns how many were committed."""
         return self._submitter().send_many(data, version=version, timeout=timeout)
 
     def flush(self) -> None:
-        """Closes the unfinished batch early: `sample` hands it over short, as soon as its writers are done."""
+        """Closes the unfinished batch early. `sample` returns it as a short batch as soon as its writers are done."""
         self._consumer.flush()
 
     def reset_histograms(self) -> None:
-        """Starts the histograms anew. Counters stay."""
+        """Clears the histograms. Counters stay."""
         self._consumer.reset_histograms()
 
     def close(self) -> None:
@@ -202,14 +202,14 @@ class Server(ServerBase):
             raise InvalidArgument("at_least says what will do at the end of a timeout: give a timeout, too")
 
     def _submitter(self) -> Producer:
-        """One producer for all threads, whichever comes first: each of several would number its own."""
+        """The producer of this process, one for all threads, so that they share one producer id."""
         if self._producer is None:
             with self._starting:
                 self._producer = self._producer or Producer.beside(self._consumer, self._plan)
         return self._producer
 
     def _stall_checks(self) -> list[StallCheck]:
-        """Why no batch may ever come. Transports have producers of their own here, and remote workers come back."""
+        """Reasons why no batch may ever come. With transports, remote workers may always come back."""
         consumer = self._consumer
         held = StallCheck(
             lambda: consumer.stats()["batches_released"] if consumer.holds_all() else None,

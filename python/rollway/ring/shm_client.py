@@ -17,9 +17,9 @@ from rollway.waiting.peer_watch import LearnerWatch, deadline_of
 class ShmClient(Producer, AsyncSends):
     """Moves samples from this process into a learner's ring: one copy with `send`, none with `reserve`.
 
-    What `send` returned from is committed: it reaches the learner even if this process is killed the next moment. Calls
-    block only when the ring is full, with the GIL released, and Ctrl-C ends them. Threads may share a client; a forked
-    child may go on using its parent's.
+    A sample is committed when `send` returns: it reaches the learner even if this process is killed the next moment.
+    Calls block only when the ring is full, with the GIL released, and Ctrl-C ends them. Threads may share a client; a
+    forked child may go on using its parent's.
 
     Args:
         name: The name of the learner's `ShmTransport`.
@@ -67,7 +67,7 @@ class ShmClient(Producer, AsyncSends):
         return self
 
     def wait(self, timeout: float | None = None) -> None:
-        """Returns when everything sent is committed: at once, for in shared memory `send` does not return before."""
+        """Returns at once, because in shared memory `send` returns only after the commit."""
 
     async def reserve_async(self, timeout: float | None = None) -> Slot:
         """As `reserve`, for asyncio."""

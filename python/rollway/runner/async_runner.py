@@ -105,7 +105,7 @@ class AsyncRunner(ABC):
         self._resources = ExitStack()
         self._on_progress = on_progress
         self._numbers: dict[str, float] = {}
-        # Also when it is forgotten; see `_close_all` for the end of the interpreter.
+        # Also when it is dropped without `close`; see `_close_all` for the end of the interpreter.
         self._finalizer = weakref.finalize(self, _end, self._supervisor, self._resources)
         self._finalizer.atexit = False
         _open.add(self)
@@ -120,7 +120,7 @@ class AsyncRunner(ABC):
     # ── shared memory ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def own(self, resource: Resource) -> Resource:
-        """Hands a ring, a buffer or weights to the runner, which closes and unlinks it in the end; gives it back."""
+        """Hands a ring, a buffer or weights to the runner, which closes and unlinks it in the end. Returns it."""
         end = getattr(resource, "cleanup", None) or getattr(resource, "close", None)
         if end is None:
             raise InvalidArgument(f"{resource!r} has neither cleanup() nor close(), so nobody can own it")
@@ -146,7 +146,7 @@ class AsyncRunner(ABC):
         self._supervisor.check()
 
     def wait_for_data(self, source: _Waitable, timeout: float = 60.0) -> bool:
-        """Waits for ``source.wait_for_data`` while it keeps an eye on the collectors. False when time was over.
+        """Waits for ``source.wait_for_data`` while it checks the collectors. False when the time was over.
 
         `CollectorError` also when every collector has returned and there is no more data to come.
         """
@@ -168,7 +168,7 @@ class AsyncRunner(ABC):
 
     @property
     def supervisor(self) -> CollectorSupervisor:
-        """The collectors: who lives, who died of what, how many restarts."""
+        """The supervisor of the collectors: which live, which died of what, how many restarts."""
         return self._supervisor
 
     # ── iterations ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -203,8 +203,8 @@ class AsyncRunner(ABC):
     def close(self) -> None:
         """Stops the collectors, closes and unlinks what it owns. Safe to call twice.
 
-        Collectors are told first; then the rings are closed, so that whoever waits in one returns; those who still do
-        not return get SIGTERM, then SIGKILL.
+        Collectors are told to stop first; then the rings are closed, so that collectors that wait in one return; those
+        that still do not return get SIGTERM, then SIGKILL.
         """
         _open.discard(self)
         self._finalizer()
@@ -231,7 +231,7 @@ def default_device() -> str:
 
 def _end(supervisor: CollectorSupervisor, resources: ExitStack) -> None:
     if not supervisor.is_ours:
-        return  # A forked child: all of it is its parent's.
+        return  # In a forked child: all of it belongs to the parent.
     supervisor.tell_to_stop()
     try:
         resources.close()  # Wakes collectors that wait for room.

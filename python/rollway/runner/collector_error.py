@@ -24,7 +24,7 @@ from rollway.errors import CollectorError
 from rollway.machine.cgroup import Cgroup
 
 # In characters. Even if each takes the 6 bytes of an escape, all of it fits into an empty pipe (64 KiB).
-_MOST_KIND, _MOST_MESSAGE, _MOST_TRACEBACK = 200, 2_000, 8_000
+_MAX_KIND, _MAX_MESSAGE, _MAX_TRACEBACK = 200, 2_000, 8_000
 
 _HINTS = {
     signal.SIGKILL: "SIGKILL comes from outside: the kernel's out-of-memory killer, a container's limit, or somebody.",
@@ -64,7 +64,7 @@ class Failure:
             message = str(error)
         except Exception as failed:  # noqa: BLE001 - an exception of anybody's making
             message = f"(its __str__ raised {type(failed).__qualname__})"
-        return cls(_shortened(kind, _MOST_KIND), _shortened(message, _MOST_MESSAGE), _shortened(text, _MOST_TRACEBACK))
+        return cls(_shortened(kind, _MAX_KIND), _shortened(message, _MAX_MESSAGE), _shortened(text, _MAX_TRACEBACK))
 
     def encode(self) -> bytes:
         """As bytes that fit into a pipe that nobody reads yet."""

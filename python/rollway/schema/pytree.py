@@ -23,9 +23,9 @@ from rollway._core import Plan, read_schema
 from rollway.errors import ForeignSchema, SchemaMismatch
 
 NAMESPACE = "rollway"
-_MOST_DIMENSIONS = 63  # numpy's limit, less one
-_MOST_SAID = 300  # characters of what a stranger said, in a message
-_MOST_FIELDS = 20
+_MAX_DIMENSIONS = 63  # numpy's limit, less one
+_MAX_QUOTED = 300  # characters of what a stranger said, in a message
+_MAX_FIELDS = 20
 _registered: set[type] = set()
 _registering = threading.RLock()
 
@@ -112,9 +112,9 @@ class Schema:
                     f"leaf '{name}' has dtype {array.dtype}, which has no fixed size in memory. "
                     "Use a numeric, bool, fixed-length string or structured dtype"
                 )
-            if array.ndim > _MOST_DIMENSIONS:
+            if array.ndim > _MAX_DIMENSIONS:
                 raise SchemaMismatch(
-                    f"leaf '{name}' has {array.ndim} dimensions: at most {_MOST_DIMENSIONS}, for a batch has one more"
+                    f"leaf '{name}' has {array.ndim} dimensions: at most {_MAX_DIMENSIONS}, for a batch has one more"
                 )
             try:
                 dtype_text(array.dtype)
@@ -213,7 +213,7 @@ def explain(text: bytes, foreign: ForeignSchema, given: str = "example") -> Sche
 def short(said: object) -> str:
     """What a stranger said, at a length that a message can have."""
     text = str(said)
-    return text if len(text) <= _MOST_SAID else f"{text[:_MOST_SAID]}…"
+    return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"
 
 
 def _described(leaf: Sequence[Any] | None) -> str:
@@ -224,8 +224,8 @@ def _described(leaf: Sequence[Any] | None) -> str:
 def _readable(dtype: str | list[Any]) -> str:
     """``<f4`` becomes ``float32``; another byte order, and what numpy does not know, stays as it is."""
     if isinstance(dtype, list):
-        shown = [str((name, _readable(form), *([dims] if dims else []))) for name, form, dims in dtype[:_MOST_FIELDS]]
-        return f"[{', '.join([*shown, '…'] if len(dtype) > _MOST_FIELDS else shown)}]"
+        shown = [str((name, _readable(form), *([dims] if dims else []))) for name, form, dims in dtype[:_MAX_FIELDS]]
+        return f"[{', '.join([*shown, '…'] if len(dtype) > _MAX_FIELDS else shown)}]"
     if dtype[0] not in "<>|":
         return dtype
     try:

@@ -79,7 +79,7 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
         """The schema that stands in a segment."""
         try:
             parsed = read_schema(text)
-            leaves = {name: _told_leaf(name, dtype, dims) for name, dtype, dims in parsed}
+            leaves = {name: _leaf_from_text(name, dtype, dims) for name, dtype, dims in parsed}
         except SchemaMismatch as error:
             raise SchemaMismatch(f"these are no records that can be read here: {error}") from None
         if len(leaves) != len(parsed):
@@ -124,7 +124,7 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
         return explain(self.text, foreign, "schema")
 
 
-def _told_leaf(name: str, described: Any, dims: tuple[Any, ...]) -> RaggedLeaf:
+def _leaf_from_text(name: str, described: Any, dims: tuple[Any, ...]) -> RaggedLeaf:
     """A leaf that the core read from a text."""
     try:
         dtype = known_dtype(described)

@@ -1,4 +1,4 @@
-"""Transport: how samples from elsewhere get into a learner's ring. `TcpTransport` is one; anybody may write another.
+"""Transport: how samples from elsewhere get into a learner's ring. `TcpTransport` is one; you may write another.
 
 `Server.start` hands every transport an `Intake` and keeps the `Endpoint` that it returns until the server is closed.
 `ShmTransport` is no transport in this sense: it says where the ring itself lies.
@@ -15,7 +15,7 @@ from rollway.schema.record import RecordSchema
 
 
 class Intake:
-    """The way into a ring from the learner's own process: what a transport needs, and no more.
+    """What a transport needs of a ring: its native consumer, its schema, and producers to write with.
 
     >>> import numpy as np, rollway
     >>> class Loopback:  # the smallest transport there is
@@ -76,7 +76,7 @@ class WeightLeaves(Protocol):
 
 
 class WeightOutlet:
-    """The way out of a learner's weights: what a transport needs to give them to remote workers, and no more."""
+    """What a transport needs of a learner's weights to give them to remote workers."""
 
     def __init__(self, weights: Weights, tree: WeightLeaves) -> None:
         self.weights = weights
@@ -92,7 +92,7 @@ class WeightSource(Protocol):
 
 
 class Endpoint(Protocol):
-    """A transport at work."""
+    """A transport that was started."""
 
     @property
     def address(self) -> str:
@@ -104,7 +104,7 @@ class Endpoint(Protocol):
         ...
 
     def stop(self) -> None:
-        """Lets nobody in any more, and returns when no slot is held. Safe to call twice."""
+        """Refuses new connections, and returns when no slot is held. Safe to call twice."""
         ...
 
 

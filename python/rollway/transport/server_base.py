@@ -93,23 +93,23 @@ class ServerBase:
 
     @property
     def endpoints(self) -> list[Endpoint]:
-        """The transports at work."""
+        """The transports that were started."""
         return list(self._endpoints)
 
     @property
     def refusals(self) -> list[str]:
-        """Who was not let in last, and why: one for each transport that refused somebody, with the address."""
+        """The last worker that each transport refused, and why, with its address."""
         refusals = (getattr(endpoint, "last_refusal", None) for endpoint in self._endpoints)
         return [refusal for refusal in refusals if refusal]
 
     @property
     def closed(self) -> bool:
-        """Whether it was shut down, or this server closed."""
+        """Whether the segment was shut down, or this server closed."""
         return self._native.closed
 
     @property
     def resumed(self) -> bool:
-        """Whether it was there already, with what had been committed to it."""
+        """Whether the segment existed already, with what had been committed to it."""
         return self._resumed
 
     def stats(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""ShmTransport: how a `Server` offers its ring to workers on the same machine. Only says how; the Server does it."""
+"""ShmTransport: the settings of shared memory that a server offers to workers on the same machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollway.transport.policies import IfExists
 
 
 class _AutoName(str):
-    """A name that nobody chose. One that a user chose may look the same."""
+    """An automatic name. A name that a user chose may look the same."""
 
 
 def _auto_name() -> str:
@@ -29,12 +29,12 @@ class ShmTransport(_Options):
     """Shared memory under a name, for workers on this machine.
 
     Args:
-        name: What workers attach to. Left out, a name is made up (see `name`), and the segment is removed as soon as
-            nobody lives in it: nobody could come back for it.
+        name: What workers attach to. Left out, it gets an automatic name (see `name`), and the segment is removed as
+            soon as no process is attached, because no process could find it again.
         if_exists: ``"resume"`` goes on with what was committed to a ring of that name, and replaces a stale one of
-            another shape; ``"replace"`` starts anew unless somebody lives in it; ``"error"`` refuses.
-        huge_pages: 2 MB pages: ``True`` insists on them, ``False`` does without, ``None`` takes them if the kernel
-            gives them to a ring that is large enough.
+            another shape; ``"replace"`` starts anew unless a process is attached to it; ``"error"`` refuses.
+        huge_pages: 2 MB pages: ``True`` requires them, ``False`` does without, ``None`` takes them if the kernel gives
+            them to a ring that is large enough.
         max_peers: How many processes may be attached at once; at most 1024.
 
     >>> ShmTransport("run1").name
@@ -45,5 +45,5 @@ class ShmTransport(_Options):
 
     @property
     def auto_named(self) -> bool:
-        """Whether nobody chose the name."""
+        """Whether the name is automatic."""
         return isinstance(self.name, _AutoName)

@@ -92,7 +92,7 @@ session_ttl_s=600.0, staging_bytes=268435456, port=50051, host='127.0.0.1')
 
 
 class TcpEndpoint:
-    """A `TcpTransport` at work."""
+    """A `TcpTransport` that was started."""
 
     def __init__(
         self, native: TcpServer, intake: Intake | RecordIntake | WeightOutlet, outlet: WeightOutlet | None
@@ -125,7 +125,7 @@ class TcpEndpoint:
 
     @property
     def last_refusal(self) -> str | None:
-        """The last worker that was not let in, why, and how long ago."""
+        """The last worker that was refused, why, and how long ago."""
         refused = self._native.last_refusal()
         if refused is None:
             return None
@@ -152,11 +152,11 @@ class TcpEndpoint:
             return str(unreadable)
 
     def stats(self) -> dict[str, int]:
-        """Connections, frames, samples, bytes; versions of weights sent; who was refused or cut, and why."""
+        """Counts of connections, frames, samples, bytes, and sent versions; of refused and cut workers, by reason."""
         return {f"tcp_{name}": value for name, value in self._native.stats().items()}
 
     def stop(self) -> None:
-        """Says goodbye to the workers and gives back their slots. Safe to call twice."""
+        """Tells the workers, disconnects them, and gives back their slots. Safe to call twice."""
         self._native.stop()
 
     def __enter__(self) -> Self:
@@ -172,7 +172,7 @@ def token_bytes(token: str | bytes | None) -> bytes | None:
 
 
 def tls_settings(ca: str | os.PathLike[str] | None, server_name: str | None) -> tuple[str, str | None] | None:
-    """Whom a client trusts; ``None``: it does without TLS."""
+    """The TLS settings of a client: authority and server name; ``None`` without TLS."""
     if ca is not None:
         return os.fspath(ca), server_name
     if server_name is not None:

@@ -1,4 +1,4 @@
-"""TcpLifetime: how a client over TCP waits, is closed and is forgotten; the same for samples and records."""
+"""TcpLifetime: how a client over TCP waits and is closed, also when it is dropped; the same for samples and records."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from rollway.waiting.peer_watch import LearnerWatch, deadline_of, notified
 
 _log = logging.getLogger(__name__)
 _open_clients: weakref.WeakSet[TcpLifetime] = weakref.WeakSet()
-_UNCLOSED_WAIT_S = 2.0  # how long what a client has on its way is waited for when nobody closed it
+_UNCLOSED_WAIT_S = 2.0  # how long to wait for the acknowledgements of a client that was not closed
 
 
 class TcpLifetime(TcpConnection):
-    """Delivers what is on its way before a client goes, also one that nobody closed, or says what is lost."""
+    """Delivers what was sent before a client ends, also one that was not closed, or logs what is lost."""
 
-    _notifier: LoopNotifier  # rung when there may be room
-    _settled_notifier: LoopNotifier  # rung when `wait` would not wait
+    _notifier: LoopNotifier  # notifies when there may be room
+    _settled_notifier: LoopNotifier  # notifies when `wait` would not wait
     _unit: str
-    _learner_watch: LearnerWatch | None = None  # the connection itself tells
+    _learner_watch: LearnerWatch | None = None  # not needed: the connection itself notices
 
     blocks = True
-    """Whether `send` waits when there is no room: always, for what to drop is the learner's choice."""
+    """Whether `send` waits when there is no room: always, because the learner chooses what to drop."""
 
     def _open(self, notifier: LoopNotifier) -> None:
         self._notifier = notifier
@@ -77,10 +77,10 @@ class TcpLifetime(TcpConnection):
         except RollwayError as failure:
             if error is None:
                 raise
-            error.add_note(f"and while closing: {failure}")  # what went wrong first is what is raised
+            error.add_note(f"and while closing: {failure}")  # the first error is raised
 
     def __del__(self, too_late: Callable[[], bool] = sys.is_finalizing) -> None:
-        if hasattr(self, "_notifier") and not too_late():  # at the end, `_close_all` has seen to it
+        if hasattr(self, "_notifier") and not too_late():  # at interpreter exit, `_close_all` has done it
             _close_quietly(self, _UNCLOSED_WAIT_S)
 
     def __repr__(self) -> str:
@@ -97,7 +97,7 @@ class TcpLifetime(TcpConnection):
 
 
 def _close_quietly(client: TcpLifetime, timeout: float) -> None:
-    """Delivers what a forgotten client still has, or says what is lost."""
+    """Delivers what a client that was not closed still has, or logs what is lost."""
     if client.closed or client.unacknowledged == 0:
         return
     try:
@@ -118,9 +118,9 @@ def _close_all() -> None:
     for client in list(_open_clients):
         try:
             _close_quietly(client, timeout)
-        except KeyboardInterrupt:  # nobody wants to wait, but what is lost is told all the same
+        except KeyboardInterrupt:  # the user does not want to wait; losses are logged all the same
             timeout = 0.0
 
 
-# At the end of the interpreter; after Ctrl-C, too, so not for long.
+# At interpreter exit, also after Ctrl-C; so it does not wait for long.
 atexit.register(_close_all)

@@ -18,7 +18,7 @@ from rollway.weights.shared_weight_sync import SharedWeightSync
 Array = np.ndarray[Any, Any]
 
 _DTYPES = ("float16", "float32", "float64")
-_MOST_DIMENSIONS = 8
+_MAX_DIMENSIONS = 8
 
 
 class SharedObsNormStats:
@@ -45,14 +45,16 @@ class SharedObsNormStats:
     def __init__(self, ctx: object = None, *, max_obs_dim: int = 16_384, name: str | None = None) -> None:
         if max_obs_dim < 1:
             raise InvalidArgument(f"max_obs_dim = {max_obs_dim} is out of range: at least 1")
-        shapes = {"form": (2 + _MOST_DIMENSIONS,), "moments": (2, max_obs_dim)}
-        self._bind(SharedWeightSync._nobodys(shapes, {"form": np.int64, "moments": np.float64}, name), max_obs_dim)
+        shapes = {"form": (2 + _MAX_DIMENSIONS,), "moments": (2, max_obs_dim)}
+        self._bind(
+            SharedWeightSync._without_writer(shapes, {"form": np.int64, "moments": np.float64}, name), max_obs_dim
+        )
 
     def _bind(self, sync: SharedWeightSync, max_obs_dim: int) -> None:
         self._sync = sync
         self._max_obs_dim = max_obs_dim
         self._seen = 0
-        self._form = np.zeros(2 + _MOST_DIMENSIONS, np.int64)
+        self._form = np.zeros(2 + _MAX_DIMENSIONS, np.int64)
         self._moments = np.zeros((2, max_obs_dim), np.float64)
 
     @property
@@ -65,9 +67,9 @@ class SharedObsNormStats:
         mean, std = (as_array(value, what, None) for value, what in zip(stats, ("mean", "std"), strict=True))
         if mean.shape != std.shape:
             raise InvalidArgument(f"the mean is {list(mean.shape)} and the std {list(std.shape)}: give one shape")
-        if mean.size > self._max_obs_dim or mean.ndim > _MOST_DIMENSIONS:
+        if mean.size > self._max_obs_dim or mean.ndim > _MAX_DIMENSIONS:
             raise InvalidArgument(
-                f"there is room for {self._max_obs_dim} numbers in {_MOST_DIMENSIONS} dimensions, not for "
+                f"there is room for {self._max_obs_dim} numbers in {_MAX_DIMENSIONS} dimensions, not for "
                 f"{list(mean.shape)}: raise max_obs_dim"
             )
         if mean.dtype.name not in _DTYPES or std.dtype != mean.dtype:

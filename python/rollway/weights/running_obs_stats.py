@@ -1,8 +1,8 @@
 """RunningObsStats: mean and standard deviation of all that several collectors have observed, kept while they go on.
 
-Each collector adds to numbers of its own in shared memory; whoever asks merges them. What a collector has added stays
-when it dies, and the one that is started in its place goes on from there. Publishing the result is the business of
-`SharedObsNormStats`.
+Each collector adds to numbers of its own in shared memory; the process that asks merges them. What a collector has
+added stays when it dies, and the collector that is started in its place goes on from there. `SharedObsNormStats`
+publishes the result.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Moments:
 
 
 class RunningObsStats:
-    """Merges what collectors have observed: each adds under its own number, anybody asks. Nobody waits.
+    """Merges what collectors have observed: each adds under its own number, and any process may ask. No call waits.
 
     A handle may be pickled into a spawned process. Under one number one process adds at a time; when it is dead,
     another may, and goes on with what was added.
@@ -88,7 +88,7 @@ class RunningObsStats:
                 raise InvalidArgument(f"{what} = {value} is out of range: at least 1")
         shapes: dict[str, tuple[int, ...]] = {"count": (), "mean": (obs_dim,), "squares": (obs_dim,)}
         dtypes = dict.fromkeys(shapes, np.float64)
-        self._bind(obs_dim, [SharedWeightSync._nobodys(shapes, dtypes, None) for _ in range(num_collectors)])
+        self._bind(obs_dim, [SharedWeightSync._without_writer(shapes, dtypes, None) for _ in range(num_collectors)])
 
     def _bind(self, obs_dim: int, shares: list[SharedWeightSync]) -> None:
         self._obs_dim = obs_dim
@@ -144,7 +144,7 @@ class RunningObsStats:
 
     def _read(self, share: SharedWeightSync) -> Moments:
         there = {"count": np.zeros((), np.float64), "mean": np.zeros(self._obs_dim), "squares": np.zeros(self._obs_dim)}
-        share.read_weights_into(there)  # Nothing is touched when nobody has added yet.
+        share.read_weights_into(there)  # Changes nothing when no process has added yet.
         return Moments(float(there["count"]), there["mean"], there["squares"])
 
 

@@ -24,9 +24,9 @@ class SharedWeightSync(WeightReading):
     """Moves weights from one writer to any number of readers, through shared memory, version by version.
 
     A reader gets a whole version, never a mixture of two. The writer never waits for readers, and no reader for the
-    writer: a version is written into a copy of the weights that nobody reads, and then published with one store. If the
-    writer dies in the middle, readers keep the last whole version, and whoever creates the weights again under the same
-    name, or attaches and writes, goes on from there.
+    writer: the writer fills a copy of the weights that no reader uses, and then publishes it with one store. If the
+    writer dies in the middle, readers keep the last whole version. A process that creates the weights again under the
+    same name, or attaches and writes, goes on from there.
 
     Takes torch state dicts, and any tree of numpy or JAX arrays. Each leaf keeps its dtype.
 
@@ -126,16 +126,16 @@ class SharedWeightSync(WeightReading):
     ) -> Self:
         """Opens weights by their name alone: names, dtypes and shapes stand in the segment.
 
-        ``connect_timeout_s``: how long to wait for somebody to create them. Whoever attaches reads; the first
-        `write_weights` or `update_weights` makes it the writer, if none lives.
+        ``connect_timeout_s``: how long to wait until they are created. The handle reads; its first `write_weights` or
+        `update_weights` makes it the writer, if no writer lives.
         """
         self = cls.__new__(cls)
         self._attach(name, connect_timeout_s, threads, peer_timeout_s)
         return self
 
     @classmethod
-    def _nobodys(cls, param_shapes: Any, dtypes: Any, shm_name: str | None) -> Self:
-        """Joins the weights of that name, or makes them, without being their writer: whoever writes first is.
+    def _without_writer(cls, param_shapes: Any, dtypes: Any, shm_name: str | None) -> Self:
+        """Joins the weights of that name, or makes them, without being their writer: the first to write is.
 
         For small ones, and many handles.
         """
@@ -165,7 +165,7 @@ class SharedWeightSync(WeightReading):
                 schema=tree.text,
                 leaf_bytes=[leaf.nbytes for leaf in tree.leaves],
                 max_buffers=max_buffers,
-                max_peers=max_readers + 2,  # The writer, and whoever takes over from it.
+                max_peers=max_readers + 2,  # the writer and its successor
                 checksum=checksum,
                 writes=writes,
                 threads=threads,
@@ -195,12 +195,12 @@ class SharedWeightSync(WeightReading):
 
     @property
     def closed(self) -> bool:
-        """Whether this handle is closed, or somebody called `cleanup`."""
+        """Whether this handle is closed, or any process called `cleanup`."""
         return self._core.closed
 
     @property
     def writer_pid(self) -> int | None:
-        """The process that writes, alive or dead; ``None`` when nobody does."""
+        """The process that writes, alive or dead; ``None`` when there is no writer."""
         return self._core.writer_pid
 
     def write_weights(self, state_dict: Any) -> None:
@@ -253,7 +253,7 @@ class SharedWeightSync(WeightReading):
         """Sleeps until that version or a later one is published, and gives back which.
 
         Raises `WaitTimeout` after ``timeout`` seconds, `PeerDied` when no writer lives for ``peer_timeout_s``, and
-        `ConnectionClosedError` when somebody called `cleanup`, or another thread closed this handle.
+        `ConnectionClosedError` when any process called `cleanup`, or another thread closed this handle.
         """
         return self._core.wait_for_version(version, timeout, self._peer_timeout_s)
 
@@ -264,16 +264,15 @@ class SharedWeightSync(WeightReading):
         return self._core.stats()
 
     def close(self) -> None:
-        """Lets go, and ends calls that wait with this handle in other threads. Safe to call twice.
+        """Closes this handle, and ends calls that wait with it in other threads. Safe to call twice.
 
-        The last one to leave takes the name away. It leaves a name that somebody chose if the writer died without
-        closing: a learner that comes back under the name goes on with the version. `cleanup` and ``rollway gc`` remove
-        it.
+        The last process to close removes the name. A name that a user chose stays if the writer died without closing:
+        a learner that comes back under the name goes on with the version. `cleanup` and ``rollway gc`` remove it.
         """
         self._end()
 
     def cleanup(self) -> None:
-        """Closes, and takes the name away at once. Those who are attached can still read, and wait for nothing more."""
+        """Closes, and removes the name at once. Attached readers can still read; their waits end."""
         self._core.unlink()
         self._end()
 

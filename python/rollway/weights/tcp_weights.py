@@ -29,8 +29,7 @@ class TcpWeights(WeightReading):
     Versions have the learner's numbers. A learner that was restarted and goes on with its weights goes on with its
     numbers. One that begins anew begins with 1, and this follows: `version` goes back, a `wait_for_version` for a
     number of before ends with the new learner's first version, and a ``since`` that may be a number of before copies
-    everything. Who had attached by name is told that nothing more will come (`ConnectionClosedError`), and attaches
-    again.
+    everything. Readers that had attached by name get `ConnectionClosedError`, and have to attach again.
 
     Threads may share it. A forked child has to make its own, or attach by name.
 
@@ -103,7 +102,7 @@ class TcpWeights(WeightReading):
                 wanted=None if mine is None else mine.text,
                 max_bytes=max_bytes,
                 max_buffers=max_buffers,
-                max_peers=max_readers + 3,  # The one who receives, this handle, and whoever takes over.
+                max_peers=max_readers + 3,  # the receiver, this handle, and its successor
                 threads=threads,
                 connect_timeout_s=connect_timeout_s,
                 reconnect_timeout_s=reconnect_timeout_s,

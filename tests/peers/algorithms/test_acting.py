@@ -30,7 +30,7 @@ def test_probabilities_are_those_of_the_network(actor, act):
     actor, weights = lively(actor)
     actions, log_probs = act(weights, OBS, np.random.default_rng(1))
     with torch.no_grad():
-        judged, _ = actor.judge(torch.from_numpy(OBS), torch.from_numpy(actions))
+        judged, _ = actor.evaluate_actions(torch.from_numpy(OBS), torch.from_numpy(actions))
     assert actions.dtype == log_probs.dtype == np.float32
     np.testing.assert_allclose(log_probs, judged.numpy(), atol=2e-4)
 

@@ -34,7 +34,7 @@ def test_categorical_actions_are_as_frequent_as_their_probabilities_say():
 def test_judging_a_sampled_action_gives_the_probability_it_was_sampled_with(actor):
     obs = torch.randn(50, 4)
     actions, log_probs = actor.sample(obs, generator())
-    judged, entropy = actor.judge(obs, actions)
+    judged, entropy = actor.evaluate_actions(obs, actions)
     torch.testing.assert_close(judged, log_probs)
     assert entropy.shape == (50,)
 
@@ -46,7 +46,7 @@ def test_gaussian_density_and_entropy_are_those_of_the_textbook():
     actions, log_probs = actor.sample(obs, generator())
     book = torch.distributions.Normal(actor.body(obs), actor.log_std.exp())
     torch.testing.assert_close(log_probs, book.log_prob(actions).sum(-1))
-    torch.testing.assert_close(actor.judge(obs, actions)[1], book.entropy().sum(-1))
+    torch.testing.assert_close(actor.evaluate_actions(obs, actions)[1], book.entropy().sum(-1))
 
 
 def test_squashed_actions_stay_within_the_bounds_and_their_density_integrates_to_one():

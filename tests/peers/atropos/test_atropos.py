@@ -401,7 +401,7 @@ def test_an_environment_leaves_though_there_is_no_room_for_the_tombstones_of_its
     async def run():
         async with stuck(name, make, Endless, 50) as (env, _, _):
             await come_true(lambda: env.begun == 50)
-            await asyncio.wait_for(env._leave(), SECONDS)
+            await asyncio.wait_for(env._shut_down(), SECONDS)
             assert env._rollway_sender.closed
 
     asyncio.run(run())

@@ -191,7 +191,7 @@ def test_a_tombstone_that_waits_for_room_is_sent_though_its_task_is_cancelled(le
         held = room_for_one_record_less(learner, sender)
         while sender._client.try_send(encode_group(group())[0].data):
             held += learner.try_read_many(1)
-        burying = asyncio.create_task(sender.bury("a", 0, "x" * 900))
+        burying = asyncio.create_task(sender.tombstone("a", 0, "x" * 900))
         await asyncio.sleep(0)
         burying.cancel()
         await asyncio.sleep(0)
@@ -228,7 +228,7 @@ def test_the_reader_skips_what_was_given_up_half_way(learner, sender):
     async def run():
         with pytest.raises(rollway.RollwayError):
             await sender.send(mixed, "a", 0)
-        await sender.bury("b", 0, "all scores are equal")
+        await sender.tombstone("b", 0, "all scores are equal")
         await sender.send(group(size=2), "c", 0)
 
     asyncio.run(run())
@@ -304,7 +304,7 @@ def test_a_record_that_cannot_be_read_costs_no_other(learner, sender):
 
 
 def test_a_reason_with_half_a_character_is_told_to_the_learner(learner, sender):
-    asyncio.run(sender.bury("a", 0, "it had \ud800 in it"))
+    asyncio.run(sender.tombstone("a", 0, "it had \ud800 in it"))
     told = learner.read(SECONDS)
     assert told.is_tombstone and told.metadata == {"reason": "it had \ud800 in it"}
 

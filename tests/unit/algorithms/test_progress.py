@@ -6,7 +6,7 @@ import math
 import pytest
 from rich.console import Console
 
-from rollway.algorithms.progress import Scoreboard
+from rollway.algorithms.progress import ProgressTracker
 from rollway.cli.train import curve
 from rollway.cli.train.screen import Screen, line
 
@@ -28,7 +28,7 @@ def moment(board, **changes):
 
 
 def test_the_mean_return_is_that_of_the_last_episodes():
-    board = Scoreboard(3)
+    board = ProgressTracker(3)
     assert math.isnan(moment(board).mean_return)
     arrive(board, returns=[100.0, 2.0])
     assert (moment(board).mean_return, moment(board).window_full) == (51.0, False)
@@ -38,7 +38,7 @@ def test_the_mean_return_is_that_of_the_last_episodes():
 
 def test_rates_and_shares_are_of_the_time_that_passed():
     clock = Clock()
-    board = Scoreboard(3, clock)
+    board = ProgressTracker(3, clock)
     clock.now += 4
     board.waited(1.0)
     arrive(board, steps=800, staleness=2, waited_s=0.5, spent_s=2.0)
@@ -50,7 +50,7 @@ def test_rates_and_shares_are_of_the_time_that_passed():
 
 def test_what_is_long_past_does_not_count_as_recent():
     clock = Clock()
-    board = Scoreboard(3, clock)
+    board = ProgressTracker(3, clock)
     arrive(board, steps=1_000_000, staleness=50)
     moment(board)
     for _ in range(30):
@@ -62,7 +62,7 @@ def test_what_is_long_past_does_not_count_as_recent():
 
 def history():
     clock = Clock()
-    board = Scoreboard(20, clock)
+    board = ProgressTracker(20, clock)
     moments = []
     for step in range(50):
         clock.now += 1
@@ -104,7 +104,7 @@ def test_a_line_says_the_same_without_a_terminal():
 
 
 def test_a_run_without_an_episode_has_a_line_and_a_curve(tmp_path):
-    now = moment(Scoreboard(5))
+    now = moment(ProgressTracker(5))
     assert "return        -" in line(now)
     curve.draw(tmp_path / "none.png", [now], "nothing yet", goal=1.0)
     assert (tmp_path / "none.png").read_bytes()[:4] == b"\x89PNG"

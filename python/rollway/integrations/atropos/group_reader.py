@@ -79,7 +79,7 @@ class GroupReader:
         deadline = None if timeout is None else time.monotonic() + timeout
         while (group := self._pop()) is None:
             try:
-                records = self._server.read_many(self._at_once, self._patience(deadline))
+                records = self._server.read_many(self._at_once, self._wait_s(deadline))
             except WaitTimeout:
                 self._raise_if_over(deadline)
                 continue
@@ -93,7 +93,7 @@ class GroupReader:
         deadline = None if timeout is None else time.monotonic() + timeout
         while (group := self._pop()) is None:
             try:
-                records = await self._server.read_many_async(self._at_once, self._patience(deadline))
+                records = await self._server.read_many_async(self._at_once, self._wait_s(deadline))
             except WaitTimeout:
                 self._raise_if_over(deadline)
                 continue
@@ -149,7 +149,7 @@ class GroupReader:
                 return group
         return None
 
-    def _patience(self, deadline: float | None) -> float | None:
+    def _wait_s(self, deadline: float | None) -> float | None:
         """Until the caller's time is over, or some group's."""
         ends = [assembler.next_deadline_s for assembler in self._by_size.values()]
         if deadline is not None:

@@ -93,18 +93,18 @@ class GroupSender:
             async with self._turn:
                 await self._send_one(key, 0, records[0], version)
                 begun()
-                await _to_the_end(self._send_rest(key, records, version))
+                await _uninterrupted(self._send_rest(key, records, version))
         except PeerDied:
             raise  # there is no learner to be told
         except Exception as error:  # whatever it was, the learner has to know
-            await self._bury(key, version, str(error))
+            await self._send_tombstone(key, version, str(error))
             raise
         return key
 
-    async def bury(self, instance_id: str | int, version: int, reason: str) -> GroupKey:
+    async def tombstone(self, instance_id: str | int, version: int, reason: str) -> GroupKey:
         """Tells the learner that a group of this instance was made, and will not come."""
         key = self._next_key(instance_id)
-        await self._bury(key, version, reason)
+        await self._send_tombstone(key, version, reason)
         return key
 
     def close(self) -> None:
@@ -147,9 +147,9 @@ class GroupSender:
         if not await self._client.send_async(record.data, key=name, metadata=record.metadata, version=version):
             raise RingFull(f"the learner's policy dropped {name}: records of groups need on_full='block'")
 
-    async def _bury(self, key: GroupKey, version: int, reason: str) -> None:
+    async def _send_tombstone(self, key: GroupKey, version: int, reason: str) -> None:
         try:
-            await _to_the_end(self._client.tombstone_async(key.whole, reason[:_LONGEST_REASON], version=version))
+            await _uninterrupted(self._client.tombstone_async(key.whole, reason[:_LONGEST_REASON], version=version))
         except ConnectionClosedError:
             return  # nobody is left to be told
 
@@ -174,7 +174,7 @@ def _bytes_of(record: EncodedRecord) -> int:
     return sum(array.nbytes for array in record.data.values()) + len(record_metadata.encode(record.metadata))
 
 
-async def _to_the_end(work: Coroutine[Any, Any, Any]) -> None:
+async def _uninterrupted(work: Coroutine[Any, Any, Any]) -> None:
     """Waits for something even if this task is cancelled meanwhile; then hands the cancellation on."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

@@ -45,28 +45,28 @@ async def feed(server: RecordServer, reader: GroupReader | None = None) -> None:
             _log.warning("no trainer is registered: group %s is dropped", group.key)
         else:
             try:
-                await api.scored_data(api.ScoredData(**_as_json_could(decode_group(group.records))))
+                await api.scored_data(api.ScoredData(**_check_json(decode_group(group.records))))
             except (InvalidArgument, ValidationError) as error:
                 _log.error("Atropos refuses group %s: %s", group.key, error)
         group.release()  # only now: until it is in the queue, it counts as waiting
 
 
-def _as_json_could(group: dict[str, Any]) -> dict[str, Any]:
+def _check_json(group: dict[str, Any]) -> dict[str, Any]:
     """The group, if JSON can say it."""
     for name, value in group.items():
-        if name not in _WHOLE_NUMBERS and (what := _unsayable(value)) is not None:
+        if name not in _WHOLE_NUMBERS and (what := _not_json(value)) is not None:
             raise InvalidArgument(f"field '{name}' holds {what}, which /batch cannot give to a trainer")
     return group
 
 
-def _unsayable(value: Any) -> str | None:
+def _not_json(value: Any) -> str | None:
     """What JSON has no word for, the first that is found."""
     if isinstance(value, float):
         return None if math.isfinite(value) else str(value)
     if isinstance(value, bytes):
         return "bytes"
     within = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return next((what for one in within if (what := _unsayable(one)) is not None), None)
+    return next((what for one in within if (what := _not_json(one)) is not None), None)
 
 
 async def serve(server: RecordServer, host: str, port: int) -> int:

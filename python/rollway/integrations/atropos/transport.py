@@ -34,7 +34,7 @@ _FORGOTTEN = ("inference_logprobs", "distill_token_ids", "distill_logprobs")
 
 
 @dataclass
-class _Outing:
+class _GroupInProgress:
     """One item on its way through the environment: what it is, and which weights it began with."""
 
     instance_id: str
@@ -50,7 +50,7 @@ class _Outing:
             self.settled += 1
 
 
-_outing: ContextVar[_Outing | None] = ContextVar("rollway_outing", default=None)
+_current_group: ContextVar[_GroupInProgress | None] = ContextVar("rollway_group", default=None)
 _results: ContextVar[list[Any] | None] = ContextVar("rollway_results", default=None)
 
 
@@ -144,7 +144,7 @@ class RollwayTransportMixin:
         except ConnectionClosedError as closed:
             _log.info("the environment ends: %s", closed)
         finally:
-            await self._leave()
+            await self._shut_down()
 
     async def setup_wandb(self) -> None:
         """Without an API server, the project comes from the config."""
@@ -228,16 +228,16 @@ class RollwayTransportMixin:
         if self._rollway_sender is None:
             return await super().handle_env(item_uuid)  # type: ignore[misc]
         item = self.running_items[item_uuid]["item"]
-        with self._out(item) as outing:
+        with self._collecting(item) as in_progress:
             try:
                 collected = await super().handle_env(item_uuid)  # type: ignore[misc]
             except asyncio.CancelledError:
                 if not self._is_tried_again(item, item_uuid):
-                    for _ in range(len(outing.owed) or not outing.settled):
-                        await self._bury(outing, "its worker was cancelled, or took too long")
+                    for _ in range(len(in_progress.owed) or not in_progress.settled):
+                        await self._send_tombstone(in_progress, "its worker was cancelled, or took too long")
                 raise
-            if not outing.settled:
-                await self._bury(outing, "the environment collected nothing")
+            if not in_progress.settled:
+                await self._send_tombstone(in_progress, "the environment collected nothing")
             return collected
 
     async def handle_send_to_api(
@@ -252,13 +252,13 @@ class RollwayTransportMixin:
         if self._rollway_sender is None or not do_send_to_api:
             return await super().handle_send_to_api(*arguments)  # type: ignore[misc]
         groups = scored_data if isinstance(scored_data, list) else [scored_data]
-        with self._out(item) as outing:
-            before, failure = len(outing.sent), None
+        with self._collecting(item) as in_progress:
+            before, failure = len(in_progress.sent), None
             try:
                 await super().handle_send_to_api(*arguments)  # type: ignore[misc]
             except Exception as error:  # noqa: BLE001 (raised below, once the learner knows)
                 failure = error
-            sent = outing.sent[before:]
+            sent = in_progress.sent[before:]
             dropped = [group for group in groups if id(group) not in sent]
             rewritten = len(sent) - (len(groups) - len(dropped))  # the environment sent other objects for these
             for group in dropped[rewritten:]:
@@ -266,7 +266,7 @@ class RollwayTransportMixin:
                     why = self._why_dropped(group, abort_on_any_max_length_exceeded)
                 else:
                     why = f"Atropos could not send it: {failure}"
-                await self._bury(outing, why)
+                await self._send_tombstone(in_progress, why)
         if failure is not None:
             raise failure
 
@@ -275,15 +275,15 @@ class RollwayTransportMixin:
             return await super()._send_scored_data_to_api(scored_data)  # type: ignore[misc]
         failures: list[Exception] = []
         groups = scored_data if isinstance(scored_data, list) else [scored_data]
-        with self._out(None) as outing:
-            outing.sent += map(id, groups)
-            outing.owed |= set(map(id, groups))
+        with self._collecting(None) as in_progress:
+            in_progress.sent += map(id, groups)
+            in_progress.owed |= set(map(id, groups))
             for group in groups:
                 if not self._is_direct:
                     group["env_id"] = self.env_id
-                begun = functools.partial(outing.settle, id(group))
+                begun = functools.partial(in_progress.settle, id(group))
                 try:
-                    await self._rollway_sender.send(group, outing.instance_id, outing.version, begun)
+                    await self._rollway_sender.send(group, in_progress.instance_id, in_progress.version, begun)
                 except PeerDied as error:
                     self._rollway_failure = error
                     raise
@@ -339,28 +339,28 @@ class RollwayTransportMixin:
         return any(kept is item for kept in (*self.backlog, *others))
 
     @contextlib.contextmanager
-    def _out(self, item: Any) -> Iterator[_Outing]:
+    def _collecting(self, item: Any) -> Iterator[_GroupInProgress]:
         """The item that this task is about: known already, or from here on."""
-        outing = _outing.get()
-        if outing is not None:
-            yield outing
+        in_progress = _current_group.get()
+        if in_progress is not None:
+            yield in_progress
             return
         try:
-            outing = _Outing(identity.as_text(self.instance_id(item)), self.weight_version())
+            in_progress = _GroupInProgress(identity.as_text(self.instance_id(item)), self.weight_version())
         except Exception as error:  # no item will have a name: the loop has to end, and not only this worker
             self._rollway_failure = error
             raise
-        before = _outing.set(outing)
+        before = _current_group.set(in_progress)
         try:
-            yield outing
+            yield in_progress
         finally:
-            _outing.reset(before)
+            _current_group.reset(before)
 
-    async def _bury(self, outing: _Outing, reason: str) -> None:
-        outing.settled += 1
+    async def _send_tombstone(self, in_progress: _GroupInProgress, reason: str) -> None:
+        in_progress.settled += 1
         if self._rollway_sender is None or self._rollway_sender.closed:
             return
-        key: GroupKey = await self._rollway_sender.bury(outing.instance_id, outing.version, reason)
+        key: GroupKey = await self._rollway_sender.tombstone(in_progress.instance_id, in_progress.version, reason)
         _log.debug("no group %s: %s", key, reason)
 
     def _why_dropped(self, group: Any, no_overlong: bool) -> str:
@@ -378,7 +378,7 @@ class RollwayTransportMixin:
             return f"a sequence of {max(lengths)} tokens, where fewer than {self.max_token_len} are allowed"
         return "the environment did not send it"
 
-    async def _leave(self) -> None:
+    async def _shut_down(self) -> None:
         """Lets the workers finish what they had begun to send, and closes the client: at the end, and only there."""
         for worker in self.workers:
             worker.cancel()

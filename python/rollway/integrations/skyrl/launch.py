@@ -11,7 +11,7 @@ directory of segments, and sleeps until the kernel tells it of a file, a death o
 run left behind counts as well: environments attach to it, and the trainer goes on with what is in it (with
 ``if_exists=replace`` it could not: run ``rollway gc`` before).
 
-Each side is a process group of its own; what a command leaves behind in it has a moment to end by itself (Python's
+Each process is a process group of its own; what a command leaves behind in it has a moment to end by itself (Python's
 resource tracker, say, which cleans up after the others), and is killed then. If the launcher itself is killed,
 the kernel kills the commands that it started (not what they started). It knows nothing of SkyRL or Atropos.
 """
@@ -43,12 +43,12 @@ from rollway.runner.collector_error import signal_of
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 _IN_CREATE_OR_MOVED_TO = 0x100 | 0x80
-_LINGER_S = 2.0  # how long the rest of a group may outlive its command
+_GROUP_END_S = 2.0  # how long the rest of a group may outlive its command
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(eq=False)
-class Side:
+class LaunchedProcess:
     """One command, running in a process group of its own."""
 
     name: str
@@ -58,7 +58,7 @@ class Side:
     """Whether it was sent a signal, which it may need time to obey."""
 
     @classmethod
-    def start(cls, name: str, command: Sequence[str]) -> Side:
+    def start(cls, name: str, command: Sequence[str]) -> LaunchedProcess:
         """Starts it; `LaunchFailed` if there is no such command."""
         parent = os.getpid()
 
@@ -97,8 +97,8 @@ class Side:
             os.killpg(self.process.pid, number)
 
 
-class Watch:
-    """What the launcher waits for: the end of a side, a new file among the segments, a signal."""
+class ProcessWatch:
+    """What the launcher waits for: the end of a process, a new file among the segments, a signal."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -112,15 +112,15 @@ class Watch:
         self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._pipe[0], selectors.EVENT_READ)
 
-    def add(self, side: Side) -> None:
+    def add(self, process: LaunchedProcess) -> None:
         """Watches for its end too."""
-        self._selector.register(side.pidfd, selectors.EVENT_READ, side)
+        self._selector.register(process.pidfd, selectors.EVENT_READ, process)
 
-    def wait(self, timeout_s: float | None = None) -> list[Side]:
-        """Sleeps until something happens, or the time is over. Gives the sides that have ended."""
+    def wait(self, timeout_s: float | None = None) -> list[LaunchedProcess]:
+        """Sleeps until something happens, or the time is over. Gives the processes that have ended."""
         ended = []
         for ready, _ in self._selector.select(timeout_s):
-            if isinstance(ready.data, Side):
+            if isinstance(ready.data, LaunchedProcess):
                 ready.data.process.wait()
                 self._selector.unregister(ready.fd)
                 ended.append(ready.data)
@@ -136,7 +136,7 @@ class Watch:
         return taken
 
     @contextlib.contextmanager
-    def passing_on(self) -> Iterator[None]:
+    def recording_signals(self) -> Iterator[None]:
         """Within it, SIGINT, SIGTERM and SIGHUP are noted instead of ending the launcher."""
 
         def note(number: int, _frame: FrameType | None) -> None:
@@ -169,40 +169,40 @@ def launch(
     """Runs a trainer and its environments until the trainer ends, or one of them fails. Gives the exit code.
 
     An environment that ends well is left to it: it may have had enough. One that fails ends the launch. Call it from
-    the main thread: SIGINT, SIGTERM and SIGHUP are passed on to both sides while it runs.
+    the main thread: SIGINT, SIGTERM and SIGHUP are passed on to both processes while it runs.
 
     Args:
         trainer_command: Makes the segment. Its exit code is the result; 128 + n if signal n ended it, as in a shell.
         env_commands: Started once the segment is there, each in a process group of its own.
         shm_name: The segment's name.
         ready_timeout_s: How long the trainer may take to make it, before `LaunchFailed`.
-        grace_s: How long a side may take to end after SIGTERM, before it is killed.
+        grace_s: How long a process may take to end after SIGTERM, before it is killed.
     """
     if not (trainer_command and all(env_commands)):
         raise LaunchFailed("a command is empty: nothing was started")
-    watch = Watch()
-    sides: list[Side] = []
+    watch = ProcessWatch()
+    processes: list[LaunchedProcess] = []
 
-    def start(name: str, command: Sequence[str]) -> Side:
-        side = Side.start(name, command)
-        sides.append(side)
-        watch.add(side)
-        return side
+    def start(name: str, command: Sequence[str]) -> LaunchedProcess:
+        process = LaunchedProcess.start(name, command)
+        processes.append(process)
+        watch.add(process)
+        return process
 
-    with watch.passing_on():
+    with watch.recording_signals():
         try:
             trainer = start("trainer", trainer_command)
             if number := _ready(watch, trainer, shm_name, ready_timeout_s):
                 return 128 + number
             for index, command in enumerate(env_commands):
                 start(f"environment {index}" if len(env_commands) > 1 else "environment", command)
-            return _supervise(watch, trainer, sides)
+            return _supervise(watch, trainer, processes)
         finally:
-            _stop(watch, sides, grace_s)
+            _stop(watch, processes, grace_s)
             watch.close()
 
 
-def _ready(watch: Watch, trainer: Side, shm_name: str, timeout_s: float) -> int:
+def _ready(watch: ProcessWatch, trainer: LaunchedProcess, shm_name: str, timeout_s: float) -> int:
     """Waits for the segment. Gives the number of the signal that ended the launch before, or 0."""
     deadline = time.monotonic() + timeout_s
     while not any(one.name == shm_name and one.problem is None for one in segments()):
@@ -210,59 +210,61 @@ def _ready(watch: Watch, trainer: Side, shm_name: str, timeout_s: float) -> int:
         if left <= 0:
             raise LaunchFailed(f"the trainer has not made the segment '{shm_name}' within {timeout_s} s")
         ended = watch.wait(left)
-        if number := _pass_on(watch, [trainer]):
+        if number := _forward_signals(watch, [trainer]):
             return number
         if ended:
             raise LaunchFailed(f"{trainer.ending} before it had made the segment '{shm_name}'")
     return 0
 
 
-def _supervise(watch: Watch, trainer: Side, sides: list[Side]) -> int:
+def _supervise(watch: ProcessWatch, trainer: LaunchedProcess, processes: list[LaunchedProcess]) -> int:
     while True:
         ended = watch.wait()
-        if number := _pass_on(watch, sides):
+        if number := _forward_signals(watch, processes):
             return 128 + number
         if trainer in ended:
             if trainer.process.returncode:
-                _say(trainer.ending)
+                _print(trainer.ending)
             return _code(trainer)
-        for side in ended:
-            _say(side.ending)
-            if side.process.returncode:
-                return _code(side)
+        for process in ended:
+            _print(process.ending)
+            if process.process.returncode:
+                return _code(process)
 
 
-def _pass_on(watch: Watch, sides: list[Side]) -> int:
-    """Gives the signals that came to all sides. The first of them, or 0."""
+def _forward_signals(watch: ProcessWatch, processes: list[LaunchedProcess]) -> int:
+    """Gives the signals that came to all processes. The first of them, or 0."""
     taken = watch.take_signals()
     for number in taken:
-        for side in sides:
-            side.send(number)
+        for process in processes:
+            process.send(number)
     return taken[0] if taken else 0
 
 
-def _stop(watch: Watch, sides: list[Side], grace_s: float) -> None:
+def _stop(watch: ProcessWatch, processes: list[LaunchedProcess], grace_s: float) -> None:
     """Ends every group: asks, unless a signal that was passed on has asked already; waits; lets linger; kills."""
-    running = [side for side in sides if side.process.returncode is None]
-    for side in running:
-        if not side.asked:
-            side.send(signal.SIGTERM)
+    running = [process for process in processes if process.process.returncode is None]
+    for process in running:
+        if not process.asked:
+            process.send(signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while running and (left := deadline - time.monotonic()) > 0:
         ended = watch.wait(left)
-        running = [side for side in running if side not in ended]
-    _linger([side for side in sides if side not in running], min(_LINGER_S, grace_s))
-    for side in sides:
-        if side in running or side.others():  # nobody is left: the number of the group may be another's by now
-            side.send(signal.SIGKILL)
-        side.process.wait()
-        os.close(side.pidfd)
+        running = [process for process in running if process not in ended]
+    _end_groups([process for process in processes if process not in running], min(_GROUP_END_S, grace_s))
+    for process in processes:
+        if process in running or process.others():  # nobody is left: the number of the group may be another's by now
+            process.send(signal.SIGKILL)
+        process.process.wait()
+        os.close(process.pidfd)
 
 
-def _linger(sides: list[Side], limit_s: float) -> None:
+def _end_groups(processes: list[LaunchedProcess], limit_s: float) -> None:
     """Waits for those who are left in the groups of commands that have ended, but not for long."""
     deadline = time.monotonic() + limit_s
-    while (left := deadline - time.monotonic()) > 0 and (pids := [pid for side in sides for pid in side.others()]):
+    while (left := deadline - time.monotonic()) > 0 and (
+        pids := [pid for process in processes for pid in process.others()]
+    ):
         with contextlib.suppress(ProcessLookupError):  # it has just ended: look again
             pidfd = os.pidfd_open(pids[0])
             try:
@@ -282,8 +284,8 @@ def _living(group: int) -> list[int]:
     return living
 
 
-def _code(side: Side) -> int:
-    code = side.process.returncode
+def _code(process: LaunchedProcess) -> int:
+    code = process.process.returncode
     return code if code >= 0 else 128 - code
 
 
@@ -295,7 +297,7 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, from 0 on")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stderr.write(f"rollway launch: {text}\n")
 
 
@@ -310,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--ready-timeout-s", type=_seconds, default=600.0, help="how long the trainer may take to start"
     )
-    parser.add_argument("--grace-s", type=_seconds, default=10.0, help="how long a side may take to end")
+    parser.add_argument("--grace-s", type=_seconds, default=10.0, help="how long a process may take to end")
     given = parser.parse_args(arguments)
     try:
         trainer, *environments = map(shlex.split, [given.trainer, *given.env])
@@ -325,7 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             grace_s=given.grace_s,
         )
     except LaunchFailed as error:
-        _say(str(error))
+        _print(str(error))
         return 1
 
 
