@@ -135,7 +135,7 @@ class Server(Hosting):
         self._check_at_least(at_least, timeout)
         lookout = Lookout(self._bell, timeout, self._troubles)
         while not self.closed:
-            sample = self._consumer.take_in_turn()
+            sample = self._consumer.try_take_in_order()
             if sample is not None:
                 return sample
             if not await lookout.rung():
