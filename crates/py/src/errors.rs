@@ -1,6 +1,6 @@
 //! Turns the core's errors into the exceptions of `rollway.errors`.
 
-use crate::segment::catalog::contents;
+use crate::segment::contents::contents;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use rollway_core::{Error, sys::signals};

@@ -1,7 +1,7 @@
 //! Waiting for a segment to appear, or for a stale one to be replaced, by watching the directory: no polling, and
 //! no sleep that guesses.
 
-use super::{Segment, directory};
+use super::mapping::{Segment, check_name, directory, path_of};
 use crate::error::{Error, Result};
 use crate::sys::signals;
 use crate::sys::wait::Deadline;
@@ -18,7 +18,7 @@ pub fn wait_for(name: &str, deadline: Deadline) -> Result<()> {
 /// Attaches to a segment of this name as soon as there is one. One of another shape in which nobody lives is as good as none:
 /// the learner that is about to start replaces it. What the last attempt met, when the time is over.
 pub fn attach<T>(name: &str, deadline: Deadline, mut attach: impl FnMut() -> Result<T>) -> Result<T> {
-    super::check_name(name)?;
+    check_name(name)?;
     // The watch comes before the look: what appears in between is an event.
     let watch = watch_directory();
     let mut met = None;
@@ -67,7 +67,7 @@ fn is_stale(name: &str) -> bool {
 
 /// Which segment the name leads to, if to any. The kernel gives the number to no other file of the directory soon.
 fn identity(name: &str) -> Option<(u64, i64, u64)> {
-    let stat = rustix::fs::stat(super::path_of(name)).ok()?;
+    let stat = rustix::fs::stat(path_of(name)).ok()?;
     Some((stat.st_ino, stat.st_ctime, stat.st_ctime_nsec as u64))
 }
 

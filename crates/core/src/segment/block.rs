@@ -3,9 +3,10 @@
 //! For those who bring a layout of their own and agree on who writes when: there is no protocol in it, and no wait. The
 //! maker's name lasts until it [unlinks](Block::unlink) it; after the death of everybody the next user collects it.
 
+use super::header::GEOMETRY_WORDS;
+use super::lease::{Role, Seat};
+use super::mapping::{Segment, Spec};
 use crate::error::{Error, Result};
-use crate::segment::header::GEOMETRY_WORDS;
-use crate::segment::{Role, Seat, Segment, Spec};
 use std::ptr::NonNull;
 use std::sync::Arc;
 

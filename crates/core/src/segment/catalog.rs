@@ -2,7 +2,7 @@
 
 use super::header::{SeatRecord, seat_state};
 use super::lease::{self, StaleOwner};
-use super::{PREFIX, Segment, directory, in_directory};
+use super::mapping::{PREFIX, Segment, directory, in_directory, path_of, unix_ns};
 use crate::error::{Error, Result};
 use crate::sys::sync::Ordering;
 use rustix::fs::{self, Mode, OFlags};
@@ -54,7 +54,7 @@ pub(super) fn collect_auto_named() -> Result<()> {
     let mut names = names()?;
     if names.len() > LOOKS {
         names.sort_unstable();
-        let start = super::unix_ns() as usize % names.len();
+        let start = unix_ns() as usize % names.len();
         names.rotate_left(start);
         names.truncate(LOOKS);
     }
@@ -68,9 +68,9 @@ pub(super) fn collect_auto_named() -> Result<()> {
 /// Whether nobody chose the name and nobody seems to live there. From the header and the locks alone, without a mapping.
 fn looks_stale(name: &str) -> bool {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let Ok(file) = fs::open(super::path_of(name), flags, Mode::empty()) else { return false };
+    let Ok(file) = fs::open(path_of(name), flags, Mode::empty()) else { return false };
     let Ok(stat) = fs::fstat(&file) else { return false };
-    Segment::read_header(name, &super::path_of(name), &file, stat.st_size as u64)
+    Segment::read_header(name, &path_of(name), &file, stat.st_size as u64)
         .is_ok_and(|(header, _)| header.auto_named == 1 && !lease::is_held_by_anybody(&file))
 }
 
@@ -106,8 +106,8 @@ fn names() -> Result<Vec<String>> {
 fn describe(name: &str) -> Option<Entry> {
     let unreadable = |problem: String| Entry {
         name: name.to_owned(),
-        bytes: fs::stat(super::path_of(name)).map_or(0, |s| s.st_size as u64),
-        used_bytes: fs::stat(super::path_of(name)).map_or(0, |s| s.st_blocks as u64 * 512),
+        bytes: fs::stat(path_of(name)).map_or(0, |s| s.st_size as u64),
+        used_bytes: fs::stat(path_of(name)).map_or(0, |s| s.st_blocks as u64 * 512),
         kind: 0,
         alive: 0,
         creator_pid: 0,

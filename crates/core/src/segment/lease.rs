@@ -9,7 +9,7 @@
 //! What would break it, and what stands against that:
 //!
 //! * OFD locks belong to the *open file*, which a mapping also keeps alive. So the lease has an open file of its own
-//!   that is never mapped; [`super::Segment`] maps through another.
+//!   that is never mapped; [`Segment`] maps through another.
 //! * A forked child inherits the open file, and would keep its parent's lock alive. A fork handler closes every lease
 //!   in the child, and moves [`generation`], by which every handle of the child notices that it has to sit down anew.
 //! * A descriptor that is open and not yet listed would escape that handler; forks wait while one is.
@@ -30,8 +30,8 @@
 //! those of `net` are taken by threads that hold none of the above, and a forked child does not take them: it has a lane of
 //! its own, or is refused. In `net::WeightSource`, `held` is taken before `reader`.
 
-use super::Segment;
 use super::header::{SeatRecord, seat_state};
+use super::mapping::{Segment, unix_ns};
 use crate::error::{Error, Result};
 use crate::sys::sync::{Ordering, Point, crash_point, fence};
 use rustix::thread::futex;
@@ -465,7 +465,7 @@ impl Seat {
         }
         record.role.store(role as u32, Ordering::Relaxed);
         record.pid.store(std::process::id(), Ordering::Relaxed);
-        record.joined_unix_ns.store(super::unix_ns(), Ordering::Relaxed);
+        record.joined_unix_ns.store(unix_ns(), Ordering::Relaxed);
         record.retries.store(0, Ordering::Relaxed);
         // SYNC seat.state: Release here.
         record.state.store(seat_state::JOINED, Ordering::Release);

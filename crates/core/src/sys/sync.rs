@@ -363,3 +363,21 @@ pub mod fault {
         });
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sleep_ends_for_a_note_only_where_somebody_looks_for_it() {
+        let event = EventCount::default();
+        let sleep =
+            |look: fn() -> bool, time| signals::watched_here(look, || event.wait(event.announce(), time));
+        assert_eq!(sleep(|| true, Duration::from_secs(600)), Woken::Interrupted);
+        assert_eq!(sleep(|| false, signals::NAP * 5 / 2), Woken::Timeout);
+        signals::watched(
+            || true,
+            || assert_eq!(event.wait(event.announce(), Duration::from_millis(1)), Woken::Timeout),
+        );
+    }
+}

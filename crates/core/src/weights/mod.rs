@@ -284,7 +284,8 @@ impl Weights {
 
     /// Takes back what the last holder of a seat left; we hold its lock.
     fn sweep(&self, seat: usize) {
-        recovery::sweep(&self.protocol(), seat);
+        let protocol = self.protocol();
+        recovery::sweep(protocol.control, protocol.pins, seat);
     }
 
     fn damaged(&self, Damage(what): Damage) -> Error {

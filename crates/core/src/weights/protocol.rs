@@ -103,7 +103,7 @@ impl<'a> Protocol<'a> {
                 self.control.write.writer.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed);
             if taking.is_ok() {
                 crash_point(Point::WriterTaken);
-                recovery::discard_unpublished(self);
+                recovery::discard_unpublished(self.control, self.heads);
                 return Ok(());
             }
         }
@@ -128,7 +128,7 @@ impl<'a> Protocol<'a> {
         if let Some(free) = self.unread(latest) {
             return Ok(free);
         }
-        if recovery::clear_dead_pins(self, is_dead) > 0
+        if recovery::clear_dead_pins(self.control, self.pins, is_dead) > 0
             && let Some(free) = self.unread(latest)
         {
             return Ok(free);

@@ -271,3 +271,43 @@ impl Drop for LentPin<'_> {
         self.used.fetch_and(!(1 << self.index), Ordering::Release);
     }
 }
+
+#[cfg(all(test, not(loom), feature = "fault"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_ends_a_read_that_the_writer_overtakes_again_and_again() {
+        use crate::sys::sync::{Ordering, Point, fault};
+        use crate::weights::{Source, Writer};
+        let spec = WeightsSpec {
+            name: None,
+            auto_named: false,
+            schema: br#"{"leaves":[["w","uint8",[8]]],"tree":0}"#,
+            leaf_bytes: &[8],
+            max_buffers: 3,
+            max_peers: 4,
+            checksum: false,
+        };
+        let writer = Writer::open(&spec, IfExists::Fail, 1).unwrap();
+        let (from, mut to) = (1u64, 0u64);
+        // SAFETY: the leaf has eight bytes, as the number has.
+        unsafe { writer.write(&[Source { leaf: 0, from: (&raw const from).cast() }]) }.unwrap();
+        let reader = Reader::attach_to(writer.weights().clone(), 1).unwrap();
+        let weights = writer.weights().clone();
+        // There is a newer version after every copy, and its buffer never holds it.
+        let claim_newer =
+            move || weights.protocol().control.publish.latest.fetch_add(1 << 8, Ordering::Relaxed);
+        claim_newer();
+        fault::on_point(move |at| {
+            if at == Point::LeafHalfCopied {
+                claim_newer();
+            }
+        });
+        let targets = [Target { leaf: 0, to: (&raw mut to).cast() }];
+        // SAFETY: as above.
+        let read = signals::watched_here(|| true, || unsafe { reader.read(&targets, 0) });
+        fault::on_point(|_| {});
+        assert!(matches!(read, Err(Error::Interrupted)), "{read:?}");
+    }
+}

@@ -13,17 +13,16 @@
 //! Nothing here waits for a timer to decide that somebody is dead: the kernel says so ([`crate::segment::lease`]). Every
 //! repair is one CAS from a word that names the dead, or a store by the one writer that there is; each can be done twice.
 
-use super::layout::{ABANDONED, Holder};
-use super::protocol::Protocol;
+use super::layout::{ABANDONED, BufferHead, Control, Holder, Latest, PinLine};
 use crate::segment::Owner;
 use crate::segment::lease::LivenessMemo;
 use crate::sys::sync::Ordering;
 
 /// Clears the pins of readers of whom `is_dead` says so; how many.
-pub fn clear_dead_pins(weights: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> usize {
+pub fn clear_dead_pins(control: &Control, pins: &[PinLine], is_dead: impl Fn(Owner) -> bool) -> usize {
     let mut memo = LivenessMemo::of(is_dead);
     let mut cleared = 0;
-    for pin in weights.pins.iter().flat_map(|line| &line.pins) {
+    for pin in pins.iter().flat_map(|line| &line.pins) {
         let word = pin.load(Ordering::Relaxed);
         if Holder::unpack(word).is_some_and(|holder| memo.is_dead(holder.owner)) {
             // SYNC weights.unpin: as in `Protocol::unpin`, in the name of the dead, whose reads are over. A newcomer to the seat
@@ -31,14 +30,14 @@ pub fn clear_dead_pins(weights: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) 
             cleared += pin.compare_exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() as usize;
         }
     }
-    weights.control.counters.recovered.fetch_add(cleared as u64, Ordering::Relaxed);
+    control.counters.recovered.fetch_add(cleared as u64, Ordering::Relaxed);
     cleared
 }
 
 /// For a new writer: what the last one wrote and did not publish is nobody's (I5).
-pub fn discard_unpublished(weights: &Protocol<'_>) {
-    let published = super::layout::Latest::unpack(weights.control.publish.latest.load(Ordering::Relaxed));
-    for head in weights.heads {
+pub fn discard_unpublished(control: &Control, heads: &[BufferHead]) {
+    let published = Latest::unpack(control.publish.latest.load(Ordering::Relaxed));
+    for head in heads {
         if head.sequence.load(Ordering::Relaxed) > published.version {
             head.sequence.store(0, Ordering::Relaxed);
         }
@@ -46,9 +45,9 @@ pub fn discard_unpublished(weights: &Protocol<'_>) {
 }
 
 /// Takes back what the last holder of a seat left. The caller holds the seat's lock.
-pub fn sweep(weights: &Protocol<'_>, seat: usize) {
-    clear_dead_pins(weights, |owner| owner.seat() == seat);
-    let writer = &weights.control.write.writer;
+pub fn sweep(control: &Control, pins: &[PinLine], seat: usize) {
+    clear_dead_pins(control, pins, |owner| owner.seat() == seat);
+    let writer = &control.write.writer;
     let word = writer.load(Ordering::Relaxed);
     if Holder::unpack(word).is_some_and(|holder| holder.owner.seat() == seat) {
         // SYNC weights.writer: as in `leave_writer`, in the name of the dead.

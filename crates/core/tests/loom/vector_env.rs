@@ -35,7 +35,7 @@ impl Heap {
     fn new(workers: usize, envs: usize) -> Arc<Heap> {
         Arc::new(Heap {
             control: Box::default(),
-            lines: (0..workers).map(|_| Line::default()).collect(),
+            lines: (0..workers).map(|_| WorkerLine::default()).collect(),
             asked: (0..envs).map(|_| AtomicU64::new(0)).collect(),
             answered: (0..envs).map(|_| AtomicU64::new(0)).collect(),
             actions: (0..envs).map(|_| UnsafeCell::new(0)).collect(),

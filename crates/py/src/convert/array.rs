@@ -1,6 +1,6 @@
 //! numpy arrays over memory of a segment. The array keeps its base alive, and the base keeps the mapping.
 
-use crate::convert::plan::Leaf;
+use crate::convert::leaf::Leaf;
 use numpy::npyffi::{self, NpyTypes, PY_ARRAY_API, npy_intp};
 use pyo3::ffi;
 use pyo3::prelude::*;

@@ -1,7 +1,7 @@
 //! The columns of one add: where the bytes of each field are, found natively when they are arrays.
 
 use crate::convert::array::{is_of_type, ndarray_type};
-use crate::convert::plan::Leaf;
+use crate::convert::leaf::Leaf;
 use numpy::npyffi::{self, PY_ARRAY_API, npy_intp};
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::ffi;

@@ -1,20 +1,13 @@
 //! A schema, compiled once: which key, which array, how many bytes. `send` walks it without Python code.
 
 use crate::convert::array;
+use crate::convert::leaf::Leaf;
 use numpy::npyffi::{self, npy_intp};
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// One array of a sample.
-pub struct Leaf {
-    pub descr: Py<PyAny>,
-    pub shape: Vec<npy_intp>,
-    /// Of one sample.
-    pub bytes: usize,
-}
 
 /// The structure around the arrays, as far as it is made of plain dicts, tuples and lists.
 enum Node {

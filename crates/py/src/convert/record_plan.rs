@@ -1,8 +1,8 @@
 //! A record schema, compiled once: which key, which array, how many rows. `send` walks it without Python code.
 
 use crate::convert::array;
+use crate::convert::leaf::Leaf;
 use crate::convert::numbers;
-use crate::convert::plan::Leaf;
 use crate::convert::scalar::Number;
 use numpy::npyffi::{self, npy_intp};
 use pyo3::exceptions::PyRuntimeError;

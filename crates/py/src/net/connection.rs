@@ -1,8 +1,8 @@
 //! `TcpConnection`: what handles of samples and of records over TCP have in common: options, waiting, closing, errors.
 
+use crate::convert::arguments::{deadline, seconds};
 use crate::errors::{blocking, named, to_py};
 use crate::eventfd_waiter::EventfdWaiter;
-use crate::ring::producer::{deadline, seconds};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::Error;

@@ -1,5 +1,6 @@
 //! `TcpRecordSender`: a remote worker's handle for records. `rollway.TcpRecordClient` is its subclass.
 
+use crate::convert::arguments::{check_timeout, deadline};
 use crate::convert::numbers;
 use crate::convert::record_plan::{Parts, RecordPlan, rows_of};
 use crate::errors::{after, blocking, to_py};
@@ -8,8 +9,7 @@ use crate::net::connection::{Connection, DETACH_BYTES, Options, TcpConnection};
 use crate::records::bundle::{Bundle, Versions};
 use crate::records::label::{Label, TOMBSTONE};
 use crate::records::room_hint::RoomHint;
-use crate::records::slot::{Place, RecordDraft, RecordSlot};
-use crate::ring::producer::{check_timeout, deadline};
+use crate::records::slot::{DraftSender, Place, RecordDraft, RecordSlot};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 use rollway_core::Error;
@@ -189,7 +189,7 @@ impl TcpRecordSender {
         });
         room?.map_err(|e| this.no_room(py, e, parts.bytes(), timeout))?;
         let draft = Bound::new(py, RecordDraft::new(parts.bytes()))?;
-        let place = Place::Draft(draft.clone().unbind(), slf.clone().unbind());
+        let place = Place::Draft(draft.clone().unbind(), Box::new(slf.clone().unbind()));
         RecordSlot::new(draft.as_any(), &this.plan, &parts, place, rows, &label)
     }
 
@@ -279,14 +279,17 @@ impl TcpRecordSender {
         }
         self.connection.explain(py, error, timeout)
     }
+}
 
+impl DraftSender for Py<TcpRecordSender> {
     /// Takes a record that lies in one piece.
-    pub fn send_bytes(&self, py: Python<'_>, bytes: &[u8], version: u32, kind: u32) -> PyResult<()> {
+    fn send_bytes(&self, py: Python<'_>, bytes: &[u8], version: u32, kind: u32) -> PyResult<()> {
+        let this = self.get();
         let send = || {
             let write = |room: &mut [u8]| room.copy_from_slice(bytes);
-            self.core.send(bytes.len(), version, kind, Deadline::Never, write)
+            this.core.send(bytes.len(), version, kind, Deadline::Never, write)
         };
-        blocking(py, send)?.map_err(|e| self.connection.explain(py, e, None))
+        blocking(py, send)?.map_err(|e| this.connection.explain(py, e, None))
     }
 }
 

@@ -1,12 +1,12 @@
 //! `TcpSender`: a remote worker's handle. `rollway.TcpClient` is its subclass, so that `send` costs no Python frame.
 
+use crate::convert::arguments::{check_timeout, deadline};
 use crate::convert::numbers;
 use crate::convert::plan::{Expect, Plan};
 use crate::convert::rows::Rows;
 use crate::errors::{after, blocking, to_py};
 use crate::eventfd_waiter::EventfdWaiter;
 use crate::net::connection::{Connection, DETACH_BYTES, Options, TcpConnection};
-use crate::ring::producer::{check_timeout, deadline};
 use pyo3::prelude::*;
 use rollway_core::Error;
 use rollway_core::net::TcpClient as Core;

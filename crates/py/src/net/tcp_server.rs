@@ -1,24 +1,21 @@
 //! `TcpServer`: a TCP transport at work. `rollway.TcpTransport` starts it.
 
+use crate::convert::arguments::seconds;
 use crate::convert::numbers;
 use crate::errors::{blocking, to_py};
-use crate::gil::GilCell;
 use crate::records::consumer::RecordConsumer;
 use crate::ring::consumer::Consumer;
-use crate::ring::producer::seconds;
 use crate::weights::handle::Weights;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
 use rollway_core::net::wire::frame::Content;
-use rollway_core::net::{
-    Ingress, RecordIngress, SampleIngress, ServerStats, ServerTls, TcpServer as Core, TcpServerSpec,
-};
+use rollway_core::net::{Ingress, RecordIngress, SampleIngress, ServerTls, TcpServer as Core, TcpServerSpec};
 use rollway_core::records::Producer as RecordProducer;
 use rollway_core::ring::Producer;
 use rollway_core::ring::producer::ProducerSpec;
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// Where the samples or records go.
 #[derive(FromPyObject)]
@@ -29,32 +26,6 @@ enum Learner<'py> {
 
 /// A client's schema, and whether it is one of weights.
 type ForeignSchema<'py> = (Bound<'py, PyBytes>, bool);
-
-/// The transports of one learner, as far as they are at work.
-pub struct Endpoints(GilCell<Vec<Weak<Core>>>);
-
-impl Default for Endpoints {
-    fn default() -> Endpoints {
-        Endpoints(GilCell::new(Vec::new()))
-    }
-}
-
-impl Endpoints {
-    fn add(&self, py: Python<'_>, endpoint: &Arc<Core>) {
-        let mut endpoints = self.0.replace(py, Vec::new());
-        endpoints.push(Arc::downgrade(endpoint));
-        self.0.replace(py, endpoints);
-    }
-
-    /// How many workers there are, of `seated` producers: a transport sits on one seat for all its connections.
-    pub fn workers(&self, py: Python<'_>, seated: usize) -> usize {
-        let endpoints: Vec<_> =
-            self.0.with(py, |endpoints| endpoints.iter().filter_map(Weak::upgrade).collect());
-        let workers = |stats: ServerStats| stats.connections.saturating_sub(stats.weight_clients) as usize;
-        let connections: usize = endpoints.iter().map(|endpoint| workers(endpoint.stats())).sum();
-        seated.saturating_sub(endpoints.len()) + connections
-    }
-}
 
 /// Listens, lets remote workers write into the ring, or a lane, and gives them weights. Never enters the interpreter.
 #[pyclass(frozen, module = "rollway._core")]

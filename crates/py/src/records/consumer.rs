@@ -1,14 +1,14 @@
 //! `RecordConsumer`: the learner's handle on records. `rollway.RecordServer` owns one.
 
+use crate::convert::arguments::if_exists;
+use crate::convert::arguments::{deadline, on_full, seconds};
 use crate::convert::numbers;
 use crate::convert::record_plan::RecordPlan;
 use crate::errors::{blocking, to_py};
 use crate::eventfd_waiter::EventfdWaiter;
 use crate::gil::GilCell;
-use crate::net::tcp_server::Endpoints;
+use crate::net::endpoints::Endpoints;
 use crate::records::record::Record;
-use crate::ring::consumer::if_exists;
-use crate::ring::producer::{deadline, on_full, seconds};
 use crate::segment::histogram::HistSnapshot;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};

@@ -1,7 +1,7 @@
 //! `Group`: the records of one group, as an assembler hands them over.
 
 use crate::gil::GilCell;
-use crate::records::group_assembler::Held;
+use crate::records::held_record::HeldRecord;
 use crate::records::key as record_key;
 use crate::records::record::Record;
 use pyo3::prelude::*;
@@ -35,7 +35,7 @@ pub struct Group {
 }
 
 impl Group {
-    pub fn of(py: Python<'_>, group: Core<Held>, size: usize) -> PyResult<Group> {
+    pub fn of(py: Python<'_>, group: Core<HeldRecord>, size: usize) -> PyResult<Group> {
         let missing = PyList::empty(py);
         if group.members.len() < size {
             group.missing(size).try_for_each(|repetition| missing.append(repetition))?;
@@ -46,7 +46,7 @@ impl Group {
         }
         let version = group.members.values().map(Member::version).min().unwrap_or(0);
         let Core { name, members, staleness, .. } = group;
-        let records = PyList::new(py, members.into_values().map(Held::into_record))?;
+        let records = PyList::new(py, members.into_values().map(HeldRecord::into_record))?;
         Ok(Group {
             name,
             records: records.unbind(),

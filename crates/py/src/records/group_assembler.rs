@@ -3,46 +3,22 @@
 use crate::convert::numbers;
 use crate::errors::named;
 use crate::records::group::Group;
+use crate::records::held_record::HeldRecord;
 use crate::records::key as record_key;
 use crate::records::record::Record;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use rollway_core::records::groups::{
-    Assembler as Core, Counts, Member, OnIncomplete, OnStale, OutsideGroup, Rules,
-};
+use rollway_core::records::groups::{Assembler as Core, Counts, OnIncomplete, OnStale, OutsideGroup, Rules};
 use rollway_core::sys::clock::monotonic_ns;
 
 /// The repetition of a tombstone that speaks for its whole group.
 const WHOLE_GROUP: i64 = -1;
 
-/// A record in the hands of an assembler.
-pub struct Held(Py<Record>);
-
-impl Held {
-    pub fn into_record(self) -> Py<Record> {
-        self.0
-    }
-}
-
-impl Member for Held {
-    fn version(&self) -> u32 {
-        self.0.get().version()
-    }
-
-    fn release(&self) {
-        Python::attach(|py| self.0.get().release(py));
-    }
-
-    fn is_same(&self, other: &Self) -> bool {
-        self.0.is(&other.0)
-    }
-}
-
 /// Groups in the making. Subclassed in Python.
 #[pyclass(subclass, module = "rollway._core")]
 pub struct Assembler {
-    core: Core<Held>,
+    core: Core<HeldRecord>,
     /// Tells the time in seconds; `None`: CLOCK_MONOTONIC.
     clock: Option<Py<PyAny>>,
 }
@@ -103,7 +79,7 @@ impl Assembler {
         };
         let now_s = self.now(py)?;
         let taken = if !this.is_tombstone() {
-            self.core.add(&name, repetition, Held(record.clone().unbind()), now_s)
+            self.core.add(&name, repetition, HeldRecord::new(&record), now_s)
         } else {
             let reason = tombstone_reason(&record)?;
             let told = if repetition == WHOLE_GROUP {
@@ -153,7 +129,7 @@ impl Assembler {
 
     /// Detaches every record in its hands: they cost their workers nothing any more.
     fn detach(&self, py: Python<'_>) {
-        self.core.members().for_each(|held| held.0.get().detach(py));
+        self.core.members().for_each(|held| held.record().detach(py));
     }
 
     /// Releases everything that is held.

@@ -4,6 +4,7 @@ pub mod bundle;
 pub mod consumer;
 pub mod group;
 pub mod group_assembler;
+pub mod held_record;
 pub mod key;
 pub mod label;
 pub mod producer;

@@ -1,5 +1,6 @@
 //! `RecordProducer`: a worker's handle on its lane. `rollway.ShmRecordClient` is its subclass.
 
+use crate::convert::arguments::{check_timeout, deadline, on_full, seconds};
 use crate::convert::numbers;
 use crate::convert::record_plan::{Parts, RecordPlan, rows_of};
 use crate::errors::{after, blocking, named, to_py};
@@ -10,7 +11,6 @@ use crate::records::consumer::{RecordConsumer, record_stats};
 use crate::records::label::{Label, TOMBSTONE};
 use crate::records::room_hint::RoomHint;
 use crate::records::slot::{Place, RecordMapping, RecordSlot};
-use crate::ring::producer::{check_timeout, deadline, on_full, seconds};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 use rollway_core::Error;

@@ -5,7 +5,6 @@ use crate::convert::numbers;
 use crate::convert::record_plan::{Parts, RecordPlan, rows_of};
 use crate::errors::{named, to_py};
 use crate::gil::GilCell;
-use crate::net::record_client::TcpRecordSender;
 use crate::records::label::Label as RecordLabel;
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
@@ -38,7 +37,12 @@ pub enum Place {
     /// Where it will be read.
     Lane(Reservation<Arc<Core>>),
     /// In memory of this process; it is sent when it is committed.
-    Draft(Py<RecordDraft>, Py<TcpRecordSender>),
+    Draft(Py<RecordDraft>, Box<dyn DraftSender>),
+}
+
+/// Sends a record that was written in memory of this process.
+pub trait DraftSender: Send + Sync {
+    fn send_bytes(&self, py: Python<'_>, bytes: &[u8], version: u32, kind: u32) -> PyResult<()>;
 }
 
 impl Place {
@@ -192,7 +196,7 @@ impl RecordSlot {
             Place::Draft(draft, sender) => {
                 // SAFETY: the draft has at least these bytes, and its arrays are read-only by now.
                 let bytes = unsafe { std::slice::from_raw_parts(draft.get().start(), to.bytes()) };
-                sender.get().send_bytes(py, bytes, version, kind)
+                sender.send_bytes(py, bytes, version, kind)
             }
         }
     }

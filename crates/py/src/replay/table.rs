@@ -1,13 +1,13 @@
 //! `Table`: one participant's handle on a table. `rollway.ReplayBuffer` owns one.
 
+use crate::convert::arguments::deadline;
+use crate::convert::arguments::if_exists;
 use crate::convert::array::{is_of_type, ndarray_type};
 use crate::convert::columns::Columns;
+use crate::convert::leaf::Leaf;
 use crate::convert::numbers;
-use crate::convert::plan::Leaf;
 use crate::errors::{after, blocking, named, to_py};
 use crate::gil::GilCell;
-use crate::ring::consumer::if_exists;
-use crate::ring::producer::deadline;
 use numpy::npyffi::{self, npy_intp};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};

@@ -1,30 +1,26 @@
 //! `Consumer`: the learner's handle. `rollway.Server` owns one.
 
+use crate::convert::arguments::{self, deadline, seconds};
 use crate::convert::numbers;
 use crate::convert::plan::Plan;
 use crate::errors::{blocking, to_py};
 use crate::eventfd_waiter::EventfdWaiter;
-use crate::gil::GilCell;
-use crate::net::tcp_server::Endpoints;
-use crate::ring::producer::{deadline, on_full, seconds};
+use crate::net::endpoints::Endpoints;
+use crate::ring::ring_view::RingView;
 use crate::ring::sample::Sample;
 use crate::segment::histogram::HistSnapshot;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use rollway_core::Error;
-use rollway_core::ring::{Batch as CoreBatch, Consumer as Core, Deadline, IfExists, Ring, RingSpec};
+use rollway_core::ring::{Batch as CoreBatch, Consumer as Core, Deadline, Ring, RingSpec};
 use std::sync::Arc;
 
 /// One consumer of a ring.
 #[pyclass(frozen, module = "rollway._core")]
 pub struct Consumer {
-    core: GilCell<Option<Arc<Core>>>,
-    ring: Arc<Ring>,
+    view: Arc<RingView>,
     plan: Py<Plan>,
     name: Option<String>,
     writable: bool,
-    /// The transports that feed the ring from elsewhere.
-    endpoints: Endpoints,
 }
 
 #[pymethods]
@@ -56,15 +52,13 @@ impl Consumer {
             batch_size,
             num_buffers,
             max_peers,
-            on_full: self::on_full(on_full)?,
+            on_full: arguments::on_full(on_full)?,
             huge_pages,
         };
-        let if_exists = self::if_exists(if_exists)?;
+        let if_exists = arguments::if_exists(if_exists)?;
         let peer_timeout = peer_timeout_s.map(seconds).transpose()?;
         let core = blocking(py, || Core::open(&spec, if_exists, peer_timeout))?.map_err(|e| to_py(py, e))?;
-        let ring = core.ring().clone();
-        let (core, endpoints) = (GilCell::new(Some(Arc::new(core))), Endpoints::default());
-        Ok(Consumer { core, ring, plan, name, writable, endpoints })
+        Ok(Consumer { view: Arc::new(RingView::new(core)), plan, name, writable })
     }
 
     /// Waits for a batch. `None` when there is none and `timeout` is 0. Raises `ConnectionClosedError` once the ring is
@@ -108,7 +102,7 @@ impl Consumer {
 
     /// Leaves; the last consumer takes the name away and wakes everybody.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        match self.core.replace(py, None) {
+        match self.view.take_core(py) {
             Some(core) => core.close().map_err(|e| to_py(py, e)),
             None => Ok(()),
         }
@@ -116,7 +110,7 @@ impl Consumer {
 
     #[getter]
     fn closed(&self, py: Python<'_>) -> bool {
-        self.core.with(py, Option::is_none) || self.ring.is_closed()
+        self.view.is_closed(py)
     }
 
     #[getter]
@@ -138,28 +132,28 @@ impl Consumer {
     /// Living producers, here and at the other end of connections, and the pids of those who died without closing.
     fn producers(&self, py: Python<'_>) -> PyResult<(usize, Vec<u32>)> {
         let census = self.core(py)?.producers();
-        Ok((self.workers(py, census.alive), census.died))
+        Ok((self.view.workers(py, census.alive), census.died))
     }
 
     /// Those who have slots reserved: `(pid, slots)`.
     fn writers(&self) -> Vec<(u32, usize)> {
-        self.ring.writers()
+        self.ring().writers()
     }
 
     /// Where the ring lies in this process: address and bytes.
     fn memory(&self) -> (usize, usize) {
-        let (body, bytes) = self.ring.segment().body();
+        let (body, bytes) = self.ring().segment().body();
         (body.as_ptr() as usize, bytes)
     }
 
     /// Plain numbers about the ring.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        ring_stats(py, &self.ring)
+        ring_stats(py, self.ring())
     }
 
     /// How long things take: copying a sample, a batch's dwelling in the ring, the learner's waiting.
     fn histograms<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let control = self.ring.protocol().control;
+        let control = self.ring().protocol().control;
         let histograms = PyDict::new(py);
         for (name, histogram) in
             [("memcpy", &control.memcpy), ("queue_dwell", &control.dwell), ("wait", &control.wait)]
@@ -170,7 +164,7 @@ impl Consumer {
     }
 
     fn reset_histograms(&self) {
-        let control = self.ring.protocol().control;
+        let control = self.ring().protocol().control;
         control.memcpy.reset();
         control.dwell.reset();
         control.wait.reset();
@@ -183,37 +177,20 @@ impl Consumer {
         taken: rollway_core::Result<Option<CoreBatch<Arc<Core>>>>,
     ) -> PyResult<Option<Sample>> {
         let (this, batch) = (slf.get(), taken.map_err(|e| to_py(slf.py(), e))?);
-        batch.map(|batch| Sample::of(slf, this.plan.get(), batch, this.writable)).transpose()
+        batch.map(|batch| Sample::of(slf.py(), &this.view, this.plan.get(), batch, this.writable)).transpose()
     }
 
     pub fn ring(&self) -> &Ring {
-        &self.ring
+        self.view.ring()
     }
 
     /// The transports that feed the ring.
     pub fn endpoints(&self) -> &Endpoints {
-        &self.endpoints
-    }
-
-    /// How many workers there are, of `seated` producers.
-    pub fn workers(&self, py: Python<'_>, seated: usize) -> usize {
-        self.endpoints.workers(py, seated)
+        self.view.endpoints()
     }
 
     pub fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
-        self.core.with(py, |core| core.clone()).ok_or_else(|| to_py(py, Error::Closed))
-    }
-}
-
-/// What to do when the name is taken.
-pub fn if_exists(choice: &str) -> PyResult<IfExists> {
-    match choice {
-        "resume" => Ok(IfExists::Resume),
-        "replace" => Ok(IfExists::Replace),
-        "error" => Ok(IfExists::Fail),
-        other => Err(pyo3::exceptions::PyValueError::new_err(format!(
-            "if_exists is '{other}'; it must be 'resume', 'replace' or 'error'"
-        ))),
+        self.view.core(py)
     }
 }
 

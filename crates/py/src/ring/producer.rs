@@ -1,5 +1,6 @@
 //! `Producer`: a worker's handle. `rollway.ShmClient` is its subclass, so that `send` costs no Python frame.
 
+use crate::convert::arguments::{check_timeout, deadline, on_full, seconds};
 use crate::convert::numbers;
 use crate::convert::plan::{Expect, Plan};
 use crate::convert::rows::Rows;
@@ -17,7 +18,6 @@ use rollway_core::ring::{Deadline, OnFull, Producer as Core, Slot as CoreSlot};
 use rollway_core::segment::arrival;
 use rollway_core::sys::clock::monotonic_ns;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Copies larger than this let other threads of the interpreter run meanwhile.
 const DETACH_BYTES: usize = 256 * 1024;
@@ -32,40 +32,6 @@ pub struct Producer {
     mapping: Py<Mapping>,
     name: String,
     sample_bytes: usize,
-}
-
-/// A timeout in seconds, as Python gives it.
-pub fn deadline(timeout: Option<f64>) -> PyResult<Deadline> {
-    Ok(Deadline::after(timeout.map(seconds).transpose()?))
-}
-
-/// Refuses what is no timeout, also where nobody will wait.
-#[inline]
-pub fn check_timeout(timeout: Option<f64>) -> PyResult<()> {
-    match timeout {
-        Some(value) if value.is_nan() || value < 0.0 => seconds(value).map(drop),
-        _ => Ok(()),
-    }
-}
-
-pub fn seconds(value: f64) -> PyResult<Duration> {
-    if value.is_nan() || value < 0.0 {
-        let message = format!("a timeout must be a number of seconds >= 0 or None, not {value}");
-        return Err(Python::attach(|py| named(py, "InvalidArgument", message)));
-    }
-    Ok(Duration::try_from_secs_f64(value).unwrap_or(Duration::MAX))
-}
-
-pub fn on_full(policy: &str) -> PyResult<OnFull> {
-    match policy {
-        "block" => Ok(OnFull::Block),
-        "drop_oldest" => Ok(OnFull::DropOldest),
-        "drop_newest" => Ok(OnFull::DropNewest),
-        "error" => Ok(OnFull::Error),
-        _ => Err(pyo3::exceptions::PyValueError::new_err(format!(
-            "on_full is '{policy}'; it must be 'block', 'drop_oldest', 'drop_newest' or 'error'"
-        ))),
-    }
 }
 
 /// Waits for room and claims it, with the GIL released. The outer error is Ctrl-C's.

@@ -2,7 +2,7 @@
 
 use crate::convert::plan::Plan;
 use crate::ring::batch::Batch;
-use crate::ring::consumer::Consumer;
+use crate::ring::ring_view::RingView;
 use crate::ring::sample_info::SampleInfo;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -28,15 +28,15 @@ pub struct Sample {
 
 impl Sample {
     /// Wraps a batch that was taken: builds the views and notes the stamps.
-    pub fn of<'py>(
-        consumer: &Bound<'py, Consumer>,
+    pub fn of(
+        py: Python<'_>,
+        view: &Arc<RingView>,
         plan: &Plan,
         batch: CoreBatch<Arc<Core>>,
         writable: bool,
     ) -> PyResult<Sample> {
-        let py = consumer.py();
         let runs = batch.runs();
-        let info = Py::new(py, SampleInfo::of(consumer, &batch, &runs))?;
+        let info = Py::new(py, SampleInfo::of(view, &batch, &runs))?;
         let room = Bound::new(py, Batch::new(batch))?;
         // What cannot be built goes back, unread: nothing is lost.
         let tree = Batch::tree(&room, plan, &runs, writable).inspect_err(|_| room.get().give_back(py))?;

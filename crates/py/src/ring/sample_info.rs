@@ -1,6 +1,6 @@
 //! `SampleInfo`: who made the samples of a batch, and how the ring is doing.
 
-use crate::ring::consumer::Consumer;
+use crate::ring::ring_view::RingView;
 use crate::segment::histogram::HistSnapshot;
 use numpy::PyArray1;
 use pyo3::prelude::*;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// them, not when the batch was taken.
 #[pyclass(frozen, module = "rollway")]
 pub struct SampleInfo {
-    consumer: Py<Consumer>,
+    view: Arc<RingView>,
     stamps: Vec<Stamp>,
     /// Counted from 1 over the life of the ring.
     #[pyo3(get)]
@@ -28,18 +28,14 @@ pub struct SampleInfo {
 }
 
 impl SampleInfo {
-    pub fn of(
-        consumer: &Bound<'_, Consumer>,
-        batch: &CoreBatch<Arc<Core>>,
-        runs: &[(usize, usize)],
-    ) -> SampleInfo {
+    pub fn of(view: &Arc<RingView>, batch: &CoreBatch<Arc<Core>>, runs: &[(usize, usize)]) -> SampleInfo {
         let stamps = batch.stamps(runs);
         if let Some(oldest) = stamps.first() {
             batch.record_dwell(oldest);
         }
-        let (size, consumer) = (stamps.len(), consumer.clone().unbind());
+        let (size, view) = (stamps.len(), view.clone());
         let (batch_number, buffer) = batch.number();
-        SampleInfo { consumer, stamps, batch_number, buffer, size }
+        SampleInfo { view, stamps, batch_number, buffer, size }
     }
 
     fn column<'py, T: numpy::Element>(
@@ -80,20 +76,19 @@ impl SampleInfo {
     /// Committed samples that wait in the ring.
     #[getter]
     fn store_size(&self) -> usize {
-        self.consumer.get().ring().census().ready_samples
+        self.view.ring().census().ready_samples
     }
 
     /// Workers attached and alive, on this machine and over the network.
     #[getter]
     fn active_connections(&self, py: Python<'_>) -> PyResult<usize> {
-        let consumer = self.consumer.get();
-        Ok(consumer.workers(py, consumer.core(py)?.producers().alive))
+        Ok(self.view.workers(py, self.view.core(py)?.producers().alive))
     }
 
     /// Full batches that wait. There are no other queues in shared memory.
     #[getter]
     fn queue_depth_sum(&self) -> usize {
-        self.consumer.get().ring().census().ready_batches
+        self.view.ring().census().ready_batches
     }
 
     /// As `queue_depth_sum`: there is one queue.
@@ -105,13 +100,13 @@ impl SampleInfo {
     /// How often a producer had to wait for room.
     #[getter]
     fn push_blocked_count(&self) -> u64 {
-        self.consumer.get().ring().totals().blocked
+        self.view.ring().totals().blocked
     }
 
     /// Samples committed since the ring was made, and not dropped: used, in the learners' hands, and waiting.
     #[getter]
     fn samples_inserted_total(&self) -> u64 {
-        let ring = self.consumer.get().ring();
+        let ring = self.view.ring();
         let contents = ring.census();
         ring.totals().samples_released + (contents.held_samples + contents.ready_samples) as u64
     }
@@ -119,19 +114,19 @@ impl SampleInfo {
     /// How often a sleeping learner was woken.
     #[getter]
     fn notify_count(&self) -> u32 {
-        self.consumer.get().ring().protocol().control.readable.count()
+        self.view.ring().protocol().control.readable.count()
     }
 
     /// Slots claimed: inserted samples, and those given back.
     #[getter]
     fn cas_success_total(&self) -> u64 {
-        self.samples_inserted_total() + self.consumer.get().ring().totals().aborted
+        self.samples_inserted_total() + self.view.ring().totals().aborted
     }
 
     /// Claims that another producer won first.
     #[getter]
     fn cas_failure_total(&self) -> u64 {
-        self.consumer.get().ring().totals().claim_retries
+        self.view.ring().totals().claim_retries
     }
 
     /// As `cas_failure_total`: a lost claim is tried again on the next slot.
@@ -143,19 +138,19 @@ impl SampleInfo {
     /// How long copying a sample into its slot took, in all producers (one send in 64 is timed).
     #[getter]
     fn memcpy(&self) -> HistSnapshot {
-        self.consumer.get().ring().protocol().control.memcpy.snapshot().into()
+        self.view.ring().protocol().control.memcpy.snapshot().into()
     }
 
     /// How long the first sample of a batch waited from its commit until the batch was taken.
     #[getter]
     fn queue_dwell(&self) -> HistSnapshot {
-        self.consumer.get().ring().protocol().control.dwell.snapshot().into()
+        self.view.ring().protocol().control.dwell.snapshot().into()
     }
 
     /// How long the learner waited for a batch, when it had to.
     #[getter]
     fn wait(&self) -> HistSnapshot {
-        self.consumer.get().ring().protocol().control.wait.snapshot().into()
+        self.view.ring().protocol().control.wait.snapshot().into()
     }
 
     fn __repr__(&self) -> String {

@@ -1,27 +1,13 @@
 //! Functions over all segments of this user: what is there, and removing what nobody lives in.
 
 use crate::errors::to_py;
+use crate::segment::contents::contents;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::net::wire::token_file;
-use rollway_core::segment::block;
 use rollway_core::segment::catalog::{self, Entry};
 use rollway_core::segment::memory;
-use rollway_core::{records, replay, ring, vector_env, weights};
 use std::path::PathBuf;
-
-/// What a segment holds, for people: in a word, and with whose it is.
-pub fn contents(kind: u32) -> (&'static str, &'static str) {
-    match kind {
-        ring::layout::KIND => ("ring", "the samples of a Server (ShmClient)"),
-        records::layout::KIND => ("records", "the records of a RecordServer (ShmRecordClient)"),
-        weights::layout::KIND => ("weights", "weights (SharedWeightSync)"),
-        replay::layout::KIND => ("table", "rows to sample (ReplayBuffer)"),
-        vector_env::layout::KIND => ("vector env", "a vector environment"),
-        block::KIND => ("block", "a block of plain memory"),
-        _ => ("unknown", "something that this version does not know"),
-    }
-}
 
 fn describe<'py>(py: Python<'py>, entry: &Entry) -> PyResult<Bound<'py, PyDict>> {
     let row = PyDict::new(py);

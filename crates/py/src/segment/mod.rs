@@ -2,4 +2,5 @@
 
 pub mod block;
 pub mod catalog;
+pub mod contents;
 pub mod histogram;

@@ -1,7 +1,7 @@
 //! `EnvCaller`: the caller's handle on environments in worker processes. `rollway.vector_env` owns one.
 
+use crate::convert::arguments::{deadline, seconds};
 use crate::errors::{blocking, named, to_py};
-use crate::ring::producer::{deadline, seconds};
 use crate::segment::block::view;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;

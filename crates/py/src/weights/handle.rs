@@ -1,9 +1,9 @@
 //! `Weights`: one process's handle on weights in shared memory. `rollway.SharedWeightSync` is built on it.
 
+use crate::convert::arguments::{deadline, seconds};
 use crate::convert::numbers;
 use crate::errors::{blocking, named, to_py};
 use crate::gil::GilCell;
-use crate::ring::producer::{deadline, seconds};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;

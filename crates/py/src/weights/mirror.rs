@@ -1,8 +1,8 @@
 //! `WeightMirror`: a worker's copy of weights on another host. `rollway.TcpWeights` is built on it.
 
+use crate::convert::arguments::{deadline, seconds};
 use crate::convert::numbers;
 use crate::errors::{blocking, named, to_py};
-use crate::ring::producer::{deadline, seconds};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;

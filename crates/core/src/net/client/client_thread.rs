@@ -3,11 +3,10 @@
 //! It sleeps on the socket and on the client's wakeup descriptor, never with the lock held. What it meets it leaves in the shared
 //! state, and wakes those who wait.
 
-use super::dial::{
-    ATTEMPT, FIRST_PAUSE, Failure, GOODBYE_TIMEOUT, LONGEST_PAUSE, SHORT_PAUSE, TIME_IS_UP, dial,
-};
-use super::handle::{Ended, LearnerReport, Shared, State};
+use super::dial::{ATTEMPT, FIRST_PAUSE, GOODBYE_TIMEOUT, LONGEST_PAUSE, SHORT_PAUSE, TIME_IS_UP, dial};
+use super::failure::Failure;
 use super::link::wait_ready;
+use super::shared::{Ended, LearnerReport, Shared, State};
 use crate::net::wire::frame::{
     GoodbyeReason, HEADER_BYTES, Header, Hello, Kind, MAX_TEXT_BYTES, News, Welcome, goodbye,
 };

@@ -6,6 +6,7 @@
 //! A client that was given no token looks for the one of its own user's learner, at the address that it is connected to, anew with
 //! each connection: a learner that came back has another one.
 
+use super::failure::Failure;
 use super::link::{Link, wait_ready};
 use super::lookup::Resolver;
 use crate::error::Error;
@@ -103,32 +104,6 @@ impl Connector {
         while Instant::now() < until && !self.is_closing() {
             let _ = wait_ready(None, &self.wakeup, false, Some(until));
         }
-    }
-}
-
-/// Why there is no connection.
-#[derive(Debug)]
-pub enum Failure {
-    /// May be better later.
-    Passing(String),
-    /// The same, but it only says that the time was over: a reason from before says more.
-    Late(String),
-    /// The client is being closed.
-    Cancelled,
-    Token(String),
-    /// The learner's schema.
-    Schema(Vec<u8>),
-    /// The learner takes records, and we have samples; or the like.
-    Content(String),
-    Protocol(String),
-    Tls(String),
-    /// The learner does not want us any more.
-    Final(String),
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Failure {
-        Failure::Passing(error.to_string())
     }
 }
 

@@ -5,7 +5,7 @@
 //! closed first, the thread ends with the resolver's own timeout (`timeout` and `attempts` in resolv.conf). What is an address
 //! already is asked of nobody.
 
-use super::dial::Failure;
+use super::failure::Failure;
 use super::link::wait_ready;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};

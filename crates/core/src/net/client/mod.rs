@@ -2,14 +2,17 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | `shared` | what the thread and the callers share |
 //! | `handle` | [`Client`]: what callers hold, whatever they send |
 //! | `sample_client`, `record_client`, `packing` | [`TcpClient`], [`TcpRecordClient`]: what goes into their frames |
 //! | `outbound` | frames that are not acknowledged |
 //! | `client_thread` | the thread that connects, sends and reads the answers |
 //! | `dial`, `lookup`, `link` | names to addresses, addresses to connections; one connection |
+//! | `failure` | why there is no connection |
 
 mod client_thread;
 pub(super) mod dial;
+pub(super) mod failure;
 mod handle;
 pub(super) mod link;
 mod lookup;
@@ -17,7 +20,9 @@ mod outbound;
 mod packing;
 mod record_client;
 mod sample_client;
+mod shared;
 
-pub use handle::{Client, TcpClientSpec};
+pub use handle::Client;
 pub use record_client::TcpRecordClient;
 pub use sample_client::TcpClient;
+pub use shared::TcpClientSpec;

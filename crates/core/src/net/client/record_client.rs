@@ -1,7 +1,8 @@
 //! `TcpRecordClient`: sends records, each of its own size, into the lane of a learner's transport.
 
-use super::handle::{Client, TcpClientSpec};
+use super::handle::Client;
 use super::packing::Layout;
+use super::shared::TcpClientSpec;
 use crate::error::{Error, Result};
 use crate::net::wire::frame::{Entry, News};
 use crate::records::Outgoing;

@@ -1,7 +1,8 @@
 //! `TcpClient`: sends samples of one size into a learner's ring.
 
-use super::handle::{Client, TcpClientSpec};
+use super::handle::Client;
 use super::packing::Layout;
+use super::shared::TcpClientSpec;
 use crate::error::{Error, Result};
 use crate::net::wire::limits::{FRAME_BYTES, MAX_FRAME_ROWS, check_sample_bytes};
 use crate::ring::Deadline;
