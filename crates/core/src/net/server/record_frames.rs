@@ -7,7 +7,8 @@
 //! A part that arrives slowly holds its room for a moment only (C4). Then its whole records are committed, the next one goes on in staging memory
 //! until it is whole, and the room of the others is given back: they are a part of their own later.
 
-use super::connection::{Connection, End, LOOK, closed, too_slow};
+use super::connection::{Connection, LOOK};
+use super::end::{End, closed, too_slow};
 use super::frame_scatter::Span;
 use super::record_ingress::{RecordIngress, Room};
 use super::session::Progress;
