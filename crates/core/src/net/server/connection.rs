@@ -15,24 +15,24 @@
 //!     the future that places the frame.
 //! C5  A client gets on, or is cut: each `frame_timeout` brings [`PROGRESS_BYTES`], or the rest of the frame.
 
+use super::end::{End, HAS_CLOSED, Never, evicted, too_slow};
 use super::frame_scatter::FrameScatter;
 use super::handshake::authenticate;
 use super::header_reader::{HeaderReader, budget, goodbye, skip};
 use super::ingress::Ingress;
 use super::room_waiter::RoomWaiter;
 use super::session::Progress;
+use super::shared::{Admission, FIRST_CREDIT, Shared};
 use super::staging::StagingRoom;
 use super::stream::{FrameStream, Stream};
-use super::tcp_server::{Admission, Shared};
 use super::weight_frames::{serve_weights, weights_ended};
-use crate::error::Error;
 use crate::net::wire::frame;
 use crate::net::wire::frame::{
-    Content, Damage, GoodbyeReason, HEADER_BYTES, Header, Hello, Kind, MAX_SCHEMA_BYTES, Refusal, Welcome,
+    Content, GoodbyeReason, HEADER_BYTES, Header, Hello, Kind, MAX_SCHEMA_BYTES, Refusal, Welcome,
 };
 use crate::net::wire::limits::{SILENCES, give_up_after};
 use crate::net::wire::stats::add;
-use std::io::{self, ErrorKind, IoSliceMut};
+use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -48,41 +48,6 @@ const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 const PROGRESS_BYTES: usize = 64 * 1024;
 /// How often the staging memory is told how far a frame is.
 const NOTE: Duration = Duration::from_millis(100);
-/// Frames that a client may have under way before the first acknowledgement, and while others wait for room.
-pub const FIRST_CREDIT: u32 = 4;
-
-/// Why a connection ends.
-#[derive(Debug)]
-pub enum End {
-    /// Not one of ours: not a word.
-    Stranger,
-    /// The socket failed, or the client hung up: there is nobody to tell.
-    Broken,
-    Damaged(String),
-    /// A record does not fit the schema.
-    Malformed(String),
-    /// With the client's schema, and of what it is one, where that is the reason.
-    Refused(Refusal, String, Option<(Content, Vec<u8>)>),
-    Goodbye(GoodbyeReason, String),
-}
-
-impl From<io::Error> for End {
-    /// A host that is gone is met here as well, if the kernel noticed first ([`crate::net::wire::limits::give_up_after`]): with what it
-    /// heard of the way there, or with a timeout.
-    fn from(error: io::Error) -> End {
-        match error.kind() {
-            ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => silent(),
-            _ => End::Broken,
-        }
-    }
-}
-
-impl From<Damage> for End {
-    fn from(damage: Damage) -> End {
-        End::Damaged(damage.to_string())
-    }
-}
-
 /// Does `work`, unless something ends it.
 async fn until_end<T>(
     work: impl Future<Output = Result<T, End>>,
@@ -189,8 +154,6 @@ async fn say_goodbye(mut wire: FrameStream, end: &End, server: &Shared) {
     })
     .await;
 }
-
-pub type Never = std::convert::Infallible;
 
 /// From the hello on: finds the session, waits until it is ours, and serves it.
 async fn serve_session(
@@ -485,30 +448,4 @@ impl Connection<'_> {
         }
         Ok(())
     }
-}
-
-const HAS_CLOSED: &str = "the learner has closed, and takes nothing more";
-
-/// The end of a connection whose ring or lane is closed, or damaged.
-pub fn closed(error: Error) -> End {
-    let text = match error {
-        Error::Closed => HAS_CLOSED.to_owned(),
-        other => other.to_string(),
-    };
-    End::Goodbye(GoodbyeReason::RingClosed, text)
-}
-
-pub fn too_slow() -> End {
-    End::Goodbye(GoodbyeReason::TooSlow, "a frame was not finished in time".to_owned())
-}
-
-/// The end of a connection whose frame was given up for faster ones.
-fn evicted() -> End {
-    let text =
-        "the learner had too little memory for frames that arrive slowly, and this one was the slowest";
-    End::Goodbye(GoodbyeReason::TooSlow, text.to_owned())
-}
-
-pub fn silent() -> End {
-    End::Goodbye(GoodbyeReason::Silent, "nothing was heard of the client".to_owned())
 }

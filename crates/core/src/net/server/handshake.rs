@@ -13,7 +13,7 @@
 //! Before the proof a peer learns the protocol version and that a token is asked for; [`crate::net::wire::token`] says why it learns nothing
 //! about the token. All of it has one deadline.
 
-use super::connection::End;
+use super::end::End;
 use super::guesses::Guesses;
 use super::stream::FrameStream;
 use crate::net::wire::frame::{

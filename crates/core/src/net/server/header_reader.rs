@@ -2,9 +2,9 @@
 //!
 //! Every future here may be dropped at any await: what was read stays.
 
-use super::connection::{End, silent, too_slow};
+use super::end::{End, silent, too_slow};
+use super::shared::TcpServerSpec;
 use super::stream::FrameStream;
-use super::tcp_server::TcpServerSpec;
 use crate::net::wire::frame::{Damage, GoodbyeReason, HEADER_BYTES, Header};
 use crate::net::wire::limits::SILENCES;
 use std::io::{self, IoSliceMut};

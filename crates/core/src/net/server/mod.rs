@@ -2,7 +2,8 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `tcp_server`, `connection` | [`TcpServer`]: its threads and limits; one connection |
+//! | `tcp_server`, `connection` | [`TcpServer`]: its threads; one connection |
+//! | `shared`, `end` | what the tasks of a server share; why a connection ends |
 //! | `handshake`, `guesses` | who is let in; addresses that guess tokens |
 //! | `header_reader`, `stream` | frame headers from a socket; bytes from and to it, with or without TLS |
 //! | `ingress` | what a server feeds: a ring or a lane |
@@ -14,6 +15,7 @@
 //! | `weight_source`, `weight_frames` | weights, from shared memory to the socket |
 
 mod connection;
+mod end;
 mod frame_scatter;
 mod guesses;
 mod handshake;
@@ -25,6 +27,7 @@ pub mod room_waiter;
 mod sample_frames;
 pub mod sample_ingress;
 mod session;
+mod shared;
 mod staging;
 mod stream;
 mod tcp_server;
@@ -34,4 +37,5 @@ mod weight_source;
 pub use ingress::Ingress;
 pub use record_ingress::RecordIngress;
 pub use sample_ingress::SampleIngress;
-pub use tcp_server::{Refused, TcpServer, TcpServerSpec};
+pub use shared::{Refused, TcpServerSpec};
+pub use tcp_server::TcpServer;

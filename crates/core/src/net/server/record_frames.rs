@@ -10,7 +10,8 @@
 //! The policy drops a record, or older ones in favour of it, only when all bytes before its end have arrived, or when it is
 //! the first of its part. What is dropped is counted when it is settled, because a part may be placed again.
 
-use super::connection::{Connection, End, LOOK, closed, too_slow};
+use super::connection::{Connection, LOOK};
+use super::end::{End, closed, too_slow};
 use super::frame_scatter::Span;
 use super::record_ingress::{RecordIngress, Room};
 use super::session::Progress;

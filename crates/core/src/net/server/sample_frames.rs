@@ -1,11 +1,13 @@
 //! A frame of samples on the server: its rows claim slots of the ring, land in them, and are committed. A frame that arrives
 //! slowly is staged, and claims slots when all of it is there.
 
-use super::connection::{Connection, End, FIRST_CREDIT, LOOK, closed};
+use super::connection::{Connection, LOOK};
+use super::end::{End, closed};
 use super::frame_scatter::{FrameScatter, Span};
 use super::room_waiter::Place;
 use super::sample_ingress::SampleIngress;
 use super::session::Progress;
+use super::shared::FIRST_CREDIT;
 use crate::error::Error;
 use crate::net::wire::frame::Header;
 use crate::net::wire::stats::add;

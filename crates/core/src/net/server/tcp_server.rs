@@ -6,34 +6,30 @@
 //! Those who have not proved themselves yet are *unauthenticated*. When there are as many connections as allowed, a
 //! newcomer takes the place of the oldest unauthenticated one; so strangers that only connect keep nobody out.
 
-use super::connection::{self, End, FIRST_CREDIT};
+use super::connection;
 use super::guesses::Guesses;
 use super::ingress::Ingress;
 use super::session::Sessions;
+use super::shared::{Admission, Refused, Shared, TcpServerSpec, lock};
 use super::staging::Staging;
 use super::weight_source::WeightSource;
 use crate::error::{Error, Result};
-use crate::net::wire::frame::{Content, GoodbyeReason, Refusal};
 use crate::net::wire::limits::{check_sample_bytes, within_reason};
 use crate::net::wire::stats::{ServerCounters, ServerStats, add};
 use crate::net::wire::tls::ServerTls;
 use crate::net::wire::token::Token;
 use crate::net::wire::token_file::{self, TokenFile};
 use crate::net::{Endpoint, Transport};
-use crate::sys::clock::monotonic_ns;
 use crate::sys::close_on_fork::CloseOnFork;
 use crate::weights::Weights;
-use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc as std_mpsc};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, mpsc as std_mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::LocalSet;
 
-/// For how long all connections stage their frames after one was late.
-const LATE: Duration = Duration::from_secs(1);
 /// Shorter ones can be guessed.
 const SHORTEST_TOKEN: usize = 16;
 /// After a failed `accept` (too many open files), the next try.
@@ -45,244 +41,9 @@ const STOP_LIMIT: Duration = Duration::from_secs(2);
 const MORE_PORTS: usize = 64;
 const PORT_LIMIT: Duration = Duration::from_secs(5);
 
-/// What a TCP transport should be. `..TcpServerSpec::default()` fills in the rest.
-#[derive(Debug, Clone)]
-pub struct TcpServerSpec {
-    pub host: String,
-    /// 0: any that is free.
-    pub port: u16,
-    /// `None`: makes one, and keeps it where clients of the same user find it ([`token_file`]).
-    pub token: Option<Vec<u8>>,
-    pub tls: Option<ServerTls>,
-    pub io_threads: usize,
-    /// Those that still shake hands among them.
-    pub max_connections: usize,
-    /// Clients that are remembered, connected or not.
-    pub max_sessions: usize,
-    /// Data frames of one client under way, at most.
-    pub max_inflight_frames: u32,
-    /// From the first byte to the end of the handshake.
-    pub handshake_timeout: Duration,
-    /// A client that sends less of a frame in this time than 64 KiB, or the rest of it, is cut.
-    pub frame_timeout: Duration,
-    /// How long a frame may lie in slots, or in room of the lane, before all of it has arrived.
-    pub claim_timeout: Duration,
-    /// Memory for frames that take longer, in all. As large as the largest frame at least.
-    pub staging_bytes: usize,
-    pub keepalive: Duration,
-    /// How long a client without a connection is remembered.
-    pub session_ttl: Duration,
-}
-
-impl Default for TcpServerSpec {
-    fn default() -> TcpServerSpec {
-        TcpServerSpec {
-            host: "127.0.0.1".to_owned(),
-            port: 0,
-            token: None,
-            tls: None,
-            io_threads: 1,
-            max_connections: 1024,
-            max_sessions: 4096,
-            max_inflight_frames: 32,
-            handshake_timeout: Duration::from_secs(10),
-            frame_timeout: Duration::from_secs(5),
-            claim_timeout: Duration::from_millis(200),
-            staging_bytes: 256 << 20,
-            keepalive: Duration::from_secs(5),
-            session_ttl: Duration::from_secs(600),
-        }
-    }
-}
-
 impl<I: Into<Ingress>> Transport<I> for TcpServerSpec {
     fn start(&self, ingress: I) -> Result<Box<dyn Endpoint>> {
         Ok(Box::new(TcpServer::start(ingress, self.clone())?))
-    }
-}
-
-/// What the tasks share.
-#[derive(Debug)]
-pub struct Shared {
-    /// `None`: nobody brings anything here.
-    pub ingress: Option<Ingress>,
-    /// `None`: nobody gets weights here.
-    pub weight_source: Option<WeightSource>,
-    pub spec: TcpServerSpec,
-    pub token: Token,
-    /// `None`: the token is one that we made, and nobody guesses it.
-    pub guesses: Option<Guesses>,
-    pub tls: Option<Arc<rustls::ServerConfig>>,
-    pub sessions: Arc<Sessions>,
-    pub staging: Arc<Staging>,
-    /// Until when all connections stage their frames from the start, in nanoseconds of the monotonic clock; 0: they do not.
-    late_until_ns: AtomicU64,
-    pub counters: ServerCounters,
-    pub stop: watch::Sender<bool>,
-    pub window: u32,
-    unauthenticated: Mutex<VecDeque<(u64, oneshot::Sender<()>)>>,
-    next_admission: AtomicU64,
-    last_refusal: Mutex<Option<Refused>>,
-}
-
-/// A client that was not let in, or whose record was refused, as the learner may want to know.
-#[derive(Debug, Clone)]
-pub struct Refused {
-    pub peer: String,
-    pub code: Refusal,
-    pub text: String,
-    /// What the client brought, where the schema was the reason, and of what it is one.
-    pub schema: Option<(Content, Vec<u8>)>,
-    /// When that was.
-    pub at: Instant,
-}
-
-impl Shared {
-    /// A frame did not arrive in time, and had to leave claimed room.
-    pub fn note_late(&self) {
-        self.late_until_ns.store(monotonic_ns() + LATE.as_nanos() as u64, Ordering::Relaxed);
-    }
-
-    /// Whether that happened within the last second.
-    pub fn was_late_lately(&self) -> bool {
-        let until = self.late_until_ns.load(Ordering::Relaxed);
-        if until == 0 {
-            return false; // As nearly always: no look at the clock.
-        }
-        let late = monotonic_ns() < until;
-        if !late {
-            // One that was noted meanwhile may be lost: the next frame that is late notes it again.
-            self.late_until_ns.store(0, Ordering::Relaxed);
-        }
-        late
-    }
-
-    /// How many frames a client may have under way now: few while others wait for room.
-    pub fn credit(&self) -> u32 {
-        let crowded = self.ingress.as_ref().is_some_and(|ingress| ingress.room_waiter().has_waiters());
-        if crowded { FIRST_CREDIT.min(self.window) } else { self.window }
-    }
-
-    /// The schema of what a client may bring, or get, here; or what it is told that wants something else.
-    pub fn expects(&self, content: Content) -> Result<&[u8], &'static str> {
-        match (content, &self.ingress, &self.weight_source) {
-            (Content::Weights, _, Some(weight_source)) => Ok(&weight_source.inventory().schema),
-            (Content::Weights, _, None) => {
-                Err("it offers no weights on this port. Give its TcpTransport weights=…, or \
-                                              serve them on a port of their own")
-            }
-            (_, Some(ingress), _) if ingress.content() == content => Ok(ingress.schema()),
-            (_, Some(Ingress::Records(_)), _) => {
-                Err("it takes records, each of its own size, and this client sends \
-                                                    samples of one size. Use a client of records, or the port of a \
-                                                    server of samples")
-            }
-            (_, Some(Ingress::Samples(_)), _) => {
-                Err("it takes samples of one size, and this client sends records. Use a \
-                                                    client of samples, or the port of a server of records")
-            }
-            (_, None, _) => {
-                Err("it only gives out weights on this port, and takes nothing. Use the port of a server of \
-                                 samples or records")
-            }
-        }
-    }
-
-    /// Whether a client of weights need not come again.
-    pub fn has_no_more_weights(&self) -> bool {
-        self.weight_source.as_ref().is_some_and(WeightSource::is_over)
-    }
-
-    /// Counts how a connection ended.
-    pub fn note(&self, peer: &str, end: &End) {
-        let counters = &self.counters;
-        match end {
-            End::Stranger => add(&counters.refused_protocol, 1),
-            End::Broken => {}
-            End::Damaged(_) => add(&counters.cut_damaged, 1),
-            End::Malformed(text) => {
-                add(&counters.refused_records, 1);
-                let (peer, text) = (peer.to_owned(), text.clone());
-                let at = Instant::now();
-                let refused = Refused { peer, code: Refusal::Protocol, text, schema: None, at };
-                *lock(&self.last_refusal) = Some(refused);
-            }
-            End::Refused(code, text, schema) => {
-                let counter = match code {
-                    Refusal::TokenNeeded | Refusal::TokenWrong | Refusal::TokenUnexpected => {
-                        &counters.refused_token
-                    }
-                    Refusal::Schema | Refusal::Content => &counters.refused_schema,
-                    Refusal::Protocol => &counters.refused_protocol,
-                    Refusal::Busy => &counters.refused_busy,
-                    Refusal::SessionUnknown | Refusal::Closed => &counters.refused_other,
-                };
-                add(counter, 1);
-                let refused = Refused {
-                    peer: peer.to_owned(),
-                    code: *code,
-                    text: text.clone(),
-                    schema: schema.clone(),
-                    at: Instant::now(),
-                };
-                *lock(&self.last_refusal) = Some(refused);
-            }
-            End::Goodbye(GoodbyeReason::TooSlow, _) => add(&counters.cut_slow, 1),
-            End::Goodbye(GoodbyeReason::Silent, _) => add(&counters.cut_silent, 1),
-            End::Goodbye(..) => {}
-        }
-    }
-
-    /// Admits a connection as unauthenticated, in place of the oldest such one if need be. `None`: full of those who have a right
-    /// to be.
-    fn admit(self: &Arc<Self>) -> Option<Admission> {
-        let mut unauthenticated = lock(&self.unauthenticated);
-        if self.counters.connections.load(Ordering::Relaxed) >= self.spec.max_connections as u64 {
-            unauthenticated.pop_front()?; // Its receiver notices.
-        }
-        add(&self.counters.connections, 1);
-        let (sender, receiver) = oneshot::channel();
-        let id = self.next_admission.fetch_add(1, Ordering::Relaxed);
-        unauthenticated.push_back((id, sender));
-        Some(Admission { server: self.clone(), id, evicted: Mutex::new(Some(receiver)) })
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The admission of one connection, which is unauthenticated at first.
-#[derive(Debug)]
-pub struct Admission {
-    server: Arc<Shared>,
-    id: u64,
-    evicted: Mutex<Option<oneshot::Receiver<()>>>,
-}
-
-impl Admission {
-    /// Returns when a newcomer needs our place.
-    pub fn evicted(&self) -> impl Future<Output = End> + 'static {
-        let receiver = lock(&self.evicted).take();
-        async move {
-            match receiver {
-                Some(receiver) => drop(receiver.await),
-                None => std::future::pending().await,
-            }
-            End::Stranger
-        }
-    }
-
-    /// The client has proved itself.
-    pub fn mark_authenticated(&self) {
-        lock(&self.server.unauthenticated).retain(|(id, _)| *id != self.id);
-    }
-}
-
-impl Drop for Admission {
-    fn drop(&mut self) {
-        self.mark_authenticated();
-        self.server.counters.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -12,10 +12,10 @@
 //! There is no queue: a client that is slow skips versions. Nothing here makes the writer wait, and between two pieces other
 //! connections have their turn. A version must be sent in the time that a frame of its size may take.
 
-use super::connection::{End, Never, closed, too_slow};
+use super::end::{End, Never, closed, too_slow};
 use super::header_reader::{HeaderReader, budget, goodbye, skip};
+use super::shared::Shared;
 use super::stream::{FrameStream, Part};
-use super::tcp_server::Shared;
 use super::weight_source::{VersionNews, WeightSource};
 use crate::net::wire::frame::{GoodbyeReason, Header, Kind, LeafList, Verdict};
 use crate::net::wire::stats::add;
