@@ -18,7 +18,7 @@ from harness import machine, summary
 from harness.summary import Figure, Ratio, Record
 
 if TYPE_CHECKING:
-    from harness.programme import Programme
+    from harness.registry import Programme
 
 TableText = tuple[str, list[str], list[list[str]]]  # title, header, rows
 

@@ -25,7 +25,7 @@ from harness.cell import Outcome, measure_throughput
 from harness.idle import measure_idle
 from harness.latency import measure_latency
 from harness.options import parse
-from harness.programme import Programme
+from harness.registry import Programme
 
 _QUIET = 0.3  # load per core
 _PAPER = 150  # columns, where the output is not a terminal
