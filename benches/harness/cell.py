@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from contenders.base import Contender
-from harness.board import Board
+from harness.cell_state import Board
 from harness.workloads import Workload
 
 SPAWN = multiprocessing.get_context("spawn")

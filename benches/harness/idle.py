@@ -12,8 +12,8 @@ from typing import Any
 from contenders.rollway import Rollway
 from contenders.rollway_records import RollwayRecords
 from contenders.rollway_tcp import RollwayTcp
-from harness.board import Board
 from harness.cell import Outcome, Report, run_cell
+from harness.cell_state import Board
 from harness.workloads import Workload
 
 PRODUCERS = 4

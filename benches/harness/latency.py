@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from contenders.base import Contender
-from harness.board import Board
 from harness.cell import Outcome, Report, run_cell
+from harness.cell_state import Board
 from harness.workloads import Workload
 
 WARMUP_S = 0.2  # of sends that are not counted

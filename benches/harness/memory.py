@@ -19,8 +19,8 @@ from contenders.proposal import ProposedBuffer
 from contenders.rollway_records import schema
 from harness import summary
 from harness.cell import Outcome, Report, run_alone
-from harness.report import TableText, figure_text, labels
 from harness.summary import Record
+from harness.tables import TableText, figure_text, labels
 from harness.trajectories import BUFFER, TRAJECTORIES, Trajectories
 from harness.workloads import Item
 

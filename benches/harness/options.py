@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness import machine
-from harness.programme import Programme
+from harness.benchmark import Programme
 
 OUT = machine.ROOT / "docs" / "bench"
 FULL = {"seconds": 1.5, "warmup": 0.4, "repeats": 3, "idle": 5.0}

@@ -21,11 +21,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from contenders.base import Contender
 from harness import machine, plot, report
+from harness.benchmark import Programme
 from harness.cell import Outcome, measure_throughput
 from harness.idle import measure_idle
 from harness.latency import measure_latency
 from harness.options import parse
-from harness.programme import Programme
 
 _QUIET = 0.3  # load per core
 _PAPER = 150  # columns, where the output is not a terminal
