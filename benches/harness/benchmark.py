@@ -19,7 +19,7 @@ from harness.workloads import Workload
 
 @dataclass(frozen=True)
 class Extra:
-    """A measurement that only one programme makes."""
+    """A measurement that only one benchmark makes."""
 
     table: str  #: the list that it is recorded in
     contenders: tuple[Contender, ...]
@@ -28,7 +28,7 @@ class Extra:
 
 
 @dataclass(frozen=True)
-class Programme:
+class Benchmark:
     """What an entry point hands to `suite.main`."""
 
     stem: str  #: of the script and of the files that it writes

@@ -31,7 +31,7 @@ _SPREAD = "100 to 4,096 tokens"
 
 
 class InFlight(Contender):
-    """One row: who holds them, how long they are, from how many producers they came, and the server's settings."""
+    """One row: what holds the trajectories, their lengths, the number of producers, the settings of the server."""
 
     def __init__(self, key: str, label: str, lengths: str, producers: int = 1, **geometry: int) -> None:
         self.key, self.label, self.lengths, self.producers, self.geometry = key, label, lengths, producers, geometry

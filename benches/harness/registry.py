@@ -26,11 +26,11 @@ from contenders.transfer_queue import TransferQueue
 from contenders.zero_copy import ZeroCopy
 from contenders.zmq import Zmq
 from harness import assembly, bars, memory
-from harness.benchmark import Extra, Programme
+from harness.benchmark import Benchmark, Extra
 from harness.trajectories import PACED, TRAJECTORIES
 from harness.workloads import TRAJECTORY, WORKLOADS
 
-RING = Programme(
+RING = Benchmark(
     stem="ring",
     title="Ring benchmark",
     purpose="Benchmark the ring beside its limits and its peers.",
@@ -64,7 +64,7 @@ RING = Programme(
     workloads=WORKLOADS,
     paced=TRAJECTORY,
 )
-NET = Programme(
+NET = Benchmark(
     stem="net",
     title="Network benchmark",
     purpose="Benchmark rollway over TCP beside its limits and its peers, on loopback.",
@@ -82,7 +82,7 @@ NET = Programme(
     workloads=WORKLOADS,
     paced=TRAJECTORY,
 )
-RECORDS = Programme(
+RECORDS = Benchmark(
     stem="records",
     title="Records benchmark",
     purpose="Benchmark records beside the limit and beside what LLM trajectories travel by today.",

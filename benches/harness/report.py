@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness import machine, summary
-from harness.benchmark import Programme
+from harness.benchmark import Benchmark
 from harness.summary import Ratio, Record
 from harness.tables import DASH, TableText, figure_text, labels, markdown, short
 
@@ -27,19 +27,19 @@ def write_json(record: Record, path: Path) -> None:
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def write_markdown(programme: Programme, record: Record, path: Path) -> None:
-    parts = [f"# {programme.title}", _origin(record)]
-    for title, header, rows in _tables(programme, record):
+def write_markdown(benchmark: Benchmark, record: Record, path: Path) -> None:
+    parts = [f"# {benchmark.title}", _origin(record)]
+    for title, header, rows in _tables(benchmark, record):
         parts.append(f"## {title}")
         parts.append(markdown(header, rows))
-    parts.append(f"Method and definitions: `benches/README.md`. Raw samples: `{programme.stem}.json`.")
+    parts.append(f"Method and definitions: `benches/README.md`. Raw samples: `{benchmark.stem}.json`.")
     if record["plot"]:
         parts.insert(2, f"![throughput and latency]({record['plot']})")
     path.write_text("\n\n".join(parts) + "\n")
 
 
-def show(programme: Programme, record: Record, console: Console) -> None:
-    for title, header, rows in _tables(programme, record):
+def show(benchmark: Benchmark, record: Record, console: Console) -> None:
+    for title, header, rows in _tables(benchmark, record):
         table = Table(title=title, title_justify="left")
         for i, name in enumerate(header):
             table.add_column(name, justify="right" if i else "left", no_wrap=not i)
@@ -70,7 +70,7 @@ def write_runs(rows: list[Record], path: Path) -> None:
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def _tables(programme: Programme, record: Record) -> list[TableText]:
+def _tables(benchmark: Benchmark, record: Record) -> list[TableText]:
     found = []
     if record["throughput"]:
         found.append(_throughput_table(record))
@@ -79,8 +79,8 @@ def _tables(programme: Programme, record: Record) -> list[TableText]:
             found.append(_fate_table(record))
     if record["latency"]:
         found.append(_latency_table(record))
-    found.extend(extra.tabulate(record) for extra in programme.extras if record[extra.table])
-    found.append(("Ratios", ["what", "value"], [[r.name, _ratio_text(r)] for r in programme.ratios(record)]))
+    found.extend(extra.tabulate(record) for extra in benchmark.extras if record[extra.table])
+    found.append(("Ratios", ["what", "value"], [[r.name, _ratio_text(r)] for r in benchmark.ratios(record)]))
     return found
 
 
