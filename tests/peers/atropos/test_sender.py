@@ -130,7 +130,7 @@ def test_a_send_that_is_cancelled_in_the_middle_sends_the_rest(learner, sender):
 def test_a_group_that_is_larger_than_a_lane_is_buried_though_each_of_its_records_would_fit(learner, sender, large):
     async def run():
         async with asyncio.timeout(SECONDS):
-            with pytest.raises(rollway.RecordTooLarge, match=r"a group of 3 .* does not fit into a lane"):
+            with pytest.raises(rollway.errors.RecordTooLarge, match=r"a group of 3 .* does not fit into a lane"):
                 await sender.send(large, "a", 0)
             await sender.send(group(), "b", 0)
 
@@ -146,7 +146,7 @@ def test_over_tcp_a_group_that_is_larger_than_the_lane_is_buried_too(lengths):
     large["tokens"] = large["masks"] = [[1] * length for length in lengths]
 
     async def run(sender):
-        with pytest.raises(rollway.RecordTooLarge, match=r"a group of 3 .* does not fit into a lane of 65,536"):
+        with pytest.raises(rollway.errors.RecordTooLarge, match=r"a group of 3 .* does not fit into a lane of 65,536"):
             await sender.send(large, "a", 0)
         await sender.send(group(), "b", 0)
 

@@ -169,7 +169,7 @@ def test_records_of_one_worker_keep_their_order(server):
 
 
 def test_a_record_larger_than_the_lane_says_so(server):
-    with pytest.raises(rollway.RecordTooLarge, match="lane_bytes"):
+    with pytest.raises(rollway.errors.RecordTooLarge, match="lane_bytes"):
         server.submit(trajectory(200_000))
     server.submit(trajectory(3))
     assert server.read()["tokens"].size == 3
@@ -333,7 +333,7 @@ def test_a_ring_is_no_place_for_records(name):
 def test_more_workers_than_lanes_are_refused_until_one_leaves(name):
     with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name), lanes=2):
         first, second = ShmRecordClient(name, SCHEMA), ShmRecordClient(name, SCHEMA)
-        with pytest.raises(rollway.NoLaneLeft, match="2 lanes"):
+        with pytest.raises(rollway.errors.NoLaneLeft, match="2 lanes"):
             ShmRecordClient(name, SCHEMA)
         first.close()
         ShmRecordClient(name, SCHEMA).close()
@@ -626,7 +626,7 @@ def test_one_damaged_record_is_told_of_and_costs_no_other(name):
         with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as memory:
             counts = memory.find(rows[2].tobytes()) - 16  # of its key, its metadata and its tokens
             memory[counts + 8 : counts + 12] = (7).to_bytes(4, "little")
-        with pytest.raises(rollway.SegmentDamaged, match="length of a record"):
+        with pytest.raises(rollway.errors.SegmentDamaged, match="length of a record"):
             server.read_many(5)
         whole = [record["tokens"][0] for record in server.read_many(5, timeout=1)]
         assert whole == [1000, 1001, 1003, 1004]

@@ -132,12 +132,12 @@ def test_several_batches_are_held_at_once_and_all_of_them_is_an_error():
             held.append(server.sample())
         assert [values(sample) for sample in held] == [[0], [1], [2]]
         with pytest.raises(
-            rollway.BatchesHeld, match=r"all 3 batches are held by this learner.*dataset_iter\(copy=True\)"
+            rollway.errors.BatchesHeld, match=r"all 3 batches are held by this learner.*dataset_iter\(copy=True\)"
         ):
             server.sample()
         with pytest.raises(rollway.WaitTimeout, match=r"within 0.01 s.*This learner holds all of the ring's batches"):
             asyncio.run(server.sample_async(timeout=0.01))
-        with pytest.raises(rollway.BatchesHeld, match="all 3 batches are held by this learner"):
+        with pytest.raises(rollway.errors.BatchesHeld, match="all 3 batches are held by this learner"):
             asyncio.run(server.sample_async())
 
 
@@ -146,7 +146,7 @@ def test_batches_that_are_held_until_a_timeout_are_why_none_comes(take):
     with rollway.Server(ONE, 1, num_buffers=2) as server:
         submit(server, 0, 1)
         held = [server.sample(), server.sample()]
-        with pytest.raises(rollway.BatchesHeld):
+        with pytest.raises(rollway.errors.BatchesHeld):
             take(server, 1.4)
         del held
 

@@ -28,7 +28,7 @@ const TIMED: u64 = 16;
 /// Its room goes back to the worker when you call `release`, or when the record and every view of it are garbage,
 /// whichever comes first; until then nobody writes to it. After `release` a view that you kept stays readable, but its
 /// contents will change. `detach` gives the room back and keeps the record: a copy in memory of this process.
-#[pyclass(frozen, mapping, module = "rollway")]
+#[pyclass(frozen, mapping, module = "rollway.records")]
 pub struct Record {
     record: GilCell<Option<CoreRecord<Arc<Core>>>>,
     /// Keeps the mapping after release: a view may be old then, but never dangles.
@@ -334,12 +334,12 @@ impl Record {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let what = if self.is_tombstone() { " tombstone" } else { "" };
         if self.is_released(py) {
-            return Ok(format!("<rollway.Record{what} released>"));
+            return Ok(format!("<rollway.records.Record{what} released>"));
         }
         let key = match self.key(py)? {
             Some(key) => format!(" {}", key.repr()?),
             None => String::new(),
         };
-        Ok(format!("<rollway.Record{what}{key} of {} bytes>", self.placement.bytes))
+        Ok(format!("<rollway.records.Record{what}{key} of {} bytes>", self.placement.bytes))
     }
 }

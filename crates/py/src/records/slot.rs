@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// Room for a record: `with client.reserve({"tokens": 4096}) as slot: slot["tokens"][:] = …`. Leaving the block commits;
 /// an exception in it gives the room back; so does dropping the slot.
-#[pyclass(frozen, module = "rollway")]
+#[pyclass(frozen, module = "rollway.records")]
 pub struct RecordSlot {
     room: GilCell<Option<Room>>,
     plan: Py<RecordPlan>,
@@ -228,6 +228,6 @@ impl RecordSlot {
 
     fn __repr__(&self, py: Python<'_>) -> String {
         let state = if self.room.with(py, Option::is_some) { "reserved" } else { "done" };
-        format!("<rollway.RecordSlot {state}>")
+        format!("<rollway.records.RecordSlot {state}>")
     }
 }

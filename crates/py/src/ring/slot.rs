@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// A slot of the ring: `with client.reserve() as slot: slot["obs"][:] = …`. Leaving the block commits; an exception
 /// in it gives the slot back; so does dropping the slot.
-#[pyclass(frozen, module = "rollway")]
+#[pyclass(frozen, module = "rollway.ring")]
 pub struct Slot {
     slot: GilCell<Option<CoreSlot<Arc<Core>>>>,
     leaves: Vec<Py<PyAny>>,
@@ -115,6 +115,6 @@ impl Slot {
 
     fn __repr__(&self, py: Python<'_>) -> String {
         let state = if self.slot.with(py, Option::is_some) { "reserved" } else { "done" };
-        format!("<rollway.Slot {state}>")
+        format!("<rollway.ring.Slot {state}>")
     }
 }

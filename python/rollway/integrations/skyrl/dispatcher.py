@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rollway import ConnectionClosedError, Group, InvalidArgument, PeerDied, Record, RecordServer, segments
+from rollway import ConnectionClosedError, InvalidArgument, PeerDied, RecordServer, segments
 from rollway.integrations.skyrl.errors import StashFull, TrajectoryMissing, TrajectoryTimeout, TrajectoryUnusable
 from rollway.integrations.skyrl.request import GroupRequest
 from rollway.integrations.skyrl.stash import Slot, Stash
+from rollway.records import Group, Record
 from rollway.transport.server_base import describe_refusals
 
 _MAX_READ = 256  # records per read

@@ -12,13 +12,14 @@ from typing import Any
 from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, GeneratorOutput
 from skyrl.train.generators.utils import apply_overlong_filtering, get_rollout_metrics
 
-from rollway import Group, InvalidArgument, RecordServer
+from rollway import InvalidArgument, RecordServer
 from rollway.integrations.skyrl.config import ExternalConfig
 from rollway.integrations.skyrl.dispatcher import Dispatcher
 from rollway.integrations.skyrl.errors import TrajectoryUnusable
 from rollway.integrations.skyrl.request import request_of
 from rollway.integrations.skyrl.stash import Match, Stash
 from rollway.integrations.skyrl.trajectory import Trajectory, trajectory_of
+from rollway.records import Group
 
 
 class AtroposSHMGenerator(GeneratorInterface):

@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from rollway import Group, GroupAssembler, GroupKey, Record
+from rollway import GroupAssembler
 from rollway.integrations.atropos.encoding import group_size, metadata_beginning
 from rollway.integrations.skyrl.errors import TrajectoryMissing, TrajectoryUnusable
 from rollway.integrations.skyrl.request import GroupRequest
 from rollway.integrations.skyrl.trajectory import UNTRAINED_MASK
+from rollway.records import Group, GroupKey, Record
 from rollway.records.groups import tombstone_reason
 
 Match = Literal["stream", "id"]
