@@ -166,7 +166,7 @@ impl RecordConsumer {
 
     #[getter]
     fn closed(&self, py: Python<'_>) -> bool {
-        self.core.with(py, Option::is_none) || self.records.is_closed()
+        self.core.is_none(py) || self.records.is_closed()
     }
 
     #[getter]
@@ -224,7 +224,7 @@ impl RecordConsumer {
     }
 
     pub fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
-        self.core.with(py, |core| core.clone()).ok_or_else(|| to_py(py, Error::Closed))
+        self.core.share(py).ok_or_else(|| to_py(py, Error::Closed))
     }
 }
 

@@ -220,7 +220,7 @@ impl RecordProducer {
 
     #[getter]
     fn closed(&self, py: Python<'_>) -> bool {
-        self.core.with(py, |core| core.as_ref().is_none_or(|core| core.records().is_closed()))
+        self.core.share(py).is_none_or(|core| core.records().is_closed())
     }
 
     #[getter]
@@ -290,7 +290,7 @@ impl RecordProducer {
     }
 
     fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
-        self.core.with(py, |core| core.clone()).ok_or_else(|| self.explain(py, Error::Closed, None))
+        self.core.share(py).ok_or_else(|| self.explain(py, Error::Closed, None))
     }
 
     /// Reserves, at once if that is possible; otherwise with the GIL released.
@@ -411,7 +411,7 @@ impl RecordProducer {
     #[cold]
     fn explain(&self, py: Python<'_>, error: Error, timeout: Option<f64>) -> PyErr {
         let name = &self.name;
-        let core = self.core.with(py, |core| core.clone());
+        let core = self.core.share(py);
         let state = core.as_ref().map_or(String::new(), |core| {
             let contents = core.records().census();
             format!(

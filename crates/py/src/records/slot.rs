@@ -139,7 +139,7 @@ impl RecordSlot {
     /// The number of the weights that made the record.
     #[getter]
     fn version(&self, py: Python<'_>) -> u32 {
-        self.version.with(py, |version| *version)
+        self.version.get(py)
     }
 
     #[setter]
@@ -156,7 +156,8 @@ impl RecordSlot {
             None => None,
             Some(lengths) => Some(rows_of(plan, lengths)?),
         };
-        let reserved = self.room.with(py, |room| room.as_ref().map(|room| room.rows.clone()));
+        // SAFETY: this copies numbers.
+        let reserved = unsafe { self.room.with(py, |room| room.as_ref().map(|room| room.rows.clone())) };
         let reserved = reserved.ok_or_else(|| Self::over(py))?;
         let used = used.unwrap_or_else(|| reserved.clone());
         if let Some(leaf) = (0..used.len()).find(|&leaf| used[leaf] > reserved[leaf]) {
@@ -218,7 +219,7 @@ impl RecordSlot {
         _value: Option<&Bound<'_, PyAny>>,
         _traceback: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<bool> {
-        let open = self.room.with(py, Option::is_some);
+        let open = !self.room.is_none(py);
         match kind {
             None if open => self.commit(py, None)?,
             _ => self.abort(py),
@@ -227,7 +228,7 @@ impl RecordSlot {
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        let state = if self.room.with(py, Option::is_some) { "reserved" } else { "done" };
+        let state = if self.room.is_none(py) { "done" } else { "reserved" };
         format!("<rollway.records.RecordSlot {state}>")
     }
 }

@@ -202,7 +202,7 @@ impl Table {
     /// Whether this handle was closed.
     #[getter]
     fn closed(&self, py: Python<'_>) -> bool {
-        self.core.with(py, Option::is_none)
+        self.core.is_none(py)
     }
 
     /// Who is writing rows now: pids, and how many.
@@ -251,7 +251,7 @@ impl Table {
     }
 
     fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
-        self.core.with(py, |core| core.clone()).ok_or_else(|| self.is_closed(py))
+        self.core.share(py).ok_or_else(|| self.is_closed(py))
     }
 
     fn is_closed(&self, py: Python<'_>) -> PyErr {
@@ -260,14 +260,14 @@ impl Table {
 
     /// Each piece has room for `batch` rows, in an array that the caller keeps alive.
     fn gather(&self, py: Python<'_>, batch: usize, pieces: &[Piece]) -> PyResult<()> {
-        let (core, sampler) = (self.core(py)?, self.sampler.with(py, Arc::clone));
+        let (core, sampler) = (self.core(py)?, self.sampler.share(py));
         // SAFETY: as said above. A thread that uses the arrays meanwhile spoils its own batch.
         py.detach(|| unsafe { sampler.sample(&core, batch, pieces) }).map_err(|e| self.explain(py, e))
     }
 
     fn explain(&self, py: Python<'_>, error: Error) -> PyErr {
         match error {
-            Error::Closed if self.core.with(py, Option::is_none) => self.is_closed(py),
+            Error::Closed if self.core.is_none(py) => self.is_closed(py),
             Error::Closed => {
                 let message = format!("'{}' is closed: its last learner has left", self.name);
                 named(py, "ConnectionClosedError", message)

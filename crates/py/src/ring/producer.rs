@@ -98,10 +98,13 @@ impl Producer {
     ) -> PyResult<bool> {
         check_timeout(timeout)?;
         let mut rows = Rows::of(self.plan.get(), data, Expect::Sample)?;
-        let now = self.core.with(py, |core| match core {
-            Some(core) => self.send_now(core, &rows, version),
-            None => Err(Error::Closed),
-        });
+        // SAFETY: `send_now` copies bytes; it knows nothing of Python.
+        let now = unsafe {
+            self.core.with(py, |core| match core {
+                Some(core) => self.send_now(core, &rows, version),
+                None => Err(Error::Closed),
+            })
+        };
         match now {
             Ok(sent) => Ok(sent),
             Err(Error::Full) if timeout != Some(0.0) => {
@@ -211,7 +214,7 @@ impl Producer {
 
     #[getter]
     fn closed(&self, py: Python<'_>) -> bool {
-        self.core.with(py, |core| core.as_ref().is_none_or(|core| core.ring().is_closed()))
+        self.core.share(py).is_none_or(|core| core.ring().is_closed())
     }
 
     #[getter]
@@ -271,7 +274,7 @@ impl Producer {
     }
 
     fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
-        self.core.with(py, |core| core.clone()).ok_or_else(|| self.explain(py, Error::Closed, None))
+        self.core.share(py).ok_or_else(|| self.explain(py, Error::Closed, None))
     }
 
     /// Claims without waiting, copies and commits. The GIL is held, so nothing can close the handle meanwhile.
@@ -367,7 +370,7 @@ impl Producer {
     #[cold]
     fn explain(&self, py: Python<'_>, error: Error, timeout: Option<f64>) -> PyErr {
         let name = &self.name;
-        let contents = self.core.with(py, |core| core.as_ref().map(|core| core.ring().census()));
+        let contents = self.core.share(py).map(|core| core.ring().census());
         let state = contents.map_or_else(String::new, |contents| {
             format!(
                 "{} samples wait for the learner, {} batches are in its hands, {} slots are being written",

@@ -38,7 +38,7 @@ impl RingView {
 
     /// The consumer, unless it was closed.
     pub fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
-        self.core.with(py, |core| core.clone()).ok_or_else(|| to_py(py, Error::Closed))
+        self.core.share(py).ok_or_else(|| to_py(py, Error::Closed))
     }
 
     /// Takes the consumer out, for whoever closes it.
@@ -47,6 +47,6 @@ impl RingView {
     }
 
     pub fn is_closed(&self, py: Python<'_>) -> bool {
-        self.core.with(py, Option::is_none) || self.ring.is_closed()
+        self.core.is_none(py) || self.ring.is_closed()
     }
 }

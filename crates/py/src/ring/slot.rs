@@ -67,7 +67,7 @@ impl Slot {
     /// The number of the weights that made the sample.
     #[getter]
     fn version(&self, py: Python<'_>) -> u32 {
-        self.version.with(py, |version| *version)
+        self.version.get(py)
     }
 
     #[setter]
@@ -105,7 +105,7 @@ impl Slot {
         _value: Option<&Bound<'_, PyAny>>,
         _traceback: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<bool> {
-        let open = self.slot.with(py, Option::is_some);
+        let open = !self.slot.is_none(py);
         match kind {
             None if open => self.commit(py)?,
             _ => self.abort(py),
@@ -114,7 +114,7 @@ impl Slot {
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        let state = if self.slot.with(py, Option::is_some) { "reserved" } else { "done" };
+        let state = if self.slot.is_none(py) { "done" } else { "reserved" };
         format!("<rollway.ring.Slot {state}>")
     }
 }

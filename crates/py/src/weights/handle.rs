@@ -124,7 +124,7 @@ impl Weights {
     /// Whether this handle is closed, or the weights were shut down.
     #[getter]
     fn closed(&self, py: Python<'_>) -> bool {
-        self.open.with(py, |open| open.as_ref().is_none_or(|open| open.core.is_closed()))
+        self.shared(py, |open| Some(open.core.clone())).is_none_or(|core| core.is_closed())
     }
 
     /// The process that writes, as it saw its own id; `None` when nobody does.
@@ -172,7 +172,7 @@ impl Weights {
             Err(Error::Timeout) => blocking(py, || unsafe { reader.read(&targets, since) })?,
             reading => reading,
         };
-        if self.open.with(py, Option::is_none) {
+        if self.open.is_none(py) {
             self.leave(py, reader);
         }
         Ok(reading.map_err(|e| to_py(py, e))?.map_or((0, Vec::new()), |r| (r.version, r.copied)))
@@ -189,7 +189,7 @@ impl Weights {
         let (reader, deadline) = (self.reader(py)?, deadline(timeout)?);
         let peer_timeout = peer_timeout_s.map(seconds).transpose()?;
         let there = blocking(py, || reader.wait_for(version, deadline, peer_timeout));
-        if self.open.with(py, Option::is_none) {
+        if self.open.is_none(py) {
             self.leave(py, reader);
             return there?.map_err(|_| self.is_closed(py));
         }
@@ -256,8 +256,14 @@ impl Weights {
 
 impl Weights {
     pub fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
-        let core = self.open.with(py, |open| open.as_ref().map(|open| open.core.clone()));
+        let core = self.shared(py, |open| Some(open.core.clone()));
         core.ok_or_else(|| self.is_closed(py))
+    }
+
+    /// One of the handles in `open`, if it is there.
+    fn shared<T>(&self, py: Python<'_>, choose: fn(&Open) -> Option<Arc<T>>) -> Option<Arc<T>> {
+        // SAFETY: the callers' functions, all in this file, count references.
+        unsafe { self.open.with(py, |open| open.as_ref().and_then(choose)) }
     }
 
     fn is_closed(&self, py: Python<'_>) -> PyErr {
@@ -276,7 +282,7 @@ impl Weights {
 
     fn writer(&self, py: Python<'_>) -> PyResult<Arc<Writer>> {
         let core = self.core(py)?;
-        if let Some(writer) = self.open.with(py, |open| open.as_ref().and_then(|open| open.writer.clone())) {
+        if let Some(writer) = self.shared(py, |open| open.writer.clone()) {
             return Ok(writer);
         }
         let writer = Arc::new(Writer::attach_to(core, self.threads).map_err(|e| to_py(py, e))?);
@@ -286,7 +292,7 @@ impl Weights {
 
     fn reader(&self, py: Python<'_>) -> PyResult<Arc<Reader>> {
         let core = self.core(py)?;
-        if let Some(reader) = self.open.with(py, |open| open.as_ref().and_then(|open| open.reader.clone())) {
+        if let Some(reader) = self.shared(py, |open| open.reader.clone()) {
             return Ok(reader);
         }
         let reader = Arc::new(Reader::attach_to(core, self.threads).map_err(|e| to_py(py, e))?);
