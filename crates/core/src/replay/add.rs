@@ -5,7 +5,7 @@
 
 use super::Table;
 use super::layout::{Geometry, LINE, Tally};
-use super::protocol::Claim;
+use super::protocol::{Claim, ClaimCounts};
 use crate::error::{Error, Result};
 use crate::segment::header::PAGE;
 use crate::segment::lease::LivenessMemo;
@@ -96,13 +96,14 @@ impl Table {
         while *done < count {
             let mut positions = protocol.promise(piece.min(count - *done));
             while let Some(claim) = protocol.claim(owner, positions.clone(), |other| memo.is_dead(other)) {
-                passed += (claim.position - positions.start) as usize;
-                positions.start = claim.position + claim.len as u64;
+                passed += (claim.positions().start - positions.start) as usize;
+                positions.start = claim.positions().end;
                 // SAFETY: the claim is ours (I1); the sources have `count` rows, as the caller promises.
                 unsafe { self.fill(sources, *done, &claim) };
-                protocol.commit(&claim);
-                *done += claim.len;
-                self.tally(owner).note_claim(&claim, std::mem::take(&mut passed));
+                let counts = claim.counts();
+                protocol.commit(claim);
+                *done += counts.rows;
+                self.tally(owner).note_commit(counts, std::mem::take(&mut passed));
             }
             let missed = positions.end.wrapping_sub(positions.start) as usize;
             passed += missed;
@@ -131,7 +132,7 @@ impl Table {
     unsafe fn fill(&self, sources: &[Source], from: usize, claim: &Claim) {
         // SAFETY: as the caller promises.
         unsafe {
-            if self.streams_rows() && claim.len >= STREAM_ROWS {
+            if self.streams_rows() && claim.rows().len() >= STREAM_ROWS {
                 self.fill_streaming(sources, from, claim);
             } else {
                 self.fill_cached(sources, from, claim);
@@ -224,15 +225,15 @@ unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
 impl Tally {
     /// Counts a run that was committed, and the rows that were passed over before it.
     #[inline]
-    fn note_claim(&self, claim: &Claim, passed: usize) {
+    fn note_commit(&self, counts: ClaimCounts, passed: usize) {
         let note = |counter: &AtomicU64, number: usize| {
             if number > 0 {
                 counter.fetch_add(number as u64, Ordering::Relaxed);
             }
         };
-        note(&self.added, claim.len);
-        note(&self.overwritten, claim.overwritten);
-        note(&self.recovered, claim.recovered);
+        note(&self.added, counts.rows);
+        note(&self.overwritten, counts.overwritten);
+        note(&self.recovered, counts.recovered);
         note(&self.skipped, passed);
     }
 }
