@@ -9,7 +9,7 @@ use super::protocol::{Claim, ClaimCounts};
 use crate::error::{Error, Result};
 use crate::segment::header::PAGE;
 use crate::segment::lease::LivenessMemo;
-use crate::sys::opaque_copy::{can_stream_lines, stream_fence, stream_lines};
+use crate::sys::opaque_copy::{can_stream_lines, copy_field, stream_fence, stream_lines};
 use crate::sys::prefetch::prefetch_to_write;
 use crate::sys::signals;
 use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point};
@@ -153,7 +153,9 @@ impl Table {
                     .step_by(LINE)
                     .for_each(|line| prefetch_to_write(ahead.wrapping_add(line)));
             }
-            // SAFETY: the row is ours (I1). Readers copy the same bytes now and then, and throw away what they copied (I3).
+            // SYNC table.turn: these stores come after the Release fence in `claim`, and are atomic or unseen by the compiler
+            // (C1 of `opaque_copy`), because readers copy the same bytes now and then. Those throw away what they copied (I3).
+            // SAFETY: the row is ours (I1).
             unsafe { self.pack(sources, from, place) };
         }
     }
@@ -194,7 +196,7 @@ impl Table {
     unsafe fn pack(&self, sources: &[Source], from: usize, place: *mut u8) {
         for (source, field) in sources.iter().zip(&self.geometry.fields) {
             // SAFETY: the field lies in the row; the rest is as the caller promises.
-            unsafe { copy(source.row(from), place.add(field.offset), field.bytes) };
+            unsafe { copy_field(place.add(field.offset), source.row(from), field.bytes) };
             crash_point(Point::RowHalfWritten);
         }
     }
@@ -203,24 +205,6 @@ impl Table {
 /// One row, on the lines that it has in the table.
 #[repr(align(64))]
 struct RowBuffer([u8; PAGE]);
-
-/// Copies bytes. The sizes of single numbers, of which most fields are, without a call.
-///
-/// # Safety
-/// As for `copy_nonoverlapping`.
-#[inline]
-unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: as the caller promises.
-    unsafe {
-        match bytes {
-            1 => *to = *from,
-            4 => to.cast::<[u8; 4]>().write(from.cast::<[u8; 4]>().read()),
-            8 => to.cast::<[u8; 8]>().write(from.cast::<[u8; 8]>().read()),
-            16 => to.cast::<[u8; 16]>().write(from.cast::<[u8; 16]>().read()),
-            _ => std::ptr::copy_nonoverlapping(from, to, bytes),
-        }
-    }
-}
 
 impl Tally {
     /// Counts a run that was committed, and the rows that were passed over before it.
