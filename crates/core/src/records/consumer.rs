@@ -146,12 +146,12 @@ impl Consumer {
         let taken = self.records.protocol().try_take_many(owner, first, most, |turn, taken: Taken| {
             prefetch(self.records.data(taken.lane, taken.start, taken.bytes)); // Its counts are read next.
             several_lanes |=
-                turns.first().is_some_and(|&(_, first): &(usize, Taken)| first.lane != taken.lane);
+                turns.first().is_some_and(|(_, first): &(usize, Taken)| first.lane != taken.lane);
             turns.push((turn, taken));
         });
         taken.map_err(|damage| self.report_damage(damage, first))?;
         if several_lanes {
-            turns.sort_by_key(|&(turn, _)| turn); // Stable: within a turn the lanes keep their order.
+            turns.sort_by_key(|(turn, _)| *turn); // Stable: within a turn the lanes keep their order.
         }
         if let Some((_, last)) = turns.last() {
             self.turn.store(last.lane + 1, Ordering::Relaxed);
@@ -366,7 +366,7 @@ impl<C: Deref<Target = Consumer>> Record<C> {
     /// Where it lies, at a multiple of 64; valid to read until release, and mapped as long as the segment is.
     #[inline]
     pub fn as_ptr(&self) -> *const u8 {
-        let Taken { lane, start, bytes, .. } = *self.taken();
+        let &Taken { lane, start, bytes, .. } = self.taken();
         self.consumer.records.data(lane, start, bytes)
     }
 
@@ -379,7 +379,7 @@ impl<C: Deref<Target = Consumer>> Record<C> {
     }
 
     pub fn info(&self) -> RecordInfo {
-        let Taken { lane, number, .. } = *self.taken();
+        let &Taken { lane, number, .. } = self.taken();
         let entry = self.consumer.records.protocol().lane(lane).entry(number);
         RecordInfo { stamp: entry.stamp, committed_ns: entry.committed_ns, lane, number }
     }
@@ -397,7 +397,7 @@ impl<C: Deref<Target = Consumer>> Record<C> {
     /// Puts it back unread, for whoever asks next.
     pub fn give_back(mut self) {
         if let Some(taken) = self.take_if_ours() {
-            self.consumer.records.protocol().lane(taken.lane).give_back(&taken);
+            self.consumer.records.protocol().lane(taken.lane).give_back(taken);
         }
     }
 
@@ -410,7 +410,7 @@ impl<C: Deref<Target = Consumer>> Record<C> {
 impl<C: Deref<Target = Consumer>> Drop for Record<C> {
     fn drop(&mut self) {
         if let Some(taken) = self.take_if_ours() {
-            self.consumer.records.protocol().lane(taken.lane).release(&taken);
+            self.consumer.records.protocol().lane(taken.lane).release(taken);
         }
     }
 }

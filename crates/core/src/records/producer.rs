@@ -523,21 +523,21 @@ impl Producer {
 
     /// Stamps and publishes a record. Its bytes are written.
     #[inline]
-    fn commit(&self, process_lane: &ProcessLane, room: &Room, used: usize, label: Label) {
+    fn commit(&self, process_lane: &ProcessLane, room: Room, used: usize, label: Label) {
         let lane = self.lane_of(process_lane);
-        if Ledger::leaves_room(room, used) {
-            process_lane.ledger().trim(&lane, room, used);
+        if Ledger::leaves_room(&room, used) {
+            process_lane.ledger().trim(&lane, &room, used);
         }
         let next = || (process_lane.producer_id, process_lane.sequence.fetch_add(1, Ordering::Relaxed));
         let (producer_id, sequence) = label.origin.unwrap_or_else(next);
         let stamp = Stamp { version: label.version, kind: label.kind, producer_id, sequence };
         let (start, bytes, committed_ns) = (room.start as u64, used as u64, monotonic_ns());
-        lane.commit(&room.claim, &Entry { start, bytes, stamp, committed_ns });
+        lane.commit(room.claim, &Entry { start, bytes, stamp, committed_ns });
         self.done(process_lane);
     }
 
-    fn abort(&self, process_lane: &ProcessLane, room: &Room) {
-        process_lane.ledger().abort(&self.lane_of(process_lane), &room.claim);
+    fn abort(&self, process_lane: &ProcessLane, room: Room) {
+        process_lane.ledger().abort(&self.lane_of(process_lane), room.claim);
         self.done(process_lane);
     }
 
@@ -585,9 +585,9 @@ impl<P: Deref<Target = Producer>> Reservation<P> {
 
     /// Where to write them, at a multiple of 64; writable until commit.
     pub fn as_mut_ptr(&self) -> *mut u8 {
-        let Room { claim, start, bytes } = *self.room();
+        let Room { claim, start, bytes } = self.room();
         debug_assert!(start.is_multiple_of(ALIGN));
-        self.producer.records.data(claim.lane, start, bytes)
+        self.producer.records.data(claim.lane, *start, *bytes)
     }
 
     /// The bytes to write. What is in them is whatever was there before.
@@ -602,17 +602,18 @@ impl<P: Deref<Target = Producer>> Reservation<P> {
 
     /// Publishes the first `used` bytes. The rest goes back to the lane.
     pub fn commit(mut self, used: usize, label: Label) -> Result<()> {
-        let Some(room) = self.room else { return Ok(()) };
+        let room = self.room();
         if used > room.bytes {
             let range = format!("at most the {} bytes that were reserved", room.bytes);
             return Err(Error::OutOfRange { what: "bytes of the record", value: used as u64, range });
         }
-        let Some(process_lane) = self.producer.process_lane_of(&room) else {
+        let Some(process_lane) = self.producer.process_lane_of(room) else {
             let seat = &self.producer.records.segment().seats()[room.claim.owner.seat()];
             return Err(Error::Forked { what: "reservation", owner: seat.pid.load(Ordering::Relaxed) });
         };
-        self.room = None;
-        self.producer.commit(process_lane, &room, used, label);
+        if let Some(room) = self.room.take() {
+            self.producer.commit(process_lane, room, used, label);
+        }
         Ok(())
     }
 }
@@ -622,7 +623,7 @@ impl<P: Deref<Target = Producer>> Drop for Reservation<P> {
         if let Some(room) = self.room.take()
             && let Some(process_lane) = self.producer.process_lane_of(&room)
         {
-            self.producer.abort(process_lane, &room);
+            self.producer.abort(process_lane, room);
         }
     }
 }

@@ -40,23 +40,62 @@ use crate::sys::sync::{Ordering, Point, crash_point, fence};
 
 type Result<T> = std::result::Result<T, Damage>;
 
-/// A record that its producer is writing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A record that its producer is writing. There is one for each reservation, and `commit` or `abort` takes it: nothing is
+/// committed twice, or after it was given back.
+#[must_use = "its record stays reserved until it is committed or aborted"]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Claim {
-    pub lane: usize,
-    pub number: u64,
-    pub owner: Owner,
+    pub(super) lane: usize,
+    pub(super) number: u64,
+    pub(super) owner: Owner,
 }
 
-/// A record that one consumer owns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+impl Claim {
+    pub fn lane(&self) -> usize {
+        self.lane
+    }
+
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub fn owner(&self) -> Owner {
+        self.owner
+    }
+}
+
+/// A record that one consumer owns. There is one for each record that is taken, and `release` or `give_back` takes it.
+#[must_use = "its record stays taken until it is released or given back"]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Taken {
-    pub lane: usize,
-    pub number: u64,
-    pub owner: Owner,
+    pub(super) lane: usize,
+    pub(super) number: u64,
+    pub(super) owner: Owner,
+    pub(super) start: usize,
+    pub(super) bytes: usize,
+}
+
+impl Taken {
+    pub fn lane(&self) -> usize {
+        self.lane
+    }
+
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub fn owner(&self) -> Owner {
+        self.owner
+    }
+
     /// Where it lies in the lane's data. Checked.
-    pub start: usize,
-    pub bytes: usize,
+    pub fn start(&self) -> usize {
+        self.start
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 /// Where a record lies, and what is written beside it.
@@ -333,7 +372,7 @@ impl<'a> LaneWords<'a> {
 
     /// Publishes a record, and wakes who waits for one. Its bytes are written.
     #[inline]
-    pub fn commit(&self, claim: &Claim, entry: &Entry) {
+    pub fn commit(&self, claim: Claim, entry: &Entry) {
         self.publish(claim, entry);
         self.tell(1);
     }
@@ -341,8 +380,8 @@ impl<'a> LaneWords<'a> {
     /// Publishes a record of a run. Its bytes are written. Nobody is woken before [`tell`](Self::tell), which has to follow: wait
     /// for nothing in between (I9).
     #[inline]
-    pub fn publish(&self, claim: &Claim, entry: &Entry) {
-        let Claim { number, .. } = *claim;
+    pub fn publish(&self, claim: Claim, entry: &Entry) {
+        let Claim { number, .. } = claim;
         let descriptor = self.at(number);
         debug_assert_eq!(
             descriptor.word.load(Ordering::Relaxed),
@@ -370,7 +409,7 @@ impl<'a> LaneWords<'a> {
     }
 
     /// Gives a reservation back, unwritten or half-written.
-    pub fn abort(&self, claim: &Claim) {
+    pub fn abort(&self, claim: Claim) {
         // SYNC records.free: Release here, Acquire in `next_number` and `Ledger::sweep`. Nobody read it, and we are done writing.
         self.at(claim.number).word.store(Word::free(claim.number).pack(), Ordering::Release);
         self.line.free.aborted.fetch_add(1, Ordering::Relaxed);
@@ -588,7 +627,7 @@ impl<'a> LaneWords<'a> {
 
     /// Gives a record's room back to the producer.
     #[inline]
-    pub fn release(&self, taken: &Taken) {
+    pub fn release(&self, taken: Taken) {
         let mine = Word::new(taken.number, State::Taken, taken.owner).pack();
         let free = Word::free(taken.number).pack();
         // SYNC records.free: Release here, Acquire in `next_number` and `Ledger::sweep`. We are done reading (I6).
@@ -614,7 +653,7 @@ impl<'a> LaneWords<'a> {
     }
 
     /// Puts a record back, unread, for whoever asks next.
-    pub fn give_back(&self, taken: &Taken) {
+    pub fn give_back(&self, taken: Taken) {
         let mine = Word::new(taken.number, State::Taken, taken.owner).pack();
         if self.make_ready_again(self.at(taken.number), mine) {
             self.control.readable.notify_if_waiting(); // I9

@@ -233,7 +233,7 @@ impl Consumer {
             && self.overtaken.fetch_add(1, Ordering::Relaxed).is_multiple_of(rounds)
             && let Err(error) = self.ring.recover(&self.seat)
         {
-            protocol.give_back(&taken);
+            protocol.give_back(taken);
             return Err(error);
         }
         Ok(taken)
@@ -404,7 +404,7 @@ impl<C: Deref<Target = Consumer>> Batch<C> {
         if let Some(taken) = self.taken.take()
             && self.consumer.seat.owner() == Some(taken.owner)
         {
-            self.consumer.ring.protocol().give_back(&taken);
+            self.consumer.ring.protocol().give_back(taken);
         }
     }
 }
@@ -418,7 +418,7 @@ impl<C: Deref<Target = Consumer>> Drop for Batch<C> {
             let counters = &protocol.control.counters;
             counters.batches_released.fetch_add(1, Ordering::Relaxed);
             counters.samples_released.fetch_add(taken.ready as u64, Ordering::Relaxed);
-            protocol.release(&taken);
+            protocol.release(taken);
         }
     }
 }

@@ -286,8 +286,9 @@ impl Producer {
 
     /// Stamps and publishes a claim. Every payload byte is written.
     #[inline]
-    pub fn commit(&self, claim: &Claim, version: u32) {
-        self.commit_as(claim, self.assign_sequence(claim, version));
+    pub fn commit(&self, claim: Claim, version: u32) {
+        let origin = self.assign_sequence(&claim, version);
+        self.commit_as(claim, origin);
     }
 
     /// Gives the samples of a claim their numbers. For those who will commit it, whatever happens: they save a locked
@@ -300,7 +301,7 @@ impl Producer {
 
     /// Stamps and publishes a claim in another's name. Every payload byte is written.
     #[inline(always)]
-    pub fn commit_as(&self, claim: &Claim, origin: Origin) {
+    pub fn commit_as(&self, claim: Claim, origin: Origin) {
         crash_point(Point::SlotWritten);
         let protocol = self.ring.protocol();
         let Origin { producer_id, sequence, version } = origin;
@@ -316,7 +317,7 @@ impl Producer {
     }
 
     /// Gives a claim back.
-    pub fn abort(&self, claim: &Claim) {
+    pub fn abort(&self, claim: Claim) {
         self.ring.protocol().abort(claim);
     }
 
@@ -386,7 +387,7 @@ impl<P: Deref<Target = Producer>> Slot<P> {
     /// How many slots the run has.
     #[allow(clippy::len_without_is_empty)] // A run has at least one slot.
     pub fn len(&self) -> usize {
-        self.claim.map_or(0, |claim| claim.len)
+        self.claim.as_ref().map_or(0, Claim::len)
     }
 
     /// The buffer in which the run lies.
@@ -409,7 +410,7 @@ impl<P: Deref<Target = Producer>> Slot<P> {
         if let Some(claim) = self.claim.take()
             && self.producer.owns(&claim)
         {
-            self.producer.commit(&claim, version);
+            self.producer.commit(claim, version);
         }
     }
 }
@@ -419,7 +420,7 @@ impl<P: Deref<Target = Producer>> Drop for Slot<P> {
         if let Some(claim) = self.claim.take()
             && self.producer.owns(&claim)
         {
-            self.producer.abort(&claim);
+            self.producer.abort(claim);
         }
     }
 }

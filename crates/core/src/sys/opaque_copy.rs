@@ -1,9 +1,9 @@
 //! Copies of bytes that another process may be changing, or that no cache holds. Weights and replay use it.
 //!
 //! C1  A reader may copy from memory that its writer is overwriting: it finds out afterwards and throws the copy away. To the
-//!     compiler that would be a data race, about which it may assume what it likes. So the bytes go through code that it
-//!     cannot see (assembly, or a function whose address is loaded with a volatile read), which may well copy word by word
-//!     with atomics. What such a copy brings is never looked at before it was found whole.
+//!     compiler that would be a data race, about which it may assume what it likes. So both of them move the bytes with atomics,
+//!     or with code that the compiler cannot see (assembly, or a function whose address is loaded with a volatile read), which
+//!     may well copy word by word with atomics. What such a copy brings is never looked at before it was found whole.
 //!
 //! C2  Large copies go around the cache, four pages side by side: a plain copy would first read every line that it is about to
 //!     overwrite. Such stores keep no order with others, so each copy is fenced before and after: nothing of it is seen
@@ -14,6 +14,8 @@
 //!     them as clobbered, because a compiler that may use AVX keeps values in them across the block.
 
 use std::ffi::c_void;
+// Bytes of a payload, at any address: loom's atomics lie nowhere but in its own cells. Its models store payload of their own.
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 type Copy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
 
@@ -29,6 +31,33 @@ pub type CopyFn = unsafe fn(*mut u8, *const u8, usize);
 pub unsafe fn copy_opaque(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: a static of function pointer type, read in a way that hides its value; the rest is as the caller promises.
     unsafe { (&raw const COPY).read_volatile()(to.cast(), from.cast(), bytes) };
+}
+
+/// As [`copy_opaque`], without a call for the sizes of single numbers (C1): those are stored with atomics.
+///
+/// # Safety
+/// As for `copy_nonoverlapping`, and nobody writes to `from`; but see C1 about `to`.
+#[inline]
+pub unsafe fn copy_field(to: *mut u8, from: *const u8, bytes: usize) {
+    // SAFETY: as the caller promises. Each atomic is aligned, and lies in the bytes at `to`, to which nobody else stores.
+    unsafe {
+        let store_eight = |at: usize| {
+            let value = from.add(at).cast::<u64>().read_unaligned();
+            AtomicU64::from_ptr(to.add(at).cast()).store(value, Ordering::Relaxed);
+        };
+        match bytes {
+            1 => AtomicU8::from_ptr(to).store(from.read(), Ordering::Relaxed),
+            4 if to.cast::<AtomicU32>().is_aligned() => {
+                AtomicU32::from_ptr(to.cast()).store(from.cast::<u32>().read_unaligned(), Ordering::Relaxed);
+            }
+            8 if to.cast::<AtomicU64>().is_aligned() => store_eight(0),
+            16 if to.cast::<AtomicU64>().is_aligned() => {
+                store_eight(0);
+                store_eight(8);
+            }
+            _ => copy_opaque(to, from, bytes),
+        }
+    }
 }
 
 /// The best way to copy to where no cache holds anything (C2).
@@ -212,15 +241,16 @@ mod tests {
     fn every_way_copies_every_byte_and_no_more() {
         let source: Vec<u8> = (0..6 * 4096).map(|at| (at * 31 + at / 251) as u8).collect();
         for bytes in (0..300).chain([4096, 16_384, 16_384 + 4095]) {
-            for copy in [copy_opaque, streaming_copy()] {
-                let mut target = vec![0xAA; bytes + 2];
+            for (copy, start) in [copy_opaque, streaming_copy(), copy_field as CopyFn]
+                .into_iter()
+                .flat_map(|copy| [(copy, 1), (copy, 4), (copy, 8)])
+            {
+                let mut target = vec![0xAA; start + bytes + 1];
                 // SAFETY: source and target have the bytes, and are apart.
-                unsafe { copy(target[1..].as_mut_ptr(), source[3..].as_ptr(), bytes) };
-                assert!(
-                    target[1..=bytes] == source[3..3 + bytes]
-                        && target[0] == 0xAA
-                        && target[bytes + 1] == 0xAA
-                );
+                unsafe { copy(target[start..].as_mut_ptr(), source[3..].as_ptr(), bytes) };
+                let end = start + bytes;
+                assert_eq!(target[start..end], source[3..3 + bytes]);
+                assert!(target[start - 1] == 0xAA && target[end] == 0xAA);
             }
         }
     }

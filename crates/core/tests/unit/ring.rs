@@ -540,6 +540,7 @@ fn send_waking(producer: &Producer, value: u64) -> bool {
         Err(Error::Full) => producer.claim_spinning(1).unwrap(),
         _ => None,
     };
+    let was_awake = awake.is_some();
     let claim = awake.unwrap_or_else(|| match at_once {
         Ok(Some(claim)) => claim,
         _ => producer.claim(1, soon()).unwrap().unwrap(),
@@ -547,7 +548,7 @@ fn send_waking(producer: &Producer, value: u64) -> bool {
     let slot = Slot::of(producer, claim);
     write_sample([slot.leaf(0), slot.leaf(1)], value, || {});
     slot.commit(0);
-    awake.is_some()
+    was_awake
 }
 
 #[test]

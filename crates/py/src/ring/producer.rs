@@ -288,7 +288,7 @@ impl Producer {
         if timed {
             core.ring().protocol().control.memcpy.record(monotonic_ns() - started);
         }
-        core.commit_as(&claim, origin);
+        core.commit_as(claim, origin);
         Ok(true)
     }
 
@@ -305,7 +305,7 @@ impl Producer {
         match claimed.map_err(|error| self.explain(py, error, timeout))? {
             Some(claim) => {
                 self.copy(&core, &claim, rows, 0);
-                core.commit(&claim, version);
+                core.commit(claim, version);
                 Ok(true)
             }
             None => Ok(false),
@@ -338,15 +338,15 @@ impl Producer {
                 Err(error) => return Ok((sent, Err(error))),
             };
             self.fill(py, &core, &claim, &rows, sent);
-            core.commit(&claim, version);
-            sent += claim.len;
+            sent += claim.len();
+            core.commit(claim, version);
         }
         Ok((sent, Ok(())))
     }
 
     /// Copies rows into a claim, with the GIL released when there is much to copy.
     fn fill(&self, py: Python<'_>, core: &Core, claim: &Claim, rows: &Rows, first: usize) {
-        if self.sample_bytes * claim.len >= DETACH_BYTES {
+        if self.sample_bytes * claim.len() >= DETACH_BYTES {
             py.detach(|| self.copy(core, claim, rows, first));
         } else {
             self.copy(core, claim, rows, first);
@@ -361,7 +361,7 @@ impl Producer {
             // or the rows are kept.
             unsafe {
                 let source = rows.leaf(index).add(first * leaf.bytes);
-                std::ptr::copy_nonoverlapping(source, core.leaf(claim, index), leaf.bytes * claim.len);
+                std::ptr::copy_nonoverlapping(source, core.leaf(claim, index), leaf.bytes * claim.len());
             }
         }
     }
