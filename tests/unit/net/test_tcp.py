@@ -1005,7 +1005,9 @@ def test_a_refused_stranger_does_not_decide_what_sample_raises(text):
 
 def test_a_refused_schema_that_is_much_longer_is_not_read_to_word_the_refusal(monkeypatch):
     read = []
-    monkeypatch.setattr("rollway.schema.pytree.read_schema", lambda text: read.append(len(text)) or _core.read_schema(text))
+    monkeypatch.setattr(
+        "rollway.schema.pytree.read_schema", lambda text: read.append(len(text)) or _core.read_schema(text)
+    )
     with serve(1, example=MANY) as server:
         for leaves, words in ((220, "leaf 'leaf200' is missing here"), (8000, r"its schema has \d\d\d,\d\d\d bytes")):
             stranger = {f"leaf{number:03}": np.zeros(1) for number in range(leaves)}
