@@ -17,6 +17,7 @@
 pub mod arguments;
 pub mod array;
 pub mod columns;
+pub mod exact;
 pub mod json;
 pub mod leaf;
 pub mod numbers;

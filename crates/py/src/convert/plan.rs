@@ -1,12 +1,13 @@
 //! A schema, compiled once: which key, which array, how many bytes. `send` walks it without Python code.
 
 use crate::convert::array;
+use crate::convert::exact;
 use crate::convert::leaf::Leaf;
-use numpy::npyffi::{self, npy_intp};
+use numpy::npyffi::npy_intp;
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The structure around the arrays, as far as it is made of plain dicts, tuples and lists.
@@ -21,7 +22,8 @@ enum Node {
 
 /// One key of a dict.
 struct Entry {
-    key: Py<PyAny>,
+    /// A `str` itself, no subclass: to look it up runs no Python code.
+    key: Py<PyString>,
     child: Node,
     /// Which entry stood at this place in the last dict: the next one probably has the same order.
     guess: AtomicUsize,
@@ -78,7 +80,8 @@ impl Node {
             "list" => Ok(Node::List(children.iter().map(each).collect::<PyResult<_>>()?)),
             "dict" => {
                 let entry = |(place, pair): (usize, Bound<'_, PyAny>)| {
-                    let (key, child): (Py<PyAny>, Bound<'_, PyAny>) = pair.extract()?;
+                    let (key, child): (Bound<'_, PyAny>, Bound<'_, PyAny>) = pair.extract()?;
+                    let key = key.cast_into_exact::<PyString>()?.unbind();
                     Ok(Entry { key, child: Node::compile(&child, leaves)?, guess: AtomicUsize::new(place) })
                 };
                 Ok(Node::Dict(children.iter().enumerate().map(entry).collect::<PyResult<_>>()?))
@@ -165,12 +168,12 @@ impl Plan {
     #[inline]
     pub fn find(&self, data: &Bound<'_, PyAny>, expect: Expect, found: &mut [*const u8]) -> Option<usize> {
         let mut rows = None;
-        // SAFETY: the GIL is held throughout, `data` is alive, and no Python code runs in between: dict look-ups by the
-        // exact type compare strings only. So every borrowed pointer stays valid until we return.
+        // SAFETY: the GIL is held throughout, `data` is alive, and no Python code runs in between: look-ups happen in dicts
+        // whose keys are all `str` itself. So every borrowed pointer stays valid until we return.
         unsafe { self.walk(&self.root, data.as_ptr(), expect, &mut rows, found) }.then(|| rows.unwrap_or(1))
     }
 
-    /// The arrays of `data`, in which `find` has just found them all.
+    /// The arrays of `data`, in which `find` has just found them all. Runs no Python code, as `find`.
     #[cold]
     pub fn arrays(&self, data: &Bound<'_, PyAny>) -> PyResult<Vec<Py<PyAny>>> {
         let mut arrays = Vec::with_capacity(self.leaves.len());
@@ -260,7 +263,8 @@ impl Plan {
         Some(true) // As many distinct keys as entries, and each is one: so all are there.
     }
 
-    /// Walks a dict by looking up each key.
+    /// Walks a dict by looking up each key. False when one of the dict's own keys is of a subclass of `str`: to compare with
+    /// it may run Python code.
     ///
     /// # Safety
     /// As for [`walk_in_order`](Self::walk_in_order).
@@ -272,8 +276,12 @@ impl Plan {
         rows: &mut Option<usize>,
         found: &mut [*const u8],
     ) -> bool {
+        // SAFETY: as the caller promises.
+        if !unsafe { exact::has_str_keys(dict) } {
+            return false;
+        }
         entries.iter().all(|entry| {
-            // SAFETY: as the caller promises; the item is alive while the dict is.
+            // SAFETY: as the caller promises; the item is alive while the dict is. All keys are strings: no Python code runs.
             unsafe {
                 let item = ffi::PyDict_GetItemWithError(dict, entry.key.as_ptr());
                 if item.is_null() {
@@ -298,34 +306,18 @@ impl Plan {
         rows: &mut Option<usize>,
     ) -> Option<*const u8> {
         let leaf = &self.leaves[index];
-        // SAFETY: the type is checked first; an ndarray has these fields, and `nd` dimensions.
-        unsafe {
-            if ffi::Py_TYPE(object) as usize != self.ndarray {
-                return None;
-            }
-            let array = &(*object.cast::<npyffi::PyArrayObject>()).fields;
-            if array.descr.cast::<ffi::PyObject>() != leaf.descr.as_ptr()
-                || array.flags & npyffi::NPY_ARRAY_C_CONTIGUOUS == 0
-            {
-                return None;
-            }
-            let dims = match array.nd {
-                0 => &[][..], // NumPy gives no pointer then.
-                nd => std::slice::from_raw_parts(array.dimensions, nd as usize),
-            };
-            let shape = match expect {
-                Expect::Sample => dims,
-                Expect::Stack => {
-                    let (&first, rest) = dims.split_first()?;
-                    if *rows.get_or_insert(first as usize) != first as usize {
-                        return None;
-                    }
-                    rest
+        // SAFETY: as the caller promises; nothing runs in between.
+        let (dims, data) = unsafe { exact::array_like(leaf, object, self.ndarray) }?;
+        let shape = match expect {
+            Expect::Sample => dims,
+            Expect::Stack => {
+                let (&first, rest) = dims.split_first()?;
+                if *rows.get_or_insert(first as usize) != first as usize {
+                    return None;
                 }
-            };
-            // Dimension by dimension: they are few, and a call to compare them costs more.
-            let fits = shape.len() == leaf.shape.len() && shape.iter().zip(&leaf.shape).all(|(a, b)| a == b);
-            fits.then_some(array.data.cast_const().cast())
-        }
+                rest
+            }
+        };
+        leaf.has_shape(shape).then_some(data)
     }
 }

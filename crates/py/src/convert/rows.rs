@@ -1,5 +1,6 @@
 //! The arrays of one call: found natively when they are plain, converted by Python when they are not.
 
+use crate::convert::exact;
 use crate::convert::plan::{Expect, Plan};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -54,15 +55,15 @@ impl Rows {
         let py = data.py();
         let stacked = matches!(expect, Expect::Stack);
         let list = plan.schema.bind(py).call_method1("conform", (data, stacked))?.cast_into::<PyList>()?;
-        let arrays: Vec<(usize, usize)> =
-            list.iter().map(|array| describe(&array, stacked)).collect::<PyResult<_>>()?;
+        let arrays: Vec<(*const u8, usize)> =
+            list.iter().map(|array| exact::conformed(&array, stacked)).collect::<PyResult<_>>()?;
         if arrays.len() != plan.leaves.len() {
             return Err(pyo3::exceptions::PyRuntimeError::new_err("conform gave the wrong number of leaves"));
         }
         let found =
             if self.spilled.is_empty() { &mut self.inline[..arrays.len()] } else { &mut self.spilled[..] };
         for (place, &(address, _)) in found.iter_mut().zip(&arrays) {
-            *place = address as *const u8;
+            *place = address;
         }
         self.count = arrays.first().map_or(0, |&(_, rows)| rows);
         self.kept.push(list.into_any().unbind());
@@ -104,11 +105,4 @@ impl Leaves {
     pub fn get(&self) -> &[*const u8] {
         if self.count > INLINE { &self.spilled } else { &self.inline[..self.count] }
     }
-}
-
-/// Address and leading dimension of an array that `conform` made.
-fn describe(array: &Bound<'_, PyAny>, stacked: bool) -> PyResult<(usize, usize)> {
-    let address: usize = array.getattr("ctypes")?.getattr("data")?.extract()?;
-    let rows = if stacked { array.len()? } else { 1 };
-    Ok((address, rows))
 }
