@@ -107,11 +107,11 @@ class RecordServer(ServerBase):
         return record
 
     def try_read(self) -> Record | None:
-        """A record if there is one; never waits."""
-        try:
-            return self._consumer.take(0.0)
-        except ConnectionClosedError:
-            return None
+        """A record, or ``None`` when there is none yet; never waits.
+
+        Raises `ConnectionClosedError` when none will come: the records are shut down, and every one was read.
+        """
+        return self._consumer.take(0.0)
 
     def read_many(self, most: int, timeout: float | None = None) -> list[Record]:
         """Waits for a record, then takes what is there, at most ``most``. Empty once the records are shut down."""
@@ -128,13 +128,13 @@ class RecordServer(ServerBase):
         return records
 
     def try_read_many(self, most: int) -> list[Record]:
-        """What is there, at most ``most``; never waits."""
+        """What is there, at most ``most``; empty when there is nothing yet. Never waits.
+
+        Raises `ConnectionClosedError` when nothing will come: the records are shut down, and every one was read.
+        """
         if most < 1:
             raise _too_few_asked_for(most)
-        try:
-            return self._consumer.take_many(most, 0.0)
-        except ConnectionClosedError:
-            return []
+        return self._consumer.take_many(most, 0.0)
 
     async def read_async(self, timeout: float | None = None) -> Record | None:
         """As `read`, for asyncio. A cancelled wait takes nothing."""
@@ -144,11 +144,12 @@ class RecordServer(ServerBase):
     async def read_many_async(self, most: int, timeout: float | None = None) -> list[Record]:
         """As `read_many`, for asyncio. A cancelled wait takes nothing."""
         peer_watch = PeerWatch(self._notifier, timeout, self._stall_checks)
-        while not (records := self.try_read_many(most)):
-            if self.closed:
-                return []
-            if not await peer_watch.notified():
-                raise self._timed_out(timeout)
+        try:
+            while not (records := self.try_read_many(most)):
+                if not await peer_watch.notified():
+                    raise self._timed_out(timeout)
+        except ConnectionClosedError:
+            return []
         return records
 
     def call_when_readable(self, call: Callable[[], None]) -> bool:

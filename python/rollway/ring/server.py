@@ -123,11 +123,11 @@ class Server(ServerBase):
         return sample
 
     def try_sample(self) -> Sample | None:
-        """A whole batch if there is one; never waits."""
-        try:
-            return self._consumer.take(0.0, None)
-        except ConnectionClosedError:
-            return None
+        """A whole batch, or ``None`` when there is none yet; never waits.
+
+        Raises `ConnectionClosedError` when none will come: the ring is shut down, and every batch was taken.
+        """
+        return self._consumer.take(0.0, None)
 
     async def sample_async(self, timeout: float | None = None, at_least: int | None = None) -> Sample | None:
         """As `sample`, for asyncio. A cancelled wait takes nothing."""

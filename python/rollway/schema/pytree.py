@@ -334,7 +334,8 @@ def _native_tree(spec: optree.PyTreeSpec) -> Any:
             return next(counter)
         children = [node(child) for child in spec.children()]
         if spec.type is dict and all(type(key) is str for key in spec.entries()):
-            return ("dict", list(zip(spec.entries(), children, strict=True)))
+            # Leaves are numbered in the order of sorted keys; a dict that is built has the order of the example's.
+            return ("dict", list(spec.one_level().unflatten(children).items()))
         if spec.type in (tuple, list):
             return (spec.type.__name__, children)
         return None

@@ -360,7 +360,11 @@ def test_closing_ends_everybodys_waits(name):
     assert got == [None]
     with pytest.raises(rollway.ConnectionClosedError):
         client.send(trajectory(1))
-    assert server.try_read() is None and server.read_many(2) == [] and client.closed
+    assert server.read_many(2) == [] and client.closed
+    assert asyncio.run(server.read_async()) is None and asyncio.run(server.read_many_async(2)) == []
+    for try_read in (server.try_read, lambda: server.try_read_many(2)):
+        with pytest.raises(rollway.ConnectionClosedError):
+            try_read()
     client.close()
 
 

@@ -50,6 +50,48 @@ def in_thread(call):
     return result
 
 
+def test_the_length_of_a_sample_is_the_number_of_its_samples():
+    example = {"obs": np.zeros(3, np.float32), "reward": np.zeros((), np.float32)}
+    with rollway.Server(example, 4) as server:
+        for _ in range(6):
+            server.submit(example)
+        sample = server.sample()
+        assert len(sample) == 4 and sample["obs"].shape == (4, 3) and sample["reward"].shape == (4,)
+        assert sample["obs"] is sample.batch["obs"] and sample[0] is sample[-2] is sample.batch
+        assert sample[1].batch_number == sample[-1].batch_number == sample.info.batch_number
+        batch, info = sample
+        assert next(iter(sample)) is batch is sample.batch and info.size == 4
+        with pytest.raises(KeyError):
+            sample["no such leaf"]
+        for place in (2, -3, 10**30):
+            with pytest.raises(IndexError, match="a sample is a pair"):
+                sample[place]
+        server.flush()
+        assert len(server.sample()) == 2
+        assert len(rollway.Sample({"obs": np.zeros((4, 3))}, info)) == 4
+
+
+@pytest.mark.parametrize("transport", [None, rollway.ShmTransport()], ids=["in process", "shm"])
+def test_a_batch_has_the_key_order_of_the_example(transport):
+    leaf = np.zeros(1)
+    example = {"z": leaf, "a": {"y": leaf, "b": (leaf, {"q": leaf, "c": leaf})}, "m": leaf}
+    given = {"m": leaf + 3, "a": {"b": (leaf, {"c": leaf + 2, "q": leaf + 1}), "y": leaf}, "z": leaf}
+    with rollway.Server(example, 1, transport) as server:
+        for data in (example, given):
+            server.submit(data)
+            batch = server.sample().batch
+            assert list(batch) == ["z", "a", "m"] and list(batch["a"]) == ["y", "b"]
+            assert list(batch["a"]["b"][1]) == ["q", "c"]
+        assert [batch["m"].item(), batch["a"]["b"][1]["c"].item(), batch["a"]["b"][1]["q"].item()] == [3, 2, 1]
+        server.submit(given)
+        assert list(next(server.dataset_iter(copy=True)).batch) == ["z", "a", "m"]
+        if transport is not None:
+            with rollway.ShmClient(server.name, given) as client, client.reserve() as slot:
+                assert list(slot.tree) == ["m", "a", "z"]
+                slot["m"][:] = 9
+            assert server.sample(timeout=10)["m"].item() == 9
+
+
 def test_a_sample_unpacks_like_echos():
     with rollway.Server(ONE, 2) as server:
         submit(server, 1, 2)
@@ -470,8 +512,10 @@ def test_a_closed_server_answers_with_none_and_errors():
     server.submit(value(1))
     server.close()
     server.close()
-    assert server.closed and server.sample() is None and server.try_sample() is None
+    assert server.closed and server.sample() is None and asyncio.run(server.sample_async()) is None
     assert list(server.dataset_iter()) == []
+    with pytest.raises(rollway.ConnectionClosedError):
+        server.try_sample()
     with pytest.raises(rollway.ConnectionClosedError):
         server.submit(value(1))
     assert repr(server) == "<rollway.Server (in process) batch_size=1 closed>"
