@@ -335,7 +335,8 @@ def _native_tree(spec: optree.PyTreeSpec) -> Any:
         children = [node(child) for child in spec.children()]
         if spec.type is dict and all(type(key) is str for key in spec.entries()):
             # Leaves are numbered in the order of sorted keys; a dict that is built has the order of the example's.
-            return ("dict", list(spec.one_level().unflatten(children).items()))
+            one_level: Any = spec.one_level()
+            return ("dict", list(one_level.unflatten(children).items()))
         if spec.type in (tuple, list):
             return (spec.type.__name__, children)
         return None
