@@ -10,7 +10,7 @@ import numpy as np
 
 from rollway._core import Record, RecordTable, plan_budget
 from rollway.errors import InvalidArgument, SchemaMismatch
-from rollway.schema.pytree import as_array, describe
+from rollway.schema.arrays import as_array, describe
 from rollway.schema.record import RaggedLeaf, RecordSchema, convert
 
 Array = np.ndarray[Any, Any]

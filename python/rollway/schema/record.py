@@ -17,7 +17,8 @@ import numpy as np
 
 from rollway._core import RecordPlan, read_schema
 from rollway.errors import ForeignSchema, SchemaMismatch
-from rollway.schema.pytree import as_array, describe, dtype_text, explain, known_dtype, leaves_differ, short
+from rollway.schema.arrays import as_array, describe
+from rollway.schema.pytree import dtype_text, explain, known_dtype, leaves_differ, short
 
 _EXAMPLE = "{'tokens': 'int32[*]'}"
 _NOTATION = re.compile(r"(\w+)\[([^\]]*)\]")
