@@ -21,6 +21,7 @@ import optree
 from rollway._core import Plan, read_schema
 from rollway.errors import ForeignSchema, SchemaMismatch
 from rollway.schema.arrays import as_array, describe
+from rollway.schema.leaves import WHOLE, as_example
 
 NAMESPACE = "rollway"
 _MAX_DIMENSIONS = 63  # numpy's limit, less one
@@ -93,8 +94,9 @@ class Schema:
 
     @classmethod
     def of(cls, example: Any) -> Schema:
-        """Reads the schema off an example. Its values do not matter."""
+        """Reads the schema off an example. Its values do not matter. Leaves may have any of the forms of `leaves`."""
         register_dataclasses(example)
+        example = as_example(example, NAMESPACE)
         paths, values, treedef = optree.tree_flatten_with_path(example, namespace=NAMESPACE)
         if not values:
             raise SchemaMismatch("the example has no arrays in it: give one sample, like {'obs': np.zeros(4)}")
@@ -262,7 +264,7 @@ def _structured(fields: list[Any]) -> np.dtype[Any]:
 
 def path_text(path: tuple[Any, ...]) -> str:
     """The name of a leaf, made of the keys that lead to it."""
-    return "/".join(map(str, path)) if path else "(the sample itself)"
+    return "/".join(map(str, path)) if path else WHOLE
 
 
 def _native_tree(spec: optree.PyTreeSpec) -> Any:
