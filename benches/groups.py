@@ -189,7 +189,7 @@ class ByReader:
     def __init__(self, server: rollway.RecordServer) -> None:
         from rollway.integrations.atropos import GroupReader
 
-        self._reader = GroupReader(server, deadline_s=HALF_S)
+        self._reader = GroupReader(server, group_timeout_s=HALF_S)
 
     async def take(self, watch: Watch, timeout_s: float) -> bool:
         """False when nothing came in time."""
@@ -221,7 +221,7 @@ class ByGenerate:
         from rollway.integrations.skyrl import AtroposSHMGenerator
 
         self._generator = AtroposSHMGenerator(
-            server, match="stream", group_size=SIZE, timeout_s=None, group_deadline_s=HALF_S, peer_timeout_s=None
+            server, match="stream", group_size=SIZE, timeout_s=None, group_timeout_s=HALF_S, peer_timeout_s=None
         )
         self._groups = CALL
 

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
-
 from rollway._core import shm_directory
 from rollway.errors import InvalidArgument, NotEnoughMemory
 from rollway.machine.cgroup import Cgroup
-from rollway.ring.rollout_ring_buffer import rollout_shapes
+from rollway.ring.rollout_ring_buffer import more_fields, rollout_shapes
 
 Place = Literal["shared", "private"]
 
@@ -93,13 +91,13 @@ class MemoryBudget:
         *,
         critic_dim: int = 0,
         num_slots: int = 4,
-        fields: Mapping[str, tuple[tuple[int, ...], Any]] | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> Self:
         """A `RolloutRingBuffer` with these arguments."""
         shapes = rollout_shapes(num_envs, num_steps, obs_dim, action_dim, critic_dim)
         _check_counts(num_slots=num_slots)
         usual = [math.prod(shape) * _FLOAT32 for shape in shapes.values()]
-        more = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in (fields or {}).values()]
+        more = [leaf.row_bytes for leaf in more_fields(fields or {}).values()]
         slot = sum(usual) + sum(more)
         step = obs_dim + action_dim + 4 + critic_dim
         arithmetic = (

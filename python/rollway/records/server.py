@@ -29,7 +29,7 @@ class RecordServer(ServerBase):
     attach to one name, and each record goes to one of them.
 
     Args:
-        schema: ``{"tokens": "int32[*]", "score": "float32[]"}``.
+        schema: ``{"tokens": "int32[*]", "score": "float32[]"}``, or other forms of a leaf: see `RecordSchema`.
         transport: `ShmTransport` for workers on this machine, `TcpTransport` for others, or both. Without any, only
             `submit` feeds it.
         lane_bytes: Room for each worker's records; none may be larger.
@@ -52,7 +52,7 @@ class RecordServer(ServerBase):
 
     def __init__(
         self,
-        schema: RecordSchema | Mapping[str, str],
+        schema: RecordSchema | Mapping[str, Any],
         transport: ShmTransport | RecordTransport | Sequence[ShmTransport | RecordTransport] | None = None,
         *,
         lane_bytes: int = 64 << 20,

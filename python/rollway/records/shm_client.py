@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
 from rollway._core import RecordProducer
 from rollway.errors import ForeignSchema
@@ -50,7 +51,7 @@ class ShmRecordClient(RecordProducer, AsyncRecordSends):
     def __new__(
         cls,
         name: str,
-        schema: RecordSchema | Mapping[str, str],
+        schema: RecordSchema | Mapping[str, Any],
         *,
         producer_id: int | None = None,
         on_full: OnFull | None = None,

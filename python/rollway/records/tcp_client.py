@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from rollway._core import TcpRecordSender
 from rollway.errors import ForeignSchema
@@ -61,7 +62,7 @@ class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
         cls,
         host: str,
         port: int,
-        schema: RecordSchema | Mapping[str, str],
+        schema: RecordSchema | Mapping[str, Any],
         max_inflight_msgs: int = 32,
         *,
         token: str | bytes | None = None,

@@ -19,7 +19,8 @@ import numpy as np
 from rollway._core import Table
 from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch, SegmentDamaged, WaitTimeout
 from rollway.replay.batch import Batch, RowLayout, StagedCopies, as_host_array, device_name, fill_field_by_field
-from rollway.schema.record import RaggedLeaf, RecordSchema, convert
+from rollway.schema.leaves import RaggedLeaf
+from rollway.schema.record import RecordSchema, convert
 from rollway.transport.policies import IfExists
 
 _PATIENCE_S = 30.0
@@ -45,6 +46,7 @@ class ReplayBuffer:
         packed_cpu_storage: Accepted for UniLab's sake; rows are always packed.
         name: What others attach to. Left out, a name is made up, and the memory is gone with its last user.
         fields: More fields, or another dtype and shape for a usual one: ``{"obs": "uint8[84,84]", "step": "int64[]"}``.
+            A field may also be an example array, a pair like ``((84, 84), np.uint8)`` or a Gymnasium space.
         seed: Draw the same batches from the same content. Left out, each process draws its own.
         if_exists: For a name that is taken: ``"resume"`` goes on with its transitions, ``"replace"`` starts anew unless
             somebody lives in it, ``"error"`` refuses.
@@ -71,7 +73,7 @@ class ReplayBuffer:
         packed_cpu_storage: bool = False,
         *,
         name: str | None = None,
-        fields: Mapping[str, str] | None = None,
+        fields: Mapping[str, Any] | None = None,
         seed: int | None = None,
         if_exists: IfExists = "resume",
         huge_pages: bool | None = None,
@@ -340,13 +342,15 @@ _USUAL = ("obs", "actions", "rewards", "next_obs", "dones", "truncated")
 _CRITIC = ("critic", "next_critic")
 
 
-def _schema(obs_dim: int, action_dim: int, critic_dim: int, more: Mapping[str, str]) -> RecordSchema:
+def _schema(obs_dim: int, action_dim: int, critic_dim: int, more: Mapping[str, Any]) -> RecordSchema:
     obs, action = _positive("obs_dim", obs_dim), _positive("action_dim", action_dim)
     shapes = (f"float32[{obs}]", f"float32[{action}]", "float32[]", f"float32[{obs}]", "float32[]", "float32[]")
-    notations = dict(zip(_USUAL, shapes, strict=True))
+    usual = dict(zip(_USUAL, shapes, strict=True))
     if critic_dim != 0:
-        notations |= dict.fromkeys(_CRITIC, f"float32[{_positive('critic_dim', critic_dim)}]")
-    schema = RecordSchema(notations | dict(more))
+        usual |= dict.fromkeys(_CRITIC, f"float32[{_positive('critic_dim', critic_dim)}]")
+    schema = RecordSchema(usual | dict(more))
+    if parted := sorted(usual.keys() - schema.keys()):
+        raise SchemaMismatch(f"field '{parted[0]}' is one array: a dict, or a Dict or Tuple space, is several")
     reserved = {"terminal_mask", "terminal_next_obs", "terminal_next_critic"} | (
         set(_CRITIC) if critic_dim == 0 else set()
     )

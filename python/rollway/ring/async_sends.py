@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import optree
 
 from rollway.errors import RollwayError, WaitTimeout
-from rollway.schema.pytree import as_array
+from rollway.schema.arrays import as_array
 from rollway.waiting.notifier import LoopNotifier
 from rollway.waiting.peer_watch import LearnerWatch, deadline_of, notified
 

@@ -31,7 +31,8 @@ class Server(ServerBase):
     server.
 
     Args:
-        example: One sample: a pytree of arrays. Its values do not matter.
+        example: One sample: a pytree of arrays. Its values do not matter. In place of an array there may be text like
+            ``"uint8[84,84]"``, a pair like ``((84, 84), np.uint8)`` or a Gymnasium space.
         batch_size: Samples per batch.
         transport: One or several ways in: `ShmTransport` for workers on this machine, `TcpTransport` for others, or a
             `Transport` of your own. Without any, only `submit` feeds the ring.

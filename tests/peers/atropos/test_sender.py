@@ -345,7 +345,7 @@ def test_the_half_group_of_a_killed_environment_stays_half(learner, child):
     first, second = child(environment, learner.name, 4), child(environment, learner.name, 99)
     first.ends(-signal.SIGKILL)
     second.ends()
-    reader = GroupReader(learner, deadline_s=0.2)
+    reader = GroupReader(learner, group_timeout_s=0.2)
     whole = [reader.read(SECONDS).key for _ in range(3)]
     assert sorted(key.instance_id for key in whole) == ["a", "a", "b"]
     assert len({key.run for key in whole}) == 2
@@ -453,7 +453,7 @@ def test_a_reader_that_holds_much_of_what_an_environment_has_room_for_is_told_so
         reader.read(0.01)
 
 
-@pytest.mark.parametrize("setting", [{"deadline_s": -1.0}, {"max_staleness": -1}, {"max_groups": 0}])
+@pytest.mark.parametrize("setting", [{"group_timeout_s": -1.0}, {"max_staleness": -1}, {"max_groups": 0}])
 def test_settings_that_mean_nothing_are_refused_before_the_first_record(learner, setting):
     with pytest.raises(rollway.InvalidArgument, match=next(iter(setting))):
         GroupReader(learner, **setting)
