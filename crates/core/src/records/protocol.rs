@@ -460,7 +460,8 @@ impl<'a> LaneWords<'a> {
         let (mut count, mut damaged) = (0, None);
         self.find_ready(|descriptor, word, number| {
             let mine = Word::new(number, State::Taken, me).pack();
-            // SYNC records.take: the word was loaded with Acquire; this CAS makes the record ours alone (I5).
+            // SYNC records.ready: the word was loaded with Acquire; this CAS makes the record ours alone (I5). AcqRel here, so that
+            // what `commit` published reaches who takes it after `make_ready_again`.
             descriptor.word.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed).ok()?;
             crash_point(Point::RecordTaken);
             match self.place(descriptor) {
