@@ -7,10 +7,9 @@ use crate::error::{Damage, Error, Result};
 use crate::segment::{Census, Owner, Role, Seat};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::prefetch::prefetch;
-use crate::sys::sync::Woken;
+use crate::sys::sync::{AtomicBool, AtomicUsize, Ordering, Woken};
 use crate::sys::wait::{LivenessPoll, LivenessTicker, PeerWatch};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 

@@ -9,10 +9,9 @@ use crate::error::{Error, Result};
 use crate::segment::header::PAGE;
 use crate::segment::{Census, Owner, Role, Seat, lease};
 use crate::sys::clock::monotonic_ns;
-use crate::sys::sync::{Point, Woken, crash_point};
+use crate::sys::sync::{AtomicU64, Ordering, Point, Woken, crash_point};
 use crate::sys::wait::{LivenessPoll, LivenessTicker, PeerWatch};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 

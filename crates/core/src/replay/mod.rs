@@ -25,7 +25,7 @@ use crate::policies::IfExists;
 use crate::schema;
 use crate::segment::lease::generation;
 use crate::segment::{Owner, Role, Seat, Segment, Spec};
-use crate::sys::sync::{AtomicU64, Ordering, Woken};
+use crate::sys::sync::{AtomicBool, AtomicU64, Ordering, Woken};
 use crate::sys::wait::{Deadline, LivenessPoll};
 pub use add::{Patch, Source};
 pub use gather::{Piece, Sampler};
@@ -33,7 +33,6 @@ pub use layout::Field;
 use layout::{Control, Geometry, KIND, RowKind, RowWord, Tally};
 use protocol::Protocol;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// What a new table should be.
 #[derive(Debug, Clone)]

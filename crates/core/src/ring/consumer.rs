@@ -6,11 +6,10 @@ use super::{IfExists, Ring, RingSpec, stamp_of};
 use crate::error::{Error, Result};
 use crate::segment::{Owner, Role, Seat};
 use crate::sys::clock::monotonic_ns;
-use crate::sys::sync::{Ordering, Woken};
+use crate::sys::sync::{AtomicBool, AtomicU64, Ordering, Woken};
 use crate::sys::wait::{Deadline, LivenessPoll, LivenessTicker, OrderGrace, PeerWatch};
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 /// One consumer's handle. Threads may share it: each batch goes to one of them.

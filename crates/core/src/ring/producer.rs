@@ -7,10 +7,9 @@ use crate::error::{Error, Result};
 pub use crate::policies::{OnFull, ProducerSpec};
 use crate::segment::{Census, Owner, Role, Seat};
 use crate::sys::clock::monotonic_ns;
-use crate::sys::sync::{Ordering, Point, Woken, crash_point};
+use crate::sys::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Point, Woken, crash_point};
 use crate::sys::wait::{AdaptiveSpin, Deadline, LivenessPoll, LivenessTicker, PeerWatch, SpinOutcome};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -36,7 +35,7 @@ pub struct Producer {
     peer_timeout: Option<Duration>,
     sequence: AtomicU64,
     /// Where it claimed last.
-    lane: crate::sys::sync::AtomicU64,
+    lane: AtomicU64,
     /// Of the thread that waits for room. Another one, with the same handle, sleeps at once.
     spin: Mutex<AdaptiveSpin>,
     ticker: LivenessTicker,

@@ -497,7 +497,8 @@ impl<'a> Protocol<'a> {
         loop {
             let taken = self.find_complete(&must_wait, |line, word, ready| {
                 let mine = BufferWord::taken(word.batch, owner).pack();
-                // SYNC ring.take: the slots' words were loaded with Acquire; this CAS makes the batch ours alone (I5).
+                // SYNC ring.filling: Acquire here, AcqRel in `assist` and `give_back`; Release here, Acquire in `recover`. The
+                // slots' words were loaded with Acquire; this CAS makes the batch ours alone (I5).
                 let won = line
                     .word
                     .compare_exchange(word.pack(), mine, Ordering::AcqRel, Ordering::Relaxed)

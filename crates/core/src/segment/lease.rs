@@ -33,10 +33,10 @@
 use super::header::{SeatRecord, seat_state};
 use super::mapping::{Segment, unix_ns};
 use crate::error::{Error, Result};
-use crate::sys::sync::{Ordering, Point, crash_point, fence};
+use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point, fence};
 use rustix::thread::futex;
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32}; // Not loom's: statics, and a futex.
 use std::sync::{Arc, Mutex, Once};
 
 /// The lease bytes lie far behind the end of any segment: a lock needs no byte to exist.
@@ -88,7 +88,7 @@ pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-static GENERATION: StdAtomicU32 = StdAtomicU32::new(0);
+static GENERATION: AtomicU32 = AtomicU32::new(0);
 /// Every lease descriptor of this process, so that a forked child can close them without taking a lock.
 static LEASES: [AtomicI32; 4096] = [const { AtomicI32::new(-1) }; 4096];
 static FORK_HANDLER: Once = Once::new();
@@ -143,7 +143,7 @@ impl Drop for RankGuard {
 #[derive(Debug, Default)]
 pub(crate) struct ForkSafeLock {
     /// The [`generation`] of the holder's process, plus one; 0 when it is free.
-    holder: StdAtomicU32,
+    holder: AtomicU32,
 }
 
 /// Gives the [`ForkSafeLock`] back when it is dropped.
@@ -425,7 +425,7 @@ pub struct Seat {
     segment: Arc<Segment>,
     role: Role,
     /// `generation << 32 | owner`: one load on the hot path tells who we are, or that we were forked.
-    badge: StdAtomicU64,
+    badge: AtomicU64,
     /// Locked with no fork in between ([`without_fork`]): a child would inherit a mutex that nobody unlocks.
     lease: Mutex<Lease>,
     /// For the one thread of a forked child that sits down anew.
@@ -436,7 +436,7 @@ impl Seat {
     /// Takes a free seat. `sweep(seat)` is called first when its last holder died there, with its lock in our hands.
     pub fn take(segment: Arc<Segment>, role: Role, sweep: impl Fn(usize)) -> Result<Seat> {
         let (lease, owner) = Self::lock_seat(&segment, role, sweep)?;
-        let badge = StdAtomicU64::new((lease.generation as u64) << 32 | owner.bits());
+        let badge = AtomicU64::new((lease.generation as u64) << 32 | owner.bits());
         Ok(Seat { segment, role, badge, lease: Mutex::new(lease), rejoining: ForkSafeLock::default() })
     }
 
@@ -682,7 +682,7 @@ mod tests {
 
     #[test]
     fn a_lock_that_a_thread_of_the_parent_holds_is_free_in_a_forked_child() {
-        let lock = ForkSafeLock { holder: StdAtomicU32::new(generation() + 2) }; // Not of this generation.
+        let lock = ForkSafeLock { holder: AtomicU32::new(generation() + 2) }; // Not of this generation.
         drop(lock.take(Rank::Rejoining));
         assert_eq!(lock.holder.load(Ordering::Relaxed), 0);
     }

@@ -3,6 +3,7 @@
 use super::header::{self, Extent, GEOMETRY_WORDS, Header, LAYOUT_VERSION, MAGIC, PAGE, SeatRecord};
 use crate::error::{Error, Result};
 use crate::schema;
+use crate::sys::sync::{AtomicBool, Ordering};
 use rustix::fs::{self, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
@@ -11,7 +12,6 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// In front of every name in the directory.
 pub const PREFIX: &str = "rollway.";

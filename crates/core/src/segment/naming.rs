@@ -5,10 +5,10 @@ use super::mapping::{Segment, Spec, check_name, path_of};
 use super::{catalog, lease};
 use crate::error::{Error, Result};
 use crate::policies::OnFull;
+use crate::sys::sync::Ordering;
 use rustix::fs;
 use rustix::io::Errno;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::Ordering;
 
 impl Segment {
     /// Makes a segment that has no name yet: fill the body, take a seat, then [`publish`](Self::publish) it.

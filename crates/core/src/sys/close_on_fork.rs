@@ -7,7 +7,7 @@
 use crate::segment::lease::without_fork;
 use std::os::fd::AsRawFd;
 use std::sync::Once;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering}; // Not loom's: a static.
 
 static LISTED: [AtomicI32; 4096] = [const { AtomicI32::new(-1) }; 4096];
 static FORK_HANDLER: Once = Once::new();

@@ -1,7 +1,7 @@
 //! How long to wait, when to check for dead peers while waiting, and when to spin.
 
 use crate::sys::clock::monotonic_ns;
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sys::sync::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Until when a call may block.

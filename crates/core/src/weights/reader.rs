@@ -8,10 +8,9 @@ use crate::error::{Error, Result};
 use crate::policies::IfExists;
 use crate::segment::{Owner, Role, Seat, lease};
 use crate::sys::signals;
-use crate::sys::sync::{AtomicU64, Ordering, Woken};
+use crate::sys::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Woken};
 use crate::sys::wait::{Deadline, LivenessPoll, PeerWatch};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};
 use std::time::Duration;
 
 /// Where the bytes of a leaf go.
@@ -41,9 +40,9 @@ pub struct Reader {
     seat: Seat,
     threads: usize,
     /// `generation << 32 | bits`: which words of our pin line threads of this process are using.
-    pins_used: StdAtomicU64,
+    pins_used: AtomicU64,
     /// Up to which buffer our page table is filled.
-    populated: StdAtomicU32,
+    populated: AtomicU32,
     /// Whether this handle was closed. Calls that wait in other threads look at it.
     closing: AtomicBool,
 }
@@ -64,8 +63,8 @@ impl Reader {
     /// Sits down in weights that are mapped.
     pub fn attach_to(weights: Arc<Weights>, threads: usize) -> Result<Reader> {
         let seat = Seat::take(weights.segment().clone(), Role::Consumer, |seat| weights.sweep(seat))?;
-        let populated = StdAtomicU32::new(weights.protocol().grown() as u32);
-        let (pins_used, closing) = (StdAtomicU64::new(0), AtomicBool::new(false));
+        let populated = AtomicU32::new(weights.protocol().grown() as u32);
+        let (pins_used, closing) = (AtomicU64::new(0), AtomicBool::new(false));
         Ok(Reader { weights, seat, threads, pins_used, populated, closing })
     }
 
@@ -252,7 +251,7 @@ impl Reader {
 
 /// One word of our pin line, for one thread.
 pub(super) struct LentPin<'a> {
-    used: &'a StdAtomicU64,
+    used: &'a AtomicU64,
     index: usize,
 }
 

@@ -358,6 +358,30 @@ fn records_are_committed_in_any_order() {
 }
 
 #[test]
+fn what_lies_behind_a_reservation_is_found_by_all_while_one_passes_it() {
+    explore(1, || {
+        let heap = Heap::new(1, 4, 4);
+        let mut ledger = heap.producer(1);
+        let [front, behind @ ..] = [1, 2, 3].map(|_| heap.reserve(&mut ledger));
+        let producer = spawn(&heap, move |heap| {
+            for (room, value) in behind.into_iter().zip([2, 3]).chain([(front, 1)]) {
+                heap.write(&room, value);
+                heap.commit(room, value);
+            }
+        });
+        let fickle = spawn(&heap, |heap| {
+            if let Some(taken) = heap.try_take(owner(OTHER)) {
+                heap.lane(0).give_back(taken);
+            }
+        });
+        let received = (0..3).map(|_| heap.receive(owner(CONSUMER))).collect();
+        assert_eq!(sorted(received), [1, 2, 3]);
+        producer.join().unwrap();
+        fickle.join().unwrap();
+    });
+}
+
+#[test]
 fn of_two_reservations_the_one_that_was_committed_first_comes_first() {
     explore(2, || {
         let heap = Heap::new(1, 2, 2);

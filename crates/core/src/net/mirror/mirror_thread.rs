@@ -10,9 +10,9 @@ use crate::net::client::link::Link;
 use crate::net::wire::frame::{Content, Hello, Inventory, Kind, MAX_SCHEMA_BYTES};
 use crate::net::wire::stats::add;
 use crate::net::wire::token::random;
+use crate::sys::sync::Ordering;
 use crate::weights::{Reader, WeightsSpec, mirror};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// The mirror's thread: connects, fetches, and connects again.

@@ -11,8 +11,8 @@ use super::{CLOSING, ProcessLane, Producer};
 use crate::records::ledger::{Attempt, Room};
 use crate::records::protocol::{Entry, Stamp};
 use crate::sys::clock::monotonic_ns;
+use crate::sys::sync::Ordering;
 use smallvec::SmallVec;
-use std::sync::atomic::Ordering;
 
 /// A record that needs nothing but room.
 pub trait Outgoing {
