@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `ring`, `records`, `weights`, `replay`, `vector_env`, `net`, `segment` | the classes of each, one file per class |
 //! | `convert` | from Python values to bytes and numbers, and back |
+//! | `sends` | what the handles that send have in common |
 //! | `eventfd_waiter` | lets an event loop wait for any handle |
 //! | `errors`, `gil` | the exceptions; a cell that the GIL guards |
 
@@ -16,6 +17,7 @@ mod records;
 mod replay;
 mod ring;
 mod segment;
+mod sends;
 mod vector_env;
 mod weights;
 

@@ -10,6 +10,7 @@
 
 pub mod connection;
 pub mod endpoints;
+pub mod options;
 pub mod record_client;
 pub mod sample_client;
 pub mod tcp_server;

@@ -219,10 +219,6 @@ impl RecordConsumer {
         &self.endpoints
     }
 
-    pub fn records(&self) -> &Arc<Records> {
-        &self.records
-    }
-
     pub fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
         self.core.share(py).ok_or_else(|| to_py(py, Error::Closed))
     }
