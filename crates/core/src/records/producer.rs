@@ -7,8 +7,9 @@ use super::recovery::RecoveredSeats;
 use super::{Deadline, OnFull, ProducerSpec, Records};
 use crate::error::{Error, Result};
 use crate::segment::header::PAGE;
-use crate::segment::{Census, Owner, Role, Seat, lease};
+use crate::segment::{Census, Owner, Role, Seat};
 use crate::sys::clock::monotonic_ns;
+use crate::sys::fork;
 use crate::sys::sync::{AtomicU64, Ordering, Point, Woken, crash_point};
 use crate::sys::wait::{LivenessPoll, LivenessTicker, PeerWatch};
 use std::ops::Deref;
@@ -38,7 +39,7 @@ pub struct Producer {
     records: Arc<Records>,
     seat: Seat,
     process_lane: ProcessLane,
-    joining: lease::ForkSafeLock,
+    joining: fork::ForkSafeLock,
     /// The id that the caller brought.
     chosen_id: Option<u32>,
     on_full: OnFull,
@@ -76,7 +77,7 @@ impl ProcessLane {
             refusal.unwrap_or(Error::NoLane { name, lanes })
         })?;
         Ok(ProcessLane {
-            generation: lease::generation(),
+            generation: fork::generation(),
             owner,
             lane,
             ledger: Mutex::new(ledger),
@@ -156,7 +157,7 @@ impl Producer {
             records,
             seat,
             process_lane,
-            joining: lease::ForkSafeLock::default(),
+            joining: fork::ForkSafeLock::default(),
             chosen_id: spec.producer_id,
             peer_timeout: spec.peer_timeout,
             recovered: Mutex::default(),
@@ -207,7 +208,7 @@ impl Producer {
     #[inline]
     fn here(&self) -> Option<&ProcessLane> {
         let process_lane = self.process_lane.latest();
-        (process_lane.generation == lease::generation()).then_some(process_lane)
+        (process_lane.generation == fork::generation()).then_some(process_lane)
     }
 
     #[inline]
@@ -221,14 +222,14 @@ impl Producer {
     /// In a forked child: sits down anew, as a producer of its own with its own lane and count.
     #[cold]
     fn rejoin(&self) -> Result<&ProcessLane> {
-        let _joining = self.joining.take(lease::Rank::ProcessLane);
+        let _joining = self.joining.take(fork::Rank::ProcessLane);
         if let Some(process_lane) = self.here() {
             return Ok(process_lane);
         }
         let owner = self.seat.rejoin(|seat| self.records.sweep(seat))?;
         let process_lane = Box::new(ProcessLane::begin(&self.records, &self.seat, owner, self.chosen_id)?);
         // No fork in between: the child would inherit a cell that is being filled by nobody.
-        Ok(lease::without_fork(|| self.process_lane.latest().child.get_or_init(|| process_lane)))
+        Ok(fork::without_fork(|| self.process_lane.latest().child.get_or_init(|| process_lane)))
     }
 
     /// Reserves room for a record of up to `bytes`. `None`: dropped, as the policy says. [`Error::Full`] when there is no

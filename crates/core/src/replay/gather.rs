@@ -7,7 +7,7 @@ use super::Table;
 use super::draw::RandomStream;
 use super::protocol::Protocol;
 use crate::error::{Error, Result};
-use crate::segment::lease::generation;
+use crate::sys::fork::generation;
 use crate::sys::opaque_copy::copy_opaque;
 use crate::sys::parallel::{default_threads, for_each_parallel};
 use crate::sys::prefetch::{prefetch, prefetch_all};

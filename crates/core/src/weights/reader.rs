@@ -6,7 +6,8 @@ use super::writer::out_of_range;
 use super::{Weights, WeightsSpec};
 use crate::error::{Error, Result};
 use crate::policies::IfExists;
-use crate::segment::{Owner, Role, Seat, lease};
+use crate::segment::{Owner, Role, Seat};
+use crate::sys::fork;
 use crate::sys::signals;
 use crate::sys::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Woken};
 use crate::sys::wait::{Deadline, LivenessPoll, PeerWatch};
@@ -175,7 +176,7 @@ impl Reader {
     }
 
     pub(super) fn lend_pin(&self) -> Option<LentPin<'_>> {
-        let now = u64::from(lease::generation()) << 32;
+        let now = u64::from(fork::generation()) << 32;
         // The threads of a parent did not come with us through the fork, nor did its seat.
         let used_now = |used: u64| if used >> 32 == now >> 32 { used as u32 } else { 0 };
         let lend = |used: u64| {

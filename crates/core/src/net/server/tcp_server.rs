@@ -20,7 +20,7 @@ use crate::net::wire::tls::ServerTls;
 use crate::net::wire::token::Token;
 use crate::net::wire::token_file::{self, TokenFile};
 use crate::net::{Endpoint, Transport};
-use crate::sys::close_on_fork::CloseOnFork;
+use crate::sys::fork::CloseOnFork;
 use crate::sys::sync::AtomicU64;
 use crate::weights::Weights;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
