@@ -236,7 +236,7 @@ class RecordServer(ServerBase):
         """The producer of this process, one for all threads: a second lane would change the order of their records."""
         with self._starting:
             if self._producer is None:
-                self._producer = RecordProducer.beside(self._consumer, self._plan)
+                self._producer = RecordProducer._beside(self._consumer, self._plan)
             return self._producer
 
     def _stall_checks(self) -> list[StallCheck]:

@@ -78,5 +78,5 @@ class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
         options = TcpOptions(token, ca, server_name, connect_timeout_s, reconnect_timeout_s, keepalive_s)
         with explained(schema):
             self = super().__new__(cls, host, port, schema.plan(), max_inflight_msgs, producer_id, options)
-        self._open(LoopNotifier(WeakCall(self, TcpRecordSender.eventfd_waiter)))
+        self._open(LoopNotifier(WeakCall(self, TcpRecordSender._eventfd_waiter)))
         return self

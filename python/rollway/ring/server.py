@@ -92,7 +92,7 @@ class Server(ServerBase):
         super().__init__(self._consumer, transports, Intake(self._consumer, self._schema, self._plan))
         if pin_host_memory:
             try:
-                self._closers.append(pin(*self._consumer.memory()))
+                self._closers.append(pin(*self._consumer._memory()))
             except RuntimeError:
                 self.close()
                 raise
@@ -206,7 +206,7 @@ class Server(ServerBase):
         """The producer of this process, one for all threads, so that they share one producer id."""
         if self._producer is None:
             with self._starting:
-                self._producer = self._producer or Producer.beside(self._consumer, self._plan)
+                self._producer = self._producer or Producer._beside(self._consumer, self._plan)
         return self._producer
 
     def _stall_checks(self) -> list[StallCheck]:

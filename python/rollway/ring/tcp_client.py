@@ -71,5 +71,5 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
         options = TcpOptions(token, ca, server_name, connect_timeout_s, reconnect_timeout_s, keepalive_s)
         with explained(schema):
             self = super().__new__(cls, host, port, schema.plan(), max_inflight_msgs, producer_id, options)
-        self._open(LoopNotifier(WeakCall(self, TcpSender.eventfd_waiter)))
+        self._open(LoopNotifier(WeakCall(self, TcpSender._eventfd_waiter)))
         return self

@@ -21,7 +21,7 @@ class ShmLifetime(ShmSends):
     _learner_watch: LearnerWatch | None
 
     def _open(self, native: type[ShmSends], peer_timeout_s: float | None) -> None:
-        self._notifier = LoopNotifier(WeakCall(self, native.eventfd_waiter))
+        self._notifier = LoopNotifier(WeakCall(self, native._eventfd_waiter))
         learners, is_orphaned = WeakCall(self, native.learners), WeakCall(self, native.is_orphaned)
         self._learner_watch = LearnerWatch(learners, is_orphaned, peer_timeout_s)
 

@@ -35,7 +35,7 @@ impl TcpConnection {
     }
 
     /// Waits until `wait` would not, for event loops, and takes nothing.
-    fn settled_eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
+    fn _settled_eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
         EventfdWaiter::of(py, &self.0, |connection, deadline| connection.client.wait_settled(deadline))
     }
 

@@ -33,7 +33,7 @@ sample_sends!(
 #[pymethods]
 impl TcpSender {
     /// Waits for room, for event loops, and takes none.
-    fn eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
+    fn _eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
         EventfdWaiter::of(py, &self.core, Core::wait_writable)
     }
 }

@@ -130,7 +130,7 @@ impl RecordConsumer {
     }
 
     /// Waits for a record to take, for event loops, and takes none.
-    fn eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
+    fn _eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
         EventfdWaiter::of(py, &self.core(py)?, Core::wait_readable)
     }
 

@@ -92,7 +92,7 @@ impl Consumer {
     }
 
     /// Waits for a batch to take, for event loops, and takes none.
-    fn eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
+    fn _eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
         EventfdWaiter::of(py, &self.core(py)?, Core::wait_readable)
     }
 
@@ -141,7 +141,7 @@ impl Consumer {
     }
 
     /// Where the ring lies in this process: address and bytes.
-    fn memory(&self) -> (usize, usize) {
+    fn _memory(&self) -> (usize, usize) {
         let (body, bytes) = self.ring().segment().body();
         (body.as_ptr() as usize, bytes)
     }

@@ -74,24 +74,24 @@ impl Producer {
     }
 
     /// Sleeps until there is room, at most `timeout` seconds; false when there is none.
-    fn wait_writable(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+    fn _wait_writable(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let (core, deadline) = (self.handle.core(py)?, deadline(Some(timeout))?);
         blocking(py, || core.wait_writable(deadline))?.map_err(|e| to_py(py, e))
     }
 
     /// Waits for room, for event loops, and takes none.
-    fn eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
+    fn _eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
         EventfdWaiter::of(py, &self.handle.core(py)?, Core::wait_writable)
     }
 
     /// Who claims slots through this handle, as the ring knows it.
     #[getter]
-    fn owner(&self, py: Python<'_>) -> PyResult<u64> {
+    fn _owner(&self, py: Python<'_>) -> PyResult<u64> {
         self.handle.core(py)?.owner().map(|owner| owner.bits()).map_err(|e| to_py(py, e))
     }
 
     /// Where the ring lies in this process: address and bytes.
-    fn memory(&self, py: Python<'_>) -> PyResult<(usize, usize)> {
+    fn _memory(&self, py: Python<'_>) -> PyResult<(usize, usize)> {
         let core = self.handle.core(py)?;
         let (body, bytes) = core.ring().segment().body();
         Ok((body.as_ptr() as usize, bytes))

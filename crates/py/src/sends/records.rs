@@ -235,7 +235,7 @@ fn no_room<S: RecordSender>(
 }
 
 /// `record_sends!(Class, send = "…", send_many = "…", reserve = "…")`: gives a class that is a [`RecordSender`] the methods `send`,
-/// `try_send`, `send_many`, `try_send_many`, `tombstone`, `reserve` and `eventfd_waiter`, with these docstrings. It expands to
+/// `try_send`, `send_many`, `try_send_many`, `tombstone`, `reserve` and `_eventfd_waiter`, with these docstrings. It expands to
 /// a block of `#[pymethods]` in which each method calls the function of its name in this module.
 macro_rules! record_sends {
     ($Class:ident, send = $send:literal, send_many = $send_many:literal, reserve = $reserve:literal) => {
@@ -335,7 +335,7 @@ macro_rules! record_sends {
             }
 
             /// Waits until what found no room lately may find some, for event loops, and takes none.
-            fn eventfd_waiter(&self, py: Python<'_>) -> PyResult<$crate::eventfd_waiter::EventfdWaiter> {
+            fn _eventfd_waiter(&self, py: Python<'_>) -> PyResult<$crate::eventfd_waiter::EventfdWaiter> {
                 $crate::sends::records::eventfd_waiter(self, py)
             }
         }

@@ -135,7 +135,7 @@ pub fn attach<S: ShmSender<Core: Send>>(
     S::wrap(py, core.map_err(|e| to_py(py, e))?, plan, name)
 }
 
-/// `shm_sender!(Class, Plan, Consumer, target)`: gives a class that is a [`ShmSender`] its constructor, `beside`, `close`, `closed`,
+/// `shm_sender!(Class, Plan, Consumer, target)`: gives a class that is a [`ShmSender`] its constructor, `_beside`, `close`, `closed`,
 /// `name`, `blocks`, `producer_id`, `learners` and `is_orphaned`. `target` is the method of the core's consumer that gives what
 /// both share. It expands to a block of `#[pymethods]` in which each method asks the class's field
 /// `handle`, a [`ShmHandle`].
@@ -160,7 +160,7 @@ macro_rules! shm_sender {
 
             /// A producer in the learner's own process.
             #[staticmethod]
-            fn beside(py: Python<'_>, consumer: &$Consumer, plan: Py<$Plan>) -> PyResult<Self> {
+            fn _beside(py: Python<'_>, consumer: &$Consumer, plan: Py<$Plan>) -> PyResult<Self> {
                 let target = consumer.core(py)?.$target().clone();
                 let spec = $crate::sends::shm::UNCHOSEN;
                 let name = target.segment().name().to_owned();
