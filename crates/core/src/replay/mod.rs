@@ -30,7 +30,7 @@ use crate::sys::wait::{Deadline, LivenessPoll};
 pub use add::{Patch, Source};
 pub use gather::{Piece, Sampler};
 pub use layout::Field;
-use layout::{Control, Geometry, KIND, RowKind, RowWord, Tally};
+use layout::{Geometry, KIND, RowKind, RowWord, Tally};
 use protocol::Protocol;
 use std::sync::Arc;
 
@@ -118,20 +118,15 @@ impl Table {
 
     fn map(name: &str, schema: &[u8], row_bytes: usize, fields: &[Field]) -> Result<(Segment, Geometry)> {
         let segment = Segment::open(name, Some(KIND))?;
-        let header = segment.header();
-        if segment.schema() != schema {
-            return Err(segment.other_schema());
-        }
-        let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
+        segment.check_schema(Some(schema))?;
         let leaves = schema::columns(schema).map_err(|invalid| segment.bad_schema(invalid))?;
         if !leaves.iter().map(|leaf| leaf.bytes).eq(fields.iter().map(|field| field.bytes)) {
-            return Err(damaged("its fields do not have the sizes that its schema says"));
+            return Err(segment.damaged(Damage("its fields do not have the sizes that its schema says")));
         }
-        let geometry = Geometry::new(header.geometry[0] as usize, row_bytes, fields, segment.seats().len())
-            .map_err(|_| damaged("the geometry in its header is out of range"))?;
-        if geometry.words() != header.geometry || geometry.body_bytes as u64 != header.body_bytes {
-            return Err(damaged("the geometry in its header does not fit its schema"));
-        }
+        let capacity = segment.header().geometry[0] as usize;
+        let geometry = Geometry::new(capacity, row_bytes, fields, segment.seats().len())
+            .map_err(|error| segment.bad_geometry(error))?;
+        segment.check_geometry(&geometry.words(), geometry.body_bytes)?;
         segment.populate();
         Ok((segment, geometry))
     }
@@ -228,10 +223,7 @@ impl Table {
 
     fn tallies(&self) -> &[Tally] {
         // SAFETY: the offset was derived from checked counts; tallies are atomics inside the mapping, aligned to 64.
-        unsafe {
-            let first = self.segment.body().0.add(self.geometry.tallies_offset);
-            std::slice::from_raw_parts(first.cast().as_ptr(), self.geometry.seats)
-        }
+        unsafe { self.segment.words(self.geometry.tallies_offset, self.geometry.seats) }
     }
 
     /// Where a row lies.
@@ -281,8 +273,8 @@ impl Table {
         }
     }
 
-    fn damaged(&self, Damage(what): Damage) -> Error {
-        Error::Corrupt { name: self.segment.name().to_owned(), what }
+    fn damaged(&self, damage: Damage) -> Error {
+        self.segment.damaged(damage)
     }
 
     /// Looks at every row, and takes back what the dead were writing.
@@ -304,21 +296,9 @@ impl Table {
 
     /// Who is writing rows, by pid, and how many.
     pub fn writers(&self) -> Vec<(u32, usize)> {
-        let seats = self.segment.seats();
-        let mut writers: Vec<(u32, usize)> = Vec::new();
-        for word in self.protocol().words {
-            let word = RowWord::unpack(word.load(Ordering::Relaxed));
-            let Some(record) = seats.get(word.owner.seat()) else { continue };
-            if word.kind != RowKind::Writing {
-                continue;
-            }
-            let pid = record.pid.load(Ordering::Relaxed);
-            match writers.iter_mut().find(|(known, _)| *known == pid) {
-                Some((_, rows)) => *rows += 1,
-                None => writers.push((pid, 1)),
-            }
-        }
-        writers
+        let words = self.protocol().words.iter().map(|word| RowWord::unpack(word.load(Ordering::Relaxed)));
+        let writing = words.filter(|word| word.kind == RowKind::Writing);
+        self.segment.count_by_pid(writing.map(|word| word.owner))
     }
 
     /// Adds up what everybody counted.
@@ -355,14 +335,12 @@ fn is_closed(table: &Protocol<'_>) -> bool {
 /// The words of a table that is mapped.
 #[inline]
 fn protocol_over<'a>(segment: &'a Segment, geometry: &Geometry) -> Protocol<'a> {
-    let (body, _) = segment.body();
     // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned and
     // mapped as long as `segment`. What lies there is atomics.
     unsafe {
-        let words = body.add(geometry.words_offset).cast::<AtomicU64>();
         Protocol {
-            control: body.cast::<Control>().as_ref(),
-            words: std::slice::from_raw_parts(words.as_ptr(), geometry.capacity),
+            control: segment.control(),
+            words: segment.words(geometry.words_offset, geometry.capacity),
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::segment::{Owner, Seat, Segment, Spec};
 use crate::sys::sync::Ordering;
 pub use crate::sys::wait::{self, Deadline};
 pub use consumer::{Batch, Consumer};
-use layout::{Buffer, BufferKind, BufferWord, Control, Geometry, KIND, Place, SlotKind, SlotWord, Stamp};
+use layout::{BufferKind, BufferWord, Geometry, KIND, Place, SlotKind, SlotWord, Stamp};
 pub use producer::{Producer, Slot};
 use protocol::{Damage, Protocol};
 use recovery::Repairs;
@@ -80,21 +80,14 @@ impl Ring {
     /// Opens a named ring, and checks that it holds the same schema.
     fn open(name: &str, schema: &[u8], leaf_bytes: &[usize]) -> Result<Ring> {
         let segment = Segment::open(name, Some(KIND))?;
-        let header = segment.header();
-        if segment.schema() != schema {
-            return Err(segment.other_schema());
-        }
-        let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
-        let [batch_size, num_buffers, ..] = header.geometry;
-        let geometry = Geometry::new(batch_size as usize, num_buffers as usize, leaf_bytes)
-            .map_err(|_| damaged("the geometry in its header is out of range"))?;
-        let on_full =
-            OnFull::from_word(header.geometry[ON_FULL_WORD]).ok_or(damaged("its policy is unknown"))?;
+        segment.check_schema(Some(schema))?;
+        let [batch_size, num_buffers, ..] = segment.header().geometry.map(|word| word as usize);
+        let geometry = Geometry::new(batch_size, num_buffers, leaf_bytes)
+            .map_err(|error| segment.bad_geometry(error))?;
+        let on_full = segment.policy(ON_FULL_WORD)?;
         let mut words = geometry.words();
-        words[ON_FULL_WORD] = header.geometry[ON_FULL_WORD];
-        if words != header.geometry || geometry.body_bytes as u64 != header.body_bytes {
-            return Err(damaged("the geometry in its header does not fit its schema"));
-        }
+        words[ON_FULL_WORD] = on_full as u64;
+        segment.check_geometry(&words, geometry.body_bytes)?;
         segment.populate();
         Ok(Ring { segment: Arc::new(segment), geometry, on_full })
     }
@@ -123,21 +116,14 @@ impl Ring {
     /// The words of the ring.
     #[inline]
     pub fn protocol(&self) -> Protocol<'_> {
-        let (body, _) = self.segment.body();
         let geometry = &self.geometry;
         // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned
         // and mapped as long as `self.segment`. What lies there is atomics, and stamps guarded by claims (I1, I2).
         unsafe {
             Protocol {
-                control: body.cast::<Control>().as_ref(),
-                buffers: std::slice::from_raw_parts(
-                    body.add(geometry.buffers_offset).cast::<Buffer>().as_ptr(),
-                    geometry.num_buffers,
-                ),
-                slots: std::slice::from_raw_parts(
-                    body.add(geometry.slots_offset).cast::<layout::Slot>().as_ptr(),
-                    geometry.num_buffers * geometry.batch_size,
-                ),
+                control: self.segment.control(),
+                buffers: self.segment.words(geometry.buffers_offset, geometry.num_buffers),
+                slots: self.segment.words(geometry.slots_offset, geometry.num_buffers * geometry.batch_size),
                 batch_size: geometry.batch_size,
                 block: geometry.block,
             }
@@ -195,8 +181,8 @@ impl Ring {
         let _ = recovery::recover(&self.protocol(), |owner: Owner| owner.seat() == seat);
     }
 
-    fn damaged(&self, Damage(what): Damage) -> Error {
-        Error::Corrupt { name: self.segment.name().to_owned(), what }
+    fn damaged(&self, damage: Damage) -> Error {
+        self.segment.damaged(damage)
     }
 
     /// Whether a producer would find a slot now.
@@ -263,21 +249,10 @@ impl Ring {
 
     /// Describes those who keep unfinished batches from completing.
     pub fn writers(&self) -> Vec<(u32, usize)> {
-        let seats = self.segment.seats();
-        let mut writers: Vec<(u32, usize)> = Vec::new();
-        for slot in self.protocol().slots {
-            let word = SlotWord::unpack(slot.word.load(Ordering::Relaxed));
-            if word.kind != SlotKind::Claimed {
-                continue;
-            }
-            let Some(record) = seats.get(word.owner.seat()) else { continue };
-            let pid = record.pid.load(Ordering::Relaxed);
-            match writers.iter_mut().find(|(known, _)| *known == pid) {
-                Some((_, slots)) => *slots += 1,
-                None => writers.push((pid, 1)),
-            }
-        }
-        writers
+        let slots = self.protocol().slots.iter();
+        let words = slots.map(|slot| SlotWord::unpack(slot.word.load(Ordering::Relaxed)));
+        let claimed = words.filter(|word| word.kind == SlotKind::Claimed);
+        self.segment.count_by_pid(claimed.map(|word| word.owner))
     }
 }
 

@@ -23,6 +23,7 @@
 //! | `mapping` | [`Segment`]: made, opened and checked, mapped |
 //! | [`lease`] | proof of life, kept by the kernel: seats |
 //! | [`catalog`] | the segments of this user: listed, and collected where nobody lives |
+//! | `body` | what the structures in bodies need of their segment |
 //! | `naming`, `if_exists` | giving a segment its name; opening or making one |
 //! | [`arrival`] | waiting for a segment to appear |
 //! | [`memory`] | how much memory there is |
@@ -30,6 +31,7 @@
 
 pub mod arrival;
 pub mod block;
+mod body;
 pub mod catalog;
 pub mod header;
 pub mod histogram;

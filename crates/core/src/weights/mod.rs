@@ -32,7 +32,7 @@ use crate::sys::sync::Ordering;
 pub use crate::sys::wait::Deadline;
 pub use draft::Draft;
 pub use held_version::{ChangedLeaf, HeldVersion};
-use layout::{BufferHead, Control, FIRST_BUFFERS, Geometry, KIND, LeafEntry, PinLine};
+use layout::{Control, FIRST_BUFFERS, Geometry, KIND};
 use protocol::Protocol;
 pub use reader::{Reader, Target};
 use std::sync::Arc;
@@ -108,12 +108,11 @@ impl Weights {
     pub fn open(name: &str, schema: Option<&[u8]>) -> Result<Weights> {
         let segment = Segment::open(name, Some(KIND))?;
         let header = segment.header();
-        let theirs = segment.schema();
-        let parsed = schema::weights(&theirs).map_err(|invalid| segment.bad_schema(invalid))?;
-        if schema.is_some_and(|schema| theirs != schema) {
-            return Err(Error::Schema { name: name.to_owned(), creator: header.creator_pid, theirs });
+        let parsed = schema::weights(&segment.schema()).map_err(|invalid| segment.bad_schema(invalid))?;
+        if schema.is_some_and(|schema| segment.schema() != schema) {
+            return Err(segment.schema_differs());
         }
-        let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
+        let damaged = |what| segment.damaged(Damage(what));
         let [leaves, _, max_buffers, ..] = header.geometry.map(|word| word as usize);
         let seats = segment.seats().len();
         if leaves != parsed.leaves.len() {
@@ -127,12 +126,8 @@ impl Weights {
             unsafe { segment.body().0.add(offset).cast::<u64>().read() as usize }
         });
         let geometry = Geometry::new(seats, max_buffers, leaf_bytes.collect())
-            .map_err(|_| damaged("the geometry in its header is out of range"))?;
-        if geometry.words()[..CHECKSUM_WORD] != header.geometry[..CHECKSUM_WORD]
-            || geometry.body_bytes as u64 != header.body_bytes
-        {
-            return Err(damaged("the geometry in its header does not fit its size"));
-        }
+            .map_err(|error| segment.bad_geometry(error))?;
+        segment.check_geometry(&geometry.words()[..CHECKSUM_WORD], geometry.body_bytes)?;
         // Whoever reads makes room for what the schema says, and copies what the geometry says.
         if !parsed.fits(&geometry.leaf_bytes) {
             return Err(damaged("its leaves do not have the sizes that its schema says"));
@@ -165,25 +160,15 @@ impl Weights {
     /// The words of the weights.
     #[inline]
     pub fn protocol(&self) -> Protocol<'_> {
-        let (body, _) = self.segment.body();
-        let geometry = &self.geometry;
+        let (segment, geometry) = (&self.segment, &self.geometry);
         // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned
         // and mapped as long as `self.segment`. What lies there is atomics, and exists from the start.
         unsafe {
             Protocol {
-                control: body.cast::<Control>().as_ref(),
-                pins: std::slice::from_raw_parts(
-                    body.add(geometry.pins_offset).cast::<PinLine>().as_ptr(),
-                    geometry.seats,
-                ),
-                heads: std::slice::from_raw_parts(
-                    body.add(geometry.heads_offset).cast::<BufferHead>().as_ptr(),
-                    geometry.max_buffers,
-                ),
-                entries: std::slice::from_raw_parts(
-                    body.add(geometry.entries_offset).cast::<LeafEntry>().as_ptr(),
-                    geometry.max_buffers * geometry.leaves(),
-                ),
+                control: segment.control(),
+                pins: segment.words(geometry.pins_offset, geometry.seats),
+                heads: segment.words(geometry.heads_offset, geometry.max_buffers),
+                entries: segment.words(geometry.entries_offset, geometry.max_buffers * geometry.leaves()),
             }
         }
     }
@@ -261,12 +246,11 @@ impl Weights {
     pub fn collect(name: &str) -> Result<bool> {
         catalog::collect_unless(name, |segment| {
             let header = segment.header();
-            let (body, bytes) = segment.body();
-            if header.kind != KIND || header.auto_named != 0 || bytes < size_of::<Control>() {
+            if header.kind != KIND || header.auto_named != 0 || segment.body().1 < size_of::<Control>() {
                 return false;
             }
-            // SAFETY: the body is page-aligned, mapped as long as `segment`, and begins with the control words, which are atomics.
-            let control = unsafe { body.cast::<Control>().as_ref() };
+            // SAFETY: the body begins with the control words, which are atomics, and has room for them.
+            let control = unsafe { segment.control::<Control>() };
             let died = control.write.writer.load(Ordering::Relaxed) != 0;
             died && control.publish.latest.load(Ordering::Relaxed) != 0
         })
@@ -288,8 +272,8 @@ impl Weights {
         recovery::sweep(protocol.control, protocol.pins, seat);
     }
 
-    fn damaged(&self, Damage(what): Damage) -> Error {
-        Error::Corrupt { name: self.segment.name().to_owned(), what }
+    fn damaged(&self, damage: Damage) -> Error {
+        self.segment.damaged(damage)
     }
 
     /// Reads the counters.
