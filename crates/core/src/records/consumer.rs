@@ -4,11 +4,11 @@ use super::protocol::{Stamp, Taken};
 use super::recovery::{self, RecoveredSeats};
 use super::{Deadline, IfExists, Records, RecordsSpec};
 use crate::error::{Damage, Error, Result};
-use crate::segment::{Census, Owner, Role, Seat};
+use crate::segment::{Census, Owner, PeerWatch, Role, Seat};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::prefetch::prefetch;
 use crate::sys::sync::{AtomicBool, AtomicUsize, Ordering, Woken};
-use crate::sys::wait::{LivenessPoll, LivenessTicker, PeerWatch};
+use crate::sys::wait::{LivenessPoll, LivenessTicker};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -236,25 +236,10 @@ impl Consumer {
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     super::poll_liveness(&self.recovered, &self.records, &self.seat);
-                    if peer_watch.has_timed_out(|| self.seat.all_died(Role::Producer)) {
-                        return Err(self.workers_died());
-                    }
+                    self.check_producers(&mut peer_watch)?;
                 }
             }
         }
-    }
-
-    fn workers_died(&self) -> Error {
-        let died = self.seat.census(Role::Producer).died;
-        let pids: Vec<String> = died.iter().map(u32::to_string).collect();
-        Error::PeersGone(format!(
-            "every producer of '{}' is gone, and {} died without closing (pid {}): no record in {:.0?}. Look at the workers' \
-             logs (killed? out of memory?), or raise peer_timeout_s",
-            self.records.segment().name(),
-            died.len(),
-            pids.join(", "),
-            self.peer_timeout.unwrap_or_default(),
-        ))
     }
 
     /// Sleeps until there is a record (or the records or this handle are closed), and takes nothing: for event
@@ -316,6 +301,11 @@ impl Consumer {
     fn check_open(&self) -> Result<()> {
         let left = self.left.load(Ordering::Relaxed) && !self.records.is_closed();
         if left { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// An error when no producer is left, and none came in time.
+    pub fn check_producers(&self, watch: &mut PeerWatch) -> Result<()> {
+        self.seat.check_producers(watch, "record", String::new)
     }
 
     /// Living producers, and the pids of those who died without closing.

@@ -22,6 +22,7 @@
 //! | [`header`] | the first bytes of every segment |
 //! | `mapping` | [`Segment`]: made, opened and checked, mapped |
 //! | [`lease`] | proof of life, kept by the kernel: seats |
+//! | `peers` | [`PeerWatch`]: notices that every peer is dead |
 //! | [`catalog`] | the segments of this user: listed, and collected where nobody lives |
 //! | `body` | what the structures in bodies need of their segment |
 //! | `naming`, `if_exists` | giving a segment its name; opening or making one |
@@ -40,6 +41,8 @@ pub mod lease;
 mod mapping;
 pub mod memory;
 mod naming;
+mod peers;
 
 pub use lease::{Census, DelegatedLease, Owner, Role, Seat};
 pub use mapping::{PREFIX, Segment, Spec, directory};
+pub use peers::PeerWatch;
