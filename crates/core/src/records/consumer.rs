@@ -4,7 +4,7 @@ use super::protocol::{Stamp, Taken};
 use super::recovery::{self, RecoveredSeats};
 use super::{Deadline, IfExists, Records, RecordsSpec};
 use crate::error::{Damage, Error, Result};
-use crate::segment::{Census, Owner, PeerWatch, Role, Seat};
+use crate::segment::{Census, Owner, PeerWatch, Role, Seat, Structure};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::prefetch::prefetch;
 use crate::sys::sync::{AtomicBool, AtomicUsize, Ordering, Woken};
@@ -42,25 +42,22 @@ impl Consumer {
         if_exists: IfExists,
         peer_timeout: Option<Duration>,
     ) -> Result<Consumer> {
-        if_exists.settle(|| {
-            let (records, resumed) = Records::open_or_create(spec, if_exists)?;
-            Self::take_seat(records, resumed, peer_timeout)
-        })
+        let open = |name: &str| Records::open(name, Some(spec.schema)).and_then(|records| records.fits(spec));
+        let sit_down = |records, resumed| Self::sit_down(records, resumed, peer_timeout);
+        if_exists.open(spec.name, open, || Records::create(spec), sit_down)
     }
 
     /// Attaches to records that are there. `schema`: refuse any other; `None`: whatever the segment says it is.
     pub fn attach(name: &str, schema: Option<&[u8]>, peer_timeout: Option<Duration>) -> Result<Consumer> {
         let records = Records::open(name, schema)?.unless_closed()?;
-        Self::take_seat(records, true, peer_timeout)
+        Self::sit_down(records, true, peer_timeout)
     }
 
-    fn take_seat(records: Records, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
+    fn sit_down(records: Records, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
         let seat = Seat::take_with_join_lock(records.segment().clone(), Role::Consumer)?;
         if resumed {
             // What the last learner held is offered again, also what this seat's last holder did.
             recovery::recover(&records.protocol(), |owner| !seat.is_alive(owner));
-        } else {
-            records.segment().publish()?;
         }
         Ok(Consumer {
             records: Arc::new(records),

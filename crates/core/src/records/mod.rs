@@ -29,7 +29,7 @@ pub mod recovery;
 pub use crate::error::Damage;
 use crate::error::{Error, Result};
 pub use crate::policies::{IfExists, OnFull, ProducerSpec};
-use crate::segment::{Owner, Seat, Segment, Spec};
+use crate::segment::{Owner, Seat, Segment, Spec, Structure};
 use crate::sys::sync::{AtomicU64, Ordering};
 pub use crate::sys::wait::Deadline;
 pub use consumer::{Consumer, Record, RecordInfo};
@@ -109,12 +109,6 @@ impl Records {
         Ok(Records { segment: Arc::new(segment), geometry, on_full })
     }
 
-    /// Opens or makes the records of a learner, as [`IfExists`] says; true when they were there.
-    fn open_or_create(spec: &RecordsSpec<'_>, if_exists: IfExists) -> Result<(Records, bool)> {
-        let open = |name: &str| Records::open(name, Some(spec.schema)).and_then(|records| records.fits(spec));
-        if_exists.open_or_create(spec.name, open, || Records::create(spec))
-    }
-
     fn fits(mut self, spec: &RecordsSpec<'_>) -> Result<Records> {
         let wanted = Geometry::new(spec.lanes, spec.descriptors, spec.lane_bytes)?;
         let there = &self.geometry;
@@ -127,10 +121,6 @@ impl Records {
         self.segment.change_policy(ON_FULL_WORD, self.on_full, spec.on_full)?;
         self.on_full = spec.on_full;
         Ok(self)
-    }
-
-    fn unless_closed(self) -> Result<Records> {
-        if self.is_closed() { Err(self.segment.shut_down()?) } else { Ok(self) }
     }
 
     /// The words of the records.
@@ -177,15 +167,13 @@ impl Records {
     }
 
     pub fn is_closed(&self) -> bool {
-        // SYNC records.closed: Acquire here, Release in `shut_down`. What was committed before that is found by a look after this.
-        self.protocol().control.closed.load(Ordering::Acquire) != 0
+        self.protocol().control.closed.is_set()
     }
 
     /// Shuts the records down: producers get an error, consumers what was committed, sleepers wake.
     pub fn shut_down(&self) {
         let protocol = self.protocol();
-        // SYNC records.closed: Release here, Acquire in `is_closed`. The notifications below wake those who looked before.
-        protocol.control.closed.store(1, Ordering::Release);
+        protocol.control.closed.set();
         protocol.control.readable.notify();
         protocol.lanes.iter().for_each(|lane| lane.room.notify());
     }
@@ -282,6 +270,16 @@ impl Records {
         let descriptors = self.protocol().existing_lanes().flat_map(|lane| lane.table);
         let words = descriptors.map(|descriptor| Word::unpack(descriptor.word.load(Ordering::Relaxed)));
         self.segment.count_by_pid(words.filter(|word| word.state == state).map(|word| word.owner))
+    }
+}
+
+impl Structure for Records {
+    fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed()
     }
 }
 

@@ -335,7 +335,7 @@ impl Producer {
     #[inline]
     fn try_open(&self, process_lane: &ProcessLane, bytes: usize) -> Result<Attempt> {
         self.check_size(bytes)?;
-        if self.records.protocol().control.closed.load(Ordering::Relaxed) != 0 {
+        if self.records.protocol().control.closed.seems_set() {
             return Err(Error::Closed);
         }
         self.try_reserve(process_lane, bytes)

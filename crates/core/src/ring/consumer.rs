@@ -34,24 +34,19 @@ impl Consumer {
         if_exists: IfExists,
         peer_timeout: Option<Duration>,
     ) -> Result<Consumer> {
-        if_exists.settle(|| Self::open_once(spec, if_exists, peer_timeout))
+        let open =
+            |name: &str| Ring::open(name, spec.schema, spec.leaf_bytes).and_then(|ring| ring.fits(spec));
+        let sit_down = |ring, resumed| Self::sit_down(ring, resumed, peer_timeout);
+        if_exists.open(spec.name, open, || Ring::create(spec), sit_down)
     }
 
-    fn open_once(
-        spec: &RingSpec<'_>,
-        if_exists: IfExists,
-        peer_timeout: Option<Duration>,
-    ) -> Result<Consumer> {
-        let (ring, resumed) = Ring::open_or_create(spec, if_exists)?;
-        let ring = Arc::new(ring);
+    fn sit_down(ring: Ring, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
         let seat = Seat::take_with_join_lock(ring.segment().clone(), Role::Consumer)?;
         if resumed {
             ring.recover(&seat)?; // What the last learner held is offered again, also what this seat's last holder did.
-        } else {
-            ring.segment().publish()?;
         }
         Ok(Consumer {
-            ring,
+            ring: Arc::new(ring),
             seat,
             resumed,
             peer_timeout,

@@ -18,7 +18,7 @@ pub mod recovery;
 
 use crate::error::{Error, Result};
 pub use crate::policies::{IfExists, OnFull};
-use crate::segment::{Owner, Seat, Segment, Spec};
+use crate::segment::{Owner, Seat, Segment, Spec, Structure};
 use crate::sys::sync::Ordering;
 pub use crate::sys::wait::{self, Deadline};
 pub use consumer::{Batch, Consumer};
@@ -92,22 +92,13 @@ impl Ring {
         Ok(Ring { segment: Arc::new(segment), geometry, on_full })
     }
 
-    /// Opens or makes the ring of a learner, as [`IfExists`] says; true when it was there.
-    fn open_or_create(spec: &RingSpec<'_>, if_exists: IfExists) -> Result<(Ring, bool)> {
-        let open =
-            |name: &str| Ring::open(name, spec.schema, spec.leaf_bytes).and_then(|ring| ring.fits(spec));
-        if_exists.open_or_create(spec.name, open, || Ring::create(spec))
-    }
-
     fn fits(mut self, spec: &RingSpec<'_>) -> Result<Ring> {
         let (batch_size, num_buffers) = (self.geometry.batch_size, self.geometry.num_buffers);
         self.segment.check_sizes(&[
             ("batch_size", batch_size, spec.batch_size),
             ("num_buffers", num_buffers, spec.num_buffers),
         ])?;
-        if self.is_closed() {
-            return Err(self.segment.shut_down()?);
-        }
+        self = self.unless_closed()?;
         self.segment.change_policy(ON_FULL_WORD, self.on_full, spec.on_full)?;
         self.on_full = spec.on_full;
         Ok(self)
@@ -152,15 +143,13 @@ impl Ring {
     }
 
     pub fn is_closed(&self) -> bool {
-        // SYNC ring.closed: Acquire here, Release in `shut_down`. What was committed before that is found by a look after this.
-        self.protocol().control.closed.load(Ordering::Acquire) != 0
+        self.protocol().control.closed.is_set()
     }
 
     /// Shuts the ring down: producers get an error, consumers what is complete, sleepers wake.
     pub fn shut_down(&self) {
         let control = self.protocol().control;
-        // SYNC ring.closed: Release here, Acquire in `is_closed`. The notifications below wake those who looked before.
-        control.closed.store(1, Ordering::Release);
+        control.closed.set();
         control.readable.notify();
         control.writable.notify();
     }
@@ -253,6 +242,16 @@ impl Ring {
         let words = slots.map(|slot| SlotWord::unpack(slot.word.load(Ordering::Relaxed)));
         let claimed = words.filter(|word| word.kind == SlotKind::Claimed);
         self.segment.count_by_pid(claimed.map(|word| word.owner))
+    }
+}
+
+impl Structure for Ring {
+    fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed()
     }
 }
 

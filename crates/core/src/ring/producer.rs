@@ -143,7 +143,7 @@ impl Producer {
     pub fn claim(&self, want: usize, deadline: Deadline) -> Result<Option<Claim>> {
         let owner = self.owner()?;
         let protocol = self.ring.protocol();
-        if protocol.control.closed.load(Ordering::Relaxed) != 0 || self.closing.load(Ordering::Relaxed) {
+        if protocol.control.closed.seems_set() || self.closing.load(Ordering::Relaxed) {
             return Err(Error::Closed);
         }
         match protocol.try_claim(self.claimant(owner), want) {

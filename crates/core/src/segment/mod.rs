@@ -43,6 +43,7 @@ pub mod memory;
 mod naming;
 mod peers;
 
+pub(crate) use if_exists::Structure;
 pub use lease::{Census, DelegatedLease, Owner, Role, Seat};
 pub use mapping::{PREFIX, Segment, Spec, directory};
 pub use peers::PeerWatch;

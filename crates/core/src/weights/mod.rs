@@ -27,7 +27,7 @@ pub use crate::error::Damage;
 use crate::error::{Error, Result};
 pub use crate::policies::IfExists;
 use crate::schema;
-use crate::segment::{Owner, Segment, Spec, catalog};
+use crate::segment::{Owner, Segment, Spec, Structure, catalog};
 use crate::sys::sync::Ordering;
 pub use crate::sys::wait::Deadline;
 pub use draft::Draft;
@@ -139,10 +139,15 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Opens or makes the weights of a writer, as [`IfExists`] says; true when they were there.
-    fn open_or_create(spec: &WeightsSpec<'_>, if_exists: IfExists) -> Result<(Weights, bool)> {
+    /// Opens or makes weights, as [`IfExists`] says, and attaches to them.
+    fn open_or_create<H>(
+        spec: &WeightsSpec<'_>,
+        if_exists: IfExists,
+        attach_to: impl Fn(Arc<Weights>) -> Result<H>,
+    ) -> Result<H> {
         let open = |name: &str| Weights::open(name, Some(spec.schema)).and_then(|weights| weights.fits(spec));
-        if_exists.open_or_create(spec.name, open, || Weights::create(spec, 0))
+        let attach = |weights, _resumed| attach_to(Arc::new(weights));
+        if_exists.open(spec.name, open, || Weights::create(spec, 0), attach)
     }
 
     fn fits(self, spec: &WeightsSpec<'_>) -> Result<Weights> {
@@ -224,8 +229,7 @@ impl Weights {
 
     /// Whether somebody took the name away for good.
     pub fn is_closed(&self) -> bool {
-        // SYNC weights.closed: Acquire here, Release in `shut_down`. What was published before that is found by a look after this.
-        self.protocol().control.write.closed.load(Ordering::Acquire) != 0
+        self.protocol().control.write.closed.is_set()
     }
 
     /// Takes the name away, and tells those who wait that nothing more will come. What was published stays readable for those
@@ -233,8 +237,7 @@ impl Weights {
     pub fn shut_down(&self) -> Result<()> {
         let control = self.protocol().control;
         self.segment.unlink()?;
-        // SYNC weights.closed: Release here, Acquire in `is_closed`. The ring below wakes those who looked before.
-        control.write.closed.store(1, Ordering::Release);
+        control.write.closed.set();
         control.published.notify();
         Ok(())
     }
@@ -286,6 +289,16 @@ impl Weights {
             overtaken: counters.overtaken.load(Ordering::Relaxed),
             recovered: counters.recovered.load(Ordering::Relaxed),
         }
+    }
+}
+
+impl Structure for Weights {
+    fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed()
     }
 }
 

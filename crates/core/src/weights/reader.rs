@@ -51,14 +51,7 @@ pub struct Reader {
 impl Reader {
     /// Opens or makes weights, to read them. Those that are made so have no writer, at no time, until somebody becomes it.
     pub fn open(spec: &WeightsSpec<'_>, if_exists: IfExists, threads: usize) -> Result<Reader> {
-        if_exists.settle(|| {
-            let (weights, resumed) = Weights::open_or_create(spec, if_exists)?;
-            let reader = Reader::attach_to(Arc::new(weights), threads)?;
-            if !resumed {
-                reader.weights.segment().publish()?;
-            }
-            Ok(reader)
-        })
+        Weights::open_or_create(spec, if_exists, |weights| Reader::attach_to(weights, threads))
     }
 
     /// Sits down in weights that are mapped.
