@@ -4,11 +4,11 @@ use super::protocol::{Stamp, Taken};
 use super::recovery::{self, RecoveredSeats};
 use super::{Deadline, IfExists, Records, RecordsSpec};
 use crate::error::{Damage, Error, Result};
-use crate::segment::{Census, Owner, Role, Seat};
+use crate::segment::{Census, Owner, PeerWatch, Role, Seat, Structure};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::prefetch::prefetch;
 use crate::sys::sync::{AtomicBool, AtomicUsize, Ordering, Woken};
-use crate::sys::wait::{LivenessPoll, LivenessTicker, PeerWatch};
+use crate::sys::wait::{LivenessPoll, LivenessTicker};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -42,25 +42,22 @@ impl Consumer {
         if_exists: IfExists,
         peer_timeout: Option<Duration>,
     ) -> Result<Consumer> {
-        if_exists.settle(|| {
-            let (records, resumed) = Records::open_or_create(spec, if_exists)?;
-            Self::take_seat(records, resumed, peer_timeout)
-        })
+        let open = |name: &str| Records::open(name, Some(spec.schema)).and_then(|records| records.fits(spec));
+        let sit_down = |records, resumed| Self::sit_down(records, resumed, peer_timeout);
+        if_exists.open(spec.name, open, || Records::create(spec), sit_down)
     }
 
     /// Attaches to records that are there. `schema`: refuse any other; `None`: whatever the segment says it is.
     pub fn attach(name: &str, schema: Option<&[u8]>, peer_timeout: Option<Duration>) -> Result<Consumer> {
         let records = Records::open(name, schema)?.unless_closed()?;
-        Self::take_seat(records, true, peer_timeout)
+        Self::sit_down(records, true, peer_timeout)
     }
 
-    fn take_seat(records: Records, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
+    fn sit_down(records: Records, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
         let seat = Seat::take_with_join_lock(records.segment().clone(), Role::Consumer)?;
         if resumed {
             // What the last learner held is offered again, also what this seat's last holder did.
             recovery::recover(&records.protocol(), |owner| !seat.is_alive(owner));
-        } else {
-            records.segment().publish()?;
         }
         Ok(Consumer {
             records: Arc::new(records),
@@ -236,25 +233,10 @@ impl Consumer {
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     super::poll_liveness(&self.recovered, &self.records, &self.seat);
-                    if peer_watch.has_timed_out(|| self.seat.all_died(Role::Producer)) {
-                        return Err(self.workers_died());
-                    }
+                    self.check_producers(&mut peer_watch)?;
                 }
             }
         }
-    }
-
-    fn workers_died(&self) -> Error {
-        let died = self.seat.census(Role::Producer).died;
-        let pids: Vec<String> = died.iter().map(u32::to_string).collect();
-        Error::PeersGone(format!(
-            "every producer of '{}' is gone, and {} died without closing (pid {}): no record in {:.0?}. Look at the workers' \
-             logs (killed? out of memory?), or raise peer_timeout_s",
-            self.records.segment().name(),
-            died.len(),
-            pids.join(", "),
-            self.peer_timeout.unwrap_or_default(),
-        ))
     }
 
     /// Sleeps until there is a record (or the records or this handle are closed), and takes nothing: for event
@@ -316,6 +298,11 @@ impl Consumer {
     fn check_open(&self) -> Result<()> {
         let left = self.left.load(Ordering::Relaxed) && !self.records.is_closed();
         if left { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// An error when no producer is left, and none came in time.
+    pub fn check_producers(&self, watch: &mut PeerWatch) -> Result<()> {
+        self.seat.check_producers(watch, "record", String::new)
     }
 
     /// Living producers, and the pids of those who died without closing.

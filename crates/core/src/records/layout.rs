@@ -32,7 +32,7 @@ use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE};
 use crate::segment::histogram::Histogram;
 use crate::segment::lease::OWNER_BITS;
-use crate::sys::sync::{AtomicU32, AtomicU64, EventCount};
+use crate::sys::sync::{AtomicU32, AtomicU64, ClosedFlag, EventCount};
 
 /// The `kind` of a segment that holds records.
 pub const KIND: u32 = 2;
@@ -259,7 +259,7 @@ pub struct Counters {
 #[derive(Debug, Default)]
 pub struct Control {
     /// 1 once the records are shut down.
-    pub closed: AtomicU32,
+    pub closed: ClosedFlag,
     /// The next number for a producer that did not bring one.
     pub next_producer_id: AtomicU32,
     /// The highest lane that was ever taken, and one: consumers look no further.

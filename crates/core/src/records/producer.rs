@@ -7,11 +7,11 @@ use super::recovery::RecoveredSeats;
 use super::{Deadline, OnFull, ProducerSpec, Records};
 use crate::error::{Error, Result};
 use crate::segment::header::PAGE;
-use crate::segment::{Census, Owner, Role, Seat};
+use crate::segment::{Census, Owner, PeerWatch, Role, Seat};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::fork;
 use crate::sys::sync::{AtomicU64, Ordering, Point, Woken, crash_point};
-use crate::sys::wait::{LivenessPoll, LivenessTicker, PeerWatch};
+use crate::sys::wait::{LivenessPoll, LivenessTicker};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -180,6 +180,12 @@ impl Producer {
         self.seat.all_died_for_good(Role::Consumer) && !self.records.is_closed()
     }
 
+    /// An error when no learner is left to make room, and none came in time, or none can come.
+    pub fn check_learners(&self, watch: &mut PeerWatch) -> Result<()> {
+        let waiting = || format!("{} records", self.records.census().ready_records);
+        self.seat.check_learners(watch, self.is_orphaned(), waiting)
+    }
+
     /// The name on its records. A forked child gets another with its first record, unless the caller brought one.
     pub fn producer_id(&self) -> u32 {
         self.process_lane.latest().producer_id
@@ -329,7 +335,7 @@ impl Producer {
     #[inline]
     fn try_open(&self, process_lane: &ProcessLane, bytes: usize) -> Result<Attempt> {
         self.check_size(bytes)?;
-        if self.records.protocol().control.closed.load(Ordering::Relaxed) != 0 {
+        if self.records.protocol().control.closed.seems_set() {
             return Err(Error::Closed);
         }
         self.try_reserve(process_lane, bytes)
@@ -451,9 +457,7 @@ impl Producer {
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     self.poll_liveness();
-                    if self.is_orphaned() || peer_watch.has_timed_out(|| self.seat.all_died(Role::Consumer)) {
-                        return Err(self.learners_died());
-                    }
+                    self.check_learners(&mut peer_watch)?;
                 }
             }
         }
@@ -466,25 +470,6 @@ impl Producer {
 
     fn poll_liveness(&self) {
         super::poll_liveness(&self.recovered, &self.records, &self.seat);
-    }
-
-    fn learners_died(&self) -> Error {
-        let name = self.records.segment().name();
-        let died = self.seat.census(Role::Consumer).died;
-        let pids = died.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-        let waiting = self.records.census().ready_records;
-        Error::PeersGone(if self.is_orphaned() {
-            format!(
-                "the learner on '{name}' died (pid {pids}), and the name is gone: nobody can take its place, and the \
-                 {waiting} records that wait to be read are lost. Start another learner, and attach to it anew"
-            )
-        } else {
-            format!(
-                "the learner on '{name}' died (pid {pids}) and nobody took its place in {:.0?}: the lane is full, {waiting} \
-                 records wait to be read. Start a learner with the same name to go on with them, or raise peer_timeout_s",
-                self.peer_timeout.unwrap_or_default(),
-            )
-        })
     }
 
     /// Sleeps until there is room for `bytes` (or the records are closed), and reserves nothing: for event loops, which

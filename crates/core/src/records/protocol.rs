@@ -167,7 +167,7 @@ impl<'a> Protocol<'a> {
     }
 
     /// The lanes in which there may be something.
-    pub fn existing_lanes(&self) -> impl Iterator<Item = LaneWords<'a>> {
+    pub fn existing_lanes(&self) -> impl Iterator<Item = LaneWords<'a>> + use<'a> {
         let this = *self;
         (0..self.lanes_used()).filter_map(move |index| this.existing_lane(index))
     }

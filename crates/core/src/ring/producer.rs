@@ -5,10 +5,10 @@ use super::layout::{SlotWord, Stamp};
 use super::protocol::{Claim, Claimant};
 use crate::error::{Error, Result};
 pub use crate::policies::{OnFull, ProducerSpec};
-use crate::segment::{Census, Owner, Role, Seat};
+use crate::segment::{Census, Owner, PeerWatch, Role, Seat};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Point, Woken, crash_point};
-use crate::sys::wait::{AdaptiveSpin, Deadline, LivenessPoll, LivenessTicker, PeerWatch, SpinOutcome};
+use crate::sys::wait::{AdaptiveSpin, Deadline, LivenessPoll, LivenessTicker, SpinOutcome};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -92,6 +92,12 @@ impl Producer {
         self.seat.all_died_for_good(Role::Consumer) && !self.ring.is_closed()
     }
 
+    /// An error when no learner is left to make room, and none came in time, or none can come.
+    pub fn check_learners(&self, watch: &mut PeerWatch) -> Result<()> {
+        let waiting = || format!("{} samples", self.ring.census().ready_samples);
+        self.seat.check_learners(watch, self.is_orphaned(), waiting)
+    }
+
     pub fn producer_id(&self) -> u32 {
         self.producer_id.load(Ordering::Relaxed)
     }
@@ -137,7 +143,7 @@ impl Producer {
     pub fn claim(&self, want: usize, deadline: Deadline) -> Result<Option<Claim>> {
         let owner = self.owner()?;
         let protocol = self.ring.protocol();
-        if protocol.control.closed.load(Ordering::Relaxed) != 0 || self.closing.load(Ordering::Relaxed) {
+        if protocol.control.closed.seems_set() || self.closing.load(Ordering::Relaxed) {
             return Err(Error::Closed);
         }
         match protocol.try_claim(self.claimant(owner), want) {
@@ -241,31 +247,10 @@ impl Producer {
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     self.ring.recover(&self.seat)?;
-                    if self.is_orphaned() || peer_watch.has_timed_out(|| self.seat.all_died(Role::Consumer)) {
-                        return Err(self.learners_died());
-                    }
+                    self.check_learners(&mut peer_watch)?;
                 }
             }
         }
-    }
-
-    fn learners_died(&self) -> Error {
-        let name = self.ring.segment().name();
-        let died = self.seat.census(Role::Consumer).died;
-        let pids = died.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-        let waiting = self.ring.census().ready_samples;
-        Error::PeersGone(if self.is_orphaned() {
-            format!(
-                "the learner on '{name}' died (pid {pids}), and the name is gone: nobody can take its place, and the \
-                 {waiting} samples that wait in the ring are lost. Start another learner, and attach to it anew"
-            )
-        } else {
-            format!(
-                "the learner on '{name}' died (pid {pids}) and nobody took its place in {:.0?}: the ring is full, {waiting} \
-                 samples wait in it. Start a learner with the same name to go on with them, or raise peer_timeout_s",
-                self.peer_timeout.unwrap_or_default(),
-            )
-        })
     }
 
     /// Claims one slot or a run of them, with a guard.

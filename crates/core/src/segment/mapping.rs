@@ -357,12 +357,15 @@ impl Segment {
     /// The error for a schema that is not the expected one: another, or no schema at all.
     pub(crate) fn other_schema(&self) -> Error {
         match schema::leaves(&self.schema) {
-            Ok(_) => {
-                let (name, creator) = (self.name.clone(), self.header.creator_pid);
-                Error::Schema { name, creator, theirs: self.schema() }
-            }
+            Ok(_) => self.schema_differs(),
             Err(invalid) => self.bad_schema(invalid),
         }
+    }
+
+    /// The error for another schema than the expected one.
+    pub(crate) fn schema_differs(&self) -> Error {
+        let (name, creator) = (self.name.clone(), self.header.creator_pid);
+        Error::Schema { name, creator, theirs: self.schema() }
     }
 
     /// The error for a text that is no schema.

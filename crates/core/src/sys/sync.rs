@@ -172,6 +172,31 @@ impl EventCount {
     }
 }
 
+/// Whether something was shut down: set once, for all who share the memory.
+#[repr(transparent)]
+#[derive(Debug, Default)]
+pub struct ClosedFlag(AtomicU32);
+
+impl ClosedFlag {
+    /// What was done before the shutdown is found by a look after this.
+    pub fn is_set(&self) -> bool {
+        // SYNC event.closed: Acquire here, Release in `set`.
+        self.0.load(Ordering::Acquire) != 0
+    }
+
+    /// A hint, for calls that look again before they wait.
+    #[inline(always)]
+    pub fn seems_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
+    }
+
+    /// Notify those who wait after this: it wakes those who looked before.
+    pub fn set(&self) {
+        // SYNC event.closed: Release here, Acquire in `is_set`.
+        self.0.store(1, Ordering::Release);
+    }
+}
+
 /// The steps between which a process can die and leave something behind. The `recovery.rs` of the ring, of records,
 /// of weights, or of a table has a row for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

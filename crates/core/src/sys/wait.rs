@@ -161,30 +161,6 @@ impl OrderGrace {
     }
 }
 
-/// Notices that no peer is left, and gives peers time to come back.
-#[derive(Debug)]
-pub struct PeerWatch {
-    timeout: Option<Duration>,
-    since: Option<Instant>,
-}
-
-impl PeerWatch {
-    /// `timeout`: how long to wait without a living peer; `None` for ever.
-    pub fn with_timeout(timeout: Option<Duration>) -> PeerWatch {
-        PeerWatch { timeout, since: None }
-    }
-
-    /// Asks whether there is no peer; true when there has been none for the whole timeout.
-    pub fn has_timed_out(&mut self, is_alone: impl FnOnce() -> bool) -> bool {
-        let Some(timeout) = self.timeout else { return false };
-        if !is_alone() {
-            self.since = None;
-            return false;
-        }
-        self.since.get_or_insert_with(Instant::now).elapsed() >= timeout
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::{AdaptiveSpin, OrderGrace, SpinOutcome};

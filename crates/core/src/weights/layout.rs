@@ -31,7 +31,7 @@ use crate::error::{Error, Result};
 use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE};
 use crate::segment::lease::OWNER_BITS;
-use crate::sys::sync::{AtomicU32, AtomicU64, EventCount};
+use crate::sys::sync::{AtomicU64, ClosedFlag, EventCount};
 
 /// The `kind` of a segment that holds weights.
 pub const KIND: u32 = 3;
@@ -110,7 +110,7 @@ pub struct WriterLine {
     /// A [`Holder`]; 0: the last writer left in good order, or there was none; [`ABANDONED`]: it died.
     pub writer: AtomicU64,
     /// 1 once somebody took the name away for good.
-    pub closed: AtomicU32,
+    pub closed: ClosedFlag,
 }
 
 /// What happened so far. Only written where something rare happens.

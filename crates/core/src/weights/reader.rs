@@ -6,11 +6,11 @@ use super::writer::out_of_range;
 use super::{Weights, WeightsSpec};
 use crate::error::{Error, Result};
 use crate::policies::IfExists;
-use crate::segment::{Owner, Role, Seat};
+use crate::segment::{Owner, PeerWatch, Role, Seat};
 use crate::sys::fork;
 use crate::sys::signals;
 use crate::sys::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Woken};
-use crate::sys::wait::{Deadline, LivenessPoll, PeerWatch};
+use crate::sys::wait::{Deadline, LivenessPoll};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,14 +51,7 @@ pub struct Reader {
 impl Reader {
     /// Opens or makes weights, to read them. Those that are made so have no writer, at no time, until somebody becomes it.
     pub fn open(spec: &WeightsSpec<'_>, if_exists: IfExists, threads: usize) -> Result<Reader> {
-        if_exists.settle(|| {
-            let (weights, resumed) = Weights::open_or_create(spec, if_exists)?;
-            let reader = Reader::attach_to(Arc::new(weights), threads)?;
-            if !resumed {
-                reader.weights.segment().publish()?;
-            }
-            Ok(reader)
-        })
+        Weights::open_or_create(spec, if_exists, |weights| Reader::attach_to(weights, threads))
     }
 
     /// Sits down in weights that are mapped.
@@ -214,8 +207,8 @@ impl Reader {
                 Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
-                    if peer_watch.has_timed_out(|| !self.has_writer()) {
-                        return Err(self.writer_gone(version, there, peer_timeout));
+                    if let Some(timeout) = peer_watch.has_timed_out(|| !self.has_writer()) {
+                        return Err(self.writer_gone(version, there, timeout));
                     }
                 }
             }
@@ -237,15 +230,14 @@ impl Reader {
         self.weights.protocol().writer().is_some_and(|writer| self.seat.is_alive(writer))
     }
 
-    fn writer_gone(&self, version: u64, there: u64, peer_timeout: Option<Duration>) -> Error {
+    fn writer_gone(&self, version: u64, there: u64, timeout: Duration) -> Error {
         let who = self.weights.writer_pid().map_or("there is no writer".to_owned(), |pid| {
             format!("the writer (pid {pid}) died without closing")
         });
         Error::PeersGone(format!(
-            "{who}: version {version} of '{}' did not come, {there} is the latest, and nobody took over in {:.0?}. Look at the \
-             learner's log, or raise peer_timeout_s",
+            "{who}: version {version} of '{}' did not come, {there} is the latest, and nobody took over in {timeout:.0?}. Look at \
+             the learner's log, or raise peer_timeout_s",
             self.weights.segment().name(),
-            peer_timeout.unwrap_or_default(),
         ))
     }
 }

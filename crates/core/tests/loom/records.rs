@@ -483,14 +483,14 @@ fn a_sleeping_consumer_hears_of_the_shutdown() {
             loop {
                 let ticket = heap.control.readable.announce();
                 assert!(!heap.records().has_ready().unwrap(), "nothing was sent");
-                if heap.control.closed.load(Ordering::Acquire) == 1 {
+                if heap.control.closed.is_set() {
                     break;
                 }
                 heap.control.readable.wait(ticket, Duration::ZERO);
             }
         });
         // As `Records::shut_down` does it.
-        heap.control.closed.store(1, Ordering::Release);
+        heap.control.closed.set();
         heap.control.readable.notify();
         consumer.join().unwrap();
     });

@@ -60,7 +60,7 @@ impl Producer {
         let Ok(process_lane) = self.process_lane() else { return 0 };
         let is_open = process_lane.open.fetch_add(1, Ordering::Relaxed) & CLOSING == 0;
         let mut run = Run { producer: self, process_lane, rooms: Rooms::new().into_iter(), committed: 0 };
-        if is_open && self.records.protocol().control.closed.load(Ordering::Relaxed) == 0 {
+        if is_open && !self.records.protocol().control.closed.seems_set() {
             run.rooms = run.reserve(records).into_iter();
             run.commit(records);
         }
