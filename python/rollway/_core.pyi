@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, final, type_check_only
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar, final, type_check_only
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,8 @@ __all__ = [
     "read_weight_schema",
     "shm_directory",
 ]
+
+_P = TypeVar("_P", Plan, RecordPlan)
 
 @type_check_only
 class SampleSends(Protocol):
@@ -118,6 +120,18 @@ class ShmSends(Protocol):
     def producer_id(self) -> int: ...
 
 @type_check_only
+class _ShmProducer(ShmSends, Generic[_P]):
+    def __new__(
+        cls,
+        name: str,
+        plan: _P,
+        producer_id: int | None = None,
+        on_full: str | None = None,
+        connect_timeout_s: float = 0.0,
+        peer_timeout_s: float | None = None,
+    ) -> Self: ...
+
+@type_check_only
 class _Slot:
     version: int
     def abort(self) -> None: ...
@@ -125,7 +139,7 @@ class _Slot:
     def __exit__(self, kind: Any, _value: Any, _traceback: Any) -> bool: ...
 
 @type_check_only
-class _Consumer:
+class ConsumerHandle(Protocol):
     def _eventfd_waiter(self) -> EventfdWaiter: ...
     def close(self) -> None: ...
     def producers(self) -> tuple[int, list[int]]: ...
@@ -300,16 +314,7 @@ class Slot(_Slot):
     def commit(self) -> None: ...
 
 @disjoint_base
-class Producer(SampleSends, ShmSends):
-    def __new__(
-        cls,
-        name: str,
-        plan: Plan,
-        producer_id: int | None = None,
-        on_full: str | None = None,
-        connect_timeout_s: float = 0.0,
-        peer_timeout_s: float | None = None,
-    ) -> Self: ...
+class Producer(SampleSends, _ShmProducer[Plan]):
     @staticmethod
     def _beside(consumer: Consumer, plan: Plan) -> Producer: ...
     def reserve(self, timeout: float | None = None) -> Slot: ...
@@ -339,12 +344,15 @@ class TcpConnection:
     @property
     def unacknowledged(self) -> int: ...
 
-@disjoint_base
-class TcpSender(SampleSends, TcpConnection):
+@type_check_only
+class _TcpSender(TcpConnection, Generic[_P]):
     def __new__(
-        cls, host: str, port: int, plan: Plan, max_inflight_msgs: int, producer_id: int | None, options: TcpOptions
+        cls, host: str, port: int, plan: _P, max_inflight_msgs: int, producer_id: int | None, options: TcpOptions
     ) -> Self: ...
     def _eventfd_waiter(self) -> EventfdWaiter: ...
+
+@disjoint_base
+class TcpSender(SampleSends, _TcpSender[Plan]): ...
 
 @final
 class EventfdWaiter:
@@ -354,17 +362,7 @@ class EventfdWaiter:
     def clear(self) -> None: ...
 
 @disjoint_base
-class TcpRecordSender(RecordSends, TcpConnection):
-    def __new__(
-        cls,
-        host: str,
-        port: int,
-        plan: RecordPlan,
-        max_inflight_msgs: int,
-        producer_id: int | None,
-        options: TcpOptions,
-    ) -> Self: ...
-    def _eventfd_waiter(self) -> EventfdWaiter: ...
+class TcpRecordSender(RecordSends, _TcpSender[RecordPlan]):
     def learner_news(self) -> tuple[int, int]: ...
 
 @final
@@ -396,7 +394,7 @@ class TcpServer:
     def address(self) -> str: ...
 
 @final
-class Consumer(_Consumer):
+class Consumer(ConsumerHandle):
     def __new__(
         cls,
         plan: Plan,
@@ -535,21 +533,12 @@ class RecordSlot(_Slot):
     def commit(self, lengths: dict[str, int] | None = None) -> None: ...
 
 @disjoint_base
-class RecordProducer(RecordSends, ShmSends):
-    def __new__(
-        cls,
-        name: str,
-        plan: RecordPlan,
-        producer_id: int | None = None,
-        on_full: str | None = None,
-        connect_timeout_s: float = 0.0,
-        peer_timeout_s: float | None = None,
-    ) -> Self: ...
+class RecordProducer(RecordSends, _ShmProducer[RecordPlan]):
     @staticmethod
     def _beside(consumer: RecordConsumer, plan: RecordPlan) -> RecordProducer: ...
 
 @final
-class RecordConsumer(_Consumer):
+class RecordConsumer(ConsumerHandle):
     def __new__(
         cls,
         plan: RecordPlan,

@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `ring`, `records`, `weights`, `replay`, `vector_env`, `net`, `segment` | the classes of each, one file per class |
 //! | `convert` | from Python values to bytes and numbers, and back |
-//! | `sends` | what the handles that send have in common |
+//! | `sends`, `consumer_view` | what the handles that send have in common, and those of learners |
+//! | `stats` | numbers for Python |
 //! | `eventfd_waiter` | lets an event loop wait for any handle |
 //! | `errors`, `gil` | the exceptions; a cell that the GIL guards |
 
+mod consumer_view;
 mod convert;
 mod errors;
 mod eventfd_waiter;
@@ -18,6 +20,7 @@ mod replay;
 mod ring;
 mod segment;
 mod sends;
+mod stats;
 mod vector_env;
 mod weights;
 

@@ -219,15 +219,6 @@ class RecordServer(ServerBase):
             "(lane_bytes, and with it the records)."
         )
 
-    def close(self) -> None:
-        """Shuts the records down and removes their name. Workers get `ConnectionClosedError`.
-
-        Views that you kept stay readable. If other learners are attached, only this one leaves.
-        """
-        if self._producer is not None:
-            self._producer.close()
-        super().close()
-
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
         return f"<rollway.RecordServer {self.name or '(in process)'} {', '.join(self.schema)} {state}>"

@@ -181,15 +181,6 @@ class Server(ServerBase):
         """Clears the histograms. Counters stay."""
         self._consumer.reset_histograms()
 
-    def close(self) -> None:
-        """Shuts the ring down and removes its name. Workers get `ConnectionClosedError`.
-
-        Views that you kept stay readable. If other learners are attached, only this one leaves.
-        """
-        if self._producer is not None:
-            self._producer.close()
-        super().close()
-
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
         return f"<rollway.Server {self.name or '(in process)'} batch_size={self._batch_size} {state}>"

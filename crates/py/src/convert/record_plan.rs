@@ -99,6 +99,9 @@ pub struct Parts {
     sources: PerLeaf<*const u8>,
     /// Where each leaf goes, and how many rows it has.
     pub placement: Placement,
+    /// The number of the weights that made the record, and what kind of record it is.
+    pub version: u32,
+    pub kind: u32,
     /// Numbers that have no array: where some sources point to. Never grows beyond its first capacity.
     numbers: Vec<[u8; 8]>,
     /// Lists of numbers, as bytes: where others point to.
@@ -184,7 +187,8 @@ impl Parts {
     pub fn hidden(key: &[u8], metadata: &[u8]) -> Parts {
         let (sources, placement) = (PerLeaf::new(), Placement::default());
         let (numbers, lists, kept) = (Vec::new(), Vec::new(), Vec::new());
-        let mut parts = Parts { sources, placement, numbers, lists, kept, is_borrowed: false };
+        let (version, kind) = (0, 0);
+        let mut parts = Parts { sources, placement, version, kind, numbers, lists, kept, is_borrowed: false };
         for bytes in [key, metadata] {
             parts.push(Source { data: bytes.as_ptr(), rows: bytes.len() });
         }

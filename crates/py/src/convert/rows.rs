@@ -15,6 +15,8 @@ pub struct Rows {
     spilled: Vec<*const u8>,
     /// Stacked samples in each array.
     pub count: usize,
+    /// The number of the weights that made them.
+    pub version: u32,
     /// What Python converted for us, or what [`keep`](Self::keep) holds on to.
     kept: Vec<Py<PyAny>>,
 }
@@ -28,10 +30,10 @@ impl Rows {
     /// The arrays of `data`, checked against the plan. The pointers are good while the GIL is held; for longer, call
     /// [`keep`](Self::keep). Always inlined: moving it out of here would be a tenth of a small send.
     #[inline(always)]
-    pub fn of(plan: &Plan, data: &Bound<'_, PyAny>, expect: Expect) -> PyResult<Rows> {
+    pub fn of(plan: &Plan, data: &Bound<'_, PyAny>, expect: Expect, version: u32) -> PyResult<Rows> {
         let leaves = plan.leaves.len();
         let spilled = if leaves > INLINE { vec![null(); leaves] } else { Vec::new() };
-        let mut rows = Rows { inline: [null(); INLINE], spilled, count: 0, kept: Vec::new() };
+        let mut rows = Rows { inline: [null(); INLINE], spilled, count: 0, version, kept: Vec::new() };
         let found = if leaves > INLINE { &mut rows.spilled[..] } else { &mut rows.inline[..leaves] };
         match plan.find(data, expect, found) {
             Some(count) => rows.count = count,

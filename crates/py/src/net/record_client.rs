@@ -4,11 +4,9 @@ use crate::convert::record_plan::{Parts, RecordPlan};
 use crate::errors::{after, blocking};
 use crate::net::connection::{Connection, DETACH_BYTES, TcpConnection, tcp_sender};
 use crate::records::bundle::Bundle;
-use crate::records::label::Label;
-use crate::records::room_hint::RoomHint;
 use crate::records::slot::{DraftSender, Place, RecordDraft};
-use crate::sends::records::{RecordSender, record_sends};
-use crate::sends::{Sender, Sent};
+use crate::sends::records::{Placed, RecordContext, RecordSender, record_sends};
+use crate::sends::{Sender, Sent, Waited};
 use pyo3::prelude::*;
 use rollway_core::net::{TcpClientSpec, TcpRecordClient as Core};
 use rollway_core::records::Outgoing;
@@ -20,9 +18,8 @@ use std::sync::Arc;
 #[pyclass(frozen, subclass, extends = TcpConnection, module = "rollway._core")]
 pub struct TcpRecordSender {
     core: Arc<Core>,
-    plan: Py<RecordPlan>,
+    context: RecordContext,
     connection: Arc<Connection>,
-    room_hint: Arc<RoomHint>,
 }
 
 tcp_sender!(TcpRecordSender, RecordPlan, "records");
@@ -57,14 +54,14 @@ impl TcpRecordSender {
     }
 
     fn wrap(core: Arc<Core>, plan: Py<RecordPlan>, connection: Arc<Connection>) -> TcpRecordSender {
-        TcpRecordSender { core, plan, connection, room_hint: Arc::default() }
+        TcpRecordSender { core, context: RecordContext::new(plan), connection }
     }
 
     /// The sources of `parts` are alive: the GIL is held, or they are kept.
-    fn put(&self, parts: &Parts, (version, kind): (u32, u32), deadline: Deadline) -> Result<bool> {
-        let sent = self.core.send(parts.bytes(), version, kind, deadline, |room| {
+    fn put(&self, parts: &Parts, deadline: Deadline) -> Result<bool> {
+        let sent = self.core.send(parts.bytes(), parts.version, parts.kind, deadline, |room| {
             // SAFETY: the room has the bytes of all parts, and is ours; the sources are alive, as the caller says.
-            unsafe { parts.write(self.plan.get(), room.as_mut_ptr()) };
+            unsafe { parts.write(self.context.plan.get(), room.as_mut_ptr()) };
         });
         sent.map(|()| true)
     }
@@ -79,12 +76,8 @@ impl RecordSender for TcpRecordSender {
     }
 
     #[inline]
-    fn plan(&self) -> &Py<RecordPlan> {
-        &self.plan
-    }
-
-    fn room_hint(&self) -> &Arc<RoomHint> {
-        &self.room_hint
+    fn context(&self) -> &RecordContext {
+        &self.context
     }
 
     fn check_size(core: &Core, bytes: usize) -> Result<()> {
@@ -96,30 +89,17 @@ impl RecordSender for TcpRecordSender {
     }
 
     #[inline]
-    fn send_now(&self, py: Python<'_>, parts: &Parts, label: &Label<'_>) -> PyResult<Result<bool>> {
-        let stamp = (label.version, label.kind);
-        let send = || self.put(parts, stamp, Deadline::Now);
+    fn send_now(&self, py: Python<'_>, parts: &Parts) -> Waited<bool> {
+        let send = || self.put(parts, Deadline::Now);
         Ok(if parts.bytes() >= DETACH_BYTES { py.detach(send) } else { send() })
     }
 
-    fn send_waiting(
-        &self,
-        py: Python<'_>,
-        parts: &Parts,
-        label: &Label<'_>,
-        deadline: Deadline,
-    ) -> PyResult<Result<bool>> {
-        let stamp = (label.version, label.kind);
-        blocking(py, || self.put(parts, stamp, deadline))
+    fn send_waiting(&self, py: Python<'_>, parts: &Parts, deadline: Deadline) -> Waited<bool> {
+        blocking(py, || self.put(parts, deadline))
     }
 
-    fn send_bundle(
-        &self,
-        py: Python<'_>,
-        core: &Core,
-        bundle: &mut Bundle<'_, '_>,
-        deadline: Deadline,
-    ) -> PyResult<Sent> {
+    fn send_bundle(&self, py: Python<'_>, bundle: &mut Bundle<'_, '_>, deadline: Deadline) -> PyResult<Sent> {
+        let core = &self.core;
         bundle.keep()?;
         let records = bundle.from(0);
         let send = || core.send_many(records, Deadline::Now);
@@ -134,17 +114,13 @@ impl RecordSender for TcpRecordSender {
             ended = waited.map_err(|raised| after(py, raised, sent))?;
         }
         if let (Err(Error::Full), Some(next)) = (&ended, records.get(sent)) {
-            self.room_hint.note(next.bytes());
+            self.context.room_hint.note(next.bytes());
         }
         Ok((sent, ended))
     }
 
     /// Waits here, as with a lane, and not when it is committed.
-    fn place<'py>(
-        slf: &Bound<'py, Self>,
-        parts: &Parts,
-        deadline: Deadline,
-    ) -> PyResult<Result<(Bound<'py, PyAny>, Place)>> {
+    fn place<'py>(slf: &Bound<'py, Self>, parts: &Parts, deadline: Deadline) -> Waited<Placed<'py>> {
         let (py, this) = (slf.py(), slf.get());
         let room = blocking(py, || match this.core.wait_writable(parts.bytes(), deadline)? {
             true => Ok(()),

@@ -5,8 +5,8 @@ use crate::convert::rows::Rows;
 use crate::errors::blocking;
 use crate::eventfd_waiter::EventfdWaiter;
 use crate::net::connection::{Connection, DETACH_BYTES, TcpConnection, tcp_sender};
-use crate::sends::Sender;
 use crate::sends::samples::{SampleSender, sample_sends};
+use crate::sends::{Sender, Waited};
 use pyo3::prelude::*;
 use rollway_core::net::{TcpClient as Core, TcpClientSpec};
 use rollway_core::ring::Deadline;
@@ -19,7 +19,6 @@ pub struct TcpSender {
     core: Arc<Core>,
     plan: Py<Plan>,
     connection: Arc<Connection>,
-    sample_bytes: usize,
 }
 
 tcp_sender!(TcpSender, Plan, "samples");
@@ -44,19 +43,18 @@ impl TcpSender {
     }
 
     fn wrap(core: Arc<Core>, plan: Py<Plan>, connection: Arc<Connection>) -> TcpSender {
-        let sample_bytes = plan.get().leaf_bytes().iter().sum();
-        TcpSender { core, plan, connection, sample_bytes }
+        TcpSender { core, plan, connection }
     }
 
     /// Takes rows from `first` on, as far as there is room, and says how many.
     #[inline]
-    fn take(&self, py: Python<'_>, rows: &Rows, first: usize, version: u32) -> Result<usize> {
+    fn take(&self, py: Python<'_>, rows: &Rows, first: usize) -> Result<usize> {
         let leaves = rows.leaves_from(self.plan.get(), first);
         let count = rows.count - first;
         // SAFETY: the arrays were checked against the plan, whose sizes are the client's; they have `count` rows. They are
         // alive: the GIL is held, or the rows are kept.
-        let send = || unsafe { self.core.send(leaves.get(), count, version, Deadline::Now) };
-        if self.sample_bytes * count >= DETACH_BYTES { py.detach(send) } else { send() }
+        let send = || unsafe { self.core.send(leaves.get(), count, rows.version, Deadline::Now) };
+        if self.plan.get().sample_bytes * count >= DETACH_BYTES { py.detach(send) } else { send() }
     }
 }
 
@@ -68,45 +66,28 @@ impl SampleSender for TcpSender {
         self.plan.get()
     }
 
-    fn sample_bytes(&self) -> usize {
-        self.sample_bytes
-    }
-
     #[inline]
-    fn send_now(&self, py: Python<'_>, rows: &Rows, version: u32) -> Result<bool> {
-        self.take(py, rows, 0, version).map(|_| true)
+    fn send_now(&self, py: Python<'_>, rows: &Rows) -> Result<bool> {
+        self.take(py, rows, 0).map(|_| true)
     }
 
     #[cold]
-    fn send_waiting(
-        &self,
-        py: Python<'_>,
-        rows: &Rows,
-        version: u32,
-        deadline: Deadline,
-    ) -> PyResult<Result<bool>> {
+    fn send_waiting(&self, py: Python<'_>, rows: &Rows, deadline: Deadline) -> Waited<bool> {
         let leaves = rows.leaves_from(self.plan.get(), 0);
         // SAFETY: as in `take`; the rows are kept.
-        let sent = blocking(py, || unsafe { self.core.send(leaves.get(), 1, version, deadline) })?;
+        let sent = blocking(py, || unsafe { self.core.send(leaves.get(), 1, rows.version, deadline) })?;
         Ok(sent.map(|_| true))
     }
 
-    fn send_some(
-        &self,
-        py: Python<'_>,
-        rows: &Rows,
-        sent: &mut usize,
-        version: u32,
-        deadline: Deadline,
-    ) -> PyResult<Result<bool>> {
-        let taken = match self.take(py, rows, *sent, version) {
+    fn send_some(&self, py: Python<'_>, rows: &Rows, sent: &mut usize, deadline: Deadline) -> Waited<bool> {
+        let taken = match self.take(py, rows, *sent) {
             Err(Error::Full) if deadline != Deadline::Now => {
                 let (first, count) = (*sent, rows.count - *sent);
                 let leaves = rows.leaves_from(self.plan.get(), first);
                 let mut taken = 0; // Also when a signal came in between, and its handler raised.
                 let ended = blocking(py, || {
                     // SAFETY: as in `take`; the rows are kept.
-                    taken = unsafe { self.core.send(leaves.get(), count, version, deadline) }?;
+                    taken = unsafe { self.core.send(leaves.get(), count, rows.version, deadline) }?;
                     Ok(())
                 });
                 *sent = first + taken;

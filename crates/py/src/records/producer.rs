@@ -4,16 +4,14 @@ use crate::convert::record_plan::{Parts, RecordPlan};
 use crate::errors::{after, blocking, to_py};
 use crate::records::bundle::Bundle;
 use crate::records::consumer::{RecordConsumer, record_stats};
-use crate::records::label::Label;
-use crate::records::room_hint::RoomHint;
 use crate::records::slot::Place;
-use crate::sends::records::{RecordSender, record_sends};
+use crate::sends::records::{Placed, RecordContext, RecordSender, record_sends};
 use crate::sends::shm::{CoreProducer, Mapping, ShmHandle, ShmSender, shm_sender};
-use crate::sends::{Sender, Sent};
+use crate::sends::{Sender, Sent, Waited};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::policies::{OnFull, ProducerSpec};
-use rollway_core::records::{Deadline, Label as CoreLabel, Outgoing, Producer as Core, Reservation};
+use rollway_core::records::{Deadline, Label, Outgoing, Producer as Core, Reservation};
 use rollway_core::{Error, Result};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -25,9 +23,8 @@ const DETACH_BYTES: usize = 256 * 1024;
 #[pyclass(frozen, subclass, module = "rollway._core")]
 pub struct RecordProducer {
     handle: ShmHandle<Core>,
-    plan: Py<RecordPlan>,
+    context: RecordContext,
     mapping: Py<Mapping>,
-    room_hint: Arc<RoomHint>,
 }
 
 shm_sender!(RecordProducer, RecordPlan, RecordConsumer, records);
@@ -99,7 +96,7 @@ impl ShmSender for RecordProducer {
 
     fn wrap(py: Python<'_>, core: Core, plan: Py<RecordPlan>, name: String) -> PyResult<RecordProducer> {
         let mapping = Py::new(py, Mapping(core.records().clone()))?;
-        Ok(RecordProducer { handle: ShmHandle::new(core, name), plan, mapping, room_hint: Arc::default() })
+        Ok(RecordProducer { handle: ShmHandle::new(core, name), context: RecordContext::new(plan), mapping })
     }
 }
 
@@ -123,12 +120,8 @@ impl RecordSender for RecordProducer {
     }
 
     #[inline]
-    fn plan(&self) -> &Py<RecordPlan> {
-        &self.plan
-    }
-
-    fn room_hint(&self) -> &Arc<RoomHint> {
-        &self.room_hint
+    fn context(&self) -> &RecordContext {
+        &self.context
     }
 
     fn check_size(core: &Core, bytes: usize) -> Result<()> {
@@ -140,35 +133,24 @@ impl RecordSender for RecordProducer {
     }
 
     #[inline]
-    fn send_now(&self, py: Python<'_>, parts: &Parts, label: &Label<'_>) -> PyResult<Result<bool>> {
+    fn send_now(&self, py: Python<'_>, parts: &Parts) -> Waited<bool> {
         let core = self.handle.core(py)?;
         match Core::reserve(&*core, parts.bytes(), Deadline::Now) {
-            Ok(room) => self.fill(py, room, parts, label).map(Ok),
+            Ok(room) => self.fill(py, room, parts).map(Ok),
             Err(error) => Ok(Err(error)),
         }
     }
 
-    fn send_waiting(
-        &self,
-        py: Python<'_>,
-        parts: &Parts,
-        label: &Label<'_>,
-        deadline: Deadline,
-    ) -> PyResult<Result<bool>> {
+    fn send_waiting(&self, py: Python<'_>, parts: &Parts, deadline: Deadline) -> Waited<bool> {
         let core = self.handle.core(py)?;
         match reserve_waiting(py, &*core, parts.bytes(), deadline)? {
-            Ok(room) => self.fill(py, room, parts, label).map(Ok),
+            Ok(room) => self.fill(py, room, parts).map(Ok),
             Err(error) => Ok(Err(error)),
         }
     }
 
-    fn send_bundle(
-        &self,
-        py: Python<'_>,
-        core: &Core,
-        bundle: &mut Bundle<'_, '_>,
-        deadline: Deadline,
-    ) -> PyResult<Sent> {
+    fn send_bundle(&self, py: Python<'_>, bundle: &mut Bundle<'_, '_>, deadline: Deadline) -> PyResult<Sent> {
+        let core = &*self.handle.core(py)?;
         let waits = core.on_full() == OnFull::Block && deadline != Deadline::Now;
         let (mut settled, mut sent, mut in_runs) = (0, 0, true);
         loop {
@@ -195,7 +177,7 @@ impl RecordSender for RecordProducer {
             match room {
                 Ok(Some(mut room)) => {
                     let next = &bundle.from(settled)[0];
-                    let label = CoreLabel { version: next.version(), kind: next.kind(), origin: None };
+                    let label = Label { version: next.version(), kind: next.kind(), origin: None };
                     if bytes >= DETACH_BYTES {
                         py.detach(|| next.write(room.bytes_mut())); // It is kept.
                     } else {
@@ -207,7 +189,7 @@ impl RecordSender for RecordProducer {
                 Ok(None) => {} // Dropped, and counted.
                 Err(error) => {
                     if matches!(error, Error::Full) {
-                        self.room_hint.note(bytes);
+                        self.context.room_hint.note(bytes);
                     }
                     return Ok((sent, Err(error)));
                 }
@@ -217,11 +199,7 @@ impl RecordSender for RecordProducer {
         }
     }
 
-    fn place<'py>(
-        slf: &Bound<'py, Self>,
-        parts: &Parts,
-        deadline: Deadline,
-    ) -> PyResult<Result<(Bound<'py, PyAny>, Place)>> {
+    fn place<'py>(slf: &Bound<'py, Self>, parts: &Parts, deadline: Deadline) -> Waited<Placed<'py>> {
         let (py, this) = (slf.py(), slf.get());
         let core = this.handle.core(py)?;
         let room = match Core::reserve(core.clone(), parts.bytes(), Deadline::Now) {
@@ -242,7 +220,7 @@ fn reserve_waiting<P: Deref<Target = Core> + Clone + Send + Sync>(
     core: P,
     bytes: usize,
     deadline: Deadline,
-) -> PyResult<Result<Room<P>>> {
+) -> Waited<Room<P>> {
     match core.on_full() {
         OnFull::Block => blocking(py, || Core::reserve(core.clone(), bytes, deadline)),
         _ => Ok(Err(Error::Full)),
@@ -252,9 +230,9 @@ fn reserve_waiting<P: Deref<Target = Core> + Clone + Send + Sync>(
 impl RecordProducer {
     /// Copies and commits; false when there is nothing to copy into.
     #[inline]
-    fn fill(&self, py: Python<'_>, room: Room<&Core>, parts: &Parts, label: &Label<'_>) -> PyResult<bool> {
+    fn fill(&self, py: Python<'_>, room: Room<&Core>, parts: &Parts) -> PyResult<bool> {
         let Some(room) = room else { return Ok(false) };
-        let plan = self.plan.get();
+        let plan = self.context.plan.get();
         if parts.bytes() >= DETACH_BYTES {
             // SAFETY: the reservation has room for all parts and is ours; the sources are alive, for such a record is kept.
             py.detach(|| unsafe { parts.write(plan, room.as_mut_ptr()) });
@@ -262,7 +240,7 @@ impl RecordProducer {
             // SAFETY: as above; the GIL is held.
             unsafe { parts.write(plan, room.as_mut_ptr()) };
         }
-        let label = CoreLabel { version: label.version, kind: label.kind, origin: None };
+        let label = Label { version: parts.version, kind: parts.kind, origin: None };
         room.commit(parts.bytes(), label).map_err(|e| to_py(py, e))?;
         Ok(true)
     }

@@ -8,6 +8,7 @@ use crate::convert::leaf::Leaf;
 use crate::convert::numbers;
 use crate::errors::{after, blocking, named, to_py};
 use crate::gil::GilCell;
+use crate::stats::set_fields;
 use numpy::npyffi::{self, npy_intp};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
@@ -217,17 +218,11 @@ impl Table {
         let contents = py.detach(|| core.census());
         let (totals, geometry) = (core.totals(), core.geometry());
         let stats = PyDict::new(py);
-        stats.set_item("capacity", geometry.capacity)?;
-        stats.set_item("row_bytes", geometry.row_bytes)?;
+        set_fields!(stats, geometry, capacity, row_bytes);
         stats.set_item("bytes", core.segment().header().total_bytes)?;
         stats.set_item("rows", contents.ready)?;
-        stats.set_item("writing", contents.writing)?;
-        stats.set_item("added", totals.added)?;
-        stats.set_item("overwritten", totals.overwritten)?;
-        stats.set_item("skipped", totals.skipped)?;
-        stats.set_item("recovered", totals.recovered)?;
-        stats.set_item("sampled", totals.sampled)?;
-        stats.set_item("redrawn", totals.redrawn)?;
+        set_fields!(stats, contents, writing);
+        set_fields!(stats, totals, added, overwritten, skipped, recovered, sampled, redrawn);
         Ok(stats)
     }
 

@@ -13,7 +13,6 @@
 pub mod batch;
 pub mod consumer;
 pub mod producer;
-pub mod ring_view;
 pub mod sample;
 pub mod sample_info;
 pub mod slot;

@@ -7,9 +7,9 @@ use crate::errors::{blocking, to_py};
 use crate::eventfd_waiter::EventfdWaiter;
 use crate::ring::consumer::{Consumer, ring_stats};
 use crate::ring::slot::Slot;
-use crate::sends::Sender;
 use crate::sends::samples::{SampleSender, sample_sends};
 use crate::sends::shm::{CoreProducer, Mapping, ShmHandle, ShmSender, shm_sender};
+use crate::sends::{Sender, Waited};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::policies::ProducerSpec;
@@ -29,7 +29,6 @@ pub struct Producer {
     handle: ShmHandle<Core>,
     plan: Py<Plan>,
     mapping: Py<Mapping>,
-    sample_bytes: usize,
 }
 
 shm_sender!(Producer, Plan, Consumer, ring);
@@ -139,9 +138,8 @@ impl ShmSender for Producer {
     }
 
     fn wrap(py: Python<'_>, core: Core, plan: Py<Plan>, name: String) -> PyResult<Producer> {
-        let sample_bytes = plan.get().leaf_bytes().iter().sum();
         let mapping = Py::new(py, Mapping(core.ring().clone()))?;
-        Ok(Producer { handle: ShmHandle::new(core, name), plan, mapping, sample_bytes })
+        Ok(Producer { handle: ShmHandle::new(core, name), plan, mapping })
     }
 }
 
@@ -160,18 +158,14 @@ impl SampleSender for Producer {
         self.plan.get()
     }
 
-    fn sample_bytes(&self) -> usize {
-        self.sample_bytes
-    }
-
     /// Claims, copies and commits. The GIL is held, so nothing can close the handle meanwhile.
     #[inline]
-    fn send_now(&self, py: Python<'_>, rows: &Rows, version: u32) -> Result<bool> {
+    fn send_now(&self, py: Python<'_>, rows: &Rows) -> Result<bool> {
         let send = |core: &Core| {
             let Some(claim) = core.claim(1, Deadline::Now)? else { return Ok(false) };
             let timed = core.sent().is_multiple_of(TIMED);
             let started = if timed { monotonic_ns() } else { 0 };
-            let origin = core.assign_sequence(&claim, version); // Nothing can fail from here on.
+            let origin = core.assign_sequence(&claim, rows.version); // Nothing can fail from here on.
             self.copy(core, &claim, rows, 0);
             if timed {
                 core.ring().protocol().control.memcpy.record(monotonic_ns() - started);
@@ -184,32 +178,19 @@ impl SampleSender for Producer {
     }
 
     #[cold]
-    fn send_waiting(
-        &self,
-        py: Python<'_>,
-        rows: &Rows,
-        version: u32,
-        deadline: Deadline,
-    ) -> PyResult<Result<bool>> {
+    fn send_waiting(&self, py: Python<'_>, rows: &Rows, deadline: Deadline) -> Waited<bool> {
         let core = self.handle.core(py)?;
         let claimed = claim(py, &core, 1, deadline)?;
         Ok(claimed.map(|claim| {
             claim.is_some_and(|claim| {
                 self.copy(&core, &claim, rows, 0);
-                core.commit(claim, version);
+                core.commit(claim, rows.version);
                 true
             })
         }))
     }
 
-    fn send_some(
-        &self,
-        py: Python<'_>,
-        rows: &Rows,
-        sent: &mut usize,
-        version: u32,
-        deadline: Deadline,
-    ) -> PyResult<Result<bool>> {
+    fn send_some(&self, py: Python<'_>, rows: &Rows, sent: &mut usize, deadline: Deadline) -> Waited<bool> {
         let (core, want) = (self.handle.core(py)?, rows.count - *sent);
         let claimed = match core.claim(want, Deadline::Now) {
             Err(Error::Full) if deadline != Deadline::Now => claim(py, &core, want, deadline)?,
@@ -219,7 +200,7 @@ impl SampleSender for Producer {
             claim.is_some_and(|claim| {
                 self.fill(py, &core, &claim, rows, *sent);
                 *sent += claim.len();
-                core.commit(claim, version);
+                core.commit(claim, rows.version);
                 true
             })
         }))
@@ -229,7 +210,7 @@ impl SampleSender for Producer {
 impl Producer {
     /// Copies rows into a claim, with the GIL released when there is much to copy.
     fn fill(&self, py: Python<'_>, core: &Core, claim: &Claim, rows: &Rows, first: usize) {
-        if self.sample_bytes * claim.len() >= DETACH_BYTES {
+        if self.plan.get().sample_bytes * claim.len() >= DETACH_BYTES {
             py.detach(|| self.copy(core, claim, rows, first));
         } else {
             self.copy(core, claim, rows, first);
@@ -251,7 +232,7 @@ impl Producer {
 }
 
 /// Waits for room and claims it, with the GIL released. The outer error is Ctrl-C's.
-fn claim(py: Python<'_>, core: &Core, want: usize, deadline: Deadline) -> PyResult<Result<Option<Claim>>> {
+fn claim(py: Python<'_>, core: &Core, want: usize, deadline: Deadline) -> Waited<Option<Claim>> {
     match py.detach(|| core.claim_spinning(want)) {
         Ok(None) => {
             py.check_signals()?;

@@ -28,6 +28,9 @@ pub trait Sender {
     fn explain(&self, py: Python<'_>, error: Error, timeout: Option<f64>) -> PyErr;
 }
 
+/// What a call that may wait gives. The outer error is what a signal handler raised.
+pub type Waited<T> = PyResult<rollway_core::Result<T>>;
+
 /// How many were sent of several, and what ended it.
 pub type Sent = (usize, rollway_core::Result<()>);
 

@@ -7,7 +7,7 @@ use crate::records::bundle::{Bundle, Versions};
 use crate::records::label::{Label, TOMBSTONE};
 use crate::records::room_hint::RoomHint;
 use crate::records::slot::{Place, RecordSlot};
-use crate::sends::{Sender, Sent, all_sent, sent_at_once};
+use crate::sends::{Sender, Sent, Waited, all_sent, sent_at_once};
 use pyo3::PyClass;
 use pyo3::prelude::*;
 use pyo3::pyclass::boolean_struct::True;
@@ -15,6 +15,22 @@ use pyo3::types::{PyDict, PyString};
 use rollway_core::sys::wait::Deadline;
 use rollway_core::{Error, Result};
 use std::sync::Arc;
+
+/// What keeps a place in memory, and the place.
+pub type Placed<'py> = (Bound<'py, PyAny>, Place);
+
+/// What a handle knows of its records.
+pub struct RecordContext {
+    pub plan: Py<RecordPlan>,
+    /// How much room the coroutines of this handle wait for.
+    pub room_hint: Arc<RoomHint>,
+}
+
+impl RecordContext {
+    pub fn new(plan: Py<RecordPlan>) -> RecordContext {
+        RecordContext { plan, room_hint: Arc::default() }
+    }
+}
 
 /// A handle that sends records of any length.
 pub trait RecordSender: Sender + PyClass<Frozen = True> + Sync {
@@ -26,10 +42,7 @@ pub trait RecordSender: Sender + PyClass<Frozen = True> + Sync {
 
     fn core(&self, py: Python<'_>) -> PyResult<Arc<Self::Core>>;
 
-    fn plan(&self) -> &Py<RecordPlan>;
-
-    /// How much room the coroutines of this handle wait for.
-    fn room_hint(&self) -> &Arc<RoomHint>;
+    fn context(&self) -> &RecordContext;
 
     /// Whether a record may have so many bytes.
     fn check_size(core: &Self::Core, bytes: usize) -> Result<()>;
@@ -38,32 +51,16 @@ pub trait RecordSender: Sender + PyClass<Frozen = True> + Sync {
     fn wait_room(core: &Self::Core, bytes: usize, deadline: Deadline) -> Result<bool>;
 
     /// Sends a record, if there is room; `parts` are kept if they are large. False: dropped, as the policy says.
-    fn send_now(&self, py: Python<'_>, parts: &Parts, label: &Label<'_>) -> PyResult<Result<bool>>;
+    fn send_now(&self, py: Python<'_>, parts: &Parts) -> Waited<bool>;
 
-    /// Sends a record, whose `parts` are kept, when there is room. The outer error is a signal handler's.
-    fn send_waiting(
-        &self,
-        py: Python<'_>,
-        parts: &Parts,
-        label: &Label<'_>,
-        deadline: Deadline,
-    ) -> PyResult<Result<bool>>;
+    /// Sends a record, whose `parts` are kept, when there is room.
+    fn send_waiting(&self, py: Python<'_>, parts: &Parts, deadline: Deadline) -> Waited<bool>;
 
     /// Sends several records, until all are settled or something ends it.
-    fn send_bundle(
-        &self,
-        py: Python<'_>,
-        core: &Self::Core,
-        bundle: &mut Bundle<'_, '_>,
-        deadline: Deadline,
-    ) -> PyResult<Sent>;
+    fn send_bundle(&self, py: Python<'_>, bundle: &mut Bundle<'_, '_>, deadline: Deadline) -> PyResult<Sent>;
 
-    /// A place for `parts`, and what keeps it in memory. Waits for room as `send` does.
-    fn place<'py>(
-        slf: &Bound<'py, Self>,
-        parts: &Parts,
-        deadline: Deadline,
-    ) -> PyResult<Result<(Bound<'py, PyAny>, Place)>>;
+    /// A place for `parts`. Waits for room as `send` does.
+    fn place<'py>(slf: &Bound<'py, Self>, parts: &Parts, deadline: Deadline) -> Waited<Placed<'py>>;
 }
 
 #[inline]
@@ -75,11 +72,11 @@ pub fn send<'py, S: RecordSender>(
     timeout: Option<f64>,
 ) -> PyResult<bool> {
     let mut parts = parts_of(sender, py, data, label)?;
-    match sender.send_now(py, &parts, label)? {
+    match sender.send_now(py, &parts)? {
         Ok(sent) => Ok(sent),
         Err(Error::Full) if timeout != Some(0.0) => {
-            parts.keep(sender.plan().get(), data)?;
-            send_later(sender, py, &parts, label, timeout)
+            parts.keep(sender.context().plan.get(), data)?;
+            send_later(sender, py, &parts, timeout)
         }
         Err(error) => Err(no_room(sender, py, error, parts.bytes(), timeout)),
     }
@@ -93,10 +90,10 @@ pub fn try_send<'py, S: RecordSender>(
     label: &Label<'_>,
 ) -> PyResult<bool> {
     let parts = parts_of(sender, py, data, label)?;
-    match sender.send_now(py, &parts, label)? {
+    match sender.send_now(py, &parts)? {
         Ok(sent) => Ok(sent),
         Err(Error::Full) => {
-            sender.room_hint().note(parts.bytes());
+            sender.context().room_hint.note(parts.bytes());
             Ok(false)
         }
         Err(error) => Err(sender.explain(py, error, None)),
@@ -139,8 +136,8 @@ fn send_several<S: RecordSender>(
     let core = sender.core(py)?;
     let check = |bytes| S::check_size(&core, bytes);
     let Several { data, keys, metadata, versions } = several;
-    let mut bundle = Bundle::of(sender.plan().get(), data, *keys, *metadata, versions, check)?;
-    sender.send_bundle(py, &core, &mut bundle, deadline)
+    let mut bundle = Bundle::of(sender.context().plan.get(), data, *keys, *metadata, versions, check)?;
+    sender.send_bundle(py, &mut bundle, deadline)
 }
 
 pub fn tombstone<'py, S: RecordSender>(
@@ -156,9 +153,10 @@ pub fn tombstone<'py, S: RecordSender>(
     said.set_item("reason", reason.unwrap_or(&PyString::new(py, "")))?;
     let mut label = Label::of(py, Some(key), Some(said.as_any()), version)?;
     label.kind |= TOMBSTONE;
-    let parts = Parts::empty(py, sender.plan().get(), label.key(), label.metadata())?;
-    match sender.send_now(py, &parts, &label)? {
-        Err(Error::Full) if timeout != Some(0.0) => send_later(sender, py, &parts, &label, timeout),
+    let mut parts = Parts::empty(py, sender.context().plan.get(), label.key(), label.metadata())?;
+    (parts.version, parts.kind) = (label.version, label.kind);
+    match sender.send_now(py, &parts)? {
+        Err(Error::Full) if timeout != Some(0.0) => send_later(sender, py, &parts, timeout),
         sent => sent.map_err(|error| no_room(sender, py, error, parts.bytes(), timeout)),
     }
 }
@@ -170,7 +168,7 @@ pub fn reserve<'py, S: RecordSender>(
     timeout: Option<f64>,
 ) -> PyResult<RecordSlot> {
     let (py, sender, deadline) = (slf.py(), slf.get(), deadline(timeout)?);
-    let plan = sender.plan();
+    let plan = &sender.context().plan;
     let rows = rows_of(plan.get(), lengths)?;
     let parts = Parts::room(py, plan.get(), &rows, label.key(), label.metadata())?;
     let place = S::place(slf, &parts, deadline)?;
@@ -180,7 +178,7 @@ pub fn reserve<'py, S: RecordSender>(
 
 /// Waits until what found no room lately may find some, for event loops.
 pub fn eventfd_waiter<S: RecordSender>(sender: &S, py: Python<'_>) -> PyResult<EventfdWaiter> {
-    let room_hint = sender.room_hint().clone();
+    let room_hint = sender.context().room_hint.clone();
     EventfdWaiter::of(py, &sender.core(py)?, move |core, deadline| {
         let room = S::wait_room(core, room_hint.bytes(), deadline)?;
         if room {
@@ -198,8 +196,9 @@ fn parts_of<S: RecordSender>(
     data: &Bound<'_, PyAny>,
     label: &Label<'_>,
 ) -> PyResult<Parts> {
-    let plan = sender.plan().get();
+    let plan = sender.context().plan.get();
     let mut parts = Parts::of(py, plan, data, label.key(), label.metadata())?;
+    (parts.version, parts.kind) = (label.version, label.kind);
     if parts.bytes() >= S::DETACHES_FROM {
         parts.keep(plan, data)?;
     }
@@ -212,10 +211,9 @@ fn send_later<S: RecordSender>(
     sender: &S,
     py: Python<'_>,
     parts: &Parts,
-    label: &Label<'_>,
     timeout: Option<f64>,
 ) -> PyResult<bool> {
-    let sent = sender.send_waiting(py, parts, label, deadline(timeout)?)?;
+    let sent = sender.send_waiting(py, parts, deadline(timeout)?)?;
     sent.map_err(|error| no_room(sender, py, error, parts.bytes(), timeout))
 }
 
@@ -229,7 +227,7 @@ fn no_room<S: RecordSender>(
     timeout: Option<f64>,
 ) -> PyErr {
     if matches!(error, Error::Full) {
-        sender.room_hint().note(bytes);
+        sender.context().room_hint.note(bytes);
     }
     sender.explain(py, error, timeout)
 }

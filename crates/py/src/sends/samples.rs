@@ -4,7 +4,7 @@ use crate::convert::arguments::{check_timeout, deadline};
 use crate::convert::plan::{Expect, Plan};
 use crate::convert::rows::Rows;
 use crate::errors::after;
-use crate::sends::{Sender, Sent, all_sent, sent_at_once};
+use crate::sends::{Sender, Sent, Waited, all_sent, sent_at_once};
 use pyo3::prelude::*;
 use rollway_core::sys::wait::Deadline;
 use rollway_core::{Error, Result};
@@ -16,30 +16,15 @@ pub trait SampleSender: Sender {
 
     fn plan(&self) -> &Plan;
 
-    fn sample_bytes(&self) -> usize;
-
     /// Sends one sample, if there is room. False: dropped, as the policy says.
-    fn send_now(&self, py: Python<'_>, rows: &Rows, version: u32) -> Result<bool>;
+    fn send_now(&self, py: Python<'_>, rows: &Rows) -> Result<bool>;
 
-    /// Sends one sample, which is kept, when there is room. The outer error is a signal handler's.
-    fn send_waiting(
-        &self,
-        py: Python<'_>,
-        rows: &Rows,
-        version: u32,
-        deadline: Deadline,
-    ) -> PyResult<Result<bool>>;
+    /// Sends one sample, which is kept, when there is room.
+    fn send_waiting(&self, py: Python<'_>, rows: &Rows, deadline: Deadline) -> Waited<bool>;
 
     /// Sends rows, which are kept, from the row `sent` on, as many as find room at once, and counts them in `sent`, also when
-    /// it fails. False: the rest was dropped, as the policy says. The outer error is a signal handler's.
-    fn send_some(
-        &self,
-        py: Python<'_>,
-        rows: &Rows,
-        sent: &mut usize,
-        version: u32,
-        deadline: Deadline,
-    ) -> PyResult<Result<bool>>;
+    /// it fails. False: the rest was dropped, as the policy says.
+    fn send_some(&self, py: Python<'_>, rows: &Rows, sent: &mut usize, deadline: Deadline) -> Waited<bool>;
 }
 
 #[inline]
@@ -51,12 +36,12 @@ pub fn send<S: SampleSender>(
     timeout: Option<f64>,
 ) -> PyResult<bool> {
     check_timeout(timeout)?;
-    let mut rows = sample(sender, data)?;
-    match sender.send_now(py, &rows, version) {
+    let mut rows = sample(sender, data, version)?;
+    match sender.send_now(py, &rows) {
         Ok(sent) => Ok(sent),
         Err(Error::Full) if timeout != Some(0.0) => {
             rows.keep(sender.plan(), data)?;
-            let sent = sender.send_waiting(py, &rows, version, deadline(timeout)?)?;
+            let sent = sender.send_waiting(py, &rows, deadline(timeout)?)?;
             sent.map_err(|error| sender.explain(py, error, timeout))
         }
         Err(error) => Err(sender.explain(py, error, timeout)),
@@ -70,7 +55,7 @@ pub fn try_send<S: SampleSender>(
     data: &Bound<'_, PyAny>,
     version: u32,
 ) -> PyResult<bool> {
-    match sender.send_now(py, &sample(sender, data)?, version) {
+    match sender.send_now(py, &sample(sender, data, version)?) {
         Ok(sent) => Ok(sent),
         Err(Error::Full) => Ok(false),
         Err(error) => Err(sender.explain(py, error, None)),
@@ -100,9 +85,9 @@ pub fn try_send_many<S: SampleSender>(
 
 /// The arrays of one sample; kept, if it is sent without the GIL.
 #[inline(always)]
-fn sample<S: SampleSender>(sender: &S, data: &Bound<'_, PyAny>) -> PyResult<Rows> {
-    let mut rows = Rows::of(sender.plan(), data, Expect::Sample)?;
-    if S::DETACHES_FROM.is_some_and(|bytes| sender.sample_bytes() >= bytes) {
+fn sample<S: SampleSender>(sender: &S, data: &Bound<'_, PyAny>, version: u32) -> PyResult<Rows> {
+    let mut rows = Rows::of(sender.plan(), data, Expect::Sample, version)?;
+    if S::DETACHES_FROM.is_some_and(|bytes| sender.plan().sample_bytes >= bytes) {
         rows.keep(sender.plan(), data)?;
     }
     Ok(rows)
@@ -116,11 +101,11 @@ fn send_rows<S: SampleSender>(
     version: u32,
     deadline: Deadline,
 ) -> PyResult<Sent> {
-    let mut rows = Rows::of(sender.plan(), data, Expect::Stack)?;
+    let mut rows = Rows::of(sender.plan(), data, Expect::Stack, version)?;
     rows.keep(sender.plan(), data)?;
     let mut sent = 0;
     while sent < rows.count {
-        let some = sender.send_some(py, &rows, &mut sent, version, deadline);
+        let some = sender.send_some(py, &rows, &mut sent, deadline);
         match some.map_err(|raised| after(py, raised, sent))? {
             Ok(true) => {}
             Ok(false) => break,

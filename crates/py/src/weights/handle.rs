@@ -4,6 +4,7 @@ use crate::convert::arguments::{deadline, seconds};
 use crate::convert::numbers;
 use crate::errors::{blocking, named, to_py};
 use crate::gil::GilCell;
+use crate::stats::set_fields;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
@@ -158,11 +159,7 @@ impl Weights {
         #[pyo3(from_py_with = numbers::since)] since: u64,
     ) -> PyResult<(u64, Vec<usize>)> {
         let reader = self.reader(py)?;
-        let targets: Vec<Target> = leaves
-            .iter()
-            .zip(&addresses)
-            .map(|(&leaf, &address)| Target { leaf, to: address as *mut u8 })
-            .collect();
+        let targets = targets(&leaves, &addresses);
         // SAFETY: as in `write`; the arrays are writable.
         let try_read = || unsafe { reader.try_read(&targets, since) };
         let large = total(reader.weights(), &leaves) > DETACH_BYTES;
@@ -220,10 +217,7 @@ impl Weights {
         let totals = self.core(py)?.totals();
         let stats = PyDict::new(py);
         stats.set_item("version", self.version(py)?)?;
-        stats.set_item("buffers", totals.buffers)?;
-        stats.set_item("retries", totals.retries)?;
-        stats.set_item("overtaken", totals.overtaken)?;
-        stats.set_item("recovered", totals.recovered)?;
+        set_fields!(stats, totals, buffers, retries, overtaken, recovered);
         Ok(stats)
     }
 
@@ -314,4 +308,10 @@ impl Weights {
 fn total(core: &Core, leaves: &[usize]) -> usize {
     let sizes = &core.geometry().leaf_bytes;
     leaves.iter().filter_map(|&leaf| sizes.get(leaf)).sum()
+}
+
+/// Where the leaves go.
+pub fn targets(leaves: &[usize], addresses: &[usize]) -> Vec<Target> {
+    let target = |(&leaf, &address)| Target { leaf, to: address as *mut u8 };
+    leaves.iter().zip(addresses).map(target).collect()
 }

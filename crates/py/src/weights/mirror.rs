@@ -4,13 +4,13 @@ use crate::convert::arguments::deadline;
 use crate::convert::numbers;
 use crate::errors::{blocking, named, to_py};
 use crate::net::options::TcpOptions;
+use crate::weights::handle::targets;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
 use rollway_core::net::{WeightMirror as Core, WeightMirrorSpec};
 use rollway_core::ring::Deadline;
 use rollway_core::sys::parallel::default_threads;
-use rollway_core::weights::Target;
 
 /// Weights that a thread of the core keeps up to date. Not for users: addresses are taken as they are.
 #[pyclass(frozen, module = "rollway._core")]
@@ -110,11 +110,7 @@ impl WeightMirror {
         addresses: Vec<usize>,
         #[pyo3(from_py_with = numbers::since)] since: u64,
     ) -> PyResult<(u64, Vec<usize>)> {
-        let targets: Vec<Target> = leaves
-            .iter()
-            .zip(&addresses)
-            .map(|(&leaf, &address)| Target { leaf, to: address as *mut u8 })
-            .collect();
+        let targets = targets(&leaves, &addresses);
         // SAFETY: the Python side has checked that each address is that of a writable array of the leaf's size, and holds it.
         let reading = match py.detach(|| unsafe { self.core.try_read(&targets, since) }) {
             // SAFETY: as above.
