@@ -22,8 +22,9 @@ from gymnasium.vector import AutoresetMode
 
 from rollway._core import EnvCaller
 from rollway.errors import EnvDied, EnvRaised, WaitTimeout
+from rollway.runner.restart_policy import RestartPolicy
 from rollway.vector_env.common_spaces import CommonSpaces, ObservationMode
-from rollway.vector_env.fault_policy import Deadlines, FaultBudget, FaultPolicy
+from rollway.vector_env.fault_policy import Deadlines, FaultBudget
 from rollway.vector_env.fault_recovery import FaultRecovery, LostEpisodes, Reset
 from rollway.vector_env.layout import RolloutTarget, SharedLayout, SpaceLayout
 from rollway.vector_env.messages import Messages, Packed, PendingAnswers
@@ -50,7 +51,7 @@ class EnvPool:
         num_workers: int,
         mode: AutoresetMode,
         observation_mode: ObservationMode,
-        restart: FaultPolicy | None,
+        restart: RestartPolicy | None,
         context: str | None,
         daemon: bool,
     ) -> None:
