@@ -4,3 +4,4 @@ pub mod block;
 pub mod catalog;
 pub mod contents;
 pub mod histogram;
+pub mod sizes;
