@@ -183,7 +183,7 @@ def raise_if_over_budget(
     >>> raise_if_over_budget(MemoryBudget().add_weights(10**9), "appo", room=room)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     rollway.errors.NotEnoughMemory: appo does not fit into memory:
-      7,630.6 MiB > 80% of 64.0 MiB, free shared memory: enlarge it ...
+      7,630.5 MiB > 80% of 64.0 MiB, free shared memory: enlarge it ...
     """
     if text := _over(estimated, label, threshold, room):
         raise NotEnoughMemory(text)
