@@ -22,7 +22,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 from rollway.errors import EnvRaised, RollwayError, UnusableEnvironment
-from rollway.ring.rollout_ring_buffer import RolloutRingBuffer
+from rollway.ring.rollout_ring import RolloutRingBuffer
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.vector_env import make_vec
 from rollway.vector_env.shm_vector_env import ShmVectorEnv

@@ -18,7 +18,7 @@ from rollway._core import shm_directory, weights_bytes
 from rollway.errors import InvalidArgument, NotEnoughMemory
 from rollway.machine.cgroup import Cgroup
 from rollway.replay.buffer import replay_bytes
-from rollway.ring.rollout_ring_buffer import more_fields, rollout_ring_bytes, rollout_shapes
+from rollway.ring.rollout_ring import more_fields, rollout_ring_bytes, rollout_shapes
 
 Place = Literal["shared", "private"]
 

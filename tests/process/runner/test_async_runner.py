@@ -10,7 +10,8 @@ import pytest
 
 import rollway
 from rollway import AsyncRunner, RestartPolicy, RolloutRingBuffer
-from rollway.runner import async_runner, training_log
+from rollway.runner import runner as runner_module
+from rollway.runner import training_log
 from rollway.runner.supervisor import _CollectorProcess
 from tests.support.collector_targets import (
     Unpicklable,
@@ -224,7 +225,7 @@ def test_the_end_of_the_interpreter_closes_every_runner_even_when_one_fails():
     for runner in runners:
         runner.own(Failing())
     with pytest.raises(RuntimeError, match="this one cannot be closed"):
-        async_runner._close_all()
+        runner_module._close_all()
     assert all(repr(runner).endswith("closed>") for runner in runners)
 
 
