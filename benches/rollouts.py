@@ -30,7 +30,7 @@ import numpy as np
 import rollway
 from contenders.unilab_rollouts import UnilabRollouts
 from harness import machine
-from rollway.ring.rollout_ring_buffer import rollout_shapes
+from rollway.ring.rollout_ring import rollout_shapes
 
 SIZES = {"256 envs": 256, "1,024 envs": 1024, "4,096 envs": 4096}
 STEPS, OBS, ACTIONS, SLOTS = 24, 48, 12, 4

@@ -80,6 +80,8 @@ mod _core {
     #[pymodule_export]
     use super::segment::histogram::HistSnapshot;
     #[pymodule_export]
+    use super::segment::sizes::{ring_bytes, table_bytes, weights_bytes};
+    #[pymodule_export]
     use super::vector_env::caller::EnvCaller;
     #[pymodule_export]
     use super::vector_env::sink::EnvSink;

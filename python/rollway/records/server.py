@@ -101,9 +101,9 @@ class RecordServer(ServerBase):
         except ConnectionClosedError:
             return None
         except WaitTimeout:
-            raise self._timed_out(timeout) from None
+            record = None
         if record is None:
-            raise self._timed_out(timeout)
+            self._none_in_time(timeout)
         return record
 
     def try_read(self) -> Record | None:
@@ -122,9 +122,9 @@ class RecordServer(ServerBase):
         except ConnectionClosedError:
             return []
         except WaitTimeout:
-            raise self._timed_out(timeout) from None
+            records = []
         if not records:
-            raise self._timed_out(timeout)
+            self._none_in_time(timeout)
         return records
 
     def try_read_many(self, most: int) -> list[Record]:
@@ -147,8 +147,9 @@ class RecordServer(ServerBase):
         try:
             while not (records := self.try_read_many(most)):
                 if not await peer_watch.notified():
-                    raise self._timed_out(timeout)
-        except ConnectionClosedError:
+                    self._none_in_time(timeout)
+                    return []
+        except ConnectionClosedError:  # also from a check, when another thread has closed the server meanwhile
             return []
         return records
 
@@ -234,10 +235,14 @@ class RecordServer(ServerBase):
         """Reasons why no record may ever come. With transports, remote workers may always come back."""
         return [] if self._endpoints else [producers_died(self._consumer.producers, self._peer_timeout_s, "record")]
 
-    def _timed_out(self, timeout: float | None) -> WaitTimeout:
+    def _none_in_time(self, timeout: float | None) -> None:
+        """Raises that no record came. Does nothing when another thread has closed the server meanwhile."""
+        try:
+            alive, died = self._consumer.producers()
+        except ConnectionClosedError:
+            return
         stats = self._consumer.stats()
-        alive, died = self._consumer.producers()
-        return WaitTimeout(
+        raise WaitTimeout(
             f"no record within {timeout} s: {stats['reserved_records']} are being written, "
             f"{stats['taken_records']} are held by learners; {alive} producers attached, {len(died)} died."
             f"{self.lane_pressure()}{describe_refusals(self.refusals)}"

@@ -7,8 +7,6 @@ draws and copies the rows. What keeps the next batch ready is in `rollway.replay
 from __future__ import annotations
 
 import operator
-import os
-import secrets
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
@@ -16,13 +14,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from rollway._core import Table
+from rollway._core import Table, table_bytes
 from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch, SegmentDamaged, WaitTimeout
 from rollway.replay.batch import Batch, RowLayout, StagedCopies, as_host_array, device_name, fill_field_by_field
 from rollway.schema.leaves import RaggedLeaf
 from rollway.schema.record import RecordSchema, convert
+from rollway.segment.naming import auto_name
 from rollway.transport.policies import IfExists
 
+_MAX_PEERS = 1024
 _PATIENCE_S = 30.0
 """How long an add waits while every row of the buffer is being written by others."""
 
@@ -77,7 +77,7 @@ class ReplayBuffer:
         seed: int | None = None,
         if_exists: IfExists = "resume",
         huge_pages: bool | None = None,
-        max_peers: int = 1024,
+        max_peers: int = _MAX_PEERS,
     ) -> None:
         del defer_gpu, packed_cpu_storage
         device = device_name(device)
@@ -85,7 +85,7 @@ class ReplayBuffer:
         layout = RowLayout(schema)
         try:
             table = Table(
-                name or f"auto-{os.getpid()}-{secrets.token_hex(4)}",
+                name or auto_name(),
                 schema.text,
                 layout.native,
                 layout.row_bytes,
@@ -358,6 +358,12 @@ def _schema(obs_dim: int, action_dim: int, critic_dim: int, more: Mapping[str, A
         if leaf.name in reserved:
             raise SchemaMismatch(f"'{leaf.name}' cannot be a field: it is an argument of add()")
     return schema
+
+
+def replay_bytes(capacity: int, obs_dim: int, action_dim: int, *, critic_dim: int = 0) -> int:
+    """How large the segment of a `ReplayBuffer` with these arguments is."""
+    schema = _schema(obs_dim, action_dim, critic_dim, {})
+    return table_bytes(RowLayout(schema).row_bytes, _positive("capacity", capacity), len(schema.text), _MAX_PEERS)
 
 
 def _positive(what: str, value: Any) -> int:

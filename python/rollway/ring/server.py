@@ -116,11 +116,11 @@ class Server(ServerBase):
         except ConnectionClosedError:
             return None
         except WaitTimeout:
-            raise self._timed_out(timeout) from None
+            sample = None
         except BatchesHeld as held:
             raise _batches_held(str(held)) from None
         if sample is None:
-            raise self._timed_out(timeout)
+            self._none_in_time(timeout)
         return sample
 
     def try_sample(self) -> Sample | None:
@@ -134,18 +134,16 @@ class Server(ServerBase):
         """As `sample`, for asyncio. A cancelled wait takes nothing."""
         self._check_at_least(at_least, timeout)
         peer_watch = PeerWatch(self._notifier, timeout, self._stall_checks)
-        while not self.closed:
-            sample = self._consumer.try_take_in_order()
-            if sample is not None:
-                return sample
-            if not await peer_watch.notified():
-                break
         try:
-            sample = self._consumer.take(0.0, at_least)
-        except ConnectionClosedError:
+            while (sample := self._consumer.try_take_in_order()) is None and not self.closed:
+                if not await peer_watch.notified():
+                    break
+            if sample is None:
+                sample = self._consumer.take(0.0, at_least)
+        except ConnectionClosedError:  # also from a check, when another thread has closed the server meanwhile
             return None
         if sample is None:
-            raise self._timed_out(timeout)
+            self._none_in_time(timeout)
         return sample
 
     def dataset_iter(self, *, copy: bool = False) -> Iterator[Sample]:
@@ -210,18 +208,23 @@ class Server(ServerBase):
         )
         return [held] if self._endpoints else [held, producers_died(consumer.producers, self._peer_timeout_s, "batch")]
 
-    def _timed_out(self, timeout: float | None) -> WaitTimeout:
+    def _none_in_time(self, timeout: float | None) -> None:
+        """Raises that no batch came. Does nothing when another thread has closed the server meanwhile."""
+        try:
+            alive, died = self._consumer.producers()
+            holds_all = self._consumer.holds_all()
+        except ConnectionClosedError:
+            return
         stats = self._consumer.stats()
-        alive, died = self._consumer.producers()
         ready = stats["ready_samples"]
-        if self._consumer.holds_all():
+        if holds_all:
             advice = "This learner holds all of the ring's batches: release() one"
         elif ready:
             advice = "Wait longer, or take what is there with sample(timeout, at_least=1)"
         else:
             advice = "Wait longer, or see what the workers do"
         writers = ", ".join(f"pid {pid} ({slots})" for pid, slots in self._consumer.writers()) or "nobody"
-        return WaitTimeout(
+        raise WaitTimeout(
             f"no whole batch of {self._batch_size} within {timeout} s: {ready} samples are committed, "
             f"slots are being written by {writers}; {alive} producers attached, {len(died)} died."
             f"{describe_refusals(self.refusals)} {advice}"

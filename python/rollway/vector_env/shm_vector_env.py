@@ -18,10 +18,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from rollway.errors import ConnectionClosedError, EnvRaised, InvalidArgument, NotInThisProcess
+from rollway.runner.restart_policy import RestartPolicy
 from rollway.schema.record import convert
 from rollway.vector_env.common_spaces import ObservationMode
 from rollway.vector_env.env_pool import EnvInfo, EnvPool, Outcome
-from rollway.vector_env.fault_policy import FaultPolicy
 from rollway.vector_env.layout import Array, ArrayPlace, Buffer, RolloutTarget, SlotClient, check_rollout
 from rollway.vector_env.messages import Packed
 from rollway.vector_env.pipe import FOREVER_S
@@ -62,7 +62,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         observation_mode: ObservationMode = "same",
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         step_timeout_s: float | None = None,
-        restart: FaultPolicy | None = None,
+        restart: RestartPolicy | None = None,
         context: str | None = None,
         daemon: bool = True,
     ) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from rollway.errors import InvalidArgument
 from rollway.schema.arrays import as_array
-from rollway.weights.shared_weight_sync import SharedWeightSync
+from rollway.weights.weight_sync import SharedWeightSync
 
 Array = np.ndarray[Any, Any]
 

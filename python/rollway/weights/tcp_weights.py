@@ -10,8 +10,8 @@ from rollway._core import WeightMirror
 from rollway.errors import ForeignSchema, InvalidArgument
 from rollway.transport.tcp_options import TcpOptions
 from rollway.weights.reading import WeightReading
-from rollway.weights.shared_weight_sync import SharedWeightSync
 from rollway.weights.tree import WeightTree
+from rollway.weights.weight_sync import SharedWeightSync
 
 
 class TcpWeights(WeightReading):

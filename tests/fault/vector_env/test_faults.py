@@ -407,15 +407,20 @@ def test_a_reset_that_was_lost_is_done_again(action, mode, tmp_path):
         assert rewards.tolist() == [1, 1] and not truncations.any() and not infos
 
 
-@pytest.mark.parametrize("policy", [None, FaultPolicy(max_restarts=1)], ids=["none", "policy"])
+@pytest.mark.parametrize(
+    "policy",
+    [None, rollway.RestartPolicy.never(), FaultPolicy(max_restarts=1), rollway.RestartPolicy.up_to(1)],
+    ids=["none", "never", "fault policy", "restart policy"],
+)
 def test_a_worker_that_dies_in_a_call_is_reported_and_replaced_if_there_is_a_policy(policy):
     with rollway.make_vec(counters(4), num_workers=2, restart=policy) as envs:
         envs.reset()
         envs.set_attr("number", [7, 8, 9, 9])
-        advice = "Use restart=FaultPolicy" if policy is None else "call again"
+        restarts = 0 if policy is None else policy.max_restarts
+        advice = "call again" if restarts else r"Use restart=RestartPolicy\.up_to\(3\)"
         with pytest.raises(rollway.errors.EnvDied, match=advice):
             envs.call("leave", 8)
-        if policy is None:
+        if not restarts:
             for again in (lambda: envs.call("pid"), lambda: envs.set_attr("number", 1), envs.render):
                 with pytest.raises(rollway.errors.EnvDied, match=r"environments 0 to 1.*exit with code 7"):
                     again()
@@ -423,7 +428,9 @@ def test_a_worker_that_dies_in_a_call_is_reported_and_replaced_if_there_is_a_pol
         assert envs.get_attr("number") == (0, 1, 9, 9)
         assert envs.step(actions(4))[3].tolist() == [True, True, False, False]
         assert envs.step(actions(4))[3].tolist() == [False] * 4
-        with pytest.raises(rollway.errors.EnvDied, match="one fault too many for FaultPolicy"):
+        with pytest.raises(
+            rollway.errors.EnvDied, match=r"one fault too many for (Fault|Restart)Policy\(max_restarts=1"
+        ):
             envs.call("leave", 1)
 
 

@@ -688,3 +688,24 @@ def test_a_batch_that_was_planned_before_a_record_was_detached_is_refused():
             table.assemble([(0, out)], [], None, False)
         _core.RecordTable([record]).assemble([(0, out)], [], None, False)
         assert out.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda server: server.read(0.001),
+        lambda server: server.read_many(2, 0.001),
+        lambda server: asyncio.run(server.read_async(0.001)),
+        lambda server: asyncio.run(server.read_many_async(2, 0.001)),
+    ],
+)
+def test_a_wait_that_ends_while_the_server_closes_finds_it_shut_down(read):
+    class Closing:
+        def __getattr__(self, name):
+            if name == "producers":  # the message of a timeout asks
+                server.close()
+            return getattr(consumer, name)
+
+    server = rollway.RecordServer(SCHEMA)
+    consumer, server._consumer = server._consumer, Closing()
+    assert not read(server)

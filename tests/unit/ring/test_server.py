@@ -722,3 +722,42 @@ def test_threads_that_submit_first_at_the_same_time_are_one_producer(monkeypatch
         for thread in threads:
             thread.join()
         assert len(set(server.sample().info.producer_ids.tolist())) == 1
+
+
+class Closing:
+    """A server's consumer, where another thread closes the server just before the given method is called."""
+
+    def __init__(self, server, method):
+        self._server, self._consumer, self._method = server, server._consumer, method
+        server._consumer = self
+
+    def __getattr__(self, name):
+        if name == self._method:
+            self._server.close()
+        return getattr(self._consumer, name)
+
+
+@pytest.mark.parametrize("method", ["producers", "holds_all", "stats", "writers"])
+def test_a_wait_that_ends_while_the_server_closes_finds_it_shut_down_or_times_out(method):
+    for sample in (lambda server: server.sample(0.001), lambda server: asyncio.run(server.sample_async(0.001))):
+        server = rollway.Server(ONE, 1)
+        Closing(server, method)
+        try:
+            assert sample(server) is None
+        except rollway.WaitTimeout:
+            assert method in ("stats", "writers")  # it was open when it was asked
+
+
+@pytest.mark.parametrize("method", ["try_take_in_order", "take", "holds_all", "producers"])
+def test_a_server_that_closes_while_a_coroutine_waits_ends_the_wait(method):
+    server = rollway.Server(ONE, 1)
+
+    async def wait():
+        waiting = asyncio.create_task(server.sample_async())
+        await asyncio.sleep(0)
+        Closing(server, method)
+        await asyncio.sleep(0.1)  # the first check for dead peers
+        server.close()
+        return await waiting
+
+    assert asyncio.run(wait()) is None

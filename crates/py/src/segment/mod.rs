@@ -11,3 +11,4 @@ pub mod block;
 pub mod catalog;
 pub mod contents;
 pub mod histogram;
+pub mod sizes;

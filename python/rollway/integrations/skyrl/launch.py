@@ -62,6 +62,7 @@ class LaunchedProcess:
         """Starts it; `LaunchFailed` if there is no such command."""
         parent = os.getpid()
 
+        # `rollway.runner.parent_watch` says why collectors and environments do it in another way.
         def die_with_the_launcher() -> None:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:  # it died before we could ask

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from rollway._core import Consumer, Plan, Producer, Sample, Slot
+from rollway._core import Consumer, Plan, Producer, Sample, Slot, ring_bytes
 from rollway.errors import (
     ConnectionClosedError,
     ForeignSchema,
@@ -35,6 +35,7 @@ from rollway.transport.shm import ShmTransport
 Array = np.ndarray[Any, Any]
 OnFull = Literal["drop_oldest", "block"]
 
+_MAX_PEERS = 1024
 _PATROL_S = 0.032  # A commit elsewhere makes a slot that can be dropped, and rings no bell for writers.
 
 
@@ -115,7 +116,7 @@ class RolloutRingBuffer:
         self._on_full: OnFull = on_full
         self._peer_timeout_s = peer_timeout_s
         self._layout = _layout(num_envs, num_steps, obs_dim, action_dim, critic_dim, self._fields)
-        self._schema = Schema.of({f: np.broadcast_to(np.zeros((), d), shape) for f, (shape, d) in self._layout.items()})
+        self._schema = Schema.of(self._layout)
         self._plan: Plan = self._schema.plan()
         self._ends = _Ends()
         self._closed = False
@@ -347,7 +348,7 @@ class RolloutRingBuffer:
                 self._name,
                 auto_named=self._auto_named,
                 if_exists="resume",
-                max_peers=1024,
+                max_peers=_MAX_PEERS,
                 on_full=self._on_full,
                 huge_pages=None,
                 peer_timeout_s=self._peer_timeout_s,
@@ -484,6 +485,21 @@ def rollout_shapes(
     if critic_dim:
         shapes |= {"critic": (*steps, critic_dim), "last_critic": (num_envs, critic_dim)}
     return shapes
+
+
+def rollout_ring_bytes(
+    num_envs: int,
+    num_steps: int,
+    obs_dim: int,
+    action_dim: int,
+    *,
+    critic_dim: int = 0,
+    num_slots: int = 4,
+    fields: Mapping[str, Any] | None = None,
+) -> int:
+    """How large the segment of a `RolloutRingBuffer` with these arguments is."""
+    schema = Schema.of(_layout(num_envs, num_steps, obs_dim, action_dim, critic_dim, fields or {}))
+    return ring_bytes([leaf.nbytes for leaf in schema.leaves], 1, num_slots, len(schema.text), _MAX_PEERS)
 
 
 def _layout(
