@@ -1,6 +1,6 @@
 """What a sample costs in each form in which a user may have it, beside a dict of exact arrays with the same leaves.
 
-    python benches/forms.py [--seconds 0.5] [--only ring,records,lists]
+    python benches/forms.py [--seconds 0.5] [--only ring,records,lists,accumulator]
 
 Prints nanoseconds for one call: the first decile of bursts, so that what else runs on the machine counts little. All
 forms of a table take turns, burst by burst. Nothing crosses a core: `ring.py` and `records.py` measure between
@@ -136,6 +136,28 @@ def _tensors(plain: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
     return made
 
 
+def measure_accumulator(seconds: float) -> None:
+    """Prints what `TrajectoryAccumulator.add` costs beside one assignment for each leaf."""
+    steps, data = 4096, {"obs": np.ones(4, np.float32), "reward": 1.0, "terminated": False}
+    example = {"step": {"obs": np.zeros((steps, 4), np.float32), "reward": np.zeros(steps, np.float32)}}
+    example["step"]["terminated"] = np.zeros(steps, bool)
+    accumulator, buffers = rollway.TrajectoryAccumulator(example), dict(example["step"])
+
+    def assign() -> None:
+        obs, reward, terminated = buffers.values()
+        for place in range(_BURST):
+            obs[place] = data["obs"]
+            reward[place] = data["reward"]
+            terminated[place] = data["terminated"]
+
+    def add() -> None:
+        accumulator.reset()
+        for _ in range(_BURST):
+            accumulator.add("step", data)
+
+    _compare({"buffer[i] = x for each leaf": assign, "add of arrays and numbers": add}, seconds)
+
+
 def measure(forms: Mapping[str, Form], open_send: Callable[[Any], Callable[[Any], object]], seconds: float) -> None:
     """Prints what a call costs in each form."""
     sends = {}
@@ -147,13 +169,24 @@ def measure(forms: Mapping[str, Form], open_send: Callable[[Any], Callable[[Any]
             print(f"  {name:28} refused: {refused}")
         else:
             sends[name] = (send, data)
-    times: dict[str, list[float]] = {name: [] for name in sends}
-    end = time.perf_counter() + seconds * len(sends)
-    while time.perf_counter() < end:
-        for name, (send, data) in sends.items():
-            started = time.perf_counter_ns()
+
+    def burst(send: Callable[[Any], object], data: Any) -> Callable[[], None]:
+        def repeat() -> None:
             for _ in range(_BURST):
                 send(data)
+
+        return repeat
+
+    _compare({name: burst(send, data) for name, (send, data) in sends.items()}, seconds)
+
+
+def _compare(bursts: Mapping[str, Callable[[], None]], seconds: float) -> None:
+    times: dict[str, list[float]] = {name: [] for name in bursts}
+    end = time.perf_counter() + seconds * len(bursts)
+    while time.perf_counter() < end:
+        for name, burst in bursts.items():
+            started = time.perf_counter_ns()
+            burst()
             times[name].append((time.perf_counter_ns() - started) / _BURST)
     first = 0.0
     for name, measured in times.items():
@@ -166,7 +199,7 @@ def main() -> None:
     """Measures the forms of samples, of records and of lists."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=0.5, help="for each form")
-    parser.add_argument("--only", default="ring,records,lists", help="which tables, with commas between")
+    parser.add_argument("--only", default="ring,records,lists,accumulator", help="which tables, with commas between")
     options = parser.parse_args()
     opened: list[Any] = []
 
@@ -192,6 +225,9 @@ def main() -> None:
             if key in options.only.split(","):
                 print(title)
                 measure(forms(), open_send, options.seconds)
+        if "accumulator" in options.only.split(","):
+            print("TrajectoryAccumulator.add of one step")
+            measure_accumulator(options.seconds)
     finally:
         for handle in opened:
             handle.close()

@@ -16,7 +16,7 @@ from rollway import _core
 from tests.support.authority import Authority
 from tests.support.processes import Child
 
-PACKAGES = ("torch", "tensorboard", "jax")
+PACKAGES = ("torch", "tensorboard")
 """Large ones, each with a fixture of its name: `make check` runs the unit tests without them."""
 MISSING = {package for package in PACKAGES if importlib.util.find_spec(package) is None}
 WITHOUT_PACKAGE = pytest.StashKey[Counter[str]]()
@@ -51,12 +51,6 @@ def pytest_terminal_summary(terminalreporter, config):
 def torch():
     """The package. Where it is not installed, tests that take it are left out, and the end of the run says how many."""
     return importlib.import_module("torch")
-
-
-@pytest.fixture
-def jax():
-    """As `torch`."""
-    return importlib.import_module("jax")
 
 
 @pytest.fixture

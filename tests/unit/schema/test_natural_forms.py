@@ -1,6 +1,7 @@
 """Samples and records as users have them: converted natively, by the rule that Python's conversion follows too."""
 
 import dataclasses
+import pickle
 import threading
 from typing import Any, NamedTuple
 
@@ -126,17 +127,6 @@ def test_a_negated_tensor_does_not_lose_its_sign(torch):
         assert "'x'" in str(refused)
     else:
         assert batch["x"].tolist() == [negated.tolist()]
-
-
-@pytest.mark.usefixtures("native")
-def test_arrays_of_jax_are_sent_natively(jax):
-    data = {"obs": jax.numpy.arange(4.0), "reward": jax.numpy.float32(1.5), "done": jax.numpy.array(True)}
-    batch = sent(PLAIN, data)
-    assert batch["obs"].tolist() == [[0, 1, 2, 3]]
-    assert batch["reward"].tolist() == [1.5] and batch["done"].tolist() == [True]
-    schema = {"tokens": "int32[*]", "score": "float32[]"}
-    record = recorded(schema, {"tokens": jax.numpy.arange(3), "score": jax.numpy.float32(0.5)})
-    assert record["tokens"].tolist() == [0, 1, 2] and record["score"] == 0.5
 
 
 RECORD = {"tokens": "int32[*]", "rows": "float32[*,2]", "masks": "bool[*]", "pair": "float32[2]", "score": "float32[]"}
@@ -296,3 +286,50 @@ def test_values_stay_alive_while_a_send_waits_for_room(name, torch):
             sender.join()
             assert (batch["obs"] == 7).all() and batch["list"].tolist() == [[1, 2, 3]]
             assert batch["x"].tolist() == [4.5] and (batch["t"] == 6).all() and rubbish
+
+
+@pytest.fixture
+def accumulator(monkeypatch):
+    def refuse(self, *args):
+        raise AssertionError("Python was asked to convert")
+
+    monkeypatch.setattr(rollway.TrajectoryAccumulator, "_convert", refuse)
+    step = {"obs": np.zeros((3, 4), np.float32), "reward": np.zeros(3, np.float32), "done": np.zeros(3, bool)}
+    return rollway.TrajectoryAccumulator({"step": step, "last": {"value": np.zeros(())}})
+
+
+def test_a_trajectory_accumulator_takes_natural_forms_natively(accumulator, torch):
+    accumulator.add("step", {"obs": OBS, "reward": 1, "done": False})
+    accumulator.add("step", {"obs": [0, 1, 2, 3], "reward": np.float64(2), "done": np.True_})
+    accumulator.add("last", {"value": 0.5})
+    copied = pickle.loads(pickle.dumps(accumulator))
+    for each in (accumulator, copied):
+        each.add("step", {"obs": torch.arange(4.0), "reward": torch.tensor(3.0), "done": True})
+        with pytest.raises(IndexError, match="'step' is full"):
+            each.add("step", {"obs": OBS, "reward": 4, "done": False})
+        built = each.build()
+        assert built["step"]["obs"].tolist() == [[0, 1, 2, 3]] * 3
+        assert built["step"]["reward"].tolist() == [1, 2, 3]
+        assert built["step"]["done"].tolist() == [False, True, True] and built["last"]["value"] == 0.5
+
+
+def test_an_accumulator_whose_array_was_resized_writes_nothing_beyond_it():
+    accumulator = rollway.TrajectoryAccumulator({"step": {"x": np.zeros(1000)}})
+    accumulator.build()["step"]["x"].resize(2, refcheck=False)
+    accumulator.add("step", {"x": 1.0})
+    accumulator.add("step", {"x": 1.0})
+    with pytest.raises(IndexError):
+        accumulator.add("step", {"x": 1.0})
+
+
+def test_a_replay_buffer_takes_tensors_and_lists_natively(torch, monkeypatch):
+    def refuse(self, *args):
+        raise AssertionError("Python was asked to convert")
+
+    monkeypatch.setattr(rollway.ReplayBuffer, "_converted", refuse)
+    with rollway.ReplayBuffer(10, 2, 1) as buffer:
+        obs, actions = torch.arange(8.0).reshape(4, 2)[::2], torch.ones(2, 1)
+        buffer.add(obs, actions, [1, 2.5], obs, [False, True], (0, 1))
+        batch = buffer.sample(50)
+        assert {tuple(row) for row in batch["obs"].tolist()} == {(0, 1), (4, 5)}
+        assert set(batch["rewards"].tolist()) == {1, 2.5} and set(batch["truncated"].tolist()) == {0, 1}

@@ -34,16 +34,35 @@ impl Rows {
     /// [`keep`](Self::keep). Always inlined: moving it out of here would be a tenth of a small send.
     #[inline(always)]
     pub fn of(plan: &Plan, data: &Bound<'_, PyAny>, dims: Dims, version: u32) -> PyResult<Rows> {
+        let mut rows = Rows::empty(plan, version);
+        if !rows.find(plan, data, dims) {
+            rows.convert(plan, data, dims)?;
+        }
+        Ok(rows)
+    }
+
+    /// The same without asking Python. `None` when it would have to be asked.
+    pub fn found(plan: &Plan, data: &Bound<'_, PyAny>, dims: Dims) -> Option<Rows> {
+        let mut rows = Rows::empty(plan, 0);
+        let is_found = rows.find(plan, data, dims) || rows.find_kept(plan, data, dims);
+        is_found.then_some(rows)
+    }
+
+    #[inline(always)]
+    fn empty(plan: &Plan, version: u32) -> Rows {
         let leaves = plan.leaves.len();
         let spilled = if leaves > INLINE { vec![null(); leaves] } else { Vec::new() };
         let (inline, scratch) = ([null(); INLINE], Scratch::default());
-        let mut rows = Rows { inline, spilled, count: 0, version, scratch, is_borrowed: true };
-        let found = if leaves > INLINE { &mut rows.spilled[..] } else { &mut rows.inline[..leaves] };
-        match plan.find(data, dims, found, &mut rows.scratch) {
-            Some(count) => rows.count = count,
-            None => rows.convert(plan, data, dims)?,
-        }
-        Ok(rows)
+        Rows { inline, spilled, count: 0, version, scratch, is_borrowed: true }
+    }
+
+    #[inline(always)]
+    fn find(&mut self, plan: &Plan, data: &Bound<'_, PyAny>, dims: Dims) -> bool {
+        let leaves = plan.leaves.len();
+        let found = if leaves > INLINE { &mut self.spilled[..] } else { &mut self.inline[..leaves] };
+        let count = plan.find(data, dims, found, &mut self.scratch);
+        self.count = count.unwrap_or(0);
+        count.is_some()
     }
 
     /// Holds on to the arrays. Before the GIL is let go: others may take them out of `data` then.
@@ -60,16 +79,20 @@ impl Rows {
     /// The ways that may run Python code, or let other threads run.
     #[cold]
     fn convert(&mut self, plan: &Plan, data: &Bound<'_, PyAny>, dims: Dims) -> PyResult<()> {
-        self.is_borrowed = false;
-        let scratch = std::mem::take(&mut self.scratch);
-        if scratch.wants_kept && self.read_kept(plan, data, dims).is_some() {
+        if self.find_kept(plan, data, dims) {
             return Ok(());
         }
         self.scratch = Scratch::default();
         self.ask_python(plan, data, dims)
     }
 
-    /// Keeps all values, and looks at them then.
+    /// Keeps all values and looks at them then, if that is what [`find`](Self::find) wanted.
+    fn find_kept(&mut self, plan: &Plan, data: &Bound<'_, PyAny>, dims: Dims) -> bool {
+        self.is_borrowed = false;
+        let scratch = std::mem::take(&mut self.scratch);
+        scratch.wants_kept && self.read_kept(plan, data, dims).is_some()
+    }
+
     fn read_kept(&mut self, plan: &Plan, data: &Bound<'_, PyAny>, dims: Dims) -> Option<()> {
         self.scratch.kept = plan.values(data)?;
         let mut count = None;
