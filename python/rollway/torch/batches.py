@@ -38,8 +38,8 @@ class Batches(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
             raise InvalidArgument(
-                "Batches reads the ring in this process: use DataLoader(…, num_workers=0). Loading in other processes is "
-                "what the producers of the ring do"
+                "Batches reads the ring in this process: use DataLoader(…, num_workers=0). "
+                "The processes that load are the producers of the ring"
             )
         for sample in self._server.dataset_iter(copy=self._copy):
             yield as_tensors(sample.batch)

@@ -96,3 +96,25 @@ def test_a_data_loader_takes_batches(monkeypatch):
         monkeypatch.setattr("rollway.torch.batches.get_worker_info", object)  # as in a worker of a loader
         with pytest.raises(rollway.InvalidArgument, match="num_workers=0"):
             next(iter(rollway.torch.Batches(server)))
+
+
+def test_device_iter_gives_tensors_that_may_be_kept():
+    with rollway.Server({"x": np.float32(0), "y": np.zeros(2)}, 2, num_buffers=2) as server:
+        batches, kept = server.device_iter("cpu"), []
+        for i in range(6):
+            server.submit({"x": i, "y": [i, i]})
+            if i % 2:
+                kept.append(next(batches))
+        assert [batch["x"].tolist() for batch in kept] == [[0, 1], [2, 3], [4, 5]]
+        assert server.stats()["held_batches"] == 0
+        with pytest.raises(rollway.InvalidArgument, match="depth = 0"):
+            server.device_iter("cpu", depth=0)
+
+
+def test_device_iter_ends_when_the_server_is_closed():
+    server = rollway.Server({"x": np.float32(0)}, 1)
+    server.submit({"x": 1})
+    batches = server.device_iter("cpu")
+    assert next(batches)["x"].tolist() == [1]
+    server.close()
+    assert list(batches) == []
