@@ -31,7 +31,15 @@ def _refuse_a_sub_interpreter() -> None:
 
 _refuse_a_sub_interpreter()  # before the imports below, which would hang
 
-from rollway.compat import ZeroCopySHMBuffer, shared_memory_rl_pipeline
+from rollway.compat import (
+    AsyncRunner,
+    ReplayBuffer,
+    RolloutRingBuffer,
+    SharedObsNormStats,
+    SharedWeightSync,
+    ZeroCopySHMBuffer,
+    shared_memory_rl_pipeline,
+)
 from rollway.errors import (
     CapacityError,
     CollectorError,
@@ -64,10 +72,9 @@ from rollway.records import (
     pad,
     token_batches,
 )
-from rollway.replay import ReplayBuffer, ReplayPipeline
+from rollway.replay import ReplayPipeline
 from rollway.ring import (
     HistSnapshot,
-    RolloutRingBuffer,
     Sample,
     SampleInfo,
     Server,
@@ -75,10 +82,10 @@ from rollway.ring import (
     TcpClient,
     TrajectoryAccumulator,
 )
-from rollway.runner import AsyncRunner, RestartPolicy
+from rollway.runner import RestartPolicy
 from rollway.transport import ShmTransport, TcpTransport, Tls
 from rollway.vector_env import make_vec
-from rollway.weights import RunningObsStats, SharedObsNormStats, SharedWeightSync, TcpWeights
+from rollway.weights import RunningObsStats, TcpWeights
 
 __version__ = _version("rollway")
 

@@ -25,7 +25,7 @@ Place = Literal["shared", "private"]
 _MIB = 2**20
 _FLOAT32 = 4
 _LEAF_TEXT = 512  # of weights: the assumed length of a leaf's name, dtype and shape
-_WEIGHT_HANDLES = 64 + 2  # as many as a `SharedWeightSync` has room for
+_WEIGHT_HANDLES = 64 + 2  # as many as a `WeightSync` has room for
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class MemoryBudget:
         num_slots: int = 4,
         fields: Mapping[str, Any] | None = None,
     ) -> Self:
-        """A `RolloutRingBuffer` with these arguments."""
+        """A `RolloutRing` with these arguments."""
         _check_counts(num_slots=num_slots)
         usual = rollout_shapes(num_envs, num_steps, obs_dim, action_dim, critic_dim)
         more = sum(leaf.row_bytes for leaf in more_fields(fields or {}).values())
@@ -108,14 +108,14 @@ class MemoryBudget:
         return self._add_segment("rollout ring", arithmetic, num_slots * slot, total)
 
     def add_replay(self, capacity: int, obs_dim: int, action_dim: int, *, critic_dim: int = 0) -> Self:
-        """A `ReplayBuffer` of so many transitions."""
+        """A `TransitionBuffer` of so many transitions."""
         total = replay_bytes(capacity, obs_dim, action_dim, critic_dim=critic_dim)
         numbers = 2 * obs_dim + action_dim + 3 + 2 * critic_dim
         arithmetic = f"{capacity:,} rows x {numbers} numbers x 4 B"
         return self._add_segment("replay", arithmetic, capacity * numbers * _FLOAT32, total)
 
     def add_weights(self, nbytes: int, *, buffers: int = 8, leaves: int = 1000) -> Self:
-        """A `SharedWeightSync` of so many bytes of parameters, with as many buffers as it may grow to.
+        """A `WeightSync` of so many bytes of parameters, with as many buffers as it may grow to.
 
         ``leaves``: at most so many arrays, each of which may cost some bytes of its own.
         """

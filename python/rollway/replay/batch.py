@@ -1,6 +1,6 @@
 """The memory of a sampled batch: one block of packed rows, a view for each field; and its way to a device by one copy.
 
-Used by `ReplayBuffer` and its pipelines. It knows sizes and dtypes; it draws nothing. Torch is imported on use.
+Used by `TransitionBuffer` and its pipelines. It knows sizes and dtypes; it draws nothing. Torch is imported on use.
 """
 
 from __future__ import annotations

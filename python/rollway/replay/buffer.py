@@ -1,7 +1,7 @@
-"""ReplayBuffer: transitions in shared memory, added by any number of processes and sampled at random by the learner.
+"""TransitionBuffer: transitions in shared memory, added by any number of processes, sampled at random by the learner.
 
-It has the constructor and the calls of UniLab's buffer. It names and converts the fields; the core's table stores,
-draws and copies the rows. What keeps the next batch ready is in `rollway.replay.pipeline`.
+It names and converts the fields; the core's table stores, draws and copies the rows. What keeps the next batch ready is
+in `rollway.replay.pipeline`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PATIENCE_S = 30.0
 """How long an add waits while every row of the buffer is being written by others."""
 
 
-class ReplayBuffer:
+class TransitionBuffer:
     """Moves transitions from any number of adding processes to those that sample them.
 
     When it is full, the oldest transitions are overwritten. Only whole ones are ever sampled: a process that is killed
@@ -40,10 +40,8 @@ class ReplayBuffer:
         capacity: Transitions.
         obs_dim: Numbers in an observation.
         action_dim: Numbers in an action.
-        device: Where `sample` puts its batches: a name, or a `torch.device`.
-        defer_gpu: Accepted for UniLab's sake; the device is never touched before the first `sample`.
+        device: Where `sample` puts its batches: a name, or a `torch.device`. It is not touched before the first one.
         critic_dim: Numbers in an observation for the critic; 0 for none.
-        packed_cpu_storage: Accepted for UniLab's sake; rows are always packed.
         name: What others attach to. Left out, a name is made up, and the memory is gone with its last user.
         fields: More fields, or another dtype and shape for a usual one: ``{"obs": "uint8[84,84]", "step": "int64[]"}``.
             A field may also be an example array, a pair like ``((84, 84), np.uint8)`` or a Gymnasium space.
@@ -54,7 +52,7 @@ class ReplayBuffer:
         max_peers: How many handles there may be at once, at most 1024.
 
     >>> import numpy as np
-    >>> with ReplayBuffer(1000, obs_dim=3, action_dim=1, device="cpu", seed=0) as buffer:
+    >>> with TransitionBuffer(1000, obs_dim=3, action_dim=1, device="cpu", seed=0) as buffer:
     ...     ones, zeros = np.ones((8, 3), np.float32), np.zeros(8, np.float32)
     ...     buffer.add(ones, ones[:, :1], zeros, 2 * ones, zeros, zeros)
     ...     batch = buffer.sample(32)
@@ -68,10 +66,8 @@ class ReplayBuffer:
         obs_dim: int,
         action_dim: int,
         device: Any = "cpu",
-        defer_gpu: bool = False,
-        critic_dim: int = 0,
-        packed_cpu_storage: bool = False,
         *,
+        critic_dim: int = 0,
         name: str | None = None,
         fields: Mapping[str, Any] | None = None,
         seed: int | None = None,
@@ -79,7 +75,6 @@ class ReplayBuffer:
         huge_pages: bool | None = None,
         max_peers: int = _MAX_PEERS,
     ) -> None:
-        del defer_gpu, packed_cpu_storage
         device = device_name(device)
         schema = _schema(obs_dim, action_dim, critic_dim, fields or {})
         layout = RowLayout(schema)
@@ -281,14 +276,9 @@ class ReplayBuffer:
         self._table.sample(rows, block)
 
     @property
-    def size(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """``[len(self)]``: an array with one number, as UniLab's learners read it."""
-        return np.array([len(self)], np.int64)
-
-    @property
-    def ptr(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """How many rows were given out to adders so far, in an array with one number."""
-        return np.array([self._table.head], np.int64)
+    def rows_given(self) -> int:
+        """How many rows were given out to adders so far."""
+        return self._table.head
 
     @property
     def resumed(self) -> bool:
@@ -310,8 +300,8 @@ class ReplayBuffer:
 
     def __repr__(self) -> str:
         if self._table.closed:
-            return f"<ReplayBuffer '{self.name}' closed>"
-        return f"<ReplayBuffer '{self.name}' {len(self)} of {self.capacity} on {self.device}>"
+            return f"<{type(self).__name__} '{self.name}' closed>"
+        return f"<{type(self).__name__} '{self.name}' {len(self)} of {self.capacity} on {self.device}>"
 
     # ── life ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -363,7 +353,7 @@ def _schema(obs_dim: int, action_dim: int, critic_dim: int, more: Mapping[str, A
 
 
 def replay_bytes(capacity: int, obs_dim: int, action_dim: int, *, critic_dim: int = 0) -> int:
-    """How large the segment of a `ReplayBuffer` with these arguments is."""
+    """How large the segment of a `TransitionBuffer` with these arguments is."""
     schema = _schema(obs_dim, action_dim, critic_dim, {})
     return table_bytes(RowLayout(schema).row_bytes, _positive("capacity", capacity), len(schema.text), _MAX_PEERS)
 

@@ -1,4 +1,4 @@
-"""ReplayPipeline: keeps the next batch of a `ReplayBuffer` ready on the learner's device, while it trains on this one.
+"""ReplayPipeline: keeps the next batch of a `TransitionBuffer` ready on the learner's device while it trains on this.
 
 A thread of its own draws and copies, with the GIL released: on a GPU through pinned memory and a copy stream, elsewhere
 by a plain copy. There are two batches: one is the learner's, the other is being made. It owns nothing but those.
@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from rollway.errors import ConnectionClosedError, InvalidArgument, NotInThisProcess, WaitTimeout
 from rollway.replay.batch import Batch, Fill, RowLayout, device_name
-from rollway.replay.buffer import ReplayBuffer
+from rollway.replay.buffer import TransitionBuffer
 
 
 class ReplayPipeline:
@@ -36,7 +36,7 @@ class ReplayPipeline:
         base_seed: Seeds the buffer's draws.
 
     >>> import numpy as np
-    >>> with ReplayBuffer(100, obs_dim=2, action_dim=1, device="cpu") as buffer:
+    >>> with TransitionBuffer(100, obs_dim=2, action_dim=1, device="cpu") as buffer:
     ...     ones = np.ones((4, 2), np.float32)
     ...     buffer.add(ones, ones[:, :1], ones[:, 0], ones, ones[:, 0], ones[:, 0])
     ...     with ReplayPipeline(buffer, sample_count=8) as pipeline:
@@ -47,7 +47,7 @@ class ReplayPipeline:
 
     def __init__(
         self,
-        replay_buffer: ReplayBuffer,
+        replay_buffer: TransitionBuffer,
         *,
         sample_count: int,
         device: Any = None,
@@ -90,16 +90,16 @@ class ReplayPipeline:
     def start_prepare(self, tick_id: int, sample_count: int, min_snapshot_ptr: int | None = None) -> bool:
         """Begins to make the batch of a tick. False when that is under way, or done, already.
 
-        ``min_snapshot_ptr``: refuse to draw before so many rows were given out to adders (`ReplayBuffer.ptr`). Whatever
-        was added before this call can be drawn.
+        ``min_snapshot_ptr``: refuse to draw before so many rows were given out to adders
+        (`TransitionBuffer.rows_given`). Whatever was added before this call can be drawn.
         """
         self._check(sample_count)
         if self._tick == tick_id:
             return False
         if self._tick is not None:
             raise InvalidArgument(f"the batch of tick {self._tick} is not used yet; tick {tick_id} comes after it")
-        if min_snapshot_ptr is not None and min_snapshot_ptr > int(self._buffer.ptr[0]):
-            raise InvalidArgument(f"only {int(self._buffer.ptr[0])} rows were added so far, not {min_snapshot_ptr}")
+        if min_snapshot_ptr is not None and min_snapshot_ptr > self._buffer.rows_given:
+            raise InvalidArgument(f"only {self._buffer.rows_given} rows were added so far, not {min_snapshot_ptr}")
         self._kitchen.order()
         self._tick = tick_id
         return True

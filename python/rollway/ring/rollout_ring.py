@@ -1,7 +1,7 @@
-"""RolloutRingBuffer: whole rollouts from collectors to the learner, through one ring in shared memory.
+"""RolloutRing: whole rollouts from collectors to the learner, through one ring in shared memory.
 
 A slot holds one rollout of all environments. Collectors write it in place, the learner reads it in place. It does not
-start processes (`AsyncRunner` does) and moves no weights. The learner creates it; collectors get it by pickling, by
+start processes (`Runner` does) and moves no weights. The learner creates it; collectors get it by pickling, by
 forking or by name.
 """
 
@@ -30,7 +30,7 @@ from rollway.errors import (
 )
 from rollway.schema.leaves import RaggedLeaf, read_leaves
 from rollway.schema.pytree import Schema
-from rollway.transport.shm import ShmTransport
+from rollway.segment.naming import auto_name
 
 Array = np.ndarray[Any, Any]
 OnFull = Literal["drop_oldest", "block"]
@@ -43,7 +43,7 @@ class RolloutInfo(NamedTuple):
     """Which collector made a rollout, and with which weights."""
 
     version: int
-    """The number of the weights, as given to `RolloutRingBuffer.signal_write_done`; 0 when none was."""
+    """The number of the weights, as given to `RolloutRing.signal_write_done`; 0 when none was."""
     producer_id: int
     """Which writer made it, counted from 0 over the life of the ring."""
     sequence: int
@@ -52,16 +52,16 @@ class RolloutInfo(NamedTuple):
     """When it was committed, by ``time.monotonic_ns()`` of this machine."""
 
 
-class RolloutRingBuffer:
+class RolloutRing:
     """Moves rollouts from any number of writing processes to a reader, in ``num_slots`` slots of shared memory.
 
     A rollout is shown whole or not at all: what a writer had only begun when it died or called `abort_write` is never
     seen, and its slot goes back. When every slot is full the oldest whole rollout is dropped (and counted), or the
     writer waits. A slot that is being read is never overwritten. Each rollout goes to one reader.
 
-    The creator's segment exists until `close` (or `cleanup`, or the end of the ``with`` block). A handle may be pickled
-    into a spawned process and used in a forked one. One thread may read and another write, not more of either. Waits
-    release the GIL, and Ctrl-C ends them.
+    The creator's segment exists until `close` (or the end of the ``with`` block). Others open it with `attach`, or get a
+    handle that was pickled into a spawned process, or use it in a forked one. One thread may read and another write,
+    not more of either. Waits release the GIL, and Ctrl-C ends them.
 
     Args:
         num_envs: Environments in a rollout.
@@ -71,16 +71,15 @@ class RolloutRingBuffer:
         critic_dim: Numbers in the critic's own observation; 0: it has none.
         num_slots: Rollouts that there is room for, at least 2. Each writer fills one and the reader keeps one, so give
             two more than there are writers.
-        create: Make it. Otherwise attach to what ``shm_name_prefix`` names.
-        shm_name_prefix: The segment: its name, or the dict that `name` gives. Left out on creation, one is made up. A
-            name that is there already with the same shape is resumed, with the rollouts in it.
+        name: What others attach to. Left out, it is automatic. A ring of that name with the same shape is resumed, with
+            the rollouts in it.
         fields: More fields: ``{"values": ((num_envs, num_steps), np.float32)}``, each with its whole shape. A field may
             also be an example array, text like ``"float32[64,24]"`` or a Gymnasium space.
         on_full: ``"drop_oldest"`` or ``"block"``; an attached handle does as the creator says.
         peer_timeout_s: How long a blocked call bears that everybody on the other side is dead before it raises
             `PeerDied`. ``None``: for ever.
 
-    >>> with RolloutRingBuffer(num_envs=2, num_steps=3, obs_dim=4, action_dim=1) as ring:
+    >>> with RolloutRing(num_envs=2, num_steps=3, obs_dim=4, action_dim=1) as ring:
     ...     with ring.writing(version=7) as rollout:
     ...         rollout["rewards"][:] = 1.0
     ...     _ = ring.wait_for_data(timeout=1.0)
@@ -99,23 +98,61 @@ class RolloutRingBuffer:
         *,
         critic_dim: int = 0,
         num_slots: int = 4,
-        create: bool = True,
-        shm_name_prefix: str | Mapping[str, str] | None = None,
+        name: str | None = None,
         fields: Mapping[str, Any] | None = None,
         on_full: OnFull = "drop_oldest",
         peer_timeout_s: float | None = 60.0,
     ) -> None:
+        dims = (num_envs, num_steps, obs_dim, action_dim, critic_dim)
+        self._set_up(name, dims, num_slots, fields or {}, on_full, peer_timeout_s)
+        self._ends.consumer = self._open_consumer()
+
+    @classmethod
+    def attach(cls, name: str, num_envs: int, num_steps: int, obs_dim: int, action_dim: int, **options: Any) -> Self:
+        """Opens a ring that another process made; the other arguments are those that it was made with."""
+        self = cls.__new__(cls)
+        self._attach(num_envs, num_steps, obs_dim, action_dim, name=name, **options)
+        return self
+
+    def _attach(
+        self,
+        num_envs: int,
+        num_steps: int,
+        obs_dim: int,
+        action_dim: int,
+        *,
+        name: str,
+        critic_dim: int = 0,
+        num_slots: int = 4,
+        fields: Mapping[str, Any] | None = None,
+        on_full: OnFull = "drop_oldest",
+        peer_timeout_s: float | None = 60.0,
+    ) -> None:
+        dims = (num_envs, num_steps, obs_dim, action_dim, critic_dim)
+        self._set_up(name, dims, num_slots, fields or {}, on_full, peer_timeout_s)
+        self._ends.producer = self._open_producer()
+        self._check_geometry(self._ends.producer)
+
+    def _set_up(
+        self,
+        name: str | None,
+        dims: tuple[int, int, int, int, int],
+        num_slots: int,
+        fields: Mapping[str, Any],
+        on_full: OnFull,
+        peer_timeout_s: float | None,
+    ) -> None:
+        """Everything but the native handles."""
         if on_full not in ("drop_oldest", "block"):
             raise InvalidArgument(f"on_full is {on_full!r}; it must be 'drop_oldest' or 'block'")
         if not 2 <= num_slots < 2**16:
             raise InvalidArgument(f"num_slots = {num_slots} is out of range: 2 to 65,535")
-        self.num_envs, self.num_steps = num_envs, num_steps
-        self.obs_dim, self.action_dim, self.critic_dim = obs_dim, action_dim, critic_dim
+        self.num_envs, self.num_steps, self.obs_dim, self.action_dim, self.critic_dim = dims
         self.num_slots = num_slots
-        self._fields = {name: (leaf.shape, leaf.dtype) for name, leaf in more_fields(fields or {}).items()}
+        self._fields = {name: (leaf.shape, leaf.dtype) for name, leaf in more_fields(fields).items()}
         self._on_full: OnFull = on_full
         self._peer_timeout_s = peer_timeout_s
-        self._layout = _layout(num_envs, num_steps, obs_dim, action_dim, critic_dim, self._fields)
+        self._layout = _layout(dims, self._fields)
         self._schema = Schema.of(self._layout)
         self._plan: Plan = self._schema.plan()
         self._ends = _Ends()
@@ -123,24 +160,16 @@ class RolloutRingBuffer:
         self._slot: Slot | None = None
         self._sample: Sample | None = None
         self._pid = os.getpid()
-        transport = ShmTransport(_one_name(shm_name_prefix)) if shm_name_prefix is not None else ShmTransport()
-        self._name, self._auto_named = transport.name, transport.auto_named
-        if create:
-            self._ends.consumer = self._open_consumer()
-        elif shm_name_prefix is None:
-            raise InvalidArgument("create=False needs shm_name_prefix: the creator's `name`")
-        else:
-            self._ends.producer = self._open_producer()
-            self._check_geometry(self._ends.producer)
+        self._name, self._auto_named = (auto_name(), True) if name is None else (name, False)
         # Also at interpreter exit, so that a handle that was not closed leaves nothing behind.
         self._finalizer = weakref.finalize(self, self._ends.close)
 
     # ── what it is ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def name(self) -> dict[str, str]:
-        """For each field the segment that it lies in. All lie in one: any of the values is enough to attach."""
-        return dict.fromkeys(self._layout, self._name)
+    def name(self) -> str:
+        """What others attach to."""
+        return self._name
 
     @property
     def slot_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -158,9 +187,6 @@ class RolloutRingBuffer:
         stats = (self._ends.consumer or self._writer()).stats()
         del stats["dropped_newest"]  # Counts the attempts of waiting writers: nothing new is ever dropped here.
         return stats
-
-    def attach_sync_primitives(self, write_ptr: object, read_ptr: object) -> None:
-        """Accepted, and not needed: the positions lie in the segment."""
 
     # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -312,10 +338,6 @@ class RolloutRingBuffer:
         self.advance_read()
         self._finalizer()
 
-    def cleanup(self) -> None:
-        """As `close`: a segment that others still read is not theirs to lose."""
-        self.close()
-
     def __enter__(self) -> Self:
         return self
 
@@ -331,11 +353,11 @@ class RolloutRingBuffer:
             "peer_timeout_s": self._peer_timeout_s,
         }
         dims = (self.num_envs, self.num_steps, self.obs_dim, self.action_dim)
-        return _attached, (dims, self._name, given)
+        return _attached, (type(self), self._name, dims, given)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
-        return f"<rollway.RolloutRingBuffer {self._name} num_slots={self.num_slots} {state}>"
+        return f"<rollway.{type(self).__name__} {self._name} num_slots={self.num_slots} {state}>"
 
     # ── the two ends ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -447,21 +469,14 @@ class _Ends:
             self.consumer.close()
 
 
-def _attached(dims: tuple[int, int, int, int], name: str, given: dict[str, Any]) -> RolloutRingBuffer:
+def _attached(cls: type[RolloutRing], name: str, dims: tuple[int, int, int, int], given: dict[str, Any]) -> RolloutRing:
     """What a pickled handle becomes in the other process."""
-    return RolloutRingBuffer(*dims, create=False, shm_name_prefix=name, **given)
+    return cls.attach(name, *dims, **given)
 
 
 def _check_version(version: int) -> None:
     if not 0 <= version < 2**32:
         raise InvalidArgument(f"version = {version} is out of range: 0 to 2**32 - 1")
-
-
-def _one_name(given: str | Mapping[str, str]) -> str:
-    names = {given} if isinstance(given, str) else set(given.values())
-    if len(names) != 1:
-        raise InvalidArgument(f"all fields of a ring lie in one segment, not in {sorted(names) or 'none'}")
-    return names.pop()
 
 
 def rollout_shapes(
@@ -497,20 +512,15 @@ def rollout_ring_bytes(
     num_slots: int = 4,
     fields: Mapping[str, Any] | None = None,
 ) -> int:
-    """How large the segment of a `RolloutRingBuffer` with these arguments is."""
-    schema = Schema.of(_layout(num_envs, num_steps, obs_dim, action_dim, critic_dim, fields or {}))
+    """How large the segment of a `RolloutRing` with these arguments is."""
+    schema = Schema.of(_layout((num_envs, num_steps, obs_dim, action_dim, critic_dim), fields or {}))
     return ring_bytes([leaf.nbytes for leaf in schema.leaves], 1, num_slots, len(schema.text), _MAX_PEERS)
 
 
 def _layout(
-    num_envs: int,
-    num_steps: int,
-    obs_dim: int,
-    action_dim: int,
-    critic_dim: int,
-    fields: Mapping[str, Any],
+    dims: tuple[int, int, int, int, int], fields: Mapping[str, Any]
 ) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    shapes = rollout_shapes(num_envs, num_steps, obs_dim, action_dim, critic_dim)
+    shapes = rollout_shapes(*dims)
     layout = {field: (shape, np.dtype(np.float32)) for field, shape in shapes.items()}
     for field, leaf in more_fields(fields).items():
         if field in layout:

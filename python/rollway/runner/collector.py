@@ -72,7 +72,7 @@ class Collector:
     _reports: Connection
 
     def report(self, **numbers: float) -> bool:
-        """Sends plain numbers to the learner, which gets them from `AsyncRunner.reports`. Never waits.
+        """Sends plain numbers to the learner, which gets them from `Runner.reports`. Never waits.
 
         False when there is no room, because the learner has not read reports for long; then nothing was sent.
         """

@@ -1,6 +1,6 @@
 """RestartPolicy: how often a collector, or an environment of a vector env, is restarted before its fault is an error.
 
-`AsyncRunner` and `make_vec` take one as ``restart=``. `RestartCount` counts against it.
+`Runner` and `make_vec` take one as ``restart=``. `RestartCount` counts against it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""AsyncRunner: the learner's process of an asynchronous algorithm: its collectors, its shared memory, its log.
+"""Runner: the learner's process of an asynchronous algorithm: its collectors, its shared memory, its log.
 
 A subclass writes `learn` (and `save`). This class starts collectors and brings their errors back, closes what it was
 given to own, and does the book-keeping of iterations. It knows no algorithm, no environment and no network.
@@ -13,7 +13,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -30,12 +29,12 @@ _SLICE_S = 0.25  # Data ends a wait at once; news of a death is looked for this 
 
 
 class _Waitable(Protocol):
-    """What `AsyncRunner.wait_for_data` can wait for, like a `RolloutRingBuffer`."""
+    """What `Runner.wait_for_data` can wait for, like a `RolloutRing`."""
 
     def wait_for_data(self, timeout: float = ...) -> bool: ...
 
 
-class AsyncRunner(ABC):
+class Runner(ABC):
     """The learner of an asynchronous algorithm, and the processes that collect for it.
 
     A collector that raises or dies raises `CollectorError` in the learner's next call of `check`, `wait_for_data` or
@@ -44,20 +43,14 @@ class AsyncRunner(ABC):
     block, or of the interpreter) stops them and gives the shared memory back. One thread uses a runner.
 
     Args:
-        env_name: Kept for the subclass, as are the next two.
-        env_cfg_overrides: Changes to the environment's settings.
-        rl_cfg: The algorithm's settings.
-        device: Where the learner computes: ``"cuda"`` if there is one, else ``"cpu"``, when left out.
-        collector_device: Where collectors compute; as ``device`` when left out.
-        sim_backend: Kept for the subclass.
-        num_envs: Environments of all collectors together; see `envs_of`.
         num_collectors: Processes.
+        num_envs: Environments of all collectors together, one for each when left out; see `envs_of`.
         restart: What to do when one of them dies; the first death is an error when left out.
         stop_timeout_s: How long collectors have to return when the runner is closed, before they get SIGTERM; and at
             most 5 s of it once more before SIGKILL.
         on_progress: Called with plain numbers after every iteration; see `log`.
 
-    >>> class Counting(AsyncRunner):
+    >>> class Counting(Runner):
     ...     def learn(self, max_iterations, save_interval=50, log_dir="logs"):
     ...         for iteration in self.iterations(max_iterations, save_interval, log_dir):
     ...             self.log(squared=iteration**2)
@@ -66,7 +59,7 @@ class AsyncRunner(ABC):
     >>> import tempfile
     >>> rows = []
     >>> with tempfile.TemporaryDirectory() as logs:
-    ...     with Counting("none", {}, {}, device="cpu", on_progress=rows.append) as runner:
+    ...     with Counting(on_progress=rows.append) as runner:
     ...         runner.learn(3, save_interval=2, log_dir=logs)
     ...     sorted(path.name for path in Path(logs).glob("iteration_*"))
     ['iteration_2', 'iteration_3']
@@ -76,27 +69,16 @@ class AsyncRunner(ABC):
 
     def __init__(
         self,
-        env_name: str,
-        env_cfg_overrides: dict[str, Any] | None,
-        rl_cfg: dict[str, Any],
         *,
-        device: str | None = None,
-        collector_device: str | None = None,
-        sim_backend: str = "mujoco",
-        num_envs: int = 4096,
         num_collectors: int = 1,
+        num_envs: int | None = None,
         restart: RestartPolicy | None = None,
         stop_timeout_s: float = 10.0,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
+        num_envs = num_collectors if num_envs is None else num_envs
         if not 1 <= num_collectors <= num_envs:
             raise InvalidArgument(f"num_collectors = {num_collectors} must be between 1 and num_envs = {num_envs}")
-        self.env_name = env_name
-        self.env_cfg_overrides = dict(env_cfg_overrides or {})
-        self.rl_cfg = rl_cfg
-        self.device = device or default_device()
-        self.collector_device = collector_device or self.device
-        self.sim_backend = sim_backend
         self.num_envs = num_envs
         self.num_collectors = num_collectors
         self._supervisor = CollectorSupervisor(
@@ -217,16 +199,7 @@ class AsyncRunner(ABC):
 
     def __repr__(self) -> str:
         state = f"{self._supervisor.alive} collectors" if self._finalizer.alive else "closed"
-        return f"<rollway.{type(self).__name__} {self.env_name} {state}>"
-
-
-def default_device() -> str:
-    """``"cuda"`` where torch is installed and finds one, else ``"cpu"``."""
-    if find_spec("torch") is None:
-        return "cpu"
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
+        return f"<rollway.{type(self).__name__} {state}>"
 
 
 def _end(supervisor: CollectorSupervisor, resources: ExitStack) -> None:
@@ -239,7 +212,7 @@ def _end(supervisor: CollectorSupervisor, resources: ExitStack) -> None:
         supervisor.stop()
 
 
-_open: weakref.WeakSet[AsyncRunner] = weakref.WeakSet()
+_open: weakref.WeakSet[Runner] = weakref.WeakSet()
 
 
 def _close_all() -> None:

@@ -2,7 +2,7 @@
 
 It acts only when it is called: `check` reads reports, notices deaths and restarts what is due; there is no thread. It
 touches only the processes that it started, through descriptors that never refer to another process. It knows nothing of
-rings, weights and training: `AsyncRunner` owns one.
+rings, weights and training: `Runner` owns one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """TrainingLog: numbers of a run, one line of JSON per iteration, and TensorBoard where it is installed.
 
-`AsyncRunner` writes one per call of `learn`; `read` gives the numbers back to plots and tests. It prints nothing.
+`Runner` writes one per call of `learn`; `read` gives the numbers back to plots and tests. It prints nothing.
 """
 
 from __future__ import annotations

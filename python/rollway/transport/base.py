@@ -84,7 +84,7 @@ class WeightOutlet:
 
 
 class WeightSource(Protocol):
-    """Weights that a transport can give to remote workers: a `SharedWeightSync`."""
+    """Weights that a transport can give to remote workers: a `WeightSync`."""
 
     def outlet(self) -> WeightOutlet:
         """What the transport needs of them."""

@@ -68,7 +68,7 @@ session_ttl_s=600.0, staging_bytes=268435456, port=50051, host='127.0.0.1')
     host: str = "127.0.0.1"
 
     def start(self, intake: Intake | RecordIntake | WeightOutlet) -> TcpEndpoint:
-        """Binds and listens. `Server.start`, `RecordServer.start` and `SharedWeightSync.serve` call it."""
+        """Binds and listens. `Server.start`, `RecordServer.start` and `WeightSync.serve` call it."""
         outlet = None if self.weights is None else self.weights.outlet()
         if isinstance(intake, WeightOutlet):
             if outlet is not None:

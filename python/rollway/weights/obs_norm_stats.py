@@ -1,4 +1,4 @@
-"""SharedObsNormStats: the latest mean and standard deviation of the observations, from the learner to its collectors.
+"""ObsNormStats: the latest mean and standard deviation of the observations, from the learner to its collectors.
 
 Two arrays go through shared memory, as versions of weights do: whole or not at all, and nobody waits. It computes
 nothing: `RunningObsStats` does.
@@ -13,7 +13,7 @@ import numpy as np
 
 from rollway.errors import InvalidArgument
 from rollway.schema.arrays import as_array
-from rollway.weights.weight_sync import SharedWeightSync
+from rollway.weights.weight_sync import WeightSync
 
 Array = np.ndarray[Any, Any]
 
@@ -21,7 +21,7 @@ _DTYPES = ("float16", "float32", "float64")
 _MAX_DIMENSIONS = 8
 
 
-class SharedObsNormStats:
+class ObsNormStats:
     """Moves (mean, std) from the process that puts to any number of processes that get.
 
     Each of those sees each version at most once and may miss some: only the latest counts. What a dead process had put
@@ -29,28 +29,25 @@ class SharedObsNormStats:
     join by its ``name``. The first to put is the one who puts, as long as it lives.
 
     Args:
-        ctx: A multiprocessing context: accepted for compatibility, and not needed.
         max_obs_dim: Room for so many numbers in an observation. The shape itself is that of what is put.
         name: What the segment is called; made up when left out. If there is one of that name, with the same
             ``max_obs_dim``, this joins it.
 
     >>> import numpy as np
-    >>> with SharedObsNormStats() as stats:
+    >>> with ObsNormStats() as stats:
     ...     stats.put((np.zeros(3, np.float32), np.ones(3, np.float32)))
     ...     mean, std = stats.get()
     ...     std.tolist(), stats.get()
     ([1.0, 1.0, 1.0], None)
     """
 
-    def __init__(self, ctx: object = None, *, max_obs_dim: int = 16_384, name: str | None = None) -> None:
+    def __init__(self, *, max_obs_dim: int = 16_384, name: str | None = None) -> None:
         if max_obs_dim < 1:
             raise InvalidArgument(f"max_obs_dim = {max_obs_dim} is out of range: at least 1")
         shapes = {"form": (2 + _MAX_DIMENSIONS,), "moments": (2, max_obs_dim)}
-        self._bind(
-            SharedWeightSync._without_writer(shapes, {"form": np.int64, "moments": np.float64}, name), max_obs_dim
-        )
+        self._bind(WeightSync._without_writer(shapes, {"form": np.int64, "moments": np.float64}, name), max_obs_dim)
 
-    def _bind(self, sync: SharedWeightSync, max_obs_dim: int) -> None:
+    def _bind(self, sync: WeightSync, max_obs_dim: int) -> None:
         self._sync = sync
         self._max_obs_dim = max_obs_dim
         self._seen = 0
@@ -108,15 +105,15 @@ class SharedObsNormStats:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _attached, (self._sync, self._max_obs_dim)
+        return _attached, (type(self), self._sync, self._max_obs_dim)
 
     def __repr__(self) -> str:
         state = "closed" if self._sync.closed else f"version {self._sync.version}"
-        return f"<rollway.SharedObsNormStats {self.name} {state}>"
+        return f"<rollway.{type(self).__name__} {self.name} {state}>"
 
 
-def _attached(sync: SharedWeightSync, max_obs_dim: int) -> SharedObsNormStats:
+def _attached(cls: type[ObsNormStats], sync: WeightSync, max_obs_dim: int) -> ObsNormStats:
     """What a pickled handle becomes in the other process."""
-    stats = SharedObsNormStats.__new__(SharedObsNormStats)
+    stats = cls.__new__(cls)
     stats._bind(sync, max_obs_dim)
     return stats

@@ -1,6 +1,6 @@
 """WeightReading: what readers of weights have in common, wherever the weights come from.
 
-`SharedWeightSync` and `TcpWeights` stand on it. It finds the arrays (`WeightTree`) and tells a native handle where.
+`WeightSync` and `TcpWeights` stand on it. It finds the arrays (`WeightTree`) and tells a native handle where.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """RunningObsStats: mean and standard deviation of all that several collectors have observed, kept while they go on.
 
 Each collector adds to numbers of its own in shared memory; the process that asks merges them. What a collector has
-added stays when it dies, and the collector that is started in its place goes on from there. `SharedObsNormStats`
+added stays when it dies, and the collector that is started in its place goes on from there. `ObsNormStats`
 publishes the result.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from rollway.errors import InvalidArgument
 from rollway.schema.arrays import as_array
-from rollway.weights.weight_sync import SharedWeightSync
+from rollway.weights.weight_sync import WeightSync
 
 Array = np.ndarray[Any, Any]
 
@@ -88,9 +88,9 @@ class RunningObsStats:
                 raise InvalidArgument(f"{what} = {value} is out of range: at least 1")
         shapes: dict[str, tuple[int, ...]] = {"count": (), "mean": (obs_dim,), "squares": (obs_dim,)}
         dtypes = dict.fromkeys(shapes, np.float64)
-        self._bind(obs_dim, [SharedWeightSync._without_writer(shapes, dtypes, None) for _ in range(num_collectors)])
+        self._bind(obs_dim, [WeightSync._without_writer(shapes, dtypes, None) for _ in range(num_collectors)])
 
-    def _bind(self, obs_dim: int, shares: list[SharedWeightSync]) -> None:
+    def _bind(self, obs_dim: int, shares: list[WeightSync]) -> None:
         self._obs_dim = obs_dim
         self._shares = shares
         self._mine: dict[int, tuple[int, Moments]] = {}
@@ -142,13 +142,13 @@ class RunningObsStats:
     def __repr__(self) -> str:
         return f"<rollway.RunningObsStats obs_dim={self._obs_dim} of {len(self._shares)} collectors>"
 
-    def _read(self, share: SharedWeightSync) -> Moments:
+    def _read(self, share: WeightSync) -> Moments:
         there = {"count": np.zeros((), np.float64), "mean": np.zeros(self._obs_dim), "squares": np.zeros(self._obs_dim)}
         share.read_weights_into(there)  # Changes nothing when no process has added yet.
         return Moments(float(there["count"]), there["mean"], there["squares"])
 
 
-def _attached(obs_dim: int, shares: list[SharedWeightSync]) -> RunningObsStats:
+def _attached(obs_dim: int, shares: list[WeightSync]) -> RunningObsStats:
     """What a pickled handle becomes in the other process."""
     stats = RunningObsStats.__new__(RunningObsStats)
     stats._bind(obs_dim, shares)

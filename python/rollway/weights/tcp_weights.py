@@ -11,16 +11,16 @@ from rollway.errors import ForeignSchema, InvalidArgument
 from rollway.transport.tcp import tls_settings, token_bytes
 from rollway.weights.reading import WeightReading
 from rollway.weights.tree import WeightTree
-from rollway.weights.weight_sync import SharedWeightSync
+from rollway.weights.weight_sync import WeightSync
 
 
 class TcpWeights(WeightReading):
     """Moves a learner's weights to this host over TCP, version by version, and keeps the latest one here.
 
     A native thread fetches each new version straight into shared memory of this host, and publishes it when it is
-    whole. Reading is as with `SharedWeightSync`: from memory, and it never waits for the network. Only leaves that
+    whole. Reading is as with `WeightSync`: from memory, and it never waits for the network. Only leaves that
     changed travel, and versions that are overtaken by a newer one are skipped. With a ``name``, all workers of this
-    host read one copy: ``SharedWeightSync.attach(name)``.
+    host read one copy: ``WeightSync.attach(name)``.
 
     A lost connection is made again; meanwhile readers keep the last whole version, ``connected`` is ``False``, and
     ``last_error`` says why. After ``reconnect_timeout_s`` without success, or when the learner shuts its weights down,
@@ -35,7 +35,7 @@ class TcpWeights(WeightReading):
 
     Args:
         host: The learner's host.
-        port: The learner's `Server.port` (of a `TcpTransport` with ``weights=``), or that of `SharedWeightSync.serve`.
+        port: The learner's `Server.port` (of a `TcpTransport` with ``weights=``), or that of `WeightSync.serve`.
         token: The learner's token. A worker of the learner's own user, on loopback, may leave out one that the learner
             made for itself: it is found in a file that only this user can read, anew with each connection.
         ca: The certificate of the authority that signed the learner's, or the learner's own if it signed itself (a PEM
@@ -173,7 +173,7 @@ class TcpWeights(WeightReading):
         """Into another process of this host: attaches there to the copy, by its name."""
         if self.name is None:
             raise TypeError("TcpWeights without a name belong to this process: give them a name, or connect there")
-        return SharedWeightSync.attach, (self.name,)
+        return WeightSync.attach, (self.name,)
 
     def __repr__(self) -> str:
         state = "connected" if self.connected else "lost" if self._core.over else "connecting"

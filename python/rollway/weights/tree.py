@@ -2,7 +2,7 @@
 
 It reads torch state dicts, numpy and JAX trees; checks them against the leaves in shared memory; and says where to copy
 from and to, without a copy where there is a way. Torch is looked at only if somebody else has imported it. It knows
-nothing of segments and versions: `SharedWeightSync` does.
+nothing of segments and versions: `WeightSync` does.
 """
 
 from __future__ import annotations

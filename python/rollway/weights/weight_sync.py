@@ -1,4 +1,4 @@
-"""SharedWeightSync: whole versions of a model's weights, from a learner to any number of workers on this machine.
+"""WeightSync: whole versions of a model's weights, from a learner to any number of workers on this machine.
 
 It names, checks and finds the arrays (`WeightTree`), and leaves versions, buffers and copies to the core.
 """
@@ -19,7 +19,7 @@ from rollway.weights.reading import WeightReading
 from rollway.weights.tree import Places, WeightTree
 
 
-class SharedWeightSync(WeightReading):
+class WeightSync(WeightReading):
     """Moves weights from one writer to any number of readers, through shared memory, version by version.
 
     A reader gets a whole version, never a mixture of two. The writer never waits for readers, and no reader for the
@@ -31,11 +31,8 @@ class SharedWeightSync(WeightReading):
 
     Args:
         param_shapes: The shape of each parameter: a dict, or any tree of tuples (`from_state_dict` reads it off).
-        create: Make the weights, and be their writer. ``False``: attach to ``shm_name`` (as `attach` does), and check
-            that the leaves are these.
-        shm_name: What readers attach to. Left out, a name is made up. If there are weights of that name without a
-            living writer, this goes on with their version.
-        lock: Accepted for compatibility, and not used: nothing here needs a lock.
+        name: What readers attach to. Left out, it is automatic. If there are weights of that name without a living
+            writer, this goes on with their version.
         dtypes: One dtype for all leaves, or a mapping from their names; float32 where it does not say.
         max_buffers: How many copies of the weights there may be at most. Three exist from the start; more are made only
             while slow readers keep those.
@@ -46,7 +43,7 @@ class SharedWeightSync(WeightReading):
 
     >>> import numpy as np
     >>> weights = {"w": np.ones((2, 2), np.float32), "b": np.zeros(2, np.float32)}
-    >>> with SharedWeightSync.from_state_dict(weights) as learner, SharedWeightSync.attach(learner.name) as worker:
+    >>> with WeightSync.from_state_dict(weights) as learner, WeightSync.attach(learner.name) as worker:
     ...     learner.write_weights({**weights, "b": np.full(2, 7, np.float32)})
     ...     mine = {"w": np.empty((2, 2), np.float32), "b": np.empty(2, np.float32)}
     ...     worker.read_weights_into(mine), mine["b"].tolist()
@@ -59,9 +56,7 @@ class SharedWeightSync(WeightReading):
         self,
         param_shapes: Any,
         *,
-        create: bool = True,
-        shm_name: str | None = None,
-        lock: object = None,
+        name: str | None = None,
         dtypes: Any = None,
         max_buffers: int = 8,
         max_readers: int = 64,
@@ -70,28 +65,14 @@ class SharedWeightSync(WeightReading):
         peer_timeout_s: float | None = 60.0,
     ) -> None:
         tree = WeightTree.of_shapes(param_shapes, dtypes)
-        if create:
-            self._create(tree, shm_name, max_buffers, max_readers, checksum, threads, peer_timeout_s)
-            return
-        if shm_name is None:
-            raise InvalidArgument("create=False needs shm_name: the name of the writer's weights")
-        self._attach(shm_name, 0.0, threads, peer_timeout_s)
-        there = self._tree
-        if dtypes is None:  # Shapes alone were given: any dtype is as good.
-            kept = {leaf.path: leaf.dtype for leaf in there.leaves}
-            tree = WeightTree.of_shapes(param_shapes, {leaf.path: kept.get(leaf.path) for leaf in tree.leaves})
-        if tree.leaves != there.leaves:
-            self.close()
-            raise tree.explain(there, f"in segment '{shm_name}'")
+        self._create(tree, name, max_buffers, max_readers, checksum, threads, peer_timeout_s)
 
     @classmethod
     def from_state_dict(
         cls,
         state_dict: Any,
         *,
-        create: bool = True,
-        shm_name: str | None = None,
-        lock: object = None,
+        name: str | None = None,
         max_buffers: int = 8,
         max_readers: int = 64,
         checksum: bool = False,
@@ -101,17 +82,8 @@ class SharedWeightSync(WeightReading):
         """Makes weights like these, and writes them as the first version. The options are those of the class."""
         tree = WeightTree.of(state_dict)
         self = cls.__new__(cls)
-        if create:
-            self._create(tree, shm_name, max_buffers, max_readers, checksum, threads, peer_timeout_s)
-        elif shm_name is None:
-            raise InvalidArgument("create=False needs shm_name: the name of the writer's weights")
-        else:
-            self._attach(shm_name, 0.0, threads, peer_timeout_s)
-        try:
-            self.write_weights(state_dict)
-        except BaseException:
-            self.close()
-            raise
+        self._create(tree, name, max_buffers, max_readers, checksum, threads, peer_timeout_s)
+        self._write_first(state_dict)
         return self
 
     @classmethod
@@ -133,13 +105,13 @@ class SharedWeightSync(WeightReading):
         return self
 
     @classmethod
-    def _without_writer(cls, param_shapes: Any, dtypes: Any, shm_name: str | None) -> Self:
+    def _without_writer(cls, param_shapes: Any, dtypes: Any, name: str | None) -> Self:
         """Joins the weights of that name, or makes them, without being their writer: the first to write is.
 
         For small ones, and many handles.
         """
         self = cls.__new__(cls)
-        self._create(WeightTree.of_shapes(param_shapes, dtypes), shm_name, 8, 1000, False, 1, None, writes=False)
+        self._create(WeightTree.of_shapes(param_shapes, dtypes), name, 8, 1000, False, 1, None, writes=False)
         return self
 
     def _create(
@@ -178,6 +150,24 @@ class SharedWeightSync(WeightReading):
         core = Weights.attach(name, connect_timeout_s=connect_timeout_s, threads=threads)
         self._bind(core, WeightTree.from_text(core.schema), threads, peer_timeout_s)
 
+    def _check_leaves(self, param_shapes: Any, dtypes: Any) -> None:
+        """Closes, and raises `SchemaMismatch`, if the leaves that are there are not these."""
+        tree, there = WeightTree.of_shapes(param_shapes, dtypes), self._tree
+        if dtypes is None:  # Shapes alone were given: any dtype is as good.
+            kept = {leaf.path: leaf.dtype for leaf in there.leaves}
+            tree = WeightTree.of_shapes(param_shapes, {leaf.path: kept.get(leaf.path) for leaf in tree.leaves})
+        if tree.leaves != there.leaves:
+            self.close()
+            raise tree.explain(there, f"in segment '{self.name}'")
+
+    def _write_first(self, state_dict: Any) -> None:
+        """Writes; closes when that fails."""
+        try:
+            self.write_weights(state_dict)
+        except BaseException:
+            self.close()
+            raise
+
     def _bind(self, core: Weights, tree: WeightTree, threads: int | None, peer_timeout_s: float | None) -> None:
         self._core = core
         self._tree = tree
@@ -213,7 +203,7 @@ class SharedWeightSync(WeightReading):
         same few leaves again and again copies those, and nothing else.
 
         >>> import numpy as np
-        >>> with SharedWeightSync.from_state_dict({"base": np.zeros(3), "lora": np.zeros(1)}) as sync:
+        >>> with WeightSync.from_state_dict({"base": np.zeros(3), "lora": np.zeros(1)}) as sync:
         ...     sync.update_weights({"lora": np.ones(1)})
         ...     sync.version, sync.read_weights()
         (2, {'base': array([0., 0., 0.]), 'lora': array([1.])})
@@ -234,7 +224,7 @@ class SharedWeightSync(WeightReading):
         ``TcpTransport(port, weights=sync)``.
 
         >>> import numpy as np, rollway
-        >>> with SharedWeightSync.from_state_dict({"w": np.ones(2)}) as learner:
+        >>> with WeightSync.from_state_dict({"w": np.ones(2)}) as learner:
         ...     with learner.serve(rollway.TcpTransport()) as endpoint:
         ...         with rollway.TcpWeights("localhost", endpoint.port) as worker:
         ...             worker.wait_for_version(1), worker.read_weights()
@@ -284,9 +274,7 @@ class SharedWeightSync(WeightReading):
         return f"<{type(self).__name__} '{self.name}': {len(self._tree.leaves)} leaves, {state}>"
 
 
-def _attach_again(
-    cls: type[SharedWeightSync], name: str, threads: int | None, peer_timeout_s: float | None
-) -> SharedWeightSync:
+def _attach_again(cls: type[WeightSync], name: str, threads: int | None, peer_timeout_s: float | None) -> WeightSync:
     return cls.attach(name, threads=threads, peer_timeout_s=peer_timeout_s)
 
 
