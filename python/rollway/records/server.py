@@ -220,15 +220,6 @@ class RecordServer(ServerBase):
             "(lane_bytes, and with it the records)."
         )
 
-    def close(self) -> None:
-        """Shuts the records down and removes their name. Workers get `ConnectionClosedError`.
-
-        Views that you kept stay readable. If other learners are attached, only this one leaves.
-        """
-        if self._producer is not None:
-            self._producer.close()
-        super().close()
-
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
         return f"<rollway.RecordServer {self.name or '(in process)'} {', '.join(self.schema)} {state}>"
@@ -237,7 +228,7 @@ class RecordServer(ServerBase):
         """The producer of this process, one for all threads: a second lane would change the order of their records."""
         with self._starting:
             if self._producer is None:
-                self._producer = RecordProducer.beside(self._consumer, self._plan)
+                self._producer = RecordProducer._beside(self._consumer, self._plan)
             return self._producer
 
     def _stall_checks(self) -> list[StallCheck]:

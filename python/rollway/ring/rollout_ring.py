@@ -432,7 +432,7 @@ class RolloutRing:
                 left = _PATROL_S if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     raise WaitTimeout(f"{full}. Every slot is being read or written: give more num_slots") from None
-            writer.wait_writable(min(left, _PATROL_S))
+            writer._wait_writable(min(left, _PATROL_S))
 
     def _held(self) -> Sample:
         if self._sample is not None and self._pid == os.getpid():

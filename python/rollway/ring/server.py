@@ -92,7 +92,7 @@ class Server(ServerBase):
         super().__init__(self._consumer, transports, Intake(self._consumer, self._schema, self._plan))
         if pin_host_memory:
             try:
-                self._closers.append(pin(*self._consumer.memory()))
+                self._closers.append(pin(*self._consumer._memory()))
             except RuntimeError:
                 self.close()
                 raise
@@ -179,15 +179,6 @@ class Server(ServerBase):
         """Clears the histograms. Counters stay."""
         self._consumer.reset_histograms()
 
-    def close(self) -> None:
-        """Shuts the ring down and removes its name. Workers get `ConnectionClosedError`.
-
-        Views that you kept stay readable. If other learners are attached, only this one leaves.
-        """
-        if self._producer is not None:
-            self._producer.close()
-        super().close()
-
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
         return f"<rollway.Server {self.name or '(in process)'} batch_size={self._batch_size} {state}>"
@@ -204,7 +195,7 @@ class Server(ServerBase):
         """The producer of this process, one for all threads, so that they share one producer id."""
         if self._producer is None:
             with self._starting:
-                self._producer = self._producer or Producer.beside(self._consumer, self._plan)
+                self._producer = self._producer or Producer._beside(self._consumer, self._plan)
         return self._producer
 
     def _stall_checks(self) -> list[StallCheck]:

@@ -7,13 +7,14 @@ knows nothing of rings.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import math
 import threading
-from collections.abc import Sequence, Set
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Iterator, Sequence, Set
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import optree
@@ -182,6 +183,19 @@ class Schema:
     def explain(self, foreign: ForeignSchema) -> SchemaMismatch:
         """Says how a schema elsewhere differs from this one."""
         return explain(self.text, foreign)
+
+
+class _Explains(Protocol):
+    def explain(self, foreign: ForeignSchema) -> SchemaMismatch: ...
+
+
+@contextlib.contextmanager
+def explained(schema: _Explains) -> Iterator[None]:
+    """Says how a schema elsewhere differs from this one, if that is what ends the block."""
+    try:
+        yield
+    except ForeignSchema as foreign:
+        raise schema.explain(foreign) from None
 
 
 def leaves_differ(what: str, wanted: Set[str], given: Set[str]) -> SchemaMismatch:

@@ -113,7 +113,7 @@ def _leaf_from_text(name: str, described: Any, dims: tuple[Any, ...]) -> RaggedL
 
 
 def _fit(leaf: RaggedLeaf, value: Any) -> np.ndarray[Any, Any]:
-    if isinstance(value, np.ndarray) and _is_exact(leaf, value):
+    if type(value) is np.ndarray and _is_exact(leaf, value):
         return value
     array = _listed(leaf, value) if isinstance(value, list | tuple) else as_array(value, leaf.name, leaf.dtype)
     shape = array.shape[1:] if leaf.ragged and array.ndim else array.shape

@@ -353,7 +353,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _target(self, client: SlotClient, steps: int, parts: list[Array], others: dict[str, Array]) -> RolloutTarget:
         """The slot as the workers know it. They are told about each slot of a ring once."""
-        memory = client.memory()
+        memory = client._memory()
         places = [ArrayPlace.of(array, memory, "observations") for array in parts]
         more = [ArrayPlace.of(array, memory, what) for what, array in others.items()]
         number = next((number for number, known in self._clients.items() if known is client), None)
@@ -365,7 +365,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         if key not in self._targets:
             used = [target.first + target.steps for target in self._targets.values()]
             first = max(used, default=self._pool.shared_layout.BUFFERS)
-            target = RolloutTarget(client.name, number, client.owner, first, steps, tuple(places), *more)
+            target = RolloutTarget(client.name, number, client._owner, first, steps, tuple(places), *more)
             self._pool.add_target(target)
             self._targets[key] = target
         return self._targets[key]

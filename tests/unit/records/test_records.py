@@ -449,10 +449,10 @@ def test_threads_that_submit_at_once_share_one_lane(monkeypatch):
         """Between asking whether there is a producer and noting a new one, everybody else comes to the same question."""
 
         @staticmethod
-        def beside(*arguments):
+        def _beside(*arguments):
             with contextlib.suppress(threading.BrokenBarrierError):
                 began.wait(0.2)  # for a second one, of which there is none
-            return _core.RecordProducer.beside(*arguments)
+            return _core.RecordProducer._beside(*arguments)
 
     monkeypatch.setattr(record_server, "RecordProducer", Unhurried)
     with rollway.RecordServer(SCHEMA, lanes=1) as server, ThreadPoolExecutor(2) as threads:

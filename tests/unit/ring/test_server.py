@@ -709,10 +709,10 @@ def test_threads_that_submit_first_at_the_same_time_are_one_producer(monkeypatch
 
     class Slow:
         @staticmethod
-        def beside(*args):
+        def _beside(*args):
             with contextlib.suppress(threading.BrokenBarrierError):  # the other does not come here, as it should be
                 both.wait(0.2)
-            return Producer.beside(*args)
+            return Producer._beside(*args)
 
     monkeypatch.setattr("rollway.ring.server.Producer", Slow)
     with rollway.Server(ONE, 2) as server:

@@ -4,13 +4,12 @@ use super::protocol::{Stamp, Taken};
 use super::recovery::{self, RecoveredSeats};
 use super::{Deadline, IfExists, Records, RecordsSpec};
 use crate::error::{Damage, Error, Result};
-use crate::segment::{Census, Owner, Role, Seat};
+use crate::segment::{Census, Owner, PeerWatch, Role, Seat, Structure};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::prefetch::prefetch;
-use crate::sys::sync::Woken;
-use crate::sys::wait::{LivenessPoll, LivenessTicker, PeerWatch};
+use crate::sys::sync::{AtomicBool, AtomicUsize, Ordering, Woken};
+use crate::sys::wait::{LivenessPoll, LivenessTicker};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -43,25 +42,22 @@ impl Consumer {
         if_exists: IfExists,
         peer_timeout: Option<Duration>,
     ) -> Result<Consumer> {
-        if_exists.settle(|| {
-            let (records, resumed) = Records::open_or_create(spec, if_exists)?;
-            Self::take_seat(records, resumed, peer_timeout)
-        })
+        let open = |name: &str| Records::open(name, Some(spec.schema)).and_then(|records| records.fits(spec));
+        let sit_down = |records, resumed| Self::sit_down(records, resumed, peer_timeout);
+        if_exists.open(spec.name, open, || Records::create(spec), sit_down)
     }
 
     /// Attaches to records that are there. `schema`: refuse any other; `None`: whatever the segment says it is.
     pub fn attach(name: &str, schema: Option<&[u8]>, peer_timeout: Option<Duration>) -> Result<Consumer> {
         let records = Records::open(name, schema)?.unless_closed()?;
-        Self::take_seat(records, true, peer_timeout)
+        Self::sit_down(records, true, peer_timeout)
     }
 
-    fn take_seat(records: Records, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
+    fn sit_down(records: Records, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
         let seat = Seat::take_with_join_lock(records.segment().clone(), Role::Consumer)?;
         if resumed {
             // What the last learner held is offered again, also what this seat's last holder did.
             recovery::recover(&records.protocol(), |owner| !seat.is_alive(owner));
-        } else {
-            records.segment().publish()?;
         }
         Ok(Consumer {
             records: Arc::new(records),
@@ -146,12 +142,12 @@ impl Consumer {
         let taken = self.records.protocol().try_take_many(owner, first, most, |turn, taken: Taken| {
             prefetch(self.records.data(taken.lane, taken.start, taken.bytes)); // Its counts are read next.
             several_lanes |=
-                turns.first().is_some_and(|&(_, first): &(usize, Taken)| first.lane != taken.lane);
+                turns.first().is_some_and(|(_, first): &(usize, Taken)| first.lane != taken.lane);
             turns.push((turn, taken));
         });
         taken.map_err(|damage| self.report_damage(damage, first))?;
         if several_lanes {
-            turns.sort_by_key(|&(turn, _)| turn); // Stable: within a turn the lanes keep their order.
+            turns.sort_by_key(|(turn, _)| *turn); // Stable: within a turn the lanes keep their order.
         }
         if let Some((_, last)) = turns.last() {
             self.turn.store(last.lane + 1, Ordering::Relaxed);
@@ -237,25 +233,10 @@ impl Consumer {
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     super::poll_liveness(&self.recovered, &self.records, &self.seat);
-                    if peer_watch.has_timed_out(|| self.seat.all_died(Role::Producer)) {
-                        return Err(self.workers_died());
-                    }
+                    self.check_producers(&mut peer_watch)?;
                 }
             }
         }
-    }
-
-    fn workers_died(&self) -> Error {
-        let died = self.seat.census(Role::Producer).died;
-        let pids: Vec<String> = died.iter().map(u32::to_string).collect();
-        Error::PeersGone(format!(
-            "every producer of '{}' is gone, and {} died without closing (pid {}): no record in {:.0?}. Look at the workers' \
-             logs (killed? out of memory?), or raise peer_timeout_s",
-            self.records.segment().name(),
-            died.len(),
-            pids.join(", "),
-            self.peer_timeout.unwrap_or_default(),
-        ))
     }
 
     /// Sleeps until there is a record (or the records or this handle are closed), and takes nothing: for event
@@ -319,6 +300,11 @@ impl Consumer {
         if left { Err(Error::Closed) } else { Ok(()) }
     }
 
+    /// An error when no producer is left, and none came in time.
+    pub fn check_producers(&self, watch: &mut PeerWatch) -> Result<()> {
+        self.seat.check_producers(watch, "record", String::new)
+    }
+
     /// Living producers, and the pids of those who died without closing.
     pub fn producers(&self) -> Census {
         self.seat.census(Role::Producer)
@@ -366,7 +352,7 @@ impl<C: Deref<Target = Consumer>> Record<C> {
     /// Where it lies, at a multiple of 64; valid to read until release, and mapped as long as the segment is.
     #[inline]
     pub fn as_ptr(&self) -> *const u8 {
-        let Taken { lane, start, bytes, .. } = *self.taken();
+        let &Taken { lane, start, bytes, .. } = self.taken();
         self.consumer.records.data(lane, start, bytes)
     }
 
@@ -379,7 +365,7 @@ impl<C: Deref<Target = Consumer>> Record<C> {
     }
 
     pub fn info(&self) -> RecordInfo {
-        let Taken { lane, number, .. } = *self.taken();
+        let &Taken { lane, number, .. } = self.taken();
         let entry = self.consumer.records.protocol().lane(lane).entry(number);
         RecordInfo { stamp: entry.stamp, committed_ns: entry.committed_ns, lane, number }
     }
@@ -397,7 +383,7 @@ impl<C: Deref<Target = Consumer>> Record<C> {
     /// Puts it back unread, for whoever asks next.
     pub fn give_back(mut self) {
         if let Some(taken) = self.take_if_ours() {
-            self.consumer.records.protocol().lane(taken.lane).give_back(&taken);
+            self.consumer.records.protocol().lane(taken.lane).give_back(taken);
         }
     }
 
@@ -410,7 +396,7 @@ impl<C: Deref<Target = Consumer>> Record<C> {
 impl<C: Deref<Target = Consumer>> Drop for Record<C> {
     fn drop(&mut self) {
         if let Some(taken) = self.take_if_ours() {
-            self.consumer.records.protocol().lane(taken.lane).release(&taken);
+            self.consumer.records.protocol().lane(taken.lane).release(taken);
         }
     }
 }

@@ -32,7 +32,7 @@ use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE};
 use crate::segment::histogram::Histogram;
 use crate::segment::lease::OWNER_BITS;
-use crate::sys::sync::{AtomicU32, AtomicU64, EventCount};
+use crate::sys::sync::{AtomicU32, AtomicU64, ClosedFlag, EventCount};
 
 /// The `kind` of a segment that holds records.
 pub const KIND: u32 = 2;
@@ -41,7 +41,7 @@ pub const KIND: u32 = 2;
 pub const ALIGN: usize = 64;
 
 const NUMBER_BITS: u32 = 40;
-const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
+pub(super) const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 const STATE_SHIFT: u32 = OWNER_BITS;
 const NUMBER_SHIFT: u32 = OWNER_BITS + 2;
 const _: () = assert!(NUMBER_BITS + 2 + OWNER_BITS == 64);
@@ -191,6 +191,33 @@ pub struct ReadLine {
     pub looked: AtomicU64,
     /// Taken so far.
     pub taken: AtomicU64,
+    /// A [`SettledRun`]: what need not be looked at again while the cursor waits for a reservation. A hint.
+    pub settled: AtomicU64,
+}
+
+/// `{reserved, len}`: a record that was Reserved, and how many numbers behind it were found settled. Both fit a word, because
+/// no run is longer than a lane is deep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SettledRun {
+    /// Modulo 2⁴⁰.
+    pub reserved: u64,
+    pub len: u64,
+}
+
+impl SettledRun {
+    const LEN_BITS: u32 = 64 - NUMBER_BITS;
+
+    #[inline]
+    pub fn unpack(word: u64) -> SettledRun {
+        SettledRun { reserved: word >> Self::LEN_BITS, len: word & ((1 << Self::LEN_BITS) - 1) }
+    }
+
+    /// A longer run than there is room for is a shorter one.
+    #[inline]
+    pub fn pack(self) -> u64 {
+        let len = self.len.min((1 << Self::LEN_BITS) - 1);
+        (self.reserved & NUMBER_MASK) << Self::LEN_BITS | len
+    }
 }
 
 /// What is written when room comes back.
@@ -232,7 +259,7 @@ pub struct Counters {
 #[derive(Debug, Default)]
 pub struct Control {
     /// 1 once the records are shut down.
-    pub closed: AtomicU32,
+    pub closed: ClosedFlag,
     /// The next number for a producer that did not bring one.
     pub next_producer_id: AtomicU32,
     /// The highest lane that was ever taken, and one: consumers look no further.

@@ -15,7 +15,8 @@ use crate::segment::Owner;
 use crate::sys::sync::{Ordering, Point, crash_point};
 
 /// Room for a record that is being written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "its room stays taken until its claim is committed or aborted"]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Room {
     pub claim: Claim,
     /// Where it starts in the lane's data.
@@ -25,7 +26,7 @@ pub struct Room {
 }
 
 /// What came of asking for room.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum Attempt {
     Room(Room),
     /// There is none, and what nobody has taken could be dropped for it.
@@ -279,7 +280,7 @@ impl Ledger {
     }
 
     /// Gives a reservation back.
-    pub fn abort(&mut self, lane: &LaneWords<'_>, claim: &Claim) {
+    pub fn abort(&mut self, lane: &LaneWords<'_>, claim: Claim) {
         self.reclaim(lane.index_of(claim.number));
         lane.abort(claim);
     }

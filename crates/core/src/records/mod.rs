@@ -29,11 +29,11 @@ pub mod recovery;
 pub use crate::error::Damage;
 use crate::error::{Error, Result};
 pub use crate::policies::{IfExists, OnFull, ProducerSpec};
-use crate::segment::{Owner, Seat, Segment, Spec};
+use crate::segment::{Owner, Seat, Segment, Spec, Structure};
 use crate::sys::sync::{AtomicU64, Ordering};
 pub use crate::sys::wait::Deadline;
 pub use consumer::{Consumer, Record, RecordInfo};
-use layout::{Control, Descriptor, Geometry, KIND, Lane, LaneOwner, State, Word};
+use layout::{Geometry, KIND, Lane, LaneOwner, State, Word};
 pub use producer::run::Outgoing;
 pub use producer::{Label, Producer, Reservation};
 use protocol::Protocol;
@@ -100,28 +100,13 @@ impl Records {
     /// Opens named records. `schema`: refuse any other; `None`: whatever it is, [`Segment::schema`] says it.
     fn open(name: &str, schema: Option<&[u8]>) -> Result<Records> {
         let segment = Segment::open(name, Some(KIND))?;
-        let header = segment.header();
-        if schema.is_some_and(|schema| segment.schema() != schema) {
-            return Err(segment.other_schema());
-        }
-        let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
-        let [lanes, descriptors, lane_bytes, ..] = header.geometry.map(|word| word as usize);
-        let geometry = Geometry::new(lanes, descriptors, lane_bytes)
-            .map_err(|_| damaged("the geometry in its header is out of range"))?;
-        let on_full =
-            OnFull::from_word(header.geometry[ON_FULL_WORD]).ok_or(damaged("its policy is unknown"))?;
-        if geometry.words()[..ON_FULL_WORD] != header.geometry[..ON_FULL_WORD]
-            || geometry.body_bytes as u64 != header.body_bytes
-        {
-            return Err(damaged("the geometry in its header does not fit its size"));
-        }
+        segment.check_schema(schema)?;
+        let [lanes, descriptors, lane_bytes, ..] = segment.header().geometry.map(|word| word as usize);
+        let geometry =
+            Geometry::new(lanes, descriptors, lane_bytes).map_err(|error| segment.bad_geometry(error))?;
+        let on_full = segment.policy(ON_FULL_WORD)?;
+        segment.check_geometry(&geometry.words()[..ON_FULL_WORD], geometry.body_bytes)?;
         Ok(Records { segment: Arc::new(segment), geometry, on_full })
-    }
-
-    /// Opens or makes the records of a learner, as [`IfExists`] says; true when they were there.
-    fn open_or_create(spec: &RecordsSpec<'_>, if_exists: IfExists) -> Result<(Records, bool)> {
-        let open = |name: &str| Records::open(name, Some(spec.schema)).and_then(|records| records.fits(spec));
-        if_exists.open_or_create(spec.name, open, || Records::create(spec))
     }
 
     fn fits(mut self, spec: &RecordsSpec<'_>) -> Result<Records> {
@@ -138,29 +123,20 @@ impl Records {
         Ok(self)
     }
 
-    fn unless_closed(self) -> Result<Records> {
-        if self.is_closed() { Err(self.segment.shut_down()?) } else { Ok(self) }
-    }
-
     /// The words of the records.
     #[inline]
     pub fn protocol(&self) -> Protocol<'_> {
-        let (body, _) = self.segment.body();
         let geometry = &self.geometry;
         // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned
         // and mapped as long as `self.segment`. What lies there is atomics. Tables that do not exist yet are mapped, too, and
         // nobody looks into them (`Protocol::existing_lane`).
         unsafe {
             Protocol {
-                control: body.cast::<Control>().as_ref(),
-                lanes: std::slice::from_raw_parts(
-                    body.add(geometry.lanes_offset).cast::<Lane>().as_ptr(),
-                    geometry.lanes,
-                ),
-                descriptors: std::slice::from_raw_parts(
-                    body.add(geometry.descriptors_offset).cast::<Descriptor>().as_ptr(),
-                    geometry.lanes * geometry.descriptors,
-                ),
+                control: self.segment.control(),
+                lanes: self.segment.words(geometry.lanes_offset, geometry.lanes),
+                descriptors: self
+                    .segment
+                    .words(geometry.descriptors_offset, geometry.lanes * geometry.descriptors),
                 lane_bytes: geometry.lane_bytes,
             }
         }
@@ -191,15 +167,13 @@ impl Records {
     }
 
     pub fn is_closed(&self) -> bool {
-        // SYNC records.closed: Acquire here, Release in `shut_down`. What was committed before that is found by a look after this.
-        self.protocol().control.closed.load(Ordering::Acquire) != 0
+        self.protocol().control.closed.is_set()
     }
 
     /// Shuts the records down: producers get an error, consumers what was committed, sleepers wake.
     pub fn shut_down(&self) {
         let protocol = self.protocol();
-        // SYNC records.closed: Release here, Acquire in `is_closed`. The notifications below wake those who looked before.
-        protocol.control.closed.store(1, Ordering::Release);
+        protocol.control.closed.set();
         protocol.control.readable.notify();
         protocol.lanes.iter().for_each(|lane| lane.room.notify());
     }
@@ -231,8 +205,8 @@ impl Records {
         recovery::recover(&self.protocol(), |owner: Owner| owner.seat() == seat);
     }
 
-    fn damaged(&self, Damage(what): Damage) -> Error {
-        Error::Corrupt { name: self.segment.name().to_owned(), what }
+    fn damaged(&self, damage: Damage) -> Error {
+        self.segment.damaged(damage)
     }
 
     /// Counts what is in the records now. It looks at every descriptor.
@@ -293,21 +267,19 @@ impl Records {
     }
 
     fn claims(&self, state: State) -> Vec<(u32, usize)> {
-        let (seats, protocol) = (self.segment.seats(), self.protocol());
-        let mut claims: Vec<(u32, usize)> = Vec::new();
-        for descriptor in protocol.existing_lanes().flat_map(|lane| lane.table) {
-            let word = Word::unpack(descriptor.word.load(Ordering::Relaxed));
-            if word.state != state {
-                continue;
-            }
-            let Some(record) = seats.get(word.owner.seat()) else { continue };
-            let pid = record.pid.load(Ordering::Relaxed);
-            match claims.iter_mut().find(|(known, _)| *known == pid) {
-                Some((_, records)) => *records += 1,
-                None => claims.push((pid, 1)),
-            }
-        }
-        claims
+        let descriptors = self.protocol().existing_lanes().flat_map(|lane| lane.table);
+        let words = descriptors.map(|descriptor| Word::unpack(descriptor.word.load(Ordering::Relaxed)));
+        self.segment.count_by_pid(words.filter(|word| word.state == state).map(|word| word.owner))
+    }
+}
+
+impl Structure for Records {
+    fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed()
     }
 }
 

@@ -7,12 +7,12 @@ use super::recovery::RecoveredSeats;
 use super::{Deadline, OnFull, ProducerSpec, Records};
 use crate::error::{Error, Result};
 use crate::segment::header::PAGE;
-use crate::segment::{Census, Owner, Role, Seat, lease};
+use crate::segment::{Census, Owner, PeerWatch, Role, Seat};
 use crate::sys::clock::monotonic_ns;
-use crate::sys::sync::{Point, Woken, crash_point};
-use crate::sys::wait::{LivenessPoll, LivenessTicker, PeerWatch};
+use crate::sys::fork;
+use crate::sys::sync::{AtomicU64, Ordering, Point, Woken, crash_point};
+use crate::sys::wait::{LivenessPoll, LivenessTicker};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub struct Label {
     pub version: u32,
     /// What it is: data, tombstone, …
     pub kind: u32,
-    /// Who made it, and which of his it is; `None`: this producer, and the next.
+    /// Which producer made it, and its number there; `None`: this producer, and the next.
     pub origin: Option<(u32, u64)>,
 }
 
@@ -39,7 +39,7 @@ pub struct Producer {
     records: Arc<Records>,
     seat: Seat,
     process_lane: ProcessLane,
-    joining: lease::ForkSafeLock,
+    joining: fork::ForkSafeLock,
     /// The id that the caller brought.
     chosen_id: Option<u32>,
     on_full: OnFull,
@@ -77,7 +77,7 @@ impl ProcessLane {
             refusal.unwrap_or(Error::NoLane { name, lanes })
         })?;
         Ok(ProcessLane {
-            generation: lease::generation(),
+            generation: fork::generation(),
             owner,
             lane,
             ledger: Mutex::new(ledger),
@@ -157,7 +157,7 @@ impl Producer {
             records,
             seat,
             process_lane,
-            joining: lease::ForkSafeLock::default(),
+            joining: fork::ForkSafeLock::default(),
             chosen_id: spec.producer_id,
             peer_timeout: spec.peer_timeout,
             recovered: Mutex::default(),
@@ -178,6 +178,12 @@ impl Producer {
     /// everything down, and had woken nobody yet, has closed it.
     pub fn is_orphaned(&self) -> bool {
         self.seat.all_died_for_good(Role::Consumer) && !self.records.is_closed()
+    }
+
+    /// An error when no learner is left to make room, and none came in time, or none can come.
+    pub fn check_learners(&self, watch: &mut PeerWatch) -> Result<()> {
+        let waiting = || format!("{} records", self.records.census().ready_records);
+        self.seat.check_learners(watch, self.is_orphaned(), waiting)
     }
 
     /// The name on its records. A forked child gets another with its first record, unless the caller brought one.
@@ -208,7 +214,7 @@ impl Producer {
     #[inline]
     fn here(&self) -> Option<&ProcessLane> {
         let process_lane = self.process_lane.latest();
-        (process_lane.generation == lease::generation()).then_some(process_lane)
+        (process_lane.generation == fork::generation()).then_some(process_lane)
     }
 
     #[inline]
@@ -222,14 +228,14 @@ impl Producer {
     /// In a forked child: sits down anew, as a producer of its own with its own lane and count.
     #[cold]
     fn rejoin(&self) -> Result<&ProcessLane> {
-        let _joining = self.joining.take(lease::Rank::ProcessLane);
+        let _joining = self.joining.take(fork::Rank::ProcessLane);
         if let Some(process_lane) = self.here() {
             return Ok(process_lane);
         }
         let owner = self.seat.rejoin(|seat| self.records.sweep(seat))?;
         let process_lane = Box::new(ProcessLane::begin(&self.records, &self.seat, owner, self.chosen_id)?);
         // No fork in between: the child would inherit a cell that is being filled by nobody.
-        Ok(lease::without_fork(|| self.process_lane.latest().child.get_or_init(|| process_lane)))
+        Ok(fork::without_fork(|| self.process_lane.latest().child.get_or_init(|| process_lane)))
     }
 
     /// Reserves room for a record of up to `bytes`. `None`: dropped, as the policy says. [`Error::Full`] when there is no
@@ -329,7 +335,7 @@ impl Producer {
     #[inline]
     fn try_open(&self, process_lane: &ProcessLane, bytes: usize) -> Result<Attempt> {
         self.check_size(bytes)?;
-        if self.records.protocol().control.closed.load(Ordering::Relaxed) != 0 {
+        if self.records.protocol().control.closed.seems_set() {
             return Err(Error::Closed);
         }
         self.try_reserve(process_lane, bytes)
@@ -451,9 +457,7 @@ impl Producer {
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     self.poll_liveness();
-                    if self.is_orphaned() || peer_watch.has_timed_out(|| self.seat.all_died(Role::Consumer)) {
-                        return Err(self.learners_died());
-                    }
+                    self.check_learners(&mut peer_watch)?;
                 }
             }
         }
@@ -466,25 +470,6 @@ impl Producer {
 
     fn poll_liveness(&self) {
         super::poll_liveness(&self.recovered, &self.records, &self.seat);
-    }
-
-    fn learners_died(&self) -> Error {
-        let name = self.records.segment().name();
-        let died = self.seat.census(Role::Consumer).died;
-        let pids = died.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-        let waiting = self.records.census().ready_records;
-        Error::PeersGone(if self.is_orphaned() {
-            format!(
-                "the learner on '{name}' died (pid {pids}), and the name is gone: nobody can take its place, and the \
-                 {waiting} records that wait to be read are lost. Start another learner, and attach to it anew"
-            )
-        } else {
-            format!(
-                "the learner on '{name}' died (pid {pids}) and nobody took its place in {:.0?}: the lane is full, {waiting} \
-                 records wait to be read. Start a learner with the same name to go on with them, or raise peer_timeout_s",
-                self.peer_timeout.unwrap_or_default(),
-            )
-        })
     }
 
     /// Sleeps until there is room for `bytes` (or the records are closed), and reserves nothing: for event loops, which
@@ -523,21 +508,21 @@ impl Producer {
 
     /// Stamps and publishes a record. Its bytes are written.
     #[inline]
-    fn commit(&self, process_lane: &ProcessLane, room: &Room, used: usize, label: Label) {
+    fn commit(&self, process_lane: &ProcessLane, room: Room, used: usize, label: Label) {
         let lane = self.lane_of(process_lane);
-        if Ledger::leaves_room(room, used) {
-            process_lane.ledger().trim(&lane, room, used);
+        if Ledger::leaves_room(&room, used) {
+            process_lane.ledger().trim(&lane, &room, used);
         }
         let next = || (process_lane.producer_id, process_lane.sequence.fetch_add(1, Ordering::Relaxed));
         let (producer_id, sequence) = label.origin.unwrap_or_else(next);
         let stamp = Stamp { version: label.version, kind: label.kind, producer_id, sequence };
         let (start, bytes, committed_ns) = (room.start as u64, used as u64, monotonic_ns());
-        lane.commit(&room.claim, &Entry { start, bytes, stamp, committed_ns });
+        lane.commit(room.claim, &Entry { start, bytes, stamp, committed_ns });
         self.done(process_lane);
     }
 
-    fn abort(&self, process_lane: &ProcessLane, room: &Room) {
-        process_lane.ledger().abort(&self.lane_of(process_lane), &room.claim);
+    fn abort(&self, process_lane: &ProcessLane, room: Room) {
+        process_lane.ledger().abort(&self.lane_of(process_lane), room.claim);
         self.done(process_lane);
     }
 
@@ -585,9 +570,9 @@ impl<P: Deref<Target = Producer>> Reservation<P> {
 
     /// Where to write them, at a multiple of 64; writable until commit.
     pub fn as_mut_ptr(&self) -> *mut u8 {
-        let Room { claim, start, bytes } = *self.room();
+        let Room { claim, start, bytes } = self.room();
         debug_assert!(start.is_multiple_of(ALIGN));
-        self.producer.records.data(claim.lane, start, bytes)
+        self.producer.records.data(claim.lane, *start, *bytes)
     }
 
     /// The bytes to write. What is in them is whatever was there before.
@@ -602,17 +587,18 @@ impl<P: Deref<Target = Producer>> Reservation<P> {
 
     /// Publishes the first `used` bytes. The rest goes back to the lane.
     pub fn commit(mut self, used: usize, label: Label) -> Result<()> {
-        let Some(room) = self.room else { return Ok(()) };
+        let room = self.room();
         if used > room.bytes {
             let range = format!("at most the {} bytes that were reserved", room.bytes);
             return Err(Error::OutOfRange { what: "bytes of the record", value: used as u64, range });
         }
-        let Some(process_lane) = self.producer.process_lane_of(&room) else {
+        let Some(process_lane) = self.producer.process_lane_of(room) else {
             let seat = &self.producer.records.segment().seats()[room.claim.owner.seat()];
             return Err(Error::Forked { what: "reservation", owner: seat.pid.load(Ordering::Relaxed) });
         };
-        self.room = None;
-        self.producer.commit(process_lane, &room, used, label);
+        if let Some(room) = self.room.take() {
+            self.producer.commit(process_lane, room, used, label);
+        }
         Ok(())
     }
 }
@@ -622,7 +608,7 @@ impl<P: Deref<Target = Producer>> Drop for Reservation<P> {
         if let Some(room) = self.room.take()
             && let Some(process_lane) = self.producer.process_lane_of(&room)
         {
-            self.producer.abort(process_lane, &room);
+            self.producer.abort(process_lane, room);
         }
     }
 }

@@ -25,38 +25,82 @@
 //!     given back: their words say so, wherever the cursor is, and they are counted in `returned` after that. A consumer
 //!     that finds `returned` moved looks through the whole table for such words; one that found none notes in `looked` up
 //!     to which count. Both only grow.
-//! I8  `cursor` is a hint: all numbers below it are settled. It only grows; a lower one costs a longer look. `released` is
-//!     a hint, too: the words are the truth about what can be reclaimed.
+//! I8  `cursor` is a hint: all numbers below it are settled. It only grows; a lower one costs a longer look. It waits for a
+//!     reservation; `settled` notes how many numbers behind that one are settled, so that nobody looks at them again. `released`
+//!     is a hint, too: the words are the truth about what can be reclaimed.
 //! I9  Wake-ups are those of event counts (B1): whoever makes a record Ready notifies `readable`, once for a run of them that it makes
 //!     Ready with nothing but copying in between; whoever makes one Free rings `room`, but not for each: a producer that
 //!     sleeps says after how many releases it wants to be woken, so that it does not wake, send one record and sleep
 //!     again. It never says more than there is to be read in its lane. A consumer that finds nothing to take wakes whoever
 //!     sleeps though something was released.
 
-use super::layout::{Control, Descriptor, FreeLine, Lane, LaneOwner, State, Word};
+use super::layout::{Control, Descriptor, FreeLine, Lane, LaneOwner, NUMBER_MASK, SettledRun, State, Word};
 use crate::error::Damage;
 use crate::segment::Owner;
 use crate::sys::sync::{Ordering, Point, crash_point, fence};
+use smallvec::SmallVec;
 
 type Result<T> = std::result::Result<T, Damage>;
 
-/// A record that its producer is writing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Shorter runs are looked at again. Loom's lanes are short.
+const WORTH_NOTING: u64 = if cfg!(loom) { 1 } else { 16 };
+
+/// A record that its producer is writing. There is one for each reservation, and `commit` or `abort` takes it: nothing is
+/// committed twice, or after it was given back.
+#[must_use = "its record stays reserved until it is committed or aborted"]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Claim {
-    pub lane: usize,
-    pub number: u64,
-    pub owner: Owner,
+    pub(super) lane: usize,
+    pub(super) number: u64,
+    pub(super) owner: Owner,
 }
 
-/// A record that one consumer owns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+impl Claim {
+    pub fn lane(&self) -> usize {
+        self.lane
+    }
+
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub fn owner(&self) -> Owner {
+        self.owner
+    }
+}
+
+/// A record that one consumer owns. There is one for each record that is taken, and `release` or `give_back` takes it.
+#[must_use = "its record stays taken until it is released or given back"]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Taken {
-    pub lane: usize,
-    pub number: u64,
-    pub owner: Owner,
+    pub(super) lane: usize,
+    pub(super) number: u64,
+    pub(super) owner: Owner,
+    pub(super) start: usize,
+    pub(super) bytes: usize,
+}
+
+impl Taken {
+    pub fn lane(&self) -> usize {
+        self.lane
+    }
+
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub fn owner(&self) -> Owner {
+        self.owner
+    }
+
     /// Where it lies in the lane's data. Checked.
-    pub start: usize,
-    pub bytes: usize,
+    pub fn start(&self) -> usize {
+        self.start
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 /// Where a record lies, and what is written beside it.
@@ -123,7 +167,7 @@ impl<'a> Protocol<'a> {
     }
 
     /// The lanes in which there may be something.
-    pub fn existing_lanes(&self) -> impl Iterator<Item = LaneWords<'a>> {
+    pub fn existing_lanes(&self) -> impl Iterator<Item = LaneWords<'a>> + use<'a> {
         let this = *self;
         (0..self.lanes_used()).filter_map(move |index| this.existing_lane(index))
     }
@@ -260,6 +304,8 @@ impl<'a> Protocol<'a> {
 impl<'a> LaneWords<'a> {
     #[inline]
     fn at(&self, number: u64) -> &'a Descriptor {
+        #[cfg(all(test, not(loom)))]
+        tests::count_look();
         &self.table[self.index_of(number)]
     }
 
@@ -333,7 +379,7 @@ impl<'a> LaneWords<'a> {
 
     /// Publishes a record, and wakes who waits for one. Its bytes are written.
     #[inline]
-    pub fn commit(&self, claim: &Claim, entry: &Entry) {
+    pub fn commit(&self, claim: Claim, entry: &Entry) {
         self.publish(claim, entry);
         self.tell(1);
     }
@@ -341,8 +387,8 @@ impl<'a> LaneWords<'a> {
     /// Publishes a record of a run. Its bytes are written. Nobody is woken before [`tell`](Self::tell), which has to follow: wait
     /// for nothing in between (I9).
     #[inline]
-    pub fn publish(&self, claim: &Claim, entry: &Entry) {
-        let Claim { number, .. } = *claim;
+    pub fn publish(&self, claim: Claim, entry: &Entry) {
+        let Claim { number, .. } = claim;
         let descriptor = self.at(number);
         debug_assert_eq!(
             descriptor.word.load(Ordering::Relaxed),
@@ -370,7 +416,7 @@ impl<'a> LaneWords<'a> {
     }
 
     /// Gives a reservation back, unwritten or half-written.
-    pub fn abort(&self, claim: &Claim) {
+    pub fn abort(&self, claim: Claim) {
         // SYNC records.free: Release here, Acquire in `next_number` and `Ledger::sweep`. Nobody read it, and we are done writing.
         self.at(claim.number).word.store(Word::free(claim.number).pack(), Ordering::Release);
         self.line.free.aborted.fetch_add(1, Ordering::Relaxed);
@@ -414,7 +460,8 @@ impl<'a> LaneWords<'a> {
         let (mut count, mut damaged) = (0, None);
         self.find_ready(|descriptor, word, number| {
             let mine = Word::new(number, State::Taken, me).pack();
-            // SYNC records.take: the word was loaded with Acquire; this CAS makes the record ours alone (I5).
+            // SYNC records.ready: the word was loaded with Acquire; this CAS makes the record ours alone (I5). AcqRel here, so that
+            // what `commit` published reaches who takes it after `make_ready_again`.
             descriptor.word.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed).ok()?;
             crash_point(Point::RecordTaken);
             match self.place(descriptor) {
@@ -484,7 +531,36 @@ impl<'a> LaneWords<'a> {
         {
             return Ok(true);
         }
-        Ok((first..head).any(|number| self.ready_word(number).is_some()))
+        let mut number = first;
+        while number < head {
+            // SYNC records.ready: Acquire here, Release in `commit` (I2).
+            let was = Word::unpack(self.at(number).word.load(Ordering::Acquire));
+            match was.state {
+                State::Ready if was.is_of(number) => return Ok(true),
+                State::Reserved if was.is_of(number) => number = self.after_reserved(number),
+                _ => number += 1,
+            }
+        }
+        Ok(false)
+    }
+
+    /// The first number behind a reservation that may not be settled (I8).
+    #[cold]
+    fn after_reserved(&self, reserved: u64) -> u64 {
+        let run = SettledRun::unpack(self.line.read.settled.load(Ordering::Relaxed));
+        let len = if run.reserved == reserved & NUMBER_MASK { run.len } else { 0 };
+        reserved.saturating_add(1 + len)
+    }
+
+    /// Notes that the numbers between a reservation and `end` are settled (I8). They stay so, whoever reads this and when.
+    #[cold]
+    fn note_settled(&self, reserved: u64, end: u64) {
+        if end - reserved > WORTH_NOTING {
+            let (settled, run) = (&self.line.read.settled, SettledRun { reserved, len: end - reserved - 1 });
+            if settled.load(Ordering::Relaxed) != run.pack() {
+                settled.store(run.pack(), Ordering::Relaxed);
+            }
+        }
     }
 
     /// The word of a record, if it is Ready.
@@ -506,17 +582,22 @@ impl<'a> LaneWords<'a> {
         if let Some(found) = self.find_returned(head, &mut claim) {
             return Ok(Some(found));
         }
-        let (mut found, mut settled) = (None, first);
-        for number in first..head {
+        let (mut found, mut settled, mut number) = (None, first, first);
+        let mut reserved = SmallVec::<[u64; 8]>::new(); // Those that we passed.
+        while number < head {
             let descriptor = self.at(number);
             // SYNC records.ready: Acquire here, Release in `commit` (I2).
             let word = descriptor.word.load(Ordering::Acquire);
             let was = Word::unpack(word);
             match was.state {
-                State::Reserved if was.is_of(number) => continue, // The cursor stays behind it.
+                State::Reserved if was.is_of(number) => {
+                    reserved.push(number); // The cursor stays behind it.
+                    number = self.after_reserved(number);
+                    continue;
+                }
                 State::Ready if was.is_of(number) => {
                     // What we passed may have been committed since, and before this one: then it comes first.
-                    let passed = (settled..number).find_map(|earlier| {
+                    let passed = reserved.iter().find_map(|&earlier| {
                         self.ready_word(earlier).and_then(|word| claim(self.at(earlier), word, earlier))
                     });
                     found = passed.or_else(|| claim(descriptor, word, number));
@@ -534,6 +615,10 @@ impl<'a> LaneWords<'a> {
             if found.is_some() {
                 break;
             }
+            number += 1;
+        }
+        if let Some(&last) = reserved.last() {
+            self.note_settled(last, number.min(head));
         }
         if settled > first {
             // SYNC records.cursor: Release here, Acquire in `span` (I8).
@@ -588,7 +673,7 @@ impl<'a> LaneWords<'a> {
 
     /// Gives a record's room back to the producer.
     #[inline]
-    pub fn release(&self, taken: &Taken) {
+    pub fn release(&self, taken: Taken) {
         let mine = Word::new(taken.number, State::Taken, taken.owner).pack();
         let free = Word::free(taken.number).pack();
         // SYNC records.free: Release here, Acquire in `next_number` and `Ledger::sweep`. We are done reading (I6).
@@ -614,7 +699,7 @@ impl<'a> LaneWords<'a> {
     }
 
     /// Puts a record back, unread, for whoever asks next.
-    pub fn give_back(&self, taken: &Taken) {
+    pub fn give_back(&self, taken: Taken) {
         let mine = Word::new(taken.number, State::Taken, taken.owner).pack();
         if self.make_ready_again(self.at(taken.number), mine) {
             self.control.readable.notify_if_waiting(); // I9
@@ -654,5 +739,81 @@ impl<'a> LaneWords<'a> {
             },
             committed_ns: descriptor.committed_ns.load(Ordering::Relaxed),
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    thread_local! {
+        static LOOKS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    /// Called for each descriptor that is looked at.
+    pub(super) fn count_look() {
+        LOOKS.set(LOOKS.get() + 1);
+    }
+
+    fn looks_at(work: impl FnOnce()) -> usize {
+        LOOKS.set(0);
+        work();
+        LOOKS.get()
+    }
+
+    const DEPTH: usize = 1024;
+
+    /// A lane with one reservation at its front, and behind it as many records as it holds.
+    fn with_lane_behind_a_reservation(test: impl Fn(&Protocol<'_>, Claim)) {
+        let (producer, control, lanes) = (Owner::new(0, 1), Control::default(), [Lane::default()]);
+        let descriptors: Vec<Descriptor> = (0..DEPTH).map(|_| Descriptor::default()).collect();
+        let records =
+            Protocol { control: &control, lanes: &lanes, descriptors: &descriptors, lane_bytes: 4096 };
+        let index = records.take_lane(producer, |_| false).unwrap();
+        records.open_lane(index);
+        let lane = records.lane(index);
+        let mut claims = (0..DEPTH).map(|_| {
+            let NextNumber::Number(number) = lane.next_number() else { panic!("there is room") };
+            lane.reserve(number, producer)
+        });
+        let front = claims.next().unwrap();
+        claims.for_each(|claim| lane.commit(claim, &Entry::default()));
+        test(&records, front);
+    }
+
+    #[test]
+    fn records_behind_a_reservation_are_looked_at_a_few_times_each() {
+        let consumer = Owner::new(1, 1);
+        with_lane_behind_a_reservation(|records, _front| {
+            let mut taken = Vec::new();
+            let looks = looks_at(|| {
+                records.try_take_many(consumer, 0, DEPTH, |_, record| taken.push(record)).unwrap();
+            });
+            assert_eq!(taken.len(), DEPTH - 1);
+            assert!(looks <= 4 * DEPTH, "{looks} looks, all records at once");
+        });
+        with_lane_behind_a_reservation(|records, front| {
+            let mut numbers = Vec::new();
+            let mut take = || {
+                let taken = records.try_take(consumer, 0).unwrap()?;
+                numbers.push(taken.number());
+                records.lane(0).release(taken);
+                Some(())
+            };
+            let looks = looks_at(|| while take().is_some() {});
+            assert!(looks <= (6 + WORTH_NOTING as usize) * DEPTH, "{looks} looks, one record at a time");
+            records.lane(0).commit(front, &Entry::default());
+            let looks = looks_at(|| while take().is_some() {});
+            assert!(looks <= 4 * DEPTH, "{looks} looks for the reservation");
+            assert_eq!(numbers, (1..DEPTH as u64).chain([0]).collect::<Vec<_>>());
+        });
+        with_lane_behind_a_reservation(|records, _front| {
+            while let Some(taken) = records.try_take(consumer, 0).unwrap() {
+                records.lane(0).release(taken);
+            }
+            let looks = looks_at(|| assert_eq!(records.has_ready(), Ok(false)));
+            assert!(looks <= 4, "{looks} looks to find nothing");
+        });
     }
 }

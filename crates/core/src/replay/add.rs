@@ -5,11 +5,11 @@
 
 use super::Table;
 use super::layout::{Geometry, LINE, Tally};
-use super::protocol::Claim;
+use super::protocol::{Claim, ClaimCounts};
 use crate::error::{Error, Result};
 use crate::segment::header::PAGE;
 use crate::segment::lease::LivenessMemo;
-use crate::sys::opaque_copy::{can_stream_lines, stream_fence, stream_lines};
+use crate::sys::opaque_copy::{can_stream_lines, copy_field, stream_fence, stream_lines};
 use crate::sys::prefetch::prefetch_to_write;
 use crate::sys::signals;
 use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point};
@@ -96,13 +96,14 @@ impl Table {
         while *done < count {
             let mut positions = protocol.promise(piece.min(count - *done));
             while let Some(claim) = protocol.claim(owner, positions.clone(), |other| memo.is_dead(other)) {
-                passed += (claim.position - positions.start) as usize;
-                positions.start = claim.position + claim.len as u64;
+                passed += (claim.positions().start - positions.start) as usize;
+                positions.start = claim.positions().end;
                 // SAFETY: the claim is ours (I1); the sources have `count` rows, as the caller promises.
                 unsafe { self.fill(sources, *done, &claim) };
-                protocol.commit(&claim);
-                *done += claim.len;
-                self.tally(owner).note_claim(&claim, std::mem::take(&mut passed));
+                let counts = claim.counts();
+                protocol.commit(claim);
+                *done += counts.rows;
+                self.tally(owner).note_commit(counts, std::mem::take(&mut passed));
             }
             let missed = positions.end.wrapping_sub(positions.start) as usize;
             passed += missed;
@@ -131,7 +132,7 @@ impl Table {
     unsafe fn fill(&self, sources: &[Source], from: usize, claim: &Claim) {
         // SAFETY: as the caller promises.
         unsafe {
-            if self.streams_rows() && claim.len >= STREAM_ROWS {
+            if self.streams_rows() && claim.rows().len() >= STREAM_ROWS {
                 self.fill_streaming(sources, from, claim);
             } else {
                 self.fill_cached(sources, from, claim);
@@ -152,7 +153,9 @@ impl Table {
                     .step_by(LINE)
                     .for_each(|line| prefetch_to_write(ahead.wrapping_add(line)));
             }
-            // SAFETY: the row is ours (I1). Readers copy the same bytes now and then, and throw away what they copied (I3).
+            // SYNC table.turn: these stores come after the Release fence in `claim`, and are atomic or unseen by the compiler
+            // (C1 of `opaque_copy`), because readers copy the same bytes now and then. Those throw away what they copied (I3).
+            // SAFETY: the row is ours (I1).
             unsafe { self.pack(sources, from, place) };
         }
     }
@@ -193,7 +196,7 @@ impl Table {
     unsafe fn pack(&self, sources: &[Source], from: usize, place: *mut u8) {
         for (source, field) in sources.iter().zip(&self.geometry.fields) {
             // SAFETY: the field lies in the row; the rest is as the caller promises.
-            unsafe { copy(source.row(from), place.add(field.offset), field.bytes) };
+            unsafe { copy_field(place.add(field.offset), source.row(from), field.bytes) };
             crash_point(Point::RowHalfWritten);
         }
     }
@@ -203,36 +206,18 @@ impl Table {
 #[repr(align(64))]
 struct RowBuffer([u8; PAGE]);
 
-/// Copies bytes. The sizes of single numbers, of which most fields are, without a call.
-///
-/// # Safety
-/// As for `copy_nonoverlapping`.
-#[inline]
-unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: as the caller promises.
-    unsafe {
-        match bytes {
-            1 => *to = *from,
-            4 => to.cast::<[u8; 4]>().write(from.cast::<[u8; 4]>().read()),
-            8 => to.cast::<[u8; 8]>().write(from.cast::<[u8; 8]>().read()),
-            16 => to.cast::<[u8; 16]>().write(from.cast::<[u8; 16]>().read()),
-            _ => std::ptr::copy_nonoverlapping(from, to, bytes),
-        }
-    }
-}
-
 impl Tally {
     /// Counts a run that was committed, and the rows that were passed over before it.
     #[inline]
-    fn note_claim(&self, claim: &Claim, passed: usize) {
+    fn note_commit(&self, counts: ClaimCounts, passed: usize) {
         let note = |counter: &AtomicU64, number: usize| {
             if number > 0 {
                 counter.fetch_add(number as u64, Ordering::Relaxed);
             }
         };
-        note(&self.added, claim.len);
-        note(&self.overwritten, claim.overwritten);
-        note(&self.recovered, claim.recovered);
+        note(&self.added, counts.rows);
+        note(&self.overwritten, counts.overwritten);
+        note(&self.recovered, counts.recovered);
         note(&self.skipped, passed);
     }
 }

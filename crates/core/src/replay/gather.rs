@@ -7,14 +7,13 @@ use super::Table;
 use super::draw::RandomStream;
 use super::protocol::Protocol;
 use crate::error::{Error, Result};
-use crate::segment::lease::generation;
+use crate::sys::fork::generation;
 use crate::sys::opaque_copy::copy_opaque;
 use crate::sys::parallel::{default_threads, for_each_parallel};
 use crate::sys::prefetch::{prefetch, prefetch_all};
-use crate::sys::sync::Ordering;
+use crate::sys::sync::{AtomicU64, AtomicUsize, Ordering};
 use std::ops::Range;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// Rows are asked for this many bytes before they are copied, so that memory answers in the meantime.
 const AHEAD_BYTES: usize = 4096;
@@ -103,7 +102,7 @@ impl Sampler {
             failed.into_inner().map_or(Ok(()), Err)
         };
         let tally = table.tally(owner);
-        tally.redrawn.fetch_add(redrawn.into_inner() as u64, Ordering::Relaxed);
+        tally.redrawn.fetch_add(redrawn.load(Ordering::Relaxed) as u64, Ordering::Relaxed);
         done?;
         tally.sampled.fetch_add(batch as u64, Ordering::Relaxed);
         Ok(())

@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE};
 use crate::segment::lease::OWNER_BITS;
-use crate::sys::sync::{AtomicU32, AtomicU64, EventCount};
+use crate::sys::sync::{AtomicU64, ClosedFlag, EventCount};
 
 /// The `kind` of a segment that holds a table.
 pub const KIND: u32 = 4;
@@ -150,7 +150,7 @@ pub struct ReadLine {
     /// A [`Settled`].
     pub settled: AtomicU64,
     /// 1 once the last learner has left: nobody samples any more.
-    pub closed: AtomicU32,
+    pub closed: ClosedFlag,
 }
 
 /// The head of the body.

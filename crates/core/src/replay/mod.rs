@@ -23,17 +23,16 @@ pub mod recovery;
 use crate::error::{Damage, Error, Result};
 use crate::policies::IfExists;
 use crate::schema;
-use crate::segment::lease::generation;
-use crate::segment::{Owner, Role, Seat, Segment, Spec};
-use crate::sys::sync::{AtomicU64, Ordering, Woken};
+use crate::segment::{Owner, Role, Seat, Segment, Spec, Structure};
+use crate::sys::fork::generation;
+use crate::sys::sync::{AtomicBool, AtomicU64, Ordering, Woken};
 use crate::sys::wait::{Deadline, LivenessPoll};
 pub use add::{Patch, Source};
 pub use gather::{Piece, Sampler};
 pub use layout::Field;
-use layout::{Control, Geometry, KIND, RowKind, RowWord, Tally};
+use layout::{Geometry, KIND, RowKind, RowWord, Tally};
 use protocol::Protocol;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// What a new table should be.
 #[derive(Debug, Clone)]
@@ -70,21 +69,17 @@ impl Table {
     /// A learner's handle: makes the table, or goes on with the one that is there, as `if_exists` says.
     pub fn open(spec: &TableSpec<'_>, if_exists: IfExists) -> Result<Table> {
         let there = |name: &str| {
-            Self::map(name, spec.schema, spec.row_bytes, spec.fields).and_then(|t| fits(t, spec))
+            MappedTable::open(name, spec.schema, spec.row_bytes, spec.fields)
+                .and_then(|table| table.fits(spec))
         };
-        if_exists.settle(|| {
-            let (mapped, resumed) = if_exists.open_or_create(spec.name, there, || Self::create(spec))?;
-            let table = Self::take_seat(mapped, Role::Consumer, resumed)?;
-            if !resumed {
-                table.segment.publish()?;
-            }
-            Ok(table)
-        })
+        let sit_down = |mapped, resumed| Self::sit_down(mapped, Role::Consumer, resumed);
+        if_exists.open(spec.name, there, || MappedTable::create(spec), sit_down)
     }
 
     /// A worker's handle, on a table that is there.
     pub fn attach(name: &str, schema: &[u8], row_bytes: usize, fields: &[Field]) -> Result<Table> {
-        let table = Self::take_seat(Self::map(name, schema, row_bytes, fields)?, Role::Producer, true)?;
+        let mapped = MappedTable::open(name, schema, row_bytes, fields)?;
+        let table = Self::sit_down(mapped, Role::Producer, true)?;
         if table.is_closed() { Err(table.segment.not_found()) } else { Ok(table) }
     }
 
@@ -95,50 +90,8 @@ impl Table {
         Ok(segment.schema())
     }
 
-    fn create(spec: &TableSpec<'_>) -> Result<(Segment, Geometry)> {
-        let bad = |what: String| Error::BadSchema { what };
-        let leaves = schema::columns(spec.schema).map_err(|invalid| bad(invalid.to_string()))?;
-        if !leaves.iter().map(|leaf| leaf.bytes).eq(spec.fields.iter().map(|field| field.bytes)) {
-            return Err(bad("its leaves do not have the sizes of the fields".to_owned()));
-        }
-        let geometry = Geometry::new(spec.capacity, spec.row_bytes, spec.fields, spec.max_peers)?;
-        let segment = Segment::create(&Spec {
-            name: spec.name,
-            kind: KIND,
-            schema: spec.schema,
-            geometry: geometry.words(),
-            body_bytes: geometry.body_bytes,
-            reserved_bytes: geometry.body_bytes,
-            seats: spec.max_peers,
-            huge_pages: spec.huge_pages,
-            auto_named: spec.auto_named,
-        })?;
-        segment.populate();
-        Ok((segment, geometry))
-    }
-
-    fn map(name: &str, schema: &[u8], row_bytes: usize, fields: &[Field]) -> Result<(Segment, Geometry)> {
-        let segment = Segment::open(name, Some(KIND))?;
-        let header = segment.header();
-        if segment.schema() != schema {
-            return Err(segment.other_schema());
-        }
-        let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
-        let leaves = schema::columns(schema).map_err(|invalid| segment.bad_schema(invalid))?;
-        if !leaves.iter().map(|leaf| leaf.bytes).eq(fields.iter().map(|field| field.bytes)) {
-            return Err(damaged("its fields do not have the sizes that its schema says"));
-        }
-        let geometry = Geometry::new(header.geometry[0] as usize, row_bytes, fields, segment.seats().len())
-            .map_err(|_| damaged("the geometry in its header is out of range"))?;
-        if geometry.words() != header.geometry || geometry.body_bytes as u64 != header.body_bytes {
-            return Err(damaged("the geometry in its header does not fit its schema"));
-        }
-        segment.populate();
-        Ok((segment, geometry))
-    }
-
-    fn take_seat((segment, geometry): (Segment, Geometry), role: Role, resumed: bool) -> Result<Table> {
-        let segment = Arc::new(segment);
+    fn sit_down(mapped: MappedTable, role: Role, resumed: bool) -> Result<Table> {
+        let MappedTable { segment, geometry } = mapped;
         let seat = match role {
             // The last learner to leave takes the name away; nobody comes in between.
             Role::Consumer => Seat::take_with_join_lock(segment.clone(), role)?,
@@ -180,14 +133,13 @@ impl Table {
 
     fn shut_down(&self) {
         let control = self.protocol().control;
-        // SYNC table.closed: Release here, Acquire in `is_closed`. The ring below wakes those who looked before.
-        control.read.closed.store(1, Ordering::Release);
+        control.read.closed.set();
         control.changed.notify();
     }
 
     /// Whether the last learner has left.
     pub fn is_closed(&self) -> bool {
-        is_closed(&self.protocol())
+        self.protocol().control.read.closed.is_set()
     }
 
     /// Whether the table was there already.
@@ -229,10 +181,7 @@ impl Table {
 
     fn tallies(&self) -> &[Tally] {
         // SAFETY: the offset was derived from checked counts; tallies are atomics inside the mapping, aligned to 64.
-        unsafe {
-            let first = self.segment.body().0.add(self.geometry.tallies_offset);
-            std::slice::from_raw_parts(first.cast().as_ptr(), self.geometry.seats)
-        }
+        unsafe { self.segment.words(self.geometry.tallies_offset, self.geometry.seats) }
     }
 
     /// Where a row lies.
@@ -282,8 +231,8 @@ impl Table {
         }
     }
 
-    fn damaged(&self, Damage(what): Damage) -> Error {
-        Error::Corrupt { name: self.segment.name().to_owned(), what }
+    fn damaged(&self, damage: Damage) -> Error {
+        self.segment.damaged(damage)
     }
 
     /// Looks at every row, and takes back what the dead were writing.
@@ -305,21 +254,9 @@ impl Table {
 
     /// Who is writing rows, by pid, and how many.
     pub fn writers(&self) -> Vec<(u32, usize)> {
-        let seats = self.segment.seats();
-        let mut writers: Vec<(u32, usize)> = Vec::new();
-        for word in self.protocol().words {
-            let word = RowWord::unpack(word.load(Ordering::Relaxed));
-            let Some(record) = seats.get(word.owner.seat()) else { continue };
-            if word.kind != RowKind::Writing {
-                continue;
-            }
-            let pid = record.pid.load(Ordering::Relaxed);
-            match writers.iter_mut().find(|(known, _)| *known == pid) {
-                Some((_, rows)) => *rows += 1,
-                None => writers.push((pid, 1)),
-            }
-        }
-        writers
+        let words = self.protocol().words.iter().map(|word| RowWord::unpack(word.load(Ordering::Relaxed)));
+        let writing = words.filter(|word| word.kind == RowKind::Writing);
+        self.segment.count_by_pid(writing.map(|word| word.owner))
     }
 
     /// Adds up what everybody counted.
@@ -338,32 +275,77 @@ impl Table {
     }
 }
 
-/// Refuses a table of another capacity than the one asked for, or one that is shut down.
-fn fits((segment, geometry): (Segment, Geometry), spec: &TableSpec<'_>) -> Result<(Segment, Geometry)> {
-    segment.check_sizes(&[("capacity", geometry.capacity, spec.capacity)])?;
-    if is_closed(&protocol_over(&segment, &geometry)) {
-        Err(segment.shut_down()?)
-    } else {
-        Ok((segment, geometry))
+/// A table in memory, before somebody sits down in it.
+#[derive(Debug)]
+struct MappedTable {
+    segment: Arc<Segment>,
+    geometry: Geometry,
+}
+
+impl MappedTable {
+    fn create(spec: &TableSpec<'_>) -> Result<MappedTable> {
+        let bad = |what: String| Error::BadSchema { what };
+        let leaves = schema::columns(spec.schema).map_err(|invalid| bad(invalid.to_string()))?;
+        if !leaves.iter().map(|leaf| leaf.bytes).eq(spec.fields.iter().map(|field| field.bytes)) {
+            return Err(bad("its leaves do not have the sizes of the fields".to_owned()));
+        }
+        let geometry = Geometry::new(spec.capacity, spec.row_bytes, spec.fields, spec.max_peers)?;
+        let segment = Segment::create(&Spec {
+            name: spec.name,
+            kind: KIND,
+            schema: spec.schema,
+            geometry: geometry.words(),
+            body_bytes: geometry.body_bytes,
+            reserved_bytes: geometry.body_bytes,
+            seats: spec.max_peers,
+            huge_pages: spec.huge_pages,
+            auto_named: spec.auto_named,
+        })?;
+        segment.populate();
+        Ok(MappedTable { segment: Arc::new(segment), geometry })
+    }
+
+    fn open(name: &str, schema: &[u8], row_bytes: usize, fields: &[Field]) -> Result<MappedTable> {
+        let segment = Segment::open(name, Some(KIND))?;
+        segment.check_schema(Some(schema))?;
+        let leaves = schema::columns(schema).map_err(|invalid| segment.bad_schema(invalid))?;
+        if !leaves.iter().map(|leaf| leaf.bytes).eq(fields.iter().map(|field| field.bytes)) {
+            return Err(segment.damaged(Damage("its fields do not have the sizes that its schema says")));
+        }
+        let capacity = segment.header().geometry[0] as usize;
+        let geometry = Geometry::new(capacity, row_bytes, fields, segment.seats().len())
+            .map_err(|error| segment.bad_geometry(error))?;
+        segment.check_geometry(&geometry.words(), geometry.body_bytes)?;
+        segment.populate();
+        Ok(MappedTable { segment: Arc::new(segment), geometry })
+    }
+
+    /// Refuses a table of another capacity than the one asked for, or one that is shut down.
+    fn fits(self, spec: &TableSpec<'_>) -> Result<MappedTable> {
+        self.segment.check_sizes(&[("capacity", self.geometry.capacity, spec.capacity)])?;
+        self.unless_closed()
     }
 }
 
-fn is_closed(table: &Protocol<'_>) -> bool {
-    // SYNC table.closed: Acquire here, Release in `shut_down`.
-    table.control.read.closed.load(Ordering::Acquire) != 0
+impl Structure for MappedTable {
+    fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    fn is_closed(&self) -> bool {
+        protocol_over(&self.segment, &self.geometry).control.read.closed.is_set()
+    }
 }
 
 /// The words of a table that is mapped.
 #[inline]
 fn protocol_over<'a>(segment: &'a Segment, geometry: &Geometry) -> Protocol<'a> {
-    let (body, _) = segment.body();
     // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned and
     // mapped as long as `segment`. What lies there is atomics.
     unsafe {
-        let words = body.add(geometry.words_offset).cast::<AtomicU64>();
         Protocol {
-            control: body.cast::<Control>().as_ref(),
-            words: std::slice::from_raw_parts(words.as_ptr(), geometry.capacity),
+            control: segment.control(),
+            words: segment.words(geometry.words_offset, geometry.capacity),
         }
     }
 }

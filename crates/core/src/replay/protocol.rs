@@ -30,16 +30,24 @@ use crate::segment::Owner;
 use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point, fence};
 use std::ops::Range;
 
-/// A run of adjacent rows that one adder owns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A run of adjacent rows that one adder owns. There is one for each claim, and `commit` or `abort` takes it: nothing is
+/// committed twice, or after it was given back.
+#[must_use = "its rows stay claimed until it is committed or aborted"]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Claim {
     /// Of the first row.
-    pub position: u64,
-    pub row: usize,
-    pub len: usize,
-    pub lap: Lap,
-    pub owner: Owner,
-    /// How many of the rows were whole before.
+    position: u64,
+    row: usize,
+    lap: Lap,
+    owner: Owner,
+    counts: ClaimCounts,
+}
+
+/// How many rows a claim has, and what they were before.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ClaimCounts {
+    pub rows: usize,
+    /// How many of the rows were whole.
     pub overwritten: usize,
     /// How many of the rows were taken over from the dead.
     pub recovered: usize,
@@ -87,15 +95,11 @@ impl Protocol<'_> {
                 (row, lap) = (0, lap.next());
             }
             match (self.claim_row(row, lap, owner, &mut is_dead), &mut claim) {
-                (Some(was), Some(claim)) => {
-                    claim.len += 1;
-                    claim.note(was);
-                }
+                (Some(was), Some(claim)) => claim.counts.note(was),
                 (Some(was), None) => {
-                    let (len, overwritten, recovered) = (1, 0, 0);
-                    let mut first = Claim { position, row, len, lap, owner, overwritten, recovered };
-                    first.note(was);
-                    claim = Some(first);
+                    let mut counts = ClaimCounts::default();
+                    counts.note(was);
+                    claim = Some(Claim { position, row, lap, owner, counts });
                 }
                 (None, Some(_)) => break,
                 (None, None) => {}
@@ -162,7 +166,7 @@ impl Protocol<'_> {
 
     /// Publishes a run. Every byte of it is written.
     #[inline]
-    pub fn commit(&self, claim: &Claim) {
+    pub fn commit(&self, claim: Claim) {
         let ready = RowWord::new(claim.lap, RowKind::Ready, claim.owner).pack();
         for word in &self.words[claim.rows()] {
             // SYNC table.ready: Release here, Acquire in `begin_read` and `claim_row`. Publishes the bytes (I2).
@@ -174,7 +178,7 @@ impl Protocol<'_> {
     }
 
     /// Gives a run back unwritten, or half written: what was in it is gone.
-    pub fn abort(&self, claim: &Claim) {
+    pub fn abort(&self, claim: Claim) {
         let writing = RowWord::new(claim.lap, RowKind::Writing, claim.owner).pack();
         for row in claim.rows() {
             self.give_up(row, writing);
@@ -265,12 +269,31 @@ impl Protocol<'_> {
 }
 
 impl Claim {
-    /// The rows of the run.
-    pub fn rows(&self) -> Range<usize> {
-        self.row..self.row + self.len
+    /// The positions that were promised for the rows of the run.
+    #[inline]
+    pub fn positions(&self) -> Range<u64> {
+        self.position..self.position + self.counts.rows as u64
     }
 
+    /// The rows of the run.
+    #[inline]
+    pub fn rows(&self) -> Range<usize> {
+        self.row..self.row + self.counts.rows
+    }
+
+    pub fn lap(&self) -> Lap {
+        self.lap
+    }
+
+    #[inline]
+    pub fn counts(&self) -> ClaimCounts {
+        self.counts
+    }
+}
+
+impl ClaimCounts {
     fn note(&mut self, was: RowKind) {
+        self.rows += 1;
         self.overwritten += (was == RowKind::Ready) as usize;
         self.recovered += (was == RowKind::Writing) as usize;
     }

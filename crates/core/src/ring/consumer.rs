@@ -4,13 +4,12 @@ use super::layout::{BatchNo, Slot, SlotWord, Stamp};
 use super::protocol::Taken;
 use super::{IfExists, Ring, RingSpec, stamp_of};
 use crate::error::{Error, Result};
-use crate::segment::{Owner, Role, Seat};
+use crate::segment::{Owner, PeerWatch, Role, Seat};
 use crate::sys::clock::monotonic_ns;
-use crate::sys::sync::{Ordering, Woken};
-use crate::sys::wait::{Deadline, LivenessPoll, LivenessTicker, OrderGrace, PeerWatch};
+use crate::sys::sync::{AtomicBool, AtomicU64, Ordering, Woken};
+use crate::sys::wait::{Deadline, LivenessPoll, LivenessTicker, OrderGrace};
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 /// One consumer's handle. Threads may share it: each batch goes to one of them.
@@ -35,24 +34,19 @@ impl Consumer {
         if_exists: IfExists,
         peer_timeout: Option<Duration>,
     ) -> Result<Consumer> {
-        if_exists.settle(|| Self::open_once(spec, if_exists, peer_timeout))
+        let open =
+            |name: &str| Ring::open(name, spec.schema, spec.leaf_bytes).and_then(|ring| ring.fits(spec));
+        let sit_down = |ring, resumed| Self::sit_down(ring, resumed, peer_timeout);
+        if_exists.open(spec.name, open, || Ring::create(spec), sit_down)
     }
 
-    fn open_once(
-        spec: &RingSpec<'_>,
-        if_exists: IfExists,
-        peer_timeout: Option<Duration>,
-    ) -> Result<Consumer> {
-        let (ring, resumed) = Ring::open_or_create(spec, if_exists)?;
-        let ring = Arc::new(ring);
+    fn sit_down(ring: Ring, resumed: bool, peer_timeout: Option<Duration>) -> Result<Consumer> {
         let seat = Seat::take_with_join_lock(ring.segment().clone(), Role::Consumer)?;
         if resumed {
             ring.recover(&seat)?; // What the last learner held is offered again, also what this seat's last holder did.
-        } else {
-            ring.segment().publish()?;
         }
         Ok(Consumer {
-            ring,
+            ring: Arc::new(ring),
             seat,
             resumed,
             peer_timeout,
@@ -168,9 +162,7 @@ impl Consumer {
                     if all_held.has_expired(self.holds_all(), released) {
                         return Err(Error::AllHeld(protocol.buffers.len()));
                     }
-                    if peer_watch.has_timed_out(|| self.seat.all_died(Role::Producer)) {
-                        return Err(self.workers_died());
-                    }
+                    self.check_producers(&mut peer_watch)?;
                 }
             }
         }
@@ -185,21 +177,6 @@ impl Consumer {
     fn seal_at_least(&self, at_least: Option<usize>) -> Result<bool> {
         let Some(at_least) = at_least else { return Ok(false) };
         self.ring.protocol().seal_at_least(at_least).map_err(|d| self.ring.damaged(d))
-    }
-
-    fn workers_died(&self) -> Error {
-        let died = self.seat.census(Role::Producer).died;
-        let pids: Vec<String> = died.iter().map(u32::to_string).collect();
-        let ready = self.ring.census().ready_samples;
-        Error::PeersGone(format!(
-            "every producer of '{}' is gone, and {} died without closing (pid {}): no batch in {:.0?}, {ready} committed \
-             samples wait in an unfinished one. Look at the workers' logs (killed? out of memory?), call flush() for what \
-             is there, or raise peer_timeout_s",
-            self.ring.segment().name(),
-            died.len(),
-            pids.join(", "),
-            self.peer_timeout.unwrap_or_default(),
-        ))
     }
 
     fn waits_for_order(&self, batch: BatchNo) -> bool {
@@ -233,7 +210,7 @@ impl Consumer {
             && self.overtaken.fetch_add(1, Ordering::Relaxed).is_multiple_of(rounds)
             && let Err(error) = self.ring.recover(&self.seat)
         {
-            protocol.give_back(&taken);
+            protocol.give_back(taken);
             return Err(error);
         }
         Ok(taken)
@@ -284,6 +261,16 @@ impl Consumer {
     fn check_open(&self) -> Result<()> {
         let left = self.closing.load(Ordering::Relaxed) && !self.ring.is_closed();
         if left { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// An error when no producer is left, and none came in time.
+    pub fn check_producers(&self, watch: &mut PeerWatch) -> Result<()> {
+        self.seat.check_producers(watch, "batch", || match self.ring.census().ready_samples {
+            0 => String::new(),
+            ready => {
+                format!("{ready} committed samples wait in an unfinished one: flush() hands them over. ")
+            }
+        })
     }
 
     /// Living producers, and the pids of those who died without closing.
@@ -404,7 +391,7 @@ impl<C: Deref<Target = Consumer>> Batch<C> {
         if let Some(taken) = self.taken.take()
             && self.consumer.seat.owner() == Some(taken.owner)
         {
-            self.consumer.ring.protocol().give_back(&taken);
+            self.consumer.ring.protocol().give_back(taken);
         }
     }
 }
@@ -418,7 +405,7 @@ impl<C: Deref<Target = Consumer>> Drop for Batch<C> {
             let counters = &protocol.control.counters;
             counters.batches_released.fetch_add(1, Ordering::Relaxed);
             counters.samples_released.fetch_add(taken.ready as u64, Ordering::Relaxed);
-            protocol.release(&taken);
+            protocol.release(taken);
         }
     }
 }

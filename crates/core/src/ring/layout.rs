@@ -30,7 +30,7 @@ use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE};
 use crate::segment::histogram::Histogram;
 use crate::segment::lease::OWNER_BITS;
-use crate::sys::sync::{AtomicU32, AtomicU64, EventCount};
+use crate::sys::sync::{AtomicU32, AtomicU64, ClosedFlag, EventCount};
 use std::cell::UnsafeCell;
 
 /// The `kind` of a segment that holds a ring.
@@ -247,7 +247,7 @@ pub struct Control {
     pub writable: EventCount,
     pub counters: Counters,
     /// 1 once the ring is shut down.
-    pub closed: AtomicU32,
+    pub closed: ClosedFlag,
     /// The next number for a producer that did not bring one.
     pub next_producer_id: AtomicU32,
     pub memcpy: Histogram,

@@ -18,11 +18,11 @@ pub mod recovery;
 
 use crate::error::{Error, Result};
 pub use crate::policies::{IfExists, OnFull};
-use crate::segment::{Owner, Seat, Segment, Spec};
+use crate::segment::{Owner, Seat, Segment, Spec, Structure};
 use crate::sys::sync::Ordering;
 pub use crate::sys::wait::{self, Deadline};
 pub use consumer::{Batch, Consumer};
-use layout::{Buffer, BufferKind, BufferWord, Control, Geometry, KIND, Place, SlotKind, SlotWord, Stamp};
+use layout::{BufferKind, BufferWord, Geometry, KIND, Place, SlotKind, SlotWord, Stamp};
 pub use producer::{Producer, Slot};
 use protocol::{Damage, Protocol};
 use recovery::Repairs;
@@ -80,30 +80,16 @@ impl Ring {
     /// Opens a named ring, and checks that it holds the same schema.
     fn open(name: &str, schema: &[u8], leaf_bytes: &[usize]) -> Result<Ring> {
         let segment = Segment::open(name, Some(KIND))?;
-        let header = segment.header();
-        if segment.schema() != schema {
-            return Err(segment.other_schema());
-        }
-        let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
-        let [batch_size, num_buffers, ..] = header.geometry;
-        let geometry = Geometry::new(batch_size as usize, num_buffers as usize, leaf_bytes)
-            .map_err(|_| damaged("the geometry in its header is out of range"))?;
-        let on_full =
-            OnFull::from_word(header.geometry[ON_FULL_WORD]).ok_or(damaged("its policy is unknown"))?;
+        segment.check_schema(Some(schema))?;
+        let [batch_size, num_buffers, ..] = segment.header().geometry.map(|word| word as usize);
+        let geometry = Geometry::new(batch_size, num_buffers, leaf_bytes)
+            .map_err(|error| segment.bad_geometry(error))?;
+        let on_full = segment.policy(ON_FULL_WORD)?;
         let mut words = geometry.words();
-        words[ON_FULL_WORD] = header.geometry[ON_FULL_WORD];
-        if words != header.geometry || geometry.body_bytes as u64 != header.body_bytes {
-            return Err(damaged("the geometry in its header does not fit its schema"));
-        }
+        words[ON_FULL_WORD] = on_full as u64;
+        segment.check_geometry(&words, geometry.body_bytes)?;
         segment.populate();
         Ok(Ring { segment: Arc::new(segment), geometry, on_full })
-    }
-
-    /// Opens or makes the ring of a learner, as [`IfExists`] says; true when it was there.
-    fn open_or_create(spec: &RingSpec<'_>, if_exists: IfExists) -> Result<(Ring, bool)> {
-        let open =
-            |name: &str| Ring::open(name, spec.schema, spec.leaf_bytes).and_then(|ring| ring.fits(spec));
-        if_exists.open_or_create(spec.name, open, || Ring::create(spec))
     }
 
     fn fits(mut self, spec: &RingSpec<'_>) -> Result<Ring> {
@@ -112,9 +98,7 @@ impl Ring {
             ("batch_size", batch_size, spec.batch_size),
             ("num_buffers", num_buffers, spec.num_buffers),
         ])?;
-        if self.is_closed() {
-            return Err(self.segment.shut_down()?);
-        }
+        self = self.unless_closed()?;
         self.segment.change_policy(ON_FULL_WORD, self.on_full, spec.on_full)?;
         self.on_full = spec.on_full;
         Ok(self)
@@ -123,21 +107,14 @@ impl Ring {
     /// The words of the ring.
     #[inline]
     pub fn protocol(&self) -> Protocol<'_> {
-        let (body, _) = self.segment.body();
         let geometry = &self.geometry;
         // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned
         // and mapped as long as `self.segment`. What lies there is atomics, and stamps guarded by claims (I1, I2).
         unsafe {
             Protocol {
-                control: body.cast::<Control>().as_ref(),
-                buffers: std::slice::from_raw_parts(
-                    body.add(geometry.buffers_offset).cast::<Buffer>().as_ptr(),
-                    geometry.num_buffers,
-                ),
-                slots: std::slice::from_raw_parts(
-                    body.add(geometry.slots_offset).cast::<layout::Slot>().as_ptr(),
-                    geometry.num_buffers * geometry.batch_size,
-                ),
+                control: self.segment.control(),
+                buffers: self.segment.words(geometry.buffers_offset, geometry.num_buffers),
+                slots: self.segment.words(geometry.slots_offset, geometry.num_buffers * geometry.batch_size),
                 batch_size: geometry.batch_size,
                 block: geometry.block,
             }
@@ -166,15 +143,13 @@ impl Ring {
     }
 
     pub fn is_closed(&self) -> bool {
-        // SYNC ring.closed: Acquire here, Release in `shut_down`. What was committed before that is found by a look after this.
-        self.protocol().control.closed.load(Ordering::Acquire) != 0
+        self.protocol().control.closed.is_set()
     }
 
     /// Shuts the ring down: producers get an error, consumers what is complete, sleepers wake.
     pub fn shut_down(&self) {
         let control = self.protocol().control;
-        // SYNC ring.closed: Release here, Acquire in `is_closed`. The notifications below wake those who looked before.
-        control.closed.store(1, Ordering::Release);
+        control.closed.set();
         control.readable.notify();
         control.writable.notify();
     }
@@ -195,8 +170,8 @@ impl Ring {
         let _ = recovery::recover(&self.protocol(), |owner: Owner| owner.seat() == seat);
     }
 
-    fn damaged(&self, Damage(what): Damage) -> Error {
-        Error::Corrupt { name: self.segment.name().to_owned(), what }
+    fn damaged(&self, damage: Damage) -> Error {
+        self.segment.damaged(damage)
     }
 
     /// Whether a producer would find a slot now.
@@ -263,21 +238,20 @@ impl Ring {
 
     /// Describes those who keep unfinished batches from completing.
     pub fn writers(&self) -> Vec<(u32, usize)> {
-        let seats = self.segment.seats();
-        let mut writers: Vec<(u32, usize)> = Vec::new();
-        for slot in self.protocol().slots {
-            let word = SlotWord::unpack(slot.word.load(Ordering::Relaxed));
-            if word.kind != SlotKind::Claimed {
-                continue;
-            }
-            let Some(record) = seats.get(word.owner.seat()) else { continue };
-            let pid = record.pid.load(Ordering::Relaxed);
-            match writers.iter_mut().find(|(known, _)| *known == pid) {
-                Some((_, slots)) => *slots += 1,
-                None => writers.push((pid, 1)),
-            }
-        }
-        writers
+        let slots = self.protocol().slots.iter();
+        let words = slots.map(|slot| SlotWord::unpack(slot.word.load(Ordering::Relaxed)));
+        let claimed = words.filter(|word| word.kind == SlotKind::Claimed);
+        self.segment.count_by_pid(claimed.map(|word| word.owner))
+    }
+}
+
+impl Structure for Ring {
+    fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed()
     }
 }
 

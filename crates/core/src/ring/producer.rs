@@ -5,12 +5,11 @@ use super::layout::{SlotWord, Stamp};
 use super::protocol::{Claim, Claimant};
 use crate::error::{Error, Result};
 pub use crate::policies::{OnFull, ProducerSpec};
-use crate::segment::{Census, Owner, Role, Seat};
+use crate::segment::{Census, Owner, PeerWatch, Role, Seat};
 use crate::sys::clock::monotonic_ns;
-use crate::sys::sync::{Ordering, Point, Woken, crash_point};
-use crate::sys::wait::{AdaptiveSpin, Deadline, LivenessPoll, LivenessTicker, PeerWatch, SpinOutcome};
+use crate::sys::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Point, Woken, crash_point};
+use crate::sys::wait::{AdaptiveSpin, Deadline, LivenessPoll, LivenessTicker, SpinOutcome};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -36,7 +35,7 @@ pub struct Producer {
     peer_timeout: Option<Duration>,
     sequence: AtomicU64,
     /// Where it claimed last.
-    lane: crate::sys::sync::AtomicU64,
+    lane: AtomicU64,
     /// Of the thread that waits for room. Another one, with the same handle, sleeps at once.
     spin: Mutex<AdaptiveSpin>,
     ticker: LivenessTicker,
@@ -93,6 +92,12 @@ impl Producer {
         self.seat.all_died_for_good(Role::Consumer) && !self.ring.is_closed()
     }
 
+    /// An error when no learner is left to make room, and none came in time, or none can come.
+    pub fn check_learners(&self, watch: &mut PeerWatch) -> Result<()> {
+        let waiting = || format!("{} samples", self.ring.census().ready_samples);
+        self.seat.check_learners(watch, self.is_orphaned(), waiting)
+    }
+
     pub fn producer_id(&self) -> u32 {
         self.producer_id.load(Ordering::Relaxed)
     }
@@ -138,7 +143,7 @@ impl Producer {
     pub fn claim(&self, want: usize, deadline: Deadline) -> Result<Option<Claim>> {
         let owner = self.owner()?;
         let protocol = self.ring.protocol();
-        if protocol.control.closed.load(Ordering::Relaxed) != 0 || self.closing.load(Ordering::Relaxed) {
+        if protocol.control.closed.seems_set() || self.closing.load(Ordering::Relaxed) {
             return Err(Error::Closed);
         }
         match protocol.try_claim(self.claimant(owner), want) {
@@ -242,31 +247,10 @@ impl Producer {
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
                     self.ring.recover(&self.seat)?;
-                    if self.is_orphaned() || peer_watch.has_timed_out(|| self.seat.all_died(Role::Consumer)) {
-                        return Err(self.learners_died());
-                    }
+                    self.check_learners(&mut peer_watch)?;
                 }
             }
         }
-    }
-
-    fn learners_died(&self) -> Error {
-        let name = self.ring.segment().name();
-        let died = self.seat.census(Role::Consumer).died;
-        let pids = died.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-        let waiting = self.ring.census().ready_samples;
-        Error::PeersGone(if self.is_orphaned() {
-            format!(
-                "the learner on '{name}' died (pid {pids}), and the name is gone: nobody can take its place, and the \
-                 {waiting} samples that wait in the ring are lost. Start another learner, and attach to it anew"
-            )
-        } else {
-            format!(
-                "the learner on '{name}' died (pid {pids}) and nobody took its place in {:.0?}: the ring is full, {waiting} \
-                 samples wait in it. Start a learner with the same name to go on with them, or raise peer_timeout_s",
-                self.peer_timeout.unwrap_or_default(),
-            )
-        })
     }
 
     /// Claims one slot or a run of them, with a guard.
@@ -286,8 +270,9 @@ impl Producer {
 
     /// Stamps and publishes a claim. Every payload byte is written.
     #[inline]
-    pub fn commit(&self, claim: &Claim, version: u32) {
-        self.commit_as(claim, self.assign_sequence(claim, version));
+    pub fn commit(&self, claim: Claim, version: u32) {
+        let origin = self.assign_sequence(&claim, version);
+        self.commit_as(claim, origin);
     }
 
     /// Gives the samples of a claim their numbers. For those who will commit it, whatever happens: they save a locked
@@ -300,7 +285,7 @@ impl Producer {
 
     /// Stamps and publishes a claim in another's name. Every payload byte is written.
     #[inline(always)]
-    pub fn commit_as(&self, claim: &Claim, origin: Origin) {
+    pub fn commit_as(&self, claim: Claim, origin: Origin) {
         crash_point(Point::SlotWritten);
         let protocol = self.ring.protocol();
         let Origin { producer_id, sequence, version } = origin;
@@ -316,7 +301,7 @@ impl Producer {
     }
 
     /// Gives a claim back.
-    pub fn abort(&self, claim: &Claim) {
+    pub fn abort(&self, claim: Claim) {
         self.ring.protocol().abort(claim);
     }
 
@@ -386,7 +371,7 @@ impl<P: Deref<Target = Producer>> Slot<P> {
     /// How many slots the run has.
     #[allow(clippy::len_without_is_empty)] // A run has at least one slot.
     pub fn len(&self) -> usize {
-        self.claim.map_or(0, |claim| claim.len)
+        self.claim.as_ref().map_or(0, Claim::len)
     }
 
     /// The buffer in which the run lies.
@@ -409,7 +394,7 @@ impl<P: Deref<Target = Producer>> Slot<P> {
         if let Some(claim) = self.claim.take()
             && self.producer.owns(&claim)
         {
-            self.producer.commit(&claim, version);
+            self.producer.commit(claim, version);
         }
     }
 }
@@ -419,7 +404,7 @@ impl<P: Deref<Target = Producer>> Drop for Slot<P> {
         if let Some(claim) = self.claim.take()
             && self.producer.owns(&claim)
         {
-            self.producer.abort(&claim);
+            self.producer.abort(claim);
         }
     }
 }

@@ -42,21 +42,56 @@ const AHEAD: usize = 32;
 
 type Result<T> = std::result::Result<T, Damage>;
 
-/// A run of adjacent slots that one producer owns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A run of adjacent slots that one producer owns. There is one for each claim, and `commit` or `abort` takes it: nothing is
+/// committed twice, or after it was given back.
+///
+/// ```compile_fail,E0382
+/// # use rollway_core::ring::protocol::{Claim, Protocol};
+/// fn commit_twice(ring: Protocol<'_>, claim: Claim) {
+///     ring.commit(claim);
+///     ring.commit(claim);
+/// }
+/// ```
+#[must_use = "its slots stay claimed until it is committed or aborted"]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Claim {
-    pub batch: BatchNo,
-    pub buffer: usize,
-    pub slot: usize,
-    pub len: usize,
-    pub owner: Owner,
+    pub(super) batch: BatchNo,
+    pub(super) buffer: usize,
+    pub(super) slot: usize,
+    pub(super) len: usize,
+    pub(super) owner: Owner,
 }
 
-/// Who claims, and what he keeps between two claims.
+#[allow(clippy::len_without_is_empty)] // A run has at least one slot.
+impl Claim {
+    pub fn batch(&self) -> BatchNo {
+        self.batch
+    }
+
+    pub fn buffer(&self) -> usize {
+        self.buffer
+    }
+
+    /// The first slot of the run, in its buffer.
+    pub fn slot(&self) -> usize {
+        self.slot
+    }
+
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn owner(&self) -> Owner {
+        self.owner
+    }
+}
+
+/// The owner that claims, and what it keeps between two claims.
 #[derive(Debug, Clone, Copy)]
 pub struct Claimant<'a> {
     pub owner: Owner,
-    /// A [`Place`]: the next slot of the block that he is filling. His own hint.
+    /// A [`Place`]: the next slot of the block that it is filling. A hint of its own.
     pub lane: &'a AtomicU64,
     /// How often somebody else was faster.
     pub retries: &'a AtomicU64,
@@ -70,16 +105,39 @@ impl Claimant<'_> {
     }
 }
 
-/// A batch that one consumer owns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A batch that one consumer owns. There is one for each batch that is taken, and `release` or `give_back` takes it.
+#[must_use = "its buffer stays taken until it is released or given back"]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Taken {
-    pub batch: BatchNo,
-    pub buffer: usize,
+    pub(super) batch: BatchNo,
+    pub(super) buffer: usize,
+    pub(super) ready: usize,
+    pub(super) overtook: bool,
+    pub(super) owner: Owner,
+}
+
+impl Taken {
+    pub fn batch(&self) -> BatchNo {
+        self.batch
+    }
+
+    pub fn buffer(&self) -> usize {
+        self.buffer
+    }
+
     /// Ready slots; fewer than the batch size when it was closed early.
-    pub ready: usize,
+    pub fn ready(&self) -> usize {
+        self.ready
+    }
+
     /// Whether an older batch was passed over because it is not complete.
-    pub overtook: bool,
-    pub owner: Owner,
+    pub fn overtook(&self) -> bool {
+        self.overtook
+    }
+
+    pub fn owner(&self) -> Owner {
+        self.owner
+    }
 }
 
 /// Whether a batch can be taken.
@@ -161,7 +219,7 @@ impl<'a> Protocol<'a> {
             || self.buffers.iter().any(is_free)
     }
 
-    /// Goes on in the block that the cursor gave him last, a run too: so one producer's samples stay in order.
+    /// Goes on in the block that the cursor gave it last, a run too: so one producer's samples stay in order.
     #[inline(always)]
     fn claim_in_lane(&self, slots: &[Slot], open: Place, who: Claimant<'_>, want: usize) -> Option<Claim> {
         let lane = Place::unpack(who.lane.load(Ordering::Relaxed));
@@ -170,12 +228,12 @@ impl<'a> Protocol<'a> {
         }
         let end = self.block_end(lane.index);
         let claim = self.claim_run(slots, open, who, lane.index..end, want);
-        who.resume_at(open.batch, claim.map_or(0, |claim| claim.slot + claim.len));
+        who.resume_at(open.batch, claim.as_ref().map_or(0, |claim| claim.slot + claim.len));
         claim
     }
 
     /// Moves the cursor past a run, or past a block for one who sends single samples, and claims in there. The words
-    /// decide all the same: what he does not claim, because he died or has not come to it, is left over for others.
+    /// decide all the same: what it does not claim, because it died or has not come to it, is left over for others.
     #[inline]
     fn claim_at_cursor(&self, slots: &[Slot], open: Place, who: Claimant<'_>, want: usize) -> Option<Claim> {
         let cursor = &self.control.write.cursor;
@@ -220,7 +278,7 @@ impl<'a> Protocol<'a> {
         }
         let claim = self.claim_run(slots, open, who, from..self.batch_size, want);
         // All before it is claimed, or was and is counted as a hole. A late store costs somebody a second look (I9).
-        let seen = claim.map_or(self.batch_size, |claim| claim.slot + claim.len);
+        let seen = claim.as_ref().map_or(self.batch_size, |claim| claim.slot + claim.len);
         let next = Place { batch: open.batch, index: self.batch_size + seen };
         self.control.write.cursor.store(next.pack(), Ordering::Relaxed);
         claim
@@ -247,7 +305,7 @@ impl<'a> Protocol<'a> {
         want: usize,
     ) -> Option<Claim> {
         let end = range.end;
-        // The reader has looked at a run's words, so their lines are his; fetched ahead, they do not wait for each other.
+        // The reader has looked at a run's words, so it has their lines; fetched ahead, they do not wait for each other.
         let fetch = |slot: usize| prefetch_to_write((&raw const slots[slot]).cast());
         if want > 1 {
             (range.start..end.min(range.start + AHEAD)).for_each(fetch);
@@ -265,7 +323,7 @@ impl<'a> Protocol<'a> {
         Some(Claim { batch: open.batch, buffer: open.index, slot, len, owner: who.owner })
     }
 
-    /// Claims a slot that was given back, by its owner or in his name: it comes first, so that its row stays in order.
+    /// Claims a slot that was given back, by its owner or in its name: it comes first, so that its row stays in order.
     #[cold]
     fn claim_hole(&self, who: Claimant<'_>) -> Result<Option<Claim>> {
         let holes = self.control.write.holes.load(Ordering::Relaxed);
@@ -280,7 +338,7 @@ impl<'a> Protocol<'a> {
             }
             after = Some(word.batch);
         }
-        // Nothing there: somebody died between counting and freeing, or was faster. If he is just about to free it,
+        // Nothing there: somebody died between counting and freeing, or was faster. If it is just about to free it,
         // the next liveness poll counts again (I9).
         let _ = self.control.write.holes.compare_exchange(holes, 0, Ordering::Relaxed, Ordering::Relaxed);
         Ok(None)
@@ -345,7 +403,7 @@ impl<'a> Protocol<'a> {
 
     /// Publishes a run. The payload and the stamps are written.
     #[inline(always)]
-    pub fn commit(&self, claim: &Claim) {
+    pub fn commit(&self, claim: Claim) {
         let ready = SlotWord::new(claim.batch, SlotKind::Ready, claim.owner).pack();
         let first = claim.buffer * self.batch_size + claim.slot;
         for slot in &self.slots[first..first + claim.len] {
@@ -356,7 +414,7 @@ impl<'a> Protocol<'a> {
         // SYNC event.dekker: pairs with the fence in `EventCount::announce` and the one in `aim` (I8).
         fence(Ordering::SeqCst);
         if self.control.readable.has_waiter() {
-            self.wake_reader(claim);
+            self.wake_reader(&claim);
         }
     }
 
@@ -389,7 +447,7 @@ impl<'a> Protocol<'a> {
     }
 
     /// Gives a run back, unwritten or half-written: the next producer may have it.
-    pub fn abort(&self, claim: &Claim) {
+    pub fn abort(&self, claim: Claim) {
         let first = claim.buffer * self.batch_size + claim.slot;
         let free = SlotWord::free(claim.batch).pack();
         for slot in &self.slots[first..first + claim.len] {
@@ -439,7 +497,8 @@ impl<'a> Protocol<'a> {
         loop {
             let taken = self.find_complete(&must_wait, |line, word, ready| {
                 let mine = BufferWord::taken(word.batch, owner).pack();
-                // SYNC ring.take: the slots' words were loaded with Acquire; this CAS makes the batch ours alone (I5).
+                // SYNC ring.filling: Acquire here, AcqRel in `assist` and `give_back`; Release here, Acquire in `recover`. The
+                // slots' words were loaded with Acquire; this CAS makes the batch ours alone (I5).
                 let won = line
                     .word
                     .compare_exchange(word.pack(), mine, Ordering::AcqRel, Ordering::Relaxed)
@@ -450,7 +509,7 @@ impl<'a> Protocol<'a> {
             let Some(mut taken) = taken else { return Ok(None) };
             crash_point(Point::BatchTaken);
             if taken.ready == 0 {
-                self.release(&taken); // Sealed, and then every claim in it was given back.
+                self.release(taken); // Sealed, and then every claim in it was given back.
                 continue;
             }
             taken.overtook = self.has_older(taken.batch);
@@ -589,7 +648,7 @@ impl<'a> Protocol<'a> {
     }
 
     /// Gives a batch's buffer back to the producers.
-    pub fn release(&self, taken: &Taken) {
+    pub fn release(&self, taken: Taken) {
         let line = &self.buffers[taken.buffer];
         let mine = BufferWord::taken(taken.batch, taken.owner).pack();
         let free = BufferWord::free(taken.batch).pack();
@@ -600,7 +659,7 @@ impl<'a> Protocol<'a> {
     }
 
     /// Puts a batch back, unread, for whoever asks next.
-    pub fn give_back(&self, taken: &Taken) {
+    pub fn give_back(&self, taken: Taken) {
         let line = &self.buffers[taken.buffer];
         let mine = BufferWord::taken(taken.batch, taken.owner).pack();
         let filling = BufferWord::filling(taken.batch).pack();

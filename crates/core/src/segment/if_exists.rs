@@ -4,10 +4,43 @@ use super::catalog;
 use super::mapping::Segment;
 use crate::error::{Error, Result};
 use crate::policies::IfExists;
+use std::sync::Arc;
+
+/// What lies in the body of a segment.
+pub(crate) trait Structure: Sized {
+    fn segment(&self) -> &Arc<Segment>;
+
+    fn is_closed(&self) -> bool;
+
+    /// An error when it was shut down.
+    fn unless_closed(self) -> Result<Self> {
+        if self.is_closed() { Err(self.segment().shut_down()?) } else { Ok(self) }
+    }
+}
 
 impl IfExists {
+    /// Opens what is there or makes a new one, and sits down in it; `sit_down` is told whether it was there. Others can find
+    /// what is new after that.
+    pub(crate) fn open<T: Structure, H>(
+        self,
+        name: Option<&str>,
+        open: impl Fn(&str) -> Result<T>,
+        create: impl Fn() -> Result<T>,
+        sit_down: impl Fn(T, bool) -> Result<H>,
+    ) -> Result<H> {
+        self.settle(|| {
+            let (structure, resumed) = self.open_or_create(name, &open, &create)?;
+            let segment = structure.segment().clone();
+            let handle = sit_down(structure, resumed)?;
+            if !resumed {
+                segment.publish()?;
+            }
+            Ok(handle)
+        })
+    }
+
     /// Opens what is there or makes a new one, as chosen; true when it was there. Without a name, nothing can be.
-    pub(crate) fn open_or_create<T>(
+    fn open_or_create<T>(
         self,
         name: Option<&str>,
         open: impl FnOnce(&str) -> Result<T>,
@@ -40,7 +73,7 @@ impl IfExists {
 
     /// Opens until it is settled: between the look at a name and sitting down, somebody may collect the segment, shut it
     /// down, or make it. Then it looks again.
-    pub(crate) fn settle<T>(self, mut open_once: impl FnMut() -> Result<T>) -> Result<T> {
+    fn settle<T>(self, mut open_once: impl FnMut() -> Result<T>) -> Result<T> {
         for _ in 0..100 {
             match open_once() {
                 Err(Error::NotFound { .. } | Error::InUse { .. }) if self == IfExists::Resume => {

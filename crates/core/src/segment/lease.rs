@@ -11,33 +11,19 @@
 //! * OFD locks belong to the *open file*, which a mapping also keeps alive. So the lease has an open file of its own
 //!   that is never mapped; [`Segment`] maps through another.
 //! * A forked child inherits the open file, and would keep its parent's lock alive. A fork handler closes every lease
-//!   in the child, and moves [`generation`], by which every handle of the child notices that it has to sit down anew.
+//!   in the child, and moves [`generation`](crate::sys::fork::generation), by which every handle of the child notices that it has to sit down anew.
 //! * A descriptor that is open and not yet listed would escape that handler; forks wait while one is.
 //! * `exec` without `fork`'s handlers (`vfork`, `posix_spawn`): the descriptor is close-on-exec.
 //!
-//! **Lock order.** A thread takes these locks in the order of their [`Rank`], and never one of a lower or the same rank. Debug
-//! builds check it ([`RankGuard`]).
-//!
-//! | rank | lock | held while | a fork meanwhile |
-//! |---|---|---|---|
-//! | [`Rank::ProcessLane`] | `records::Producer::joining` | a forked child takes a seat and a lane | [`ForkSafeLock`]: free in the child |
-//! | [`Rank::Rejoining`] | [`Seat::rejoining`] | a forked child takes a seat, and sweeps it | [`ForkSafeLock`]: free in the child |
-//! | [`Rank::Listing`] | [`LISTING`] | a descriptor is opened and listed, or a mutex below is held | waits |
-//! | [`Rank::Lease`] | [`Seat::lease`] | a lock of the kernel is tested, or the lease is replaced | waits for the listing |
-//!
-//! The other locks of the core never meet these the wrong way round: `records::{Producer, Consumer}::recovered` and
-//! `ring::Producer::spin` are only ever *tried*; `ProcessLane::ledger`, `weights::Writer::turn`, `vector_env::Worker::spin` and
-//! those of `net` are taken by threads that hold none of the above, and a forked child does not take them: it has a lane of
-//! its own, or is refused. In `net::WeightSource`, `held` is taken before `reader`.
+//! The locks that a seat takes are in the order of [`fork`](crate::sys::fork).
 
 use super::header::{SeatRecord, seat_state};
 use super::mapping::{Segment, unix_ns};
 use crate::error::{Error, Result};
-use crate::sys::sync::{Ordering, Point, crash_point, fence};
-use rustix::thread::futex;
+use crate::sys::fork::{ForkSafeLock, LEASES, Rank, RankGuard, generation, without_fork};
+use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point, fence};
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Mutex};
 
 /// The lease bytes lie far behind the end of any segment: a lock needs no byte to exist.
 const LEASE_BASE: i64 = 1 << 60;
@@ -83,148 +69,6 @@ pub enum Role {
     Consumer = 2,
 }
 
-/// How many forks lie between this process and the first one that loaded the library.
-pub fn generation() -> u32 {
-    GENERATION.load(Ordering::Relaxed)
-}
-
-static GENERATION: StdAtomicU32 = StdAtomicU32::new(0);
-/// Every lease descriptor of this process, so that a forked child can close them without taking a lock.
-static LEASES: [AtomicI32; 4096] = [const { AtomicI32::new(-1) }; 4096];
-static FORK_HANDLER: Once = Once::new();
-/// Held while a descriptor is open and not yet listed, or listed no more and still open: no fork comes in between.
-static LISTING: AtomicBool = AtomicBool::new(false);
-
-/// The order in which a thread takes the locks that it holds together; see the module's documentation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Rank {
-    ProcessLane = 1,
-    Rejoining = 2,
-    Listing = 3,
-    Lease = 4,
-}
-
-/// Held together with a lock of that rank. A debug build panics where a thread takes one out of order.
-#[must_use]
-struct RankGuard(#[cfg(debug_assertions)] u32);
-
-#[cfg(debug_assertions)]
-thread_local! {
-    /// One bit for each rank of which this thread holds a lock.
-    static HELD: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
-}
-
-impl RankGuard {
-    /// To be called before the lock is waited for, so that an inversion is found without its partner.
-    fn take(rank: Rank) -> RankGuard {
-        #[cfg(debug_assertions)]
-        {
-            let (held, bit) = (HELD.get(), 1 << rank as u32);
-            assert!(held < bit, "lock of rank {rank:?} taken while locks {held:#b} are held: out of order");
-            HELD.set(held | bit);
-            RankGuard(bit)
-        }
-        #[cfg(not(debug_assertions))]
-        {
-            let _ = rank;
-            RankGuard()
-        }
-    }
-}
-
-#[cfg(debug_assertions)]
-impl Drop for RankGuard {
-    fn drop(&mut self) {
-        HELD.set(HELD.get() & !self.0);
-    }
-}
-
-/// A lock for what a forked child does once. A child does not inherit it: the thread that holds it is not in the child.
-#[derive(Debug, Default)]
-pub(crate) struct ForkSafeLock {
-    /// The [`generation`] of the holder's process, plus one; 0 when it is free.
-    holder: StdAtomicU32,
-}
-
-/// Gives the [`ForkSafeLock`] back when it is dropped.
-pub(crate) struct ForkSafeGuard<'a> {
-    lock: &'a ForkSafeLock,
-    _rank: RankGuard,
-}
-
-impl ForkSafeLock {
-    pub(crate) fn take(&self, rank: Rank) -> ForkSafeGuard<'_> {
-        let rank = RankGuard::take(rank);
-        let me = generation() + 1;
-        loop {
-            let holder = self.holder.load(Ordering::Relaxed);
-            if holder == me {
-                // Comes back when the word has changed; a signal or a spurious wake-up only makes us look again.
-                let _ = futex::wait(&self.holder, futex::Flags::PRIVATE, me, None);
-                continue;
-            }
-            // SYNC lease.fork_safe: Acquire here, Release in `ForkSafeGuard::drop`. What the last holder did is seen.
-            if self.holder.compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-                return ForkSafeGuard { lock: self, _rank: rank };
-            }
-        }
-    }
-}
-
-impl Drop for ForkSafeGuard<'_> {
-    fn drop(&mut self) {
-        // SYNC lease.fork_safe: Release here, Acquire in `ForkSafeLock::take`.
-        self.lock.holder.store(0, Ordering::Release);
-        // A failure could only mean that the address is not mapped, which it is.
-        let _ = futex::wake(&self.lock.holder, futex::Flags::PRIVATE, i32::MAX as u32);
-    }
-}
-
-extern "C" fn before_fork() {
-    // SYNC lease.listing: Acquire here, Release wherever it is let go. What was listed before is seen.
-    while LISTING.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
-        std::thread::yield_now();
-    }
-}
-
-extern "C" fn after_fork_in_parent() {
-    // SYNC lease.listing: Release here, Acquire in `before_fork`.
-    LISTING.store(false, Ordering::Release);
-}
-
-/// Runs `change` with no fork in between.
-pub(crate) fn without_fork<T>(change: impl FnOnce() -> T) -> T {
-    struct Done;
-    impl Drop for Done {
-        fn drop(&mut self) {
-            after_fork_in_parent();
-        }
-    }
-    FORK_HANDLER.call_once(|| {
-        let (before, parent, child) = (before_fork, after_fork_in_parent, after_fork_in_child);
-        // SAFETY: the handlers only touch statics and call close.
-        unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
-    });
-    let _rank = RankGuard::take(Rank::Listing);
-    before_fork();
-    let _done = Done;
-    change()
-}
-
-extern "C" fn after_fork_in_child() {
-    // SYNC lease.listing: as in `after_fork_in_parent`.
-    LISTING.store(false, Ordering::Release);
-    GENERATION.fetch_add(1, Ordering::Relaxed);
-    for entry in &LEASES {
-        let fd = entry.swap(-1, Ordering::Relaxed);
-        if fd >= 0 {
-            // SAFETY: the descriptor is the child's copy of a lease, which no code of the child uses any more: every
-            // user compares generations first. close is async-signal-safe.
-            unsafe { libc::close(fd) };
-        }
-    }
-}
-
 /// Tests, takes or gives back the locks of `seats` seats.
 fn fcntl(fd: RawFd, command: i32, kind: i32, seat: usize, seats: usize) -> Result<i16> {
     // SAFETY: all-zero is a valid flock; l_pid must be 0 for OFD locks.
@@ -263,16 +107,15 @@ impl Lease {
 
     fn open_and_list(segment: &Segment) -> Result<Lease> {
         let fd = segment.reopen()?.into_raw_fd();
-        let free = |e: &AtomicI32| e.compare_exchange(-1, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        match LEASES.iter().position(free) {
+        match LEASES.list(fd) {
             Some(entry) => Ok(Lease { fd, entry, generation: generation() }),
             None => {
                 // SAFETY: we just opened it.
                 unsafe { libc::close(fd) };
                 Err(Error::OutOfRange {
                     what: "handles in this process",
-                    value: LEASES.len() as u64 + 1,
-                    range: format!("at most {}", LEASES.len()),
+                    value: LEASES.capacity() as u64 + 1,
+                    range: format!("at most {}", LEASES.capacity()),
                 })
             }
         }
@@ -322,7 +165,7 @@ impl Drop for Lease {
             // Not left to `close`: a child between vfork and exec has a copy of the descriptor.
             let _ = self.fcntl(libc::F_OFD_SETLK, libc::F_UNLCK, 0, DELEGATED + (1 << OWNER_BITS));
             without_fork(|| {
-                LEASES[self.entry].store(-1, Ordering::Relaxed);
+                LEASES.unlist(self.entry);
                 // SAFETY: opened by us, closed once.
                 unsafe { libc::close(self.fd) };
             });
@@ -425,7 +268,7 @@ pub struct Seat {
     segment: Arc<Segment>,
     role: Role,
     /// `generation << 32 | owner`: one load on the hot path tells who we are, or that we were forked.
-    badge: StdAtomicU64,
+    badge: AtomicU64,
     /// Locked with no fork in between ([`without_fork`]): a child would inherit a mutex that nobody unlocks.
     lease: Mutex<Lease>,
     /// For the one thread of a forked child that sits down anew.
@@ -436,7 +279,7 @@ impl Seat {
     /// Takes a free seat. `sweep(seat)` is called first when its last holder died there, with its lock in our hands.
     pub fn take(segment: Arc<Segment>, role: Role, sweep: impl Fn(usize)) -> Result<Seat> {
         let (lease, owner) = Self::lock_seat(&segment, role, sweep)?;
-        let badge = StdAtomicU64::new((lease.generation as u64) << 32 | owner.bits());
+        let badge = AtomicU64::new((lease.generation as u64) << 32 | owner.bits());
         Ok(Seat { segment, role, badge, lease: Mutex::new(lease), rejoining: ForkSafeLock::default() })
     }
 
@@ -667,23 +510,5 @@ impl Drop for Seat {
         if self.owner().is_some() {
             self.leave();
         }
-    }
-}
-
-#[cfg(all(test, debug_assertions, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    #[should_panic(expected = "out of order")]
-    fn a_lock_that_is_taken_out_of_order_is_an_error_in_debug_builds() {
-        without_fork(|| ForkSafeLock::default().take(Rank::Rejoining).lock.holder.load(Ordering::Relaxed));
-    }
-
-    #[test]
-    fn a_lock_that_a_thread_of_the_parent_holds_is_free_in_a_forked_child() {
-        let lock = ForkSafeLock { holder: StdAtomicU32::new(generation() + 2) }; // Not of this generation.
-        drop(lock.take(Rank::Rejoining));
-        assert_eq!(lock.holder.load(Ordering::Relaxed), 0);
     }
 }

@@ -3,6 +3,7 @@
 use super::header::{self, Extent, GEOMETRY_WORDS, Header, LAYOUT_VERSION, MAGIC, PAGE, SeatRecord};
 use crate::error::{Error, Result};
 use crate::schema;
+use crate::sys::sync::{AtomicBool, Ordering};
 use rustix::fs::{self, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
@@ -11,7 +12,6 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// In front of every name in the directory.
 pub const PREFIX: &str = "rollway.";
@@ -357,12 +357,15 @@ impl Segment {
     /// The error for a schema that is not the expected one: another, or no schema at all.
     pub(crate) fn other_schema(&self) -> Error {
         match schema::leaves(&self.schema) {
-            Ok(_) => {
-                let (name, creator) = (self.name.clone(), self.header.creator_pid);
-                Error::Schema { name, creator, theirs: self.schema() }
-            }
+            Ok(_) => self.schema_differs(),
             Err(invalid) => self.bad_schema(invalid),
         }
+    }
+
+    /// The error for another schema than the expected one.
+    pub(crate) fn schema_differs(&self) -> Error {
+        let (name, creator) = (self.name.clone(), self.header.creator_pid);
+        Error::Schema { name, creator, theirs: self.schema() }
     }
 
     /// The error for a text that is no schema.

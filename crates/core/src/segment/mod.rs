@@ -22,7 +22,9 @@
 //! | [`header`] | the first bytes of every segment |
 //! | `mapping` | [`Segment`]: made, opened and checked, mapped |
 //! | [`lease`] | proof of life, kept by the kernel: seats |
+//! | `peers` | [`PeerWatch`]: notices that every peer is dead |
 //! | [`catalog`] | the segments of this user: listed, and collected where nobody lives |
+//! | `body` | what the structures in bodies need of their segment |
 //! | `naming`, `if_exists` | giving a segment its name; opening or making one |
 //! | [`arrival`] | waiting for a segment to appear |
 //! | [`memory`] | how much memory there is |
@@ -30,6 +32,7 @@
 
 pub mod arrival;
 pub mod block;
+mod body;
 pub mod catalog;
 pub mod header;
 pub mod histogram;
@@ -38,6 +41,9 @@ pub mod lease;
 mod mapping;
 pub mod memory;
 mod naming;
+mod peers;
 
+pub(crate) use if_exists::Structure;
 pub use lease::{Census, DelegatedLease, Owner, Role, Seat};
 pub use mapping::{PREFIX, Segment, Spec, directory};
+pub use peers::PeerWatch;

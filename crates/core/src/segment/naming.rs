@@ -3,12 +3,12 @@
 use super::header::{GEOMETRY_WORDS, Header};
 use super::mapping::{Segment, Spec, check_name, path_of};
 use super::{catalog, lease};
-use crate::error::{Error, Result};
+use crate::error::{Damage, Error, Result};
 use crate::policies::OnFull;
+use crate::sys::sync::Ordering;
 use rustix::fs;
 use rustix::io::Errno;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::Ordering;
 
 impl Segment {
     /// Makes a segment that has no name yet: fill the body, take a seat, then [`publish`](Self::publish) it.
@@ -45,6 +45,12 @@ impl Segment {
                 Err(e) => return Err(Error::io(format!("naming segment '{}'", self.name), e)),
             }
         }
+    }
+
+    /// The policy in a word of the header's geometry.
+    pub(crate) fn policy(&self, word: usize) -> Result<OnFull> {
+        OnFull::from_word(self.header().geometry[word])
+            .ok_or_else(|| self.damaged(Damage("its policy is unknown")))
     }
 
     /// Changes the policy of a segment in which nobody lives, for those who open it from now on; refuses to where somebody does.

@@ -12,11 +12,11 @@
 //! A forked child has no such thread: its copy never signals.
 
 use crate::error::{Error, Result};
+use crate::sys::sync::{AtomicU8, Ordering};
 use crate::sys::wait::Deadline;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread::{self, Thread};
 use std::time::Duration;
 

@@ -2,12 +2,12 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`sync`] | the only place that imports atomics; crash points; the [`sync::EventCount`] on which all threads wait |
+//! | [`sync`] | the only place that imports atomics; crash points; the [`sync::EventCount`] on which all threads wait; `sync::watched`: loom's atomics, for loom only |
 //! | [`wait`] | how long to block, and when to check for dead peers |
 //! | [`signals`] | how a sleep ends for a signal that came just before it |
 //! | [`eventfd_waiter`] | a thread that blocks for an event loop and reports on an eventfd |
 //! | [`thread`] | threads of the library, which handle no signals |
-//! | [`close_on_fork`] | descriptors that a forked child closes at once |
+//! | [`fork`] | descriptors that a forked child closes at once; locks that it does not inherit; the order of locks |
 //! | [`clock`] | the clock that all processes of a machine share |
 //! | [`prefetch`](mod@prefetch) | hints to the processor |
 //! | [`opaque_copy`] | copies around the cache, or with addresses that the compiler cannot follow |
@@ -15,9 +15,8 @@
 
 pub mod clock;
 #[cfg(not(loom))]
-pub mod close_on_fork;
-#[cfg(not(loom))]
 pub mod eventfd_waiter;
+pub mod fork;
 pub mod opaque_copy;
 pub mod parallel;
 pub mod prefetch;

@@ -1,16 +1,21 @@
 //! Copies of bytes that another process may be changing, or that no cache holds. Weights and replay use it.
 //!
 //! C1  A reader may copy from memory that its writer is overwriting: it finds out afterwards and throws the copy away. To the
-//!     compiler that would be a data race, about which it may assume what it likes. So the bytes go through code that it
-//!     cannot see (assembly, or a function whose address is loaded with a volatile read), which may well copy word by word
-//!     with atomics. What such a copy brings is never looked at before it was found whole.
+//!     compiler that would be a data race, about which it may assume what it likes. So both of them move the bytes with atomics,
+//!     or with code that the compiler cannot see (assembly, or a function whose address is loaded with a volatile read), which
+//!     may well copy word by word with atomics. What such a copy brings is never looked at before it was found whole.
 //!
 //! C2  Large copies go around the cache, four pages side by side: a plain copy would first read every line that it is about to
 //!     overwrite. Such stores keep no order with others, so each copy is fenced before and after: nothing of it is seen
 //!     before what was stored before it, or after what is stored after it. Single lines are not fenced: a caller that copies lines does
 //!     it once, for all of them.
+//!
+//! C3  `vzeroupper` clears the upper halves of the sixteen registers ymm0 to ymm15. Each block that ends with it names all of
+//!     them as clobbered, because a compiler that may use AVX keeps values in them across the block.
 
 use std::ffi::c_void;
+// Bytes of a payload, at any address: loom's atomics lie nowhere but in its own cells. Its models store payload of their own.
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 type Copy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
 
@@ -26,6 +31,33 @@ pub type CopyFn = unsafe fn(*mut u8, *const u8, usize);
 pub unsafe fn copy_opaque(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: a static of function pointer type, read in a way that hides its value; the rest is as the caller promises.
     unsafe { (&raw const COPY).read_volatile()(to.cast(), from.cast(), bytes) };
+}
+
+/// As [`copy_opaque`], without a call for the sizes of single numbers (C1): those are stored with atomics.
+///
+/// # Safety
+/// As for `copy_nonoverlapping`, and nobody writes to `from`; but see C1 about `to`.
+#[inline]
+pub unsafe fn copy_field(to: *mut u8, from: *const u8, bytes: usize) {
+    // SAFETY: as the caller promises. Each atomic is aligned, and lies in the bytes at `to`, to which nobody else stores.
+    unsafe {
+        let store_eight = |at: usize| {
+            let value = from.add(at).cast::<u64>().read_unaligned();
+            AtomicU64::from_ptr(to.add(at).cast()).store(value, Ordering::Relaxed);
+        };
+        match bytes {
+            1 => AtomicU8::from_ptr(to).store(from.read(), Ordering::Relaxed),
+            4 if to.cast::<AtomicU32>().is_aligned() => {
+                AtomicU32::from_ptr(to.cast()).store(from.cast::<u32>().read_unaligned(), Ordering::Relaxed);
+            }
+            8 if to.cast::<AtomicU64>().is_aligned() => store_eight(0),
+            16 if to.cast::<AtomicU64>().is_aligned() => {
+                store_eight(0);
+                store_eight(8);
+            }
+            _ => copy_opaque(to, from, bytes),
+        }
+    }
 }
 
 /// The best way to copy to where no cache holds anything (C2).
@@ -132,6 +164,9 @@ unsafe fn copy_blocks(to: *mut u8, from: *const u8, blocks: usize) {
             blocks = inout(reg) blocks => _,
             stretches = out(reg) _,
             out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
+            out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
+            out("ymm8") _, out("ymm9") _, out("ymm10") _, out("ymm11") _,
+            out("ymm12") _, out("ymm13") _, out("ymm14") _, out("ymm15") _,
             options(nostack),
         );
     }
@@ -174,7 +209,10 @@ pub unsafe fn stream_lines(to: *mut u8, from: *const u8, lines: usize) {
             to = inout(reg) to => _,
             from = inout(reg) from => _,
             lines = inout(reg) lines => _,
-            out("ymm0") _, out("ymm1") _,
+            out("ymm0") _, out("ymm1") _, out("ymm2") _, out("ymm3") _,
+            out("ymm4") _, out("ymm5") _, out("ymm6") _, out("ymm7") _,
+            out("ymm8") _, out("ymm9") _, out("ymm10") _, out("ymm11") _,
+            out("ymm12") _, out("ymm13") _, out("ymm14") _, out("ymm15") _,
             options(nostack),
         );
     }
@@ -203,16 +241,53 @@ mod tests {
     fn every_way_copies_every_byte_and_no_more() {
         let source: Vec<u8> = (0..6 * 4096).map(|at| (at * 31 + at / 251) as u8).collect();
         for bytes in (0..300).chain([4096, 16_384, 16_384 + 4095]) {
-            for copy in [copy_opaque, streaming_copy()] {
-                let mut target = vec![0xAA; bytes + 2];
+            for (copy, start) in [copy_opaque, streaming_copy(), copy_field as CopyFn]
+                .into_iter()
+                .flat_map(|copy| [(copy, 1), (copy, 4), (copy, 8)])
+            {
+                let mut target = vec![0xAA; start + bytes + 1];
                 // SAFETY: source and target have the bytes, and are apart.
-                unsafe { copy(target[1..].as_mut_ptr(), source[3..].as_ptr(), bytes) };
-                assert!(
-                    target[1..=bytes] == source[3..3 + bytes]
-                        && target[0] == 0xAA
-                        && target[bytes + 1] == 0xAA
-                );
+                unsafe { copy(target[start..].as_mut_ptr(), source[3..].as_ptr(), bytes) };
+                let end = start + bytes;
+                assert_eq!(target[start..end], source[3..3 + bytes]);
+                assert!(target[start - 1] == 0xAA && target[end] == 0xAA);
             }
         }
+    }
+
+    /// Fails where a block does not name the registers that it clears (C3): the compiler keeps `kept` in registers.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn a_copy_of_lines_leaves_the_callers_registers_as_they_were() {
+        use std::arch::x86_64::{__m256i, _mm256_add_epi64};
+
+        #[repr(align(64))]
+        struct Lines([u8; 128]);
+
+        #[target_feature(enable = "avx2")]
+        fn sum_across_a_copy(numbers: &[[i64; 4]; 4], to: &mut Lines, from: &Lines) -> [i64; 4] {
+            // SAFETY: plain bits of the same size. A volatile read is not put off until the sum is made.
+            let load = |n: &[i64; 4]| unsafe { std::ptr::from_ref(n).cast::<__m256i>().read_volatile() };
+            let kept = [load(&numbers[0]), load(&numbers[1]), load(&numbers[2]), load(&numbers[3])];
+            // SAFETY: there is AVX; both are aligned, two lines long, and apart.
+            unsafe { stream_lines(to.0.as_mut_ptr(), from.0.as_ptr(), 2) };
+            let [a, b, c, d] = kept;
+            let sum = _mm256_add_epi64(_mm256_add_epi64(a, b), _mm256_add_epi64(c, d));
+            // SAFETY: plain bits of the same size.
+            unsafe { std::mem::transmute::<__m256i, [i64; 4]>(sum) }
+        }
+
+        #[repr(align(64))]
+        struct Numbers([[i64; 4]; 4]);
+
+        if !std::arch::is_x86_feature_detected!("avx2") {
+            return;
+        }
+        let (mut to, from) = (Lines([0; 128]), Lines([7; 128]));
+        // SAFETY: there is AVX2.
+        let sum = unsafe { sum_across_a_copy(&Numbers([[3; 4], [5; 4], [7; 4], [11; 4]]).0, &mut to, &from) };
+        stream_fence();
+        assert_eq!(sum, [26; 4]);
+        assert_eq!(to.0, from.0);
     }
 }

@@ -1,8 +1,8 @@
 //! Work that several threads share. Who does what is decided while it runs: each takes the next piece when it is done with its
 //! last one, so a thread that starts late, or that another process keeps from its core, holds up no more than a piece.
 
+use crate::sys::sync::{AtomicUsize, Ordering};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// More threads than this do not make memory faster.
 const MOST_THREADS: usize = 4;

@@ -1,4 +1,6 @@
 //! Atomics, the event count, and crash points. Every other module takes its atomics from here, so that loom can stand in.
+//! Loom's atomics live in a model, not in statics or at an address in a segment: where the standard library's are needed for
+//! that reason, the import says so.
 //!
 //! An [`EventCount`] is how every thread waits for another: *check, announce, fence, check again, sleep*. The thread that
 //! changes the state fences, and notifies when a waiter is announced. There is no memory of "was full" or "was empty" to go
@@ -9,9 +11,9 @@ pub use loom::sync::atomic::{Ordering, fence};
 #[cfg(loom)]
 mod watched;
 #[cfg(not(loom))]
-pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 #[cfg(loom)]
-pub use watched::{AtomicU32, AtomicU64};
+pub use watched::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 
 #[cfg(not(loom))]
 use crate::sys::signals;
@@ -167,6 +169,31 @@ impl EventCount {
     fn wake_all(&self) {
         let _door = self.parking.door.lock().unwrap();
         self.parking.sleepers.notify_all();
+    }
+}
+
+/// Whether something was shut down: set once, for all who share the memory.
+#[repr(transparent)]
+#[derive(Debug, Default)]
+pub struct ClosedFlag(AtomicU32);
+
+impl ClosedFlag {
+    /// What was done before the shutdown is found by a look after this.
+    pub fn is_set(&self) -> bool {
+        // SYNC event.closed: Acquire here, Release in `set`.
+        self.0.load(Ordering::Acquire) != 0
+    }
+
+    /// A hint, for calls that look again before they wait.
+    #[inline(always)]
+    pub fn seems_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
+    }
+
+    /// Notify those who wait after this: it wakes those who looked before.
+    pub fn set(&self) {
+        // SYNC event.closed: Release here, Acquire in `is_set`.
+        self.0.store(1, Ordering::Release);
     }
 }
 

@@ -1,7 +1,7 @@
 //! How long to wait, when to check for dead peers while waiting, and when to spin.
 
 use crate::sys::clock::monotonic_ns;
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sys::sync::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Until when a call may block.
@@ -158,30 +158,6 @@ impl OrderGrace {
     pub fn remaining(&self, now_ns: u64) -> Option<Duration> {
         let gone = now_ns.saturating_sub(self.since_ns.load(Ordering::Relaxed));
         (gone < Self::LIMIT_NS).then(|| Duration::from_nanos(Self::LIMIT_NS - gone))
-    }
-}
-
-/// Notices that no peer is left, and gives peers time to come back.
-#[derive(Debug)]
-pub struct PeerWatch {
-    timeout: Option<Duration>,
-    since: Option<Instant>,
-}
-
-impl PeerWatch {
-    /// `timeout`: how long to wait without a living peer; `None` for ever.
-    pub fn with_timeout(timeout: Option<Duration>) -> PeerWatch {
-        PeerWatch { timeout, since: None }
-    }
-
-    /// Asks whether there is no peer; true when there has been none for the whole timeout.
-    pub fn has_timed_out(&mut self, is_alone: impl FnOnce() -> bool) -> bool {
-        let Some(timeout) = self.timeout else { return false };
-        if !is_alone() {
-            self.since = None;
-            return false;
-        }
-        self.since.get_or_insert_with(Instant::now).elapsed() >= timeout
     }
 }
 

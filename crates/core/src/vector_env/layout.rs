@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE};
 use crate::segment::lease::OWNER_BITS;
-use crate::sys::sync::{AtomicU32, AtomicU64, EventCount};
+use crate::sys::sync::{AtomicU32, AtomicU64, ClosedFlag, EventCount};
 use std::ops::Range;
 
 /// The `kind` of a segment that holds a vector environment.
@@ -35,7 +35,7 @@ pub const KIND: u32 = 5;
 #[derive(Debug, Default)]
 pub struct Control {
     /// 1 once the caller has closed.
-    pub closed: AtomicU32,
+    pub closed: ClosedFlag,
     /// How many answers may be missing when the sleeping caller is woken.
     pub limit: AtomicU32,
     /// Who the caller is: an [`Occupant`].

@@ -17,11 +17,10 @@ pub mod parent;
 pub mod protocol;
 pub mod worker;
 
-use crate::error::{Error, Result};
+use crate::error::{Damage, Error, Result};
 use crate::segment::{Segment, Spec};
-use crate::sys::sync::AtomicU64;
 pub use caller::{Caller, Outcome};
-use layout::{Control, Geometry, KIND, WorkerLine};
+use layout::{Geometry, KIND};
 use protocol::Protocol;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -53,36 +52,27 @@ impl VectorEnv {
 
     fn open(name: &str) -> Result<VectorEnv> {
         let segment = Segment::open(name, Some(KIND))?;
-        let header = segment.header();
-        let [workers, envs, data_bytes, ..] = header.geometry.map(|word| word as usize);
-        let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
-        let geometry = Geometry::new(workers, envs, data_bytes)
-            .map_err(|_| damaged("the geometry in its header is out of range"))?;
-        let fits = geometry.words() == header.geometry && segment.seats().len() == geometry.seats();
-        if !fits || geometry.body_bytes as u64 != header.body_bytes {
-            return Err(damaged("the geometry in its header does not fit its size"));
+        let [workers, envs, data_bytes, ..] = segment.header().geometry.map(|word| word as usize);
+        let geometry =
+            Geometry::new(workers, envs, data_bytes).map_err(|error| segment.bad_geometry(error))?;
+        segment.check_geometry(&geometry.words(), geometry.body_bytes)?;
+        if segment.seats().len() != geometry.seats() {
+            return Err(segment.damaged(Damage("its number of seats is not that of its workers")));
         }
         segment.populate();
         Ok(VectorEnv { segment: Arc::new(segment), geometry })
     }
 
     pub fn protocol(&self) -> Protocol<'_> {
-        let (body, _) = self.segment.body();
-        let geometry = &self.geometry;
-        let (lines, envs) = (geometry.workers, geometry.envs);
+        let (segment, geometry) = (&self.segment, &self.geometry);
         // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned and
         // mapped as long as `self.segment`. What lies there is atomics.
         unsafe {
-            let words =
-                |offset| std::slice::from_raw_parts(body.add(offset).cast::<AtomicU64>().as_ptr(), envs);
             Protocol {
-                control: body.cast::<Control>().as_ref(),
-                lines: std::slice::from_raw_parts(
-                    body.add(geometry.lines_offset).cast::<WorkerLine>().as_ptr(),
-                    lines,
-                ),
-                asked: words(geometry.asked_offset),
-                answered: words(geometry.answered_offset),
+                control: segment.control(),
+                lines: segment.words(geometry.lines_offset, geometry.workers),
+                asked: segment.words(geometry.asked_offset, geometry.envs),
+                answered: segment.words(geometry.answered_offset, geometry.envs),
             }
         }
     }
@@ -100,7 +90,7 @@ impl VectorEnv {
     }
 
     fn damaged(&self, what: &'static str) -> Error {
-        Error::Corrupt { name: self.segment.name().to_owned(), what }
+        self.segment.damaged(Damage(what))
     }
 
     pub fn geometry(&self) -> &Geometry {

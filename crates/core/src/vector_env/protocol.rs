@@ -131,14 +131,12 @@ impl Protocol<'_> {
 
     /// Caller: no more requests. Ends a wait of the caller, too: another thread may close under it.
     pub fn close(&self) {
-        // SYNC control.closed: Release here, Acquire in `is_closed`.
-        self.control.closed.store(1, Ordering::Release);
+        self.control.closed.set();
         self.lines.iter().for_each(|line| line.work.notify());
         self.control.answered.notify();
     }
 
     pub fn is_closed(&self) -> bool {
-        // SYNC control.closed: Acquire here, Release in `close`.
-        self.control.closed.load(Ordering::Acquire) != 0
+        self.control.closed.is_set()
     }
 }

@@ -5,7 +5,7 @@ use super::layout::{Occupant, env_range};
 use super::protocol::Task;
 use crate::error::{Error, Result};
 use crate::segment::{Role, Seat};
-use crate::sys::sync::{Ordering, Woken};
+use crate::sys::sync::{AtomicU64, Ordering, Woken};
 use crate::sys::wait::{AdaptiveSpin, SpinOutcome};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +18,7 @@ pub struct Worker {
     /// The proof that we live.
     seat: Seat,
     index: usize,
-    messages: std::sync::atomic::AtomicU64,
+    messages: AtomicU64,
     spin: Mutex<AdaptiveSpin>,
 }
 
@@ -55,7 +55,7 @@ impl Worker {
         // SYNC line.owner: Release here, Acquire in `Caller::is_dead`. Our lock is held.
         protocol.lines[index].owner.store(Occupant(Some(owner)).pack(), Ordering::Release);
         // Messages to our predecessor were lost with it.
-        let messages = protocol.messages_sent(index).into();
+        let messages = AtomicU64::new(protocol.messages_sent(index));
         Ok(Worker { vector_env, seat, index, messages, spin: AdaptiveSpin::for_waiters(workers).into() })
     }
 

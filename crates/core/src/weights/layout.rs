@@ -31,7 +31,7 @@ use crate::error::{Error, Result};
 use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE};
 use crate::segment::lease::OWNER_BITS;
-use crate::sys::sync::{AtomicU32, AtomicU64, EventCount};
+use crate::sys::sync::{AtomicU64, ClosedFlag, EventCount};
 
 /// The `kind` of a segment that holds weights.
 pub const KIND: u32 = 3;
@@ -73,7 +73,7 @@ impl Latest {
 /// may come back.
 pub const ABANDONED: u64 = 1 << 63;
 
-/// A word that names somebody, and for a pin which buffer he reads. 0 is nobody.
+/// A word that names an owner, and for a pin which buffer it reads. 0 is nobody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holder {
     pub owner: Owner,
@@ -110,7 +110,7 @@ pub struct WriterLine {
     /// A [`Holder`]; 0: the last writer left in good order, or there was none; [`ABANDONED`]: it died.
     pub writer: AtomicU64,
     /// 1 once somebody took the name away for good.
-    pub closed: AtomicU32,
+    pub closed: ClosedFlag,
 }
 
 /// What happened so far. Only written where something rare happens.

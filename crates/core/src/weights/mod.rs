@@ -27,12 +27,12 @@ pub use crate::error::Damage;
 use crate::error::{Error, Result};
 pub use crate::policies::IfExists;
 use crate::schema;
-use crate::segment::{Owner, Segment, Spec, catalog};
+use crate::segment::{Owner, Segment, Spec, Structure, catalog};
 use crate::sys::sync::Ordering;
 pub use crate::sys::wait::Deadline;
 pub use draft::Draft;
 pub use held_version::{ChangedLeaf, HeldVersion};
-use layout::{BufferHead, Control, FIRST_BUFFERS, Geometry, KIND, LeafEntry, PinLine};
+use layout::{Control, FIRST_BUFFERS, Geometry, KIND};
 use protocol::Protocol;
 pub use reader::{Reader, Target};
 use std::sync::Arc;
@@ -108,12 +108,11 @@ impl Weights {
     pub fn open(name: &str, schema: Option<&[u8]>) -> Result<Weights> {
         let segment = Segment::open(name, Some(KIND))?;
         let header = segment.header();
-        let theirs = segment.schema();
-        let parsed = schema::weights(&theirs).map_err(|invalid| segment.bad_schema(invalid))?;
-        if schema.is_some_and(|schema| theirs != schema) {
-            return Err(Error::Schema { name: name.to_owned(), creator: header.creator_pid, theirs });
+        let parsed = schema::weights(&segment.schema()).map_err(|invalid| segment.bad_schema(invalid))?;
+        if schema.is_some_and(|schema| segment.schema() != schema) {
+            return Err(segment.schema_differs());
         }
-        let damaged = |what| Error::Corrupt { name: name.to_owned(), what };
+        let damaged = |what| segment.damaged(Damage(what));
         let [leaves, _, max_buffers, ..] = header.geometry.map(|word| word as usize);
         let seats = segment.seats().len();
         if leaves != parsed.leaves.len() {
@@ -127,12 +126,8 @@ impl Weights {
             unsafe { segment.body().0.add(offset).cast::<u64>().read() as usize }
         });
         let geometry = Geometry::new(seats, max_buffers, leaf_bytes.collect())
-            .map_err(|_| damaged("the geometry in its header is out of range"))?;
-        if geometry.words()[..CHECKSUM_WORD] != header.geometry[..CHECKSUM_WORD]
-            || geometry.body_bytes as u64 != header.body_bytes
-        {
-            return Err(damaged("the geometry in its header does not fit its size"));
-        }
+            .map_err(|error| segment.bad_geometry(error))?;
+        segment.check_geometry(&geometry.words()[..CHECKSUM_WORD], geometry.body_bytes)?;
         // Whoever reads makes room for what the schema says, and copies what the geometry says.
         if !parsed.fits(&geometry.leaf_bytes) {
             return Err(damaged("its leaves do not have the sizes that its schema says"));
@@ -144,10 +139,15 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Opens or makes the weights of a writer, as [`IfExists`] says; true when they were there.
-    fn open_or_create(spec: &WeightsSpec<'_>, if_exists: IfExists) -> Result<(Weights, bool)> {
+    /// Opens or makes weights, as [`IfExists`] says, and attaches to them.
+    fn open_or_create<H>(
+        spec: &WeightsSpec<'_>,
+        if_exists: IfExists,
+        attach_to: impl Fn(Arc<Weights>) -> Result<H>,
+    ) -> Result<H> {
         let open = |name: &str| Weights::open(name, Some(spec.schema)).and_then(|weights| weights.fits(spec));
-        if_exists.open_or_create(spec.name, open, || Weights::create(spec, 0))
+        let attach = |weights, _resumed| attach_to(Arc::new(weights));
+        if_exists.open(spec.name, open, || Weights::create(spec, 0), attach)
     }
 
     fn fits(self, spec: &WeightsSpec<'_>) -> Result<Weights> {
@@ -165,25 +165,15 @@ impl Weights {
     /// The words of the weights.
     #[inline]
     pub fn protocol(&self) -> Protocol<'_> {
-        let (body, _) = self.segment.body();
-        let geometry = &self.geometry;
+        let (segment, geometry) = (&self.segment, &self.geometry);
         // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned
         // and mapped as long as `self.segment`. What lies there is atomics, and exists from the start.
         unsafe {
             Protocol {
-                control: body.cast::<Control>().as_ref(),
-                pins: std::slice::from_raw_parts(
-                    body.add(geometry.pins_offset).cast::<PinLine>().as_ptr(),
-                    geometry.seats,
-                ),
-                heads: std::slice::from_raw_parts(
-                    body.add(geometry.heads_offset).cast::<BufferHead>().as_ptr(),
-                    geometry.max_buffers,
-                ),
-                entries: std::slice::from_raw_parts(
-                    body.add(geometry.entries_offset).cast::<LeafEntry>().as_ptr(),
-                    geometry.max_buffers * geometry.leaves(),
-                ),
+                control: segment.control(),
+                pins: segment.words(geometry.pins_offset, geometry.seats),
+                heads: segment.words(geometry.heads_offset, geometry.max_buffers),
+                entries: segment.words(geometry.entries_offset, geometry.max_buffers * geometry.leaves()),
             }
         }
     }
@@ -239,8 +229,7 @@ impl Weights {
 
     /// Whether somebody took the name away for good.
     pub fn is_closed(&self) -> bool {
-        // SYNC weights.closed: Acquire here, Release in `shut_down`. What was published before that is found by a look after this.
-        self.protocol().control.write.closed.load(Ordering::Acquire) != 0
+        self.protocol().control.write.closed.is_set()
     }
 
     /// Takes the name away, and tells those who wait that nothing more will come. What was published stays readable for those
@@ -248,8 +237,7 @@ impl Weights {
     pub fn shut_down(&self) -> Result<()> {
         let control = self.protocol().control;
         self.segment.unlink()?;
-        // SYNC weights.closed: Release here, Acquire in `is_closed`. The ring below wakes those who looked before.
-        control.write.closed.store(1, Ordering::Release);
+        control.write.closed.set();
         control.published.notify();
         Ok(())
     }
@@ -261,12 +249,11 @@ impl Weights {
     pub fn collect(name: &str) -> Result<bool> {
         catalog::collect_unless(name, |segment| {
             let header = segment.header();
-            let (body, bytes) = segment.body();
-            if header.kind != KIND || header.auto_named != 0 || bytes < size_of::<Control>() {
+            if header.kind != KIND || header.auto_named != 0 || segment.body().1 < size_of::<Control>() {
                 return false;
             }
-            // SAFETY: the body is page-aligned, mapped as long as `segment`, and begins with the control words, which are atomics.
-            let control = unsafe { body.cast::<Control>().as_ref() };
+            // SAFETY: the body begins with the control words, which are atomics, and has room for them.
+            let control = unsafe { segment.control::<Control>() };
             let died = control.write.writer.load(Ordering::Relaxed) != 0;
             died && control.publish.latest.load(Ordering::Relaxed) != 0
         })
@@ -288,8 +275,8 @@ impl Weights {
         recovery::sweep(protocol.control, protocol.pins, seat);
     }
 
-    fn damaged(&self, Damage(what): Damage) -> Error {
-        Error::Corrupt { name: self.segment.name().to_owned(), what }
+    fn damaged(&self, damage: Damage) -> Error {
+        self.segment.damaged(damage)
     }
 
     /// Reads the counters.
@@ -302,6 +289,16 @@ impl Weights {
             overtaken: counters.overtaken.load(Ordering::Relaxed),
             recovered: counters.recovered.load(Ordering::Relaxed),
         }
+    }
+}
+
+impl Structure for Weights {
+    fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_closed()
     }
 }
 

@@ -149,6 +149,7 @@ impl<'a> Protocol<'a> {
     /// The first buffer that is not the latest, and that no pin names.
     fn unread(&self, latest: Option<usize>) -> Option<usize> {
         // SYNC weights.dekker: this fence pairs with the one in `pin` (I3). `latest` was stored before it, by us.
+        // SYNC weights.overtaken: it also pairs with the Acquire fence in `check_overtaken`.
         fence(Ordering::SeqCst);
         let mut read = [0u64; 4]; // One bit for each buffer.
         for pin in self.pins.iter().flat_map(|line| &line.pins) {
@@ -173,7 +174,7 @@ impl<'a> Protocol<'a> {
 
     /// Ends it: every leaf and entry of `next` is written.
     pub fn publish(&self, next: Latest) {
-        // SYNC weights.whole: Release here, Acquire in `pin`.
+        // SYNC weights.sequence: Release here, the Acquire fence in `is_whole`. Who loads the number sees every byte of the version.
         self.heads[next.buffer].sequence.store(next.version, Ordering::Release);
         crash_point(Point::BufferWritten);
         // SYNC weights.latest: Release here, Acquire in `latest` and `pin` (I2).

@@ -6,12 +6,12 @@ use super::writer::out_of_range;
 use super::{Weights, WeightsSpec};
 use crate::error::{Error, Result};
 use crate::policies::IfExists;
-use crate::segment::{Owner, Role, Seat, lease};
+use crate::segment::{Owner, PeerWatch, Role, Seat};
+use crate::sys::fork;
 use crate::sys::signals;
-use crate::sys::sync::{AtomicU64, Ordering, Woken};
-use crate::sys::wait::{Deadline, LivenessPoll, PeerWatch};
+use crate::sys::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Woken};
+use crate::sys::wait::{Deadline, LivenessPoll};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32 as StdAtomicU32, AtomicU64 as StdAtomicU64};
 use std::time::Duration;
 
 /// Where the bytes of a leaf go.
@@ -41,9 +41,9 @@ pub struct Reader {
     seat: Seat,
     threads: usize,
     /// `generation << 32 | bits`: which words of our pin line threads of this process are using.
-    pins_used: StdAtomicU64,
+    pins_used: AtomicU64,
     /// Up to which buffer our page table is filled.
-    populated: StdAtomicU32,
+    populated: AtomicU32,
     /// Whether this handle was closed. Calls that wait in other threads look at it.
     closing: AtomicBool,
 }
@@ -51,21 +51,14 @@ pub struct Reader {
 impl Reader {
     /// Opens or makes weights, to read them. Those that are made so have no writer, at no time, until somebody becomes it.
     pub fn open(spec: &WeightsSpec<'_>, if_exists: IfExists, threads: usize) -> Result<Reader> {
-        if_exists.settle(|| {
-            let (weights, resumed) = Weights::open_or_create(spec, if_exists)?;
-            let reader = Reader::attach_to(Arc::new(weights), threads)?;
-            if !resumed {
-                reader.weights.segment().publish()?;
-            }
-            Ok(reader)
-        })
+        Weights::open_or_create(spec, if_exists, |weights| Reader::attach_to(weights, threads))
     }
 
     /// Sits down in weights that are mapped.
     pub fn attach_to(weights: Arc<Weights>, threads: usize) -> Result<Reader> {
         let seat = Seat::take(weights.segment().clone(), Role::Consumer, |seat| weights.sweep(seat))?;
-        let populated = StdAtomicU32::new(weights.protocol().grown() as u32);
-        let (pins_used, closing) = (StdAtomicU64::new(0), AtomicBool::new(false));
+        let populated = AtomicU32::new(weights.protocol().grown() as u32);
+        let (pins_used, closing) = (AtomicU64::new(0), AtomicBool::new(false));
         Ok(Reader { weights, seat, threads, pins_used, populated, closing })
     }
 
@@ -176,7 +169,7 @@ impl Reader {
     }
 
     pub(super) fn lend_pin(&self) -> Option<LentPin<'_>> {
-        let now = u64::from(lease::generation()) << 32;
+        let now = u64::from(fork::generation()) << 32;
         // The threads of a parent did not come with us through the fork, nor did its seat.
         let used_now = |used: u64| if used >> 32 == now >> 32 { used as u32 } else { 0 };
         let lend = |used: u64| {
@@ -214,8 +207,8 @@ impl Reader {
                 Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
                 Woken::Timeout => {
-                    if peer_watch.has_timed_out(|| !self.has_writer()) {
-                        return Err(self.writer_gone(version, there, peer_timeout));
+                    if let Some(timeout) = peer_watch.has_timed_out(|| !self.has_writer()) {
+                        return Err(self.writer_gone(version, there, timeout));
                     }
                 }
             }
@@ -237,22 +230,21 @@ impl Reader {
         self.weights.protocol().writer().is_some_and(|writer| self.seat.is_alive(writer))
     }
 
-    fn writer_gone(&self, version: u64, there: u64, peer_timeout: Option<Duration>) -> Error {
+    fn writer_gone(&self, version: u64, there: u64, timeout: Duration) -> Error {
         let who = self.weights.writer_pid().map_or("there is no writer".to_owned(), |pid| {
             format!("the writer (pid {pid}) died without closing")
         });
         Error::PeersGone(format!(
-            "{who}: version {version} of '{}' did not come, {there} is the latest, and nobody took over in {:.0?}. Look at the \
-             learner's log, or raise peer_timeout_s",
+            "{who}: version {version} of '{}' did not come, {there} is the latest, and nobody took over in {timeout:.0?}. Look at \
+             the learner's log, or raise peer_timeout_s",
             self.weights.segment().name(),
-            peer_timeout.unwrap_or_default(),
         ))
     }
 }
 
 /// One word of our pin line, for one thread.
 pub(super) struct LentPin<'a> {
-    used: &'a StdAtomicU64,
+    used: &'a AtomicU64,
     index: usize,
 }
 

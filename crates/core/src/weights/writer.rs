@@ -33,14 +33,7 @@ pub struct Writer {
 impl Writer {
     /// Opens or makes weights, and becomes their writer.
     pub fn open(spec: &WeightsSpec<'_>, if_exists: IfExists, threads: usize) -> Result<Writer> {
-        if_exists.settle(|| {
-            let (weights, resumed) = Weights::open_or_create(spec, if_exists)?;
-            let writer = Writer::attach_to(Arc::new(weights), threads)?;
-            if !resumed {
-                writer.weights.segment().publish()?;
-            }
-            Ok(writer)
-        })
+        Weights::open_or_create(spec, if_exists, |weights| Writer::attach_to(weights, threads))
     }
 
     /// Becomes the writer of weights that are mapped.

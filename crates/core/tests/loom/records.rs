@@ -94,7 +94,7 @@ impl Heap {
     }
 
     fn write(&self, room: &Room, value: u64) {
-        let cell = self.cell(room.claim.lane, room.start);
+        let cell = self.cell(room.claim.lane(), room.start);
         // SAFETY: the room is ours; loom checks.
         cell.0[0].with_mut(|half| unsafe { *half = value });
         crash_point(Point::RecordHalfWritten);
@@ -107,18 +107,20 @@ impl Heap {
         Entry { start: room.start as u64, bytes: CELL as u64, stamp, committed_ns: 0 }
     }
 
-    fn commit(&self, room: &Room, value: u64) {
-        self.lane(room.claim.lane).commit(&room.claim, &Heap::entry(room, value));
+    fn commit(&self, room: Room, value: u64) {
+        let entry = Heap::entry(&room, value);
+        self.lane(room.claim.lane()).commit(room.claim, &entry);
     }
 
     /// As a run does it: room for all, then each is written and published, then one event.
     fn send_run<const N: usize>(&self, ledger: &mut Ledger, values: [u64; N], before: impl Fn(u64)) {
         let lane = self.lane(ledger.lane());
         let rooms = values.map(|_| self.try_reserve(ledger).expect("there is room for all"));
-        for (room, value) in rooms.iter().zip(values) {
+        for (room, value) in rooms.into_iter().zip(values) {
             before(value);
-            self.write(room, value);
-            lane.publish(&room.claim, &Heap::entry(room, value));
+            self.write(&room, value);
+            let entry = Heap::entry(&room, value);
+            lane.publish(room.claim, &entry);
         }
         lane.tell(N as u64);
     }
@@ -126,7 +128,7 @@ impl Heap {
     fn send(&self, ledger: &mut Ledger, value: u64) {
         let room = self.reserve(ledger);
         self.write(&room, value);
-        self.commit(&room, value);
+        self.commit(room, value);
     }
 
     fn try_take(&self, who: Owner) -> Option<Taken> {
@@ -145,27 +147,27 @@ impl Heap {
     }
 
     fn read(&self, taken: &Taken) -> u64 {
-        assert_eq!(taken.bytes, CELL);
-        let cell = self.cell(taken.lane, taken.start);
+        assert_eq!(taken.bytes(), CELL);
+        let cell = self.cell(taken.lane(), taken.start());
         // SAFETY: the record is ours; loom checks.
         let [one, two] = [0, 1].map(|half| cell.0[half].with(|half| unsafe { *half }));
         assert_eq!(one, two, "a half-written record was shown");
         assert_eq!(
             one,
-            self.lane(taken.lane).entry(taken.number).stamp.sequence,
+            self.lane(taken.lane()).entry(taken.number()).stamp.sequence,
             "the stamp of another record"
         );
         one
     }
 
-    fn release(&self, taken: &Taken) {
-        self.lane(taken.lane).release(taken);
+    fn release(&self, taken: Taken) {
+        self.lane(taken.lane()).release(taken);
     }
 
     fn receive(&self, who: Owner) -> u64 {
         let taken = self.take(who);
         let value = self.read(&taken);
-        self.release(&taken);
+        self.release(taken);
         value
     }
 
@@ -173,7 +175,7 @@ impl Heap {
     fn drain(&self, who: Owner, into: &mut Vec<u64>) {
         while let Some(taken) = self.try_take(who) {
             into.push(self.read(&taken));
-            self.release(&taken);
+            self.release(taken);
         }
     }
 }
@@ -276,9 +278,9 @@ fn a_producer_that_sleeps_for_several_releases_is_woken_by_a_consumer_that_finds
         let mut ledger = heap.producer(1);
         (1..=4).for_each(|value| heap.send(&mut ledger, value));
         let producer = spawn(&heap, move |heap| heap.send(&mut ledger, 5));
-        let held: Vec<Taken> = (0..4).filter_map(|_| heap.try_take(owner(CONSUMER))).collect();
+        let mut held: Vec<Taken> = (0..4).filter_map(|_| heap.try_take(owner(CONSUMER))).collect();
         assert_eq!(heap.read(&held[0]), 1);
-        heap.release(&held[0]); // One; a producer that saw four to be read wants two.
+        heap.release(held.remove(0)); // One; a producer that saw four to be read wants two.
         assert_eq!(heap.receive(owner(CONSUMER)), 5);
         producer.join().unwrap();
     });
@@ -294,7 +296,7 @@ fn a_descriptor_that_is_held_is_skipped() {
         let held = heap.take(owner(CONSUMER));
         let received: Vec<u64> = (0..3).map(|_| heap.receive(owner(CONSUMER))).collect();
         assert_eq!((heap.read(&held), received), (1, vec![2, 3, 4]));
-        heap.release(&held);
+        heap.release(held);
         producer.join().unwrap();
         assert_eq!(heap.try_take(owner(CONSUMER)), None);
     });
@@ -311,7 +313,7 @@ fn a_record_is_dropped_or_taken_and_never_both() {
             let taken = heap.try_take(owner(CONSUMER));
             taken.map(|taken| {
                 let value = heap.read(&taken);
-                heap.release(&taken);
+                heap.release(taken);
                 value
             })
         });
@@ -324,7 +326,7 @@ fn a_record_is_dropped_or_taken_and_never_both() {
         }
         let sent = room.map(|room| {
             heap.write(&room, 3);
-            heap.commit(&room, 3);
+            heap.commit(room, 3);
         });
         let mut received: Vec<u64> = consumer.join().unwrap().into_iter().collect();
         heap.drain(owner(OTHER), &mut received);
@@ -344,8 +346,8 @@ fn records_are_committed_in_any_order() {
         let mut ledger = heap.producer(1);
         let rooms = [1, 2].map(|_| heap.reserve(&mut ledger));
         let producer = spawn(&heap, move |heap| {
-            for (room, value) in rooms.iter().zip([1, 2]).rev() {
-                heap.write(room, value);
+            for (room, value) in rooms.into_iter().zip([1, 2]).rev() {
+                heap.write(&room, value);
                 heap.commit(room, value);
             }
         });
@@ -356,14 +358,38 @@ fn records_are_committed_in_any_order() {
 }
 
 #[test]
+fn what_lies_behind_a_reservation_is_found_by_all_while_one_passes_it() {
+    explore(1, || {
+        let heap = Heap::new(1, 4, 4);
+        let mut ledger = heap.producer(1);
+        let [front, behind @ ..] = [1, 2, 3].map(|_| heap.reserve(&mut ledger));
+        let producer = spawn(&heap, move |heap| {
+            for (room, value) in behind.into_iter().zip([2, 3]).chain([(front, 1)]) {
+                heap.write(&room, value);
+                heap.commit(room, value);
+            }
+        });
+        let fickle = spawn(&heap, |heap| {
+            if let Some(taken) = heap.try_take(owner(OTHER)) {
+                heap.lane(0).give_back(taken);
+            }
+        });
+        let received = (0..3).map(|_| heap.receive(owner(CONSUMER))).collect();
+        assert_eq!(sorted(received), [1, 2, 3]);
+        producer.join().unwrap();
+        fickle.join().unwrap();
+    });
+}
+
+#[test]
 fn of_two_reservations_the_one_that_was_committed_first_comes_first() {
     explore(2, || {
         let heap = Heap::new(1, 2, 2);
         let mut ledger = heap.producer(1);
         let rooms = [1, 2].map(|_| heap.reserve(&mut ledger));
         let producer = spawn(&heap, move |heap| {
-            for (room, value) in rooms.iter().zip([1, 2]) {
-                heap.write(room, value);
+            for (room, value) in rooms.into_iter().zip([1, 2]) {
+                heap.write(&room, value);
                 heap.commit(room, value);
             }
         });
@@ -396,7 +422,7 @@ fn what_is_given_back_is_taken_by_whoever_comes_next_wherever_the_cursor_is() {
         heap.send(&mut ledger, 2);
         let fickle = spawn(&heap, |heap| {
             if let Some(taken) = heap.try_take(owner(OTHER)) {
-                heap.lane(0).give_back(&taken);
+                heap.lane(0).give_back(taken);
             }
         });
         let mut received = Vec::new();
@@ -414,7 +440,7 @@ fn a_sleeping_consumer_hears_of_what_is_given_back() {
         let mut ledger = heap.producer(1);
         heap.send(&mut ledger, 1);
         let taken = heap.try_take(owner(OTHER)).unwrap();
-        let fickle = spawn(&heap, move |heap| heap.lane(0).give_back(&taken));
+        let fickle = spawn(&heap, move |heap| heap.lane(0).give_back(taken));
         assert_eq!(heap.receive(owner(CONSUMER)), 1);
         fickle.join().unwrap();
     });
@@ -457,14 +483,14 @@ fn a_sleeping_consumer_hears_of_the_shutdown() {
             loop {
                 let ticket = heap.control.readable.announce();
                 assert!(!heap.records().has_ready().unwrap(), "nothing was sent");
-                if heap.control.closed.load(Ordering::Acquire) == 1 {
+                if heap.control.closed.is_set() {
                     break;
                 }
                 heap.control.readable.wait(ticket, Duration::ZERO);
             }
         });
         // As `Records::shut_down` does it.
-        heap.control.closed.store(1, Ordering::Release);
+        heap.control.closed.set();
         heap.control.readable.notify();
         consumer.join().unwrap();
     });
@@ -601,7 +627,7 @@ fn a_dead_lane_is_taken_while_somebody_recovers_it() {
         let heap = Heap::new(1, 4, 2);
         let mut dead = heap.producer(VICTIM);
         heap.send(&mut dead, 1);
-        heap.reserve(&mut dead);
+        let _ = heap.reserve(&mut dead);
         let recoverer = spawn(&heap, |heap| {
             recover(&heap.records(), |who| who == owner(VICTIM));
         });
@@ -627,7 +653,7 @@ fn a_killed_consumer_has_taken_nothing_that_it_had_not_released() {
         let dying = victim.live(&heap, fate, |heap, victim| {
             while let Some(taken) = heap.try_take(owner(VICTIM)) {
                 victim.testament().in_hand = Some(heap.read(&taken));
-                heap.release(&taken);
+                heap.release(taken);
             }
         });
         let mut received = Vec::new();
@@ -649,7 +675,7 @@ fn two_who_recover_one_dead_consumer_return_its_record_once() {
         let mut ledger = heap.producer(1);
         heap.send(&mut ledger, 1);
         heap.send(&mut ledger, 2);
-        heap.try_take(owner(VICTIM)).unwrap();
+        let _ = heap.try_take(owner(VICTIM)).unwrap();
         let is_dead = |who| who == owner(VICTIM);
         let other = spawn(&heap, move |heap| {
             recover(&heap.records(), is_dead);
@@ -672,7 +698,7 @@ fn one_who_recovers_may_die_himself() {
         let mut ledger = heap.producer(1);
         heap.send(&mut ledger, 1);
         heap.send(&mut ledger, 2);
-        heap.try_take(owner(6)).unwrap();
+        let _ = heap.try_take(owner(6)).unwrap();
         let is_dead = |who| who == owner(6);
         let victim = Victim::new();
         let dying = victim.live(&heap, fate, move |heap, _| {

@@ -59,10 +59,10 @@ impl Heap {
         let mut positions = table.promise(want);
         let mut added = 0;
         while let Some(claim) = table.claim(owner(seat), positions.clone(), |other| self.is_dead(other)) {
-            positions.start = claim.position + claim.len as u64;
+            positions.start = claim.positions().end;
             self.write(&claim, value);
-            table.commit(&claim);
-            added += claim.len;
+            added += claim.counts().rows;
+            table.commit(claim);
         }
         added
     }
@@ -193,7 +193,7 @@ fn a_live_writer_is_passed_over_by_those_who_lap_it() {
         heap.write(&held, 5);
         assert_eq!(RowWord::unpack(heap.words[0].load(Ordering::Relaxed)).kind, RowKind::Writing);
         assert_eq!(lapper.join().unwrap(), 2, "every other position is the row that somebody is writing");
-        table.commit(&held);
+        table.commit(held);
         assert_eq!((heap.read(0), heap.read(1)), (Some(5), Some(9)));
     });
 }

@@ -86,8 +86,8 @@ impl Heap {
 
     /// Writes `first`, `first + 1`, … into the rows of a claim, each in two halves.
     fn write(&self, claim: &Claim, first: u64) {
-        let start = claim.buffer * self.batch_size + claim.slot;
-        for (value, row) in (first..).zip(&self.rows[start..start + claim.len]) {
+        let start = claim.buffer() * self.batch_size + claim.slot();
+        for (value, row) in (first..).zip(&self.rows[start..start + claim.len()]) {
             // SAFETY: the row is claimed by us; loom checks.
             row.0[0].with_mut(|half| unsafe { *half = value });
             crash_point(Point::SlotHalfWritten);
@@ -107,7 +107,7 @@ impl Heap {
     fn send(&self, owner: Owner, value: u64) {
         let claim = self.claim(owner, 1);
         self.write(&claim, value);
-        self.ring().commit(&claim);
+        self.ring().commit(claim);
     }
 
     fn try_take(&self, owner: Owner) -> Option<Taken> {
@@ -131,10 +131,10 @@ impl Heap {
 
     /// The samples of a taken batch, in the order of their rows.
     fn read(&self, taken: &Taken) -> Vec<u64> {
-        let first = taken.buffer * self.batch_size;
+        let first = taken.buffer() * self.batch_size;
         let rows = self.slots[first..first + self.batch_size].iter().zip(&self.rows[first..]);
         let ready = rows.filter(|(slot, _)| {
-            SlotWord::unpack(slot.word.load(Ordering::Relaxed)).is_ready_for(taken.batch)
+            SlotWord::unpack(slot.word.load(Ordering::Relaxed)).is_ready_for(taken.batch())
         });
         let values: Vec<u64> = ready
             .map(|(_, row)| {
@@ -144,7 +144,7 @@ impl Heap {
                 one
             })
             .collect();
-        assert_eq!(values.len(), taken.ready, "the batch holds as many samples as it says");
+        assert_eq!(values.len(), taken.ready(), "the batch holds as many samples as it says");
         values
     }
 
@@ -152,7 +152,7 @@ impl Heap {
     fn receive(&self, owner: Owner) -> Vec<u64> {
         let taken = self.take(owner);
         let values = self.read(&taken);
-        self.ring().release(&taken);
+        self.ring().release(taken);
         values
     }
 
@@ -160,7 +160,7 @@ impl Heap {
     fn drain(&self, owner: Owner, into: &mut Vec<u64>) {
         while let Some(taken) = self.try_take(owner) {
             into.extend(self.read(&taken));
-            self.ring().release(&taken);
+            self.ring().release(taken);
         }
     }
 
@@ -229,14 +229,14 @@ fn a_sleeping_consumer_hears_of_the_shutdown() {
             loop {
                 let ticket = heap.control.readable.announce();
                 assert!(heap.ring().aim().unwrap(), "nothing was sent");
-                if heap.control.closed.load(Ordering::Acquire) == 1 {
+                if heap.control.closed.is_set() {
                     break;
                 }
                 heap.control.readable.wait(ticket, Duration::ZERO);
             }
         });
         // As `Ring::shut_down` does it.
-        heap.control.closed.store(1, Ordering::Release);
+        heap.control.closed.set();
         heap.control.readable.notify();
         consumer.join().unwrap();
     });
@@ -310,7 +310,7 @@ fn one_who_waits_for_order_gets_the_batches_in_order() {
         let mut take_in_order = || {
             while let Some(taken) = heap.ring().try_take_unless(owner(CONSUMER), |_| true).unwrap() {
                 received.extend(heap.read(&taken));
-                heap.ring().release(&taken);
+                heap.ring().release(taken);
             }
         };
         take_in_order();
@@ -327,8 +327,9 @@ fn runs_that_meet_in_one_batch_share_its_slots() {
         let send_run = |heap: &Heap, seat: usize, first: u64| {
             let claim = heap.try_claim(owner(seat), 2).expect("there is room for both");
             heap.write(&claim, first);
-            heap.ring().commit(&claim);
-            claim.len as u64
+            let sent = claim.len() as u64;
+            heap.ring().commit(claim);
+            sent
         };
         let sent = Arc::new(Mutex::new(0));
         let count = sent.clone();
@@ -379,10 +380,10 @@ fn two_consumers_that_wait_are_both_woken() {
         let claims = [heap.written(1, 10), heap.written(2, 20)];
         let consumers = [0, 1].map(|n| {
             spawn(&heap, move |heap| {
-                heap.take(owner(CONSUMER + n));
+                let _ = heap.take(owner(CONSUMER + n));
             })
         });
-        claims.iter().for_each(|claim| heap.ring().commit(claim));
+        claims.into_iter().for_each(|claim| heap.ring().commit(claim));
         for consumer in consumers {
             consumer.join().unwrap();
         }
@@ -411,10 +412,10 @@ fn two_blocked_producers_are_both_woken() {
         let taken = heap.take(owner(CONSUMER));
         let blocked = [1, 2].map(|seat| {
             spawn(&heap, move |heap| {
-                heap.claim(owner(seat), 1);
+                let _ = heap.claim(owner(seat), 1);
             })
         });
-        heap.ring().release(&taken);
+        heap.ring().release(taken);
         for producer in blocked {
             producer.join().unwrap();
         }
@@ -442,7 +443,7 @@ fn a_batch_given_back_reaches_a_consumer_that_sleeps() {
         heap.send(owner(1), 1);
         let fickle = spawn(&heap, |heap| {
             if let Some(taken) = heap.try_take(owner(CONSUMER)) {
-                heap.ring().give_back(&taken);
+                heap.ring().give_back(taken);
             }
         });
         assert_eq!(heap.receive(owner(CONSUMER + 1)), [1]);
@@ -457,7 +458,7 @@ fn a_slot_that_is_given_back_is_filled_by_the_next_producer() {
         let one = spawn(&heap, |heap| {
             let claim = heap.claim(owner(1), 1);
             heap.write(&claim, 666);
-            heap.ring().abort(&claim);
+            heap.ring().abort(claim);
             heap.send(owner(1), 10);
         });
         let two = spawn(&heap, |heap| heap.send(owner(2), 20));
@@ -494,7 +495,7 @@ fn a_batch_is_either_dropped_or_taken() {
                 *counter.lock().unwrap() += count.unwrap_or(0);
                 if let Some(claim) = heap.try_claim(owner(1), 1) {
                     heap.write(&claim, 3);
-                    return heap.ring().commit(&claim);
+                    return heap.ring().commit(claim);
                 }
                 assert!(count.is_some(), "one consumer cannot hold both batches");
             }
@@ -502,7 +503,7 @@ fn a_batch_is_either_dropped_or_taken() {
         let mut received = Vec::new();
         if let Some(taken) = heap.try_take(owner(CONSUMER)) {
             received.extend(heap.read(&taken));
-            heap.ring().release(&taken);
+            heap.ring().release(taken);
         }
         producer.join().unwrap();
         heap.drain(owner(CONSUMER), &mut received);
@@ -545,7 +546,7 @@ fn a_flush_against_a_commit_by_another_loses_no_wake_up() {
     explore(2, || {
         let heap = Heap::new(2, 2);
         let claim = heap.written(1, 10);
-        let producer = spawn(&heap, move |heap| heap.ring().commit(&claim));
+        let producer = spawn(&heap, move |heap| heap.ring().commit(claim));
         let flusher = spawn(&heap, |heap| heap.ring().flush().unwrap());
         assert_eq!(heap.receive(owner(CONSUMER)), [10]);
         producer.join().unwrap();
@@ -559,7 +560,7 @@ fn a_slot_given_back_in_a_flushed_batch_does_not_keep_the_consumer_asleep() {
         let heap = Heap::new(2, 2);
         heap.send(owner(1), 10);
         let claim = heap.claim(owner(2), 1);
-        let producer = spawn(&heap, move |heap| heap.ring().abort(&claim));
+        let producer = spawn(&heap, move |heap| heap.ring().abort(claim));
         heap.ring().flush().unwrap();
         assert_eq!(heap.receive(owner(CONSUMER)), [10]);
         producer.join().unwrap();
@@ -589,7 +590,7 @@ fn close_early_beside_a_sleeper(preemptions: usize, then: fn(&Heap)) {
             assert!(heap.ring().seal_at_least(1).unwrap());
             then(heap);
         });
-        let producer = spawn(&heap, move |heap| heap.ring().commit(&claim));
+        let producer = spawn(&heap, move |heap| heap.ring().commit(claim));
         assert_eq!(heap.receive(owner(CONSUMER + 1)), [10, 11]);
         producer.join().unwrap();
         hasty.join().unwrap();
@@ -613,9 +614,9 @@ fn aim_beside_a_sleeper(preemptions: usize, then: fn(&Heap)) {
         let claims = [heap.written(1, 10), heap.written(2, 20)];
         // The last slot first: then the other is the one to be woken for.
         let producer =
-            spawn(&heap, move |heap| claims.iter().rev().for_each(|claim| heap.ring().commit(claim)));
+            spawn(&heap, move |heap| claims.into_iter().rev().for_each(|claim| heap.ring().commit(claim)));
         let sleeper = spawn(&heap, |heap| {
-            heap.take(owner(CONSUMER));
+            let _ = heap.take(owner(CONSUMER));
         });
         heap.control.readable.announce();
         if !heap.ring().aim().unwrap() {
@@ -628,7 +629,7 @@ fn aim_beside_a_sleeper(preemptions: usize, then: fn(&Heap)) {
 
 fn take_and_give_back(heap: &Heap) {
     if let Some(taken) = heap.try_take(owner(CONSUMER + 2)) {
-        heap.ring().give_back(&taken);
+        heap.ring().give_back(taken);
     }
 }
 
@@ -639,7 +640,7 @@ fn a_patrol_takes_nothing_from_the_living() {
         let producer = spawn(&heap, |heap| {
             let claim = heap.claim(owner(1), 2);
             heap.write(&claim, 10);
-            heap.ring().commit(&claim);
+            heap.ring().commit(claim);
         });
         heap.poll_liveness();
         let mut received = Vec::new();
@@ -699,7 +700,7 @@ fn a_killed_producer_leaves_of_its_run_what_it_had_committed() {
         let dying = victim.live(&heap, fate, |heap, _| {
             let claim = heap.claim(owner(VICTIM), 2);
             heap.write(&claim, 1);
-            heap.ring().commit(&claim);
+            heap.ring().commit(claim);
         });
         let mut received = Vec::new();
         heap.control.readable.announce();
@@ -735,7 +736,7 @@ fn fill_what_was_promised_to_the_dead(points: &'static [Point], block: usize, wa
         let dying = victim.live(&heap, fate, move |heap, _| {
             if let Some(claim) = heap.try_claim(owner(VICTIM), want) {
                 heap.write(&claim, 1);
-                heap.ring().commit(&claim);
+                heap.ring().commit(claim);
             }
         });
         heap.send(owner(1), 10); // Into the same batch, or past it into the next.
@@ -746,7 +747,7 @@ fn fill_what_was_promised_to_the_dead(points: &'static [Point], block: usize, wa
         (11..11 + room).for_each(|value| {
             let claim = heap.try_claim(owner(1), 1).expect("no slot is lost");
             heap.write(&claim, value);
-            heap.ring().commit(&claim);
+            heap.ring().commit(claim);
         });
         assert_eq!(heap.try_claim(owner(1), 1), None, "no slot is there twice");
         let mut received = Vec::new();
@@ -770,7 +771,7 @@ fn a_slot_that_a_killed_producer_was_giving_back_is_offered_again() {
             let victim = Victim::new();
             let dying = victim.live(&heap, fate, |heap, _| {
                 if let Some(claim) = heap.try_claim(owner(VICTIM), 1) {
-                    heap.ring().abort(&claim);
+                    heap.ring().abort(claim);
                 }
             });
             recover_from(&victim, &heap);
@@ -812,7 +813,7 @@ fn die_beside_a_producer(points: &'static [Point]) {
         let dying = victim.live(&heap, fate, |heap, _| {
             if let Some(claim) = heap.try_claim(owner(VICTIM), 1) {
                 heap.write(&claim, 2);
-                heap.ring().commit(&claim);
+                heap.ring().commit(claim);
             }
         });
         // The ring is full now, or will be; but there is one who takes a batch, and looks around when he is stuck.
@@ -826,7 +827,7 @@ fn die_beside_a_producer(points: &'static [Point]) {
             thread::yield_now();
         };
         heap.write(&claim, 3);
-        heap.ring().commit(&claim);
+        heap.ring().commit(claim);
         dying.join().unwrap();
         recover_from(&victim, &heap);
         heap.drain(owner(CONSUMER), &mut received);
@@ -849,7 +850,7 @@ fn a_batch_in_the_hands_of_a_killed_consumer_is_offered_again() {
         let dying = victim.live(&heap, fate, |heap, mortal| {
             if let Some(taken) = heap.try_take(owner(VICTIM)) {
                 mortal.testament().in_hand = heap.read(&taken);
-                heap.ring().release(&taken);
+                heap.ring().release(taken);
             }
         });
         let mut received = Vec::new();
@@ -875,7 +876,7 @@ fn a_batch_that_a_killed_consumer_was_closing_is_closed_by_the_next() {
             heap.ring().seal_at_least(1).unwrap();
             if let Some(taken) = heap.try_take(owner(VICTIM)) {
                 mortal.testament().in_hand = heap.read(&taken);
-                heap.ring().release(&taken);
+                heap.ring().release(taken);
             }
         });
         heap.send(owner(1), 2); // Into this batch, or into the next.
@@ -898,7 +899,7 @@ fn a_recoverer_that_is_killed_is_itself_recovered_from() {
         let ghost = owner(3);
         heap.send(owner(1), 1);
         assert!(heap.try_take(ghost).is_some());
-        heap.claim(ghost, 1);
+        let _ = heap.claim(ghost, 1);
         heap.control.readable.announce();
         heap.control.writable.announce();
         let victim = Victim::new();

@@ -124,42 +124,42 @@ impl Model {
 
     /// Checks a claim against what there was to be had, and notes it.
     fn claimed(&mut self, claim: &Claim, want: usize) {
-        assert!((1..=want).contains(&claim.len), "asked for {want}, got {claim:?}");
-        let number = self.number(claim.batch);
+        assert!((1..=want).contains(&claim.len()), "asked for {want}, got {claim:?}");
+        let number = self.number(claim.batch());
         if number > self.last_opened {
             assert_eq!(number, self.last_opened + 1, "batches are numbered one after the other");
             assert!(!self.has_empty_row(), "a batch was opened while an older one had a slot left");
             assert!(self.batches.len() < self.num_buffers, "a batch was opened without a free buffer");
             assert!(
-                self.batches.values().all(|batch| batch.buffer != claim.buffer),
+                self.batches.values().all(|batch| batch.buffer != claim.buffer()),
                 "a buffer in use was opened"
             );
             let rows = vec![Row::Empty; self.batch_size];
-            self.batches.insert(number, Rows { buffer: claim.buffer, rows, sealed: false, holder: None });
+            self.batches.insert(number, Rows { buffer: claim.buffer(), rows, sealed: false, holder: None });
             self.last_opened = number;
         }
         let batch = self.batches.get_mut(&number).expect("claims are made in batches that are not released");
-        assert_eq!(batch.buffer, claim.buffer);
-        for row in &mut batch.rows[claim.slot..claim.slot + claim.len] {
+        assert_eq!(batch.buffer, claim.buffer());
+        for row in &mut batch.rows[claim.slot()..claim.slot() + claim.len()] {
             assert_eq!(*row, Row::Empty, "a slot was claimed that was not free");
-            *row = Row::Claimed(claim.owner);
+            *row = Row::Claimed(claim.owner());
         }
     }
 
     fn committed(&mut self, claim: &Claim, first: u64) {
-        let number = self.number(claim.batch);
+        let number = self.number(claim.batch());
         let batch = self.batches.get_mut(&number).unwrap();
-        for (value, row) in (first..).zip(&mut batch.rows[claim.slot..claim.slot + claim.len]) {
-            assert_eq!(*row, Row::Claimed(claim.owner));
+        for (value, row) in (first..).zip(&mut batch.rows[claim.slot()..claim.slot() + claim.len()]) {
+            assert_eq!(*row, Row::Claimed(claim.owner()));
             *row = Row::Ready(value);
             self.committed.push(value);
         }
     }
 
     fn aborted(&mut self, claim: &Claim) {
-        let number = self.number(claim.batch);
+        let number = self.number(claim.batch());
         let batch = self.batches.get_mut(&number).unwrap();
-        batch.rows[claim.slot..claim.slot + claim.len].fill(Row::Empty);
+        batch.rows[claim.slot()..claim.slot() + claim.len()].fill(Row::Empty);
     }
 
     /// The next complete batch that nobody holds.
@@ -323,18 +323,22 @@ impl Heap {
     }
 
     fn write(&mut self, claim: &Claim, first: u64) {
-        let start = claim.buffer * self.batch_size + claim.slot;
-        for (value, place) in (first..).zip(&mut self.payload[start..start + claim.len]) {
+        let start = claim.buffer() * self.batch_size + claim.slot();
+        for (value, place) in (first..).zip(&mut self.payload[start..start + claim.len()]) {
             *place = value;
         }
     }
 
+    fn write_row(&mut self, claim: &Claim, row: usize, value: u64) {
+        self.payload[claim.buffer() * self.batch_size + claim.slot() + row] = value;
+    }
+
     /// The samples in the hands of a consumer, each with its row.
     fn read(&self, taken: &Taken) -> Vec<(usize, u64)> {
-        let first = taken.buffer * self.batch_size;
+        let first = taken.buffer() * self.batch_size;
         let is_ready = |row: &usize| {
             let word = self.slots[first + row].word.load(Ordering::Acquire);
-            SlotWord::unpack(word).is_ready_for(taken.batch)
+            SlotWord::unpack(word).is_ready_for(taken.batch())
         };
         (0..self.batch_size).filter(is_ready).map(|row| (row, self.payload[first + row])).collect()
     }
@@ -438,16 +442,16 @@ impl Duel {
             Call::Commit { claim } if !self.claims.is_empty() => self.commit(claim % self.claims.len()),
             Call::Abort { claim } if !self.claims.is_empty() => {
                 let (claim, _) = self.claims.swap_remove(claim % self.claims.len());
-                self.heap.ring().abort(&claim);
                 self.model.aborted(&claim);
+                self.heap.ring().abort(claim);
             }
             Call::ProducerDies { producer } => self.bury(producer),
             Call::Take { consumer } => drop(self.take(PRODUCERS + consumer)),
             Call::Release { held } if !self.held.is_empty() => self.release(held % self.held.len()),
             Call::GiveBack { held } if !self.held.is_empty() => {
                 let (taken, _) = self.held.swap_remove(held % self.held.len());
-                self.heap.ring().give_back(&taken);
-                self.model.given_back(taken.batch);
+                self.model.given_back(taken.batch());
+                self.heap.ring().give_back(taken);
             }
             Call::ConsumerDies { consumer } => self.bury(PRODUCERS + consumer),
             Call::Flush => {
@@ -477,9 +481,9 @@ impl Duel {
         let Some(claim) = claim else { return };
         self.model.claimed(&claim, want);
         let first = self.next_value;
-        self.next_value += claim.len as u64;
-        for slot in 0..claim.len {
-            self.heap.write(&Claim { slot: claim.slot + slot, len: 1, ..claim }, HALF_WRITTEN);
+        self.next_value += claim.len() as u64;
+        for row in 0..claim.len() {
+            self.heap.write_row(&claim, row, HALF_WRITTEN);
         }
         self.claims.push((claim, first));
     }
@@ -487,8 +491,8 @@ impl Duel {
     fn commit(&mut self, index: usize) {
         let (claim, first) = self.claims.swap_remove(index);
         self.heap.write(&claim, first);
-        self.heap.ring().commit(&claim);
         self.model.committed(&claim, first);
+        self.heap.ring().commit(claim);
     }
 
     /// True when there was a batch.
@@ -501,10 +505,10 @@ impl Duel {
             return false;
         };
         let samples = self.heap.read(&taken);
-        assert_eq!(taken.ready, samples.len());
-        let Taken { buffer, overtook, .. } = taken;
+        assert_eq!(taken.ready(), samples.len());
+        let (buffer, overtook) = (taken.buffer(), taken.overtook());
         let got =
-            Expected { batch: self.model.number(taken.batch), buffer, samples: samples.clone(), overtook };
+            Expected { batch: self.model.number(taken.batch()), buffer, samples: samples.clone(), overtook };
         assert_eq!(Some(got), expected);
         self.seen.extend(samples.iter().map(|(_, value)| value));
         self.held.push((taken, samples));
@@ -514,23 +518,25 @@ impl Duel {
     fn release(&mut self, index: usize) {
         let (taken, samples) = self.held.swap_remove(index);
         self.received.extend(samples.iter().map(|(_, value)| value));
-        self.heap.ring().release(&taken);
-        self.model.released(taken.batch);
+        self.model.released(taken.batch());
+        self.heap.ring().release(taken);
     }
 
     /// Somebody died, and somebody noticed; another comes in its place.
     fn bury(&mut self, participant: usize) {
         let dead = self.owner(participant);
-        let left: Vec<Taken> = self.held.extract_if(.., |(t, _)| t.owner == dead).map(|(t, _)| t).collect();
-        self.claims.retain(|(claim, _)| claim.owner != dead);
+        let left: Vec<Taken> = self.held.extract_if(.., |(t, _)| t.owner() == dead).map(|(t, _)| t).collect();
+        self.claims.retain(|(claim, _)| claim.owner() != dead);
         let repairs = recover(&self.heap.ring(), |owner| owner == dead).unwrap();
         assert_eq!(repairs, self.model.recovered(dead));
         assert_eq!(self.heap.ring().held_by(dead), 0);
         self.lives[participant] += 1;
         // A consumer that was only believed dead can no longer take anything away.
         for taken in left {
-            self.heap.ring().release(&taken);
-            self.heap.ring().give_back(&taken);
+            // SAFETY: plain numbers, with nothing to drop. No safe code has a token twice: this is somebody who does.
+            let twin = unsafe { std::ptr::read(&taken) };
+            self.heap.ring().release(taken);
+            self.heap.ring().give_back(twin);
         }
     }
 
@@ -548,7 +554,7 @@ impl Duel {
         }
         for consumer in PRODUCERS..PRODUCERS + CONSUMERS {
             let owner = self.owner(consumer);
-            let held = self.held.iter().filter(|(taken, _)| taken.owner == owner).count();
+            let held = self.held.iter().filter(|(taken, _)| taken.owner() == owner).count();
             assert_eq!(ring.held_by(owner), held);
         }
     }
@@ -626,11 +632,11 @@ type Samples = Vec<(usize, u64)>;
 const LEAVES: [usize; 2] = [8, 3];
 
 fn write_row(producer: &Producer, claim: &Claim, offset: usize, value: u64) {
-    let row = Claim { slot: claim.slot + offset, len: 1, ..*claim };
+    let leaf = |leaf: usize| producer.ring().leaf(claim.buffer(), leaf, claim.slot() + offset);
     // SAFETY: the row is claimed by this producer, and the leaves are as long as LEAVES says.
     unsafe {
-        producer.leaf(&row, 0).cast::<u64>().write_unaligned(value);
-        producer.leaf(&row, 1).cast::<[u8; 3]>().write(small_leaf(value));
+        leaf(0).cast::<u64>().write_unaligned(value);
+        leaf(1).cast::<[u8; 3]>().write(small_leaf(value));
     }
 }
 
@@ -713,13 +719,13 @@ impl<'a> Handles<'a> {
             Step::Commit { claim } if !self.claims.is_empty() => self.commit(claim % self.claims.len()),
             Step::Abort { claim } if !self.claims.is_empty() => {
                 let (claim, _) = self.claims.swap_remove(claim % self.claims.len());
-                self.producer.abort(&claim);
                 self.model.aborted(&claim);
-                self.aborted += claim.len as u64;
+                self.aborted += claim.len() as u64;
+                self.producer.abort(claim);
             }
             Step::ProducerDies => {
                 if let Some((claim, _)) = self.claims.first() {
-                    self.bury(claim.owner);
+                    self.bury(claim.owner());
                 }
                 self.claims.clear();
                 self.producer = Self::producer(self.consumer);
@@ -759,9 +765,10 @@ impl<'a> Handles<'a> {
         match (claimed, self.model.has_room(), self.on_full) {
             (Ok(Some(claim)), true, _) => {
                 self.model.claimed(&claim, want);
-                (0..claim.len).for_each(|offset| write_row(&self.producer, &claim, offset, HALF_WRITTEN));
-                self.claims.push((claim, self.next_value));
-                self.next_value += claim.len as u64;
+                (0..claim.len()).for_each(|offset| write_row(&self.producer, &claim, offset, HALF_WRITTEN));
+                let first = self.next_value;
+                self.next_value += claim.len() as u64;
+                self.claims.push((claim, first));
             }
             (Ok(None), false, OnFull::DropNewest | OnFull::DropOldest) => self.dropped_newest += want as u64,
             (Err(Error::Full), false, OnFull::Block | OnFull::Error) => {}
@@ -774,13 +781,13 @@ impl<'a> Handles<'a> {
     fn commit(&mut self, index: usize) {
         let (claim, first) = self.claims.swap_remove(index);
         let sequence = self.producer.sent();
-        for offset in 0..claim.len {
+        for offset in 0..claim.len() {
             let value = first + offset as u64;
             write_row(&self.producer, &claim, offset, value);
             self.stamps.insert(value, (self.producer.producer_id(), sequence + offset as u64));
         }
-        self.producer.commit(&claim, first as u32);
         self.model.committed(&claim, first);
+        self.producer.commit(claim, first as u32);
     }
 
     fn take(&mut self, at_least: Option<usize>) {
@@ -863,7 +870,7 @@ fn slots_that_were_given_back_are_filled_first_also_after_a_patrol() {
         let rows: Vec<usize> = (0..8)
             .map(|_| {
                 duel.claim(0, 1);
-                duel.claims.last().unwrap().0.slot
+                duel.claims.last().unwrap().0.slot()
             })
             .collect();
         assert_eq!(rows, [0, 1, 2, 3, 4, 5, 6, 7], "one producer's samples keep their order");
@@ -910,9 +917,9 @@ proptest! {
                 Call::Claim { want, .. } => {
                     duel.play(&Call::Claim { producer: 0, want: *want });
                     if let Some((claim, _)) = duel.claims.first() {
-                        let room = (1..=batch_size - claim.slot).rev();
-                        let block_end = |len: &usize| (claim.slot + len).is_multiple_of(1 << block_bits);
-                        let whole = room.clone().filter(block_end).chain(room.take(1)).any(|len| claim.len == len.min(*want));
+                        let room = (1..=batch_size - claim.slot()).rev();
+                        let block_end = |len: &usize| (claim.slot() + len).is_multiple_of(1 << block_bits);
+                        let whole = room.clone().filter(block_end).chain(room.take(1)).any(|len| claim.len() == len.min(*want));
                         prop_assert!(whole, "a run is as long as asked, or as the batch, or as the block it goes on in: {claim:?}, {want}");
                         duel.play(&Call::Commit { claim: 0 });
                     }

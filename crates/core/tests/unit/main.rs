@@ -14,5 +14,6 @@ mod replay;
 mod ring;
 mod schema;
 mod segment;
+mod sources;
 mod vector_env;
 mod weights;

@@ -149,7 +149,7 @@ fn an_empty_table_has_nothing_to_sample() {
     let claim = protocol.claim(Owner::new(0, 1), protocol.promise(4), |_| false).unwrap();
     assert!(matches!(try_sample(&table, &sampler, 3), Err(Error::Empty { .. })));
     assert_eq!(table.rows(), 0);
-    protocol.abort(&claim);
+    protocol.abort(claim);
     assert_eq!(table.census().empty, 10);
 }
 
@@ -218,7 +218,7 @@ fn a_table_that_the_living_hold_whole_is_an_error_in_the_end_and_not_a_spin() {
         move || add(&learner, &[6])
     });
     assert!(eventually(|| protocol.control.changed.has_waiter()));
-    protocol.abort(&claim);
+    protocol.abort(claim);
     adder.join().unwrap();
     assert_eq!((learner.rows(), sample(&learner, 0, 4)), (1, vec![6; 4]));
     learner.leave().unwrap();
@@ -386,7 +386,7 @@ proptest! {
                         first..behind.unwrap_or(positions.end.min(end))
                     });
                     let claim = table.claim(owner, positions.clone(), |other| !alive(other));
-                    let got = claim.map(|claim| claim.position..claim.position + claim.len as u64);
+                    let got = claim.as_ref().map(Claim::positions);
                     prop_assert_eq!(got, run.clone());
                     for position in run.clone().unwrap_or(0..0) {
                         let lap = position / capacity as u64 + 1;
@@ -397,12 +397,12 @@ proptest! {
                     claims[who] = claim;
                 }
                 Call::Commit { who } => if let Some(claim) = claims[who].take() {
-                    table.commit(&claim);
-                    claim.rows().for_each(|row| model[row] = Cell::Ready { lap: claim.lap.value() });
+                    claim.rows().for_each(|row| model[row] = Cell::Ready { lap: claim.lap().value() });
+                    table.commit(claim);
                 },
                 Call::Abort { who } => if let Some(claim) = claims[who].take() {
-                    table.abort(&claim);
-                    claim.rows().for_each(|row| model[row] = Cell::Empty { lap: claim.lap.value() });
+                    claim.rows().for_each(|row| model[row] = Cell::Empty { lap: claim.lap().value() });
+                    table.abort(claim);
                 },
                 Call::Die { who } => {
                     lives[who] += 1;

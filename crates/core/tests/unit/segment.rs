@@ -597,7 +597,7 @@ fn no_number_in_the_header_makes_it_panic() {
             match attach(&name) {
                 Ok(producer) => {
                     assert!(is_harmless, "{value:#x} at {at} was accepted");
-                    producer.abort(&producer.claim(1, Deadline::Now).unwrap().unwrap());
+                    producer.abort(producer.claim(1, Deadline::Now).unwrap().unwrap());
                 }
                 Err(error) => assert!(!error.to_string().is_empty()),
             }

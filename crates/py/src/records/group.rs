@@ -63,7 +63,7 @@ impl Group {
 impl Group {
     #[getter]
     fn key<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        if let Some(known) = self.key.with(py, |known| known.as_ref().map(|known| known.clone_ref(py))) {
+        if let Some(known) = self.key.share(py) {
             return Ok(known.into_bound(py));
         }
         let key = record_key::unpack_group(py, &self.name)?;

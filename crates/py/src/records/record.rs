@@ -96,7 +96,7 @@ impl Record {
     }
 
     pub fn is_released(&self, py: Python<'_>) -> bool {
-        self.record.with(py, Option::is_none) && !self.is_home.with(py, |is_home| *is_home)
+        self.record.is_none(py) && !self.is_home.get(py)
     }
 
     /// Where a leaf lies, how many rows it has, and how many bytes that is.
@@ -208,7 +208,7 @@ impl Record {
             return Ok(None);
         }
         let bytes = self.part_bytes(py, KEY)?;
-        if let Some(known) = self.key.with(py, |known| known.as_ref().map(|known| known.clone_ref(py))) {
+        if let Some(known) = self.key.share(py) {
             return Ok(Some(known.into_bound(py)));
         }
         let key = record_key::unpack(py, bytes)?;
@@ -219,7 +219,7 @@ impl Record {
     /// What the worker said besides: the object that it gave, bytes if it gave bytes, `None` if nothing. Decoded once.
     #[getter]
     fn metadata(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let known = self.metadata.with(py, |known| known.as_ref().map(|known| known.clone_ref(py)));
+        let known = self.metadata.share(py);
         let bytes = self.part_bytes(py, METADATA)?;
         if let Some(known) = known {
             return Ok(known);

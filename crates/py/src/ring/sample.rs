@@ -1,8 +1,8 @@
 //! `Sample`: a batch and its info, as the training loop sees them.
 
+use crate::consumer_view::ConsumerView;
 use crate::convert::plan::Plan;
 use crate::ring::batch::Batch;
-use crate::ring::ring_view::RingView;
 use crate::ring::sample_info::SampleInfo;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -33,7 +33,7 @@ impl Sample {
     /// Wraps a batch that was taken: builds the views and notes the stamps.
     pub fn of(
         py: Python<'_>,
-        view: &Arc<RingView>,
+        view: &Arc<ConsumerView<Core>>,
         plan: &Plan,
         batch: CoreBatch<Arc<Core>>,
         writable: bool,

@@ -3,9 +3,10 @@
 //! It sleeps on the socket and on the client's wakeup descriptor, never with the lock held. What it meets it leaves in the shared
 //! state, and wakes those who wait.
 
-use super::dial::{ATTEMPT, FIRST_PAUSE, GOODBYE_TIMEOUT, LONGEST_PAUSE, SHORT_PAUSE, TIME_IS_UP, dial};
+use super::dial::{Connector, GOODBYE_TIMEOUT, TIME_IS_UP, dial};
 use super::failure::Failure;
 use super::link::wait_ready;
+use super::reconnect::{Disconnect, Reconnecting, reconnect};
 use super::shared::{Ended, LearnerReport, Shared, State};
 use crate::net::wire::frame::{
     GoodbyeReason, HEADER_BYTES, Header, Hello, Kind, MAX_TEXT_BYTES, News, Welcome, goodbye,
@@ -26,8 +27,6 @@ pub struct ClientThread<'a> {
     contact: Instant,
     pinged: Instant,
     welcomed: bool,
-    /// Why the last attempt failed: the last one before the end may only be late.
-    reason: Option<String>,
     /// Connections that were tried.
     attempt: u32,
 }
@@ -35,12 +34,12 @@ pub struct ClientThread<'a> {
 impl<'a> ClientThread<'a> {
     pub fn new(shared: &'a Shared) -> ClientThread<'a> {
         let now = Instant::now();
-        ClientThread { shared, contact: now, pinged: now, welcomed: false, reason: None, attempt: 0 }
+        ClientThread { shared, contact: now, pinged: now, welcomed: false, attempt: 0 }
     }
 
     /// The whole life of the thread. Whatever ends it, the callers are told.
     pub fn run(mut self) {
-        let work = std::panic::AssertUnwindSafe(|| self.work());
+        let work = std::panic::AssertUnwindSafe(|| reconnect(&mut self));
         let ended = std::panic::catch_unwind(work).unwrap_or_else(|_| {
             Ended::Lost("the client's thread failed; this is a bug in Rollway".to_owned())
         });
@@ -49,58 +48,6 @@ impl<'a> ClientThread<'a> {
         state.ended.get_or_insert(ended);
         drop(state);
         self.shared.progress.notify();
-    }
-
-    /// Dials and serves, again and again, until something ends it.
-    fn work(&mut self) -> Ended {
-        let mut pause = Duration::ZERO;
-        loop {
-            match self.connect() {
-                Ok(()) => {
-                    let before = self.shared.lock().outbound.acked;
-                    if let Some(ended) = self.serve() {
-                        break ended;
-                    }
-                    self.contact = Instant::now(); // From here on it counts how long the learner is away.
-                    // Somebody is there. Unless nothing gets through, there is no reason to keep away.
-                    let none = self.shared.lock().outbound.acked == before;
-                    pause = if none { pause.min(SHORT_PAUSE) } else { Duration::ZERO };
-                }
-                Err(failure) => {
-                    match failure {
-                        Failure::Passing(why) => self.reason = Some(why),
-                        Failure::Late(why) => _ = self.reason.get_or_insert(why),
-                        failure => break self.give_up_error(failure),
-                    }
-                    add(&self.shared.counters.failed_connects, 1);
-                    if let Some(ended) = self.too_late() {
-                        break ended;
-                    }
-                }
-            }
-            pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-            self.shared.connector.pause(pause, self.contact + self.limit());
-            if self.shared.connector.is_closing() {
-                break Ended::Closed;
-            }
-        }
-    }
-
-    fn limit(&self) -> Duration {
-        let spec = &self.shared.spec;
-        if self.welcomed { spec.reconnect_timeout } else { spec.connect_timeout }
-    }
-
-    fn too_late(&self) -> Option<Ended> {
-        if self.contact.elapsed() < self.limit() {
-            return None;
-        }
-        let why = self.reason.as_deref().unwrap_or(TIME_IS_UP);
-        Some(if self.welcomed {
-            Ended::Lost(format!("the learner has been away for {:.1?} ({why})", self.contact.elapsed()))
-        } else {
-            Ended::Unreachable(why.to_owned())
-        })
     }
 
     /// What a failure means: before the first welcome the caller is told its kind, afterwards what is lost by it.
@@ -126,7 +73,7 @@ impl<'a> ClientThread<'a> {
         }
     }
 
-    fn connect(&mut self) -> Result<(), Failure> {
+    fn try_connect(&mut self, deadline: Instant) -> Result<(), Failure> {
         let shared = self.shared;
         self.attempt += 1;
         let hello = {
@@ -141,7 +88,6 @@ impl<'a> ClientThread<'a> {
                 schema: shared.schema.clone(),
             }
         };
-        let deadline = (Instant::now() + ATTEMPT).min(self.contact + self.limit());
         let (link, header, payload) = dial(&shared.connector, &hello, Kind::Welcome, deadline)?;
         let welcome =
             Welcome::parse(&header, &payload).map_err(|damage| Failure::Protocol(damage.to_string()))?;
@@ -153,14 +99,14 @@ impl<'a> ClientThread<'a> {
         state.broken = false;
         add(&shared.counters.connects, 1);
         add(&shared.counters.resumed, self.welcomed as u64);
-        (self.welcomed, self.contact, self.reason) = (true, Instant::now(), None);
+        (self.welcomed, self.contact) = (true, Instant::now());
         drop(state);
         shared.progress.notify_if_waiting();
         Ok(())
     }
 
     /// Reads and writes until the connection breaks (`None`) or the end.
-    fn serve(&mut self) -> Option<Ended> {
+    fn read_and_write(&mut self) -> Option<Ended> {
         let mut inbox = Inbox { bytes: vec![0; INBOX_BYTES], have: 0, skip: 0 };
         let socket = self.shared.lock().link.as_ref()?.socket();
         let mut news = true; // TLS may hold bytes already.
@@ -325,6 +271,56 @@ impl<'a> ClientThread<'a> {
             drop(state);
             let _ = wait_ready(Some(socket), &self.shared.connector.wakeup, true, Some(until));
         }
+    }
+}
+
+impl Reconnecting for ClientThread<'_> {
+    type Link = ();
+    type End = Ended;
+
+    fn connector(&self) -> &Connector {
+        &self.shared.connector
+    }
+
+    fn contact(&mut self) -> &mut Instant {
+        &mut self.contact
+    }
+
+    fn limit(&self) -> Duration {
+        let spec = &self.shared.spec;
+        if self.welcomed { spec.reconnect_timeout } else { spec.connect_timeout }
+    }
+
+    fn connect(&mut self, deadline: Instant) -> Result<(), Disconnect<Ended>> {
+        self.try_connect(deadline)
+            .map_err(|failure| Disconnect::of(failure, |failure| self.give_up_error(failure)))
+    }
+
+    fn serve(&mut self, (): ()) -> Disconnect<Ended> {
+        match self.read_and_write() {
+            None => Disconnect::Late(TIME_IS_UP.to_owned()),
+            Some(ended) => Disconnect::Final(ended),
+        }
+    }
+
+    fn progress(&self) -> u64 {
+        self.shared.lock().outbound.acked
+    }
+
+    fn connect_failed(&self) {
+        add(&self.shared.counters.failed_connects, 1);
+    }
+
+    fn away_too_long(&self, away: Duration, why: &str) -> Ended {
+        if self.welcomed {
+            Ended::Lost(format!("the learner has been away for {away:.1?} ({why})"))
+        } else {
+            Ended::Unreachable(why.to_owned())
+        }
+    }
+
+    fn closed(&self) -> Ended {
+        Ended::Closed
     }
 }
 

@@ -18,6 +18,7 @@ use crate::net::wire::limits::{SILENCES, give_up_after};
 use crate::net::wire::tls::{self, ClientTls};
 use crate::net::wire::token::{Side, Token, nonce, random};
 use crate::net::wire::token_file::{self, Missing};
+use crate::sys::sync::{AtomicBool, Ordering};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
@@ -26,7 +27,6 @@ use std::io::{self, ErrorKind, IoSlice};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Pauses between attempts: the first, the longest after somebody was there, the longest.

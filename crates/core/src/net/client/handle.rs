@@ -25,8 +25,7 @@ use crate::net::wire::limits::within_reason;
 use crate::net::wire::stats::{ClientCounters, ClientStats};
 use crate::net::wire::token::random;
 use crate::ring::Deadline;
-use crate::sys::sync::{EventCount, Woken};
-use std::sync::atomic::Ordering;
+use crate::sys::sync::{EventCount, Ordering, Woken};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 

@@ -3,7 +3,7 @@
 //! Every call does what can be done now and says `WouldBlock` for the rest. Signals are never raised
 //! (`MSG_NOSIGNAL`): this is a library in somebody else's process.
 
-use crate::sys::close_on_fork::CloseOnFork;
+use crate::sys::fork::CloseOnFork;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};

@@ -8,6 +8,7 @@
 //! | `outbound` | frames that are not acknowledged |
 //! | `client_thread` | the thread that connects, sends and reads the answers |
 //! | `dial`, `lookup`, `link` | names to addresses, addresses to connections; one connection |
+//! | `reconnect` | the loop that connects again; mirrors run it, too |
 //! | `failure` | why there is no connection |
 
 mod client_thread;
@@ -18,6 +19,7 @@ pub(super) mod link;
 mod lookup;
 mod outbound;
 mod packing;
+pub(super) mod reconnect;
 mod record_client;
 mod sample_client;
 mod shared;

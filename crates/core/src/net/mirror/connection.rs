@@ -4,6 +4,7 @@ use super::shared::{LocalCopy, Shared};
 use crate::error::{Error, Result};
 use crate::net::client::dial::GOODBYE_TIMEOUT;
 use crate::net::client::link::{Link, wait_ready};
+use crate::net::client::reconnect;
 use crate::net::wire::frame::{
     Damage, GoodbyeReason, HEADER_BYTES, Header, Kind, LeafList, Verdict, goodbye,
 };
@@ -20,15 +21,7 @@ const MOST_UNSENT: usize = 16 * 1024;
 /// Rooms of one read.
 const ROOMS: usize = 64;
 
-/// Why a connection ends.
-pub enum Disconnect {
-    /// May be better with the next.
-    Broken(String),
-    /// As `Failure::Late` of a dial.
-    Late(String),
-    /// Nothing more will come.
-    Final(Error),
-}
+type Disconnect = reconnect::Disconnect<Error>;
 
 impl From<std::io::Error> for Disconnect {
     fn from(error: std::io::Error) -> Disconnect {

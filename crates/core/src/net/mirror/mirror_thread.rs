@@ -1,18 +1,19 @@
 //! The thread of a mirror: connects, fetches, and connects again, until something ends it.
 
-use super::connection::{Disconnect, MirrorConnection};
+use super::connection::MirrorConnection;
 use super::inventory::check_inventory;
 use super::shared::{Ended, LocalCopy, Shared};
 use crate::error::{Error, Result};
-use crate::net::client::dial::{ATTEMPT, FIRST_PAUSE, LONGEST_PAUSE, SHORT_PAUSE, dial};
+use crate::net::client::dial::{Connector, dial};
 use crate::net::client::failure::Failure;
 use crate::net::client::link::Link;
+use crate::net::client::reconnect::{Disconnect, Reconnecting, reconnect};
 use crate::net::wire::frame::{Content, Hello, Inventory, Kind, MAX_SCHEMA_BYTES};
 use crate::net::wire::stats::add;
 use crate::net::wire::token::random;
+use crate::sys::sync::Ordering;
 use crate::weights::{Reader, WeightsSpec, mirror};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// The mirror's thread: connects, fetches, and connects again.
@@ -34,7 +35,7 @@ impl<'a> MirrorThread<'a> {
 
     /// The whole life of the thread. Whatever ends it, the callers are told.
     pub fn run(mut self) {
-        let work = std::panic::AssertUnwindSafe(|| self.work());
+        let work = std::panic::AssertUnwindSafe(|| reconnect(&mut self));
         let error = std::panic::catch_unwind(work).unwrap_or_else(|_| {
             self.shared.lost("the thread that receives them failed; this is a bug in Rollway".to_owned())
         });
@@ -52,64 +53,8 @@ impl<'a> MirrorThread<'a> {
         self.shared.progress.notify();
     }
 
-    /// Dials and fetches, again and again, until something ends it.
-    fn work(&mut self) -> Error {
-        let connector = &self.shared.connector;
-        let mut pause = Duration::ZERO;
-        let mut reason = None;
-        loop {
-            let disconnect = match self.connect() {
-                Ok(link) => {
-                    let before = self.shared.counters.versions.load(Ordering::Relaxed);
-                    let local = self.local.clone().expect("it is prepared before the link is given out");
-                    let disconnect =
-                        MirrorConnection::new(self.shared, local, &mut self.contact, link).serve();
-                    self.contact = Instant::now(); // From here on it counts how long the learner is away.
-                    // Somebody is there. Unless nothing gets through, there is no reason to keep away.
-                    let none = self.shared.counters.versions.load(Ordering::Relaxed) == before;
-                    pause = if none { pause.min(SHORT_PAUSE) } else { Duration::ZERO };
-                    disconnect
-                }
-                Err(Disconnect::Final(error)) => return error,
-                Err(disconnect) => {
-                    add(&self.shared.counters.failed_connects, 1);
-                    disconnect
-                }
-            };
-            match disconnect {
-                Disconnect::Broken(why) => reason = Some(why),
-                Disconnect::Late(why) => _ = reason.get_or_insert(why),
-                Disconnect::Final(error) => return error,
-            }
-            let why = reason.clone().unwrap_or_default();
-            {
-                let mut state = self.shared.lock();
-                (state.connected, state.last_error) = (false, Some(why.clone()));
-            }
-            if self.contact.elapsed() >= self.limit() {
-                return match self.local {
-                    None => Error::Unreachable { address: connector.address(), why },
-                    Some(_) => self.shared.lost(format!(
-                        "the learner has been away for {:.1?} ({why})",
-                        self.contact.elapsed()
-                    )),
-                };
-            }
-            pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-            connector.pause(pause, self.contact + self.limit());
-            if connector.is_closing() {
-                return Error::Closed;
-            }
-        }
-    }
-
-    fn limit(&self) -> Duration {
-        let spec = &self.shared.spec;
-        if self.local.is_some() { spec.reconnect_timeout } else { spec.connect_timeout }
-    }
-
     /// Comes in, and has a local segment ready for what the learner has.
-    fn connect(&mut self) -> Result<Link, Disconnect> {
+    fn try_connect(&mut self, deadline: Instant) -> Result<Link, Disconnect<Error>> {
         let shared = self.shared;
         self.attempt += 1;
         // Once it is known, the learner can say what differs; before, it tells us.
@@ -118,11 +63,10 @@ impl<'a> MirrorThread<'a> {
         let (session, attempt) = (self.session, self.attempt);
         let content = Content::Weights;
         let hello = Hello { content, session, producer_id: None, attempt, next: 0, oldest: 0, schema };
-        let deadline = (Instant::now() + ATTEMPT).min(self.contact + self.limit());
         let (link, _, payload) = dial(&shared.connector, &hello, Kind::Inventory, deadline)
-            .map_err(|failure| self.classify(failure))?;
+            .map_err(|failure| Disconnect::of(failure, |failure| self.give_up_error(failure)))?;
         let inventory = Inventory::parse(&payload)
-            .map_err(|damage| self.classify(Failure::Protocol(damage.to_string())))?;
+            .map_err(|damage| Disconnect::Final(self.give_up_error(Failure::Protocol(damage.to_string()))))?;
         self.prepare(&inventory).map_err(Disconnect::Final)?;
         add(&shared.counters.connects, 1);
         self.contact = Instant::now();
@@ -138,11 +82,9 @@ impl<'a> MirrorThread<'a> {
     }
 
     /// What a failure means: before the first welcome the caller is told its kind, afterwards that nothing more comes.
-    fn classify(&self, failure: Failure) -> Disconnect {
+    fn give_up_error(&self, failure: Failure) -> Error {
         let address = self.shared.connector.address();
-        Disconnect::Final(match (self.local.is_some(), failure) {
-            (_, Failure::Passing(why)) => return Disconnect::Broken(why),
-            (_, Failure::Late(why)) => return Disconnect::Late(why),
+        match (self.local.is_some(), failure) {
             (_, Failure::Cancelled) => Error::Closed,
             (false, Failure::Token(why)) => Error::Token { address, why },
             (false, Failure::Content(why)) => Error::WrongContent { address, why },
@@ -153,13 +95,15 @@ impl<'a> MirrorThread<'a> {
             }
             (
                 _,
-                Failure::Token(why)
+                Failure::Passing(why)
+                | Failure::Late(why)
+                | Failure::Token(why)
                 | Failure::Content(why)
                 | Failure::Protocol(why)
                 | Failure::Tls(why)
                 | Failure::Final(why),
             ) => self.shared.lost(why),
-        })
+        }
     }
 
     /// Makes the local segment, or its successor (M1).
@@ -205,5 +149,56 @@ impl<'a> MirrorThread<'a> {
         let (schema, lineage) = (inventory.schema.clone(), inventory.lineage);
         self.local = Some(Arc::new(LocalCopy { writer, reader, schema, lineage, floor }));
         Ok(())
+    }
+}
+
+impl Reconnecting for MirrorThread<'_> {
+    type Link = Link;
+    type End = Error;
+
+    fn connector(&self) -> &Connector {
+        &self.shared.connector
+    }
+
+    fn contact(&mut self) -> &mut Instant {
+        &mut self.contact
+    }
+
+    fn limit(&self) -> Duration {
+        let spec = &self.shared.spec;
+        if self.local.is_some() { spec.reconnect_timeout } else { spec.connect_timeout }
+    }
+
+    fn connect(&mut self, deadline: Instant) -> Result<Link, Disconnect<Error>> {
+        self.try_connect(deadline)
+    }
+
+    fn serve(&mut self, link: Link) -> Disconnect<Error> {
+        let local = self.local.clone().expect("it is prepared before the link is given out");
+        MirrorConnection::new(self.shared, local, &mut self.contact, link).serve()
+    }
+
+    fn progress(&self) -> u64 {
+        self.shared.counters.versions.load(Ordering::Relaxed)
+    }
+
+    fn connect_failed(&self) {
+        add(&self.shared.counters.failed_connects, 1);
+    }
+
+    fn disconnected(&self, why: &str) {
+        let mut state = self.shared.lock();
+        (state.connected, state.last_error) = (false, Some(why.to_owned()));
+    }
+
+    fn away_too_long(&self, away: Duration, why: &str) -> Error {
+        match self.local {
+            None => Error::Unreachable { address: self.shared.connector.address(), why: why.to_owned() },
+            Some(_) => self.shared.lost(format!("the learner has been away for {away:.1?} ({why})")),
+        }
+    }
+
+    fn closed(&self) -> Error {
+        Error::Closed
     }
 }

@@ -9,9 +9,9 @@
 
 use crate::error::{Error, Result};
 use crate::ring::Deadline;
+use crate::sys::sync::{AtomicBool, AtomicUsize, Ordering};
 use std::fmt::Debug;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};

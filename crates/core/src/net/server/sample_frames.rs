@@ -13,7 +13,7 @@ use crate::net::wire::frame::Header;
 use crate::net::wire::stats::add;
 use crate::ring::OnFull;
 use crate::ring::producer::Origin;
-use std::sync::atomic::Ordering;
+use crate::sys::sync::Ordering;
 use tokio::time::timeout;
 
 /// One frame in so many is timed for the ring's `memcpy` histogram: the system call that copies it into its slots.

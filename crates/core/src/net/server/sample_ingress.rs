@@ -99,7 +99,7 @@ impl SampleIngress {
     /// wait, or say so, as the policy is.
     pub fn claim(&self, want: usize) -> Result<Option<Run>> {
         let claim = self.producer().claim(want, Deadline::Now)?;
-        Ok(claim.map(|claim| Run { ingress: self.clone(), len: claim.len, claim: Some(claim) }))
+        Ok(claim.map(|claim| Run { ingress: self.clone(), len: claim.len(), claim: Some(claim) }))
     }
 
     /// Notes how long copying a sample into its slot took, for the ring's histogram.
@@ -141,7 +141,7 @@ impl Run {
     /// Publishes it. Every byte of every leaf is written.
     pub fn commit(mut self, origin: Origin) {
         if let Some(claim) = self.claim.take() {
-            self.ingress.producer().commit_as(&claim, origin);
+            self.ingress.producer().commit_as(claim, origin);
         }
     }
 }
@@ -151,7 +151,7 @@ impl Drop for Run {
         if let Some(claim) = self.claim.take()
             && self.ingress.producer().owns(&claim)
         {
-            self.ingress.producer().abort(&claim);
+            self.ingress.producer().abort(claim);
         }
     }
 }

@@ -11,8 +11,8 @@ use crate::net::wire::stats::{ServerCounters, add};
 use crate::net::wire::tls::ServerTls;
 use crate::net::wire::token::Token;
 use crate::sys::clock::monotonic_ns;
+use crate::sys::sync::{AtomicU64, Ordering};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
@@ -137,8 +137,8 @@ impl Shared {
 
     /// How many frames a client may have under way now: few while others wait for room.
     pub fn credit(&self) -> u32 {
-        let crowded = self.ingress.as_ref().is_some_and(|ingress| ingress.room_waiter().has_waiters());
-        if crowded { FIRST_CREDIT.min(self.window) } else { self.window }
+        let others_wait = self.ingress.as_ref().is_some_and(|ingress| ingress.room_waiter().has_waiters());
+        if others_wait { FIRST_CREDIT.min(self.window) } else { self.window }
     }
 
     /// The schema of what a client may bring, or get, here; or what it is told that wants something else.

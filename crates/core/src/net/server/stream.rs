@@ -7,7 +7,7 @@
 
 use crate::net::wire::frame::{HEADER_BYTES, Header, Kind};
 use crate::sys::clock::monotonic_ns;
-use crate::sys::close_on_fork::CloseOnFork;
+use crate::sys::fork::CloseOnFork;
 use crate::weights::copy::{LeafCopy, copy_all};
 use std::future::poll_fn;
 use std::io::{Error, ErrorKind, IoSliceMut, Result};

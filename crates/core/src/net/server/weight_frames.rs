@@ -68,7 +68,7 @@ struct ClientCount<'a>(&'a Shared);
 
 impl Drop for ClientCount<'_> {
     fn drop(&mut self) {
-        self.0.counters.weight_clients.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+        self.0.counters.weight_clients.fetch_sub(1, crate::sys::sync::Ordering::Relaxed);
     }
 }
 

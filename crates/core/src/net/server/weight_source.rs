@@ -6,9 +6,9 @@
 
 use crate::error::{Error, Result};
 use crate::net::wire::frame::{self, Inventory};
+use crate::sys::sync::{AtomicBool, Ordering};
 use crate::sys::wait::LivenessPoll;
 use crate::weights::{HeldVersion, Reader, Weights};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use tokio::sync::watch;

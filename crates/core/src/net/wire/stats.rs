@@ -1,6 +1,6 @@
 //! What a transport and a client count. Relaxed adds; a reader may see one number before another.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sys::sync::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($(#[$doc:meta])* $name:ident -> $snapshot:ident { $($(#[$field_doc:meta])* $field:ident,)* }) => {

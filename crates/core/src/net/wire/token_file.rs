@@ -20,7 +20,7 @@
 use super::token::Token;
 use crate::error::{Error, Result};
 use crate::segment::directory;
-use crate::sys::close_on_fork::CloseOnFork;
+use crate::sys::fork::CloseOnFork;
 use rustix::fs::{self, AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::fmt;

@@ -11,8 +11,8 @@ use super::{CLOSING, ProcessLane, Producer};
 use crate::records::ledger::{Attempt, Room};
 use crate::records::protocol::{Entry, Stamp};
 use crate::sys::clock::monotonic_ns;
+use crate::sys::sync::Ordering;
 use smallvec::SmallVec;
-use std::sync::atomic::Ordering;
 
 /// A record that needs nothing but room.
 pub trait Outgoing {
@@ -59,50 +59,58 @@ impl Producer {
     fn try_send_run<R: Outgoing>(&self, records: &[R]) -> usize {
         let Ok(process_lane) = self.process_lane() else { return 0 };
         let is_open = process_lane.open.fetch_add(1, Ordering::Relaxed) & CLOSING == 0;
-        let mut run = Run { producer: self, process_lane, rooms: SmallVec::new(), committed: 0 };
-        if is_open && self.records.protocol().control.closed.load(Ordering::Relaxed) == 0 {
-            run.reserve(records);
+        let mut run = Run { producer: self, process_lane, rooms: Rooms::new().into_iter(), committed: 0 };
+        if is_open && !self.records.protocol().control.closed.seems_set() {
+            run.rooms = run.reserve(records).into_iter();
             run.commit(records);
         }
         run.committed
     }
 }
 
+type Rooms = SmallVec<[Room; MOST_RECORDS]>;
+
 /// Dropping it gives back what was not committed, and tells of what was.
 struct Run<'a> {
     producer: &'a Producer,
     process_lane: &'a ProcessLane,
-    rooms: SmallVec<[Room; MOST_RECORDS]>,
+    /// Those that are not committed yet, in order.
+    rooms: smallvec::IntoIter<[Room; MOST_RECORDS]>,
     committed: usize,
 }
 
 impl Run<'_> {
     /// Room for as many as there is some at once. The books are ours meanwhile: nothing is copied, and nobody waited for.
-    fn reserve<R: Outgoing>(&mut self, records: &[R]) {
+    fn reserve<R: Outgoing>(&self, records: &[R]) -> Rooms {
+        let mut rooms = Rooms::new();
         let (producer, lane) = (self.producer, self.producer.lane_of(self.process_lane));
         let mut ledger = self.process_lane.ledger();
         for record in records {
             let grow = |from, to| producer.grow(lane.index, from, to);
             let Ok(Attempt::Room(room)) = ledger.try_reserve(&lane, record.bytes(), grow) else { break };
-            self.rooms.push(room);
+            rooms.push(room);
         }
+        rooms
     }
 
     /// Writes and publishes what there is room for.
     fn commit<R: Outgoing>(&mut self, records: &[R]) {
-        let Run { producer, process_lane, ref rooms, ref mut committed } = *self;
+        let Run { producer, process_lane, rooms, committed } = self;
         let lane = producer.lane_of(process_lane);
-        let first = process_lane.sequence.fetch_add(rooms.len() as u64, Ordering::Relaxed);
+        let first = process_lane.sequence.fetch_add(rooms.as_slice().len() as u64, Ordering::Relaxed);
         let committed_ns = monotonic_ns();
-        for ((room, record), sequence) in rooms.iter().zip(records).zip(first..) {
-            let Room { claim, start, bytes } = *room;
+        for (record, sequence) in records.iter().zip(first..) {
+            // It leaves the iterator once it is written: a record that panics is given back with the others.
+            let Some(&Room { ref claim, start, bytes }) = rooms.as_slice().first() else { break };
             let data = producer.records.data(claim.lane, start, bytes);
             // SAFETY: the room is ours alone until it is committed (I2, I6), and it exists.
             record.write(unsafe { std::slice::from_raw_parts_mut(data, bytes) });
             let (version, kind, producer_id) = (record.version(), record.kind(), process_lane.producer_id);
             let stamp = Stamp { version, kind, producer_id, sequence };
-            lane.publish(&claim, &Entry { start: start as u64, bytes: bytes as u64, stamp, committed_ns });
-            *committed += 1;
+            if let Some(Room { claim, .. }) = rooms.next() {
+                lane.publish(claim, &Entry { start: start as u64, bytes: bytes as u64, stamp, committed_ns });
+                *committed += 1;
+            }
         }
     }
 }
@@ -113,8 +121,8 @@ impl Drop for Run<'_> {
         if self.committed > 0 {
             lane.tell(self.committed as u64);
         }
-        for room in &self.rooms[self.committed..] {
-            self.process_lane.ledger().abort(&lane, &room.claim);
+        for room in self.rooms.by_ref() {
+            self.process_lane.ledger().abort(&lane, room.claim);
         }
         self.producer.done(self.process_lane);
     }

@@ -37,14 +37,6 @@ macro_rules! watched {
                 self.touch().swap(value, order)
             }
 
-            pub fn fetch_add(&self, value: $value, order: Ordering) -> $value {
-                self.touch().fetch_add(value, order)
-            }
-
-            pub fn fetch_max(&self, value: $value, order: Ordering) -> $value {
-                self.touch().fetch_max(value, order)
-            }
-
             pub fn compare_exchange(
                 &self,
                 current: $value,
@@ -67,5 +59,37 @@ macro_rules! watched {
     };
 }
 
-watched!(AtomicU32, u32);
-watched!(AtomicU64, u64);
+/// What numbers have besides.
+macro_rules! watched_number {
+    ($name:ident, $value:ty) => {
+        watched!($name, $value);
+
+        impl $name {
+            pub fn fetch_add(&self, value: $value, order: Ordering) -> $value {
+                self.touch().fetch_add(value, order)
+            }
+
+            pub fn fetch_sub(&self, value: $value, order: Ordering) -> $value {
+                self.touch().fetch_sub(value, order)
+            }
+
+            pub fn fetch_and(&self, value: $value, order: Ordering) -> $value {
+                self.touch().fetch_and(value, order)
+            }
+
+            pub fn fetch_or(&self, value: $value, order: Ordering) -> $value {
+                self.touch().fetch_or(value, order)
+            }
+
+            pub fn fetch_max(&self, value: $value, order: Ordering) -> $value {
+                self.touch().fetch_max(value, order)
+            }
+        }
+    };
+}
+
+watched!(AtomicBool, bool);
+watched_number!(AtomicU8, u8);
+watched_number!(AtomicU32, u32);
+watched_number!(AtomicU64, u64);
+watched_number!(AtomicUsize, usize);
