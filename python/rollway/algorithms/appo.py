@@ -2,9 +2,9 @@
 
 ```text
  collector 0 ── steps its environments, writes in place ──▶ RolloutRing ──▶ learner: V-trace, clipped update
- collector 1 ── … ───────────────────────────────────────▶                         │
-       ▲                                                                           │
-       └────────────── the newest weights, before each rollout ◀── WeightSync ◀──┘
+ collector 1 ── … ───────────────────────────────────────▶                      │
+       ▲                                                                        │
+       └────────────── the newest weights, before each rollout ◀── WeightSync ◀─┘
 ```
 
 A rollout carries the version of the weights that made it. The ring holds a few of them and collectors wait for room, so

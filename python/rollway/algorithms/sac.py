@@ -2,9 +2,9 @@
 
 ```text
  collector 0 ── adds transitions ──▶ TransitionBuffer ──▶ a batch is always ready ──▶ learner: SAC's update
- collector 1 ── … ───────────────▶                                                │
-       │  └── reports each chunk ──▶ a small ring: so many steps, so many updates │
-       └────────── the newest weights, before each chunk ◀── WeightSync ◀────┘
+ collector 1 ── … ───────────────▶                                                    │
+       │  └── reports each chunk ──▶ a small ring: so many steps, so many updates     │
+       └────────── the newest weights, before each chunk ◀── WeightSync ◀─────────────┘
 ```
 
 The ring of reports keeps the pace: the learner takes a report, makes the updates that its steps call for, publishes the

@@ -1,44 +1,46 @@
 """The names of unilab.ipc, with its signatures. Each is a few lines on a class of Rollway's own.
 
 ```text
-here                   stands on                            what is added
+here                   stands on                            what it adds
 `SharedWeightSync`     `rollway.weights.WeightSync`         ``create``, ``shm_name``, ``lock``
 `SharedObsNormStats`   `rollway.weights.ObsNormStats`       ``ctx``
-`RolloutRingBuffer`    `rollway.ring.RolloutRing`           ``create``, ``shm_name_prefix``; a name for each field
+`RolloutRingBuffer`    `rollway.ring.RolloutRing`           ``create``, ``shm_name_prefix``; `name` is a dict
 `ReplayBuffer`         `rollway.replay.TransitionBuffer`    ``defer_gpu``, ``packed_cpu_storage``; `size` and `ptr`
-`AsyncRunner`          `rollway.runner.Runner`              what a subclass wants to know of its environments
+`AsyncRunner`          `rollway.runner.Runner`              the settings that a subclass reads
 ```
 
-All other arguments, and all methods, are those of the class that it stands on.
+Options that are not described here, and all methods, are those of the class below.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 
 from rollway.errors import InvalidArgument
 from rollway.replay.buffer import TransitionBuffer
-from rollway.ring.rollout_ring import RolloutRing
-from rollway.runner.runner import Runner
+from rollway.ring.rollout_ring import OnFull, RolloutRing
+from rollway.runner.restart_policy import RestartPolicy
+from rollway.runner.runner import Progress, Runner
+from rollway.transport.policies import IfExists
 from rollway.weights.obs_norm_stats import ObsNormStats
-from rollway.weights.weight_sync import WeightSync
+from rollway.weights.weight_sync import WeightOptions, WeightSync
 
 
 class SharedWeightSync(WeightSync):
-    """Moves weights from one writer to any number of readers on this machine: a `WeightSync` with unilab's arguments.
+    """Moves weights from one writer to any number of readers on this machine: `WeightSync` with unilab's arguments.
 
     Args:
         param_shapes: The shape of each parameter: a dict, or any tree of tuples (`from_state_dict` reads it off).
-        create: Make the weights, and be their writer. ``False``: attach to ``shm_name`` (as `attach` does), and check
-            that the leaves are these.
+        create: Make the weights, and be their writer. ``False``: attach to ``shm_name``, and check that its leaves have
+            these shapes.
         shm_name: What readers attach to; automatic when left out. `WeightSync` calls it ``name``.
         lock: Accepted, and not used: nothing here needs a lock.
-        **options: As for `WeightSync`: ``dtypes``, ``max_buffers``, ``max_readers``, ``checksum``, ``threads``,
-            ``peer_timeout_s``.
+        dtypes: As for `WeightSync`. With ``create=False`` and without dtypes, only shapes are compared.
+        **options: As for `WeightSync`: ``max_buffers``, ``max_readers``, ``checksum``, ``threads``, ``peer_timeout_s``.
 
     >>> import numpy as np
     >>> weights = {"w": np.ones((2, 2), np.float32), "b": np.zeros(2, np.float32)}
@@ -56,59 +58,61 @@ class SharedWeightSync(WeightSync):
         create: bool = True,
         shm_name: str | None = None,
         lock: object = None,
-        **options: Any,
+        dtypes: Any = None,
+        **options: Unpack[WeightOptions],
     ) -> None:
         if create:
-            super().__init__(param_shapes, **_named(shm_name, options))
+            super().__init__(param_shapes, name=shm_name, dtypes=dtypes, **options)
         else:
-            self._attach(connect_timeout_s=0.0, **_attach_options(shm_name, options))
-            self._check_leaves(param_shapes, options.get("dtypes"))
+            self._attach(**_attach_arguments(shm_name, options))
+            self._check_leaves(param_shapes, dtypes)
 
     @classmethod
-    def from_state_dict(
+    def from_state_dict(  # type: ignore[override] # ``name`` is ``shm_name`` here
         cls,
         state_dict: Any,
         *,
         create: bool = True,
         shm_name: str | None = None,
         lock: object = None,
-        **options: Any,
+        **options: Unpack[WeightOptions],
     ) -> Self:
-        """Makes weights like these, or attaches to them, and writes them as the next version."""
+        """Makes weights like these, or attaches to ``shm_name``, and writes them as the next version."""
         if create:
-            return super().from_state_dict(state_dict, **_named(shm_name, options))
-        self = cls.attach(**_attach_options(shm_name, options))
+            return super().from_state_dict(state_dict, name=shm_name, **options)
+        self = cls.attach(**_attach_arguments(shm_name, options))
         self._write_first(state_dict)
         return self
 
 
-def _named(shm_name: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    return options if shm_name is None else {**options, "name": shm_name}
-
-
-def _attach_options(shm_name: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    """What of the options of `SharedWeightSync` matters for weights that are there."""
-    name = _named(shm_name, options).get("name")
-    if name is None:
+def _attach_arguments(shm_name: str | None, options: WeightOptions) -> dict[str, Any]:
+    """The arguments of `WeightSync.attach`. The other options have meaning only for weights that are created."""
+    if shm_name is None:
         raise InvalidArgument("create=False needs shm_name: the name of the writer's weights")
-    if unknown := options.keys() - {"name", "dtypes", "max_buffers", "max_readers", "checksum", *_OPEN_OPTIONS}:
-        raise TypeError(f"SharedWeightSync has no argument {sorted(unknown)[0]!r}")
-    return {"name": name, **{key: options.get(key, default) for key, default in _OPEN_OPTIONS.items()}}
-
-
-_OPEN_OPTIONS = {"threads": None, "peer_timeout_s": 60.0}
+    if unknown := options.keys() - WeightOptions.__annotations__.keys():
+        raise TypeError(f"SharedWeightSync got an unexpected keyword argument {min(unknown)!r}")
+    return {"name": shm_name} | {key: options[key] for key in ("threads", "peer_timeout_s") if key in options}
 
 
 class SharedObsNormStats(ObsNormStats):
     """Moves (mean, std) from the process that puts to any number that get: `ObsNormStats` with unilab's argument.
 
     Args:
-        ctx: A multiprocessing context: accepted, and not needed.
-        **options: As for `ObsNormStats`: ``max_obs_dim`` and ``name``.
+        ctx: A multiprocessing context: accepted, and not used.
+        max_obs_dim: As for `ObsNormStats`.
+        name: As for `ObsNormStats`.
     """
 
-    def __init__(self, ctx: object = None, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, ctx: object = None, *, max_obs_dim: int = 16_384, name: str | None = None) -> None:
+        super().__init__(max_obs_dim=max_obs_dim, name=name)
+
+
+class RolloutRingOptions(TypedDict, total=False):
+    """The options of `RolloutRing` that unilab does not have."""
+
+    fields: Mapping[str, Any] | None
+    on_full: OnFull
+    peer_timeout_s: float | None
 
 
 class RolloutRingBuffer(RolloutRing):
@@ -120,8 +124,8 @@ class RolloutRingBuffer(RolloutRing):
         obs_dim: Numbers in an observation.
         action_dim: Numbers in an action.
         critic_dim: Numbers in the critic's own observation; 0: it has none.
-        num_slots: Rollouts that there is room for, at least 2: two more than there are writers.
-        create: Make it. Otherwise attach to what ``shm_name_prefix`` names.
+        num_slots: Rollouts that there is room for, at least 2: give two more than there are writers.
+        create: Make the ring. ``False``: attach to the ring of ``shm_name_prefix``, as `attach` does.
         shm_name_prefix: The segment: its name, or the dict that `name` gives; automatic when left out on creation.
             `RolloutRing` calls it ``name``.
         **options: As for `RolloutRing`: ``fields``, ``on_full``, ``peer_timeout_s``.
@@ -138,32 +142,46 @@ class RolloutRingBuffer(RolloutRing):
         num_slots: int = 4,
         create: bool = True,
         shm_name_prefix: str | Mapping[str, str] | None = None,
-        **options: Any,
+        **options: Unpack[RolloutRingOptions],
     ) -> None:
-        given = _named(None if shm_name_prefix is None else _one_name(shm_name_prefix), options)
-        if not create and given.get("name") is None:
+        name = None if shm_name_prefix is None else _one_name(shm_name_prefix)
+        dims, sizes = (num_envs, num_steps, obs_dim, action_dim), {"critic_dim": critic_dim, "num_slots": num_slots}
+        if create:
+            super().__init__(*dims, name=name, **sizes, **options)
+        elif name is None:
             raise InvalidArgument("create=False needs shm_name_prefix: the creator's `name`")
-        open_ring = super().__init__ if create else self._attach
-        open_ring(num_envs, num_steps, obs_dim, action_dim, critic_dim=critic_dim, num_slots=num_slots, **given)
+        else:
+            self._attach(name, dims, **sizes, **options)
 
     @property
-    def name(self) -> dict[str, str]:  # type: ignore[override]
-        """For each field the segment that it lies in. All lie in one: any of the values is enough to attach."""
+    def name(self) -> dict[str, str]:  # type: ignore[override] # unilab has a segment for each field
+        """The segment of each field. All fields are in one segment: any of the values is enough to attach."""
         return dict.fromkeys(self.slot_shapes, self._name)
 
     def attach_sync_primitives(self, write_ptr: object, read_ptr: object) -> None:
-        """Accepted, and not needed: the positions lie in the segment."""
+        """Accepted, and not used: the positions are in the segment."""
 
     def cleanup(self) -> None:
-        """As `close`: a segment that others still read is not theirs to lose."""
+        """As `close`: the segment stays until its last reader closes it."""
         self.close()
 
 
 def _one_name(given: str | Mapping[str, str]) -> str:
     names = {given} if isinstance(given, str) else set(given.values())
     if len(names) != 1:
-        raise InvalidArgument(f"all fields of a ring lie in one segment, not in {sorted(names) or 'none'}")
+        raise InvalidArgument(f"all fields of a ring are in one segment, not in {sorted(names) or 'none'}")
     return names.pop()
+
+
+class ReplayOptions(TypedDict, total=False):
+    """The options of `TransitionBuffer` that unilab does not have."""
+
+    name: str | None
+    fields: Mapping[str, Any] | None
+    seed: int | None
+    if_exists: IfExists
+    huge_pages: bool | None
+    max_peers: int
 
 
 class ReplayBuffer(TransitionBuffer):
@@ -190,7 +208,7 @@ class ReplayBuffer(TransitionBuffer):
         defer_gpu: bool = False,
         critic_dim: int = 0,
         packed_cpu_storage: bool = False,
-        **options: Any,
+        **options: Unpack[ReplayOptions],
     ) -> None:
         super().__init__(capacity, obs_dim, action_dim, device, critic_dim=critic_dim, **options)
 
@@ -201,8 +219,17 @@ class ReplayBuffer(TransitionBuffer):
 
     @property
     def ptr(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """``[rows_given]``: an array with one number."""
-        return np.array([self.rows_given], np.int64)
+        """``[rows_reserved]``: an array with one number."""
+        return np.array([self.rows_reserved], np.int64)
+
+
+class RunnerOptions(TypedDict, total=False):
+    """The options of `Runner` that unilab does not have."""
+
+    num_collectors: int
+    restart: RestartPolicy | None
+    stop_timeout_s: float
+    on_progress: Callable[[Progress], None] | None
 
 
 class AsyncRunner(Runner):
@@ -212,7 +239,7 @@ class AsyncRunner(Runner):
         env_name: Kept for the subclass, as are the next two and ``sim_backend``.
         env_cfg_overrides: Changes to the environment's settings.
         rl_cfg: The algorithm's settings.
-        device: Where the learner computes: ``"cuda"`` if there is one, else ``"cpu"``, when left out.
+        device: Where the learner computes. When left out: ``"cuda"`` if there is one, else ``"cpu"``.
         collector_device: Where collectors compute; as ``device`` when left out.
         sim_backend: The simulator.
         num_envs: Environments of all collectors together; see `envs_of`.
@@ -229,7 +256,7 @@ class AsyncRunner(Runner):
         collector_device: str | None = None,
         sim_backend: str = "mujoco",
         num_envs: int = 4096,
-        **options: Any,
+        **options: Unpack[RunnerOptions],
     ) -> None:
         super().__init__(num_envs=num_envs, **options)
         self.env_name, self.rl_cfg, self.sim_backend = env_name, rl_cfg, sim_backend

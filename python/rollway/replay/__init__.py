@@ -7,7 +7,13 @@ pipeline.py   `ReplayPipeline`: keeps the next batch ready
 ```
 """
 
+from typing import TYPE_CHECKING
+
+from rollway.deprecation import moved_names
 from rollway.replay.buffer import TransitionBuffer
 from rollway.replay.pipeline import ReplayPipeline
 
 __all__ = ["ReplayPipeline", "TransitionBuffer"]
+
+if not TYPE_CHECKING:
+    __getattr__ = moved_names(__name__, {"rollway": "ReplayBuffer"})

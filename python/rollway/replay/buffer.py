@@ -276,8 +276,8 @@ class TransitionBuffer:
         self._table.sample(rows, block)
 
     @property
-    def rows_given(self) -> int:
-        """How many rows were given out to adders so far."""
+    def rows_reserved(self) -> int:
+        """How many rows adders have reserved so far, also those that were overwritten since."""
         return self._table.head
 
     @property

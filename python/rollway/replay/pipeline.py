@@ -91,15 +91,15 @@ class ReplayPipeline:
         """Begins to make the batch of a tick. False when that is under way, or done, already.
 
         ``min_snapshot_ptr``: refuse to draw before so many rows were given out to adders
-        (`TransitionBuffer.rows_given`). Whatever was added before this call can be drawn.
+        (`TransitionBuffer.rows_reserved`). Whatever was added before this call can be drawn.
         """
         self._check(sample_count)
         if self._tick == tick_id:
             return False
         if self._tick is not None:
             raise InvalidArgument(f"the batch of tick {self._tick} is not used yet; tick {tick_id} comes after it")
-        if min_snapshot_ptr is not None and min_snapshot_ptr > self._buffer.rows_given:
-            raise InvalidArgument(f"only {self._buffer.rows_given} rows were added so far, not {min_snapshot_ptr}")
+        if min_snapshot_ptr is not None and min_snapshot_ptr > self._buffer.rows_reserved:
+            raise InvalidArgument(f"only {self._buffer.rows_reserved} rows were added so far, not {min_snapshot_ptr}")
         self._kitchen.order()
         self._tick = tick_id
         return True

@@ -11,7 +11,10 @@ pinning.py                  page-locks the ring for CUDA
 ```
 """
 
+from typing import TYPE_CHECKING
+
 from rollway._core import HistSnapshot, Sample, SampleInfo, Slot
+from rollway.deprecation import moved_names
 from rollway.ring.rollout_ring import RolloutInfo, RolloutRing
 from rollway.ring.server import Server
 from rollway.ring.shm_client import ShmClient
@@ -30,3 +33,6 @@ __all__ = [
     "TcpClient",
     "TrajectoryAccumulator",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = moved_names(__name__, {"rollway": "RolloutRingBuffer"})

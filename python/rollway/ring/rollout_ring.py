@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, TypedDict, Unpack
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from rollway.segment.naming import auto_name
 
 Array = np.ndarray[Any, Any]
 OnFull = Literal["drop_oldest", "block"]
+_Dims = tuple[int, int, int, int]  # num_envs, num_steps, obs_dim, action_dim
 
 _MAX_PEERS = 1024
 _PATROL_S = 0.032  # A commit elsewhere makes a slot that can be dropped, and rings no bell for writers.
@@ -52,6 +53,16 @@ class RolloutInfo(NamedTuple):
     """When it was committed, by ``time.monotonic_ns()`` of this machine."""
 
 
+class RolloutOptions(TypedDict, total=False):
+    """What the creator of a ring and a process that attaches to it say alike; `RolloutRing` describes it."""
+
+    critic_dim: int
+    num_slots: int
+    fields: Mapping[str, Any] | None
+    on_full: OnFull
+    peer_timeout_s: float | None
+
+
 class RolloutRing:
     """Moves rollouts from any number of writing processes to a reader, in ``num_slots`` slots of shared memory.
 
@@ -59,9 +70,9 @@ class RolloutRing:
     seen, and its slot goes back. When every slot is full the oldest whole rollout is dropped (and counted), or the
     writer waits. A slot that is being read is never overwritten. Each rollout goes to one reader.
 
-    The creator's segment exists until `close` (or the end of the ``with`` block). Others open it with `attach`, or get a
-    handle that was pickled into a spawned process, or use it in a forked one. One thread may read and another write,
-    not more of either. Waits release the GIL, and Ctrl-C ends them.
+    The creator's segment exists until `close` (or the end of the ``with`` block). Other processes open it with
+    `attach`, or get a pickled handle; a forked process uses the handle that it has. One thread may read and another
+    write, not more of either. Waits release the GIL, and Ctrl-C ends them.
 
     Args:
         num_envs: Environments in a rollout.
@@ -103,56 +114,60 @@ class RolloutRing:
         on_full: OnFull = "drop_oldest",
         peer_timeout_s: float | None = 60.0,
     ) -> None:
-        dims = (num_envs, num_steps, obs_dim, action_dim, critic_dim)
-        self._set_up(name, dims, num_slots, fields or {}, on_full, peer_timeout_s)
+        self._set_up(
+            name,
+            (num_envs, num_steps, obs_dim, action_dim),
+            critic_dim=critic_dim,
+            num_slots=num_slots,
+            fields=fields,
+            on_full=on_full,
+            peer_timeout_s=peer_timeout_s,
+        )
         self._ends.consumer = self._open_consumer()
 
     @classmethod
-    def attach(cls, name: str, num_envs: int, num_steps: int, obs_dim: int, action_dim: int, **options: Any) -> Self:
-        """Opens a ring that another process made; the other arguments are those that it was made with."""
-        self = cls.__new__(cls)
-        self._attach(num_envs, num_steps, obs_dim, action_dim, name=name, **options)
-        return self
-
-    def _attach(
-        self,
+    def attach(
+        cls,
+        name: str,
         num_envs: int,
         num_steps: int,
         obs_dim: int,
         action_dim: int,
-        *,
-        name: str,
-        critic_dim: int = 0,
-        num_slots: int = 4,
-        fields: Mapping[str, Any] | None = None,
-        on_full: OnFull = "drop_oldest",
-        peer_timeout_s: float | None = 60.0,
-    ) -> None:
-        dims = (num_envs, num_steps, obs_dim, action_dim, critic_dim)
-        self._set_up(name, dims, num_slots, fields or {}, on_full, peer_timeout_s)
+        **options: Unpack[RolloutOptions],
+    ) -> Self:
+        """Opens a ring that another process made, with the arguments that it was made with."""
+        self = cls.__new__(cls)
+        self._attach(name, (num_envs, num_steps, obs_dim, action_dim), **options)
+        return self
+
+    def _attach(self, name: str, dims: _Dims, **options: Unpack[RolloutOptions]) -> None:
+        self._set_up(name, dims, **options)
         self._ends.producer = self._open_producer()
         self._check_geometry(self._ends.producer)
 
     def _set_up(
         self,
         name: str | None,
-        dims: tuple[int, int, int, int, int],
-        num_slots: int,
-        fields: Mapping[str, Any],
-        on_full: OnFull,
-        peer_timeout_s: float | None,
+        dims: _Dims,
+        *,
+        critic_dim: int = 0,
+        num_slots: int = 4,
+        fields: Mapping[str, Any] | None = None,
+        on_full: OnFull = "drop_oldest",
+        peer_timeout_s: float | None = 60.0,
     ) -> None:
         """Everything but the native handles."""
         if on_full not in ("drop_oldest", "block"):
             raise InvalidArgument(f"on_full is {on_full!r}; it must be 'drop_oldest' or 'block'")
         if not 2 <= num_slots < 2**16:
             raise InvalidArgument(f"num_slots = {num_slots} is out of range: 2 to 65,535")
-        self.num_envs, self.num_steps, self.obs_dim, self.action_dim, self.critic_dim = dims
+        self.num_envs, self.num_steps, self.obs_dim, self.action_dim = dims
+        self.critic_dim = critic_dim
         self.num_slots = num_slots
-        self._fields = {name: (leaf.shape, leaf.dtype) for name, leaf in more_fields(fields).items()}
+        self._fields = {name: (leaf.shape, leaf.dtype) for name, leaf in more_fields(fields or {}).items()}
         self._on_full: OnFull = on_full
         self._peer_timeout_s = peer_timeout_s
-        self._layout = _layout(dims, self._fields)
+        self._layout = _layout(dims, critic_dim, self._fields)
         self._schema = Schema.of(self._layout)
         self._plan: Plan = self._schema.plan()
         self._ends = _Ends()
@@ -345,7 +360,7 @@ class RolloutRing:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = {
+        options: RolloutOptions = {
             "critic_dim": self.critic_dim,
             "num_slots": self.num_slots,
             "fields": self._fields,
@@ -353,7 +368,7 @@ class RolloutRing:
             "peer_timeout_s": self._peer_timeout_s,
         }
         dims = (self.num_envs, self.num_steps, self.obs_dim, self.action_dim)
-        return _attached, (type(self), self._name, dims, given)
+        return _attached, (type(self), self._name, dims, options)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
@@ -469,9 +484,9 @@ class _Ends:
             self.consumer.close()
 
 
-def _attached(cls: type[RolloutRing], name: str, dims: tuple[int, int, int, int], given: dict[str, Any]) -> RolloutRing:
+def _attached(cls: type[RolloutRing], name: str, dims: _Dims, options: RolloutOptions) -> RolloutRing:
     """What a pickled handle becomes in the other process."""
-    return cls.attach(name, *dims, **given)
+    return cls.attach(name, *dims, **options)
 
 
 def _check_version(version: int) -> None:
@@ -513,14 +528,14 @@ def rollout_ring_bytes(
     fields: Mapping[str, Any] | None = None,
 ) -> int:
     """How large the segment of a `RolloutRing` with these arguments is."""
-    schema = Schema.of(_layout((num_envs, num_steps, obs_dim, action_dim, critic_dim), fields or {}))
+    schema = Schema.of(_layout((num_envs, num_steps, obs_dim, action_dim), critic_dim, fields or {}))
     return ring_bytes([leaf.nbytes for leaf in schema.leaves], 1, num_slots, len(schema.text), _MAX_PEERS)
 
 
 def _layout(
-    dims: tuple[int, int, int, int, int], fields: Mapping[str, Any]
+    dims: _Dims, critic_dim: int, fields: Mapping[str, Any]
 ) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    shapes = rollout_shapes(*dims)
+    shapes = rollout_shapes(*dims, critic_dim)
     layout = {field: (shape, np.dtype(np.float32)) for field, shape in shapes.items()}
     for field, leaf in more_fields(fields).items():
         if field in layout:

@@ -11,9 +11,15 @@ training_log.py      the numbers of a run, in a file and in TensorBoard
 ```
 """
 
+from typing import TYPE_CHECKING
+
+from rollway.deprecation import moved_names
 from rollway.runner.collector import Collector, StopFlag
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.runner.runner import Runner
 from rollway.runner.supervisor import CollectorSupervisor
 
 __all__ = ["Collector", "CollectorSupervisor", "RestartPolicy", "Runner", "StopFlag"]
+
+if not TYPE_CHECKING:
+    __getattr__ = moved_names(__name__, {"rollway": "AsyncRunner"})

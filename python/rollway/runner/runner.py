@@ -67,6 +67,9 @@ class Runner(ABC):
     [1.0, 4.0, 9.0]
     """
 
+    env_name: str = ""
+    """The environment, for a subclass that names one."""
+
     def __init__(
         self,
         *,
@@ -199,7 +202,8 @@ class Runner(ABC):
 
     def __repr__(self) -> str:
         state = f"{self._supervisor.alive} collectors" if self._finalizer.alive else "closed"
-        return f"<rollway.{type(self).__name__} {state}>"
+        name = f"{self.env_name} " if self.env_name else ""
+        return f"<rollway.{type(self).__name__} {name}{state}>"
 
 
 def _end(supervisor: CollectorSupervisor, resources: ExitStack) -> None:

@@ -10,9 +10,15 @@ running_obs_stats.py    `RunningObsStats`: the statistics of all collectors, mer
 ```
 """
 
+from typing import TYPE_CHECKING
+
+from rollway.deprecation import moved_names
 from rollway.weights.obs_norm_stats import ObsNormStats
 from rollway.weights.running_obs_stats import RunningObsStats
 from rollway.weights.tcp_weights import TcpWeights
 from rollway.weights.weight_sync import WeightSync
 
 __all__ = ["ObsNormStats", "RunningObsStats", "TcpWeights", "WeightSync"]
+
+if not TYPE_CHECKING:
+    __getattr__ = moved_names(__name__, {"rollway": "SharedObsNormStats SharedWeightSync"})

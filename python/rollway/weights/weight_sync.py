@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 from rollway._core import Weights
 from rollway.errors import ForeignSchema, InvalidArgument
@@ -17,6 +17,16 @@ from rollway.transport.server_base import close_all
 from rollway.transport.tcp import TcpEndpoint, TcpTransport
 from rollway.weights.reading import WeightReading
 from rollway.weights.tree import Places, WeightTree
+
+
+class WeightOptions(TypedDict, total=False):
+    """Options that every way to make weights has; `WeightSync` describes them."""
+
+    max_buffers: int
+    max_readers: int
+    checksum: bool
+    threads: int | None
+    peer_timeout_s: float | None
 
 
 class WeightSync(WeightReading):
@@ -64,25 +74,21 @@ class WeightSync(WeightReading):
         threads: int | None = None,
         peer_timeout_s: float | None = 60.0,
     ) -> None:
-        tree = WeightTree.of_shapes(param_shapes, dtypes)
-        self._create(tree, name, max_buffers, max_readers, checksum, threads, peer_timeout_s)
+        self._create(
+            WeightTree.of_shapes(param_shapes, dtypes),
+            name,
+            max_buffers=max_buffers,
+            max_readers=max_readers,
+            checksum=checksum,
+            threads=threads,
+            peer_timeout_s=peer_timeout_s,
+        )
 
     @classmethod
-    def from_state_dict(
-        cls,
-        state_dict: Any,
-        *,
-        name: str | None = None,
-        max_buffers: int = 8,
-        max_readers: int = 64,
-        checksum: bool = False,
-        threads: int | None = None,
-        peer_timeout_s: float | None = 60.0,
-    ) -> Self:
+    def from_state_dict(cls, state_dict: Any, *, name: str | None = None, **options: Unpack[WeightOptions]) -> Self:
         """Makes weights like these, and writes them as the first version. The options are those of the class."""
-        tree = WeightTree.of(state_dict)
         self = cls.__new__(cls)
-        self._create(tree, name, max_buffers, max_readers, checksum, threads, peer_timeout_s)
+        self._create(WeightTree.of(state_dict), name, **options)
         self._write_first(state_dict)
         return self
 
@@ -111,20 +117,22 @@ class WeightSync(WeightReading):
         For small ones, and many handles.
         """
         self = cls.__new__(cls)
-        self._create(WeightTree.of_shapes(param_shapes, dtypes), name, 8, 1000, False, 1, None, writes=False)
+        tree = WeightTree.of_shapes(param_shapes, dtypes)
+        self._create(tree, name, False, max_readers=1000, threads=1, peer_timeout_s=None)
         return self
 
     def _create(
         self,
         tree: WeightTree,
         name: str | None,
-        max_buffers: int,
-        max_readers: int,
-        checksum: bool,
-        threads: int | None,
-        peer_timeout_s: float | None,
-        *,
         writes: bool = True,
+        /,
+        *,
+        max_buffers: int = 8,
+        max_readers: int = 64,
+        checksum: bool = False,
+        threads: int | None = None,
+        peer_timeout_s: float | None = 60.0,
     ) -> None:
         _check_threads(threads)
         if not 1 <= max_readers <= 1022:
@@ -145,7 +153,13 @@ class WeightSync(WeightReading):
             raise tree.explain(WeightTree.from_text(foreign.text), foreign.place) from None
         self._bind(core, tree, threads, peer_timeout_s)
 
-    def _attach(self, name: str, connect_timeout_s: float, threads: int | None, peer_timeout_s: float | None) -> None:
+    def _attach(
+        self,
+        name: str,
+        connect_timeout_s: float = 0.0,
+        threads: int | None = None,
+        peer_timeout_s: float | None = 60.0,
+    ) -> None:
         _check_threads(threads)
         core = Weights.attach(name, connect_timeout_s=connect_timeout_s, threads=threads)
         self._bind(core, WeightTree.from_text(core.schema), threads, peer_timeout_s)
