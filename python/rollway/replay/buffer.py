@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +18,7 @@ from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch, Segme
 from rollway.replay.batch import Batch, RowLayout, StagedCopies, as_host_array, device_name, fill_field_by_field
 from rollway.schema.leaves import RaggedLeaf
 from rollway.schema.record import RecordSchema, convert
+from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.segment.naming import auto_name
 from rollway.transport.policies import IfExists
 
@@ -27,7 +27,7 @@ _PATIENCE_S = 30.0
 """How long an add waits while every row of the buffer is being written by others."""
 
 
-class TransitionBuffer:
+class TransitionBuffer(ClosesOnExit):
     """Moves transitions from any number of adding processes to those that sample them.
 
     When it is full, the oldest transitions are overwritten. Only whole ones are ever sampled: a process that is killed
@@ -315,12 +315,6 @@ class TransitionBuffer:
         self._staged = None
         self._close_table.detach()
         self._table.close(True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, tuple[str, str]]:
         return type(self).attach, (self.name, self.device)

@@ -12,15 +12,15 @@ import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rollway.errors import ConnectionClosedError, InvalidArgument, NotInThisProcess, WaitTimeout
 from rollway.replay.batch import Batch, Fill, RowLayout, device_name
 from rollway.replay.buffer import TransitionBuffer
+from rollway.segment.closes_on_exit import ClosesOnExit
 
 
-class ReplayPipeline:
+class ReplayPipeline(ClosesOnExit):
     """Hands out one batch after the other, each made ready while the learner used the one before.
 
     Use it as an iterator, or by `next`: each call gives a batch that stays as it is until the next call. UniLab's calls
@@ -165,12 +165,6 @@ class ReplayPipeline:
     def close(self) -> None:
         """Ends the thread, after the batch that it is making."""
         self._end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._kitchen.closed else f"tick {self._tick}"

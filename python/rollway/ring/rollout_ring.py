@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypedDict, Unpack
 
 import numpy as np
@@ -30,6 +29,7 @@ from rollway.errors import (
 )
 from rollway.schema.leaves import RaggedLeaf, read_leaves
 from rollway.schema.pytree import Schema
+from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.segment.naming import auto_name
 
 Array = np.ndarray[Any, Any]
@@ -63,7 +63,7 @@ class RolloutOptions(TypedDict, total=False):
     peer_timeout_s: float | None
 
 
-class RolloutRing:
+class RolloutRing(ClosesOnExit):
     """Moves rollouts from any number of writing processes to a reader, in ``num_slots`` slots of shared memory.
 
     A rollout is shown whole or not at all: what a writer had only begun when it died or called `abort_write` is never
@@ -352,12 +352,6 @@ class RolloutRing:
         self.abort_write()
         self.advance_read()
         self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         options: RolloutOptions = {

@@ -14,13 +14,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rollway.errors import CollectorError, InvalidArgument
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.runner.supervisor import CollectorSupervisor
 from rollway.runner.training_log import TrainingLog
+from rollway.segment.closes_on_exit import ClosesOnExit
 
 Resource = TypeVar("Resource")
 Progress = Mapping[str, float]
@@ -34,7 +34,7 @@ class _Waitable(Protocol):
     def wait_for_data(self, timeout: float = ...) -> bool: ...
 
 
-class Runner(ABC):
+class Runner(ClosesOnExit, ABC):
     """The learner of an asynchronous algorithm, and the processes that collect for it.
 
     A collector that raises or dies raises `CollectorError` in the learner's next call of `check`, `wait_for_data` or
@@ -99,7 +99,7 @@ class Runner(ABC):
     def learn(self, max_iterations: int, save_interval: int = 50, log_dir: str = "logs") -> None:
         """Trains. The subclass's own; `iterations`, `wait_for_data` and `log` make it short."""
 
-    def save(self, path: Path) -> None:  # noqa: B027 - a subclass need not save
+    def save(self, path: Path) -> None:
         """Writes a checkpoint to ``path``. The subclass's own; without one nothing is saved."""
 
     # ── shared memory ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -193,12 +193,6 @@ class Runner(ABC):
         """
         _open.discard(self)
         self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = f"{self._supervisor.alive} collectors" if self._finalizer.alive else "closed"

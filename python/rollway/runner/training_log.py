@@ -10,15 +10,15 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rollway.errors import SystemCallFailed
+from rollway.segment.closes_on_exit import ClosesOnExit
 
 FILE_NAME = "progress.jsonl"
 
 
-class TrainingLog:
+class TrainingLog(ClosesOnExit):
     """Appends to ``progress.jsonl`` in ``log_dir``, which it makes. Each line is whole once `write` has returned.
 
     >>> import tempfile
@@ -59,12 +59,6 @@ class TrainingLog:
         board, self._board = self._board, None
         if board is not None:
             board.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 def read(log_dir: str | Path) -> list[dict[str, float]]:

@@ -9,11 +9,11 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rollway._core import HistSnapshot, Producer, RecordProducer
 from rollway.errors import ConnectionClosedError, InvalidArgument
+from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.transport.base import Endpoint, Transport
 from rollway.transport.shm import ShmTransport
 from rollway.waiting.notifier import LoopNotifier
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rollway._core import ConsumerHandle
 
 
-class ServerBase:
+class ServerBase(ClosesOnExit):
     """A native consumer and the transports that feed it; starts and closes them."""
 
     _producer: Producer | RecordProducer | None = None  # of this process itself, once it has submitted something
@@ -136,9 +136,6 @@ class ServerBase:
             self.close()
             raise
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def _count_producers(self) -> None:
         with contextlib.suppress(ConnectionClosedError):  # then the last count stays

@@ -6,13 +6,13 @@ nothing: `RunningObsStats` does.
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from rollway.errors import InvalidArgument
 from rollway.schema.arrays import as_array
+from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.weights.weight_sync import WeightSync
 
 Array = np.ndarray[Any, Any]
@@ -21,7 +21,7 @@ _DTYPES = ("float16", "float32", "float64")
 _MAX_DIMENSIONS = 8
 
 
-class ObsNormStats:
+class ObsNormStats(ClosesOnExit):
     """Moves (mean, std) from the process that puts to any number of processes that get.
 
     Each of those sees each version at most once and may miss some: only the latest counts. What a dead process had put
@@ -97,12 +97,6 @@ class ObsNormStats:
     def cleanup(self) -> None:
         """Closes, and takes the name away at once."""
         self._sync.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _attached, (type(self), self._sync, self._max_obs_dim)

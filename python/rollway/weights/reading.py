@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from rollway.errors import NothingPublished
+from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.weights.tree import WeightTree
 
 
@@ -20,7 +20,7 @@ class _Handle(Protocol):
     def read(self, leaves: list[int], addresses: list[int], since: int) -> tuple[int, list[int]]: ...
 
 
-class WeightReading:
+class WeightReading(ClosesOnExit):
     """Reads the latest version, whole, into tensors or arrays that are there, or into new ones."""
 
     _core: _Handle
@@ -71,13 +71,3 @@ class WeightReading:
             raise NothingPublished(f"nothing has been published {self._place} yet: wait_for_version(1) waits for it")
         self._read_version = version
         return self._tree.build(arrays) if like is None else self._tree.build_like(like, arrays)
-
-    def close(self) -> None:
-        """Lets go."""
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()

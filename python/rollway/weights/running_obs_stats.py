@@ -8,13 +8,13 @@ publishes the result.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 from rollway.errors import InvalidArgument
 from rollway.schema.arrays import as_array
+from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.weights.weight_sync import WeightSync
 
 Array = np.ndarray[Any, Any]
@@ -62,7 +62,7 @@ class Moments:
         return deviation
 
 
-class RunningObsStats:
+class RunningObsStats(ClosesOnExit):
     """Merges what collectors have observed: each adds under its own number, and any process may ask. No call waits.
 
     A handle may be pickled into a spawned process. Under one number one process adds at a time; when it is dead,
@@ -129,12 +129,6 @@ class RunningObsStats:
         """Closes, and takes the names away at once."""
         for share in self._shares:
             share.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _attached, (self._obs_dim, self._shares)
