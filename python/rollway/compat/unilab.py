@@ -64,7 +64,7 @@ class SharedWeightSync(WeightSync):
         if create:
             super().__init__(param_shapes, name=shm_name, dtypes=dtypes, **options)
         else:
-            self._attach(**_attach_arguments(shm_name, options))
+            self._attach(*_attach_arguments(shm_name, options))
             self._check_leaves(param_shapes, dtypes)
 
     @classmethod
@@ -80,18 +80,19 @@ class SharedWeightSync(WeightSync):
         """Makes weights like these, or attaches to ``shm_name``, and writes them as the next version."""
         if create:
             return super().from_state_dict(state_dict, name=shm_name, **options)
-        self = cls.attach(**_attach_arguments(shm_name, options))
+        self = cls.__new__(cls)
+        self._attach(*_attach_arguments(shm_name, options))
         self._write_first(state_dict)
         return self
 
 
-def _attach_arguments(shm_name: str | None, options: WeightOptions) -> dict[str, Any]:
-    """The arguments of `WeightSync.attach`. The other options have meaning only for weights that are created."""
+def _attach_arguments(shm_name: str | None, options: WeightOptions) -> tuple[str, float, int | None, float | None]:
+    """The arguments of `WeightSync._attach`. The other options have meaning only for weights that are created."""
     if shm_name is None:
         raise InvalidArgument("create=False needs shm_name: the name of the writer's weights")
     if unknown := options.keys() - WeightOptions.__annotations__.keys():
         raise TypeError(f"SharedWeightSync got an unexpected keyword argument {min(unknown)!r}")
-    return {"name": shm_name} | {key: options[key] for key in ("threads", "peer_timeout_s") if key in options}
+    return shm_name, 0.0, options.get("threads"), options.get("peer_timeout_s", 60.0)
 
 
 class SharedObsNormStats(ObsNormStats):

@@ -353,7 +353,7 @@ class RolloutRing(ClosesOnExit):
         self.advance_read()
         self._finalizer()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> tuple[str, _Dims, RolloutOptions]:
         options: RolloutOptions = {
             "critic_dim": self.critic_dim,
             "num_slots": self.num_slots,
@@ -361,8 +361,11 @@ class RolloutRing(ClosesOnExit):
             "on_full": self._on_full,
             "peer_timeout_s": self._peer_timeout_s,
         }
-        dims = (self.num_envs, self.num_steps, self.obs_dim, self.action_dim)
-        return _attached, (type(self), self._name, dims, options)
+        return self._name, (self.num_envs, self.num_steps, self.obs_dim, self.action_dim), options
+
+    def __setstate__(self, state: tuple[str, _Dims, RolloutOptions]) -> None:
+        name, dims, options = state
+        self._attach(name, dims, **options)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
@@ -476,11 +479,6 @@ class _Ends:
             self.producer.close()
         if self.consumer is not None:
             self.consumer.close()
-
-
-def _attached(cls: type[RolloutRing], name: str, dims: _Dims, options: RolloutOptions) -> RolloutRing:
-    """What a pickled handle becomes in the other process."""
-    return cls.attach(name, *dims, **options)
 
 
 def _check_version(version: int) -> None:

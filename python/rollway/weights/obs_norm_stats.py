@@ -98,16 +98,12 @@ class ObsNormStats(ClosesOnExit):
         """Closes, and takes the name away at once."""
         self._sync.cleanup()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _attached, (type(self), self._sync, self._max_obs_dim)
+    def __getstate__(self) -> tuple[WeightSync, int]:
+        return self._sync, self._max_obs_dim
+
+    def __setstate__(self, state: tuple[WeightSync, int]) -> None:
+        self._bind(*state)
 
     def __repr__(self) -> str:
         state = "closed" if self._sync.closed else f"version {self._sync.version}"
         return f"<rollway.{type(self).__name__} {self.name} {state}>"
-
-
-def _attached(cls: type[ObsNormStats], sync: WeightSync, max_obs_dim: int) -> ObsNormStats:
-    """What a pickled handle becomes in the other process."""
-    stats = cls.__new__(cls)
-    stats._bind(sync, max_obs_dim)
-    return stats

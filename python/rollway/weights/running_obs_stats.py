@@ -130,8 +130,11 @@ class RunningObsStats(ClosesOnExit):
         for share in self._shares:
             share.cleanup()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _attached, (self._obs_dim, self._shares)
+    def __getstate__(self) -> tuple[int, list[WeightSync]]:
+        return self._obs_dim, self._shares
+
+    def __setstate__(self, state: tuple[int, list[WeightSync]]) -> None:
+        self._bind(*state)
 
     def __repr__(self) -> str:
         return f"<rollway.RunningObsStats obs_dim={self._obs_dim} of {len(self._shares)} collectors>"
@@ -140,10 +143,3 @@ class RunningObsStats(ClosesOnExit):
         there = {"count": np.zeros((), np.float64), "mean": np.zeros(self._obs_dim), "squares": np.zeros(self._obs_dim)}
         share.read_weights_into(there)  # Changes nothing when no process has added yet.
         return Moments(float(there["count"]), there["mean"], there["squares"])
-
-
-def _attached(obs_dim: int, shares: list[WeightSync]) -> RunningObsStats:
-    """What a pickled handle becomes in the other process."""
-    stats = RunningObsStats.__new__(RunningObsStats)
-    stats._bind(obs_dim, shares)
-    return stats

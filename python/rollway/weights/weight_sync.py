@@ -153,13 +153,7 @@ class WeightSync(WeightReading):
             raise tree.explain(WeightTree.from_text(foreign.text), foreign.place) from None
         self._bind(core, tree, threads, peer_timeout_s)
 
-    def _attach(
-        self,
-        name: str,
-        connect_timeout_s: float = 0.0,
-        threads: int | None = None,
-        peer_timeout_s: float | None = 60.0,
-    ) -> None:
+    def _attach(self, name: str, connect_timeout_s: float, threads: int | None, peer_timeout_s: float | None) -> None:
         _check_threads(threads)
         core = Weights.attach(name, connect_timeout_s=connect_timeout_s, threads=threads)
         self._bind(core, WeightTree.from_text(core.schema), threads, peer_timeout_s)
@@ -279,17 +273,15 @@ class WeightSync(WeightReading):
         self._core.unlink()
         self._end()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Into another process: attaches there, by name."""
-        return _attach_again, (type(self), self.name, self._threads, self._peer_timeout_s)
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.name, 0.0, self._threads, self._peer_timeout_s
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._attach(*state)  # in another process, by name
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"version {self.version}"
         return f"<{type(self).__name__} '{self.name}': {len(self._tree.leaves)} leaves, {state}>"
-
-
-def _attach_again(cls: type[WeightSync], name: str, threads: int | None, peer_timeout_s: float | None) -> WeightSync:
-    return cls.attach(name, threads=threads, peer_timeout_s=peer_timeout_s)
 
 
 def _check_threads(threads: int | None) -> None:
