@@ -18,7 +18,7 @@ from rollway._core import shm_directory, weights_bytes
 from rollway.errors import InvalidArgument, NotEnoughMemory
 from rollway.machine.cgroup import Cgroup
 from rollway.replay.buffer import replay_bytes
-from rollway.ring.rollout_ring import more_fields, rollout_ring_bytes, rollout_shapes
+from rollway.ring.rollout_ring import rollout_layout, rollout_ring_bytes
 
 Place = Literal["shared", "private"]
 
@@ -93,18 +93,15 @@ class MemoryBudget:
     ) -> Self:
         """A `RolloutRing` with these arguments."""
         _check_counts(num_slots=num_slots)
-        usual = rollout_shapes(num_envs, num_steps, obs_dim, action_dim, critic_dim)
-        more = sum(leaf.row_bytes for leaf in more_fields(fields or {}).values())
-        slot = sum(math.prod(shape) for shape in usual.values()) * _FLOAT32 + more
-        step = obs_dim + action_dim + 4 + critic_dim
+        layout = rollout_layout((num_envs, num_steps, obs_dim, action_dim), critic_dim, fields)
+        slot = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values())
+        step, last = obs_dim + action_dim + 4 + critic_dim, obs_dim + critic_dim
+        more = slot - num_envs * (num_steps * step + last) * _FLOAT32
         arithmetic = (
-            f"{num_slots} slots x ({num_envs} x {num_steps} steps x {step} numbers + "
-            f"{num_envs} x {obs_dim + critic_dim} last) x 4 B"
+            f"{num_slots} slots x ({num_envs} x {num_steps} steps x {step} numbers + {num_envs} x {last} last) x 4 B"
             + (f" + {num_slots} x {more:,} B of fields" if more else "")
         )
-        total = rollout_ring_bytes(
-            num_envs, num_steps, obs_dim, action_dim, critic_dim=critic_dim, num_slots=num_slots, fields=fields
-        )
+        total = rollout_ring_bytes(layout, num_slots)
         return self._add_segment("rollout ring", arithmetic, num_slots * slot, total)
 
     def add_replay(self, capacity: int, obs_dim: int, action_dim: int, *, critic_dim: int = 0) -> Self:

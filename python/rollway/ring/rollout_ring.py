@@ -27,13 +27,14 @@ from rollway.errors import (
     SegmentNotFound,
     WaitTimeout,
 )
-from rollway.schema.leaves import RaggedLeaf, read_leaves
+from rollway.schema.leaves import read_leaves
 from rollway.schema.pytree import Schema
 from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.segment.naming import auto_name
 
 Array = np.ndarray[Any, Any]
 OnFull = Literal["drop_oldest", "block"]
+Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 _Dims = tuple[int, int, int, int]  # num_envs, num_steps, obs_dim, action_dim
 
 _MAX_PEERS = 1024
@@ -164,10 +165,9 @@ class RolloutRing(ClosesOnExit):
         self.num_envs, self.num_steps, self.obs_dim, self.action_dim = dims
         self.critic_dim = critic_dim
         self.num_slots = num_slots
-        self._fields = {name: (leaf.shape, leaf.dtype) for name, leaf in more_fields(fields or {}).items()}
         self._on_full: OnFull = on_full
         self._peer_timeout_s = peer_timeout_s
-        self._layout = _layout(dims, critic_dim, self._fields)
+        self._layout = rollout_layout(dims, critic_dim, fields)
         self._schema = Schema.of(self._layout)
         self._plan: Plan = self._schema.plan()
         self._ends = _Ends()
@@ -354,14 +354,16 @@ class RolloutRing(ClosesOnExit):
         self._finalizer()
 
     def __getstate__(self) -> tuple[str, _Dims, RolloutOptions]:
+        dims = (self.num_envs, self.num_steps, self.obs_dim, self.action_dim)
+        usual = rollout_shapes(*dims, self.critic_dim)
         options: RolloutOptions = {
             "critic_dim": self.critic_dim,
             "num_slots": self.num_slots,
-            "fields": self._fields,
+            "fields": {field: form for field, form in self._layout.items() if field not in usual},
             "on_full": self._on_full,
             "peer_timeout_s": self._peer_timeout_s,
         }
-        return self._name, (self.num_envs, self.num_steps, self.obs_dim, self.action_dim), options
+        return self._name, dims, options
 
     def __setstate__(self, state: tuple[str, _Dims, RolloutOptions]) -> None:
         name, dims, options = state
@@ -509,37 +511,19 @@ def rollout_shapes(
     return shapes
 
 
-def rollout_ring_bytes(
-    num_envs: int,
-    num_steps: int,
-    obs_dim: int,
-    action_dim: int,
-    *,
-    critic_dim: int = 0,
-    num_slots: int = 4,
-    fields: Mapping[str, Any] | None = None,
-) -> int:
-    """How large the segment of a `RolloutRing` with these arguments is."""
-    schema = Schema.of(_layout((num_envs, num_steps, obs_dim, action_dim), critic_dim, fields or {}))
-    return ring_bytes([leaf.nbytes for leaf in schema.leaves], 1, num_slots, len(schema.text), _MAX_PEERS)
-
-
-def _layout(
-    dims: _Dims, critic_dim: int, fields: Mapping[str, Any]
-) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    shapes = rollout_shapes(*dims, critic_dim)
-    layout = {field: (shape, np.dtype(np.float32)) for field, shape in shapes.items()}
-    for field, leaf in more_fields(fields).items():
-        if field in layout:
-            raise InvalidArgument(f"fields has '{field}', which every rollout has already")
-        layout[field] = (leaf.shape, leaf.dtype)
+def rollout_layout(dims: _Dims, critic_dim: int, fields: Mapping[str, Any] | None) -> Layout:
+    """The shape and dtype of each field of a rollout: the usual ones, and ``fields``."""
+    layout = {field: (shape, np.dtype(np.float32)) for field, shape in rollout_shapes(*dims, critic_dim).items()}
+    for leaf in read_leaves(fields or {}).values():
+        if leaf.ragged:
+            raise SchemaMismatch(f"field '{leaf.name}' is {leaf}; the rollouts of a ring all have one size")
+        if leaf.name in layout:
+            raise InvalidArgument(f"fields has '{leaf.name}', which every rollout has already")
+        layout[leaf.name] = (leaf.shape, leaf.dtype)
     return layout
 
 
-def more_fields(fields: Mapping[str, Any]) -> dict[str, RaggedLeaf]:
-    """The fields that a ring has besides the usual ones."""
-    leaves = read_leaves(fields)
-    for leaf in leaves.values():
-        if leaf.ragged:
-            raise SchemaMismatch(f"field '{leaf.name}' is {leaf}; the rollouts of a ring all have one size")
-    return leaves
+def rollout_ring_bytes(layout: Layout, num_slots: int) -> int:
+    """How large the segment of a `RolloutRing` with this layout is."""
+    schema = Schema.of(layout)
+    return ring_bytes([leaf.nbytes for leaf in schema.leaves], 1, num_slots, len(schema.text), _MAX_PEERS)
