@@ -149,6 +149,18 @@ def convert(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[An
     return converted if same else None
 
 
+def fitted(values: np.ndarray[Any, Any], dtype: np.dtype[Any], what: str) -> np.ndarray[Any, Any]:
+    """The values in a dtype of the same or a more general kind; `SchemaMismatch` if they do not fit."""
+    if values.dtype == dtype:
+        return values
+    if not np.can_cast(values.dtype, dtype, "same_kind"):
+        raise SchemaMismatch(f"{what} is {values.dtype}, which does not become {dtype} without loss. Cast it first")
+    converted = convert(values, dtype)
+    if converted is None:
+        raise SchemaMismatch(f"{what} has values of {values.dtype} that do not fit {dtype}")
+    return converted
+
+
 def _listed(leaf: RaggedLeaf, value: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any]:
     """Plain lists take the dtype of their leaf, if that can hold them: [1, 2] fits float32, but [1.5] not int32."""
     if not value:
