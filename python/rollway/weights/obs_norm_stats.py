@@ -1,7 +1,7 @@
 """ObsNormStats: the latest mean and standard deviation of the observations, from the learner to its collectors.
 
-Two arrays go through shared memory, as versions of weights do: whole or not at all, and nobody waits. It computes
-nothing: `RunningObsStats` does.
+The two arrays are a version of small weights: readers get both or neither, and no call waits. `RunningObsStats`
+computes them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _MAX_DIMENSIONS = 8
 class ObsNormStats(ClosesOnExit):
     """Moves (mean, std) from the process that puts to any number of processes that get.
 
-    Each of those sees each version at most once and may miss some: only the latest counts. What a dead process had put
-    stays. Neither call waits. A handle may be pickled into a spawned process and used in a forked one, and others may
-    join by its ``name``. The first to put is the one who puts, as long as it lives.
+    `get` gives each version at most once, and only the latest. What a process put stays after its death. A handle may
+    be pickled into a spawned process and used in a forked one, and other processes may join by its ``name``. One
+    process puts: the first that does, as long as it lives.
 
     Args:
-        max_obs_dim: Room for so many numbers in an observation. The shape itself is that of what is put.
-        name: What the segment is called; made up when left out. If there is one of that name, with the same
-            ``max_obs_dim``, this joins it.
+        max_obs_dim: Room for so many numbers in an observation, of any shape.
+        name: The name of the segment; automatic when left out. A segment of that name, with the same ``max_obs_dim``,
+            is joined.
 
     >>> import numpy as np
     >>> with ObsNormStats() as stats:
@@ -56,11 +56,11 @@ class ObsNormStats(ClosesOnExit):
 
     @property
     def name(self) -> str:
-        """What the segment is called."""
+        """The name of the segment."""
         return self._sync.name
 
     def put(self, stats: tuple[Any, Any]) -> None:
-        """Publishes (mean, std): arrays or tensors of floats, of one shape. They replace what was put before."""
+        """Publishes (mean, std): arrays or tensors of floats, of one shape."""
         mean, std = (as_array(value, what, None) for value, what in zip(stats, ("mean", "std"), strict=True))
         if mean.shape != std.shape:
             raise InvalidArgument(f"the mean is {list(mean.shape)} and the std {list(std.shape)}: give one shape")
@@ -78,7 +78,7 @@ class ObsNormStats(ClosesOnExit):
         self._sync.write_weights({"form": form, "moments": moments})
 
     def get(self) -> tuple[Array, Array] | None:
-        """The latest (mean, std), as arrays of your own; ``None`` when this handle has it already, or none was put."""
+        """The latest (mean, std), as new arrays; ``None`` when this handle has given it before, or there is none."""
         if self._sync.version == self._seen:
             return None
         self._seen = self._sync.read_weights_into({"form": self._form, "moments": self._moments})
@@ -88,14 +88,14 @@ class ObsNormStats(ClosesOnExit):
         return mean, std
 
     def close(self) -> None:
-        """Lets go. The last one to leave takes the name away. Safe to call twice.
+        """Closes this handle; the last process to close removes the name. Safe to call twice.
 
-        A name that somebody chose stays if the process that put died without closing: the next one finds what it put.
+        A name that a user chose stays if the process that puts died without closing.
         """
         self._sync.close()
 
     def cleanup(self) -> None:
-        """Closes, and takes the name away at once."""
+        """Closes, and removes the name at once."""
         self._sync.cleanup()
 
     def __getstate__(self) -> tuple[WeightSync, int]:

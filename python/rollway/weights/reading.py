@@ -1,7 +1,4 @@
-"""WeightReading: what readers of weights have in common, wherever the weights come from.
-
-`WeightSync` and `TcpWeights` stand on it. It finds the arrays (`WeightTree`) and tells a native handle where.
-"""
+"""WeightReading: what `WeightSync` and `TcpWeights` have in common: reading the latest version."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ class _Handle(Protocol):
 
 
 class WeightReading(ClosesOnExit):
-    """Reads the latest version, whole, into tensors or arrays that are there, or into new ones."""
+    """Reads the latest whole version, into given tensors and arrays or into new ones."""
 
     _core: _Handle
     _tree: WeightTree
@@ -29,12 +26,12 @@ class WeightReading(ClosesOnExit):
 
     @property
     def _place(self) -> str:
-        """Where the weights are, for the words of an error."""
+        """Where the weights are, for messages."""
         raise NotImplementedError
 
     @property
     def version(self) -> int:
-        """The version that was published last, of those that are here; 0 when nothing was written yet."""
+        """The latest version on this host; 0 before the first."""
         return self._core.version
 
     @property
@@ -43,11 +40,11 @@ class WeightReading(ClosesOnExit):
         return self._read_version
 
     def read_weights_into(self, state_dict: Any, *, since: int = 0) -> int:
-        """Copies the latest version into these tensors or arrays, in place, and gives back which it is.
+        """Copies the latest version into these tensors or arrays, in place, and returns its number.
 
-        ``since``: the version that they hold; then only leaves that changed after it are copied. 0 comes back, and
-        nothing is touched, when nothing was written yet. Parameters are written under autograd's nose, as with
-        ``param.data.copy_``. One whose elements share memory, as after ``expand``, is refused.
+        ``since``: the version that they hold; then only leaves that changed after it are copied. Returns 0, and changes
+        nothing, before the first version. Autograd does not see the change of a parameter, as with
+        ``param.data.copy_``. A tensor whose elements share memory, as after ``expand``, is refused.
         """
         places = self._tree.targets(state_dict)
         version, copied = self._core.read(places.leaves, places.addresses, since)
@@ -61,9 +58,8 @@ class WeightReading(ClosesOnExit):
     def read_weights(self, like: Any = None) -> Any:
         """The latest version as a new tree of numpy arrays; `read_version` says which it is.
 
-        The tree is built as it was for the writer: exactly so in the process that made it, and from dicts, lists and
-        tuples elsewhere. ``like``: build it as this one is, whatever its values. Raises `NothingPublished` when nothing
-        was written yet.
+        In the process that made the weights it is the writer's own tree; elsewhere it is made of dicts, lists and
+        tuples. ``like``: a tree to copy the structure of. `NothingPublished` before the first version.
         """
         arrays, places = self._tree.fresh()
         version, _ = self._core.read(places.leaves, places.addresses, 0)

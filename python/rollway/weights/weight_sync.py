@@ -32,24 +32,24 @@ class WeightOptions(TypedDict, total=False):
 class WeightSync(WeightReading):
     """Moves weights from one writer to any number of readers, through shared memory, version by version.
 
-    A reader gets a whole version, never a mixture of two. The writer never waits for readers, and no reader for the
+    A reader gets a whole version, never a mixture of two. The writer waits for no reader, and no reader waits for the
     writer: the writer fills a copy of the weights that no reader uses, and then publishes it with one store. If the
     writer dies in the middle, readers keep the last whole version. A process that creates the weights again under the
-    same name, or attaches and writes, goes on from there.
+    same name, or attaches and writes, continues from it.
 
     Takes torch state dicts, and any tree of numpy or JAX arrays. Each leaf keeps its dtype.
 
     Args:
-        param_shapes: The shape of each parameter: a dict, or any tree of tuples (`from_state_dict` reads it off).
-        name: What readers attach to. Left out, it is automatic. If there are weights of that name without a living
-            writer, this goes on with their version.
+        param_shapes: The shape of each parameter: a dict, or any tree of tuples. (`from_state_dict` finds them itself.)
+        name: What readers attach to; automatic when left out. Weights of that name without a living writer are
+            continued.
         dtypes: One dtype for all leaves, or a mapping from their names; float32 where it does not say.
         max_buffers: How many copies of the weights there may be at most. Three exist from the start; more are made only
             while slow readers keep those.
         max_readers: How many handles may be attached at once, besides the writer's.
         checksum: Keep a checksum of each leaf, and compare it at every read: for machines that you do not trust.
-        threads: How many threads copy large weights; as many as this process may use, at most four, unless given.
-        peer_timeout_s: How long `wait_for_version` bears that no writer lives; ``None`` for ever.
+        threads: How many threads copy large weights. Left out: as many as this process may use, at most four.
+        peer_timeout_s: How long `wait_for_version` waits while no writer lives; ``None`` for ever.
 
     >>> import numpy as np
     >>> weights = {"w": np.ones((2, 2), np.float32), "b": np.zeros(2, np.float32)}
@@ -101,10 +101,10 @@ class WeightSync(WeightReading):
         threads: int | None = None,
         peer_timeout_s: float | None = 60.0,
     ) -> Self:
-        """Opens weights by their name alone: names, dtypes and shapes stand in the segment.
+        """Opens weights by their name; the segment has the paths, dtypes and shapes.
 
-        ``connect_timeout_s``: how long to wait until they are created. The handle reads; its first `write_weights` or
-        `update_weights` makes it the writer, if no writer lives.
+        ``connect_timeout_s``: how long to wait until they are created. The first `write_weights` or `update_weights` of
+        the handle makes it the writer, if no writer lives.
         """
         self = cls.__new__(cls)
         self._attach(name, connect_timeout_s, threads, peer_timeout_s)
@@ -112,10 +112,7 @@ class WeightSync(WeightReading):
 
     @classmethod
     def _without_writer(cls, param_shapes: Any, dtypes: Any, name: str | None) -> Self:
-        """Joins the weights of that name, or makes them, without being their writer: the first to write is.
-
-        For small ones, and many handles.
-        """
+        """Opens or makes small weights with room for many handles. The first handle that writes is the writer."""
         self = cls.__new__(cls)
         tree = WeightTree.of_shapes(param_shapes, dtypes)
         self._create(tree, name, False, max_readers=1000, threads=1, peer_timeout_s=None)
@@ -159,9 +156,9 @@ class WeightSync(WeightReading):
         self._bind(core, WeightTree.from_text(core.schema), threads, peer_timeout_s)
 
     def _check_leaves(self, param_shapes: Any, dtypes: Any) -> None:
-        """Closes, and raises `SchemaMismatch`, if the leaves that are there are not these."""
+        """Closes, and raises `SchemaMismatch`, if the segment has other leaves."""
         tree, there = WeightTree.of_shapes(param_shapes, dtypes), self._tree
-        if dtypes is None:  # Shapes alone were given: any dtype is as good.
+        if dtypes is None:  # only shapes were given: accept any dtype
             kept = {leaf.path: leaf.dtype for leaf in there.leaves}
             tree = WeightTree.of_shapes(param_shapes, {leaf.path: kept.get(leaf.path) for leaf in tree.leaves})
         if tree.leaves != there.leaves:
@@ -207,8 +204,8 @@ class WeightSync(WeightReading):
     def update_weights(self, changed: Any) -> None:
         """Publishes a next version in which only these leaves differ: those of an adapter, for instance.
 
-        What did not change is copied, inside shared memory, only into buffers that do not have it yet: changing the
-        same few leaves again and again copies those, and nothing else.
+        The other leaves are copied, inside shared memory, only into buffers that do not have them yet: updates of the
+        same few leaves soon copy nothing else.
 
         >>> import numpy as np
         >>> with WeightSync.from_state_dict({"base": np.zeros(3), "lora": np.zeros(1)}) as sync:
@@ -247,7 +244,7 @@ class WeightSync(WeightReading):
         return WeightOutlet(self._core, self._tree)
 
     def wait_for_version(self, version: int, timeout: float | None = None) -> int:
-        """Sleeps until that version or a later one is published, and gives back which.
+        """Sleeps until that version or a later one is published, and returns its number.
 
         Raises `WaitTimeout` after ``timeout`` seconds, `PeerDied` when no writer lives for ``peer_timeout_s``, and
         `ConnectionClosedError` when any process called `cleanup`, or another thread closed this handle.
@@ -255,16 +252,16 @@ class WeightSync(WeightReading):
         return self._core.wait_for_version(version, timeout, self._peer_timeout_s)
 
     def stats(self) -> dict[str, int]:
-        """Plain numbers: the version; how many ``buffers`` exist; how often a reader had to copy again (``retries``),
-        because the writer had no other buffer left (``overtaken``); pins of dead readers taken back (``recovered``).
+        """Plain numbers: the version; ``buffers`` that exist; how often a reader copied again (``retries``) because the
+        writer had no other buffer left (``overtaken``); pins of dead readers that were removed (``recovered``).
         """
         return self._core.stats()
 
     def close(self) -> None:
         """Closes this handle, and ends calls that wait with it in other threads. Safe to call twice.
 
-        The last process to close removes the name. A name that a user chose stays if the writer died without closing:
-        a learner that comes back under the name goes on with the version. `cleanup` and ``rollway gc`` remove it.
+        The last process to close removes the name. A name that a user chose stays if the writer died without closing,
+        so that a new learner can continue with the version. `cleanup` and ``rollway gc`` remove it.
         """
         self._end()
 
