@@ -1,7 +1,7 @@
 """Runner: the learner's process of an asynchronous algorithm: its collectors, its shared memory, its log.
 
-A subclass writes `learn` (and `save`). This class starts collectors and brings their errors back, closes what it was
-given to own, and does the book-keeping of iterations. It knows no algorithm, no environment and no network.
+A subclass writes `learn` (and `save`). This class starts collectors, raises their errors, closes the resources that it
+was given, and counts and logs iterations. It knows no algorithm, no environment and no network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rollway.segment.closes_on_exit import ClosesOnExit
 Resource = TypeVar("Resource")
 Progress = Mapping[str, float]
 
-_SLICE_S = 0.25  # Data ends a wait at once; news of a death is looked for this often.
+_SLICE_S = 0.25  # how often a wait checks for deaths; data ends it at once
 
 
 class _Waitable(Protocol):
@@ -38,16 +38,16 @@ class Runner(ClosesOnExit, ABC):
     """The learner of an asynchronous algorithm, and the processes that collect for it.
 
     A collector that raises or dies raises `CollectorError` in the learner's next call of `check`, `wait_for_data` or
-    `iterations`, with its traceback or its signal; or it is started again, as ``restart`` says, while the others go on.
-    When the learner dies, by whatever signal, the kernel kills its collectors. `close` (or the end of the ``with``
-    block, or of the interpreter) stops them and gives the shared memory back. One thread uses a runner.
+    `iterations`, with its traceback or its signal; or it is started again, as ``restart`` says, while the others
+    continue. When the learner dies, by whatever signal, the kernel kills its collectors. `close` (or the end of the
+    ``with`` block, or of the interpreter) stops them and removes the shared memory. One thread may use a runner.
 
     Args:
         num_collectors: Processes.
         num_envs: Environments of all collectors together, one for each when left out; see `envs_of`.
         restart: What to do when one of them dies; the first death is an error when left out.
-        stop_timeout_s: How long collectors have to return when the runner is closed, before they get SIGTERM; and at
-            most 5 s of it once more before SIGKILL.
+        stop_timeout_s: How long collectors have to return when the runner is closed, before they get SIGTERM. After the
+            same time again, but at most 5 s, they get SIGKILL.
         on_progress: Called with plain numbers after every iteration; see `log`.
 
     >>> class Counting(Runner):
@@ -108,7 +108,7 @@ class Runner(ClosesOnExit, ABC):
         """Hands a ring, a buffer or weights to the runner, which closes and unlinks it in the end. Returns it."""
         end = getattr(resource, "cleanup", None) or getattr(resource, "close", None)
         if end is None:
-            raise InvalidArgument(f"{resource!r} has neither cleanup() nor close(), so nobody can own it")
+            raise InvalidArgument(f"{resource!r} has neither cleanup() nor close(): a runner cannot own it")
         self._resources.callback(end)
         return resource
 
@@ -117,8 +117,8 @@ class Runner(ClosesOnExit, ABC):
     def start_collectors(self, target: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         """Starts ``num_collectors`` processes that run ``target(collector, *args, **kwargs)``.
 
-        ``target`` is a function at the top of a module; what it is given is pickled, as rings and weights can be. It
-        returns when ``collector.stop.is_set()``, and may send numbers by ``collector.report(steps=128)``.
+        ``target`` is a function at the top of a module. Its arguments are pickled, as rings and weights can be. It
+        returns when ``collector.stop.is_set()``, and may send numbers with ``collector.report(steps=128)``.
         """
         self._supervisor.start(target, self.num_collectors, *args, **kwargs)
 
@@ -131,9 +131,9 @@ class Runner(ClosesOnExit, ABC):
         self._supervisor.check()
 
     def wait_for_data(self, source: _Waitable, timeout: float = 60.0) -> bool:
-        """Waits for ``source.wait_for_data`` while it checks the collectors. False when the time was over.
+        """Waits for ``source.wait_for_data`` and checks the collectors meanwhile. False after ``timeout`` seconds.
 
-        `CollectorError` also when every collector has returned and there is no more data to come.
+        `CollectorError` also when every collector has returned and all data was read.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -148,7 +148,7 @@ class Runner(ClosesOnExit, ABC):
                 return False
 
     def reports(self) -> list[tuple[int, dict[str, float]]]:
-        """What collectors have reported since the last call: which one, and its numbers."""
+        """What collectors have reported since the last call: the index, and the numbers."""
         return self._supervisor.reports()
 
     @property
@@ -180,7 +180,7 @@ class Runner(ClosesOnExit, ABC):
                     self.save(log.log_dir / f"iteration_{iteration}")
 
     def log(self, **numbers: float) -> None:
-        """Notes numbers of this iteration."""
+        """Adds numbers to the log of this iteration."""
         self._numbers.update({name: float(value) for name, value in numbers.items()})
 
     # ── life ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -202,10 +202,10 @@ class Runner(ClosesOnExit, ABC):
 
 def _end(supervisor: CollectorSupervisor, resources: ExitStack) -> None:
     if not supervisor.is_ours:
-        return  # In a forked child: all of it belongs to the parent.
+        return  # a forked child: everything belongs to the parent
     supervisor.tell_to_stop()
     try:
-        resources.close()  # Wakes collectors that wait for room.
+        resources.close()  # wakes collectors that wait for room
     finally:
         supervisor.stop()
 
@@ -219,4 +219,4 @@ def _close_all() -> None:
             stack.callback(runner.close)
 
 
-atexit.register(_close_all)  # After that of multiprocessing, hence run before it: that one waits for all children.
+atexit.register(_close_all)  # registered after that of multiprocessing, so it runs before: that one waits for children

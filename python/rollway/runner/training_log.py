@@ -37,7 +37,7 @@ class TrainingLog(ClosesOnExit):
         self._board = _tensorboard(self.log_dir)
 
     def write(self, iteration: int, numbers: Mapping[str, float]) -> None:
-        """Notes the numbers of one iteration."""
+        """Writes the numbers of one iteration."""
         row = {"iteration": iteration, "time": time.time(), **{name: float(value) for name, value in numbers.items()}}
         try:
             self._file.write(json.dumps(row) + "\n")
@@ -53,7 +53,7 @@ class TrainingLog(ClosesOnExit):
 
     def close(self) -> None:
         """Closes the files. Safe to call twice."""
-        # What could not be written then cannot be written now, and was told.
+        # What could not be written before cannot be written now; `write` has raised it.
         with contextlib.suppress(OSError) if self._full else contextlib.nullcontext():
             self._file.close()
         board, self._board = self._board, None

@@ -29,7 +29,7 @@ class ShmLifetime(ClosesOnExit, ShmSends):
         """Returns at once, because in shared memory `send` returns only after the commit."""
 
     def close(self) -> None:
-        """Leaves. What was sent stays to be read. Safe to call twice."""
+        """Closes this client. What was sent can still be read. Safe to call twice."""
         self._notifier.close()
         super().close()
 
