@@ -7,7 +7,6 @@ machines: no serialisation, no lost sample.
 from importlib import import_module as _import_module
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING as _TYPE_CHECKING
-from warnings import warn as _warn
 
 
 def _refuse_a_sub_interpreter() -> None:
@@ -31,7 +30,16 @@ def _refuse_a_sub_interpreter() -> None:
 
 _refuse_a_sub_interpreter()  # before the imports below, which would hang
 
-from rollway.compat import ZeroCopySHMBuffer, shared_memory_rl_pipeline
+from rollway.compat import (
+    AsyncRunner,
+    ReplayBuffer,
+    RolloutRingBuffer,
+    SharedObsNormStats,
+    SharedWeightSync,
+    ZeroCopySHMBuffer,
+    shared_memory_rl_pipeline,
+)
+from rollway.deprecation import moved_names as _moved_names
 from rollway.errors import (
     CapacityError,
     CollectorError,
@@ -64,10 +72,9 @@ from rollway.records import (
     pad,
     token_batches,
 )
-from rollway.replay import ReplayBuffer, ReplayPipeline
+from rollway.replay import ReplayPipeline
 from rollway.ring import (
     HistSnapshot,
-    RolloutRingBuffer,
     Sample,
     SampleInfo,
     Server,
@@ -75,10 +82,10 @@ from rollway.ring import (
     TcpClient,
     TrajectoryAccumulator,
 )
-from rollway.runner import AsyncRunner, RestartPolicy
+from rollway.runner import RestartPolicy
 from rollway.transport import ShmTransport, TcpTransport, Tls
 from rollway.vector_env import make_vec
-from rollway.weights import RunningObsStats, SharedObsNormStats, SharedWeightSync, TcpWeights
+from rollway.weights import RunningObsStats, TcpWeights
 
 __version__ = _version("rollway")
 
@@ -139,26 +146,19 @@ __all__ = [
 
 # Names that were members of `rollway`, by the folder that has them now.
 _MOVED = {
-    "errors": (
+    "rollway.errors": (
         "AddressUnavailable BatchesHeld BufferEmpty EnvDied EnvHung EnvRaised GeometryMismatch "
         "HugePagesUnavailable LayoutMismatch MissingExtra NoLaneLeft NoSeatLeft NotInThisProcess NothingPublished "
         "ProtocolMismatch RecordTooLarge RowsOverrun SegmentDamaged SegmentExists SegmentInUse SegmentNotOurs "
         "SystemCallFailed TlsFailed TokenRequired UnusableEnvironment"
     ),
-    "machine": "SegmentInfo",
-    "records": "Group GroupKey PackedBatch PaddedBatch Record RecordSlot",
-    "ring": "RolloutInfo Slot",
-    "runner": "Collector CollectorSupervisor StopFlag",
-    "transport": "Endpoint Intake RecordIntake RecordTransport Transport WeightOutlet",
-    "vector_env": "FaultPolicy",
+    "rollway.machine": "SegmentInfo",
+    "rollway.records": "Group GroupKey PackedBatch PaddedBatch Record RecordSlot",
+    "rollway.ring": "RolloutInfo Slot",
+    "rollway.runner": "Collector CollectorSupervisor StopFlag",
+    "rollway.transport": "Endpoint Intake RecordIntake RecordTransport Transport WeightOutlet",
+    "rollway.vector_env": "FaultPolicy",
 }
 
-if not _TYPE_CHECKING:  # a type checker takes a module's `__getattr__` for a promise that every name exists
-
-    def __getattr__(name: str) -> object:
-        """Gives a name that moved into a folder, with a `DeprecationWarning` that says where it is."""
-        folder = next((folder for folder, names in _MOVED.items() if name in names.split()), None)
-        if folder is None:
-            raise AttributeError(f"module 'rollway' has no attribute {name!r}")
-        _warn(f"rollway.{name} is deprecated: use rollway.{folder}.{name}", DeprecationWarning, stacklevel=2)
-        return getattr(_import_module(f"rollway.{folder}"), name)
+if not _TYPE_CHECKING:
+    __getattr__ = _moved_names(__name__, _MOVED)

@@ -1,16 +1,35 @@
-"""Deprecation: old spellings of public arguments, which keep working for a while.
+"""Deprecation: old places of public names and old spellings of arguments, which keep working for a while.
 
-Private to Rollway. Names that moved are in the `__getattr__` of `rollway` itself.
+Private to Rollway.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def moved_names(module: str, moved: Mapping[str, str]) -> Callable[[str], object]:
+    """The `__getattr__` of a module whose names moved: gives them, with a `DeprecationWarning` that says where.
+
+    ``moved``: for each module the names that it has now, separated by spaces. Hide the `__getattr__` from type
+    checkers, which take it for a promise that every name exists.
+    """
+    places = {name: place for place, names in moved.items() for name in names.split()}
+
+    def __getattr__(name: str) -> object:
+        place = places.get(name)
+        if place is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warnings.warn(f"{module}.{name} is deprecated: use {place}.{name}", DeprecationWarning, stacklevel=2)
+        return getattr(import_module(place), name)
+
+    return __getattr__
 
 
 def renamed_arguments(**renamed: str) -> Callable[[F], F]:

@@ -1,10 +1,10 @@
 """APPO: asynchronous proximal policy optimisation. Collectors act while the learner learns.
 
 ```text
- collector 0 ── steps its environments, writes in place ──▶ RolloutRingBuffer ──▶ learner: V-trace, clipped update
- collector 1 ── … ───────────────────────────────────────▶                         │
-       ▲                                                                           │
-       └────────────── the newest weights, before each rollout ◀── SharedWeightSync ◀──┘
+ collector 0 ── steps its environments, writes in place ──▶ RolloutRing ──▶ learner: V-trace, clipped update
+ collector 1 ── … ───────────────────────────────────────▶                      │
+       ▲                                                                        │
+       └────────────── the newest weights, before each rollout ◀── WeightSync ◀─┘
 ```
 
 A rollout carries the version of the weights that made it. The ring holds a few of them and collectors wait for room, so
@@ -25,7 +25,7 @@ from rollway.algorithms.appo_learner import AppoLearner, Rollout
 from rollway.algorithms.policy import Policy
 from rollway.algorithms.runner import AlgorithmRunner
 from rollway.algorithms.settings import AppoSettings
-from rollway.weights.weight_sync import SharedWeightSync
+from rollway.weights.weight_sync import WeightSync
 
 
 class AppoRunner(AlgorithmRunner):
@@ -46,7 +46,7 @@ class AppoRunner(AlgorithmRunner):
         super().__init__(*args, **kwargs)
         s, env, num_envs = self.settings, self.env, self.envs_of(0)
         self.learner = AppoLearner(env, s, self.device)
-        self.weights = self.own(SharedWeightSync.from_state_dict(self.learner.actor.state_dict()))
+        self.weights = self.own(WeightSync.from_state_dict(self.learner.actor.state_dict()))
         self.version = self.weights.version
         num_slots = max(s.num_slots or self.num_collectors, 2)
         self.rollouts = self.own(make_ring(env, s, num_envs, num_slots))

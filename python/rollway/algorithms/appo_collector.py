@@ -12,18 +12,18 @@ import numpy as np
 from rollway.algorithms import acting
 from rollway.algorithms.environment import Environment
 from rollway.algorithms.settings import AppoSettings
-from rollway.ring.rollout_ring import RolloutRingBuffer
+from rollway.ring.rollout_ring import RolloutRing
 from rollway.runner.collector import Collector
-from rollway.weights.weight_sync import SharedWeightSync
+from rollway.weights.weight_sync import WeightSync
 
 
-def make_ring(env: Environment, settings: AppoSettings, num_envs: int, num_slots: int) -> RolloutRingBuffer:
+def make_ring(env: Environment, settings: AppoSettings, num_envs: int, num_slots: int) -> RolloutRing:
     """The ring of rollouts, with what `collect` writes beside the usual fields.
 
     ``next_obs`` has the final observations of the episodes that ended, and nothing elsewhere.
     """
     steps = settings.rollout_steps
-    return RolloutRingBuffer(
+    return RolloutRing(
         num_envs,
         steps,
         env.obs_dim,
@@ -43,8 +43,8 @@ def collect(
     collector: Collector,
     env: Environment,
     settings: AppoSettings,
-    rollouts: RolloutRingBuffer,
-    weights: SharedWeightSync,
+    rollouts: RolloutRing,
+    weights: WeightSync,
 ) -> None:
     """The life of a collector: the newest weights, a rollout, and again."""
     act = acting.categorical if env.kind == "discrete" else acting.gaussian

@@ -22,7 +22,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 from rollway.errors import EnvRaised, RollwayError, UnusableEnvironment
-from rollway.ring.rollout_ring import RolloutRingBuffer
+from rollway.ring.rollout_ring import RolloutRing
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.vector_env import make_vec
 from rollway.vector_env.shm_vector_env import ShmVectorEnv
@@ -152,7 +152,7 @@ class EnvironmentVector:
         return self._flat(obs)
 
     @contextmanager
-    def into(self, ring: RolloutRingBuffer, rollout: Mapping[str, NDArray[Any]]) -> Iterator[bool]:
+    def into(self, ring: RolloutRing, rollout: Mapping[str, NDArray[Any]]) -> Iterator[bool]:
         """In the block, workers write what their environments say straight into the next step of a rollout.
 
         Gives whether there are workers: without them nothing is written. `Step.obs` lies in the rollout then.

@@ -1,7 +1,7 @@
 """AlgorithmRunner: what the runners of APPO and SAC have in common: their making, the loop, the count, saving.
 
 `AppoRunner` and `SacRunner` say what one iteration is and what a collector does. Processes, their deaths and restarts
-are the business of `AsyncRunner`.
+are the business of `Runner`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from rollway.algorithms.progress import Progress, ProgressTracker
 from rollway.algorithms.settings import Settings
 from rollway.errors import InvalidArgument
 from rollway.runner.restart_policy import RestartPolicy
-from rollway.runner.runner import AsyncRunner
-from rollway.weights.weight_sync import SharedWeightSync
+from rollway.runner.runner import Runner
+from rollway.weights.weight_sync import WeightSync
 
 _AGAIN_AND_AGAIN = RestartPolicy.always(backoff_s=0.2, backoff_cap_s=5.0)
 
 
-class AlgorithmRunner(AsyncRunner):
+class AlgorithmRunner(Runner):
     """A learner in this process, collectors in others. Use it as a context manager, or call `close`.
 
     Args:
@@ -45,7 +45,7 @@ class AlgorithmRunner(AsyncRunner):
     settings: Settings
     version: int = 0
     """The number of the weights that were published last."""
-    weights: SharedWeightSync
+    weights: WeightSync
 
     def __init__(
         self,
@@ -66,17 +66,15 @@ class AlgorithmRunner(AsyncRunner):
         storable(env_cfg_overrides or {}, "env_cfg_overrides")  # before hours of training, not after
         self.env = Environment.inspect(env_name, env_cfg_overrides)
         super().__init__(
-            env_name,
-            dict(env_cfg_overrides or {}),
-            dict(rl_cfg or {}),
-            device=device or "cpu",
-            collector_device="cpu",  # they act in numpy
-            sim_backend="gymnasium",
-            num_envs=num_envs,
             num_collectors=num_collectors,
+            num_envs=num_envs,
             restart=restart or _AGAIN_AND_AGAIN,
             on_progress=on_progress,
         )
+        self.env_name = env_name
+        self.env_cfg_overrides = dict(env_cfg_overrides or {})
+        self.rl_cfg = dict(rl_cfg or {})
+        self.device = device or "cpu"
         self._started = False
         self._forgives_exceptions = restart is not None
         self.board = ProgressTracker(self.settings.return_window)

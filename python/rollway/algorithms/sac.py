@@ -1,10 +1,10 @@
 """SAC: soft actor-critic. Collectors fill a replay buffer, the learner samples from it, and neither runs far ahead.
 
 ```text
- collector 0 ── adds transitions ──▶ ReplayBuffer ──▶ a batch is always ready ──▶ learner: SAC's update
- collector 1 ── … ───────────────▶                                                │
-       │  └── reports each chunk ──▶ a small ring: so many steps, so many updates │
-       └────────── the newest weights, before each chunk ◀── SharedWeightSync ◀────┘
+ collector 0 ── adds transitions ──▶ TransitionBuffer ──▶ a batch is always ready ──▶ learner: SAC's update
+ collector 1 ── … ───────────────▶                                                    │
+       │  └── reports each chunk ──▶ a small ring: so many steps, so many updates     │
+       └────────── the newest weights, before each chunk ◀── WeightSync ◀─────────────┘
 ```
 
 The ring of reports keeps the pace: the learner takes a report, makes the updates that its steps call for, publishes the
@@ -28,15 +28,15 @@ from rollway.algorithms.sac_collector import Report, blank_report, collect
 from rollway.algorithms.sac_learner import SacLearner
 from rollway.algorithms.settings import SacSettings
 from rollway.errors import WaitTimeout
-from rollway.replay.buffer import ReplayBuffer
+from rollway.replay.buffer import TransitionBuffer
 from rollway.replay.pipeline import ReplayPipeline
 from rollway.ring.server import Server
 from rollway.transport.shm import ShmTransport
-from rollway.weights.weight_sync import SharedWeightSync
+from rollway.weights.weight_sync import WeightSync
 
 
 class Chunks:
-    """The learner's end of the ring of reports: one report at a time, waited for as `AsyncRunner` waits for data."""
+    """The learner's end of the ring of reports: one report at a time, waited for as `Runner` waits for data."""
 
     def __init__(self, example: Report, room: int) -> None:
         self._server = Server(
@@ -102,9 +102,9 @@ class SacRunner(AlgorithmRunner):
         self.updates = 0
         self._steps = 0
         self._owed = 0.0
-        self.weights = self.own(SharedWeightSync.from_state_dict(self.learner.actor.state_dict()))
+        self.weights = self.own(WeightSync.from_state_dict(self.learner.actor.state_dict()))
         self.version = self.weights.version
-        self.replay = self.own(ReplayBuffer(s.capacity, env.obs_dim, env.action_dim, self.device))
+        self.replay = self.own(TransitionBuffer(s.capacity, env.obs_dim, env.action_dim, self.device))
         self.batches = self.own(ReplayPipeline(self.replay, sample_count=s.batch_size, base_seed=s.seed))
         self.chunks = self.own(Chunks(blank_report(self.envs_of(0), s), room=self.num_collectors + 1))
 

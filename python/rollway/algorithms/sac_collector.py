@@ -13,10 +13,10 @@ import numpy as np
 from rollway.algorithms import acting
 from rollway.algorithms.environment import Environment
 from rollway.algorithms.settings import SacSettings
-from rollway.replay.buffer import ReplayBuffer
+from rollway.replay.buffer import TransitionBuffer
 from rollway.ring.shm_client import ShmClient
 from rollway.runner.collector import Collector
-from rollway.weights.weight_sync import SharedWeightSync
+from rollway.weights.weight_sync import WeightSync
 
 Report = dict[str, np.ndarray[Any, Any]]
 
@@ -36,9 +36,9 @@ def collect(
     env: Environment,
     settings: SacSettings,
     num_envs: int,
-    replay: ReplayBuffer,
+    replay: TransitionBuffer,
     chunks_name: str,
-    weights: SharedWeightSync,
+    weights: WeightSync,
 ) -> None:
     """The life of a collector: the newest weights, a chunk of transitions, a report, and again."""
     actor = weights.read_weights()

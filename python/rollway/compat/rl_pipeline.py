@@ -1,7 +1,7 @@
 """shared_memory_rl_pipeline: one step of many environments through shared memory, and statistics of what came out.
 
-The small, self-contained case, for learning and for checking a machine: one process plays workers and learner. It keeps
-nothing and starts nobody. Real environments go through `rollway.make_vec`.
+A small, self-contained case, for learning and for checking a machine: one process is the workers and the learner. For
+real environments use `rollway.make_vec`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _DTYPES: tuple[np.dtype[Any], ...] = (np.dtype(np.float64), np.dtype(np.float64)
 
 
 def shared_memory_rl_pipeline(num_envs: int, obs_dim: int, step_data: Iterable[Step]) -> dict[str, Any]:
-    """Writes one step of every environment into shared memory, attaches to it by name, and sums up what is there.
+    """Writes one step of every environment into shared memory, attaches to it by name, and computes statistics.
 
     Three blocks are made (observations and rewards in float64, dones in int8), zeroed, written, opened again by their
-    names, copied out and removed. They are removed also when something is wrong with the data; nothing is left behind.
+    names, copied out and removed, also when the data is wrong.
 
     Args:
         num_envs: How many environments there is room for; at least 1.
         obs_dim: Numbers in one observation; at least 1.
-        step_data: ``(env_id, observation, reward, done)`` for as many environments as there are news of. Later entries
-            for the same environment overwrite earlier ones; an environment without any stays zero. A NaN is data: it
-            is passed on, and so are the means it makes.
+        step_data: ``(env_id, observation, reward, done)`` for each environment that made a step. Later entries for the
+            same environment overwrite earlier ones; an environment without any stays zero. NaN is passed on, also into
+            the means.
 
     Returns:
         ``observations``, ``rewards``, ``dones``, ``mean_obs`` (by dimension), ``mean_reward``, ``num_done``,
@@ -45,9 +45,8 @@ def shared_memory_rl_pipeline(num_envs: int, obs_dim: int, step_data: Iterable[S
         four decimal places.
 
     Raises:
-        InvalidArgument: A size below 1, an ``env_id`` that is none of ``0 … num_envs - 1``, an observation of another
-            length, something that is no number (text and None are none), or a ``done`` that is neither true nor false.
-            It says which entry.
+        InvalidArgument: A size below 1, an ``env_id`` out of range, an observation of another length, a value that is
+            no number, as text and None, or a ``done`` that is neither true nor false. It says which entry.
 
     >>> result = shared_memory_rl_pipeline(2, 2, [(0, [1.0, 2.0], 0.5, False), (1, [3.0, 4.0], 1.5, True)])
     >>> result["mean_obs"], result["mean_reward"], result["num_done"], result["active_mean_reward"]
@@ -107,7 +106,7 @@ def _arrays(blocks: Sequence[Block], shapes: Sequence[tuple[int, ...]]) -> list[
 
 
 def _attached(names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:
-    """What another process would see. The arrays keep their memory after the handles are closed."""
+    """The arrays as another process would open them. They keep their memory after the handles are closed."""
     blocks = [Block.attach(name) for name in names]
     try:
         return _arrays(blocks, shapes)

@@ -1,7 +1,7 @@
 """ZeroCopySHMBuffer: the buffer proposed for Atropos, with its constructor and calls, on records.
 
-What the proposal lost or cut is kept here: many writers and readers, whole ids, metadata and tokens, and a buffer that
-is full says so. For everything else (keys, groups, batches, TCP) use `RecordServer` and its clients.
+Unlike the proposal it has many writers and readers, keeps ids, metadata and tokens whole, and says when it is full. For
+everything else (keys, groups, batches, TCP) use `RecordServer` and its clients.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class ZeroCopySHMBuffer:
     """Moves scored token sequences between processes: up to 64 writers, and 896 readers beside them.
 
     A handle is a writer from its first `write_trajectory` until it is closed; threads may share one. Each entry is read
-    once, by one of the readers. An entry takes the room that it needs, not that of the largest; one that is larger than
-    ``entry_size`` tokens, ``instance_id_len`` or ``metadata_len`` bytes fits as well, as long as the writer's whole
-    share has room for it. Nothing is ever cut.
+    once, by one of the readers. An entry takes the room that it needs, and is never cut: one with more than
+    ``entry_size`` tokens, ``instance_id_len`` or ``metadata_len`` bytes fits as well, if the writer's whole share has
+    room for it.
 
     Args:
         name: What the others attach to.
-        size: Entries that each writer may have in the buffer, rounded up to a power of two. This and the three below
-            are the creator's to say, and not read by who attaches: every buffer takes entries of any size.
-        entry_size: Tokens of one entry. With the two below it says how much room a writer may take; memory is taken
-            only as it is used.
+        size: Entries that each writer may have in the buffer, rounded up to a power of two. Only the creator's value
+            counts, as with the next three.
+        entry_size: Tokens of one entry. With the next two it limits the room of a writer; memory is taken only as it is
+            used.
         instance_id_len: Bytes of its id.
         metadata_len: Bytes of its metadata, as JSON.
-        create: Make it. A stale buffer of that name is replaced; a live one is an error, and so is attaching to none.
+        create: Make it. A stale buffer of that name is replaced; a live one is an error. Otherwise attach to it.
         write_timeout_s: How long `write_trajectory` waits for room: not at all (it returns False), so many seconds, or
             for ever (``None``), also when no reader is alive.
 
@@ -111,7 +111,7 @@ class ZeroCopySHMBuffer:
                 self._reader = RecordConsumer.attach(self._plan, name, None)
             except ForeignSchema as foreign:
                 raise _SCHEMA.explain(foreign) from None
-            # A consumer that is merely dropped would take the name away as the last one; who attached never does.
+            # The last consumer that is dropped removes the name. A handle that attached must not: it detaches.
             self._forgotten = weakref.finalize(self, self._reader.detach)
 
     def write_trajectory(
@@ -165,11 +165,12 @@ class ZeroCopySHMBuffer:
         }
 
     def close(self, unlink: bool = False) -> None:
-        """Leaves the buffer. With ``unlink`` its name is removed: nobody can attach any more, who is in it goes on: it
-        reads, and writes if it has written before.
+        """Closes this handle. With ``unlink`` its name is removed: no process can attach any more. Handles that are
+        attached can still read, and write if they have written before.
 
-        Without, what is in it stays for the next reader, also when nobody is attached; `rollway gc` removes it then. A
-        ``with`` block unlinks in the process that created the buffer, not in its children. Safe to call twice.
+        Without ``unlink`` the entries stay for the next reader, also when no process is attached; `rollway gc` removes
+        them then. A ``with`` block unlinks in the process that created the buffer, not in its children. Safe to call
+        twice.
         """
         writer, self._writer = self._writer, None
         reader, self._reader = self._reader, None
@@ -200,7 +201,7 @@ class ZeroCopySHMBuffer:
         return self._reader
 
     def _become_writer(self) -> RecordProducer:
-        """Takes a lane, for all threads, of the buffer that this handle is in, even if another has its name by now."""
+        """Takes a lane, for all threads, of this handle's buffer, even if another buffer has its name by now."""
         try:
             with self._becoming:
                 self._writer = writer = self._writer or RecordProducer._beside(self._open(), self._plan)

@@ -1,7 +1,7 @@
 """Memory budget: what a run will allocate, line by line, against what this machine has left.
 
-Estimates come before anything is allocated, so that a run that cannot fit says so in words instead of being killed
-later. They count what Rollway shares and what you add; not the simulator's memory, nor CUDA's. Anybody may call it.
+It estimates before anything is allocated, so that a run that does not fit raises an error instead of being killed
+later. It counts what Rollway shares and what you add; not the memory of simulators or of CUDA.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from rollway._core import shm_directory, weights_bytes
 from rollway.errors import InvalidArgument, NotEnoughMemory
 from rollway.machine.cgroup import Cgroup
 from rollway.replay.buffer import replay_bytes
-from rollway.ring.rollout_ring import more_fields, rollout_ring_bytes, rollout_shapes
+from rollway.ring.rollout_ring import rollout_layout, rollout_ring_bytes
 
 Place = Literal["shared", "private"]
 
 _MIB = 2**20
 _FLOAT32 = 4
 _LEAF_TEXT = 512  # of weights: the assumed length of a leaf's name, dtype and shape
-_WEIGHT_HANDLES = 64 + 2  # as many as a `SharedWeightSync` has room for
+_WEIGHT_HANDLES = 64 + 2  # as many as a `WeightSync` has room for
 
 
 @dataclass(frozen=True)
 class BudgetLine:
-    """One thing that will be allocated: what it is, how its size comes about, and where it lies."""
+    """One allocation: what it is, how its size is computed, and where it is."""
 
     what: str
     arithmetic: str
@@ -43,7 +43,7 @@ class BudgetLine:
 
 @dataclass(frozen=True)
 class Room:
-    """What is left on this machine, in bytes. ``None``: no limit, or nobody says."""
+    """What is left on this machine, in bytes. ``None``: no limit, or not known."""
 
     shared_memory: int | None
     memory: int | None
@@ -51,7 +51,7 @@ class Room:
 
     @classmethod
     def now(cls, root: Path = Path("/"), directory: str | None = None) -> Self:
-        """Looks at the shared-memory directory, at MemAvailable, and at what is left of the control group's limit."""
+        """Reads the shared-memory directory, MemAvailable, and what is left of the control group's limit."""
         limit, used = Cgroup(root).memory_limit(), Cgroup(root).memory_used()
         return cls(
             get_available_shared_memory_bytes(directory or shm_directory()),
@@ -61,7 +61,7 @@ class Room:
 
 
 class MemoryBudget:
-    """A list of what will be allocated. The ``add_`` calls give the budget itself, so that they can be chained.
+    """A list of what will be allocated. The ``add_`` calls return the budget itself, so that they can be chained.
 
     >>> budget = MemoryBudget().add_rollout_ring(64, 24, 48, 12, num_slots=4).add_weights(1_000_000, buffers=3)
     >>> print(budget)
@@ -74,7 +74,7 @@ class MemoryBudget:
         self.lines: list[BudgetLine] = []
 
     def add(self, what: str, arithmetic: str, nbytes: int, place: Place = "shared") -> Self:
-        """Anything else: ``shared`` lies in /dev/shm, ``private`` in the memory of one process."""
+        """Anything else: ``shared`` is in /dev/shm, ``private`` in the memory of one process."""
         if nbytes < 0:
             raise InvalidArgument(f"{what} has {nbytes} bytes: at least 0")
         self.lines.append(BudgetLine(what, arithmetic, int(nbytes), place))
@@ -91,36 +91,33 @@ class MemoryBudget:
         num_slots: int = 4,
         fields: Mapping[str, Any] | None = None,
     ) -> Self:
-        """A `RolloutRingBuffer` with these arguments."""
+        """A `RolloutRing` with these arguments."""
         _check_counts(num_slots=num_slots)
-        usual = rollout_shapes(num_envs, num_steps, obs_dim, action_dim, critic_dim)
-        more = sum(leaf.row_bytes for leaf in more_fields(fields or {}).values())
-        slot = sum(math.prod(shape) for shape in usual.values()) * _FLOAT32 + more
-        step = obs_dim + action_dim + 4 + critic_dim
+        layout = rollout_layout((num_envs, num_steps, obs_dim, action_dim), critic_dim, fields)
+        slot = sum(math.prod(shape) * dtype.itemsize for shape, dtype in layout.values())
+        step, last = obs_dim + action_dim + 4 + critic_dim, obs_dim + critic_dim
+        more = slot - num_envs * (num_steps * step + last) * _FLOAT32
         arithmetic = (
-            f"{num_slots} slots x ({num_envs} x {num_steps} steps x {step} numbers + "
-            f"{num_envs} x {obs_dim + critic_dim} last) x 4 B"
+            f"{num_slots} slots x ({num_envs} x {num_steps} steps x {step} numbers + {num_envs} x {last} last) x 4 B"
             + (f" + {num_slots} x {more:,} B of fields" if more else "")
         )
-        total = rollout_ring_bytes(
-            num_envs, num_steps, obs_dim, action_dim, critic_dim=critic_dim, num_slots=num_slots, fields=fields
-        )
+        total = rollout_ring_bytes(layout, num_slots)
         return self._add_segment("rollout ring", arithmetic, num_slots * slot, total)
 
     def add_replay(self, capacity: int, obs_dim: int, action_dim: int, *, critic_dim: int = 0) -> Self:
-        """A `ReplayBuffer` of so many transitions."""
+        """A `TransitionBuffer` of so many transitions."""
         total = replay_bytes(capacity, obs_dim, action_dim, critic_dim=critic_dim)
         numbers = 2 * obs_dim + action_dim + 3 + 2 * critic_dim
         arithmetic = f"{capacity:,} rows x {numbers} numbers x 4 B"
         return self._add_segment("replay", arithmetic, capacity * numbers * _FLOAT32, total)
 
     def add_weights(self, nbytes: int, *, buffers: int = 8, leaves: int = 1000) -> Self:
-        """A `SharedWeightSync` of so many bytes of parameters, with as many buffers as it may grow to.
+        """A `WeightSync` of so many bytes of parameters, with as many buffers as it may grow to.
 
-        ``leaves``: at most so many arrays, each of which may cost some bytes of its own.
+        ``leaves``: at most so many arrays, each with an overhead of some bytes.
         """
         _check_counts(nbytes=nbytes, buffers=buffers, leaves=leaves)
-        # No other sizes of so many leaves cost more: each small one begins at a cache line of its own.
+        # No other sizes of so many leaves take more room: each small one begins at its own cache line.
         sizes = [nbytes] + [1] * (leaves - 1)
         total = weights_bytes(sizes, buffers, leaves * _LEAF_TEXT, _WEIGHT_HANDLES)
         return self._add_segment("weights", f"{buffers} buffers x {nbytes:,} B", nbytes * buffers, total)
@@ -132,7 +129,7 @@ class MemoryBudget:
 
     @property
     def shared_bytes(self) -> int:
-        """What will lie in shared memory."""
+        """What will be in shared memory."""
         return sum(line.nbytes for line in self.lines if line.place == "shared")
 
     @property
@@ -141,8 +138,9 @@ class MemoryBudget:
         return sum(line.nbytes for line in self.lines)
 
     def excesses(self, room: Room | None = None, *, threshold: float = 0.8) -> list[str]:
-        """What does not fit into ``threshold`` of the room, in words; empty when all does. The room is looked up when
-        left out.
+        """What does not fit into ``threshold`` of the room, in words; empty when everything fits.
+
+        ``room``: `Room.now` when left out.
         """
         if not 0 < threshold <= 1:
             raise InvalidArgument(f"threshold = {threshold} must be between 0 and 1")
@@ -198,7 +196,7 @@ def warn_if_over_budget(
 
 
 def get_available_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """What the kernel says can be had without swapping; ``None`` where it does not say."""
+    """What is available without swapping, according to the kernel; ``None`` where it does not say."""
     try:
         lines = meminfo.read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""The memory of a sampled batch: one block of packed rows, a view for each field; and its way to a device by one copy.
+"""The memory of a sampled batch: one block of packed rows, with a view for each field; and its copy to a device.
 
-Used by `ReplayBuffer` and its pipelines. It knows sizes and dtypes; it draws nothing. Torch is imported on use.
+`TransitionBuffer` and `ReplayPipeline` use it. It draws nothing. Torch is imported on use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Fill = Callable[[int, "np.ndarray[Any, Any]"], None]
 
 
 class RowLayout:
-    """Where each field lies in a row: at a multiple of its item size, so that a block can be viewed as arrays."""
+    """Where each field is in a row: at a multiple of its item size, so that a block can be viewed as arrays."""
 
     def __init__(self, schema: RecordSchema) -> None:
         self.schema = schema
@@ -65,7 +65,7 @@ class RowLayout:
 class Batch(dict[str, Any]):
     """A sampled batch: an array for each field, all of them views into one ``block`` of packed rows on the host.
 
-    It is the caller's: fields may have been replaced since. A copy of it, or what was pickled, has no block.
+    The caller may replace fields. A copy of a batch, or a pickled one, has no block.
     """
 
     __slots__ = ("_layout", "_views", "block")
@@ -114,10 +114,7 @@ def fill_field_by_field(out: dict[str, Any], layout: RowLayout, rows: int, fill:
 
 
 class StagedCopies:
-    """Batches to one device, each by one copy out of pinned memory, on the stream that the caller works on.
-
-    On the device a batch is ordinary memory of its own: it stays as it is.
-    """
+    """Copies batches to one device, each by one copy out of pinned memory, on the caller's stream."""
 
     def __init__(self, layout: RowLayout, device: str) -> None:
         self._layout = layout
@@ -126,7 +123,7 @@ class StagedCopies:
         self._copied: Any = None
 
     def copy(self, rows: int, fill: Fill, out: dict[str, Any] | None) -> dict[str, Any]:
-        """Fills the staging memory and sends it off; the tensors are good on the caller's stream at once."""
+        """Fills the staging memory and starts the copy; the caller's stream may use the tensors at once."""
         torch = _torch()
         if self._copied is not None:
             self._copied.synchronize()  # The last copy may still read the stage.
@@ -158,7 +155,7 @@ def _check_tensors(out: dict[str, Any], like: Batch) -> None:
 
 
 def as_host_array(value: Any) -> Any:
-    """What the core can write to: an array over the memory of a CPU tensor."""
+    """An array over the memory of a CPU tensor, which native code can write to."""
     if isinstance(value, np.ndarray) or not hasattr(value, "data_ptr"):
         return value
     if value.device.type != "cpu":
@@ -194,11 +191,11 @@ def _torch_dtype(dtype: np.dtype[Any]) -> Any:
 
 
 def device_name(device: Any) -> str:
-    """A device, which may be a `torch.device`, as text: ``"cpu"`` for every way to say so. Touches no device."""
+    """The name of a device, which may be a `torch.device`; ``"cpu"`` for every spelling of it. Touches no device."""
     try:
         name = device if isinstance(device, str) else str(_torch().device(device))
     except (ImportError, RuntimeError, TypeError) as error:
-        raise InvalidArgument(f"device is {device!r}, which is none: {error}") from None
+        raise InvalidArgument(f"device is {device!r}, which is no device: {error}") from None
     if name.partition(":")[0] == "cpu":
         return "cpu"
     if not has_torch():

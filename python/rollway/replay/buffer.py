@@ -1,7 +1,7 @@
-"""ReplayBuffer: transitions in shared memory, added by any number of processes and sampled at random by the learner.
+"""TransitionBuffer: transitions in shared memory, added by any number of processes, sampled at random by the learner.
 
-It has the constructor and the calls of UniLab's buffer. It names and converts the fields; the core's table stores,
-draws and copies the rows. What keeps the next batch ready is in `rollway.replay.pipeline`.
+It names and converts the fields; the core's table stores, draws and copies the rows. `ReplayPipeline` keeps the next
+batch ready.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -17,9 +16,10 @@ import numpy as np
 from rollway._core import Table, table_bytes
 from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch, SegmentDamaged, WaitTimeout
 from rollway.replay.batch import Batch, RowLayout, StagedCopies, as_host_array, device_name, fill_field_by_field
-from rollway.schema.arrays import convert
+from rollway.schema.arrays import fitted
 from rollway.schema.leaves import RaggedLeaf
 from rollway.schema.record import RecordSchema
+from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.segment.naming import auto_name
 from rollway.transport.policies import IfExists
 
@@ -28,34 +28,32 @@ _PATIENCE_S = 30.0
 """How long an add waits while every row of the buffer is being written by others."""
 
 
-class ReplayBuffer:
+class TransitionBuffer(ClosesOnExit):
     """Moves transitions from any number of adding processes to those that sample them.
 
-    When it is full, the oldest transitions are overwritten. Only whole ones are ever sampled: a process that is killed
-    in the middle of an add leaves nothing behind but what it had completed, and one that is stopped there holds nobody
-    up. Nothing here blocks but `wait_for`, and an `add` to a buffer of which every row is being written at this moment.
+    When it is full, the oldest transitions are overwritten. Only whole ones are ever sampled: of a process that is
+    killed in the middle of an `add`, the transitions that it had completed stay. A process that is stopped there delays
+    no other. Only `wait_for` blocks, and an `add` while other processes write every row of the buffer.
 
-    Pickled, it is a name: a spawned child attaches to the same memory. A forked one just goes on with it.
+    A pickled buffer is its name: a spawned child attaches to the same memory. A forked child uses the handle it has.
 
     Args:
         capacity: Transitions.
         obs_dim: Numbers in an observation.
         action_dim: Numbers in an action.
-        device: Where `sample` puts its batches: a name, or a `torch.device`.
-        defer_gpu: Accepted for UniLab's sake; the device is never touched before the first `sample`.
+        device: Where `sample` puts its batches: a name, or a `torch.device`. It is not touched before the first one.
         critic_dim: Numbers in an observation for the critic; 0 for none.
-        packed_cpu_storage: Accepted for UniLab's sake; rows are always packed.
-        name: What others attach to. Left out, a name is made up, and the memory is gone with its last user.
+        name: What others attach to. Left out, it is automatic, and the memory is freed with its last user.
         fields: More fields, or another dtype and shape for a usual one: ``{"obs": "uint8[84,84]", "step": "int64[]"}``.
             A field may also be an example array, a pair like ``((84, 84), np.uint8)`` or a Gymnasium space.
         seed: Draw the same batches from the same content. Left out, each process draws its own.
         if_exists: For a name that is taken: ``"resume"`` goes on with its transitions, ``"replace"`` starts anew unless
-            somebody lives in it, ``"error"`` refuses.
+            a process is attached to it, ``"error"`` refuses.
         huge_pages: As in `ShmTransport`.
         max_peers: How many handles there may be at once, at most 1024.
 
     >>> import numpy as np
-    >>> with ReplayBuffer(1000, obs_dim=3, action_dim=1, device="cpu", seed=0) as buffer:
+    >>> with TransitionBuffer(1000, obs_dim=3, action_dim=1, device="cpu", seed=0) as buffer:
     ...     ones, zeros = np.ones((8, 3), np.float32), np.zeros(8, np.float32)
     ...     buffer.add(ones, ones[:, :1], zeros, 2 * ones, zeros, zeros)
     ...     batch = buffer.sample(32)
@@ -69,10 +67,8 @@ class ReplayBuffer:
         obs_dim: int,
         action_dim: int,
         device: Any = "cpu",
-        defer_gpu: bool = False,
-        critic_dim: int = 0,
-        packed_cpu_storage: bool = False,
         *,
+        critic_dim: int = 0,
         name: str | None = None,
         fields: Mapping[str, Any] | None = None,
         seed: int | None = None,
@@ -80,7 +76,6 @@ class ReplayBuffer:
         huge_pages: bool | None = None,
         max_peers: int = _MAX_PEERS,
     ) -> None:
-        del defer_gpu, packed_cpu_storage
         device = device_name(device)
         schema = _schema(obs_dim, action_dim, critic_dim, fields or {})
         layout = RowLayout(schema)
@@ -112,7 +107,7 @@ class ReplayBuffer:
             raise SegmentDamaged(f"segment '{name}' is damaged: its schema says rows of {layout.row_bytes} bytes")
         try:
             table = Table.attach(name, text, layout.native, layout.row_bytes, _seed(seed))
-        except ForeignSchema as foreign:  # Another one has taken the name since.
+        except ForeignSchema as foreign:  # another buffer has taken the name since
             raise schema.explain(foreign) from None
         self = cls.__new__(cls)
         self._start(table, layout, device)
@@ -182,7 +177,7 @@ class ReplayBuffer:
         return tuple(given[field] for field in self._schema)
 
     def _patches(self, mask: Any, next_obs: Any, next_critic: Any) -> tuple[Any, tuple[Any, ...] | None]:
-        """What replaces which column where the mask is set. As in UniLab: without a mask or an observation, nothing."""
+        """The mask, and for each column what replaces it there. As in UniLab: none without a mask or observations."""
         if mask is None or next_obs is None:
             return None, None
         patch = {"next_obs": next_obs, "next_critic": next_critic if "next_critic" in self._schema else None}
@@ -191,7 +186,7 @@ class ReplayBuffer:
     def _converted(
         self, columns: tuple[Any, ...], mask: Any, patches: tuple[Any, ...] | None
     ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...] | None]:
-        """The same as exact arrays; raises `SchemaMismatch` with the name of what does not fit."""
+        """The same values as exact arrays; `SchemaMismatch` names the argument that does not fit."""
         leaves = list(self._schema.values())
         columns = tuple(_column(leaf, value, leaf.name) for leaf, value in zip(leaves, columns, strict=True))
         rows = {leaf.name: len(column) for leaf, column in zip(leaves, columns, strict=True)}
@@ -212,7 +207,8 @@ class ReplayBuffer:
         writers = ", ".join(f"pid {pid} ({rows} rows)" for pid, rows in self._table.writers()) or "others"
         error = WaitTimeout(
             f"{added} of {asked} transitions were added to '{self.name}': for {_PATIENCE_S:.0f} s, all of its "
-            f"{self.capacity} rows were being written by {writers}. Are they stopped? Make the buffer larger"
+            f"{self.capacity} rows were being written by {writers}. Look whether they are stopped, or make the "
+            "buffer larger"
         )
         error.sent = added
         return error
@@ -239,7 +235,7 @@ class ReplayBuffer:
             batch = Batch.empty(self._layout, batch_size)
             self._table.sample(batch_size, batch.block)
             return batch
-        if type(out) is Batch:  # Of another layout, or copied, or with fields that the caller has put there.
+        if type(out) is Batch:  # of another layout, or a copy, or with fields that the caller replaced
             fill_field_by_field(out, self._layout, batch_size, self._table.sample)
             return out
         if out.keys() != self._schema.keys():
@@ -274,22 +270,17 @@ class ReplayBuffer:
 
     @property
     def layout(self) -> RowLayout:
-        """Where the fields lie in a packed row."""
+        """Where the fields are in a packed row."""
         return self._layout
 
     def fill(self, rows: int, block: np.ndarray[Any, Any]) -> None:
-        """Draws rows into a block of bytes, packed: what `sample` and the pipelines stand on."""
+        """Draws rows into a block of bytes, packed. `ReplayPipeline` calls it."""
         self._table.sample(rows, block)
 
     @property
-    def size(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """``[len(self)]``: an array with one number, as UniLab's learners read it."""
-        return np.array([len(self)], np.int64)
-
-    @property
-    def ptr(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """How many rows were given out to adders so far, in an array with one number."""
-        return np.array([self._table.head], np.int64)
+    def rows_reserved(self) -> int:
+        """How many rows adders have reserved so far, also those that were overwritten since."""
+        return self._table.head
 
     @property
     def resumed(self) -> bool:
@@ -298,40 +289,34 @@ class ReplayBuffer:
 
     def stats(self) -> dict[str, int]:
         """Counts over all processes: rows ``added``, whole ones ``overwritten``, rows ``sampled``; draws ``redrawn``
-        because the row was just being written, rows ``skipped`` for the same reason by adders, and ``recovered`` from
-        the dead.
+        because the row was being written, rows that adders ``skipped`` for the same reason, and rows ``recovered`` from
+        dead processes. ``rows`` are whole at this moment and ``writing`` are not.
 
-        ``rows`` are whole at this moment and ``writing`` are not. It looks at every row: not for each step.
+        It reads every row, so do not call it in each step.
         """
         return self._table.stats()
 
     def __len__(self) -> int:
-        """Transitions that can be sampled. One that is just being replaced counts."""
+        """Transitions that can be sampled, with those that are being replaced."""
         return len(self._table)
 
     def __repr__(self) -> str:
         if self._table.closed:
-            return f"<ReplayBuffer '{self.name}' closed>"
-        return f"<ReplayBuffer '{self.name}' {len(self)} of {self.capacity} on {self.device}>"
+            return f"<{type(self).__name__} '{self.name}' closed>"
+        return f"<{type(self).__name__} '{self.name}' {len(self)} of {self.capacity} on {self.device}>"
 
     # ── life ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
-        """Lets go. When the process that made the buffer does, its name is gone, and adding is an error."""
+        """Closes this handle. In the process that made the buffer it also removes the name, and ends adding."""
         self._staged = None
         self._close_table()
 
     def cleanup(self) -> None:
-        """Closes it, and removes the name, whichever process made it."""
+        """Closes this handle and removes the name, whichever process made the buffer."""
         self._staged = None
         self._close_table.detach()
         self._table.close(True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, tuple[str, str]]:
         return type(self).attach, (self.name, self.device)
@@ -362,7 +347,7 @@ def _schema(obs_dim: int, action_dim: int, critic_dim: int, more: Mapping[str, A
 
 
 def replay_bytes(capacity: int, obs_dim: int, action_dim: int, *, critic_dim: int = 0) -> int:
-    """How large the segment of a `ReplayBuffer` with these arguments is."""
+    """How large the segment of a `TransitionBuffer` with these arguments is."""
     schema = _schema(obs_dim, action_dim, critic_dim, {})
     return table_bytes(RowLayout(schema).row_bytes, _positive("capacity", capacity), len(schema.text), _MAX_PEERS)
 
@@ -390,16 +375,8 @@ def _column(leaf: RaggedLeaf, value: Any, name: str) -> np.ndarray[Any, Any]:
         rows = ",".join(map(str, ("n", *leaf.shape)))
         hint = " Add a first dimension: x[None]" if array.shape == leaf.shape else ""
         raise SchemaMismatch(f"'{name}' is {array.dtype}{list(array.shape)}; it must be {leaf.dtype}[{rows}].{hint}")
-    if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
-        raise SchemaMismatch(
-            f"'{name}' is {array.dtype}, which does not become {leaf.dtype} without loss. Cast it first"
-        )
-    if array.dtype != leaf.dtype:
-        fitting = convert(array, leaf.dtype)
-        if fitting is None:
-            raise SchemaMismatch(f"'{name}' has values of {array.dtype} that do not fit {leaf.dtype}")
-        array = fitting
-    return np.ascontiguousarray(array, leaf.dtype)  # also an equal dtype that came in a pickle becomes the leaf's own
+    # An equal dtype that came in a pickle becomes the leaf's own, too.
+    return np.ascontiguousarray(fitted(array, leaf.dtype, f"'{name}'"), leaf.dtype)
 
 
 def _mask(value: Any) -> np.ndarray[Any, Any]:

@@ -1,7 +1,7 @@
-"""ReplayPipeline: keeps the next batch of a `ReplayBuffer` ready on the learner's device, while it trains on this one.
+"""ReplayPipeline: keeps the next batch of a `TransitionBuffer` ready on the learner's device while it trains on this.
 
-A thread of its own draws and copies, with the GIL released: on a GPU through pinned memory and a copy stream, elsewhere
-by a plain copy. There are two batches: one is the learner's, the other is being made. It owns nothing but those.
+A thread draws and copies, with the GIL released: to a GPU through pinned memory and a copy stream, elsewhere by a plain
+copy. There are two batches: the learner uses one, the thread makes the other.
 """
 
 from __future__ import annotations
@@ -12,31 +12,29 @@ import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rollway.errors import ConnectionClosedError, InvalidArgument, NotInThisProcess, WaitTimeout
 from rollway.replay.batch import Batch, Fill, RowLayout, device_name
-from rollway.replay.buffer import ReplayBuffer
+from rollway.replay.buffer import TransitionBuffer
+from rollway.segment.closes_on_exit import ClosesOnExit
 
 
-class ReplayPipeline:
+class ReplayPipeline(ClosesOnExit):
     """Hands out one batch after the other, each made ready while the learner used the one before.
 
-    Use it as an iterator, or by `next`: each call gives a batch that stays as it is until the next call. UniLab's calls
-    name each batch by its tick: `start_prepare` begins one, `batch_ready` asks for it, `sample_large_batch` gives it,
-    and `after_tick` gives it back. What goes wrong in the thread is raised by the next call.
-
-    One learner thread calls it. `close` ends the thread; so does the end of the object.
+    Use it as an iterator, or call `next`: a batch does not change until the next call. UniLab's calls name each batch
+    by its tick: `start_prepare` begins one, `batch_ready` asks for it, `sample_large_batch` gives it, and `after_tick`
+    gives it back. An error of the thread is raised by the next call. One thread of the learner may use a pipeline.
 
     Args:
-        replay_buffer: Where the transitions are. It stays open.
+        replay_buffer: Where the transitions are. The pipeline does not close it.
         sample_count: Rows of a batch.
-        device: Where the batches shall be; the buffer's own device if it is left out.
+        device: Where the batches shall be; the buffer's own device when left out.
         base_seed: Seeds the buffer's draws.
 
     >>> import numpy as np
-    >>> with ReplayBuffer(100, obs_dim=2, action_dim=1, device="cpu") as buffer:
+    >>> with TransitionBuffer(100, obs_dim=2, action_dim=1, device="cpu") as buffer:
     ...     ones = np.ones((4, 2), np.float32)
     ...     buffer.add(ones, ones[:, :1], ones[:, 0], ones, ones[:, 0], ones[:, 0])
     ...     with ReplayPipeline(buffer, sample_count=8) as pipeline:
@@ -47,7 +45,7 @@ class ReplayPipeline:
 
     def __init__(
         self,
-        replay_buffer: ReplayBuffer,
+        replay_buffer: TransitionBuffer,
         *,
         sample_count: int,
         device: Any = None,
@@ -61,12 +59,12 @@ class ReplayPipeline:
         if base_seed is not None:
             replay_buffer.reseed(base_seed)
         slots = [_slot(replay_buffer.layout, sample_count, self.device) for _ in range(2)]
-        self._kitchen = _Kitchen(replay_buffer.fill, sample_count, slots)
+        self._thread = _BatchThread(replay_buffer.fill, sample_count, slots)
         self._tick: int | None = None
-        self._hot: tuple[int, _Slot, dict[str, Any]] | None = None
+        self._in_use: tuple[int, _Slot, dict[str, Any]] | None = None
         self._ticks = 0
         self._pid = os.getpid()
-        self._end = weakref.finalize(self, self._kitchen.close)
+        self._end = weakref.finalize(self, self._thread.close)
 
     # ── one batch after the other ──────────────────────────────────────────────────────────────────────────────────
 
@@ -82,39 +80,38 @@ class ReplayPipeline:
         return batch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        while not self._kitchen.closed:
+        while not self._thread.closed:
             yield self.next()
 
     # ── tick by tick ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def start_prepare(self, tick_id: int, sample_count: int, min_snapshot_ptr: int | None = None) -> bool:
-        """Begins to make the batch of a tick. False when that is under way, or done, already.
+        """Begins to make the batch of a tick. False when it was begun before. All that was added before can be drawn.
 
-        ``min_snapshot_ptr``: refuse to draw before so many rows were given out to adders (`ReplayBuffer.ptr`). Whatever
-        was added before this call can be drawn.
+        ``min_snapshot_ptr``: refuse while `TransitionBuffer.rows_reserved` is less.
         """
         self._check(sample_count)
         if self._tick == tick_id:
             return False
         if self._tick is not None:
             raise InvalidArgument(f"the batch of tick {self._tick} is not used yet; tick {tick_id} comes after it")
-        if min_snapshot_ptr is not None and min_snapshot_ptr > int(self._buffer.ptr[0]):
-            raise InvalidArgument(f"only {int(self._buffer.ptr[0])} rows were added so far, not {min_snapshot_ptr}")
-        self._kitchen.order()
+        if min_snapshot_ptr is not None and min_snapshot_ptr > self._buffer.rows_reserved:
+            raise InvalidArgument(f"only {self._buffer.rows_reserved} rows were added so far, not {min_snapshot_ptr}")
+        self._thread.request()
         self._tick = tick_id
         return True
 
     def batch_ready(self, tick_id: int, sample_count: int) -> bool:
         """Whether `sample_large_batch` would give the batch of a tick at once."""
         self._check(sample_count)
-        if self._hot is not None:
-            return self._hot[0] == tick_id
-        return self._tick == tick_id and self._kitchen.is_ready()
+        if self._in_use is not None:
+            return self._in_use[0] == tick_id
+        return self._tick == tick_id and self._thread.is_ready()
 
     def wait_until_ready(self, tick_id: int, sample_count: int, timeout: float | None = None) -> bool:
         """Waits for the batch of a tick, and begins it if it was not begun. `WaitTimeout` when the time is over."""
         self._check(sample_count)
-        if self._hot is None or self._hot[0] != tick_id:
+        if self._in_use is None or self._in_use[0] != tick_id:
             self.start_prepare(tick_id, sample_count)
             self._wait(timeout)
         return True
@@ -122,31 +119,31 @@ class ReplayPipeline:
     def sample_large_batch(self, tick_id: int, sample_count: int, timeout: float | None = None) -> dict[str, Any]:
         """The batch of a tick: the same one until `after_tick`."""
         self._check(sample_count)
-        if self._hot is not None:
-            if self._hot[0] != tick_id:
+        if self._in_use is not None:
+            if self._in_use[0] != tick_id:
                 raise InvalidArgument(
-                    f"the batch of tick {self._hot[0]} is in use: call after_tick() before tick {tick_id}"
+                    f"the batch of tick {self._in_use[0]} is in use: call after_tick() before tick {tick_id}"
                 )
-            return self._hot[2]
+            return self._in_use[2]
         self.start_prepare(tick_id, sample_count)
         return self._take(tick_id, timeout)
 
     def after_tick(self) -> None:
         """Gives the batch back: the one after the next is written over it."""
-        if self._hot is not None:
-            self._hot[1].release()
-            self._hot = None
+        if self._in_use is not None:
+            self._in_use[1].release()
+            self._in_use = None
 
     def _take(self, tick_id: int, timeout: float | None) -> dict[str, Any]:
         slot = self._wait(timeout)
-        self._kitchen.swap()
+        self._thread.swap()
         batch = dict(slot.fields)  # The learner may replace fields in it; the slot keeps its own.
-        self._tick, self._hot = None, (tick_id, slot, batch)
+        self._tick, self._in_use = None, (tick_id, slot, batch)
         slot.arrive()
         return batch
 
     def _wait(self, timeout: float | None) -> _Slot:
-        made = self._kitchen.wait(timeout)
+        made = self._thread.wait(timeout)
         if isinstance(made, Exception):
             self._tick = None  # The next call tries again.
             raise made
@@ -157,34 +154,28 @@ class ReplayPipeline:
             raise InvalidArgument(f"sample_count = {sample_count}; this pipeline makes batches of {self._sample_count}")
         if os.getpid() != self._pid:
             raise NotInThisProcess(f"this pipeline works in process {self._pid}: make one in the forked child")
-        if self._kitchen.closed:
+        if self._thread.closed:
             raise ConnectionClosedError("this replay pipeline is closed")
 
     # ── life ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
-        """Ends the thread, after the batch that it is making."""
+        """Ends the thread, after the batch that it is making. So does the end of the object."""
         self._end()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
     def __repr__(self) -> str:
-        state = "closed" if self._kitchen.closed else f"tick {self._tick}"
+        state = "closed" if self._thread.closed else f"tick {self._tick}"
         return f"<ReplayPipeline of '{self._buffer.name}' {self._sample_count} rows on {self.device}, {state}>"
 
 
-class _Kitchen:
-    """The thread that makes batches, one at a time, when it is told to. It does not know the pipeline."""
+class _BatchThread:
+    """The thread that makes batches, one for each request. It has no reference to the pipeline."""
 
     def __init__(self, fill: Fill, rows: int, slots: list[_Slot]) -> None:
         self._fill = fill
         self._rows = rows
         self._slots = slots
-        self._cold = 0
+        self._next = 0
         self._state = "idle"
         self._error: Exception | None = None
         self._changed = threading.Condition()
@@ -193,31 +184,31 @@ class _Kitchen:
         self._thread = threading.Thread(target=self._work, name="rollway-replay", daemon=True)
         self._thread.start()
 
-    def order(self) -> None:
+    def request(self) -> None:
         with self._changed:
-            self._state = "ordered"
+            self._state = "requested"
             self._changed.notify_all()
 
     def is_ready(self) -> bool:
-        """Also when it failed: the call that takes it raises."""
+        """Whether `wait` would return at once, with a batch or an error."""
         return self._state in ("ready", "failed")
 
     def wait(self, timeout: float | None) -> _Slot | Exception:
-        """The slot that was ordered, filled; or what went wrong, and then nothing is ordered any more."""
+        """The slot that was requested, filled; or the error that prevented it, which ends the request."""
         patience = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         with self._changed:
-            if not self._changed.wait_for(lambda: self._state != "ordered" or self.closed, patience):
+            if not self._changed.wait_for(lambda: self._state != "requested" or self.closed, patience):
                 raise WaitTimeout(f"the next batch was not ready after {timeout} s")
             if self.closed:
                 raise ConnectionClosedError("this replay pipeline is closed")
             if self._error is not None:
                 error, self._error, self._state = self._error, None, "idle"
                 return error
-            return self._slots[self._cold]
+            return self._slots[self._next]
 
     def swap(self) -> None:
         with self._changed:
-            self._cold = 1 - self._cold
+            self._next = 1 - self._next
             self._state = "idle"
 
     def close(self) -> None:
@@ -231,10 +222,10 @@ class _Kitchen:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._state == "ordered" or self.closed)
+                self._changed.wait_for(lambda: self._state == "requested" or self.closed)
                 if self.closed:
                     return
-                slot = self._slots[self._cold]
+                slot = self._slots[self._next]
             error = None
             try:
                 slot.make(self._fill, self._rows)
@@ -310,6 +301,6 @@ def _slot(layout: RowLayout, rows: int, device: str) -> _Slot:
     block = torch.empty(len(host.block), dtype=torch.uint8, device=place)
     with torch.cuda.device(block.device):
         stream, copied, used = torch.cuda.Stream(), torch.cuda.Event(), torch.cuda.Event()
-        # Made on this stream, and perhaps recycled memory that it still uses: the first copy comes after that.
+        # The block may be recycled memory that this stream still uses: the first copy waits for it.
         used.record(torch.cuda.current_stream())
     return _DeviceSlot(layout.tensors(block), host, block, stream, copied, used)

@@ -6,13 +6,16 @@ shm_client.py               `ShmClient`: the end of a worker on this machine
 tcp_client.py               `TcpClient`: the end of a worker on another machine
 async_sends.py              the asyncio versions of the clients' sends
 trajectory_accumulator.py   `TrajectoryAccumulator`: steps into one sample, before it is sent
-rollout_ring.py             `RolloutRingBuffer`: whole rollouts from collectors to a learner
+rollout_ring.py             `RolloutRing`: whole rollouts from collectors to a learner
 pinning.py                  page-locks the ring for CUDA
 ```
 """
 
+from typing import TYPE_CHECKING
+
 from rollway._core import HistSnapshot, Sample, SampleInfo, Slot
-from rollway.ring.rollout_ring import RolloutInfo, RolloutRingBuffer
+from rollway.deprecation import moved_names
+from rollway.ring.rollout_ring import RolloutInfo, RolloutRing
 from rollway.ring.server import Server
 from rollway.ring.shm_client import ShmClient
 from rollway.ring.tcp_client import TcpClient
@@ -21,7 +24,7 @@ from rollway.ring.trajectory_accumulator import TrajectoryAccumulator
 __all__ = [
     "HistSnapshot",
     "RolloutInfo",
-    "RolloutRingBuffer",
+    "RolloutRing",
     "Sample",
     "SampleInfo",
     "Server",
@@ -30,3 +33,6 @@ __all__ = [
     "TcpClient",
     "TrajectoryAccumulator",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = moved_names(__name__, {"rollway": "RolloutRingBuffer"})

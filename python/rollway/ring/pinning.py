@@ -1,7 +1,6 @@
-"""Registers memory with CUDA, so that a batch goes to the GPU straight from the ring, by one asynchronous copy.
+"""Pinning: registers memory with CUDA, so that a batch goes from the ring to the GPU by one asynchronous copy.
 
-Talks to the CUDA driver itself: torch is not needed, and the registration holds for every library in the process.
-Called by `Server`; knows nothing of rings.
+It calls the CUDA driver, without torch, and the registration holds for every library in the process. `Server` calls it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ _PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for every context of the pr
 
 
 def pin(address: int, nbytes: int) -> Callable[[], None]:
-    """Page-locks memory for the GPU; gives back what undoes it. RuntimeError that says why, when it cannot be done."""
+    """Page-locks memory for the GPU, and returns a function that undoes it. RuntimeError when it cannot be done."""
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError as error:

@@ -1,8 +1,7 @@
-"""RolloutRingBuffer: whole rollouts from collectors to the learner, through one ring in shared memory.
+"""RolloutRing: whole rollouts from collectors to the learner, through one ring in shared memory.
 
-A slot holds one rollout of all environments. Collectors write it in place, the learner reads it in place. It does not
-start processes (`AsyncRunner` does) and moves no weights. The learner creates it; collectors get it by pickling, by
-forking or by name.
+A slot holds one rollout of all environments. Collectors write it in place, and the learner reads it in place. The
+learner creates the ring; collectors get it by pickling, by forking or by name. `Runner` starts the collectors.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, TypedDict, Unpack
 
 import numpy as np
 
@@ -28,59 +26,71 @@ from rollway.errors import (
     SegmentNotFound,
     WaitTimeout,
 )
-from rollway.schema.leaves import RaggedLeaf, read_leaves
+from rollway.schema.leaves import read_leaves
 from rollway.schema.pytree import Schema
-from rollway.transport.shm import ShmTransport
+from rollway.segment.closes_on_exit import ClosesOnExit
+from rollway.segment.naming import auto_name
 
 Array = np.ndarray[Any, Any]
 OnFull = Literal["drop_oldest", "block"]
+Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+_Dims = tuple[int, int, int, int]  # num_envs, num_steps, obs_dim, action_dim
 
 _MAX_PEERS = 1024
-_PATROL_S = 0.032  # A commit elsewhere makes a slot that can be dropped, and rings no bell for writers.
+_RETRY_S = 0.032  # how often a writer looks for a slot to drop: another writer's commit does not wake it
 
 
 class RolloutInfo(NamedTuple):
     """Which collector made a rollout, and with which weights."""
 
     version: int
-    """The number of the weights, as given to `RolloutRingBuffer.signal_write_done`; 0 when none was."""
+    """The version of the weights, as given to `RolloutRing.signal_write_done`; 0 when left out."""
     producer_id: int
     """Which writer made it, counted from 0 over the life of the ring."""
     sequence: int
-    """The number of the rollout, counted from 0 by its writer. A gap: rollouts were dropped."""
+    """The number of the rollout, counted from 0 by its writer. A gap means that rollouts were dropped."""
     committed_ns: int
     """When it was committed, by ``time.monotonic_ns()`` of this machine."""
 
 
-class RolloutRingBuffer:
+class RolloutOptions(TypedDict, total=False):
+    """What the creator of a ring and a process that attaches to it say alike; `RolloutRing` describes it."""
+
+    critic_dim: int
+    num_slots: int
+    fields: Mapping[str, Any] | None
+    on_full: OnFull
+    peer_timeout_s: float | None
+
+
+class RolloutRing(ClosesOnExit):
     """Moves rollouts from any number of writing processes to a reader, in ``num_slots`` slots of shared memory.
 
-    A rollout is shown whole or not at all: what a writer had only begun when it died or called `abort_write` is never
-    seen, and its slot goes back. When every slot is full the oldest whole rollout is dropped (and counted), or the
-    writer waits. A slot that is being read is never overwritten. Each rollout goes to one reader.
+    Readers see whole rollouts only. The slot of a writer that died in the middle, or called `abort_write`, is used
+    again. When every slot is full, the oldest rollout is dropped and counted, or the writer waits. A slot that is being
+    read is never overwritten. Each rollout goes to one reader.
 
-    The creator's segment exists until `close` (or `cleanup`, or the end of the ``with`` block). A handle may be pickled
-    into a spawned process and used in a forked one. One thread may read and another write, not more of either. Waits
-    release the GIL, and Ctrl-C ends them.
+    The creator's segment exists until `close` (or the end of the ``with`` block). Other processes open it with
+    `attach`, or get a pickled handle; a forked process uses the handle that it has. One thread may read and another
+    write, not more of either. Waits release the GIL, and Ctrl-C ends them.
 
     Args:
         num_envs: Environments in a rollout.
         num_steps: Steps of each.
         obs_dim: Numbers in an observation.
         action_dim: Numbers in an action.
-        critic_dim: Numbers in the critic's own observation; 0: it has none.
+        critic_dim: Numbers in an observation for the critic; 0 for none.
         num_slots: Rollouts that there is room for, at least 2. Each writer fills one and the reader keeps one, so give
             two more than there are writers.
-        create: Make it. Otherwise attach to what ``shm_name_prefix`` names.
-        shm_name_prefix: The segment: its name, or the dict that `name` gives. Left out on creation, one is made up. A
-            name that is there already with the same shape is resumed, with the rollouts in it.
+        name: What others attach to; automatic when left out. A ring of that name and shape is resumed, with its
+            rollouts.
         fields: More fields: ``{"values": ((num_envs, num_steps), np.float32)}``, each with its whole shape. A field may
             also be an example array, text like ``"float32[64,24]"`` or a Gymnasium space.
-        on_full: ``"drop_oldest"`` or ``"block"``; an attached handle does as the creator says.
-        peer_timeout_s: How long a blocked call bears that everybody on the other side is dead before it raises
+        on_full: ``"drop_oldest"`` or ``"block"``; the creator decides for all handles.
+        peer_timeout_s: How long a blocked call waits while every process on the other side is dead, before it raises
             `PeerDied`. ``None``: for ever.
 
-    >>> with RolloutRingBuffer(num_envs=2, num_steps=3, obs_dim=4, action_dim=1) as ring:
+    >>> with RolloutRing(num_envs=2, num_steps=3, obs_dim=4, action_dim=1) as ring:
     ...     with ring.writing(version=7) as rollout:
     ...         rollout["rewards"][:] = 1.0
     ...     _ = ring.wait_for_data(timeout=1.0)
@@ -99,23 +109,64 @@ class RolloutRingBuffer:
         *,
         critic_dim: int = 0,
         num_slots: int = 4,
-        create: bool = True,
-        shm_name_prefix: str | Mapping[str, str] | None = None,
+        name: str | None = None,
         fields: Mapping[str, Any] | None = None,
         on_full: OnFull = "drop_oldest",
         peer_timeout_s: float | None = 60.0,
     ) -> None:
+        self._set_up(
+            name,
+            (num_envs, num_steps, obs_dim, action_dim),
+            critic_dim=critic_dim,
+            num_slots=num_slots,
+            fields=fields,
+            on_full=on_full,
+            peer_timeout_s=peer_timeout_s,
+        )
+        self._ends.consumer = self._open_consumer()
+
+    @classmethod
+    def attach(
+        cls,
+        name: str,
+        num_envs: int,
+        num_steps: int,
+        obs_dim: int,
+        action_dim: int,
+        **options: Unpack[RolloutOptions],
+    ) -> Self:
+        """Opens a ring that another process made, with the arguments that it was made with."""
+        self = cls.__new__(cls)
+        self._attach(name, (num_envs, num_steps, obs_dim, action_dim), **options)
+        return self
+
+    def _attach(self, name: str, dims: _Dims, **options: Unpack[RolloutOptions]) -> None:
+        self._set_up(name, dims, **options)
+        self._ends.producer = self._open_producer()
+        self._check_geometry(self._ends.producer)
+
+    def _set_up(
+        self,
+        name: str | None,
+        dims: _Dims,
+        *,
+        critic_dim: int = 0,
+        num_slots: int = 4,
+        fields: Mapping[str, Any] | None = None,
+        on_full: OnFull = "drop_oldest",
+        peer_timeout_s: float | None = 60.0,
+    ) -> None:
+        """Everything but the native handles."""
         if on_full not in ("drop_oldest", "block"):
             raise InvalidArgument(f"on_full is {on_full!r}; it must be 'drop_oldest' or 'block'")
         if not 2 <= num_slots < 2**16:
             raise InvalidArgument(f"num_slots = {num_slots} is out of range: 2 to 65,535")
-        self.num_envs, self.num_steps = num_envs, num_steps
-        self.obs_dim, self.action_dim, self.critic_dim = obs_dim, action_dim, critic_dim
+        self.num_envs, self.num_steps, self.obs_dim, self.action_dim = dims
+        self.critic_dim = critic_dim
         self.num_slots = num_slots
-        self._fields = {name: (leaf.shape, leaf.dtype) for name, leaf in more_fields(fields or {}).items()}
         self._on_full: OnFull = on_full
         self._peer_timeout_s = peer_timeout_s
-        self._layout = _layout(num_envs, num_steps, obs_dim, action_dim, critic_dim, self._fields)
+        self._layout = rollout_layout(dims, critic_dim, fields)
         self._schema = Schema.of(self._layout)
         self._plan: Plan = self._schema.plan()
         self._ends = _Ends()
@@ -123,24 +174,16 @@ class RolloutRingBuffer:
         self._slot: Slot | None = None
         self._sample: Sample | None = None
         self._pid = os.getpid()
-        transport = ShmTransport(_one_name(shm_name_prefix)) if shm_name_prefix is not None else ShmTransport()
-        self._name, self._auto_named = transport.name, transport.auto_named
-        if create:
-            self._ends.consumer = self._open_consumer()
-        elif shm_name_prefix is None:
-            raise InvalidArgument("create=False needs shm_name_prefix: the creator's `name`")
-        else:
-            self._ends.producer = self._open_producer()
-            self._check_geometry(self._ends.producer)
+        self._name, self._auto_named = (auto_name(), True) if name is None else (name, False)
         # Also at interpreter exit, so that a handle that was not closed leaves nothing behind.
         self._finalizer = weakref.finalize(self, self._ends.close)
 
     # ── what it is ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def name(self) -> dict[str, str]:
-        """For each field the segment that it lies in. All lie in one: any of the values is enough to attach."""
-        return dict.fromkeys(self._layout, self._name)
+    def name(self) -> str:
+        """What others attach to."""
+        return self._name
 
     @property
     def slot_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -154,38 +197,35 @@ class RolloutRingBuffer:
         return self._closed or end is None or end.closed
 
     def stats(self) -> dict[str, int]:
-        """Plain numbers: rollouts ready, held and dropped, slots given back by the dead, bytes of the segment."""
+        """Plain numbers: rollouts ready, held and dropped, slots recovered from dead writers, bytes of the segment."""
         stats = (self._ends.consumer or self._writer()).stats()
-        del stats["dropped_newest"]  # Counts the attempts of waiting writers: nothing new is ever dropped here.
+        del stats["dropped_newest"]  # counts attempts of waiting writers; a new rollout is never dropped
         return stats
-
-    def attach_sync_primitives(self, write_ptr: object, read_ptr: object) -> None:
-        """Accepted, and not needed: the positions lie in the segment."""
 
     # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def write_slot(self) -> int:
-        """The index of the slot that `write_buffer` shows. Reserves one when none is."""
+        """The index of the slot that `write_buffer` shows. Reserves one if necessary."""
         return self._reserved(None).buffer
 
     @property
     def write_buffer(self) -> dict[str, Array]:
-        """Views of a slot that is this writer's alone, the same until `signal_write_done`; read-only after it.
+        """Views of a slot of this writer, the same until `signal_write_done`; read-only after it.
 
-        Waits for a slot when there is none to have: with ``on_full="block"`` while all are full, otherwise only while
-        all are in the hands of readers and other writers. What lay in the slot before is still in it.
+        Waits for a slot: with ``on_full="block"`` while all are full, otherwise only while all are being read or
+        written. The slot still has the values of an earlier rollout.
         """
         tree: dict[str, Array] = self._reserved(None).tree
         return tree
 
     @property
     def writer(self) -> Producer:
-        """Whose slot `write_buffer` is: what `ShmVectorEnv.collect_into` asks for."""
+        """The native producer of `write_buffer`, for `ShmVectorEnv.collect_into`."""
         return self._writer()
 
     def wait_for_slot(self, timeout: float | None = None) -> bool:
-        """Reserves the slot that `write_buffer` will show, in at most so many seconds. False when there was none."""
+        """Reserves the slot that `write_buffer` will show. False when there was none within ``timeout`` seconds."""
         try:
             self._reserved(timeout)
         except WaitTimeout:
@@ -195,7 +235,7 @@ class RolloutRingBuffer:
     def signal_write_done(self, *, version: int = 0) -> None:
         """Publishes the rollout in `write_buffer`: it reaches the reader even if this process is killed now.
 
-        ``version`` is the number of the weights that made it, for `read_info`.
+        ``version``: of the weights that made it, for `read_info`.
         """
         self._drop_slots_after_fork()
         if self._slot is None:
@@ -206,7 +246,7 @@ class RolloutRingBuffer:
         slot.commit()
 
     def abort_write(self) -> None:
-        """Gives the slot in `write_buffer` back, without what was written. Does nothing when there is none."""
+        """Gives the slot of `write_buffer` back, and publishes nothing. Does nothing when none is reserved."""
         slot, self._slot = self._slot, None
         if slot is not None:
             slot.abort()
@@ -229,21 +269,21 @@ class RolloutRingBuffer:
     # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def available(self) -> int:
-        """Whole rollouts that can be read now, with the one in this reader's hands."""
+        """Whole rollouts that can be read now, with the one that this handle is reading."""
         self._drop_slots_after_fork()
         return self.stats()["ready_samples"] + (self._sample is not None)
 
     def wait_for_data(self, timeout: float = 60.0) -> bool:
-        """Waits until a rollout is in this reader's hands, where no writer can drop it. False when time was over.
+        """Waits for a rollout and takes it, so that no writer can drop it. False after ``timeout`` seconds.
 
-        `ConnectionClosedError` when the ring was shut down and is empty.
+        `ConnectionClosedError` when the ring is shut down and empty.
         """
         self._drop_slots_after_fork()
         if self._sample is not None:
             return True
         reader = self._reader()
         try:
-            # Of several writers any may finish first: there is no order to wait for.
+            # The rollout of any writer that has finished will do: there is no order to wait for.
             self._sample = reader.take(0.0) or (reader.take(timeout) if timeout > 0 else None)
         except WaitTimeout:
             return False
@@ -264,8 +304,8 @@ class RolloutRingBuffer:
     def read_numpy_views(self) -> dict[str, Array]:
         """Read-only views of the oldest whole rollout, the same one until `advance_read`.
 
-        Borrowed: copy what you want to keep, for a slot is reused only when `advance_read` was called *and* its views
-        are garbage. A view kept too long is therefore never torn; it costs its slot.
+        Copy what you want to keep. A view that you keep after `advance_read` stays whole, but occupies its slot: a slot
+        is used again only when no view of it is left.
         """
         views = self._writable_views()
         for view in views.values():
@@ -273,7 +313,7 @@ class RolloutRingBuffer:
         return views
 
     def copy_read_slot_to_torch(self, destination: Mapping[str, Any]) -> None:
-        """Copies the rollout into tensors that you have, on any device. Fields that you left out are not copied."""
+        """Copies the fields that ``destination`` has into its tensors, on any device."""
         import torch
 
         views = self._writable_views()
@@ -289,21 +329,21 @@ class RolloutRingBuffer:
                 tensor.copy_(torch.from_numpy(views[field]))
 
     def read_torch(self, device: Any) -> dict[str, Any]:
-        """The rollout as tensors of your own on ``device``."""
+        """The rollout as new tensors on ``device``."""
         import torch
 
         return {field: torch.from_numpy(view).to(device, copy=True) for field, view in self._writable_views().items()}
 
     def advance_read(self) -> None:
-        """Lets go of the rollout that was read; the next call reads the next one. Without one it does nothing."""
+        """Releases the rollout that was read; the next call reads the next one. Does nothing when there is none."""
         self._sample = None
 
     # ── life ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
-        """Leaves: an unfinished rollout is given back. Safe to call twice.
+        """Closes this handle; an unfinished rollout is given back. Safe to call twice.
 
-        When the last reader leaves (the creator is one), the ring is shut down and its name removed: writers get
+        When the last reader closes (the creator is one), the ring is shut down and its name removed: writers get
         `ConnectionClosedError`. Views stay readable.
         """
         self._closed = True
@@ -312,30 +352,25 @@ class RolloutRingBuffer:
         self.advance_read()
         self._finalizer()
 
-    def cleanup(self) -> None:
-        """As `close`: a segment that others still read is not theirs to lose."""
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        given = {
+    def __getstate__(self) -> tuple[str, _Dims, RolloutOptions]:
+        dims = (self.num_envs, self.num_steps, self.obs_dim, self.action_dim)
+        usual = rollout_shapes(*dims, self.critic_dim)
+        options: RolloutOptions = {
             "critic_dim": self.critic_dim,
             "num_slots": self.num_slots,
-            "fields": self._fields,
+            "fields": {field: form for field, form in self._layout.items() if field not in usual},
             "on_full": self._on_full,
             "peer_timeout_s": self._peer_timeout_s,
         }
-        dims = (self.num_envs, self.num_steps, self.obs_dim, self.action_dim)
-        return _attached, (dims, self._name, given)
+        return self._name, dims, options
+
+    def __setstate__(self, state: tuple[str, _Dims, RolloutOptions]) -> None:
+        name, dims, options = state
+        self._attach(name, dims, **options)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
-        return f"<rollway.RolloutRingBuffer {self._name} num_slots={self.num_slots} {state}>"
+        return f"<rollway.{type(self).__name__} {self._name} num_slots={self.num_slots} {state}>"
 
     # ── the two ends ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -352,7 +387,7 @@ class RolloutRingBuffer:
                 on_full=self._on_full,
                 huge_pages=None,
                 peer_timeout_s=self._peer_timeout_s,
-                writable=True,  # torch.from_numpy wants it so; users get read-only views.
+                writable=True,  # for torch.from_numpy; users get read-only views
             )
         except ForeignSchema as foreign:
             raise self._schema.explain(foreign) from None
@@ -382,7 +417,7 @@ class RolloutRingBuffer:
     def _reader(self) -> Consumer:
         self._check_open()
         if self._ends.consumer is None:
-            # The segment is there while our producer sits in it; a new one would be nobody's.
+            # Our producer keeps the segment alive, so a consumer that does not resume it has made another one.
             producer = self._writer()
             consumer = self._open_consumer()
             if not consumer.resumed:
@@ -390,7 +425,7 @@ class RolloutRingBuffer:
                 raise SegmentNotFound(f"ring '{self._name}' was closed by its creator")
             self._ends.consumer = consumer
             if self._slot is None and producer.stats()["sent"] == 0:
-                producer.close()  # This process reads: it must not count as a living writer.
+                producer.close()  # this process reads: it must not count as a living writer
                 self._ends.producer = None
         return self._ends.consumer
 
@@ -407,10 +442,10 @@ class RolloutRingBuffer:
             try:
                 return writer.reserve()
             except RingFull as full:
-                left = _PATROL_S if deadline is None else deadline - time.monotonic()
+                left = _RETRY_S if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     raise WaitTimeout(f"{full}. Every slot is being read or written: give more num_slots") from None
-            writer._wait_writable(min(left, _PATROL_S))
+            writer._wait_writable(min(left, _RETRY_S))
 
     def _held(self) -> Sample:
         if self._sample is not None and self._pid == os.getpid():
@@ -420,10 +455,10 @@ class RolloutRingBuffer:
         return self._sample
 
     def _writable_views(self) -> dict[str, Array]:
-        return {field: array[0, ...] for field, array in self._held().batch.items()}  # An array also of no dimensions.
+        return {field: array[0, ...] for field, array in self._held().batch.items()}  # ...: also an array if it is 0-d
 
     def _drop_slots_after_fork(self) -> None:
-        """In a forked child: what the parent reserved or reads stays the parent's."""
+        """In a forked child: forgets the slots that the parent has reserved or reads."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._slot, self._sample = None, None
@@ -434,7 +469,7 @@ class RolloutRingBuffer:
 
 
 class _Ends:
-    """The native handles, apart from the object that the finaliser waits for."""
+    """The native handles, in an object of their own, because a finaliser must not refer to the ring."""
 
     def __init__(self) -> None:
         self.consumer: Consumer | None = None
@@ -447,21 +482,9 @@ class _Ends:
             self.consumer.close()
 
 
-def _attached(dims: tuple[int, int, int, int], name: str, given: dict[str, Any]) -> RolloutRingBuffer:
-    """What a pickled handle becomes in the other process."""
-    return RolloutRingBuffer(*dims, create=False, shm_name_prefix=name, **given)
-
-
 def _check_version(version: int) -> None:
     if not 0 <= version < 2**32:
         raise InvalidArgument(f"version = {version} is out of range: 0 to 2**32 - 1")
-
-
-def _one_name(given: str | Mapping[str, str]) -> str:
-    names = {given} if isinstance(given, str) else set(given.values())
-    if len(names) != 1:
-        raise InvalidArgument(f"all fields of a ring lie in one segment, not in {sorted(names) or 'none'}")
-    return names.pop()
 
 
 def rollout_shapes(
@@ -487,42 +510,19 @@ def rollout_shapes(
     return shapes
 
 
-def rollout_ring_bytes(
-    num_envs: int,
-    num_steps: int,
-    obs_dim: int,
-    action_dim: int,
-    *,
-    critic_dim: int = 0,
-    num_slots: int = 4,
-    fields: Mapping[str, Any] | None = None,
-) -> int:
-    """How large the segment of a `RolloutRingBuffer` with these arguments is."""
-    schema = Schema.of(_layout(num_envs, num_steps, obs_dim, action_dim, critic_dim, fields or {}))
-    return ring_bytes([leaf.nbytes for leaf in schema.leaves], 1, num_slots, len(schema.text), _MAX_PEERS)
-
-
-def _layout(
-    num_envs: int,
-    num_steps: int,
-    obs_dim: int,
-    action_dim: int,
-    critic_dim: int,
-    fields: Mapping[str, Any],
-) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    shapes = rollout_shapes(num_envs, num_steps, obs_dim, action_dim, critic_dim)
-    layout = {field: (shape, np.dtype(np.float32)) for field, shape in shapes.items()}
-    for field, leaf in more_fields(fields).items():
-        if field in layout:
-            raise InvalidArgument(f"fields has '{field}', which every rollout has already")
-        layout[field] = (leaf.shape, leaf.dtype)
+def rollout_layout(dims: _Dims, critic_dim: int, fields: Mapping[str, Any] | None) -> Layout:
+    """The shape and dtype of each field of a rollout: the usual ones, and ``fields``."""
+    layout = {field: (shape, np.dtype(np.float32)) for field, shape in rollout_shapes(*dims, critic_dim).items()}
+    for leaf in read_leaves(fields or {}).values():
+        if leaf.ragged:
+            raise SchemaMismatch(f"field '{leaf.name}' is {leaf}; the rollouts of a ring all have one size")
+        if leaf.name in layout:
+            raise InvalidArgument(f"fields has '{leaf.name}', which every rollout has already")
+        layout[leaf.name] = (leaf.shape, leaf.dtype)
     return layout
 
 
-def more_fields(fields: Mapping[str, Any]) -> dict[str, RaggedLeaf]:
-    """The fields that a ring has besides the usual ones."""
-    leaves = read_leaves(fields)
-    for leaf in leaves.values():
-        if leaf.ragged:
-            raise SchemaMismatch(f"field '{leaf.name}' is {leaf}; the rollouts of a ring all have one size")
-    return leaves
+def rollout_ring_bytes(layout: Layout, num_slots: int) -> int:
+    """How large the segment of a `RolloutRing` with this layout is."""
+    schema = Schema.of(layout)
+    return ring_bytes([leaf.nbytes for leaf in schema.leaves], 1, num_slots, len(schema.text), _MAX_PEERS)

@@ -107,7 +107,7 @@ class Server(ServerBase):
         """Waits for a whole batch. ``None`` once the ring is shut down.
 
         Args:
-            timeout: Seconds to wait; ``None`` for ever. `WaitTimeout` says what was there when they were over.
+            timeout: Seconds to wait; ``None`` for ever. `WaitTimeout` says what had come until then.
             at_least: At the end of ``timeout``, accept a short batch of at least this many samples: the oldest
                 unfinished batch that has them is closed early.
         """
@@ -127,7 +127,7 @@ class Server(ServerBase):
     def try_sample(self) -> Sample | None:
         """A whole batch, or ``None`` when there is none yet; never waits.
 
-        Raises `ConnectionClosedError` when none will come: the ring is shut down, and every batch was taken.
+        Raises `ConnectionClosedError` once the ring is shut down and every batch was taken.
         """
         return self._consumer.take(0.0, None)
 
@@ -218,7 +218,7 @@ class Server(ServerBase):
         if not 1 <= at_least <= self._batch_size:
             raise InvalidArgument(f"at_least = {at_least} is out of range: 1 to {self._batch_size}, the batch_size")
         if timeout is None:
-            raise InvalidArgument("at_least says what will do at the end of a timeout: give a timeout, too")
+            raise InvalidArgument("at_least accepts a short batch at the end of a timeout: give a timeout, too")
 
     def _submitter(self) -> Producer:
         """The producer of this process, one for all threads, so that they share one producer id."""
@@ -251,8 +251,8 @@ class Server(ServerBase):
         elif ready:
             advice = "Wait longer, or take what is there with sample(timeout, at_least=1)"
         else:
-            advice = "Wait longer, or see what the workers do"
-        writers = ", ".join(f"pid {pid} ({slots})" for pid, slots in self._consumer.writers()) or "nobody"
+            advice = "Wait longer, or look at the workers' logs"
+        writers = ", ".join(f"pid {pid} ({slots})" for pid, slots in self._consumer.writers()) or "no process"
         raise WaitTimeout(
             f"no whole batch of {self._batch_size} within {timeout} s: {ready} samples are committed, "
             f"slots are being written by {writers}; {alive} producers attached, {len(died)} died."

@@ -16,10 +16,10 @@ from rollway.waiting.notifier import LoopNotifier, WeakCall
 class TcpClient(TcpLifetime, TcpSender, AsyncSends):
     """Moves samples from this process into a learner's ring over TCP.
 
-    `send` copies a sample and returns; it leaves at once when the line is idle, and small ones travel together when
-    it is not. The learner acknowledges what is committed to its ring: `wait` returns when that is everything. A lost
+    `send` copies a sample and returns. The sample is sent at once when the connection is idle; otherwise small ones are
+    sent together. The learner acknowledges what is committed to its ring, and `wait` returns when everything is. A lost
     connection is made again, and what was not acknowledged is sent again: nothing is lost and nothing arrives twice.
-    Calls block only when too much is on its way, with the GIL released, and Ctrl-C ends them. Threads may share a
+    Calls block only when too much is unacknowledged, with the GIL released, and Ctrl-C ends them. Threads may share a
     client; a forked child has to make its own.
 
     Args:
@@ -27,17 +27,17 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
         port: The learner's `Server.port`.
         example: One sample, as given to the `Server`. A difference is an error that names the leaf.
         max_inflight_msgs: Messages without acknowledgement, at most. A message holds one sample, or as many small
-            ones as fit into 256 KiB; all of them are kept in memory until they are acknowledged.
-        token: The learner's token. A worker of the learner's own user, on loopback, may leave out one that the learner
-            made for itself: it is found in a file that only this user can read, anew with each connection.
-        ca: The certificate of the authority that signed the learner's, or the learner's own if it signed itself (a PEM
+            ones as fit into 256 KiB; it is kept in memory until it is acknowledged.
+        token: The learner's token. A worker of the learner's own user, on loopback, may leave out an automatic one: it
+            is read from a file of this user, anew with each connection.
+        ca: The certificate of the authority that signed the learner's, or the learner's own if it is self-signed (a PEM
             file): turns TLS on.
         server_name: The name in the learner's certificate, when it is not ``host``.
         producer_id: The number that the learner sees on this worker's samples; the next free one when left out.
         connect_timeout_s: How long to wait for the learner to appear.
         reconnect_timeout_s: How long to try again after a connection was lost, before the next call raises
             `ConnectionClosedError`.
-        keepalive_s: A learner that is silent for three times as long is taken for gone.
+        keepalive_s: A learner that is silent for three times as long counts as gone.
 
     >>> import numpy as np, rollway
     >>> example = {"obs": np.zeros(2, np.float32)}

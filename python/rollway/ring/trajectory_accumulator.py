@@ -9,14 +9,14 @@ import optree
 
 from rollway._core import RowWriter
 from rollway.errors import InvalidArgument, SchemaMismatch
-from rollway.schema.arrays import as_array, convert
+from rollway.schema.arrays import as_array, fitted
 from rollway.schema.pytree import NAMESPACE, Schema, path_text, register_dataclasses
 
 _Array = np.ndarray[Any, Any]
 
 
 class TrajectoryAccumulator:
-    """Collects steps, step by step, into a sample of several timescales.
+    """Collects single steps into a sample of several timescales.
 
     The example is a dict of timescales. A timescale whose leaves all have the same leading dimension *N* > 1 takes *N*
     steps, one per `add`. One with a 0-d leaf, or whose leaves all start with 1, holds a single item (a bootstrap
@@ -79,12 +79,12 @@ class TrajectoryAccumulator:
             leaf[place if capacity else ...] = item
 
     def build(self) -> dict[str, Any]:
-        """The sample, and starts anew. It is the accumulator's own memory: send it before the next `add`."""
+        """Gives the sample, and starts anew. The next `add` writes into the same memory: send the sample before."""
         self.reset()
         return self._tree
 
     def reset(self) -> None:
-        """Starts anew, as when an episode is given up."""
+        """Starts anew; drops the steps of an episode that ended early."""
         self._filled = dict.fromkeys(self._filled, 0)
 
 
@@ -114,14 +114,7 @@ def _item(value: Any, path: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -
     array = _plain(value, path, dtype) if isinstance(value, _PLAIN) else as_array(value, path, None)
     if array.shape not in (shape, (1, *shape), shape[1:] if shape[:1] == (1,) else shape):
         raise SchemaMismatch(f"leaf '{path}' of an item must have shape {shape}, not {array.shape}")
-    if not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise SchemaMismatch(
-            f"leaf '{path}' is {array.dtype}, which does not become {dtype} without loss. Cast it first"
-        )
-    fitting = array if array.dtype == dtype else convert(array, dtype)
-    if fitting is None:
-        raise SchemaMismatch(f"leaf '{path}' has values of {array.dtype} that do not fit {dtype}")
-    return fitting.reshape(shape)
+    return fitted(array, dtype, f"leaf '{path}'").reshape(shape)
 
 
 _PLAIN = (bool, int, float, complex, list, tuple)

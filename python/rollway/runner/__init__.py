@@ -1,7 +1,7 @@
 """Runner: a learner, its collector processes, and what supervises them.
 
 ```text
-runner.py            `AsyncRunner`: the learner of an asynchronous algorithm, to be subclassed
+runner.py            `Runner`: the learner of an asynchronous algorithm, to be subclassed
 supervisor.py        `CollectorSupervisor`: starts collectors, notices deaths, restarts, stops
 collector.py         `Collector`, `StopFlag`: what runs in a collector process
 collector_error.py   why a collector died, in words
@@ -11,9 +11,15 @@ training_log.py      the numbers of a run, in a file and in TensorBoard
 ```
 """
 
+from typing import TYPE_CHECKING
+
+from rollway.deprecation import moved_names
 from rollway.runner.collector import Collector, StopFlag
 from rollway.runner.restart_policy import RestartPolicy
-from rollway.runner.runner import AsyncRunner
+from rollway.runner.runner import Runner
 from rollway.runner.supervisor import CollectorSupervisor
 
-__all__ = ["AsyncRunner", "Collector", "CollectorSupervisor", "RestartPolicy", "StopFlag"]
+__all__ = ["Collector", "CollectorSupervisor", "RestartPolicy", "Runner", "StopFlag"]
+
+if not TYPE_CHECKING:
+    __getattr__ = moved_names(__name__, {"rollway": "AsyncRunner"})

@@ -1,7 +1,6 @@
 """Collector: what a collector's process knows of its runner: its number, whether to stop, how to report.
 
-The supervisor makes one for each process and hands it to the target as its first argument. It moves no experience:
-rings and buffers do.
+The supervisor makes one for each process and gives it to the target as its first argument.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from rollway.errors import ConnectionClosedError, InvalidArgument
 from rollway.runner import parent_watch
 from rollway.runner.collector_error import collector_error_guard
 
-_FOREVER_S = 1e6  # The milliseconds of poll() are an int.
-_MAX_REPORT_BYTES = 4_000  # Less than PIPE_BUF: a report is written whole or not at all.
+_FOREVER_S = 1e6  # the milliseconds of poll() are an int
+_MAX_REPORT_BYTES = 4_000  # less than PIPE_BUF: a report is written whole or not at all
 
 
 class StopFlag:
@@ -39,7 +38,7 @@ class StopFlag:
         return self._read_end.poll(0)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until it is set, at most so many seconds."""
+        """Waits until it is set, at most ``timeout`` seconds. Whether it is."""
         return self._read_end.poll(None if timeout is None or timeout > _FOREVER_S else timeout)
 
     def set(self) -> None:
@@ -72,7 +71,7 @@ class Collector:
     _reports: Connection
 
     def report(self, **numbers: float) -> bool:
-        """Sends plain numbers to the learner, which gets them from `AsyncRunner.reports`. Never waits.
+        """Sends plain numbers to the learner, which gets them from `Runner.reports`. Never waits.
 
         False when there is no room, because the learner has not read reports for long; then nothing was sent.
         """
@@ -131,6 +130,6 @@ def run(collector: Collector, pipes: CollectorPipes, target: CollectorTarget) ->
                 target.call(collector)
             except ConnectionClosedError:
                 if not collector.stop.is_set():
-                    raise  # Otherwise the learner has closed the rings to wake this collector.
+                    raise  # otherwise the learner has closed the rings to wake this collector
     except Exception:  # noqa: BLE001 - the learner has its text; this process ends
         sys.exit(1)

@@ -1,8 +1,8 @@
-"""Collector errors: what went wrong in a collector's process, carried to the learner and put into words.
+"""Collector errors: why a collector's process ended, as an error in the learner.
 
-A collector that raises sends its traceback as text through a pipe, bounded and without pickle. One that was killed
-cannot: then the exit code, the signal and what the kernel counts say what happened. The supervisor uses this; those who
-start processes of their own may too.
+A collector that raises sends its traceback through a pipe, as text of limited length, without pickle. For one that was
+killed, the exit code, the signal and the kernel's counters say what happened. The supervisor uses this; programs that
+start their own processes may, too.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from rollway.machine.cgroup import Cgroup
 _MAX_KIND, _MAX_MESSAGE, _MAX_TRACEBACK = 200, 2_000, 8_000
 
 _HINTS = {
-    signal.SIGKILL: "SIGKILL comes from outside: the kernel's out-of-memory killer, a container's limit, or somebody.",
-    signal.SIGBUS: "SIGBUS is what memory that cannot be had looks like: a full /dev/shm, or a file cut short.",
+    signal.SIGKILL: "SIGKILL comes from outside: the kernel's out-of-memory killer, a container's limit, or a user.",
+    signal.SIGBUS: "SIGBUS means that shared memory could not be had: a full /dev/shm, or a file that was cut short.",
     signal.SIGSEGV: "SIGSEGV is a fault in native code: the simulator, a driver, an extension. PYTHONFAULTHANDLER=1 in "
     "the environment makes the collector print where it was.",
-    signal.SIGABRT: "SIGABRT is native code that gave up: look above for its last words on stderr.",
+    signal.SIGABRT: "SIGABRT comes from native code that found an error: look above for its message on stderr.",
     signal.SIGILL: "SIGILL is native code built for another CPU.",
     signal.SIGFPE: "SIGFPE is an integer division by zero in native code.",
-    signal.SIGTERM: "SIGTERM is a request to end: from a scheduler, or from somebody.",
+    signal.SIGTERM: "SIGTERM is a request to end, from a scheduler or a user.",
     signal.SIGXCPU: "SIGXCPU means that a limit on CPU time (ulimit -t) was reached.",
 }
 
@@ -57,17 +57,17 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """Notes an exception. Long texts lose their middle."""
+        """The text of an exception. Long texts lose their middle."""
         text = "".join(traceback.format_exception(error))
         kind = type(error).__qualname__
         try:
             message = str(error)
-        except Exception as failed:  # noqa: BLE001 - an exception of anybody's making
+        except Exception as failed:  # noqa: BLE001 - any class may be raised here
             message = f"(its __str__ raised {type(failed).__qualname__})"
         return cls(_shortened(kind, _MAX_KIND), _shortened(message, _MAX_MESSAGE), _shortened(text, _MAX_TRACEBACK))
 
     def encode(self) -> bytes:
-        """As bytes that fit into a pipe that nobody reads yet."""
+        """As bytes that fit into an empty pipe."""
         return json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "backslashreplace")
 
     @classmethod
@@ -84,7 +84,7 @@ def build_error_pipe() -> tuple[Connection, Connection]:
 
 @contextmanager
 def collector_error_guard(error_conn: Connection) -> Iterator[None]:
-    """Sends what the block raises through the pipe, and lets it pass on."""
+    """Sends what the block raises through the pipe, and raises it again."""
     try:
         yield
     except BaseException as error:
@@ -95,7 +95,7 @@ def collector_error_guard(error_conn: Connection) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class OomKills:
-    """How often the kernel has killed for want of memory, so that a later look shows whether it did so again."""
+    """How often the kernel has killed a process because memory was short, to compare with a later count."""
 
     in_cgroup: int | None
     on_machine: int | None
@@ -106,7 +106,7 @@ class OomKills:
         return cls(Cgroup(root).oom_kills(), _vmstat_oom_kills(root / "proc/vmstat"))
 
     def since(self, earlier: OomKills) -> str:
-        """What the counters say about the time between, in words; empty when they say nothing."""
+        """What happened between two counts, in words; empty when they do not say."""
         if self.in_cgroup is not None and earlier.in_cgroup is not None and self.in_cgroup > earlier.in_cgroup:
             return (
                 f"It was out of memory: this control group's oom_kill count went from {earlier.in_cgroup} to "
@@ -118,7 +118,7 @@ class OomKills:
                     "Probably out of memory: the machine's oom_kill count (/proc/vmstat) went from "
                     f"{earlier.on_machine} to {self.on_machine}. Use fewer environments or collectors."
                 )
-            return "The kernel counts no out-of-memory kill since the collectors were started, so it was somebody."
+            return "The kernel counts no out-of-memory kill since the collectors were started, so a process sent it."
         return ""
 
 
@@ -171,7 +171,7 @@ def collector_error(
 def _shortened(text: str, most: int) -> str:
     if len(text) <= most:
         return text
-    half = most // 2 - 40  # for the words between
+    half = most // 2 - 40  # for the text between
     return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
 
 

@@ -1,8 +1,8 @@
 """Dying with the parent: the kernel kills a collector, and its process group, when its learner is gone.
 
-The learner keeps the write end of a pipe that nobody ever writes to. The read end is armed (``O_ASYNC``, ``F_SETSIG``)
-so that the kernel itself sends SIGKILL when the last write end closes, however the learner ended. No thread has to wake
-up for it and no GIL is needed: a collector that hangs in native code dies as well.
+The learner keeps the write end of a pipe that is never written to. The read end is armed (``O_ASYNC``, ``F_SETSIG``) so
+that the kernel itself sends SIGKILL when the last write end closes, however the learner ended. No thread has to wake up
+for it and no GIL is needed: a collector that hangs in native code dies as well.
 
 ```text
 armed by       on                             kills             from
@@ -10,11 +10,11 @@ the learner    the read end                   the collector     the moment it is
 the collector  its own opening of the pipe    its whole group   its first line on: also processes that it starts
 ```
 
-Both fire at once. ``PR_SET_PDEATHSIG`` is left out: it fires when the *thread* that started the child ends, be it the
-learner's main one whose other threads still hold the pipe; the collector then dies before its group is named, and what
-it has started survives. What escapes: a process that leaves the group (``setsid``, ``start_new_session=True``), and
-what a collector has left behind that died just before its learner. A fork of the learner in native code (those by
-Python close the pipe) keeps collectors alive until it ends. Private to the supervisor of the collectors.
+Both fire at once. ``PR_SET_PDEATHSIG`` is not used: it fires when the *thread* that started the child ends, while
+other threads of the learner still hold the pipe; the collector then dies before its group, whose other processes
+survive. These escape: a process that leaves the group (``setsid``, ``start_new_session=True``), and processes of a
+collector that died just before its learner. A fork of the learner in native code (a fork by Python closes the pipe)
+keeps collectors alive until it ends. Only the supervisor of the collectors uses this.
 
 Three kinds of children die with their parent, each by a mechanism of its own, because none serves all three:
 
@@ -43,7 +43,7 @@ class ParentPipe:
     """The learner's end of one collector's pipe. It lives as long as the learner.
 
     Args:
-        read_end: For the collector, who inherits it.
+        read_end: For the collector, which inherits it.
         write_end: Kept here.
     """
 

@@ -1,6 +1,6 @@
 """RestartPolicy: how often a collector, or an environment of a vector env, is restarted before its fault is an error.
 
-`AsyncRunner` and `make_vec` take one as ``restart=``. `RestartCount` counts against it.
+`Runner` and `make_vec` take one as ``restart=``. `RestartCount` counts against it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RestartPolicy:
         max_restarts: Of each collector, or of each environment; ``None`` for any number.
         backoff_s: The pause before the first restart.
         backoff_cap_s: The longest pause.
-        healthy_after_s: A collector that worked for so long before it died is forgiven: its pauses start anew.
+        healthy_after_s: After a collector that worked for so long before it died, pauses start anew.
         within_s: Faults longer ago than this do not count. ``None``: all count.
 
     >>> policy = RestartPolicy.up_to(3, backoff_s=0.5, backoff_cap_s=1.5)
@@ -55,7 +55,7 @@ class RestartPolicy:
     def up_to(
         cls, max_restarts: int, *, within_s: float | None = None, backoff_s: float = 0.5, backoff_cap_s: float = 30.0
     ) -> Self:
-        """So many restarts of each, in all or within so many seconds; the next fault is an error."""
+        """``max_restarts`` of each, in all or within ``within_s`` seconds; the next fault is an error."""
         return cls(max_restarts, backoff_s, backoff_cap_s, within_s=within_s)
 
     @classmethod
@@ -64,7 +64,7 @@ class RestartPolicy:
         return cls(None, backoff_s, backoff_cap_s)
 
     def allows(self, restarts: int) -> bool:
-        """Whether one that was restarted so often may be once more."""
+        """Whether one more restart is allowed after so many."""
         return self.max_restarts is None or restarts < self.max_restarts
 
     def pause_s(self, deaths: int) -> float:

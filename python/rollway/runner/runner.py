@@ -1,7 +1,7 @@
-"""AsyncRunner: the learner's process of an asynchronous algorithm: its collectors, its shared memory, its log.
+"""Runner: the learner's process of an asynchronous algorithm: its collectors, its shared memory, its log.
 
-A subclass writes `learn` (and `save`). This class starts collectors and brings their errors back, closes what it was
-given to own, and does the book-keeping of iterations. It knows no algorithm, no environment and no network.
+A subclass writes `learn` (and `save`). This class starts collectors, raises their errors, closes the resources that it
+was given, and counts and logs iterations. It knows no algorithm, no environment and no network.
 """
 
 from __future__ import annotations
@@ -13,51 +13,44 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rollway.errors import CollectorError, InvalidArgument
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.runner.supervisor import CollectorSupervisor
 from rollway.runner.training_log import TrainingLog
+from rollway.segment.closes_on_exit import ClosesOnExit
 
 Resource = TypeVar("Resource")
 Progress = Mapping[str, float]
 
-_SLICE_S = 0.25  # Data ends a wait at once; news of a death is looked for this often.
+_SLICE_S = 0.25  # how often a wait checks for deaths; data ends it at once
 
 
 class _Waitable(Protocol):
-    """What `AsyncRunner.wait_for_data` can wait for, like a `RolloutRingBuffer`."""
+    """What `Runner.wait_for_data` can wait for, like a `RolloutRing`."""
 
     def wait_for_data(self, timeout: float = ...) -> bool: ...
 
 
-class AsyncRunner(ABC):
+class Runner(ClosesOnExit, ABC):
     """The learner of an asynchronous algorithm, and the processes that collect for it.
 
     A collector that raises or dies raises `CollectorError` in the learner's next call of `check`, `wait_for_data` or
-    `iterations`, with its traceback or its signal; or it is started again, as ``restart`` says, while the others go on.
-    When the learner dies, by whatever signal, the kernel kills its collectors. `close` (or the end of the ``with``
-    block, or of the interpreter) stops them and gives the shared memory back. One thread uses a runner.
+    `iterations`, with its traceback or its signal; or it is started again, as ``restart`` says, while the others
+    continue. When the learner dies, by whatever signal, the kernel kills its collectors. `close` (or the end of the
+    ``with`` block, or of the interpreter) stops them and removes the shared memory. One thread may use a runner.
 
     Args:
-        env_name: Kept for the subclass, as are the next two.
-        env_cfg_overrides: Changes to the environment's settings.
-        rl_cfg: The algorithm's settings.
-        device: Where the learner computes: ``"cuda"`` if there is one, else ``"cpu"``, when left out.
-        collector_device: Where collectors compute; as ``device`` when left out.
-        sim_backend: Kept for the subclass.
-        num_envs: Environments of all collectors together; see `envs_of`.
         num_collectors: Processes.
+        num_envs: Environments of all collectors together, one for each when left out; see `envs_of`.
         restart: What to do when one of them dies; the first death is an error when left out.
-        stop_timeout_s: How long collectors have to return when the runner is closed, before they get SIGTERM; and at
-            most 5 s of it once more before SIGKILL.
+        stop_timeout_s: How long collectors have to return when the runner is closed, before they get SIGTERM. After the
+            same time again, but at most 5 s, they get SIGKILL.
         on_progress: Called with plain numbers after every iteration; see `log`.
 
-    >>> class Counting(AsyncRunner):
+    >>> class Counting(Runner):
     ...     def learn(self, max_iterations, save_interval=50, log_dir="logs"):
     ...         for iteration in self.iterations(max_iterations, save_interval, log_dir):
     ...             self.log(squared=iteration**2)
@@ -66,7 +59,7 @@ class AsyncRunner(ABC):
     >>> import tempfile
     >>> rows = []
     >>> with tempfile.TemporaryDirectory() as logs:
-    ...     with Counting("none", {}, {}, device="cpu", on_progress=rows.append) as runner:
+    ...     with Counting(on_progress=rows.append) as runner:
     ...         runner.learn(3, save_interval=2, log_dir=logs)
     ...     sorted(path.name for path in Path(logs).glob("iteration_*"))
     ['iteration_2', 'iteration_3']
@@ -74,29 +67,21 @@ class AsyncRunner(ABC):
     [1.0, 4.0, 9.0]
     """
 
+    env_name: str = ""
+    """The environment, for a subclass that names one."""
+
     def __init__(
         self,
-        env_name: str,
-        env_cfg_overrides: dict[str, Any] | None,
-        rl_cfg: dict[str, Any],
         *,
-        device: str | None = None,
-        collector_device: str | None = None,
-        sim_backend: str = "mujoco",
-        num_envs: int = 4096,
         num_collectors: int = 1,
+        num_envs: int | None = None,
         restart: RestartPolicy | None = None,
         stop_timeout_s: float = 10.0,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
+        num_envs = num_collectors if num_envs is None else num_envs
         if not 1 <= num_collectors <= num_envs:
             raise InvalidArgument(f"num_collectors = {num_collectors} must be between 1 and num_envs = {num_envs}")
-        self.env_name = env_name
-        self.env_cfg_overrides = dict(env_cfg_overrides or {})
-        self.rl_cfg = rl_cfg
-        self.device = device or default_device()
-        self.collector_device = collector_device or self.device
-        self.sim_backend = sim_backend
         self.num_envs = num_envs
         self.num_collectors = num_collectors
         self._supervisor = CollectorSupervisor(
@@ -114,7 +99,7 @@ class AsyncRunner(ABC):
     def learn(self, max_iterations: int, save_interval: int = 50, log_dir: str = "logs") -> None:
         """Trains. The subclass's own; `iterations`, `wait_for_data` and `log` make it short."""
 
-    def save(self, path: Path) -> None:  # noqa: B027 - a subclass need not save
+    def save(self, path: Path) -> None:
         """Writes a checkpoint to ``path``. The subclass's own; without one nothing is saved."""
 
     # ── shared memory ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -123,7 +108,7 @@ class AsyncRunner(ABC):
         """Hands a ring, a buffer or weights to the runner, which closes and unlinks it in the end. Returns it."""
         end = getattr(resource, "cleanup", None) or getattr(resource, "close", None)
         if end is None:
-            raise InvalidArgument(f"{resource!r} has neither cleanup() nor close(), so nobody can own it")
+            raise InvalidArgument(f"{resource!r} has neither cleanup() nor close(): a runner cannot own it")
         self._resources.callback(end)
         return resource
 
@@ -132,8 +117,8 @@ class AsyncRunner(ABC):
     def start_collectors(self, target: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         """Starts ``num_collectors`` processes that run ``target(collector, *args, **kwargs)``.
 
-        ``target`` is a function at the top of a module; what it is given is pickled, as rings and weights can be. It
-        returns when ``collector.stop.is_set()``, and may send numbers by ``collector.report(steps=128)``.
+        ``target`` is a function at the top of a module. Its arguments are pickled, as rings and weights can be. It
+        returns when ``collector.stop.is_set()``, and may send numbers with ``collector.report(steps=128)``.
         """
         self._supervisor.start(target, self.num_collectors, *args, **kwargs)
 
@@ -146,9 +131,9 @@ class AsyncRunner(ABC):
         self._supervisor.check()
 
     def wait_for_data(self, source: _Waitable, timeout: float = 60.0) -> bool:
-        """Waits for ``source.wait_for_data`` while it checks the collectors. False when the time was over.
+        """Waits for ``source.wait_for_data`` and checks the collectors meanwhile. False after ``timeout`` seconds.
 
-        `CollectorError` also when every collector has returned and there is no more data to come.
+        `CollectorError` also when every collector has returned and all data was read.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -163,7 +148,7 @@ class AsyncRunner(ABC):
                 return False
 
     def reports(self) -> list[tuple[int, dict[str, float]]]:
-        """What collectors have reported since the last call: which one, and its numbers."""
+        """What collectors have reported since the last call: the index, and the numbers."""
         return self._supervisor.reports()
 
     @property
@@ -195,7 +180,7 @@ class AsyncRunner(ABC):
                     self.save(log.log_dir / f"iteration_{iteration}")
 
     def log(self, **numbers: float) -> None:
-        """Notes numbers of this iteration."""
+        """Adds numbers to the log of this iteration."""
         self._numbers.update({name: float(value) for name, value in numbers.items()})
 
     # ── life ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -209,37 +194,23 @@ class AsyncRunner(ABC):
         _open.discard(self)
         self._finalizer()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         state = f"{self._supervisor.alive} collectors" if self._finalizer.alive else "closed"
-        return f"<rollway.{type(self).__name__} {self.env_name} {state}>"
-
-
-def default_device() -> str:
-    """``"cuda"`` where torch is installed and finds one, else ``"cpu"``."""
-    if find_spec("torch") is None:
-        return "cpu"
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
+        name = f"{self.env_name} " if self.env_name else ""
+        return f"<rollway.{type(self).__name__} {name}{state}>"
 
 
 def _end(supervisor: CollectorSupervisor, resources: ExitStack) -> None:
     if not supervisor.is_ours:
-        return  # In a forked child: all of it belongs to the parent.
+        return  # a forked child: everything belongs to the parent
     supervisor.tell_to_stop()
     try:
-        resources.close()  # Wakes collectors that wait for room.
+        resources.close()  # wakes collectors that wait for room
     finally:
         supervisor.stop()
 
 
-_open: weakref.WeakSet[AsyncRunner] = weakref.WeakSet()
+_open: weakref.WeakSet[Runner] = weakref.WeakSet()
 
 
 def _close_all() -> None:
@@ -248,4 +219,4 @@ def _close_all() -> None:
             stack.callback(runner.close)
 
 
-atexit.register(_close_all)  # After that of multiprocessing, hence run before it: that one waits for all children.
+atexit.register(_close_all)  # registered after that of multiprocessing, so it runs before: that one waits for children

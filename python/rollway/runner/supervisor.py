@@ -1,8 +1,7 @@
 """CollectorSupervisor: starts collectors, notices their deaths, restarts them, and stops them in the end.
 
-It acts only when it is called: `check` reads reports, notices deaths and restarts what is due; there is no thread. It
-touches only the processes that it started, through descriptors that never refer to another process. It knows nothing of
-rings, weights and training: `AsyncRunner` owns one.
+It has no thread and acts only when it is called: `check` reads reports, notices deaths and restarts what is due. It
+signals only processes that it started, through descriptors that never refer to another process. `Runner` owns one.
 """
 
 from __future__ import annotations
@@ -29,17 +28,15 @@ from rollway.runner.restart_policy import RestartCount, RestartPolicy
 _log = logging.getLogger("rollway.collectors")
 _spawn = multiprocessing.get_context("spawn")
 _MAX_REPORTS = 10_000
-_LONGEST_WAIT_S = 1e6  # The milliseconds of poll() are an int.
-_MAX_READS = (
-    5_000  # More than a pipe holds: reads all of a dead collector's, and a busy one cannot hold up the learner.
-)
+_LONGEST_WAIT_S = 1e6  # the milliseconds of poll() are an int
+_MAX_READS = 5_000  # more than a pipe holds: enough for a dead collector, and a busy one cannot delay the learner
 
 
 class CollectorSupervisor:
     """Any number of collector processes under one restart policy.
 
-    Collectors are spawned, not forked: they share only what they are given with the learner. Each runs
-    ``target(collector, *args, **kwargs)`` and is done when that returns. They ignore Ctrl-C, and the kernel kills them
+    Collectors are spawned, not forked: they share only their arguments with the learner. Each runs
+    ``target(collector, *args, **kwargs)`` and ends when that returns. They ignore Ctrl-C, and the kernel kills them
     when this process dies.
 
     Args:
@@ -99,8 +96,8 @@ class CollectorSupervisor:
         return {child.index: child.pid for child in self._children if child.process is not None}
 
     def reports(self) -> list[tuple[int, dict[str, float]]]:
-        """What collectors have reported since the last call: which one, and its numbers. Without calls for a long time
-        the oldest reports are dropped.
+        """What collectors have reported since the last call: the index, and the numbers. Of more than 10,000 reports,
+        the oldest are dropped.
         """
         self._poll(0.0)
         taken = list(self._reports)
@@ -187,7 +184,7 @@ class CollectorSupervisor:
     def _reap(self, child: _CollectorProcess) -> None:
         error = child.reap(self._oom_kills)
         if error is None or self._stop_flag.is_set():
-            return  # It returned, or it was told to stop and ended in whatever way.
+            return  # it returned, or ended in any way after it was told to stop
         self._on_death(child, error)
 
     def _on_death(self, child: _CollectorProcess, error: CollectorError) -> None:

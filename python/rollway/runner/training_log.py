@@ -1,6 +1,6 @@
 """TrainingLog: numbers of a run, one line of JSON per iteration, and TensorBoard where it is installed.
 
-`AsyncRunner` writes one per call of `learn`; `read` gives the numbers back to plots and tests. It prints nothing.
+`Runner` writes one per call of `learn`; `read` gives the numbers back to plots and tests. It prints nothing.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rollway.errors import SystemCallFailed
+from rollway.segment.closes_on_exit import ClosesOnExit
 
 FILE_NAME = "progress.jsonl"
 
 
-class TrainingLog:
+class TrainingLog(ClosesOnExit):
     """Appends to ``progress.jsonl`` in ``log_dir``, which it makes. Each line is whole once `write` has returned.
 
     >>> import tempfile
@@ -37,7 +37,7 @@ class TrainingLog:
         self._board = _tensorboard(self.log_dir)
 
     def write(self, iteration: int, numbers: Mapping[str, float]) -> None:
-        """Notes the numbers of one iteration."""
+        """Writes the numbers of one iteration."""
         row = {"iteration": iteration, "time": time.time(), **{name: float(value) for name, value in numbers.items()}}
         try:
             self._file.write(json.dumps(row) + "\n")
@@ -53,18 +53,12 @@ class TrainingLog:
 
     def close(self) -> None:
         """Closes the files. Safe to call twice."""
-        # What could not be written then cannot be written now, and was told.
+        # What could not be written before cannot be written now; `write` has raised it.
         with contextlib.suppress(OSError) if self._full else contextlib.nullcontext():
             self._file.close()
         board, self._board = self._board, None
         if board is not None:
             board.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 def read(log_dir: str | Path) -> list[dict[str, float]]:

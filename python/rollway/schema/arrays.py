@@ -90,6 +90,18 @@ def convert(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[An
     return converted if same else None
 
 
+def fitted(values: np.ndarray[Any, Any], dtype: np.dtype[Any], what: str) -> np.ndarray[Any, Any]:
+    """The values in a dtype of the same or a more general kind; `SchemaMismatch` if they do not fit."""
+    if values.dtype == dtype:
+        return values
+    if not np.can_cast(values.dtype, dtype, "same_kind"):
+        raise SchemaMismatch(f"{what} is {values.dtype}, which does not become {dtype} without loss. Cast it first")
+    converted = convert(values, dtype)
+    if converted is None:
+        raise SchemaMismatch(f"{what} has values of {values.dtype} that do not fit {dtype}")
+    return converted
+
+
 def _listed(value: Sequence[Any], path: str, dtype: np.dtype[Any], dims: Sequence[int | str]) -> np.ndarray[Any, Any]:
     if not value:
         return np.empty((0, *(dim for dim in dims[1:] if isinstance(dim, int))), dtype)

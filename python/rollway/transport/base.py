@@ -1,7 +1,7 @@
-"""Transport: how samples from elsewhere get into a learner's ring. `TcpTransport` is one; you may write another.
+"""Transport: how samples of remote workers get into a learner's ring. `TcpTransport` is one; you may write another.
 
-`Server.start` hands every transport an `Intake` and keeps the `Endpoint` that it returns until the server is closed.
-`ShmTransport` is no transport in this sense: it says where the ring itself lies.
+`Server.start` gives every transport an `Intake` and keeps the `Endpoint` that it returns until the server is closed.
+`ShmTransport` is no `Transport`: it has the settings of the ring's own segment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Intake:
     """What a transport needs of a ring: its native consumer, its schema, and producers to write with.
 
     >>> import numpy as np, rollway
-    >>> class Loopback:  # the smallest transport there is
+    >>> class Loopback:  # the smallest transport
     ...     def start(self, intake):
     ...         self.producer = intake.producer()
     ...         return self
@@ -40,7 +40,7 @@ class Intake:
         self._plan = plan
 
     def producer(self) -> Producer:
-        """A handle to write with: ``send``, ``send_many``, ``reserve`` and their twins. Close it in `Endpoint.stop`."""
+        """A handle with ``send``, ``send_many``, ``reserve`` and their ``try_`` forms. Close it in `Endpoint.stop`."""
         return Producer._beside(self.consumer, self._plan)
 
 
@@ -53,16 +53,16 @@ class RecordIntake:
         self._plan = plan
 
     def producer(self) -> RecordProducer:
-        """A handle to write with, on a lane of its own. Close it in `Endpoint.stop`."""
+        """A handle to write with, on its own lane. Close it in `Endpoint.stop`."""
         return RecordProducer._beside(self.consumer, self._plan)
 
 
 class WeightLeaves(Protocol):
-    """The leaves of weights, as a transport needs them: to say how those of a worker differ. See `WeightTree`."""
+    """The leaves of weights: a transport compares them with those of a worker. See `WeightTree`."""
 
     @property
     def text(self) -> bytes:
-        """The schema text of these leaves."""
+        """The leaves as text."""
         ...
 
     @classmethod
@@ -84,7 +84,7 @@ class WeightOutlet:
 
 
 class WeightSource(Protocol):
-    """Weights that a transport can give to remote workers: a `SharedWeightSync`."""
+    """Weights that a transport can give to remote workers: a `WeightSync`."""
 
     def outlet(self) -> WeightOutlet:
         """What the transport needs of them."""
@@ -110,10 +110,10 @@ class Endpoint(Protocol):
 
 @runtime_checkable
 class Transport(Protocol):
-    """Something that can be started."""
+    """An object that lets workers in when it is started."""
 
     def start(self, intake: Intake) -> Endpoint:
-        """Begins to serve. What is wrong with the address or the settings is raised here, and not later."""
+        """Begins to serve. Raises if the address or the settings are wrong."""
         ...
 
 
@@ -121,5 +121,5 @@ class RecordTransport(Protocol):
     """As `Transport`, for the records of a `RecordServer`."""
 
     def start(self, intake: RecordIntake) -> Endpoint:
-        """Begins to serve. What is wrong with the address or the settings is raised here, and not later."""
+        """Begins to serve. Raises if the address or the settings are wrong."""
         ...

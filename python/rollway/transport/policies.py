@@ -6,4 +6,4 @@ OnFull = Literal["block", "drop_oldest", "drop_newest", "error"]
 """What a producer does when there is no room: wait, drop the oldest batch or record, drop its own, or raise."""
 
 IfExists = Literal["resume", "replace", "error"]
-"""What to do with a segment of the same name: go on with what was committed to it, start anew, or raise."""
+"""What to do with a segment of the same name: continue with its content, start anew, or raise."""

@@ -1,7 +1,4 @@
-"""ServerBase: what `Server` and `RecordServer` have in common: transports, a life cycle, numbers.
-
-It knows where the memory lies and which transports feed it, and nothing of samples and records.
-"""
+"""ServerBase: what `Server` and `RecordServer` have in common: transports, a life cycle, numbers."""
 
 from __future__ import annotations
 
@@ -9,11 +6,11 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rollway._core import HistSnapshot, Producer, RecordProducer
 from rollway.errors import ConnectionClosedError, InvalidArgument
+from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.transport.base import Endpoint, Transport
 from rollway.transport.shm import ShmTransport
 from rollway.waiting.notifier import LoopNotifier
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
     from rollway._core import ConsumerHandle
 
 
-class ServerBase:
+class ServerBase(ClosesOnExit):
     """A native consumer and the transports that feed it; starts and closes them."""
 
     _producer: Producer | RecordProducer | None = None  # of this process itself, once it has submitted something
@@ -43,9 +40,8 @@ class ServerBase:
     def start(self) -> None:
         """Starts the transports, so that remote workers can connect. Safe to call twice.
 
-        Raises what keeps a transport from starting.
-
-        Workers in shared memory can attach from the moment the server exists.
+        Raises the error of a transport that cannot start. Workers in shared memory can attach as soon as the server
+        exists.
         """
         with self._starting:
             if self.closed:
@@ -72,10 +68,10 @@ class ServerBase:
 
     @property
     def token(self) -> str | bytes | None:
-        """What workers must know to use `port`: the token of the `TcpTransport`, or the one that it made for itself.
+        """What workers must know to use `port`: the token of the `TcpTransport`, given or automatic.
 
-        Workers of this user on this machine find it by themselves; give it to those in another container, or behind a
-        tunnel, as ``token=``. ``None`` before `start`, or without a `TcpTransport`.
+        Workers of this user on this machine find an automatic one by themselves; give it as ``token=`` to workers in
+        another container, or behind a tunnel. ``None`` before `start`, or without a `TcpTransport`.
         """
         tokens = (getattr(endpoint, "token", None) for endpoint in self._endpoints)
         return next((token for token in tokens if token is not None), None)
@@ -98,12 +94,12 @@ class ServerBase:
 
     @property
     def resumed(self) -> bool:
-        """Whether the segment existed already, with what had been committed to it."""
+        """Whether the segment existed before, and this server continues with its content."""
         return self._resumed
 
     def stats(self) -> dict[str, int]:
-        """Plain numbers about what is there, about the workers (how many live, how many died without closing), and
-        about the transports, each name with its prefix (``tcp_``). After `close`, the last ones.
+        """Plain numbers about the content, the workers (how many live, how many died without closing), and the
+        transports, each name with its prefix (``tcp_``). After `close`, the last ones.
         """
         self._count_producers()
         alive, died = self._producers
@@ -114,15 +110,15 @@ class ServerBase:
         return stats
 
     def histograms(self) -> dict[str, HistSnapshot]:
-        """How long things take: ``queue_dwell`` (between commit and being taken), ``wait`` (the learner for data), and
-        in a ring ``memcpy`` (copying a sample into its slot).
+        """How long things take: ``queue_dwell`` (from commit until taken), ``wait`` (of the learner, for data), and
+        in a ring ``memcpy`` (of a sample into its slot).
         """
         return self._native.histograms()
 
     def close(self) -> None:
         """Shuts down and removes the name. Workers get `ConnectionClosedError`.
 
-        Views that you kept stay readable. If other learners are attached, only this one leaves.
+        Views that you kept stay readable. While other learners are attached, nothing is shut down or removed.
         """
         if self._producer is not None:
             self._producer.close()
@@ -136,9 +132,6 @@ class ServerBase:
             self.close()
             raise
         return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def _count_producers(self) -> None:
         with contextlib.suppress(ConnectionClosedError):  # then the last count stays
@@ -157,13 +150,13 @@ def split_transports(transport: Any) -> tuple[ShmTransport | None, list[Any]]:
             raise InvalidArgument(f"transport must be ShmTransport, TcpTransport or have start(intake), not {one!r}")
     named = [one for one in given if isinstance(one, ShmTransport)]
     if len(named) > 1:
-        raise InvalidArgument(f"a ring lies in one place: give one ShmTransport, not {len(named)}")
+        raise InvalidArgument(f"a server has one segment: give one ShmTransport, not {len(named)}")
     return (named[0] if named else None), [one for one in given if not isinstance(one, ShmTransport)]
 
 
 def describe_refusals(refusals: Sequence[str]) -> str:
     """`ServerBase.refusals` as a sentence for the message of a timeout; empty when no worker was refused."""
-    return "".join(f" Not let in, last: {refusal.rstrip('.')}." for refusal in refusals)
+    return "".join(f" Last refused worker: {refusal.rstrip('.')}." for refusal in refusals)
 
 
 def close_all(closers: list[Callable[[], None]]) -> None:

@@ -28,12 +28,12 @@ class ShmTransport(_Options):
     """Shared memory under a name, for workers on this machine.
 
     Args:
-        name: What workers attach to. Left out, it gets an automatic name (see `name`), and the segment is removed as
-            soon as no process is attached, because no process could find it again.
-        if_exists: ``"resume"`` goes on with what was committed to a ring of that name, and replaces a stale one of
+        name: What workers attach to. Left out, it is automatic, and the segment is removed as soon as no process is
+            attached, because no process could find it again.
+        if_exists: ``"resume"`` continues with the content of a segment of that name, and replaces a stale one of
             another shape; ``"replace"`` starts anew unless a process is attached to it; ``"error"`` refuses.
-        huge_pages: 2 MB pages: ``True`` requires them, ``False`` does without, ``None`` takes them if the kernel gives
-            them to a ring that is large enough.
+        huge_pages: 2 MB pages: ``True`` requires them, ``False`` does without, ``None`` takes them for a large segment
+            if the kernel has them.
         max_peers: How many processes may be attached at once; at most 1024.
 
     >>> ShmTransport("run1").name

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.waiting.notifier import LoopNotifier, WeakCall
 from rollway.waiting.peer_watch import LearnerWatch
 
@@ -14,7 +14,7 @@ else:
     ShmSends = object
 
 
-class ShmLifetime(ShmSends):
+class ShmLifetime(ClosesOnExit, ShmSends):
     """Stands in front of `Producer` or `RecordProducer` in the bases of a client."""
 
     _notifier: LoopNotifier  # notifies when there may be room
@@ -29,15 +29,9 @@ class ShmLifetime(ShmSends):
         """Returns at once, because in shared memory `send` returns only after the commit."""
 
     def close(self) -> None:
-        """Leaves. What was sent stays to be read. Safe to call twice."""
+        """Closes this client. What was sent can still be read. Safe to call twice."""
         self._notifier.close()
         super().close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<rollway.{type(self).__name__} {self.name} {'closed' if self.closed else 'open'}>"

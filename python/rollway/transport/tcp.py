@@ -1,4 +1,4 @@
-"""TcpTransport: lets workers on other hosts feed a learner over TCP, and get its weights. Native code does it."""
+"""TcpTransport: workers on other hosts send to a learner over TCP, and get its weights. The work is native."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch
 from rollway.transport.base import Intake, RecordIntake, WeightOutlet, WeightSource
 from rollway.transport.tcp_options import token_bytes
 
-_ALWAYS_READ = 64 << 10  # bytes of a schema: so many are read in a few milliseconds, whatever they say
+_ALWAYS_READ = 64 << 10  # bytes of a foreign schema, which take a few milliseconds to read whatever they are
 
 
 @dataclass(frozen=True)
 class Tls:
-    """What a learner shows to its workers: a certificate and its private key, as PEM files."""
+    """The certificate of a learner and its private key, as PEM files."""
 
     cert: str | os.PathLike[str]
     key: str | os.PathLike[str]
@@ -43,22 +43,22 @@ class TcpTransport(_Options):
     Their bytes go from the socket straight into the ring, or into a lane that all records of this transport share.
 
     Args:
-        port: 0 takes any that is free; `Server.port` tells which.
-        host: The address to listen on. Anything but loopback needs a token.
-        token: A secret that every worker must know. It never crosses the wire; take at least 16 random bytes. Left out,
-            the learner makes one when it starts, and keeps it in a file that only its own user can read: workers of
-            the same user on this machine find it by themselves, and others are refused. `Server.token` tells it.
+        port: 0 takes a free one; `Server.port` says which.
+        host: The address to listen on. Any address but loopback needs a token.
+        token: A secret that every worker must know. It is never sent; take at least 16 random bytes. Left out, it is
+            automatic: the learner keeps one in a file that only its own user can read, workers of the same user on this
+            machine find it there, and others are refused. `Server.token` gives it.
         tls: Encrypt, with this certificate. Costs one more copy.
         max_connections: How many at once.
         io_threads: Threads that read from sockets. One moves several GB/s.
-        frame_timeout_s: A worker that sends less than 64 KiB of a message in this time, and not the rest of it either,
-            is cut; it connects again by itself. Other workers do not wait for it meanwhile.
-        keepalive_s: A peer that is silent for three times as long is taken for gone.
-        session_ttl_s: How long a worker without a connection is remembered, so that it can go on where it was.
-        staging_bytes: Memory for messages that take longer than 200 ms to arrive, of all workers together. Those
-            leave the ring, or the lane, to others until they are whole. It is at least as large as the largest message.
-            When it is full, the slowest worker is cut; it connects again by itself, and sends its message again.
-        weights: Give these to the workers that ask for them (`TcpWeights`), on the same port and with the same token.
+        frame_timeout_s: A worker that sends neither 64 KiB of a message nor its rest in this time is disconnected; it
+            connects again by itself. Other workers do not wait for it meanwhile.
+        keepalive_s: A peer that is silent for three times as long counts as gone.
+        session_ttl_s: How long a worker without a connection is remembered, so that it can continue where it was.
+        staging_bytes: Memory for messages that take longer than 200 ms to arrive, of all workers together, so that the
+            ring or lane is free for others until they are whole. It is at least as large as the largest message. When
+            it is full, the slowest worker is disconnected; it connects again, and sends its message again.
+        weights: Give these to workers that ask for them (`TcpWeights`), on the same port and with the same token.
 
     >>> TcpTransport(50051, token="secret")
     TcpTransport(tls=None, max_connections=1024, io_threads=1, frame_timeout_s=5.0, keepalive_s=5.0, \
@@ -69,7 +69,7 @@ session_ttl_s=600.0, staging_bytes=268435456, port=50051, host='127.0.0.1')
     host: str = "127.0.0.1"
 
     def start(self, intake: Intake | RecordIntake | WeightOutlet) -> TcpEndpoint:
-        """Binds and listens. `Server.start`, `RecordServer.start` and `SharedWeightSync.serve` call it."""
+        """Binds and listens. `Server.start`, `RecordServer.start` and `WeightSync.serve` call it."""
         outlet = None if self.weights is None else self.weights.outlet()
         if isinstance(intake, WeightOutlet):
             if outlet is not None:
@@ -114,9 +114,9 @@ class TcpEndpoint:
 
     @property
     def token(self) -> str | bytes:
-        """What every worker must know, given or made: for workers that cannot find it, as in another container.
+        """The token, given or automatic, for workers that cannot find it, as in another container.
 
-        Bytes when it is not text. A worker that has it is let in, so keep it out of logs and command lines.
+        Bytes when it is not text. It is a secret: keep it out of logs and command lines.
         """
         token = self._native.token
         try:
@@ -136,7 +136,7 @@ class TcpEndpoint:
         return f"{peer}: {why.rstrip('.')} ({seconds:.0f} s ago)"
 
     def _how_they_differ(self, theirs: bytes, is_of_weights: bool, place: str) -> str | None:
-        """How a worker's schema differs from ours. Not read if it is much longer: a stranger chose its length."""
+        """How a worker's schema differs from ours. A much longer one is not read: it may come from a stranger."""
         tree, schema = (self._tree, None) if is_of_weights else (None, self._schema)
         ours = tree or schema
         if ours is None:
@@ -157,7 +157,7 @@ class TcpEndpoint:
         return {f"tcp_{name}": value for name, value in self._native.stats().items()}
 
     def stop(self) -> None:
-        """Tells the workers, disconnects them, and gives back their slots. Safe to call twice."""
+        """Tells the workers, disconnects them, and frees their slots. Safe to call twice."""
         self._native.stop()
 
     def __enter__(self) -> Self:

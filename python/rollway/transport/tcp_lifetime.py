@@ -37,7 +37,7 @@ class TcpLifetime(TcpConnection):
         _open_clients.add(self)
 
     async def wait_async(self, timeout: float | None = None) -> None:
-        """As `wait`, for asyncio. A cancelled wait leaves everything on its way."""
+        """As `wait`, for asyncio. A cancelled wait cancels no message."""
         deadline = deadline_of(timeout)
         while True:
             try:
@@ -49,8 +49,8 @@ class TcpLifetime(TcpConnection):
     def close(self, timeout: float | None = 10.0) -> None:
         """Waits until everything is acknowledged, at most ``timeout`` seconds, and disconnects. Safe to call twice.
 
-        `ConnectionClosedError` says how much was not acknowledged; the client is closed all the same. Ctrl-C ends the
-        wait: then it is closed at once, and the log says how much was not acknowledged.
+        `ConnectionClosedError` says how much was not acknowledged; the client is closed nevertheless. Ctrl-C ends the
+        wait and closes at once, and the log says how much was not acknowledged.
         """
         try:
             super().close(timeout)
@@ -105,8 +105,8 @@ def _close_quietly(client: TcpLifetime, timeout: float) -> None:
     except RollwayError as error:
         # As text: a log that keeps the error would keep its frames, and so the client.
         _log.error(
-            "a %s was not closed, and had %s s to deliver what was on its way: %s. Close a client while its process "
-            "goes on, or use it in a `with` block",
+            "a %s was not closed, and had %s s to deliver what was not acknowledged: %s. Close a client before its "
+            "process ends, or use it in a `with` block",
             type(client).__name__,
             timeout,
             str(error),
@@ -118,7 +118,7 @@ def _close_all() -> None:
     for client in list(_open_clients):
         try:
             _close_quietly(client, timeout)
-        except KeyboardInterrupt:  # the user does not want to wait; losses are logged all the same
+        except KeyboardInterrupt:  # the user does not want to wait; losses are logged nevertheless
             timeout = 0.0
 
 

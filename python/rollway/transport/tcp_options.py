@@ -12,8 +12,7 @@ from rollway.errors import InvalidArgument
 class TcpOptions:
     """The keyword arguments that `TcpClient`, `TcpRecordClient` and `TcpWeights` share, as one value.
 
-    The clients make it of their arguments and hand it to native code, which reads its fields. Native code also checks
-    that the times are numbers of seconds.
+    Native code reads the fields, and checks that the times are numbers of seconds.
     """
 
     token: str | bytes | None = field(default=None, repr=False)
@@ -26,7 +25,7 @@ class TcpOptions:
     def __post_init__(self) -> None:
         if self.ca is None and self.server_name is not None:
             raise InvalidArgument(
-                f"server_name = {self.server_name!r} without ca: there is no TLS, so nobody would look at it"
+                f"server_name = {self.server_name!r} without ca: there is no TLS to check it. Give ca, or leave it out"
             )
 
     @property

@@ -1,8 +1,8 @@
 """LoopNotifier: lets coroutines wait for what a native handle waits for.
 
 Each event loop gets a native thread, which sleeps while no coroutine waits, and a descriptor that the loop watches. No
-Python code runs between the event and the loop that wakes. A notifier takes no data: it only tells coroutines, or calls
-that were left with it, to try again. So a cancelled wait loses nothing.
+Python code runs between the event and the wake-up of the loop. A notifier takes no data: it only tells coroutines and
+callbacks to try again. So a cancelled wait loses nothing.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class _LoopReader:
         for call in calls:
             try:
                 call()
-            except Exception as error:  # noqa: BLE001  the other calls are made all the same
+            except Exception as error:  # noqa: BLE001  the other calls are made nevertheless
                 context = {"message": f"{call!r} failed, which a LoopNotifier called", "exception": error}
                 loop.call_exception_handler(context)
 

@@ -1,4 +1,4 @@
-"""Peer watch: notices, while a coroutine waits, that its peers are dead. A dead process cannot wake anybody.
+"""Peer watch: notices, while a coroutine waits, that its peers are dead. A dead process cannot wake it.
 
 `LearnerWatch` is for workers that wait for room, `PeerWatch` for learners that wait for data. Both check periodically.
 Blocking calls make the same checks natively.
@@ -26,7 +26,7 @@ def deadline_of(timeout: float | None) -> float | None:
 
 
 class LearnerWatch:
-    """Raises `PeerDied` when every learner is dead, and no new one has come for too long, or none can come."""
+    """Raises `PeerDied` when every learner is dead, and no new one can come, or has come in time."""
 
     def __init__(
         self,

@@ -1,19 +1,19 @@
-"""SharedObsNormStats: the latest mean and standard deviation of the observations, from the learner to its collectors.
+"""ObsNormStats: the latest mean and standard deviation of the observations, from the learner to its collectors.
 
-Two arrays go through shared memory, as versions of weights do: whole or not at all, and nobody waits. It computes
-nothing: `RunningObsStats` does.
+The two arrays are a version of small weights: readers get both or neither, and no call waits. `RunningObsStats`
+computes them.
 """
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from rollway.errors import InvalidArgument
 from rollway.schema.arrays import as_array
-from rollway.weights.weight_sync import SharedWeightSync
+from rollway.segment.closes_on_exit import ClosesOnExit
+from rollway.weights.weight_sync import WeightSync
 
 Array = np.ndarray[Any, Any]
 
@@ -21,36 +21,33 @@ _DTYPES = ("float16", "float32", "float64")
 _MAX_DIMENSIONS = 8
 
 
-class SharedObsNormStats:
+class ObsNormStats(ClosesOnExit):
     """Moves (mean, std) from the process that puts to any number of processes that get.
 
-    Each of those sees each version at most once and may miss some: only the latest counts. What a dead process had put
-    stays. Neither call waits. A handle may be pickled into a spawned process and used in a forked one, and others may
-    join by its ``name``. The first to put is the one who puts, as long as it lives.
+    `get` gives each version at most once, and only the latest. What a process put stays after its death. A handle may
+    be pickled into a spawned process and used in a forked one, and other processes may join by its ``name``. One
+    process puts: the first that does, as long as it lives.
 
     Args:
-        ctx: A multiprocessing context: accepted for compatibility, and not needed.
-        max_obs_dim: Room for so many numbers in an observation. The shape itself is that of what is put.
-        name: What the segment is called; made up when left out. If there is one of that name, with the same
-            ``max_obs_dim``, this joins it.
+        max_obs_dim: Room for so many numbers in an observation, of any shape.
+        name: The name of the segment; automatic when left out. A segment of that name, with the same ``max_obs_dim``,
+            is joined.
 
     >>> import numpy as np
-    >>> with SharedObsNormStats() as stats:
+    >>> with ObsNormStats() as stats:
     ...     stats.put((np.zeros(3, np.float32), np.ones(3, np.float32)))
     ...     mean, std = stats.get()
     ...     std.tolist(), stats.get()
     ([1.0, 1.0, 1.0], None)
     """
 
-    def __init__(self, ctx: object = None, *, max_obs_dim: int = 16_384, name: str | None = None) -> None:
+    def __init__(self, *, max_obs_dim: int = 16_384, name: str | None = None) -> None:
         if max_obs_dim < 1:
             raise InvalidArgument(f"max_obs_dim = {max_obs_dim} is out of range: at least 1")
         shapes = {"form": (2 + _MAX_DIMENSIONS,), "moments": (2, max_obs_dim)}
-        self._bind(
-            SharedWeightSync._without_writer(shapes, {"form": np.int64, "moments": np.float64}, name), max_obs_dim
-        )
+        self._bind(WeightSync._without_writer(shapes, {"form": np.int64, "moments": np.float64}, name), max_obs_dim)
 
-    def _bind(self, sync: SharedWeightSync, max_obs_dim: int) -> None:
+    def _bind(self, sync: WeightSync, max_obs_dim: int) -> None:
         self._sync = sync
         self._max_obs_dim = max_obs_dim
         self._seen = 0
@@ -59,11 +56,11 @@ class SharedObsNormStats:
 
     @property
     def name(self) -> str:
-        """What the segment is called."""
+        """The name of the segment."""
         return self._sync.name
 
     def put(self, stats: tuple[Any, Any]) -> None:
-        """Publishes (mean, std): arrays or tensors of floats, of one shape. They replace what was put before."""
+        """Publishes (mean, std): arrays or tensors of floats, of one shape."""
         mean, std = (as_array(value, what, None) for value, what in zip(stats, ("mean", "std"), strict=True))
         if mean.shape != std.shape:
             raise InvalidArgument(f"the mean is {list(mean.shape)} and the std {list(std.shape)}: give one shape")
@@ -81,7 +78,7 @@ class SharedObsNormStats:
         self._sync.write_weights({"form": form, "moments": moments})
 
     def get(self) -> tuple[Array, Array] | None:
-        """The latest (mean, std), as arrays of your own; ``None`` when this handle has it already, or none was put."""
+        """The latest (mean, std), as new arrays; ``None`` when this handle has given it before, or there is none."""
         if self._sync.version == self._seen:
             return None
         self._seen = self._sync.read_weights_into({"form": self._form, "moments": self._moments})
@@ -91,32 +88,22 @@ class SharedObsNormStats:
         return mean, std
 
     def close(self) -> None:
-        """Lets go. The last one to leave takes the name away. Safe to call twice.
+        """Closes this handle; the last process to close removes the name. Safe to call twice.
 
-        A name that somebody chose stays if the process that put died without closing: the next one finds what it put.
+        A name that a user chose stays if the process that puts died without closing.
         """
         self._sync.close()
 
     def cleanup(self) -> None:
-        """Closes, and takes the name away at once."""
+        """Closes, and removes the name at once."""
         self._sync.cleanup()
 
-    def __enter__(self) -> Self:
-        return self
+    def __getstate__(self) -> tuple[WeightSync, int]:
+        return self._sync, self._max_obs_dim
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _attached, (self._sync, self._max_obs_dim)
+    def __setstate__(self, state: tuple[WeightSync, int]) -> None:
+        self._bind(*state)
 
     def __repr__(self) -> str:
         state = "closed" if self._sync.closed else f"version {self._sync.version}"
-        return f"<rollway.SharedObsNormStats {self.name} {state}>"
-
-
-def _attached(sync: SharedWeightSync, max_obs_dim: int) -> SharedObsNormStats:
-    """What a pickled handle becomes in the other process."""
-    stats = SharedObsNormStats.__new__(SharedObsNormStats)
-    stats._bind(sync, max_obs_dim)
-    return stats
+        return f"<rollway.{type(self).__name__} {self.name} {state}>"

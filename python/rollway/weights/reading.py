@@ -1,14 +1,11 @@
-"""WeightReading: what readers of weights have in common, wherever the weights come from.
-
-`SharedWeightSync` and `TcpWeights` stand on it. It finds the arrays (`WeightTree`) and tells a native handle where.
-"""
+"""WeightReading: what `WeightSync` and `TcpWeights` have in common: reading the latest version."""
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from rollway.errors import NothingPublished
+from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.weights.tree import WeightTree
 
 
@@ -20,8 +17,8 @@ class _Handle(Protocol):
     def read(self, leaves: list[int], addresses: list[int], since: int) -> tuple[int, list[int]]: ...
 
 
-class WeightReading:
-    """Reads the latest version, whole, into tensors or arrays that are there, or into new ones."""
+class WeightReading(ClosesOnExit):
+    """Reads the latest whole version, into given tensors and arrays or into new ones."""
 
     _core: _Handle
     _tree: WeightTree
@@ -29,12 +26,12 @@ class WeightReading:
 
     @property
     def _place(self) -> str:
-        """Where the weights are, for the words of an error."""
+        """Where the weights are, for messages."""
         raise NotImplementedError
 
     @property
     def version(self) -> int:
-        """The version that was published last, of those that are here; 0 when nothing was written yet."""
+        """The latest version on this host; 0 before the first."""
         return self._core.version
 
     @property
@@ -43,11 +40,11 @@ class WeightReading:
         return self._read_version
 
     def read_weights_into(self, state_dict: Any, *, since: int = 0) -> int:
-        """Copies the latest version into these tensors or arrays, in place, and gives back which it is.
+        """Copies the latest version into these tensors or arrays, in place, and returns its number.
 
-        ``since``: the version that they hold; then only leaves that changed after it are copied. 0 comes back, and
-        nothing is touched, when nothing was written yet. Parameters are written under autograd's nose, as with
-        ``param.data.copy_``. One whose elements share memory, as after ``expand``, is refused.
+        ``since``: the version that they hold; then only leaves that changed after it are copied. Returns 0, and changes
+        nothing, before the first version. Autograd does not see the change of a parameter, as with
+        ``param.data.copy_``. A tensor whose elements share memory, as after ``expand``, is refused.
         """
         places = self._tree.targets(state_dict)
         version, copied = self._core.read(places.leaves, places.addresses, since)
@@ -61,9 +58,8 @@ class WeightReading:
     def read_weights(self, like: Any = None) -> Any:
         """The latest version as a new tree of numpy arrays; `read_version` says which it is.
 
-        The tree is built as it was for the writer: exactly so in the process that made it, and from dicts, lists and
-        tuples elsewhere. ``like``: build it as this one is, whatever its values. Raises `NothingPublished` when nothing
-        was written yet.
+        In the process that made the weights it is the writer's own tree; elsewhere it is made of dicts, lists and
+        tuples. ``like``: a tree to copy the structure of. `NothingPublished` before the first version.
         """
         arrays, places = self._tree.fresh()
         version, _ = self._core.read(places.leaves, places.addresses, 0)
@@ -71,13 +67,3 @@ class WeightReading:
             raise NothingPublished(f"nothing has been published {self._place} yet: wait_for_version(1) waits for it")
         self._read_version = version
         return self._tree.build(arrays) if like is None else self._tree.build_like(like, arrays)
-
-    def close(self) -> None:
-        """Lets go."""
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()

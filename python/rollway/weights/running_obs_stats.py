@@ -1,28 +1,27 @@
-"""RunningObsStats: mean and standard deviation of all that several collectors have observed, kept while they go on.
+"""RunningObsStats: mean and standard deviation of all that several collectors have observed so far.
 
-Each collector adds to numbers of its own in shared memory; the process that asks merges them. What a collector has
-added stays when it dies, and the collector that is started in its place goes on from there. `SharedObsNormStats`
-publishes the result.
+Each collector adds to its own numbers in shared memory, and the process that asks merges them. What a collector has
+added stays when it dies, and the collector that replaces it continues from there. `ObsNormStats` publishes the result.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 from rollway.errors import InvalidArgument
 from rollway.schema.arrays import as_array
-from rollway.weights.weight_sync import SharedWeightSync
+from rollway.segment.closes_on_exit import ClosesOnExit
+from rollway.weights.weight_sync import WeightSync
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean and sum of squared deviations of some observations: enough to merge with those of others, exactly.
+    """Count, mean and sum of squared deviations of some observations: enough to merge them exactly with others.
 
     >>> import numpy as np
     >>> data = np.arange(12.0).reshape(6, 2)
@@ -62,15 +61,15 @@ class Moments:
         return deviation
 
 
-class RunningObsStats:
-    """Merges what collectors have observed: each adds under its own number, and any process may ask. No call waits.
+class RunningObsStats(ClosesOnExit):
+    """Merges what collectors have observed: each adds under its own index, and any process may ask. No call waits.
 
-    A handle may be pickled into a spawned process. Under one number one process adds at a time; when it is dead,
-    another may, and goes on with what was added.
+    A handle may be pickled into a spawned process. One process adds under an index at a time; when it is dead, another
+    may continue.
 
     Args:
         obs_dim: Numbers in an observation.
-        num_collectors: How many add, each under a number from 0 on.
+        num_collectors: How many collectors add. Their indices begin with 0.
 
     >>> import numpy as np
     >>> data = np.arange(12.0).reshape(6, 2)
@@ -88,9 +87,9 @@ class RunningObsStats:
                 raise InvalidArgument(f"{what} = {value} is out of range: at least 1")
         shapes: dict[str, tuple[int, ...]] = {"count": (), "mean": (obs_dim,), "squares": (obs_dim,)}
         dtypes = dict.fromkeys(shapes, np.float64)
-        self._bind(obs_dim, [SharedWeightSync._without_writer(shapes, dtypes, None) for _ in range(num_collectors)])
+        self._bind(obs_dim, [WeightSync._without_writer(shapes, dtypes, None) for _ in range(num_collectors)])
 
-    def _bind(self, obs_dim: int, shares: list[SharedWeightSync]) -> None:
+    def _bind(self, obs_dim: int, shares: list[WeightSync]) -> None:
         self._obs_dim = obs_dim
         self._shares = shares
         self._mine: dict[int, tuple[int, Moments]] = {}
@@ -98,7 +97,7 @@ class RunningObsStats:
     def update(self, index: int, observations: Any) -> None:
         """Adds observations of collector ``index``: an array or tensor whose last dimension is ``obs_dim``."""
         if not 0 <= index < len(self._shares):
-            raise InvalidArgument(f"collector {index} is none of the {len(self._shares)} that these were made for")
+            raise InvalidArgument(f"index = {index} is out of range: 0 to {len(self._shares) - 1}")
         array = as_array(observations, "observations", None)
         if array.ndim == 0 or array.shape[-1] != self._obs_dim:
             raise InvalidArgument(f"observations are {list(array.shape)}: the last dimension must be {self._obs_dim}")
@@ -114,42 +113,32 @@ class RunningObsStats:
         self._mine[index] = (share.version, after)
 
     def merged(self) -> Moments:
-        """Everything that was added so far, by the living and the dead."""
+        """The moments of all observations so far, with those of dead collectors."""
         moments = Moments.none(self._obs_dim)
         for share in self._shares:
             moments += self._read(share)
         return moments
 
     def close(self) -> None:
-        """Lets go. The last one to leave takes the names away. Safe to call twice."""
+        """Closes this handle; the last process to close removes the names. Safe to call twice."""
         for share in self._shares:
             share.close()
 
     def cleanup(self) -> None:
-        """Closes, and takes the names away at once."""
+        """Closes, and removes the names at once."""
         for share in self._shares:
             share.cleanup()
 
-    def __enter__(self) -> Self:
-        return self
+    def __getstate__(self) -> tuple[int, list[WeightSync]]:
+        return self._obs_dim, self._shares
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _attached, (self._obs_dim, self._shares)
+    def __setstate__(self, state: tuple[int, list[WeightSync]]) -> None:
+        self._bind(*state)
 
     def __repr__(self) -> str:
         return f"<rollway.RunningObsStats obs_dim={self._obs_dim} of {len(self._shares)} collectors>"
 
-    def _read(self, share: SharedWeightSync) -> Moments:
+    def _read(self, share: WeightSync) -> Moments:
         there = {"count": np.zeros((), np.float64), "mean": np.zeros(self._obs_dim), "squares": np.zeros(self._obs_dim)}
-        share.read_weights_into(there)  # Changes nothing when no process has added yet.
+        share.read_weights_into(there)  # changes nothing before the first `update`
         return Moments(float(there["count"]), there["mean"], there["squares"])
-
-
-def _attached(obs_dim: int, shares: list[SharedWeightSync]) -> RunningObsStats:
-    """What a pickled handle becomes in the other process."""
-    stats = RunningObsStats.__new__(RunningObsStats)
-    stats._bind(obs_dim, shares)
-    return stats

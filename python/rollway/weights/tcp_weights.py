@@ -11,48 +11,48 @@ from rollway.errors import ForeignSchema, InvalidArgument
 from rollway.transport.tcp_options import TcpOptions
 from rollway.weights.reading import WeightReading
 from rollway.weights.tree import WeightTree
-from rollway.weights.weight_sync import SharedWeightSync
+from rollway.weights.weight_sync import WeightSync
 
 
 class TcpWeights(WeightReading):
     """Moves a learner's weights to this host over TCP, version by version, and keeps the latest one here.
 
-    A native thread fetches each new version straight into shared memory of this host, and publishes it when it is
-    whole. Reading is as with `SharedWeightSync`: from memory, and it never waits for the network. Only leaves that
-    changed travel, and versions that are overtaken by a newer one are skipped. With a ``name``, all workers of this
-    host read one copy: ``SharedWeightSync.attach(name)``.
+    A native thread fetches each new version into shared memory of this host, and publishes it when it is whole. Reading
+    is as with `WeightSync` and never waits for the network. Only leaves that changed are sent, and a version that is
+    replaced before it is sent is skipped. With a ``name``, all workers of this host read one copy:
+    ``WeightSync.attach(name)``.
 
     A lost connection is made again; meanwhile readers keep the last whole version, ``connected`` is ``False``, and
-    ``last_error`` says why. After ``reconnect_timeout_s`` without success, or when the learner shuts its weights down,
-    `wait_for_version` raises `ConnectionClosedError`; what is here stays readable.
+    ``last_error`` says why. After ``reconnect_timeout_s`` without success, or when the learner closes its weights,
+    `wait_for_version` raises `ConnectionClosedError`; the last version stays readable.
 
-    Versions have the learner's numbers. A learner that was restarted and goes on with its weights goes on with its
-    numbers. One that begins anew begins with 1, and this follows: `version` goes back, a `wait_for_version` for a
-    number of before ends with the new learner's first version, and a ``since`` that may be a number of before copies
-    everything. Readers that had attached by name get `ConnectionClosedError`, and have to attach again.
+    Versions have the learner's numbers. A restarted learner that continues its weights continues the numbers. One that
+    begins anew begins with 1: then `version` becomes smaller, a `wait_for_version` for an old number ends with the new
+    learner's first version, and ``since`` with an old number copies everything. Readers that attached by name get
+    `ConnectionClosedError`, and have to attach again.
 
     Threads may share it. A forked child has to make its own, or attach by name.
 
     Args:
         host: The learner's host.
-        port: The learner's `Server.port` (of a `TcpTransport` with ``weights=``), or that of `SharedWeightSync.serve`.
-        token: The learner's token. A worker of the learner's own user, on loopback, may leave out one that the learner
-            made for itself: it is found in a file that only this user can read, anew with each connection.
-        ca: The certificate of the authority that signed the learner's, or the learner's own if it signed itself (a PEM
+        port: The learner's `Server.port` (of a `TcpTransport` with ``weights=``), or that of `WeightSync.serve`.
+        token: The learner's token. A worker of the learner's own user, on loopback, may leave out an automatic one: it
+            is read from a file of this user, anew with each connection.
+        ca: The certificate of the authority that signed the learner's, or the learner's own if it is self-signed (a PEM
             file): turns TLS on.
         server_name: The name in the learner's certificate, when it is not ``host``.
-        like: A state dict, or any tree, into which the weights will be read: a difference is an error that names the
-            leaf, before any memory is reserved.
-        name: What others on this host attach to. Left out, the copy is this process's alone.
+        like: A state dict, or any tree, into which the weights will be read. A leaf that differs is an error, before
+            any memory is reserved.
+        name: What others on this host attach to. Left out, only this process reads the copy.
         max_bytes: How much memory the first three copies of the weights may take together. `NotEnoughMemory` when the
             learner announces more. Left out, it is half of the memory that is available.
         max_buffers: How many copies of the weights there may be at most. Three exist from the start; more are made only
             while slow readers keep those.
         max_readers: How many handles may be attached by name at once.
-        threads: How many threads copy large weights; as many as this process may use, at most four, unless given.
+        threads: How many threads copy large weights. Left out: as many as this process may use, at most four.
         connect_timeout_s: How long to wait for the learner to appear.
         reconnect_timeout_s: How long to try again after a connection was lost.
-        keepalive_s: A learner that is silent for three times as long is taken for gone.
+        keepalive_s: A learner that is silent for three times as long counts as gone.
 
     >>> import numpy as np, rollway
     >>> weights = {"w": np.ones((2, 2), np.float32), "b": np.zeros(2, np.float32)}
@@ -120,7 +120,7 @@ class TcpWeights(WeightReading):
 
     @property
     def name(self) -> str | None:
-        """What others on this host attach to; ``None`` when the copy is this process's alone."""
+        """What others on this host attach to; ``None`` when only this process reads the copy."""
         return self._core.name
 
     @property
@@ -143,24 +143,23 @@ class TcpWeights(WeightReading):
         return f"at the learner on {self.address}"
 
     def wait_for_version(self, version: int, timeout: float | None = None) -> int:
-        """Sleeps until that version or a later one is here, and gives back which.
+        """Sleeps until that version or a later one is on this host, and returns its number.
 
-        Raises `WaitTimeout` after ``timeout`` seconds, and `ConnectionClosedError` when nothing more will come. If the
-        learner was restarted and its versions began anew since this handle last gave out a number, its first version
-        ends the wait, with its own, lower number.
+        Raises `WaitTimeout` after ``timeout`` seconds, and `ConnectionClosedError` when no more will come. If versions
+        began anew since this handle last returned a number, the first version of the new learner ends the wait.
         """
         return self._core.wait_for_version(version, timeout)
 
     def stats(self) -> dict[str, int]:
         """Plain numbers: ``connects`` and ``failed_connects``; ``versions`` that came whole, ``voids`` that the learner
-        overwrote on their way, ``bytes`` of both; ``lineages``: how often a learner came back with numbers from 1 on.
+        overwrote while they were sent, ``bytes`` of both; ``lineages``: how often versions began anew.
         """
         return self._core.stats()
 
     def close(self) -> None:
-        """Disconnects, and lets go of the copy; the last one to leave takes its name away. Safe to call twice.
+        """Disconnects and closes the copy; the last process to close removes its name. Safe to call twice.
 
-        A wait of another thread ends with `ConnectionClosedError`. If this process dies without closing, the named copy
+        A wait of another thread ends with `ConnectionClosedError`. If this process dies without closing, a named copy
         stays for the next `TcpWeights` of that name.
         """
         self._closed = True
@@ -170,7 +169,7 @@ class TcpWeights(WeightReading):
         """Into another process of this host: attaches there to the copy, by its name."""
         if self.name is None:
             raise TypeError("TcpWeights without a name belong to this process: give them a name, or connect there")
-        return SharedWeightSync.attach, (self.name,)
+        return WeightSync.attach, (self.name,)
 
     def __repr__(self) -> str:
         state = "connected" if self.connected else "lost" if self._core.over else "connecting"

@@ -1,8 +1,8 @@
 """WeightTree: weights as a flat list of named leaves, and where the bytes of each are.
 
-It reads torch state dicts, numpy and JAX trees; checks them against the leaves in shared memory; and says where to copy
-from and to, without a copy where there is a way. Torch is looked at only if somebody else has imported it. It knows
-nothing of segments and versions: `SharedWeightSync` does.
+It reads torch state dicts, numpy and JAX trees, checks them against the leaves in shared memory, and says where to copy
+from and to. It makes copies of its own only where it must. It uses torch only if the program has imported it, and knows
+nothing of segments and versions.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Places(NamedTuple):
     leaves: list[int]
     addresses: list[int]
     held: list[Any]
-    """What keeps the memory alive."""
+    """The objects that keep the memory alive."""
     finish: dict[int, Callable[[], None]]
-    """What is left to do when the leaf at that place of the lists was copied."""
+    """By index into the lists: what to call after that leaf was copied."""
 
 
 class WeightTree:
@@ -91,7 +91,7 @@ class WeightTree:
 
     @classmethod
     def of_shapes(cls, shapes: Any, dtypes: Any) -> WeightTree:
-        """From a tree of shapes; ``dtypes`` is one for all, or a mapping from paths. float32 where it says nothing."""
+        """From a tree of shapes; ``dtypes`` is one for all, or a mapping from paths. The others are float32."""
         paths, values, treedef = _flatten(shapes, _is_shape)
         by_path = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(paths, dtypes)
         if unknown := set(by_path) - set(paths):
@@ -106,7 +106,7 @@ class WeightTree:
 
     @classmethod
     def from_text(cls, text: bytes) -> WeightTree:
-        """From what stands in a segment, or came from another host."""
+        """From the text in a segment, or from another host."""
         try:
             leaves, structure = read_weight_schema(text)
         except SchemaMismatch as error:
@@ -127,7 +127,7 @@ class WeightTree:
 
     @property
     def text(self) -> bytes:
-        """The tree as it stands in a segment: leaves and structure."""
+        """The leaves and the structure, as a segment has them."""
         rows = [[leaf.path, leaf.dtype, list(leaf.shape)] for leaf in self.leaves]
         return json.dumps({"leaves": rows, "tree": self.structure}, separators=(",", ":")).encode()
 
@@ -167,8 +167,8 @@ class WeightTree:
         return arrays, self._places(range(len(self.leaves)), arrays, self._target)
 
     def build(self, arrays: list[Any]) -> Any:
-        """Puts one array for each leaf into the structure: the one they were written from, if it is known here; else
-        dicts, lists and tuples.
+        """Puts one array for each leaf into the structure: the writer's own in its process, else of dicts, lists and
+        tuples.
         """
         if self.treedef is None:
             return _rebuild(self.structure, arrays)
@@ -185,7 +185,7 @@ class WeightTree:
             try:
                 return [values[leaf.path] for leaf in self.leaves]
             except KeyError:
-                pass  # Nested, or wrong: below it is found out which.
+                pass  # nested, or wrong: the code below finds out
         _, found, treedef = _flatten(values)
         ordered: list[Any] = [None] * len(self.leaves)
         for number, value in zip(self._order_of(treedef), found, strict=True):
@@ -242,7 +242,7 @@ class WeightTree:
                 )
             if _overlaps(leaf.shape, value.stride(), 1):
                 raise _folded(leaf, value.stride(), "clone")
-            # Elsewhere, or not in one piece: by way of a tensor that is.
+            # On a device, or not contiguous: copy through a tensor that is here and contiguous.
             scratch = torch.empty(leaf.shape, dtype=value.dtype)
             return scratch.data_ptr(), scratch, lambda: value.data.copy_(scratch)
         if not isinstance(value, np.ndarray) or not value.flags.writeable:
@@ -341,7 +341,7 @@ def _checked(path: str, dtype: str, shape: tuple[int, ...]) -> WeightLeaf:
     try:
         _itemsize(dtype)
     except TypeError:
-        raise SchemaMismatch(f"leaf '{path}' has dtype {dtype}, of which the bytes cannot be shared") from None
+        raise SchemaMismatch(f"leaf '{path}' has dtype {dtype}, whose bytes cannot be shared") from None
     return WeightLeaf(path, dtype, tuple(int(size) for size in shape))
 
 
@@ -374,7 +374,7 @@ def _numpy_name(path: str, dtype: np.dtype[Any]) -> str:
 
 
 def _is_plain(tensor: Any, torch: Any) -> bool:
-    """Whether the tensor's memory is here, in one piece, and means what it says."""
+    """Whether the tensor's memory is on the host, contiguous, and holds the values themselves."""
     return bool(
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
@@ -403,7 +403,7 @@ def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...], element: int) ->
             break
         extent += stride * (size - 1)
     else:
-        return False  # Each axis steps over all that those before it span. So does nearly everything.
+        return False  # each axis steps over all that those before it span, as in nearly every array
     if axes[0][0] == 0:
         return True
     offsets = np.zeros(1, np.int64)

@@ -1,4 +1,4 @@
-"""SharedWeightSync: whole versions of a model's weights, from a learner to any number of workers on this machine.
+"""WeightSync: whole versions of a model's weights, from a learner to any number of workers on this machine.
 
 It names, checks and finds the arrays (`WeightTree`), and leaves versions, buffers and copies to the core.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 from rollway._core import Weights
 from rollway.errors import ForeignSchema, InvalidArgument
@@ -19,34 +19,41 @@ from rollway.weights.reading import WeightReading
 from rollway.weights.tree import Places, WeightTree
 
 
-class SharedWeightSync(WeightReading):
+class WeightOptions(TypedDict, total=False):
+    """Options that every way to make weights has; `WeightSync` describes them."""
+
+    max_buffers: int
+    max_readers: int
+    checksum: bool
+    threads: int | None
+    peer_timeout_s: float | None
+
+
+class WeightSync(WeightReading):
     """Moves weights from one writer to any number of readers, through shared memory, version by version.
 
-    A reader gets a whole version, never a mixture of two. The writer never waits for readers, and no reader for the
+    A reader gets a whole version, never a mixture of two. The writer waits for no reader, and no reader waits for the
     writer: the writer fills a copy of the weights that no reader uses, and then publishes it with one store. If the
     writer dies in the middle, readers keep the last whole version. A process that creates the weights again under the
-    same name, or attaches and writes, goes on from there.
+    same name, or attaches and writes, continues from it.
 
     Takes torch state dicts, and any tree of numpy or JAX arrays. Each leaf keeps its dtype.
 
     Args:
-        param_shapes: The shape of each parameter: a dict, or any tree of tuples (`from_state_dict` reads it off).
-        create: Make the weights, and be their writer. ``False``: attach to ``shm_name`` (as `attach` does), and check
-            that the leaves are these.
-        shm_name: What readers attach to. Left out, a name is made up. If there are weights of that name without a
-            living writer, this goes on with their version.
-        lock: Accepted for compatibility, and not used: nothing here needs a lock.
+        param_shapes: The shape of each parameter: a dict, or any tree of tuples. (`from_state_dict` finds them itself.)
+        name: What readers attach to; automatic when left out. Weights of that name without a living writer are
+            continued.
         dtypes: One dtype for all leaves, or a mapping from their names; float32 where it does not say.
         max_buffers: How many copies of the weights there may be at most. Three exist from the start; more are made only
             while slow readers keep those.
         max_readers: How many handles may be attached at once, besides the writer's.
         checksum: Keep a checksum of each leaf, and compare it at every read: for machines that you do not trust.
-        threads: How many threads copy large weights; as many as this process may use, at most four, unless given.
-        peer_timeout_s: How long `wait_for_version` bears that no writer lives; ``None`` for ever.
+        threads: How many threads copy large weights. Left out: as many as this process may use, at most four.
+        peer_timeout_s: How long `wait_for_version` waits while no writer lives; ``None`` for ever.
 
     >>> import numpy as np
     >>> weights = {"w": np.ones((2, 2), np.float32), "b": np.zeros(2, np.float32)}
-    >>> with SharedWeightSync.from_state_dict(weights) as learner, SharedWeightSync.attach(learner.name) as worker:
+    >>> with WeightSync.from_state_dict(weights) as learner, WeightSync.attach(learner.name) as worker:
     ...     learner.write_weights({**weights, "b": np.full(2, 7, np.float32)})
     ...     mine = {"w": np.empty((2, 2), np.float32), "b": np.empty(2, np.float32)}
     ...     worker.read_weights_into(mine), mine["b"].tolist()
@@ -59,9 +66,7 @@ class SharedWeightSync(WeightReading):
         self,
         param_shapes: Any,
         *,
-        create: bool = True,
-        shm_name: str | None = None,
-        lock: object = None,
+        name: str | None = None,
         dtypes: Any = None,
         max_buffers: int = 8,
         max_readers: int = 64,
@@ -69,49 +74,22 @@ class SharedWeightSync(WeightReading):
         threads: int | None = None,
         peer_timeout_s: float | None = 60.0,
     ) -> None:
-        tree = WeightTree.of_shapes(param_shapes, dtypes)
-        if create:
-            self._create(tree, shm_name, max_buffers, max_readers, checksum, threads, peer_timeout_s)
-            return
-        if shm_name is None:
-            raise InvalidArgument("create=False needs shm_name: the name of the writer's weights")
-        self._attach(shm_name, 0.0, threads, peer_timeout_s)
-        there = self._tree
-        if dtypes is None:  # Shapes alone were given: any dtype is as good.
-            kept = {leaf.path: leaf.dtype for leaf in there.leaves}
-            tree = WeightTree.of_shapes(param_shapes, {leaf.path: kept.get(leaf.path) for leaf in tree.leaves})
-        if tree.leaves != there.leaves:
-            self.close()
-            raise tree.explain(there, f"in segment '{shm_name}'")
+        self._create(
+            WeightTree.of_shapes(param_shapes, dtypes),
+            name,
+            max_buffers=max_buffers,
+            max_readers=max_readers,
+            checksum=checksum,
+            threads=threads,
+            peer_timeout_s=peer_timeout_s,
+        )
 
     @classmethod
-    def from_state_dict(
-        cls,
-        state_dict: Any,
-        *,
-        create: bool = True,
-        shm_name: str | None = None,
-        lock: object = None,
-        max_buffers: int = 8,
-        max_readers: int = 64,
-        checksum: bool = False,
-        threads: int | None = None,
-        peer_timeout_s: float | None = 60.0,
-    ) -> Self:
+    def from_state_dict(cls, state_dict: Any, *, name: str | None = None, **options: Unpack[WeightOptions]) -> Self:
         """Makes weights like these, and writes them as the first version. The options are those of the class."""
-        tree = WeightTree.of(state_dict)
         self = cls.__new__(cls)
-        if create:
-            self._create(tree, shm_name, max_buffers, max_readers, checksum, threads, peer_timeout_s)
-        elif shm_name is None:
-            raise InvalidArgument("create=False needs shm_name: the name of the writer's weights")
-        else:
-            self._attach(shm_name, 0.0, threads, peer_timeout_s)
-        try:
-            self.write_weights(state_dict)
-        except BaseException:
-            self.close()
-            raise
+        self._create(WeightTree.of(state_dict), name, **options)
+        self._write_first(state_dict)
         return self
 
     @classmethod
@@ -123,36 +101,35 @@ class SharedWeightSync(WeightReading):
         threads: int | None = None,
         peer_timeout_s: float | None = 60.0,
     ) -> Self:
-        """Opens weights by their name alone: names, dtypes and shapes stand in the segment.
+        """Opens weights by their name; the segment has the paths, dtypes and shapes.
 
-        ``connect_timeout_s``: how long to wait until they are created. The handle reads; its first `write_weights` or
-        `update_weights` makes it the writer, if no writer lives.
+        ``connect_timeout_s``: how long to wait until they are created. The first `write_weights` or `update_weights` of
+        the handle makes it the writer, if no writer lives.
         """
         self = cls.__new__(cls)
         self._attach(name, connect_timeout_s, threads, peer_timeout_s)
         return self
 
     @classmethod
-    def _without_writer(cls, param_shapes: Any, dtypes: Any, shm_name: str | None) -> Self:
-        """Joins the weights of that name, or makes them, without being their writer: the first to write is.
-
-        For small ones, and many handles.
-        """
+    def _without_writer(cls, param_shapes: Any, dtypes: Any, name: str | None) -> Self:
+        """Opens or makes small weights with room for many handles. The first handle that writes is the writer."""
         self = cls.__new__(cls)
-        self._create(WeightTree.of_shapes(param_shapes, dtypes), shm_name, 8, 1000, False, 1, None, writes=False)
+        tree = WeightTree.of_shapes(param_shapes, dtypes)
+        self._create(tree, name, False, max_readers=1000, threads=1, peer_timeout_s=None)
         return self
 
     def _create(
         self,
         tree: WeightTree,
         name: str | None,
-        max_buffers: int,
-        max_readers: int,
-        checksum: bool,
-        threads: int | None,
-        peer_timeout_s: float | None,
-        *,
         writes: bool = True,
+        /,
+        *,
+        max_buffers: int = 8,
+        max_readers: int = 64,
+        checksum: bool = False,
+        threads: int | None = None,
+        peer_timeout_s: float | None = 60.0,
     ) -> None:
         _check_threads(threads)
         if not 1 <= max_readers <= 1022:
@@ -177,6 +154,24 @@ class SharedWeightSync(WeightReading):
         _check_threads(threads)
         core = Weights.attach(name, connect_timeout_s=connect_timeout_s, threads=threads)
         self._bind(core, WeightTree.from_text(core.schema), threads, peer_timeout_s)
+
+    def _check_leaves(self, param_shapes: Any, dtypes: Any) -> None:
+        """Closes, and raises `SchemaMismatch`, if the segment has other leaves."""
+        tree, there = WeightTree.of_shapes(param_shapes, dtypes), self._tree
+        if dtypes is None:  # only shapes were given: accept any dtype
+            kept = {leaf.path: leaf.dtype for leaf in there.leaves}
+            tree = WeightTree.of_shapes(param_shapes, {leaf.path: kept.get(leaf.path) for leaf in tree.leaves})
+        if tree.leaves != there.leaves:
+            self.close()
+            raise tree.explain(there, f"in segment '{self.name}'")
+
+    def _write_first(self, state_dict: Any) -> None:
+        """Writes; closes when that fails."""
+        try:
+            self.write_weights(state_dict)
+        except BaseException:
+            self.close()
+            raise
 
     def _bind(self, core: Weights, tree: WeightTree, threads: int | None, peer_timeout_s: float | None) -> None:
         self._core = core
@@ -209,11 +204,11 @@ class SharedWeightSync(WeightReading):
     def update_weights(self, changed: Any) -> None:
         """Publishes a next version in which only these leaves differ: those of an adapter, for instance.
 
-        What did not change is copied, inside shared memory, only into buffers that do not have it yet: changing the
-        same few leaves again and again copies those, and nothing else.
+        The other leaves are copied, inside shared memory, only into buffers that do not have them yet: updates of the
+        same few leaves soon copy nothing else.
 
         >>> import numpy as np
-        >>> with SharedWeightSync.from_state_dict({"base": np.zeros(3), "lora": np.zeros(1)}) as sync:
+        >>> with WeightSync.from_state_dict({"base": np.zeros(3), "lora": np.zeros(1)}) as sync:
         ...     sync.update_weights({"lora": np.ones(1)})
         ...     sync.version, sync.read_weights()
         (2, {'base': array([0., 0., 0.]), 'lora': array([1.])})
@@ -234,7 +229,7 @@ class SharedWeightSync(WeightReading):
         ``TcpTransport(port, weights=sync)``.
 
         >>> import numpy as np, rollway
-        >>> with SharedWeightSync.from_state_dict({"w": np.ones(2)}) as learner:
+        >>> with WeightSync.from_state_dict({"w": np.ones(2)}) as learner:
         ...     with learner.serve(rollway.TcpTransport()) as endpoint:
         ...         with rollway.TcpWeights("localhost", endpoint.port) as worker:
         ...             worker.wait_for_version(1), worker.read_weights()
@@ -249,7 +244,7 @@ class SharedWeightSync(WeightReading):
         return WeightOutlet(self._core, self._tree)
 
     def wait_for_version(self, version: int, timeout: float | None = None) -> int:
-        """Sleeps until that version or a later one is published, and gives back which.
+        """Sleeps until that version or a later one is published, and returns its number.
 
         Raises `WaitTimeout` after ``timeout`` seconds, `PeerDied` when no writer lives for ``peer_timeout_s``, and
         `ConnectionClosedError` when any process called `cleanup`, or another thread closed this handle.
@@ -257,16 +252,16 @@ class SharedWeightSync(WeightReading):
         return self._core.wait_for_version(version, timeout, self._peer_timeout_s)
 
     def stats(self) -> dict[str, int]:
-        """Plain numbers: the version; how many ``buffers`` exist; how often a reader had to copy again (``retries``),
-        because the writer had no other buffer left (``overtaken``); pins of dead readers taken back (``recovered``).
+        """Plain numbers: the version; ``buffers`` that exist; how often a reader copied again (``retries``) because the
+        writer had no other buffer left (``overtaken``); pins of dead readers that were removed (``recovered``).
         """
         return self._core.stats()
 
     def close(self) -> None:
         """Closes this handle, and ends calls that wait with it in other threads. Safe to call twice.
 
-        The last process to close removes the name. A name that a user chose stays if the writer died without closing:
-        a learner that comes back under the name goes on with the version. `cleanup` and ``rollway gc`` remove it.
+        The last process to close removes the name. A name that a user chose stays if the writer died without closing,
+        so that a new learner can continue with the version. `cleanup` and ``rollway gc`` remove it.
         """
         self._end()
 
@@ -275,19 +270,15 @@ class SharedWeightSync(WeightReading):
         self._core.unlink()
         self._end()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Into another process: attaches there, by name."""
-        return _attach_again, (type(self), self.name, self._threads, self._peer_timeout_s)
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.name, 0.0, self._threads, self._peer_timeout_s
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._attach(*state)  # in another process, by name
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"version {self.version}"
         return f"<{type(self).__name__} '{self.name}': {len(self._tree.leaves)} leaves, {state}>"
-
-
-def _attach_again(
-    cls: type[SharedWeightSync], name: str, threads: int | None, peer_timeout_s: float | None
-) -> SharedWeightSync:
-    return cls.attach(name, threads=threads, peer_timeout_s=peer_timeout_s)
 
 
 def _check_threads(threads: int | None) -> None:

@@ -465,6 +465,6 @@ def test_a_reader_that_waits_in_vain_says_who_is_there_and_who_was_not_let_in():
             rollway.TcpRecordClient("localhost", learner.port, {"tokens": "int64[*]"})
         until(lambda: learner.refusals)
         with pytest.raises(
-            rollway.WaitTimeout, match=r"0 are incomplete.*producers attached.*Not let in, last: .*tokens"
+            rollway.WaitTimeout, match=r"0 are incomplete.*producers attached.*Last refused worker: .*tokens"
         ):
             GroupReader(learner).read(0.01)

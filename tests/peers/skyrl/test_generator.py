@@ -439,7 +439,7 @@ def test_a_timeout_says_who_was_not_let_in():
         with pytest.raises(rollway.SchemaMismatch):
             rollway.TcpRecordClient("localhost", server.port, {"tokens": "int64[*]"})
         until(lambda: server.refusals)
-        with pytest.raises(TrajectoryTimeout, match=r"Not let in, last: .*tokens"):
+        with pytest.raises(TrajectoryTimeout, match=r"Last refused worker: .*tokens"):
             run(generator_of(server, timeout_s=0.1).generate(batch("1")))
 
 

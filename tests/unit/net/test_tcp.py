@@ -970,7 +970,7 @@ def test_another_schema_is_told_on_both_sides_with_the_leaf(example, mine, learn
             connect(server, example)
         until(lambda: server.stats()["tcp_refused_schema"] == 1)
         assert re.search(learners, server.endpoints[0].last_refusal)
-        with pytest.raises(rollway.WaitTimeout, match=f"Not let in, last: 127.0.0.1:\\d+: {learners}") as raised:
+        with pytest.raises(rollway.WaitTimeout, match=f"Last refused worker: 127.0.0.1:\\d+: {learners}") as raised:
             server.sample(timeout=0.01)
         assert "Wait longer" in str(raised.value)
 
@@ -1002,7 +1002,9 @@ def test_a_refused_stranger_does_not_decide_what_sample_raises(text):
         with pytest.raises(rollway.SchemaMismatch):
             rollway.TcpClient("127.0.0.1", port, MANY, token=server.token)
         until(lambda: server.stats()["tcp_refused_schema"] == 1)
-        with pytest.raises(rollway.WaitTimeout, match=r"Not let in, last: .* the schema at worker .* cannot be read"):
+        with pytest.raises(
+            rollway.WaitTimeout, match=r"Last refused worker: .* the schema at worker .* cannot be read"
+        ):
             server.sample(timeout=0.01)
 
 
@@ -1066,7 +1068,7 @@ def test_a_token_on_one_side_only_or_another_one_is_refused(learners, mine, mess
         with pytest.raises(PermissionError):
             connect(server, token=mine)
         if server.stats()["tcp_refused_token"]:
-            with pytest.raises(rollway.WaitTimeout, match=f"Not let in, last: .*{seen}"):
+            with pytest.raises(rollway.WaitTimeout, match=f"Last refused worker: .*{seen}"):
                 server.sample(timeout=0.01)
         with connect(server, token=learners) as client:
             client.send(value(1))

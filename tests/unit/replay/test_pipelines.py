@@ -40,7 +40,7 @@ def test_a_batch_stays_as_it_is_until_the_next_call(buffer, torch):
     with ReplayPipeline(buffer, sample_count=8) as pipeline:
         batch = pipeline.next()
         before = {name: tensor.clone() for name, tensor in batch.items()}
-        until(lambda: pipeline.batch_ready(1, 8) or pipeline._kitchen.is_ready())  # the one after it is made
+        until(lambda: pipeline.batch_ready(1, 8) or pipeline._thread.is_ready())  # the one after it is made
         assert all(torch.equal(batch[name], before[name]) for name in before)
 
 

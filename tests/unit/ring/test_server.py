@@ -223,12 +223,12 @@ def test_a_view_outlives_the_server():
 def test_sample_times_out_and_says_what_is_there():
     with rollway.Server(ONE, 4) as server:
         with pytest.raises(
-            rollway.WaitTimeout, match=r"0 samples are committed, .* Wait longer, or see what the workers do$"
+            rollway.WaitTimeout, match=r"0 samples are committed, .* Wait longer, or look at the workers' logs$"
         ):
             server.sample(timeout=0.01)
         submit(server, 1, 2)
         message = (
-            r"no whole batch of 4 within 0.01 s: 2 samples are committed, slots are being written by nobody; 1 prod.* or take "
+            r"no whole batch of 4 within 0.01 s: 2 samples are committed, slots are being written by no process; 1 prod.* or take "
             r"what is there with sample\(timeout, at_least=1\)$"
         )
         with pytest.raises(rollway.WaitTimeout, match=message):
