@@ -52,6 +52,7 @@ RollwayError
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 
 class RollwayError(Exception):
@@ -256,3 +257,13 @@ class ForeignSchema(Exception):
         super().__init__(place)
         self.place = place
         self.text = text
+
+
+def need_packages(what: str, extra: str, *packages: str) -> None:
+    """Raises `MissingExtra` when a package that ``what`` needs is not installed. Private to Rollway."""
+    for package in packages:
+        if find_spec(package) is None:
+            known_as = package.replace("_", "-")
+            raise MissingExtra(
+                f"{what} needs {known_as}: pip install '.[{extra}]' in the clone of Rollway", name=package
+            )

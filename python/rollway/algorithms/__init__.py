@@ -21,10 +21,9 @@ progress.py          the numbers of a run
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from rollway.errors import MissingExtra
+from rollway.errors import need_packages
 
 if TYPE_CHECKING:
     from rollway.algorithms.appo import AppoRunner
@@ -51,9 +50,5 @@ def __getattr__(name: str) -> Any:
     """Imports on use: a collector's process imports this package, and does without torch."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    for package in ("torch", "gymnasium"):
-        if find_spec(package) is None:
-            raise MissingExtra(
-                f"rollway.algorithms needs {package}: pip install '.[train]' in the clone of Rollway", name=package
-            )
+    need_packages("rollway.algorithms", "train", "torch", "gymnasium")
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rollway._core import HistSnapshot
-from rollway.errors import MissingExtra
+from rollway.errors import need_packages
 from rollway.ring.server import Server
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Collector:
     """
 
     def __init__(self, *servers: Server) -> None:
-        _need_prometheus()
+        need_packages("rollway.metrics", "metrics", "prometheus_client")
         self._servers = _labelled(servers)
 
     def collect(self) -> Iterator[Metric]:
@@ -94,16 +94,6 @@ def openmetrics(*servers: Server) -> str:
     exposition: Any = import_module("prometheus_client.openmetrics.exposition")  # has no types
     text: bytes = exposition.generate_latest(registry)
     return text.decode()
-
-
-def _need_prometheus() -> None:
-    try:
-        import_module("prometheus_client")
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            "rollway.metrics needs prometheus-client: pip install '.[metrics]' in the clone of Rollway",
-            name=error.name,
-        ) from None
 
 
 def _labelled(servers: Sequence[Server]) -> dict[str, Server]:

@@ -48,10 +48,10 @@ class Failure:
 
 
 def work(index: int, workers: int, orders: Connection, link: Any) -> None:
-    """The life of a worker: take a job, do it, report; ``link`` is the queue of the comparison."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the learner decides
+    """Main function of a worker: takes a job, does it, reports, again. ``link`` is the queue of the comparison."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends Ctrl-C to all processes; the learner handles it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    link.cancel_join_thread()  # nobody reads what is still in the queue when the learner goes
+    link.cancel_join_thread()  # no process reads the rest of the queue after the learner
     try:
         orders.send(Report(0, []))  # ready
         while True:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import signal
 import time
 from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from types import TracebackType
 from typing import Any
 
 from rollway.cli import signals
 from rollway.cli.demo.worker import Failure, Job, Report, work
+from rollway.runner.collector_error import signal_of
 
 _SPAWN = multiprocessing.get_context("spawn")
 _START_S = 60.0
@@ -47,8 +46,8 @@ class WorkerProcesses:
 
     def __init__(self, size: int, queue_size: int) -> None:
         self.size = size
-        resource_tracker.ensure_running()  # not while signals are held back: it lets them through
-        with signals.deferred():  # a semaphore that is made, and not noted yet, would stay in /dev/shm
+        resource_tracker.ensure_running()  # not while signals are deferred: its start would unblock them
+        with signals.deferred():  # an interrupted Queue() would leave a semaphore in /dev/shm
             self.queue: Any = _SPAWN.Queue(queue_size)
         self.deaths: list[Death] = []
         self._processes: list[SpawnProcess] = []
@@ -65,7 +64,7 @@ class WorkerProcesses:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._end(kill=kind is not None or bool(self.deaths))
 
     @property
@@ -73,17 +72,17 @@ class WorkerProcesses:
         """The process ids, by worker."""
         return [process.pid or 0 for process in self._processes]
 
-    def assign(self, job: Job, who: int | None = None) -> None:
+    def assign(self, job: Job, worker: int | None = None) -> None:
         """Gives a job to one worker, or to all."""
         self._reports.clear()
         for index, pipe in self._pipes.items():
-            if who in (None, index):
+            if worker in (None, index):
                 self._busy.add(index)
                 with contextlib.suppress(OSError):  # dead: `poll` will notice
                     pipe.send(job)
 
     def poll(self, timeout: float) -> bool:
-        """Waits for reports and deaths, at most so long. True when no worker is busy any more."""
+        """Waits for reports and deaths, at most ``timeout`` seconds. True when no worker is busy any more."""
         sentinels = {p.sentinel: i for i, p in enumerate(self._processes) if i in self._pipes}
         pipes = {pipe: index for index, pipe in self._pipes.items()}
         for ready in connection.wait([*sentinels, *pipes], timeout):
@@ -119,7 +118,7 @@ class WorkerProcesses:
         try:
             message = pipe.recv()
         except (EOFError, OSError):
-            return False  # the sentinel will tell
+            return False  # the sentinel reports how it ended
         if isinstance(message, Failure):
             self._failures[index] = message.why
         else:
@@ -153,8 +152,6 @@ def _describe_exit(exit_code: int | None, failure: str | None) -> str:
     if failure is not None:
         return f"failed: {failure}"
     if exit_code is not None and exit_code < 0:
-        try:
-            return f"was killed by {signal.Signals(-exit_code).name}"
-        except ValueError:
-            return f"was killed by signal {-exit_code}"
+        known = signal_of(exit_code)
+        return f"was killed by {f'signal {-exit_code}' if known is None else known.name}"
     return f"ended early with exit code {exit_code}"

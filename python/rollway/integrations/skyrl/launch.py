@@ -7,13 +7,13 @@ python -m rollway.integrations.skyrl.launch --shm-name run1 \\
 ```
 
 The trainer makes the segment. The environments are started when its header can be read: the launcher watches the
-directory of segments, and sleeps until the kernel tells it of a file, a death or a signal. A segment that an earlier
-run left behind counts as well: environments attach to it, and the trainer goes on with what is in it (with
-``if_exists=replace`` it could not: run ``rollway gc`` before).
+directory of segments, and sleeps until the kernel reports a file, a death or a signal. A segment of an earlier run
+counts as well: environments attach to it, and the trainer continues with its records (with ``if_exists=replace`` it
+cannot: run ``rollway gc`` before).
 
-Each process is a process group of its own; what a command leaves behind in it has a moment to end by itself (Python's
-resource tracker, say, which cleans up after the others), and is killed then. If the launcher itself is killed,
-the kernel kills the commands that it started (not what they started). It knows nothing of SkyRL or Atropos.
+Each command has a process group of its own. Processes that a command leaves behind in it, for instance Python's
+resource tracker, get a moment to end, and are killed then. If the launcher itself is killed, the kernel kills the
+commands, but not what they started. The launcher does not depend on SkyRL or Atropos.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LaunchedProcess:
     process: subprocess.Popen[bytes]
     pidfd: int
     asked: bool = False
-    """Whether it was sent a signal, which it may need time to obey."""
+    """Whether it was sent a signal, and may need time to end."""
 
     @classmethod
     def start(cls, name: str, command: Sequence[str]) -> LaunchedProcess:
@@ -65,7 +65,7 @@ class LaunchedProcess:
         # `rollway.runner.parent_watch` says why collectors and environments do it in another way.
         def die_with_the_launcher() -> None:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it died before we could ask
+            if os.getppid() != parent:  # the launcher died before the call
                 os.kill(os.getpid(), signal.SIGKILL)
 
         try:
@@ -88,7 +88,7 @@ class LaunchedProcess:
         return f"the {self.name} (pid {self.process.pid}) was killed by {by}{hint}"
 
     def others(self) -> list[int]:
-        """Who lives in its group, the command itself aside."""
+        """The living processes of its group, except the command itself."""
         return [pid for pid in _living(self.process.pid) if pid != self.process.pid]
 
     def send(self, number: int) -> None:
@@ -114,11 +114,11 @@ class ProcessWatch:
         self._selector.register(self._pipe[0], selectors.EVENT_READ)
 
     def add(self, process: LaunchedProcess) -> None:
-        """Watches for its end too."""
+        """Also watches for the end of a process."""
         self._selector.register(process.pidfd, selectors.EVENT_READ, process)
 
     def wait(self, timeout: float | None = None) -> list[LaunchedProcess]:
-        """Sleeps until something happens, or the time is over. Gives the processes that have ended."""
+        """Sleeps until something happens, at most ``timeout`` seconds. Returns the processes that have ended."""
         ended = []
         for ready, _ in self._selector.select(timeout):
             if isinstance(ready.data, LaunchedProcess):
@@ -138,7 +138,7 @@ class ProcessWatch:
 
     @contextlib.contextmanager
     def recording_signals(self) -> Iterator[None]:
-        """Within it, SIGINT, SIGTERM and SIGHUP are noted instead of ending the launcher."""
+        """In the block, SIGINT, SIGTERM and SIGHUP are recorded instead of ending the launcher."""
 
         def note(number: int, _frame: FrameType | None) -> None:
             self._signals.append(number)
@@ -167,10 +167,10 @@ def launch(
     ready_timeout_s: float = 600.0,
     grace_s: float = 10.0,
 ) -> int:
-    """Runs a trainer and its environments until the trainer ends, or one of them fails. Gives the exit code.
+    """Runs a trainer and its environments until the trainer ends, or one of them fails. Returns the exit code.
 
-    An environment that ends well is left to it: it may have had enough. One that fails ends the launch. Call it from
-    the main thread: SIGINT, SIGTERM and SIGHUP are passed on to both processes while it runs.
+    An environment may end with exit code 0; one that fails ends the launch. Call it from the main thread: SIGINT,
+    SIGTERM and SIGHUP are passed on to all processes.
 
     Args:
         trainer_command: Makes the segment. Its exit code is the result; 128 + n if signal n ended it, as in a shell.
@@ -204,7 +204,7 @@ def launch(
 
 
 def _ready(watch: ProcessWatch, trainer: LaunchedProcess, shm_name: str, timeout: float) -> int:
-    """Waits for the segment. Gives the number of the signal that ended the launch before, or 0."""
+    """Waits for the segment. Returns the number of a signal that ended the wait, or 0."""
     deadline = time.monotonic() + timeout
     while not any(one.name == shm_name and one.problem is None for one in segments()):
         left = deadline - time.monotonic()
@@ -234,7 +234,7 @@ def _supervise(watch: ProcessWatch, trainer: LaunchedProcess, processes: list[La
 
 
 def _forward_signals(watch: ProcessWatch, processes: list[LaunchedProcess]) -> int:
-    """Gives the signals that came to all processes. The first of them, or 0."""
+    """Sends the recorded signals to all processes. Returns the first of them, or 0."""
     taken = watch.take_signals()
     for number in taken:
         for process in processes:
@@ -243,7 +243,7 @@ def _forward_signals(watch: ProcessWatch, processes: list[LaunchedProcess]) -> i
 
 
 def _stop(watch: ProcessWatch, processes: list[LaunchedProcess], grace_s: float) -> None:
-    """Ends every group: asks, unless a signal that was passed on has asked already; waits; lets linger; kills."""
+    """Ends every group: sends SIGTERM, unless a signal was passed on already; waits; kills what is left."""
     running = [process for process in processes if process.process.returncode is None]
     for process in running:
         if not process.asked:
@@ -254,14 +254,14 @@ def _stop(watch: ProcessWatch, processes: list[LaunchedProcess], grace_s: float)
         running = [process for process in running if process not in ended]
     _end_groups([process for process in processes if process not in running], min(_GROUP_END_S, grace_s))
     for process in processes:
-        if process in running or process.others():  # nobody is left: the number of the group may be another's by now
+        if process in running or process.others():  # otherwise the number of the group may belong to another
             process.send(signal.SIGKILL)
         process.process.wait()
         os.close(process.pidfd)
 
 
 def _end_groups(processes: list[LaunchedProcess], limit_s: float) -> None:
-    """Waits for those who are left in the groups of commands that have ended, but not for long."""
+    """Waits a moment for processes that are left in the groups of ended commands."""
     deadline = time.monotonic() + limit_s
     while (left := deadline - time.monotonic()) > 0 and (
         pids := [pid for process in processes for pid in process.others()]
@@ -275,7 +275,7 @@ def _end_groups(processes: list[LaunchedProcess], limit_s: float) -> None:
 
 
 def _living(group: int) -> list[int]:
-    """The processes of a group that have not ended; the dead may lie there for long, if nobody buries them."""
+    """The processes of a group that have not ended. Zombies count as ended."""
     living = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
@@ -291,7 +291,7 @@ def _code(process: LaunchedProcess) -> int:
 
 
 def _seconds(text: str) -> float:
-    """For the command line."""
+    """A number of seconds, from the command line."""
     with contextlib.suppress(ValueError):
         if 0 <= (seconds := float(text)) < float("inf"):
             return seconds
@@ -320,13 +320,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(f"a command is not quoted as a shell wants it: {error}")
     try:
-        return launch(
-            trainer,
-            environments,
-            given.shm_name,
-            ready_timeout_s=given.ready_timeout_s,
-            grace_s=given.grace_s,
-        )
+        times = {"ready_timeout_s": given.ready_timeout_s, "grace_s": given.grace_s}
+        return launch(trainer, environments, given.shm_name, **times)
     except LaunchFailed as error:
         _print(str(error))
         return 1
