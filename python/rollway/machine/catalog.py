@@ -18,7 +18,7 @@ class SegmentInfo:
     used_bytes: int
     """What it takes up now."""
     kind: str
-    """What it holds: ``ring``, ``records``, ``weights``, ``table``, ``vector env`` or ``block``.
+    """What it holds: ``ring``, ``records``, ``weights``, ``replay``, ``vector env`` or ``block``.
 
     ``unknown`` when it cannot be read.
     """

@@ -8,8 +8,6 @@ env_pool.py           the environments as the caller sees them: requests, and wa
 results.py            where the newest results of each environment lie
 messages.py           what is sent beside the arrays: in shared memory, or by a pipe
 fault_recovery.py     restarts what failed; which episodes were lost, and what the learner is told
-fault_policy.py       how often an environment may fail (`RestartPolicy`), and how long it may take
-common_spaces.py      the spaces of the whole, from those of each environment
 worker_processes.py   starts, stops and replaces the processes
 pipe.py               the two ends of the pipe to a worker
 worker.py             what runs in a worker process
@@ -33,7 +31,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from rollway.errors import InvalidArgument
 from rollway.machine.cgroup import Cgroup
 from rollway.runner.restart_policy import RestartPolicy
-from rollway.vector_env.fault_policy import FaultPolicy
 
 if TYPE_CHECKING:
     from gymnasium import Env, Space
@@ -43,6 +40,22 @@ if TYPE_CHECKING:
     from rollway.vector_env.shm_vector_env import ShmVectorEnv
 
 __all__ = ["FaultPolicy", "make_vec"]
+
+
+class FaultPolicy(RestartPolicy):
+    """A `RestartPolicy` with the defaults ``max_restarts=3`` and ``within_s=60.0``. New code uses `RestartPolicy`.
+
+    >>> FaultPolicy(max_restarts=2) == FaultPolicy(2, 60.0)
+    True
+    """
+
+    def __init__(self, max_restarts: int = 3, within_s: float = 60.0) -> None:
+        super().__init__(max_restarts, within_s=within_s)
+        if max_restarts < 1:
+            raise InvalidArgument(f"max_restarts = {max_restarts} is out of range: at least 1")
+
+    def __repr__(self) -> str:
+        return f"FaultPolicy(max_restarts={self.max_restarts}, within_s={self.within_s})"
 
 
 def make_vec(

@@ -23,13 +23,18 @@ from rollway._core import EnvCaller
 from rollway.errors import EnvDied, EnvRaised, WaitTimeout
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.segment.naming import auto_name
-from rollway.vector_env.common_spaces import CommonSpaces, ObservationMode
-from rollway.vector_env.fault_policy import Deadlines, FaultBudget
-from rollway.vector_env.fault_recovery import FaultRecovery, LostEpisodes, Reset
-from rollway.vector_env.layout import RolloutTarget, SharedLayout, SpaceLayout
-from rollway.vector_env.messages import Messages, Packed, PendingAnswers
+from rollway.vector_env.fault_recovery import FaultBudget, FaultRecovery, LostEpisodes, Reset
+from rollway.vector_env.layout import RolloutTarget, SharedLayout
+from rollway.vector_env.messages import Deadlines, Messages, Packed, PendingAnswers
 from rollway.vector_env.pipe import WorkerGone, WorkerTimeout, packed
-from rollway.vector_env.protocol import EnvDescriptions, Fault, WorkerSettings, raise_fault
+from rollway.vector_env.protocol import (
+    CommonSpaces,
+    EnvDescriptions,
+    Fault,
+    ObservationMode,
+    WorkerSettings,
+    raise_fault,
+)
 from rollway.vector_env.results import Results
 from rollway.vector_env.worker_processes import Maker, WorkerProcesses
 
@@ -37,7 +42,6 @@ Outcome = tuple[str, list[int], bytes]
 """How a wait in the core ended: why, for which environments or workers, and the flags of those that answered."""
 EnvInfo = tuple[int, dict[str, Any]]
 """An environment, and an info of it."""
-_INLINE_BYTES = 4096
 _CLOSING_S = 5.0
 """How long environments may take to close."""
 
@@ -103,12 +107,9 @@ class EnvPool:
         return CommonSpaces.of([description], observation_mode)
 
     def _open(self, workers: int) -> None:
-        layout, self.action = (
-            SpaceLayout(self.spaces.single_observation_space),
-            SpaceLayout(self.spaces.single_action_space),
-        )
-        room = max(_INLINE_BYTES, -(-(layout.bytes(1) + 2048) // 4096) * 4096)
-        self.shared_layout = SharedLayout(layout, self.action, self.num_envs, workers, room)
+        spaces = self.spaces.single_observation_space, self.spaces.single_action_space
+        self.shared_layout = SharedLayout.of(*spaces, self.num_envs, workers)
+        self.action = self.shared_layout.action
         name = auto_name()
         self.core = EnvCaller(name, workers, self.num_envs, self.shared_layout.bytes)
         # Also when the pool is dropped without `close`; see `_close_all` for the end of the interpreter.
@@ -167,8 +168,8 @@ class EnvPool:
     def is_busy(self, env: int | None = None) -> bool:
         """Whether an environment (or any) has a request whose answer was not given to the caller yet."""
         if env is None:
-            return self.core.out() > 0 or bool(self._answers)
-        return self.core.is_out(env) or env in self._answers
+            return self.core.num_busy() > 0 or bool(self._answers)
+        return self.core.is_busy(env) or env in self._answers
 
     def can_step_fast(self) -> bool:
         """Whether nothing is under way, lost or untold, and all parts of actions and results are arrays."""
@@ -196,12 +197,14 @@ class EnvPool:
         answers = self._answers
         if self._workers.unflushed:
             for worker in self._messages.flush_pending(timeout):
-                self._recovery.on_hung([env for env in self._workers.envs_of[worker] if self.core.is_out(env)], answers)
+                self._recovery.on_hung(
+                    [env for env in self._workers.envs_of[worker] if self.core.is_busy(env)], answers
+                )
         while True:
             if answers:
                 for env in [env for env in answers if answers.is_unread(env)]:
                     self._read_message(env)
-                count = min(count, self.core.out() + len(answers))
+                count = min(count, self.core.num_busy() + len(answers))
                 if len(answers) >= count:
                     break
             # With no answers yet the core waits for all requests, if those are fewer.
@@ -209,7 +212,7 @@ class EnvPool:
                 if outcome is None:
                     outcome = self.core.wait(count - len(answers), self.deadlines.limit(), timeout)
             except WaitTimeout:
-                count = min(count, self.core.out() + len(answers))
+                count = min(count, self.core.num_busy() + len(answers))
                 raise WaitTimeout(
                     f"not all of the {count} environments that are waited for have answered within {timeout} s. "
                     "Nothing is lost: call again to wait on, or reset()"
@@ -235,7 +238,7 @@ class EnvPool:
     def _take_answers(self) -> None:
         """Takes the answers that are there before a worker is replaced, so that they are not lost with it."""
         with contextlib.suppress(WaitTimeout):
-            while self.core.out():
+            while self.core.num_busy():
                 _, ids, flags = self.core.wait(1, None, 0.0)
                 self._accept(ids, flags)
 
@@ -299,7 +302,7 @@ class EnvPool:
         try:
             self.drain_after_error()
         except BaseException:  # hung, dead, or Ctrl-C again: a killed worker does not write
-            for worker in {self._workers.worker_of[env] for env in range(self.num_envs) if self.core.is_out(env)}:
+            for worker in {self._workers.worker_of[env] for env in range(self.num_envs) if self.core.is_busy(env)}:
                 self._workers.kill(worker)
             raise
         finally:
@@ -309,13 +312,13 @@ class EnvPool:
 
     def add_target(self, target: RolloutTarget) -> None:
         """Tells the workers about a slot of a ring to write results to."""
-        self._call_all_workers("target", target)
+        self._call_all_workers("add_target", target)
         self._recovery.targets.append(target)
 
     def remove_targets(self, clients: set[int]) -> None:
         """Tells the workers to unmap the memory of these clients, whose slots are not used any more."""
         self._recovery.targets = [target for target in self._recovery.targets if target.client not in clients]
-        self._call_all_workers("forget", clients)
+        self._call_all_workers("remove_targets", clients)
 
     def _call_all_workers(self, *message: Any) -> None:
         """Makes the same call to every worker; again, if one died and was replaced."""
@@ -332,7 +335,7 @@ class EnvPool:
         if self._calling_thread.setdefault("thread", me) != me:
             raise RuntimeError("another thread is using this vector environment")
         try:
-            self.core.out()  # raises when another thread waits
+            self.core.num_busy()  # raises when another thread waits
             return self._call_workers(message)
         finally:
             self._calling_thread.clear()

@@ -15,10 +15,10 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rollway._core import EnvCaller
-from rollway.errors import EnvDied, EnvHung
-from rollway.vector_env.fault_policy import Deadlines, FaultBudget
+from rollway.errors import EnvDied, EnvHung, InvalidArgument
+from rollway.runner.restart_policy import RestartCount, RestartPolicy
 from rollway.vector_env.layout import Array, RolloutTarget
-from rollway.vector_env.messages import Messages, PendingAnswers
+from rollway.vector_env.messages import Deadlines, Messages, PendingAnswers
 from rollway.vector_env.protocol import (
     FAULT,
     OVERFLOW,
@@ -36,6 +36,23 @@ from rollway.vector_env.worker_processes import WorkerProcesses
 
 Reset = tuple[int | None, dict[str, Any] | None]
 """Seed and options."""
+
+
+class FaultBudget:
+    """Counts the faults of each environment against a policy. ``policy`` is ``None`` where none is ever restarted."""
+
+    def __init__(self, policy: RestartPolicy | None) -> None:
+        if not isinstance(policy, RestartPolicy | None):
+            raise InvalidArgument(f"restart must be a RestartPolicy, or None for none; not {policy!r}")
+        self.policy = None if policy is None or policy.max_restarts == 0 else policy
+        self._counts: dict[int, RestartCount] = {}
+
+    def record_fault(self, env: int) -> bool:
+        """Counts a fault. False when it was one too many."""
+        if self.policy is None:
+            return False
+        count = self._counts.get(env) or self._counts.setdefault(env, RestartCount(self.policy))
+        return count.allows_another()
 
 
 class LostEpisodes:
@@ -202,7 +219,7 @@ class FaultRecovery:
         self._core.expect(worker, self._workers.start(settings))
         self._deadlines.starting_workers.add(worker)
         for env in self._workers.envs_of[worker]:
-            if self._core.is_out(env):
+            if self._core.is_busy(env):
                 self.restore(env, what, remake=False)
                 continue
             # Idle, or its last answer is taken already: it restarts with its next action.

@@ -14,7 +14,6 @@ from typing import Any
 
 from rollway._core import EnvCaller
 from rollway.errors import WaitTimeout
-from rollway.vector_env.fault_policy import Deadlines
 from rollway.vector_env.layout import SharedArrays
 from rollway.vector_env.pipe import WorkerGone, WorkerTimeout, packed, sent_word
 from rollway.vector_env.protocol import FAULT, INLINE, OVERFLOW, Fault, describe_envs
@@ -29,6 +28,35 @@ Packed = tuple[list[int], dict[int, bytes]]
 MessageContent = tuple[list[dict[str, Any]], list[Any]]
 """Infos, and the parts of an observation that have no fixed size."""
 _WITH_MESSAGE = INLINE | OVERFLOW | FAULT
+
+
+_REMAKE_FACTOR = 5
+"""To be made again, an environment may take this many times as long as at the start."""
+
+
+class Deadlines:
+    """How long environments may take before they count as hung. Longer while some are made again."""
+
+    def __init__(self, making_s: float) -> None:
+        self._making_s = making_s
+        """How long it took to make all environments at the start."""
+        self.timeout_s: float | None = None
+        """For one step or reset; ``None``: for ever."""
+        self.starting_workers: set[int] = set()
+        """Replacement workers that have not reported yet that they are ready."""
+        self.remaking_envs: set[int] = set()
+        """Environments that are being made again."""
+
+    def limit(self) -> float | None:
+        """How long one environment may take now. While some are made again, all of them get the longer time."""
+        if self.timeout_s is None or not (self.starting_workers or self.remaking_envs):
+            return self.timeout_s
+        return self.timeout_s + _REMAKE_FACTOR * self._making_s
+
+    def deadline(self) -> float | None:
+        """When a request that begins now counts as hung; ``None``: never."""
+        limit = self.limit()
+        return None if limit is None else time.monotonic() + limit
 
 
 class PendingAnswers(dict[int, int]):
@@ -120,7 +148,7 @@ class Messages:
         while worker in self._deadlines.starting_workers:
             self._receive(worker, deadline)
         self._put(worker, payload)
-        self._core.post(worker)  # before it is sent: then the worker is awake to read it
+        self._core.announce_message(worker)  # before it is sent: then the worker is awake to read it
         self._workers.flush(worker, deadline)
 
     # ── from workers ──────────────────────────────────────────────────────────────────────────────────────────────────

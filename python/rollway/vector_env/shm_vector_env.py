@@ -20,12 +20,11 @@ from gymnasium.vector.utils import batch_space, iterate
 from rollway.errors import ConnectionClosedError, EnvRaised, InvalidArgument, NotInThisProcess
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.schema.record import convert
-from rollway.vector_env.common_spaces import ObservationMode
 from rollway.vector_env.env_pool import EnvInfo, EnvPool, Outcome
-from rollway.vector_env.layout import Array, ArrayPlace, Buffer, RolloutTarget, SlotClient, check_rollout
+from rollway.vector_env.layout import Array, ArrayPlace, RolloutTarget, SlotClient, check_rollout, rollout_buffers
 from rollway.vector_env.messages import Packed
 from rollway.vector_env.pipe import FOREVER_S
-from rollway.vector_env.protocol import RESET, SEND, STEP
+from rollway.vector_env.protocol import RESET, SEND, STEP, ObservationMode
 from rollway.vector_env.worker_processes import Maker
 
 Result = tuple[Any, Array, Array, Array, dict[str, Any]]
@@ -339,12 +338,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         for array, newest in zip(parts, results.view(0).observations, strict=True):
             array[0] = newest
         spare = results.view(RolloutTarget.SPARE)
-        rows = [
-            [array[step + 1] for array in parts] if step + 1 < parts[0].shape[0] else spare.observations
-            for step in range(steps)
-        ]
-        buffers = [Buffer(row, rewards[step], terminations[step], truncations[step]) for step, row in enumerate(rows)]
-        results.begin_rollout(buffers, target.first)
+        results.begin_rollout(rollout_buffers(parts, list(others.values()), spare), target.first)
         try:
             yield layout.build([array[0] for array in parts])
         finally:
@@ -352,26 +346,26 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             pool.end_rollout()
 
     def _target(self, client: SlotClient, steps: int, parts: list[Array], others: dict[str, Array]) -> RolloutTarget:
-        """The slot as the workers know it. They are told about each slot of a ring once."""
+        """Describes the slot to the workers. They get each slot of a ring once."""
         memory = client._memory()
-        places = [ArrayPlace.of(array, memory, "observations") for array in parts]
-        more = [ArrayPlace.of(array, memory, what) for what, array in others.items()]
+        places = tuple(ArrayPlace.of(array, memory, "observations") for array in parts)
+        numbers = tuple(ArrayPlace.of(array, memory, what) for what, array in others.items())
         number = next((number for number, known in self._clients.items() if known is client), None)
         if number is None:
             self._forget_closed()
             number = 1 + max(self._clients, default=-1)
             self._clients[number] = client
-        key = (number, *places, *more)
+        key = (number, places, numbers)
         if key not in self._targets:
             used = [target.first + target.steps for target in self._targets.values()]
             first = max(used, default=self._pool.shared_layout.BUFFERS)
-            target = RolloutTarget(client.name, number, client._owner, first, steps, tuple(places), *more)
+            target = RolloutTarget(client.name, number, client._owner, first, steps, places, numbers)
             self._pool.add_target(target)
             self._targets[key] = target
         return self._targets[key]
 
     def _forget_closed(self) -> None:
-        """Has the workers unmap the memory of clients that are closed: clients come and go with their learner."""
+        """Makes the workers unmap the memory of closed clients."""
         closed = {number for number, client in self._clients.items() if client.closed}
         if closed:
             self._pool.remove_targets(closed)

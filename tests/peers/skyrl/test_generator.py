@@ -483,7 +483,8 @@ def test_the_stash_is_bounded(server, env):
         for i in range(20):
             send_group(env, f"unwanted-{i}")
         with pytest.raises(
-            StashFull, match=r"9 trajectories are stashed, and none of them is requested.*\(instance wanted\).*max_stash \(now 8\)"
+            StashFull,
+            match=r"9 trajectories are stashed, and none of them is requested.*\(instance wanted\).*max_stash \(now 8\)",
         ):
             await generator.generate(batch("wanted"))
         return generator.stats()
@@ -526,8 +527,14 @@ def test_a_group_of_another_size_is_an_error_at_once(server, env):
     [
         ({"metadata": {"group_size": 1}}, "a record without a key came from producer"),
         ({"key": rollway.RecordKey("r", "train", 0, "x", 0)}, "does not come from an Atropos environment"),
-        ({"key": rollway.RecordKey("r", "train", 0, "x", 0), "metadata": {"group_size": 1}}, "does not come from an Atropos"),
-        ({"key": rollway.RecordKey("r", "train", 0, "x", 7), "metadata": {"group_size": 1}}, "does not come from an Atropos"),
+        (
+            {"key": rollway.RecordKey("r", "train", 0, "x", 0), "metadata": {"group_size": 1}},
+            "does not come from an Atropos",
+        ),
+        (
+            {"key": rollway.RecordKey("r", "train", 0, "x", 7), "metadata": {"group_size": 1}},
+            "does not come from an Atropos",
+        ),
         (
             {"key": rollway.RecordKey("r", "sleep", 0, "x", 0), "metadata": {"group_size": 1}},
             "only the phases train; eval",

@@ -329,7 +329,7 @@ def test_workers_outlive_the_thread_that_made_them():
 def is_waiting(envs):
     """Whether a thread waits for environments."""
     try:
-        return envs._pool.core.out() < 0
+        return envs._pool.core.num_busy() < 0
     except RuntimeError:
         return True
 
