@@ -8,13 +8,11 @@
 ```
 
 A rollout carries the version of the weights that made it. The ring holds a few of them and collectors wait for room, so
-that no rollout is older than the ring is long. `AppoLearner` does the arithmetic, `appo_collector` is what
-collectors do.
+the number of slots limits their age. `AppoLearner` does the arithmetic; `appo_collector` runs in the collectors.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,12 +57,12 @@ class AppoRunner(AlgorithmRunner):
 
     @property
     def policy(self) -> Policy:
-        """What was learnt so far."""
+        """The policy as learnt so far."""
         return Policy("appo", self.env, self.settings, self.learner.actor)
 
     @property
     def queue_depth(self) -> int:
-        """Whole rollouts that wait for the learner."""
+        """How many rollouts wait for the learner."""
         return self.rollouts.available()
 
     def _iterate(self) -> Mapping[str, float]:
@@ -74,11 +72,8 @@ class AppoRunner(AlgorithmRunner):
         return losses
 
     def _take(self) -> Rollout:
-        """The next rollout, as tensors of our own; its numbers go on the board."""
-        began = time.monotonic()
-        while not self.wait_for_data(self.rollouts):
-            pass  # collectors live: they are slow
-        self.board.waited(time.monotonic() - began)
+        """Waits for the next rollout, counts it, and returns copies of its arrays."""
+        self._wait_for(self.rollouts)
         rollout: Rollout = self.rollouts.read_torch(self.device)
         waited_s, spent_s = rollout.pop("seconds").tolist()
         self.board.arrived(

@@ -1,6 +1,6 @@
-"""Arrays: what a value is as an array (`as_array`), and how messages show an array (`describe`).
+"""Arrays: a user's value as an array (`as_array`), and an array as text for messages (`describe`).
 
-Everything that takes arrays from a user calls it: samples, records, weights, statistics. It knows nothing of schemas.
+Samples, records, weights and statistics use it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def describe(dtype: np.dtype[Any] | str, shape: Sequence[int | str]) -> str:
 
 
 def as_array(value: Any, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
-    """What the value is as an array: no copy where there is a way without."""
+    """The value as an array, without a copy if possible."""
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
     if isinstance(value, type):
@@ -30,7 +30,7 @@ def as_array(value: Any, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[A
     if hasattr(value, "detach"):  # a torch tensor
         try:
             return np.asarray(value.numpy())
-        except (TypeError, RuntimeError):  # it wants gradients, lies on a device, or has a dtype that numpy has not
+        except (TypeError, RuntimeError):  # it has gradients, is on a device, or has a dtype that numpy does not have
             return _tensor(value.detach(), path)
     try:
         if hasattr(value, "__array__"):
@@ -46,7 +46,7 @@ def as_array(value: Any, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[A
 
 
 def _scalar(value: complex, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
-    """A Python number takes the dtype of its leaf, if that can hold it: float32 takes 1.5, but not 1e300."""
+    """A Python number in the dtype of its leaf, if that can hold it: float32 takes 1.5, but not 1e300."""
     if dtype is None:
         return np.asarray(value)
     try:
@@ -70,5 +70,5 @@ def _tensor(tensor: Any, path: str) -> np.ndarray[Any, Any]:
         return np.asarray(tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
     try:
         return np.asarray(tensor.numpy())
-    except (TypeError, RuntimeError) as error:  # sparse, quantised, or of a dtype that numpy has not
+    except (TypeError, RuntimeError) as error:  # sparse, quantised, or of a dtype that numpy does not have
         raise SchemaMismatch(f"leaf '{path}' is a tensor of {tensor.dtype} that gives no array: {error}") from None

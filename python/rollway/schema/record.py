@@ -1,7 +1,6 @@
-"""RecordSchema: what a record looks like: named arrays, some of which have a length of their own in every record.
+"""RecordSchema: the named arrays of a record. Some have a different length in every record.
 
-It checks and converts what is sent, and words the errors. Native code asks it only for records
-that are not dicts of exact arrays. It knows nothing of lanes.
+It checks and converts what is sent. Native code calls it only for records that are not dicts of exact arrays.
 """
 
 from __future__ import annotations
@@ -49,19 +48,19 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
 
     @classmethod
     def of(cls, schema: RecordSchema | Mapping[str, Any]) -> RecordSchema:
-        """The schema, if it is not one yet."""
+        """A schema; returns one that is given."""
         return schema if isinstance(schema, RecordSchema) else cls(schema)
 
     @classmethod
     def from_text(cls, text: bytes) -> RecordSchema:
-        """The schema that stands in a segment."""
+        """The schema in the header of a segment."""
         try:
             parsed = read_schema(text)
             leaves = {name: _leaf_from_text(name, dtype, dims) for name, dtype, dims in parsed}
         except SchemaMismatch as error:
-            raise SchemaMismatch(f"these are no records that can be read here: {error}") from None
+            raise SchemaMismatch(f"these records cannot be read here: {error}") from None
         if len(leaves) != len(parsed):
-            raise SchemaMismatch("these are no records that can be read here: two leaves have the same name")
+            raise SchemaMismatch("these records cannot be read here: two leaves have the same name")
         schema = cls.__new__(cls)
         schema._hold(leaves)
         return schema
@@ -80,7 +79,7 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
 
     @functools.cached_property
     def text(self) -> bytes:
-        """The schema as it stands in a segment."""
+        """The schema as text, for the header of a segment."""
         rows = [[leaf.name, dtype_text(leaf.dtype), list(leaf.dims)] for leaf in self.leaves]
         return json.dumps(rows, separators=(",", ":")).encode()
 
@@ -98,7 +97,7 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
         return [_fit(leaf, data[leaf.name]) for leaf in self.leaves]
 
     def explain(self, foreign: ForeignSchema) -> SchemaMismatch:
-        """Says how a schema elsewhere differs from this one."""
+        """The error that says how another schema differs from this one."""
         return explain(self.text, foreign, "schema")
 
 
@@ -107,7 +106,7 @@ def _leaf_from_text(name: str, described: Any, dims: tuple[Any, ...]) -> RaggedL
     try:
         dtype = known_dtype(described)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise SchemaMismatch(f"leaf '{short(name)}' has a dtype that is not known here: {error}") from None
+        raise SchemaMismatch(f"leaf '{short(name)}' has a dtype that is unknown here: {error}") from None
     ragged = dims[:1] == ("*",)
     return RaggedLeaf(name, dtype, dims[ragged:], ragged)
 
@@ -131,9 +130,9 @@ def _is_exact(leaf: RaggedLeaf, array: np.ndarray[Any, Any]) -> bool:
 
 
 def convert(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
-    """The values in another dtype; ``None`` if one would be cut, wrapped or become infinite. Rounding is none of these.
+    """The values in another dtype; ``None`` if one would be cut off, wrap or become infinite. Rounding is allowed.
 
-    Raises `TypeError`, `ValueError` or `OverflowError` for what makes no numbers or text of that dtype at all.
+    Raises `TypeError`, `ValueError` or `OverflowError` for values that cannot be converted at all.
     """
     if dtype.type is np.void:  # plain bytes: there is nothing to convert
         return values if values.dtype == dtype else None
@@ -150,7 +149,7 @@ def convert(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[An
 
 
 def _listed(leaf: RaggedLeaf, value: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any]:
-    """Plain lists take the dtype of their leaf, if that can hold them: [1, 2] fits float32, but [1.5] not int32."""
+    """A list in the dtype of its leaf, if that can hold it: [1, 2] fits float32, but [1.5] does not fit int32."""
     if not value:
         return np.empty((0, *(leaf.shape if leaf.ragged else leaf.shape[1:])), leaf.dtype)
     try:
@@ -160,5 +159,5 @@ def _listed(leaf: RaggedLeaf, value: list[Any] | tuple[Any, ...]) -> np.ndarray[
             if converted is not None:
                 return converted
     except (OverflowError, ValueError, TypeError) as error:
-        raise SchemaMismatch(f"leaf '{leaf.name}' is a list that makes no {leaf} array: {error}") from None
+        raise SchemaMismatch(f"leaf '{leaf.name}' is a list that cannot become {leaf}: {error}") from None
     raise SchemaMismatch(f"leaf '{leaf.name}' is a list of {natural.dtype}, with values that do not fit {leaf}")

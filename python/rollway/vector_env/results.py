@@ -98,7 +98,7 @@ class Results:
         elif self.buffer + 1 - self._first < len(self.rollout):
             self.buffer += 1
         else:
-            raise InvalidArgument(f"all {len(self.rollout)} steps of the slot are made: commit it")
+            raise InvalidArgument(f"the slot has room for {len(self.rollout)} steps, and all are made: commit it")
 
     def copy_to_current(self, env: int) -> None:
         """Copies the newest results of an environment into the current buffer, and counts them as the newest there."""
