@@ -20,10 +20,8 @@ import torch
 
 from rollway.algorithms.appo_collector import collect, make_ring
 from rollway.algorithms.appo_learner import AppoLearner, Rollout
-from rollway.algorithms.policy import Policy
 from rollway.algorithms.runner import AlgorithmRunner
 from rollway.algorithms.settings import AppoSettings
-from rollway.weights.weight_sync import SharedWeightSync
 
 
 class AppoRunner(AlgorithmRunner):
@@ -39,26 +37,20 @@ class AppoRunner(AlgorithmRunner):
     """
 
     settings: AppoSettings
+    learner: AppoLearner
+    _algorithm = "appo"
+    _settings_class = AppoSettings
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         s, env, num_envs = self.settings, self.env, self.envs_of(0)
         self.learner = AppoLearner(env, s, self.device)
-        self.weights = self.own(SharedWeightSync.from_state_dict(self.learner.actor.state_dict()))
-        self.version = self.weights.version
+        self._share_weights()
         num_slots = max(s.num_slots or self.num_collectors, 2)
         self.rollouts = self.own(make_ring(env, s, num_envs, num_slots))
 
-    def _settings(self, given: Mapping[str, Any]) -> AppoSettings:
-        return AppoSettings.of(given)
-
     def _start(self) -> None:
         self.start_collectors(collect, self.env, self.settings, self.rollouts, self.weights)
-
-    @property
-    def policy(self) -> Policy:
-        """The policy as learnt so far."""
-        return Policy("appo", self.env, self.settings, self.learner.actor)
 
     @property
     def queue_depth(self) -> int:

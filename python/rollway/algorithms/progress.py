@@ -1,4 +1,4 @@
-"""Progress: the numbers of a run at one moment, and `ProgressTracker`, which a learner tells what arrives."""
+"""Progress: the numbers of a run at one moment, and `ProgressTracker`, which counts what arrives at a learner."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ProgressTracker:
     """Counts what arrives at a learner.
 
     Args:
-        return_window: The mean return is that of so many episodes.
+        return_window: How many episodes the mean return is of.
         clock: Seconds that only grow.
 
     >>> board = ProgressTracker(return_window=2)
@@ -89,7 +89,7 @@ class ProgressTracker:
         self._recent: deque[_Mark] = deque([self._total])
 
     def arrived(self, *, steps: int, returns: Iterable[float], staleness: int, waited_s: float, spent_s: float) -> None:
-        """Notes what came from a collector: its steps, the episodes that ended in them, and where its time went."""
+        """Counts what came from a collector: its steps, the returns of ended episodes, and its time."""
         for one in returns:
             self._returns.append(float(one))
             self._episodes += 1

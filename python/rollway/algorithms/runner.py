@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 
+from rollway.algorithms.appo_learner import AppoLearner
 from rollway.algorithms.environment import Environment
-from rollway.algorithms.policy import Policy, storable
+from rollway.algorithms.policy import Algorithm, Policy, storable
 from rollway.algorithms.progress import Progress, ProgressTracker
-from rollway.algorithms.settings import Settings
+from rollway.algorithms.sac_learner import SacLearner
+from rollway.algorithms.settings import AppoSettings, SacSettings
 from rollway.errors import InvalidArgument
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.runner.runner import AsyncRunner
@@ -43,10 +45,12 @@ class AlgorithmRunner(AsyncRunner):
         on_progress: Called with plain numbers after every iteration.
     """
 
-    settings: Settings
+    _algorithm: Algorithm
+    _settings_class: type[AppoSettings] | type[SacSettings]
+    learner: AppoLearner | SacLearner
+    weights: SharedWeightSync
     version: int = 0
     """The number of the weights that were published last."""
-    weights: SharedWeightSync
 
     def __init__(
         self,
@@ -63,7 +67,7 @@ class AlgorithmRunner(AsyncRunner):
         if num_collectors < 1 or num_envs % num_collectors:
             raise InvalidArgument(f"num_envs = {num_envs} cannot be shared equally by {num_collectors} collectors")
         _check_device(device or "cpu")
-        self.settings = self._settings(rl_cfg or {})
+        self.settings = self._settings_class.of(rl_cfg or {})
         storable(env_cfg_overrides or {}, "env_cfg_overrides")  # raises now, not after hours of training
         self.env = Environment.inspect(env_name, env_cfg_overrides)
         super().__init__(
@@ -83,10 +87,6 @@ class AlgorithmRunner(AsyncRunner):
         self.board = ProgressTracker(self.settings.return_window)
 
     @abstractmethod
-    def _settings(self, given: Mapping[str, Any]) -> Settings:
-        """Reads ``rl_cfg``."""
-
-    @abstractmethod
     def _start(self) -> None:
         """Starts the collectors."""
 
@@ -95,9 +95,9 @@ class AlgorithmRunner(AsyncRunner):
         """One iteration: takes data, learns from it, publishes weights. Returns the losses."""
 
     @property
-    @abstractmethod
     def policy(self) -> Policy:
         """The policy as learnt so far. It changes with further training; `save` keeps it."""
+        return Policy(self._algorithm, self.env, self.settings, self.learner.actor)
 
     @property
     @abstractmethod
@@ -145,9 +145,14 @@ class AlgorithmRunner(AsyncRunner):
             pass  # the collectors live, but are slow
         self.board.waited(time.monotonic() - began)
 
+    def _share_weights(self) -> None:
+        """Makes the weights of the actor readable for the collectors."""
+        self.weights = self.own(SharedWeightSync.from_state_dict(self.learner.actor.state_dict()))
+        self.version = self.weights.version
+
     def _publish(self) -> None:
         """Publishes the weights of the actor to the collectors."""
-        self.weights.write_weights(self.policy.actor.state_dict())
+        self.weights.write_weights(self.learner.actor.state_dict())
         self.version = self.weights.version
 
     def check(self) -> None:

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from rollway._core import Sample
-from rollway.algorithms.policy import Policy
 from rollway.algorithms.runner import AlgorithmRunner
 from rollway.algorithms.sac_collector import Report, blank_report, collect
 from rollway.algorithms.sac_learner import SacLearner
@@ -30,7 +29,6 @@ from rollway.replay.buffer import ReplayBuffer
 from rollway.replay.pipeline import ReplayPipeline
 from rollway.ring.server import Server
 from rollway.transport.shm import ShmTransport
-from rollway.weights.weight_sync import SharedWeightSync
 
 
 class Chunks:
@@ -92,6 +90,9 @@ class SacRunner(AlgorithmRunner):
     """
 
     settings: SacSettings
+    learner: SacLearner
+    _algorithm = "sac"
+    _settings_class = SacSettings
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -100,23 +101,14 @@ class SacRunner(AlgorithmRunner):
         self.updates = 0
         self._steps = 0
         self._owed = 0.0
-        self.weights = self.own(SharedWeightSync.from_state_dict(self.learner.actor.state_dict()))
-        self.version = self.weights.version
+        self._share_weights()
         self.replay = self.own(ReplayBuffer(s.capacity, env.obs_dim, env.action_dim, self.device))
         self.batches = self.own(ReplayPipeline(self.replay, sample_count=s.batch_size, base_seed=s.seed))
         self.chunks = self.own(Chunks(blank_report(self.envs_of(0), s), room=self.num_collectors + 1))
 
-    def _settings(self, given: Mapping[str, Any]) -> SacSettings:
-        return SacSettings.of(given)
-
     def _start(self) -> None:
         arguments = self.env, self.settings, self.envs_of(0)
         self.start_collectors(collect, *arguments, self.replay, self.chunks.name, self.weights)
-
-    @property
-    def policy(self) -> Policy:
-        """The policy as learnt so far."""
-        return Policy("sac", self.env, self.settings, self.learner.actor)
 
     @property
     def queue_depth(self) -> int:

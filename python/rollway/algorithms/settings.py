@@ -55,9 +55,9 @@ class Settings:
         if any(size < 1 for size in self.hidden):
             raise InvalidArgument(f"hidden is {self.hidden}: a layer has at least 1 unit.")
         if not 0 <= self.seed < 2**64:
-            raise InvalidArgument(f"seed is {self.seed}: it lies between 0 and 2**64 - 1.")
+            raise InvalidArgument(f"seed is {self.seed}: it must be from 0 to 2**64 - 1.")
         if not 0 <= self.gamma <= 1:
-            raise InvalidArgument(f"gamma is {self.gamma}: a discount lies between 0 and 1.")
+            raise InvalidArgument(f"gamma is {self.gamma}: it must be from 0 to 1.")
         self._check_positive("learning_rate")
 
     def _check_positive(self, name: str) -> None:
@@ -115,7 +115,7 @@ class SacSettings(Settings):
         super().__post_init__()
         self._check_positive("updates_per_step")
         if not 0 < self.tau <= 1:
-            raise InvalidArgument(f"tau is {self.tau}: a share lies above 0, and is at most 1.")
+            raise InvalidArgument(f"tau is {self.tau}: it must be above 0, and at most 1.")
         if self.warmup_steps > self.capacity:
             raise InvalidArgument(f"warmup_steps = {self.warmup_steps} is more than the capacity of {self.capacity}.")
 

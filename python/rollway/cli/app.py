@@ -1,4 +1,4 @@
-"""The commands: what can be typed, and with which options. Each hands over to the module that does and shows it."""
+"""The commands and their options. Each calls the module that does the work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other progra
 
 
 def run() -> int:
-    """Runs the command that the arguments name, and gives its exit status."""
+    """Runs the command of the arguments, and returns its exit status."""
     try:
         status = app(standalone_mode=True)
     except SystemExit as ended:

@@ -13,7 +13,7 @@ class Cgroup:
     """The limits of this process's control group, version 1 or 2. The tightest of its ancestors counts.
 
     Args:
-        root: Where ``proc`` and ``sys`` lie.
+        root: The directory of ``proc`` and ``sys``.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:

@@ -42,7 +42,7 @@ class Finding:
 
 
 def examine(root: Path = Path("/")) -> list[Finding]:
-    """Checks everything. ``root`` is where ``proc`` and ``sys`` lie."""
+    """Checks everything. ``root`` is the directory of ``proc`` and ``sys``."""
     cgroup = Cgroup(root)
     directory = Path(shm_directory())
     return [

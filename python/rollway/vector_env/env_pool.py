@@ -1,8 +1,6 @@
-"""EnvPool: all environments as their caller sees them. Makes requests, waits for answers, and has faults recovered.
+"""EnvPool: all environments as their caller sees them. Makes requests, waits for answers, and starts fault recovery.
 
-`ShmVectorEnv` is its only user, and gives it the interface of Gymnasium. `worker_processes` starts and stops the
-processes, `messages` carries what is no array, `results` knows where the newest results lie, and `fault_recovery`
-restarts what failed.
+Only `ShmVectorEnv` uses it.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ from rollway.vector_env.results import Results
 from rollway.vector_env.worker_processes import Maker, WorkerProcesses
 
 Outcome = tuple[str, list[int], bytes]
-"""How a wait in the core ended: why, for which environments or workers, and the flags of those that answered."""
+"""The end of a wait in the core: its kind, the environments or workers, and the flags of the answers."""
 EnvInfo = tuple[int, dict[str, Any]]
 """An environment, and an info of it."""
 _CLOSING_S = 5.0
@@ -47,7 +45,7 @@ _CLOSING_S = 5.0
 
 
 class EnvPool:
-    """Environments in worker processes, their arrays, and what is known about each of them."""
+    """Environments in worker processes, their arrays, and the state of each of them."""
 
     def __init__(
         self,
@@ -79,17 +77,8 @@ class EnvPool:
         self.results = Results(self.shared_layout, self.arrays)
         self.lost_episodes = LostEpisodes(self.num_envs, mode)
         self._messages = Messages(self.core, self._workers, self.arrays, self.deadlines)
-        self._recovery = FaultRecovery(
-            self._fault_budget,
-            WorkerSettings(0, os.getpid(), envs_of[0], mode, self.shared_layout, self.core.name),
-            self.core,
-            self._workers,
-            self._messages,
-            self.results,
-            self.lost_episodes,
-            self.deadlines,
-            self.arrays.busy_env,
-        )
+        settings = WorkerSettings(0, os.getpid(), envs_of[0], mode, self.shared_layout, self.core.name)
+        self._recovery = FaultRecovery(self._fault_budget, settings, self._messages, self.results, self.lost_episodes)
         self._answers = PendingAnswers()
         self._calling_thread: dict[str, int] = {}
 
@@ -172,7 +161,7 @@ class EnvPool:
         return self.core.is_busy(env) or env in self._answers
 
     def can_step_fast(self) -> bool:
-        """Whether nothing is under way, lost or untold, and all parts of actions and results are arrays."""
+        """Whether no request or fault is under way, and all parts of actions and results are arrays."""
         is_plain = not (self.action.variable_parts or self.shared_layout.observation.variable_parts)
         return is_plain and not (
             self.is_busy()
@@ -187,12 +176,9 @@ class EnvPool:
     def gather(
         self, count: int, timeout: float | None = None, outcome: Outcome | None = None
     ) -> tuple[list[int], list[EnvInfo]]:
-        """Waits for answers, and has faults recovered. Returns the environments that answered, and their infos.
+        """Waits for ``count`` answers, and recovers from faults. Returns the environments, and their infos.
 
-        Args:
-            count: How many answers to wait for.
-            timeout: Seconds; for ever when left out.
-            outcome: The result of a wait in the core that was made already.
+        ``outcome`` is the result of a wait in the core that was made already.
         """
         answers = self._answers
         if self._workers.unflushed:
@@ -214,8 +200,8 @@ class EnvPool:
             except WaitTimeout:
                 count = min(count, self.core.num_busy() + len(answers))
                 raise WaitTimeout(
-                    f"not all of the {count} environments that are waited for have answered within {timeout} s. "
-                    "Nothing is lost: call again to wait on, or reset()"
+                    f"fewer than {count} environments have answered within {timeout} s. Nothing is lost: call again to "
+                    "wait longer, or reset()"
                 ) from None
             (kind, ids, flags), outcome = outcome, None
             if kind == "answered":
@@ -270,7 +256,7 @@ class EnvPool:
         if isinstance(content, Fault):
             self._recovery.on_raised(env, content)
         else:
-            self._recovery.restore(env, "its worker ended before it had said all", remake=False)
+            self._recovery.restore(env, "its worker ended before its message was sent", remake=False)
 
     def _take_infos(self, env: int) -> list[dict[str, Any]]:
         """The infos of an environment whose answer the caller gets now."""
@@ -298,7 +284,7 @@ class EnvPool:
             self.gather(self.num_envs)
 
     def end_rollout(self) -> None:
-        """Gives the rows of a slot back: after it, no worker writes there, whatever happened."""
+        """Ends a rollout. After it, even after an error, no worker writes to the rows of the slot."""
         try:
             self.drain_after_error()
         except BaseException:  # hung, dead, or Ctrl-C again: a killed worker does not write
@@ -362,7 +348,7 @@ class EnvPool:
         if gone:
             how = "; ".join(self._recovery.on_died(worker, self._answers) for worker in gone)
             lost = [env for worker in gone for env in envs_of[worker]]
-            raise EnvDied(f"{how}. Its environments are begun anew, in another process: call again", lost)
+            raise EnvDied(f"{how}. Its environments restart in another process: call again", lost)
         for reply in replies:
             if not isinstance(reply, bytes):
                 env, fault = reply

@@ -191,8 +191,8 @@ def last_sent_number(word: int, received: int) -> int:
     number = word >> 16
     if word & 0xFFFF != _check(number) or not 0 <= number - received <= _MOST_UNRECEIVED:
         raise SegmentDamaged(
-            "the segment of this vector environment is damaged: the word that tells a worker how many messages there "
-            "are for it was overwritten. Close the vector environment, and make it again"
+            "the segment of this vector environment is damaged: the word with the number of messages for a worker "
+            "was overwritten. Close the vector environment, and make it again"
         )
     return number
 

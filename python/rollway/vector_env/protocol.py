@@ -1,7 +1,4 @@
-"""What caller and workers tell each other: the kinds of tasks, the flags of answers, settings, spaces and faults.
-
-It also words the errors about environments. It neither sends nor waits.
-"""
+"""Protocol between caller and workers: kinds of tasks, flags of answers, settings, spaces and faults."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ RESTORED = 8
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What a worker process gets when it starts."""
+    """The settings of a worker process."""
 
     worker: int
     caller: int
@@ -61,7 +58,7 @@ class WorkerSettings:
 
 @dataclass(frozen=True)
 class EnvDescriptions:
-    """What a worker reports about its environments, from which the layout is made."""
+    """The spaces of a worker's environments."""
 
     observation_spaces: list[Space[Any]]
     action_spaces: list[Space[Any]]
@@ -81,7 +78,7 @@ ObservationMode = str | tuple[Space[Any], Space[Any]]
 
 @dataclass(frozen=True)
 class CommonSpaces:
-    """What all environments have in common."""
+    """The spaces of a vector environment, made from those of its environments, which have to match."""
 
     single_observation_space: Space[Any]
     single_action_space: Space[Any]
@@ -92,7 +89,7 @@ class CommonSpaces:
 
     @classmethod
     def of(cls, descriptions: Sequence[EnvDescriptions], mode: ObservationMode) -> CommonSpaces:
-        """Compares what the workers report about their environments."""
+        """Compares the descriptions of all workers. Raises `InvalidArgument` when they differ."""
         observations = [space for description in descriptions for space in description.observation_spaces]
         actions = [space for description in descriptions for space in description.action_spaces]
         is_pair = isinstance(mode, tuple) and len(mode) == 2 and all(isinstance(space, Space) for space in mode)
@@ -103,7 +100,7 @@ class CommonSpaces:
             if mode == "same" and observation != single:
                 raise InvalidArgument(
                     f"environment {env} has the observation space {observation}, environment 0 has {single}. If that "
-                    "is meant, use observation_mode='different'"
+                    "is intended, use observation_mode='different'"
                 )
             if mode != "same" and not is_space_dtype_shape_equiv(observation, single):
                 raise InvalidArgument(
@@ -161,11 +158,11 @@ class Fault:
         return cause if isinstance(cause, BaseException) else None
 
 
-RESTART_ADVICE = "Use restart=RestartPolicy.up_to(3) to have its environments begun anew while the others go on"
+RESTART_ADVICE = "Use restart=RestartPolicy.up_to(3) to restart its environments while the others continue"
 
 
 def describe_envs(envs: Sequence[int]) -> str:
-    """Environments in words, for messages.
+    """The numbers of environments in words.
 
     >>> describe_envs([3]), describe_envs([0, 1, 2]), describe_envs([0, 2])
     ('environment 3', 'environments 0 to 2', 'environments 0, 2')
@@ -181,5 +178,5 @@ def raise_fault(envs: list[int], fault: Fault, what: str) -> NoReturn:
     """Raises the fault of environments in the caller's process."""
     if fault.is_caller_error:
         raise EnvRaised(f"{describe_envs(envs)} was left as it was: {fault.summary}", envs)
-    told = f"{describe_envs(envs)} {what}: {fault.summary}\n\nIn the worker:\n{fault.traceback}"
-    raise EnvRaised(told, envs) from fault.cause()
+    text = f"{describe_envs(envs)} {what}: {fault.summary}\n\nIn the worker:\n{fault.traceback}"
+    raise EnvRaised(text, envs) from fault.cause()

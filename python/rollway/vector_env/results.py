@@ -1,4 +1,4 @@
-"""Results: knows the buffer of each environment's newest results, and gives them to the caller.
+"""Results: knows the buffer of each environment's newest results, and reads them.
 
 Results are arrays in shared memory: two buffers that are written in turn, or the rows of a ring's slot while a rollout
 is collected. Parts of observations that have no fixed size are kept beside them. Nothing here makes requests or waits.
@@ -136,7 +136,7 @@ class Results:
         self.rollout, self._first, self.buffer = rows, first, first - 1
 
     def end_rollout(self) -> None:
-        """Gives the rows back, even if this fails."""
+        """The results of later steps go to the two buffers again, even if this raises."""
         try:
             if self.buffer >= self._first:
                 self.collect_in_first_buffer()

@@ -34,7 +34,7 @@ _process: int
 
 
 class ShmVectorEnv(VectorEnv[Any, Any, Array]):
-    """Steps many environments in a few worker processes; observations, rewards and actions lie in shared memory.
+    """Steps many environments in a few worker processes; observations, rewards and actions are in shared memory.
 
     `step` sleeps until all environments have answered, with the GIL released; Ctrl-C ends it. `send` and `recv` work on
     part of them at a time. `close` (or the end of a ``with`` block) ends the workers. The workers also end at once when
@@ -65,7 +65,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         context: str | None = None,
         daemon: bool = True,
     ) -> None:
-        """See `rollway.make_vec`, which fills in what is left out."""
+        """See `rollway.make_vec`."""
         self.num_envs, self.num_workers = len(env_fns), num_workers
         self.batch_size = self.num_envs if batch_size is None else batch_size
         _check("num_envs", self.num_envs, 1, None)
@@ -94,7 +94,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         self._stepping = False
         """Whether `step_async` was called, and `step_wait` was not."""
         self._can_step_fast = False
-        """Whether the last operation was a step of all environments, and left nothing to do or to tell."""
+        """Whether the last operation was a step of all environments, after which nothing is left to do."""
         self._clients: dict[int, SlotClient] = {}
         """By number. Kept, so that no other client can be mistaken for one of them."""
         self._targets: dict[Any, RolloutTarget] = {}
@@ -228,7 +228,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
     def async_reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> None:
-        """Resets all environments; `recv` gives their first observations, as they come."""
+        """Resets all environments; `recv` returns their first observations, as they come."""
         seeds, mask, options = self._plan_reset(seed, options)
         if mask is not None:
             raise InvalidArgument("async_reset() resets all environments: reset_mask is for reset()")
@@ -378,7 +378,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls a method of every environment, or reads an attribute. Returns one result for each."""
         if name in _RESERVED:
-            raise InvalidArgument(f"call({name!r}) would go behind our back: use {name}()")
+            raise InvalidArgument(f"call({name!r}) is not allowed: use {name}()")
         self._must_be_open()
         return self._pool.call_workers(lambda envs: ("call", name, args, kwargs))
 
@@ -425,7 +425,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a vector environment cannot be pickled or copied: make another, its workers are its own")
+        raise TypeError("a vector environment cannot be pickled or copied: make another")
 
     def _must_be_open(self) -> None:
         """Raises if this cannot be used. Also ends the fast path of `step`."""

@@ -91,7 +91,7 @@ class Learner(threading.Thread):
     Args:
         source: Where they come from.
         tally: Checks them.
-        note: Is told of every batch, as ``note(arrived_ns, keys)``.
+        note: Called for every batch, as ``note(arrived_ns, keys)``.
     """
 
     def __init__(self, source: BatchSource, tally: Tally, note: Callable[[int, Array], None]) -> None:
@@ -119,7 +119,7 @@ class Learner(threading.Thread):
         self._expected, self._idle_s = samples, idle_s
 
     def stop(self) -> None:
-        """Ends after the batch in hand."""
+        """Ends after the current batch."""
         self._stopped = True
 
     def _complete(self) -> bool:

@@ -21,7 +21,7 @@ _COLUMNS_OF_WORKERS = 4
 
 
 def show(seconds: float, workers: int, *, as_json: bool) -> int:
-    """Runs the demo and shows it. Gives the exit status."""
+    """Runs the demo and shows it. Returns the exit status."""
     out = console(stderr=as_json)
     screen = Watcher() if as_json else Screen(out, workers)
     demo = Demo(seconds, workers, screen)

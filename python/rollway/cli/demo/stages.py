@@ -1,7 +1,6 @@
 """Demo: what is measured, in which order: throughput and latency, through Rollway and through multiprocessing.Queue.
 
-It runs the stages and keeps the results. A `Watcher` is told of everything as it happens: `screen` has one that shows
-it.
+It runs the stages and keeps the results. A `Watcher` gets the events; `screen` has one that shows them.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Progress:
 
 
 class Watcher:
-    """Is told what happens. This one shows nothing."""
+    """Gets the events of a run. This one ignores them."""
 
     def __enter__(self) -> Self:
         return self

@@ -85,7 +85,7 @@ class Tally:
         self._seen = np.zeros(1 << 16, np.uint8)
 
     def check(self, batch: Item) -> Array:
-        """Compares every element of a batch with what it must be, and counts its samples. Gives their keys."""
+        """Compares every element of a batch with what it must be, and counts its samples. Returns their keys."""
         keys: Array = batch["score"].view(np.int32)[:, 0].copy()
         whole = keys >= 0
         for leaf, windows in _WINDOWS.items():

@@ -1,10 +1,9 @@
-"""Dispatcher: gives each of many waiting coroutines the groups that it asked for, from one server of records.
+"""Dispatcher: gives each waiting coroutine the groups that it requested, from one server of records.
 
-It reads for all of them, and only while a call waits; what it reads goes through the `Stash` to the call that waits
-longest for it. So no two calls can take each other's trajectories, and unwanted records stay in the ring, where the
-environments see how full it is. It does not poll: the event loop calls it when the ring has something, and it reads at
-once, one loop iteration earlier than a task would. While a call waits, a timer checks once a second for what cannot
-wake it: dead environments, deadlines of incomplete groups, and an environment that has no room to send.
+It reads only while a call waits. Records go through the `Stash` to the call that has waited longest. So calls cannot
+take each other's trajectories, and other records stay in the ring, where environments see how full it is. The event
+loop calls it when there are records, one loop iteration earlier than a task would run. While a call waits, a timer
+checks once a second for dead environments, late groups, and environments that have no room to send.
 
 Use it from one event loop at a time.
 """
@@ -86,7 +85,7 @@ class Dispatcher:
         self._serve_remaining()
 
     def _serve_remaining(self) -> None:
-        """Demand dropped: serves the remaining waiters, and has the number of records to read counted again."""
+        """Demand dropped: serves the remaining waiters, and counts again how many records to read."""
         self._next_count = None
         self._serve()
 
@@ -135,7 +134,7 @@ class Dispatcher:
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Serves a call that waits in this loop: reads what there is, and has the loop call back for the rest."""
+        """Serves a call that waits in this loop: reads what there is, and makes the loop call back for the rest."""
         if self._loop is not loop:
             self._loop, self._callback_pending, self._check_timer = loop, False, None
         if self._check_timer is None:
@@ -144,7 +143,7 @@ class Dispatcher:
         self._read()
 
     def _read(self, is_callback: bool = False) -> None:
-        """Reads what there is while calls wait for it; then has the loop call back when there is more.
+        """Reads while calls wait and there are records; then makes the loop call back when there are more.
 
         ``is_callback``: the loop calls it, because there is something to read or the server is closed.
         """
@@ -239,7 +238,7 @@ class Dispatcher:
         stats = self._server.stats()
         return bool(self._waiters) and not stats["producers_alive"] and bool(stats["producers_died"])
 
-    # ── words ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── texts ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _full(self) -> StashFull:
         return StashFull(

@@ -6,10 +6,9 @@ python -m rollway.integrations.skyrl.launch --shm-name run1 \\
     --env "python -m rollway.integrations.atropos my_env.py serve --env.transport shm --env.shm_name run1 …"
 ```
 
-The trainer makes the segment. The environments are started when its header can be read: the launcher watches the
-directory of segments, and sleeps until the kernel reports a file, a death or a signal. A segment of an earlier run
-counts as well: environments attach to it, and the trainer continues with its records (with ``if_exists=replace`` it
-cannot: run ``rollway gc`` before).
+The trainer makes the segment, and the environments are started when its header can be read. A segment of an earlier
+run counts as well: environments attach to it, and the trainer continues with its records (with ``if_exists=replace``
+it cannot: run ``rollway gc`` before).
 
 Each command has a process group of its own. Processes that a command leaves behind in it, for instance Python's
 resource tracker, get a moment to end, and are killed then. If the launcher itself is killed, the kernel kills the
@@ -32,17 +31,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from rollway._core import shm_directory
 from rollway.integrations.skyrl.errors import LaunchFailed
 from rollway.machine.catalog import segments
 from rollway.runner.collector_error import signal_of
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
-_IN_CREATE_OR_MOVED_TO = 0x100 | 0x80
+_LOOK_S = 0.1  # how often to look for the segment
 _GROUP_END_S = 2.0  # how long the rest of a group may outlive its command
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -99,22 +96,16 @@ class LaunchedProcess:
 
 
 class ProcessWatch:
-    """What the launcher waits for: the end of a process, a new file among the segments, a signal."""
+    """Waits for the end of a process, or for a signal."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._inotify = _LIBC.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-        directory = os.fsencode(shm_directory())
-        if self._inotify < 0 or _LIBC.inotify_add_watch(self._inotify, directory, _IN_CREATE_OR_MOVED_TO) < 0:
-            error = ctypes.get_errno()
-            raise LaunchFailed(f"{os.fsdecode(directory)} cannot be watched: {os.strerror(error)}")
-        self._selector.register(self._inotify, selectors.EVENT_READ)
-        self._signals: list[int] = []
         self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._pipe[0], selectors.EVENT_READ)
+        self._signals: list[int] = []
 
     def add(self, process: LaunchedProcess) -> None:
-        """Also watches for the end of a process."""
+        """Also waits for the end of this process."""
         self._selector.register(process.pidfd, selectors.EVENT_READ, process)
 
     def wait(self, timeout: float | None = None) -> list[LaunchedProcess]:
@@ -126,9 +117,7 @@ class ProcessWatch:
                 self._selector.unregister(ready.fd)
                 ended.append(ready.data)
             else:
-                with contextlib.suppress(BlockingIOError):
-                    while os.read(ready.fd, 4096):
-                        pass
+                self._signals += [number for number in os.read(ready.fd, 4096) if number in _PASSED_ON]
         return ended
 
     def take_signals(self) -> list[int]:
@@ -139,23 +128,19 @@ class ProcessWatch:
     @contextlib.contextmanager
     def recording_signals(self) -> Iterator[None]:
         """In the block, SIGINT, SIGTERM and SIGHUP are recorded instead of ending the launcher."""
-
-        def note(number: int, _frame: FrameType | None) -> None:
-            self._signals.append(number)
-            with contextlib.suppress(BlockingIOError):  # full: it will wake up anyway
-                os.write(self._pipe[1], b"!")
-
-        before: dict[signal.Signals, Any] = {number: signal.signal(number, note) for number in _PASSED_ON}
+        before: dict[int, Any] = {number: signal.signal(number, lambda *_: None) for number in _PASSED_ON}
+        wakeup = signal.set_wakeup_fd(self._pipe[1])
         try:
             yield
         finally:
+            signal.set_wakeup_fd(wakeup)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
     def close(self) -> None:
         """Stops watching."""
         self._selector.close()
-        for descriptor in (self._inotify, *self._pipe):
+        for descriptor in self._pipe:
             os.close(descriptor)
 
 
@@ -210,7 +195,7 @@ def _ready(watch: ProcessWatch, trainer: LaunchedProcess, shm_name: str, timeout
         left = deadline - time.monotonic()
         if left <= 0:
             raise LaunchFailed(f"the trainer has not made the segment '{shm_name}' within {timeout} s")
-        ended = watch.wait(left)
+        ended = watch.wait(min(left, _LOOK_S))
         if number := _forward_signals(watch, [trainer]):
             return number
         if ended:
@@ -318,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         trainer, *environments = map(shlex.split, [given.trainer, *given.env])
     except ValueError as error:
-        parser.error(f"a command is not quoted as a shell wants it: {error}")
+        parser.error(f"a command is not quoted as in a shell: {error}")
     try:
         times = {"ready_timeout_s": given.ready_timeout_s, "grace_s": given.grace_s}
         return launch(trainer, environments, given.shm_name, **times)

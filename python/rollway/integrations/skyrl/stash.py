@@ -109,7 +109,7 @@ class Stash:
             self._settle(phase, there.assembler)
 
     def slots(self, request: GroupRequest) -> list[Slot]:
-        """What a request wants, for `take`."""
+        """The slots of a request, for `take`."""
         by_id = self._match == "id"
         return [Slot((request.phase, rows[0].instance_id if by_id else ""), len(rows)) for rows in request.groups]
 
