@@ -68,6 +68,8 @@ mod _core {
     #[pymodule_export]
     use super::ring::producer::Producer;
     #[pymodule_export]
+    use super::ring::row_writer::RowWriter;
+    #[pymodule_export]
     use super::ring::sample::Sample;
     #[pymodule_export]
     use super::ring::sample_info::SampleInfo;

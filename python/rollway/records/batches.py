@@ -10,9 +10,9 @@ import numpy as np
 
 from rollway._core import Record, RecordTable, plan_budget
 from rollway.errors import InvalidArgument, SchemaMismatch
-from rollway.schema.arrays import as_array, describe
+from rollway.schema.arrays import as_array, convert, describe
 from rollway.schema.leaves import RaggedLeaf
-from rollway.schema.record import RecordSchema, convert
+from rollway.schema.record import RecordSchema
 
 Array = np.ndarray[Any, Any]
 _MAX_TOKENS = 2**31 - 1  # what int32 counts to

@@ -17,8 +17,9 @@ import numpy as np
 from rollway._core import Table, table_bytes
 from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch, SegmentDamaged, WaitTimeout
 from rollway.replay.batch import Batch, RowLayout, StagedCopies, as_host_array, device_name, fill_field_by_field
+from rollway.schema.arrays import convert
 from rollway.schema.leaves import RaggedLeaf
-from rollway.schema.record import RecordSchema, convert
+from rollway.schema.record import RecordSchema
 from rollway.segment.naming import auto_name
 from rollway.transport.policies import IfExists
 

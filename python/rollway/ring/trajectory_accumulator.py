@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import optree
 
+from rollway._core import RowWriter
 from rollway.errors import InvalidArgument, SchemaMismatch
-from rollway.schema.arrays import as_array
-from rollway.schema.pytree import NAMESPACE, path_text, register_dataclasses
-from rollway.schema.record import convert
+from rollway.schema.arrays import as_array, convert
+from rollway.schema.pytree import NAMESPACE, Schema, path_text, register_dataclasses
 
 _Array = np.ndarray[Any, Any]
 
@@ -38,16 +38,34 @@ class TrajectoryAccumulator:
         register_dataclasses(example)
         self._tree = {name: _blank(name, tree) for name, tree in example.items()}
         self._capacity = {name: _capacity(name, tree) for name, tree in self._tree.items()}
-        self._paths = {name: _paths(name, tree) for name, tree in self._tree.items()}
+        self._room = {name: max(capacity, 1) for name, capacity in self._capacity.items()}
         self._filled = dict.fromkeys(example, 0)
+        self._compile()
+
+    def _compile(self) -> None:
+        self._writers = {name: _writer(tree, self._capacity[name]) for name, tree in self._tree.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_writers"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._compile()
 
     def add(self, name: str, data: Any) -> None:
         """Writes one item into the next place of timescale ``name``. On an error nothing is changed."""
-        if name not in self._capacity:
+        place = self._filled.get(name)
+        if place is None:
             raise KeyError(f"unknown timescale '{name}'; there are {list(self._capacity)}")
-        capacity, place = self._capacity[name], self._filled[name]
-        if place >= max(capacity, 1):
-            raise IndexError(f"timescale '{name}' is full: it has room for {max(capacity, 1)}; call build() or reset()")
+        if place >= self._room[name]:
+            raise IndexError(f"timescale '{name}' is full: it has room for {self._room[name]}; call build() or reset()")
+        if not self._writers[name].write(place, data):
+            self._convert(name, place, data)
+        self._filled[name] = place + 1
+
+    def _convert(self, name: str, place: int, data: Any) -> None:
+        """Writes what is not exact. Raises `SchemaMismatch` with the name of what does not fit."""
+        capacity = self._capacity[name]
         stored, spec = optree.tree_flatten(self._tree[name], namespace=NAMESPACE)
         try:
             values = spec.flatten_up_to(data)
@@ -55,11 +73,10 @@ class TrajectoryAccumulator:
             raise SchemaMismatch(f"an item of timescale '{name}' must have the structure {spec}: {error}") from None
         items = [
             _item(value, path, leaf.shape[1:] if capacity else leaf.shape, leaf.dtype)
-            for value, path, leaf in zip(values, self._paths[name], stored, strict=True)
+            for value, path, leaf in zip(values, _paths(name, self._tree[name]), stored, strict=True)
         ]
         for leaf, item in zip(stored, items, strict=True):
             leaf[place if capacity else ...] = item
-        self._filled[name] += 1
 
     def build(self) -> dict[str, Any]:
         """The sample, and starts anew. It is the accumulator's own memory: send it before the next `add`."""
@@ -80,6 +97,16 @@ def _blank(name: str, tree: Any) -> Any:
 
 def _paths(name: str, tree: Any) -> list[str]:
     return [path_text((name, *path)) for path in optree.tree_paths(tree, namespace=NAMESPACE)]
+
+
+def _writer(tree: Any, capacity: int) -> RowWriter:
+    """Writes items into a timescale natively."""
+    item = optree.tree_map(
+        lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape[1:] if capacity else leaf.shape),
+        tree,
+        namespace=NAMESPACE,
+    )
+    return RowWriter(Schema.of(item).plan(), optree.tree_leaves(tree, namespace=NAMESPACE))
 
 
 def _item(value: Any, path: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Array:

@@ -1,6 +1,6 @@
-"""Arrays: a user's value as an array (`as_array`), and an array as text for messages (`describe`).
+"""Arrays: a user's value as an array (`as_array`, `as_leaf`), and an array as text for messages (`describe`).
 
-Samples, records, weights and statistics use it.
+Samples, records, weights and statistics use it. Native code converts most values itself, by the rule of `as_leaf`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,65 @@ def as_array(value: Any, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[A
         f"leaf '{path}' is a {type(value).__name__}; it must be a numpy array, a torch CPU tensor, "
         "or have __array__ or __dlpack__"
     )
+
+
+def as_leaf(value: Any, path: str, dtype: np.dtype[Any], dims: Sequence[int | str]) -> np.ndarray[Any, Any]:
+    """The value as an array for a leaf: single numbers and lists of numbers take its dtype, arrays keep theirs.
+
+    Numbers convert like numpy's ``same_kind``: [1, 2] fits float32, but [1.5] does not fit int32. A number that is out
+    of range is refused.
+    """
+    if isinstance(value, list | tuple):
+        return _listed(value, path, dtype, dims)
+    array = as_array(value, path, dtype)
+    if array.ndim or array.dtype == dtype:
+        return array
+    converted = _of_same_kind(array, dtype)
+    if converted is None:
+        raise SchemaMismatch(f"leaf '{path}' is the {array.dtype} {array.item()!r}, which does not fit {dtype}")
+    return converted
+
+
+def _of_same_kind(numbers: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
+    """The numbers in another dtype; ``None`` if it is of another kind, or one of them does not fit."""
+    integers = numbers.dtype.kind in "iu" and dtype.kind in "iu"
+    if not (integers or np.can_cast(numbers.dtype, dtype, "same_kind")):
+        return None
+    return convert(numbers, dtype)
+
+
+def convert(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
+    """The values in another dtype; ``None`` if one would be cut off, wrap or become infinite. Rounding is allowed.
+
+    Raises `TypeError`, `ValueError` or `OverflowError` for values that cannot be converted at all.
+    """
+    if dtype.type is np.void:  # plain bytes: there is nothing to convert
+        return values if values.dtype == dtype else None
+    if (values.dtype.kind == "c" and dtype.kind != "c") or (dtype.kind in "SU" and values.dtype.kind != dtype.kind):
+        return None
+    with np.errstate(all="ignore"):
+        converted = values.astype(dtype)
+        if dtype.kind in "iubSU":
+            same = np.array_equal(converted, values)
+        else:
+            finite = np.isfinite(converted)
+            same = bool(finite.all() or (finite | ~np.isfinite(values)).all())
+    return converted if same else None
+
+
+def _listed(value: Sequence[Any], path: str, dtype: np.dtype[Any], dims: Sequence[int | str]) -> np.ndarray[Any, Any]:
+    if not value:
+        return np.empty((0, *(dim for dim in dims[1:] if isinstance(dim, int))), dtype)
+    try:
+        natural = np.asarray(value)
+        converted = _of_same_kind(natural, dtype)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise SchemaMismatch(f"leaf '{path}' is a list that cannot become {describe(dtype, dims)}: {error}") from None
+    if converted is None:
+        raise SchemaMismatch(
+            f"leaf '{path}' is a list of {natural.dtype}, with values that do not fit {describe(dtype, dims)}"
+        )
+    return converted
 
 
 def _scalar(value: complex, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:

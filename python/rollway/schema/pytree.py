@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import json
 import math
 import threading
+import types
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -20,7 +22,7 @@ import optree
 
 from rollway._core import Plan, read_schema
 from rollway.errors import ForeignSchema, SchemaMismatch
-from rollway.schema.arrays import as_array, describe
+from rollway.schema.arrays import as_array, as_leaf, describe
 from rollway.schema.leaves import WHOLE, as_example
 
 NAMESPACE = "rollway"
@@ -155,7 +157,7 @@ class Schema:
         return [np.ascontiguousarray(array) for array in arrays]
 
     def _fit(self, leaf: Leaf, value: Any, stacked: bool) -> np.ndarray[Any, Any]:
-        array = as_array(value, leaf.path, leaf.dtype)
+        array = as_leaf(value, leaf.path, leaf.dtype, ("n", *leaf.shape) if stacked else leaf.shape)
         shape = array.shape[1:] if stacked else array.shape
         if stacked and array.ndim == 0:
             raise SchemaMismatch(f"leaf '{leaf.path}' is {array.dtype}[]: send_many needs a leading dimension")
@@ -281,7 +283,7 @@ def path_text(path: tuple[Any, ...]) -> str:
 
 
 def _native_tree(spec: optree.PyTreeSpec) -> Any:
-    """The structure for native code: leaf numbers in dicts, tuples and lists; ``None`` where Python must flatten."""
+    """The structure for native code: leaf numbers in dicts, tuples, lists, dataclasses; ``None`` for other classes."""
     counter = iter(range(spec.num_leaves))
 
     def node(spec: optree.PyTreeSpec) -> Any:
@@ -291,12 +293,25 @@ def _native_tree(spec: optree.PyTreeSpec) -> Any:
         if spec.type is dict and all(type(key) is str for key in spec.entries()):
             # Leaves are numbered in the order of sorted keys; a dict that is built has the order of the example's.
             one_level: Any = spec.one_level()
-            return ("dict", list(one_level.unflatten(children).items()))
-        if spec.type in (tuple, list):
-            return (spec.type.__name__, children)
+            return ("dict", None, list(one_level.unflatten(children).items()))
+        if spec.type is list:
+            return ("list", None, children)
+        if spec.type is tuple or optree.is_namedtuple_class(spec.type):
+            return ("tuple", spec.type, children)
+        if spec.type in _registered:
+            return _native_dataclass(spec.type, spec.entries(), children)
         return None
 
     return node(spec)
+
+
+def _native_dataclass(cls: type, names: list[str], children: list[Any]) -> Any:
+    """A dataclass whose fields native code can read: in slots, or in ``__dict__`` with no property in front."""
+    found = [inspect.getattr_static(cls, name, None) for name in names]
+    slots = [value if isinstance(value, types.MemberDescriptorType) else None for value in found]
+    if any(slot is None and hasattr(value, "__set__") for slot, value in zip(slots, found, strict=True)):
+        return None  # A property, for instance.
+    return ("object", cls, list(zip(names, slots, children, strict=True)))
 
 
 def register_dataclasses(tree: Any) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from rollway._core import RecordPlan, read_schema
 from rollway.errors import ForeignSchema, SchemaMismatch
-from rollway.schema.arrays import as_array, describe
+from rollway.schema.arrays import as_leaf, describe
 from rollway.schema.leaves import RaggedLeaf, read_leaves
 from rollway.schema.pytree import dtype_text, explain, known_dtype, leaves_differ, short
 
@@ -114,7 +114,7 @@ def _leaf_from_text(name: str, described: Any, dims: tuple[Any, ...]) -> RaggedL
 def _fit(leaf: RaggedLeaf, value: Any) -> np.ndarray[Any, Any]:
     if type(value) is np.ndarray and _is_exact(leaf, value):
         return value
-    array = _listed(leaf, value) if isinstance(value, list | tuple) else as_array(value, leaf.name, leaf.dtype)
+    array = as_leaf(value, leaf.name, leaf.dtype, leaf.dims)
     shape = array.shape[1:] if leaf.ragged and array.ndim else array.shape
     if array.dtype != leaf.dtype or shape != leaf.shape or (leaf.ragged and array.ndim == 0):
         raise SchemaMismatch(
@@ -127,37 +127,3 @@ def _fit(leaf: RaggedLeaf, value: Any) -> np.ndarray[Any, Any]:
 def _is_exact(leaf: RaggedLeaf, array: np.ndarray[Any, Any]) -> bool:
     fits = array.ndim == len(leaf.dims) and array.shape[leaf.ragged :] == leaf.shape
     return fits and array.dtype == leaf.dtype and array.flags.c_contiguous
-
-
-def convert(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
-    """The values in another dtype; ``None`` if one would be cut off, wrap or become infinite. Rounding is allowed.
-
-    Raises `TypeError`, `ValueError` or `OverflowError` for values that cannot be converted at all.
-    """
-    if dtype.type is np.void:  # plain bytes: there is nothing to convert
-        return values if values.dtype == dtype else None
-    if (values.dtype.kind == "c" and dtype.kind != "c") or (dtype.kind in "SU" and values.dtype.kind != dtype.kind):
-        return None
-    with np.errstate(all="ignore"):
-        converted = values.astype(dtype)
-        if dtype.kind in "iubSU":
-            same = np.array_equal(converted, values)
-        else:
-            finite = np.isfinite(converted)
-            same = bool(finite.all() or (finite | ~np.isfinite(values)).all())
-    return converted if same else None
-
-
-def _listed(leaf: RaggedLeaf, value: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any]:
-    """A list in the dtype of its leaf, if that can hold it: [1, 2] fits float32, but [1.5] does not fit int32."""
-    if not value:
-        return np.empty((0, *(leaf.shape if leaf.ragged else leaf.shape[1:])), leaf.dtype)
-    try:
-        natural = np.asarray(value)
-        if np.can_cast(natural.dtype, leaf.dtype, "same_kind") or (natural.dtype.kind, leaf.dtype.kind) == ("i", "u"):
-            converted = convert(natural, leaf.dtype)
-            if converted is not None:
-                return converted
-    except (OverflowError, ValueError, TypeError) as error:
-        raise SchemaMismatch(f"leaf '{leaf.name}' is a list that cannot become {leaf}: {error}") from None
-    raise SchemaMismatch(f"leaf '{leaf.name}' is a list of {natural.dtype}, with values that do not fit {leaf}")

@@ -19,7 +19,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from rollway.errors import ConnectionClosedError, EnvRaised, InvalidArgument, NotInThisProcess
 from rollway.runner.restart_policy import RestartPolicy
-from rollway.schema.record import convert
+from rollway.schema.arrays import convert
 from rollway.vector_env.env_pool import EnvInfo, EnvPool, Outcome
 from rollway.vector_env.layout import Array, ArrayPlace, RolloutTarget, SlotClient, check_rollout, rollout_buffers
 from rollway.vector_env.messages import Packed

@@ -573,7 +573,7 @@ def test_metadata_that_begins_well_and_is_no_json_costs_no_other_group_of_its_ca
         for instance in ("a", "b", "c"):
             send_group(env, instance, messages=[f"of {instance}"])
         overwrite(server.name, b'"of b"', b'"of b!')
-        with pytest.raises(rollway.InvalidArgument, match="no JSON"):
+        with pytest.raises(rollway.InvalidArgument, match="is not JSON"):
             await generator.generate(batch("1", "2", "3"))
         return await generator.generate(batch("1", "2")), generator.stats()
 

@@ -23,6 +23,12 @@ pub fn is_of_type(py: Python<'_>, descr: *mut npyffi::PyArray_Descr, kind: npyff
     }
 }
 
+/// Whether a descriptor says the same as that of a leaf.
+pub fn equal_dtypes(py: Python<'_>, descr: *mut npyffi::PyArray_Descr, leaf: &Leaf) -> bool {
+    // SAFETY: the GIL is held, and both are descriptors, and alive.
+    unsafe { PY_ARRAY_API.PyArray_EquivTypes(py, descr, leaf.descr.as_ptr().cast()) != 0 }
+}
+
 /// An array of one leaf: of one row when `rows` is `None`, otherwise of that many rows.
 ///
 /// # Safety
@@ -67,22 +73,4 @@ pub fn make_read_only(array: &Bound<'_, PyAny>) {
     let array = array.as_ptr().cast::<npyffi::PyArrayObject>();
     // SAFETY: the array is an ndarray that `over` made; the GIL is held.
     unsafe { (*array).fields.flags &= !npyffi::NPY_ARRAY_WRITEABLE };
-}
-
-/// A numpy scalar as an array without dimensions. `None` when it is no scalar, or of a class that was made in Python, whose
-/// code would run.
-///
-/// # Safety
-/// The GIL is held and `object` is alive.
-pub unsafe fn of_scalar<'py>(py: Python<'py>, object: *mut ffi::PyObject) -> Option<Bound<'py, PyAny>> {
-    // SAFETY: as the caller promises; the type is checked first, and we own the array that is made.
-    unsafe {
-        let scalars = npyffi::get_type_object(py, NpyTypes::PyGenericArrType_Type);
-        let is_of_class = ffi::PyType_GetFlags(ffi::Py_TYPE(object)) & ffi::Py_TPFLAGS_HEAPTYPE != 0;
-        if is_of_class || ffi::PyObject_TypeCheck(object, scalars) == 0 {
-            return None;
-        }
-        let array = PY_ARRAY_API.PyArray_FromScalar(py, object, std::ptr::null_mut());
-        Bound::from_owned_ptr_or_err(py, array).ok()
-    }
 }

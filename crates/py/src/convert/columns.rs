@@ -2,6 +2,7 @@
 
 use crate::convert::array::{is_of_type, ndarray_type};
 use crate::convert::leaf::Leaf;
+use crate::convert::value::{Dims, Scratch};
 use numpy::npyffi::{self, PY_ARRAY_API, npy_intp};
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::ffi;
@@ -13,7 +14,7 @@ use rollway_core::replay::{Patch, Source};
 pub struct Columns {
     pub sources: Vec<Source>,
     pub rows: usize,
-    _converted: Vec<Py<PyAny>>,
+    _scratch: Scratch,
 }
 
 /// One array: its bytes, from row to row.
@@ -24,22 +25,22 @@ struct Column {
 }
 
 impl Columns {
-    /// The arrays of `columns`, one for each field, checked against it. `None` when one of them is no array, or of another
-    /// shape or kind: then Python converts it or objects.
+    /// The arrays of `columns`, one for each field, checked against it. `None` when one of them has another shape or kind: then
+    /// Python converts it or objects. The tuples keep what they hold alive.
     pub fn of(
         fields: &[Leaf],
         columns: &Bound<'_, PyTuple>,
         mask: Option<&Bound<'_, PyAny>>,
         patches: Option<&Bound<'_, PyTuple>>,
     ) -> PyResult<Option<Columns>> {
-        let mut converted = Vec::new();
+        let mut scratch = Scratch::default();
         let mut sources = Vec::with_capacity(fields.len());
         let mut rows = None;
         if columns.len() != fields.len() || patches.is_some_and(|patches| patches.len() != fields.len()) {
             return Ok(None);
         }
         for (index, field) in fields.iter().enumerate() {
-            let Some(column) = column(field, &*columns.get_borrowed_item(index)?, &mut converted)? else {
+            let Some(column) = column(field, &*columns.get_borrowed_item(index)?, &mut scratch)? else {
                 return Ok(None);
             };
             if *rows.get_or_insert(column.rows) != column.rows {
@@ -55,7 +56,7 @@ impl Columns {
                 if patch.is_none() {
                     continue;
                 }
-                let Some(patch) = column(field, &patch, &mut converted)? else { return Ok(None) };
+                let Some(patch) = column(field, &patch, &mut scratch)? else { return Ok(None) };
                 if patch.rows != rows || mask.rows != rows {
                     return Ok(None);
                 }
@@ -64,22 +65,21 @@ impl Columns {
                     Some(Patch { mask: mask.data, mask_stride: mask.stride, data, stride });
             }
         }
-        Ok(Some(Columns { sources, rows, _converted: converted }))
+        Ok(Some(Columns { sources, rows, _scratch: scratch }))
     }
 }
 
-/// One field's array, if it is one and has the field's shape behind its first dimension. Another dtype of the same kind, or
-/// rows in pieces, are converted by numpy, where all numbers fit; Python looks at what may not.
+/// One field's rows: an array with the field's shape behind its first dimension, or what [`Scratch`] makes one of. An array
+/// of another dtype of the same kind, or with rows in pieces, is converted by numpy, where all numbers fit; Python looks at
+/// what may not.
 #[inline]
-fn column(
-    field: &Leaf,
-    object: &Bound<'_, PyAny>,
-    converted: &mut Vec<Py<PyAny>>,
-) -> PyResult<Option<Column>> {
+fn column(field: &Leaf, object: &Bound<'_, PyAny>, scratch: &mut Scratch) -> PyResult<Option<Column>> {
     let py = object.py();
     // SAFETY: the GIL is held and `object` is alive; its type is checked before its fields are read.
     let Some((found, plain)) = (unsafe { plain_column(field, object.as_ptr(), ndarray_type(py)) }) else {
-        return Ok(None);
+        let found = scratch.read_kept(field, Dims::Rows, object, 0);
+        let stride = field.bytes as isize;
+        return Ok(found.map(|found| Column { data: found.data, stride, rows: found.rows }));
     };
     if plain {
         return Ok(Some(found));
@@ -116,7 +116,7 @@ fn column(
             return Ok(None);
         }
     }
-    converted.push(exact.unbind());
+    scratch.kept.push(exact.unbind());
     Ok(Some(column))
 }
 

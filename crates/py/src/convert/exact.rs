@@ -29,16 +29,12 @@ pub unsafe fn has_str_keys(dict: *mut ffi::PyObject) -> bool {
 /// The dimensions and bytes of an array, if it is one itself, contiguous, and of the leaf's very dtype.
 ///
 /// # Safety
-/// The GIL is held, `object` is alive as long as what is given back is used, and `ndarray` is numpy's type.
+/// The GIL is held, and `object` is alive as long as what is given back is used.
 #[inline]
-pub unsafe fn array_like<'a>(
-    leaf: &Leaf,
-    object: *mut ffi::PyObject,
-    ndarray: usize,
-) -> Option<(&'a [npy_intp], *const u8)> {
+pub unsafe fn array_like<'a>(leaf: &Leaf, object: *mut ffi::PyObject) -> Option<(&'a [npy_intp], *const u8)> {
     // SAFETY: the type is checked first; an ndarray has these fields, and `nd` dimensions.
     unsafe {
-        if ffi::Py_TYPE(object) as usize != ndarray {
+        if ffi::Py_TYPE(object) as usize != leaf.ndarray {
             return None;
         }
         let array = &(*object.cast::<npyffi::PyArrayObject>()).fields;

@@ -1,5 +1,7 @@
 //! One array of a schema, as numpy knows it.
 
+use crate::convert::array::ndarray_type;
+use crate::convert::scalar::Number;
 use numpy::npyffi::npy_intp;
 use pyo3::prelude::*;
 
@@ -9,9 +11,18 @@ pub struct Leaf {
     pub shape: Vec<npy_intp>,
     /// Of one sample.
     pub bytes: usize,
+    /// What it holds; `None`: something else than numbers in this machine's byte order.
+    pub number: Option<Number>,
+    /// The address of numpy's type for arrays.
+    pub ndarray: usize,
 }
 
 impl Leaf {
+    pub fn new(py: Python<'_>, descr: Py<PyAny>, shape: Vec<npy_intp>, bytes: usize) -> PyResult<Leaf> {
+        let number = Number::of(descr.bind(py))?;
+        Ok(Leaf { descr, shape, bytes, number, ndarray: ndarray_type(py) as usize })
+    }
+
     /// Whether these are the dimensions of one sample. One by one: they are few, and a call to compare them costs more.
     #[inline]
     pub fn has_shape(&self, dims: &[npy_intp]) -> bool {

@@ -7,9 +7,11 @@
 //! | `rows` | the arrays of one call |
 //! | `columns` | the columns of one `add` to a table |
 //! | `leaf` | one array of a schema, as numpy knows it |
-//! | `scalar` | a Python number as the bytes of a leaf without dimensions |
+//! | `scalar` | kinds of numbers; a Python or numpy number as bytes |
 //! | `numbers` | whole numbers, checked |
 //! | `array` | numpy arrays over the memory of a segment |
+//! | `value` | one value that a user gives for a leaf, as bytes |
+//! | `view` | arrays of numpy, torch and JAX, as memory |
 //! | `exact` | looks into Python objects without running Python code |
 //! | `json` | plain Python objects as JSON, and back |
 //! | `schema` | the parser of schema text |
@@ -27,3 +29,5 @@ pub mod record_plan;
 pub mod rows;
 pub mod scalar;
 pub mod schema;
+pub mod value;
+pub mod view;

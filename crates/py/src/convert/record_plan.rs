@@ -1,10 +1,9 @@
 //! A record schema, compiled once: which key, which array, how many rows. `send` walks it without Python code.
 
-use crate::convert::array;
 use crate::convert::exact;
 use crate::convert::leaf::Leaf;
 use crate::convert::numbers;
-use crate::convert::scalar::Number;
+use crate::convert::value::{Dims, Found, Scratch};
 use numpy::npyffi::npy_intp;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
@@ -24,8 +23,12 @@ pub struct RecordLeaf {
     /// Of a row, if it is ragged; otherwise of the whole.
     pub array: Leaf,
     pub ragged: bool,
-    /// Without dimensions, or with the free one alone: the kind of its numbers.
-    number: Option<Number>,
+}
+
+impl RecordLeaf {
+    fn dims(&self) -> Dims {
+        if self.ragged { Dims::Rows } else { Dims::Fixed }
+    }
 }
 
 /// `RecordPlan(schema, text, leaves)`: built by `rollway.schema.record.RecordSchema`, used by every handle.
@@ -39,7 +42,6 @@ pub struct RecordPlan {
     pub leaves: Vec<RecordLeaf>,
     /// What lies in the bytes of a record: the hidden leaves, then these.
     pub shape: Shape,
-    ndarray: usize,
 }
 
 #[pymethods]
@@ -54,10 +56,9 @@ impl RecordPlan {
     ) -> PyResult<Self> {
         let leaf =
             |(name, descr, shape, bytes, ragged): (Py<PyString>, Py<PyAny>, Vec<npy_intp>, _, bool)| {
-                let number = if shape.is_empty() { Number::of(descr.bind(py))? } else { None };
                 // Interned, as the names in a worker's dict are: then looking it up compares two pointers.
                 let name = PyString::intern(py, name.bind(py).to_str()?).unbind();
-                Ok(RecordLeaf { name, array: Leaf { descr, shape, bytes }, ragged, number })
+                Ok(RecordLeaf { name, array: Leaf::new(py, descr, shape, bytes)?, ragged })
             };
         let leaves: Vec<RecordLeaf> = leaves.into_iter().map(leaf).collect::<PyResult<_>>()?;
         crate::convert::schema::check(py, &text, leaves.iter().map(|leaf| leaf.array.bytes))?;
@@ -66,7 +67,7 @@ impl RecordPlan {
             .iter()
             .map(|leaf| LeafShape { row_bytes: leaf.array.bytes, rows: (!leaf.ragged).then_some(1) });
         let shape = Shape::new([bytes; HIDDEN].into_iter().chain(user).collect());
-        Ok(RecordPlan { schema, text, leaves, shape, ndarray: array::ndarray_type(py) as usize })
+        Ok(RecordPlan { schema, text, leaves, shape })
     }
 
     /// The schema that it was compiled from.
@@ -102,12 +103,7 @@ pub struct Parts {
     /// The number of the weights that made the record, and what kind of record it is.
     pub version: u32,
     pub kind: u32,
-    /// Numbers that have no array: where some sources point to. Never grows beyond its first capacity.
-    numbers: Vec<[u8; 8]>,
-    /// Lists of numbers, as bytes: where others point to.
-    lists: Vec<Vec<u8>>,
-    /// Arrays that Python made for us, and those that [`keep`](Self::keep) holds on to.
-    kept: Vec<Py<PyAny>>,
+    scratch: Scratch,
     /// The sources point into what the caller's dict holds: [`keep`](Self::keep) has something to do.
     is_borrowed: bool,
 }
@@ -157,7 +153,7 @@ impl Parts {
         }
         let data = data.cast_exact::<PyDict>()?; // As `find` saw it, with `str` itself for keys: no Python code runs.
         for leaf in &plan.leaves {
-            self.kept.extend(data.get_item(&leaf.name)?.map(Bound::unbind));
+            self.scratch.kept.extend(data.get_item(&leaf.name)?.map(Bound::unbind));
         }
         Ok(())
     }
@@ -177,7 +173,7 @@ impl Parts {
         metadata: &[u8],
     ) -> PyResult<Parts> {
         let mut parts = Parts::hidden(key, metadata);
-        rows.iter().for_each(|&rows| parts.push(Source { data: null(), rows }));
+        rows.iter().for_each(|&rows| parts.push(Found { data: null(), rows }));
         parts.arrange(py, plan)?;
         Ok(parts)
     }
@@ -185,18 +181,16 @@ impl Parts {
     /// The key and the metadata alone; the leaves are to be taken, and then arranged.
     #[inline]
     pub fn hidden(key: &[u8], metadata: &[u8]) -> Parts {
-        let (sources, placement) = (PerLeaf::new(), Placement::default());
-        let (numbers, lists, kept) = (Vec::new(), Vec::new(), Vec::new());
-        let (version, kind) = (0, 0);
-        let mut parts = Parts { sources, placement, version, kind, numbers, lists, kept, is_borrowed: false };
+        let (sources, placement, scratch) = (PerLeaf::new(), Placement::default(), Scratch::default());
+        let mut parts = Parts { sources, placement, version: 0, kind: 0, scratch, is_borrowed: false };
         for bytes in [key, metadata] {
-            parts.push(Source { data: bytes.as_ptr(), rows: bytes.len() });
+            parts.push(Found { data: bytes.as_ptr(), rows: bytes.len() });
         }
         parts
     }
 
     #[inline]
-    fn push(&mut self, Source { data, rows }: Source) {
+    fn push(&mut self, Found { data, rows }: Found) {
         self.sources.push(data);
         self.placement.counts.push(rows);
     }
@@ -269,125 +263,57 @@ impl Parts {
                     ffi::PyErr_Clear();
                     return false;
                 }
-                let source = array_of(plan, leaf, item).or_else(|| match leaf.ragged {
-                    true => self.list_of(leaf, item),
-                    false => self.number_of(py, plan, leaf, item),
-                });
-                source.is_some_and(|source| {
-                    self.push(source);
+                let found = self.scratch.read(py, &leaf.array, leaf.dims(), item, plan.leaves.len());
+                found.is_some_and(|found| {
+                    self.push(found);
                     true
                 })
             })
         }
     }
 
-    /// Where a number is, as an item of a leaf that has no dimensions.
-    ///
-    /// # Safety
-    /// The GIL is held and `item` is alive.
-    unsafe fn number_of(
-        &mut self,
-        py: Python<'_>,
-        plan: &RecordPlan,
-        leaf: &RecordLeaf,
-        item: *mut ffi::PyObject,
-    ) -> Option<Source> {
-        let number = leaf.number?;
-        // SAFETY: as the caller promises; the array that is made is kept.
-        unsafe {
-            if let Some(array) = array::of_scalar(py, item) {
-                let source = array_of(plan, leaf, array.as_ptr());
-                self.kept.push(array.unbind());
-                return source;
-            }
-            let bytes = number.bytes(item)?;
-            if self.numbers.is_empty() {
-                self.numbers.reserve_exact(plan.leaves.len()); // Once: the sources point into it.
-            }
-            self.numbers.push(bytes);
-            Some(Source { data: self.numbers.last()?.as_ptr(), rows: 1 })
+    /// The ways that may run Python code, or let other threads run. `data` is what [`take_plain`](Self::take_plain) refused.
+    #[cold]
+    pub fn convert(&mut self, plan: &RecordPlan, data: &Bound<'_, PyAny>) -> PyResult<()> {
+        let scratch = std::mem::take(&mut self.scratch);
+        if scratch.wants_kept && self.read_kept(plan, data)?.is_some() {
+            return Ok(());
         }
+        self.scratch = Scratch::default();
+        self.truncate();
+        self.ask_python(plan, data)
     }
 
-    /// Where the numbers of a plain list are, as bytes, if all of them fit.
-    ///
-    /// # Safety
-    /// The GIL is held and `item` is alive.
-    unsafe fn list_of(&mut self, leaf: &RecordLeaf, item: *mut ffi::PyObject) -> Option<Source> {
-        let number = leaf.number?;
-        // SAFETY: as the caller promises; the type is checked first. Exact numbers run no Python code, so the list stays.
-        let (rows, bytes) = unsafe {
-            if ffi::PyList_CheckExact(item) == 0 {
-                return None;
-            }
-            let rows = ffi::PyList_Size(item);
-            let bytes = match leaf.array.bytes {
-                1 => gather::<1>(number, item, rows),
-                2 => gather::<2>(number, item, rows),
-                4 => gather::<4>(number, item, rows),
-                8 => gather::<8>(number, item, rows),
-                _ => None,
-            };
-            (rows as usize, bytes?)
-        };
-        let data = bytes.as_ptr(); // It stays where it is when the vector moves.
-        self.lists.push(bytes);
-        Some(Source { data, rows })
+    /// Keeps all values, and looks at them then.
+    fn read_kept(&mut self, plan: &RecordPlan, data: &Bound<'_, PyAny>) -> PyResult<Option<()>> {
+        self.is_borrowed = true;
+        self.keep(plan, data)?;
+        self.is_borrowed = false;
+        if self.scratch.kept.len() != plan.leaves.len() {
+            return Ok(None);
+        }
+        for (index, leaf) in plan.leaves.iter().enumerate() {
+            let value = self.scratch.kept[index].bind(data.py()).clone();
+            let found = self.scratch.read_kept(&leaf.array, leaf.dims(), &value, plan.leaves.len());
+            let Some(found) = found else { return Ok(None) };
+            self.push(found);
+        }
+        Ok(Some(()))
     }
 
     /// Asks `RecordSchema.conform` for a list of exact arrays; it raises with the name of the leaf that does not fit.
-    #[cold]
-    pub fn convert(&mut self, plan: &RecordPlan, data: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn ask_python(&mut self, plan: &RecordPlan, data: &Bound<'_, PyAny>) -> PyResult<()> {
         let list = plan.schema.bind(data.py()).call_method1("conform", (data,))?.cast_into::<PyList>()?;
         if list.len() != plan.leaves.len() {
             return Err(PyRuntimeError::new_err("conform gave the wrong number of leaves"));
         }
         for (leaf, array) in plan.leaves.iter().zip(list.iter()) {
             let (data, rows) = exact::conformed(&array, leaf.ragged)?;
-            self.push(Source { data, rows });
-            self.kept.push(array.unbind());
+            self.push(Found { data, rows });
+            self.scratch.kept.push(array.unbind());
         }
         Ok(())
     }
-}
-
-/// The numbers of a list, `BYTES` each.
-///
-/// # Safety
-/// The GIL is held, and `list` is an exact list of that many items.
-unsafe fn gather<const BYTES: usize>(
-    number: Number,
-    list: *mut ffi::PyObject,
-    rows: ffi::Py_ssize_t,
-) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(rows as usize * BYTES);
-    for index in 0..rows {
-        // SAFETY: as the caller promises; the item is borrowed from the list, which nobody changes meanwhile.
-        let item = unsafe { number.bytes(ffi::PyList_GetItem(list, index)) }?;
-        bytes.extend_from_slice(&item[..BYTES]);
-    }
-    Some(bytes)
-}
-
-/// Where one array of a record lies, and how many rows it has.
-struct Source {
-    data: *const u8,
-    rows: usize,
-}
-
-/// Where the bytes of an array are, if it is exactly what the leaf says: type, dtype, shape, contiguous.
-///
-/// # Safety
-/// The GIL is held and `object` is alive.
-unsafe fn array_of(plan: &RecordPlan, leaf: &RecordLeaf, object: *mut ffi::PyObject) -> Option<Source> {
-    // SAFETY: as the caller promises; nothing runs in between.
-    let (dims, data) = unsafe { exact::array_like(&leaf.array, object, plan.ndarray) }?;
-    let (rows, shape) = match (leaf.ragged, dims.split_first()) {
-        (true, Some((&rows, rest))) => (rows as usize, rest),
-        (true, None) => return None,
-        (false, _) => (1, dims),
-    };
-    leaf.array.has_shape(shape).then_some(Source { data, rows })
 }
 
 /// `{"tokens": 4096}` as a number of rows for every leaf; fixed leaves have one.

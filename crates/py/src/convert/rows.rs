@@ -1,7 +1,9 @@
-//! The arrays of one call: found natively when they are plain, converted by Python when they are not.
+//! The arrays of one call: found natively, or converted by Python where they have to be.
 
 use crate::convert::exact;
-use crate::convert::plan::{Expect, Plan};
+use crate::convert::plan::Plan;
+use crate::convert::value::{Dims, Scratch};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use std::ptr::null;
@@ -17,8 +19,9 @@ pub struct Rows {
     pub count: usize,
     /// The number of the weights that made them.
     pub version: u32,
-    /// What Python converted for us, or what [`keep`](Self::keep) holds on to.
-    kept: Vec<Py<PyAny>>,
+    scratch: Scratch,
+    /// Some of the bytes belong to what the caller's data holds: [`keep`](Self::keep) has something to do.
+    is_borrowed: bool,
 }
 
 // SAFETY: the pointers are to bytes of arrays; they are read while their arrays are alive (see `of` and `keep`).
@@ -30,46 +33,102 @@ impl Rows {
     /// The arrays of `data`, checked against the plan. The pointers are good while the GIL is held; for longer, call
     /// [`keep`](Self::keep). Always inlined: moving it out of here would be a tenth of a small send.
     #[inline(always)]
-    pub fn of(plan: &Plan, data: &Bound<'_, PyAny>, expect: Expect, version: u32) -> PyResult<Rows> {
-        let leaves = plan.leaves.len();
-        let spilled = if leaves > INLINE { vec![null(); leaves] } else { Vec::new() };
-        let mut rows = Rows { inline: [null(); INLINE], spilled, count: 0, version, kept: Vec::new() };
-        let found = if leaves > INLINE { &mut rows.spilled[..] } else { &mut rows.inline[..leaves] };
-        match plan.find(data, expect, found) {
-            Some(count) => rows.count = count,
-            None => rows.convert(plan, data, expect)?,
+    pub fn of(plan: &Plan, data: &Bound<'_, PyAny>, dims: Dims, version: u32) -> PyResult<Rows> {
+        let mut rows = Rows::empty(plan, version);
+        if !rows.find(plan, data, dims) {
+            rows.convert(plan, data, dims)?;
         }
         Ok(rows)
+    }
+
+    /// The same without asking Python. `None` when it would have to be asked.
+    pub fn found(plan: &Plan, data: &Bound<'_, PyAny>, dims: Dims) -> Option<Rows> {
+        let mut rows = Rows::empty(plan, 0);
+        let is_found = rows.find(plan, data, dims) || rows.find_kept(plan, data, dims);
+        is_found.then_some(rows)
+    }
+
+    #[inline(always)]
+    fn empty(plan: &Plan, version: u32) -> Rows {
+        let leaves = plan.leaves.len();
+        let spilled = if leaves > INLINE { vec![null(); leaves] } else { Vec::new() };
+        let (inline, scratch) = ([null(); INLINE], Scratch::default());
+        Rows { inline, spilled, count: 0, version, scratch, is_borrowed: true }
+    }
+
+    #[inline(always)]
+    fn find(&mut self, plan: &Plan, data: &Bound<'_, PyAny>, dims: Dims) -> bool {
+        let leaves = plan.leaves.len();
+        let found = if leaves > INLINE { &mut self.spilled[..] } else { &mut self.inline[..leaves] };
+        let count = plan.find(data, dims, found, &mut self.scratch);
+        self.count = count.unwrap_or(0);
+        count.is_some()
     }
 
     /// Holds on to the arrays. Before the GIL is let go: others may take them out of `data` then.
     #[inline]
     pub fn keep(&mut self, plan: &Plan, data: &Bound<'_, PyAny>) -> PyResult<()> {
-        if self.kept.is_empty() {
-            self.kept = plan.arrays(data)?;
+        if self.is_borrowed {
+            let values = plan.values(data).ok_or_else(|| PyRuntimeError::new_err("the sample changed"))?;
+            self.scratch.kept.extend(values);
+            self.is_borrowed = false;
         }
         Ok(())
     }
 
-    /// Asks `Schema.conform` for a list of exact arrays; it raises with the name of the leaf that does not fit.
+    /// The ways that may run Python code, or let other threads run.
     #[cold]
-    fn convert(&mut self, plan: &Plan, data: &Bound<'_, PyAny>, expect: Expect) -> PyResult<()> {
-        let py = data.py();
-        let stacked = matches!(expect, Expect::Stack);
-        let list = plan.schema.bind(py).call_method1("conform", (data, stacked))?.cast_into::<PyList>()?;
+    fn convert(&mut self, plan: &Plan, data: &Bound<'_, PyAny>, dims: Dims) -> PyResult<()> {
+        if self.find_kept(plan, data, dims) {
+            return Ok(());
+        }
+        self.scratch = Scratch::default();
+        self.ask_python(plan, data, dims)
+    }
+
+    /// Keeps all values and looks at them then, if that is what [`find`](Self::find) wanted.
+    fn find_kept(&mut self, plan: &Plan, data: &Bound<'_, PyAny>, dims: Dims) -> bool {
+        self.is_borrowed = false;
+        let scratch = std::mem::take(&mut self.scratch);
+        scratch.wants_kept && self.read_kept(plan, data, dims).is_some()
+    }
+
+    fn read_kept(&mut self, plan: &Plan, data: &Bound<'_, PyAny>, dims: Dims) -> Option<()> {
+        self.scratch.kept = plan.values(data)?;
+        let mut count = None;
+        for (index, leaf) in plan.leaves.iter().enumerate() {
+            let value = self.scratch.kept[index].bind(data.py()).clone();
+            let found = self.scratch.read_kept(leaf, dims, &value, plan.leaves.len())?;
+            if *count.get_or_insert(found.rows) != found.rows {
+                return None;
+            }
+            self.places(plan)[index] = found.data;
+        }
+        self.count = count?;
+        Some(())
+    }
+
+    /// Asks `Schema.conform` for a list of exact arrays; it raises with the name of the leaf that does not fit.
+    fn ask_python(&mut self, plan: &Plan, data: &Bound<'_, PyAny>, dims: Dims) -> PyResult<()> {
+        let stacked = dims == Dims::Rows;
+        let list =
+            plan.schema.bind(data.py()).call_method1("conform", (data, stacked))?.cast_into::<PyList>()?;
         let arrays: Vec<(*const u8, usize)> =
             list.iter().map(|array| exact::conformed(&array, stacked)).collect::<PyResult<_>>()?;
         if arrays.len() != plan.leaves.len() {
-            return Err(pyo3::exceptions::PyRuntimeError::new_err("conform gave the wrong number of leaves"));
+            return Err(PyRuntimeError::new_err("conform gave the wrong number of leaves"));
         }
-        let found =
-            if self.spilled.is_empty() { &mut self.inline[..arrays.len()] } else { &mut self.spilled[..] };
-        for (place, &(address, _)) in found.iter_mut().zip(&arrays) {
+        for (place, &(address, _)) in self.places(plan).iter_mut().zip(&arrays) {
             *place = address;
         }
         self.count = arrays.first().map_or(0, |&(_, rows)| rows);
-        self.kept.push(list.into_any().unbind());
+        self.scratch.kept.push(list.into_any().unbind());
         Ok(())
+    }
+
+    fn places(&mut self, plan: &Plan) -> &mut [*const u8] {
+        let leaves = plan.leaves.len();
+        if leaves > INLINE { &mut self.spilled[..] } else { &mut self.inline[..leaves] }
     }
 
     /// Where each leaf starts, from the row `first` on.

@@ -52,7 +52,7 @@ impl Table {
         huge_pages: Option<bool>,
         #[pyo3(from_py_with = numbers::seed)] seed: Option<u64>,
     ) -> PyResult<Self> {
-        let (leaves, fields) = split(fields);
+        let (leaves, fields) = split(py, fields)?;
         let spec = TableSpec {
             name: Some(&name),
             auto_named,
@@ -78,7 +78,7 @@ impl Table {
         row_bytes: usize,
         #[pyo3(from_py_with = numbers::seed)] seed: Option<u64>,
     ) -> PyResult<Self> {
-        let (leaves, fields) = split(fields);
+        let (leaves, fields) = split(py, fields)?;
         let core = py.detach(|| Core::attach(name, &text, row_bytes, &fields)).map_err(|e| to_py(py, e))?;
         Ok(Table::wrap(core, leaves, seed))
     }
@@ -272,9 +272,11 @@ impl Table {
     }
 }
 
-fn split(fields: Fields) -> (Vec<Leaf>, Vec<Field>) {
-    let split = |(descr, shape, bytes, offset)| (Leaf { descr, shape, bytes }, Field { offset, bytes });
-    fields.into_iter().map(split).unzip()
+fn split(py: Python<'_>, fields: Fields) -> PyResult<(Vec<Leaf>, Vec<Field>)> {
+    let split = |(descr, shape, bytes, offset)| {
+        PyResult::Ok((Leaf::new(py, descr, shape, bytes)?, Field { offset, bytes }))
+    };
+    fields.into_iter().map(split).collect()
 }
 
 /// The bytes of an array of them that may be written to and has no gaps.

@@ -1,8 +1,9 @@
 //! Sends of samples: the same methods for every handle, over a trait with what differs.
 
 use crate::convert::arguments::{check_timeout, deadline};
-use crate::convert::plan::{Expect, Plan};
+use crate::convert::plan::Plan;
 use crate::convert::rows::Rows;
+use crate::convert::value::Dims;
 use crate::errors::after;
 use crate::sends::{Sender, Sent, Waited, all_sent, sent_at_once};
 use pyo3::prelude::*;
@@ -86,7 +87,7 @@ pub fn try_send_many<S: SampleSender>(
 /// The arrays of one sample; kept, if it is sent without the GIL.
 #[inline(always)]
 fn sample<S: SampleSender>(sender: &S, data: &Bound<'_, PyAny>, version: u32) -> PyResult<Rows> {
-    let mut rows = Rows::of(sender.plan(), data, Expect::Sample, version)?;
+    let mut rows = Rows::of(sender.plan(), data, Dims::Fixed, version)?;
     if S::DETACHES_FROM.is_some_and(|bytes| sender.plan().sample_bytes >= bytes) {
         rows.keep(sender.plan(), data)?;
     }
@@ -101,7 +102,7 @@ fn send_rows<S: SampleSender>(
     version: u32,
     deadline: Deadline,
 ) -> PyResult<Sent> {
-    let mut rows = Rows::of(sender.plan(), data, Expect::Stack, version)?;
+    let mut rows = Rows::of(sender.plan(), data, Dims::Rows, version)?;
     rows.keep(sender.plan(), data)?;
     let mut sent = 0;
     while sent < rows.count {

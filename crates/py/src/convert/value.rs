@@ -1,0 +1,361 @@
+//! One value that a user gives for a leaf, as bytes: in place where they are exact, converted where they are not.
+//!
+//! | value | what becomes of it |
+//! |---|---|
+//! | a contiguous array of the leaf's dtype and shape, of numpy, torch or JAX | its own memory |
+//! | the same with gaps or in another order | copied into order |
+//! | a Python or numpy number, or an array without dimensions | converted (see [`scalar`](crate::convert::scalar)) |
+//! | lists and tuples of numbers, nested as the leaf has dimensions | converted number by number |
+//!
+//! Everything else is left to Python, which converts it or says what is wrong.
+
+use crate::convert::array::equal_dtypes;
+use crate::convert::exact;
+use crate::convert::leaf::Leaf;
+use crate::convert::scalar::{Number, Scalar};
+use crate::convert::view::{Buffer, Library, View};
+use numpy::npyffi::npy_intp;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+/// Where the bytes of a value are, and how many rows they are; 1 for a leaf of one fixed shape.
+pub struct Found {
+    pub data: *const u8,
+    pub rows: usize,
+}
+
+/// The memory of values that had to be converted, and what keeps others in place.
+#[derive(Default)]
+pub struct Scratch {
+    /// Single numbers. It never grows beyond its first capacity, so that they stay where they are.
+    numbers: Vec<[u8; 8]>,
+    copies: Vec<Vec<u8>>,
+    buffers: Vec<Buffer>,
+    pub kept: Vec<Py<PyAny>>,
+    /// A value was met that can be looked at only while it is kept: Python code may run, or the GIL be released.
+    pub wants_kept: bool,
+}
+
+/// How a leaf is given.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Dims {
+    /// With the dimensions of the schema.
+    Fixed,
+    /// With one more in front, of any length.
+    Rows,
+}
+
+impl Scratch {
+    /// Finds the bytes of a value, without running any Python code. `None`: Python has to look at it; or
+    /// [`read_kept`](Self::read_kept), if `wants_kept` is set now.
+    ///
+    /// # Safety
+    /// The GIL is held and `object` is alive. `leaves` is the number of leaves of the sample or record, the same in all calls.
+    #[inline]
+    pub unsafe fn read(
+        &mut self,
+        py: Python<'_>,
+        leaf: &Leaf,
+        dims: Dims,
+        object: *mut ffi::PyObject,
+        leaves: usize,
+    ) -> Option<Found> {
+        // SAFETY: as the caller promises; nothing runs in between.
+        unsafe { exact_array(leaf, dims, object).or_else(|| self.read_other(py, leaf, dims, object, leaves)) }
+    }
+
+    /// # Safety
+    /// As for [`read`](Self::read).
+    #[inline(never)]
+    unsafe fn read_other(
+        &mut self,
+        py: Python<'_>,
+        leaf: &Leaf,
+        dims: Dims,
+        object: *mut ffi::PyObject,
+        leaves: usize,
+    ) -> Option<Found> {
+        // SAFETY: as the caller promises; types are checked before they are read.
+        unsafe {
+            if let Some(value) = Scalar::of(py, object) {
+                return self.number(leaf, dims, value, leaves);
+            }
+            if is_sequence(object) {
+                return self.sequence(py, leaf, dims, object);
+            }
+            match Library::of(py, object) {
+                Some(Library::Numpy) => self.view(py, leaf, dims, View::of_numpy(py, object), leaves),
+                Some(Library::Torch(torch)) => {
+                    self.view(py, leaf, dims, View::of_torch(torch, object)?, leaves)
+                }
+                Some(Library::Other) => None,
+                Some(Library::Jax) | None => {
+                    self.wants_kept = true;
+                    None
+                }
+            }
+        }
+    }
+
+    /// The same for a value that the caller keeps, where [`read`](Self::read) wanted that. Other threads may run meanwhile.
+    pub fn read_kept(
+        &mut self,
+        leaf: &Leaf,
+        dims: Dims,
+        object: &Bound<'_, PyAny>,
+        leaves: usize,
+    ) -> Option<Found> {
+        let py = object.py();
+        match Library::of_owned(object) {
+            Library::Jax => {
+                let buffer = Buffer::of(object)?;
+                let view = View::of_buffer(&buffer);
+                self.buffers.push(buffer);
+                // SAFETY: the buffer is kept until the end.
+                unsafe { self.view(py, leaf, dims, view, leaves) }
+            }
+            // SAFETY: the GIL is held, and the object is kept.
+            _ => unsafe { self.read(py, leaf, dims, object.as_ptr(), leaves) },
+        }
+    }
+
+    /// Single numbers are stored one by one.
+    fn number(&mut self, leaf: &Leaf, dims: Dims, value: Scalar, leaves: usize) -> Option<Found> {
+        if dims == Dims::Rows || !leaf.shape.is_empty() {
+            return None;
+        }
+        let bytes = leaf.number?.bytes(value)?;
+        if self.numbers.capacity() == 0 {
+            self.numbers.reserve_exact(leaves);
+        }
+        if self.numbers.len() == self.numbers.capacity() {
+            return None; // A leaf was read twice: nothing must move.
+        }
+        self.numbers.push(bytes);
+        Some(Found { data: self.numbers.last()?.as_ptr(), rows: 1 })
+    }
+
+    /// An array of another library, or one that is not exact.
+    ///
+    /// # Safety
+    /// The GIL is held, and the memory is alive.
+    unsafe fn view(
+        &mut self,
+        py: Python<'_>,
+        leaf: &Leaf,
+        dims: Dims,
+        view: View,
+        leaves: usize,
+    ) -> Option<Found> {
+        let same = match (view.number, leaf.number) {
+            (Some(given), Some(wanted)) => given == wanted,
+            _ => !view.descr.is_null() && equal_dtypes(py, view.descr, leaf),
+        };
+        if !same {
+            let is_scalar = view.dims.is_empty() && leaf.shape.is_empty();
+            // SAFETY: the memory holds one number of that kind.
+            let value = unsafe { view.number.filter(|_| is_scalar)?.read(view.data) }?;
+            return self.number(leaf, dims, value, leaves);
+        }
+        let rows = rows_of(leaf, dims, &view.dims)?;
+        let item = leaf.bytes.checked_div(elements(&leaf.shape))?;
+        if is_contiguous(&view.dims, &view.strides, item) {
+            return Some(Found { data: view.data, rows });
+        }
+        let mut copy = Vec::with_capacity(rows * leaf.bytes);
+        // SAFETY: the dimensions and strides are those of the memory.
+        unsafe { append(&mut copy, view.data, &view.dims, &view.strides, item) };
+        Some(self.copied(copy, rows))
+    }
+
+    /// Lists and tuples of numbers.
+    ///
+    /// # Safety
+    /// The GIL is held and `object` is a list or tuple, and alive.
+    unsafe fn sequence(
+        &mut self,
+        py: Python<'_>,
+        leaf: &Leaf,
+        dims: Dims,
+        object: *mut ffi::PyObject,
+    ) -> Option<Found> {
+        let number = leaf.number?;
+        // SAFETY: as the caller promises.
+        let length = unsafe { ffi::PyObject_Size(object) } as usize;
+        let (rows, shape) = match dims {
+            Dims::Fixed => (1, &leaf.shape[..]),
+            Dims::Rows => (length, &leaf.shape[..]),
+        };
+        let mut copy = Vec::with_capacity(rows.checked_mul(leaf.bytes)?);
+        let mut numbers = Numbers { py, number, bytes: &mut copy };
+        // SAFETY: as the caller promises. No Python code runs, so all items stay.
+        let fits = unsafe {
+            match dims {
+                Dims::Fixed => numbers.append(object, shape),
+                Dims::Rows => numbers.append_items(object, length, shape),
+            }
+        };
+        fits.then(|| self.copied(copy, rows))
+    }
+
+    fn copied(&mut self, copy: Vec<u8>, rows: usize) -> Found {
+        let data = copy.as_ptr(); // The bytes stay where they are when the vector moves.
+        self.copies.push(copy);
+        Found { data, rows }
+    }
+}
+
+/// Where the bytes of an array are, if it is exactly what the leaf says: numpy's own, dtype, shape, contiguous.
+///
+/// # Safety
+/// The GIL is held and `object` is alive.
+#[inline]
+unsafe fn exact_array(leaf: &Leaf, dims: Dims, object: *mut ffi::PyObject) -> Option<Found> {
+    // SAFETY: as the caller promises; nothing runs in between.
+    let (given, data) = unsafe { exact::array_like(leaf, object) }?;
+    Some(Found { data, rows: rows_of(leaf, dims, given)? })
+}
+
+/// How many rows of a leaf these dimensions are; `None` when they do not fit.
+#[inline]
+fn rows_of(leaf: &Leaf, dims: Dims, given: &[npy_intp]) -> Option<usize> {
+    match dims {
+        Dims::Fixed => leaf.has_shape(given).then_some(1),
+        Dims::Rows => {
+            let (&rows, rest) = given.split_first()?;
+            leaf.has_shape(rest).then_some(rows as usize)
+        }
+    }
+}
+
+/// # Safety
+/// The GIL is held and `object` is alive.
+unsafe fn is_sequence(object: *mut ffi::PyObject) -> bool {
+    // SAFETY: as the caller promises.
+    unsafe { ffi::PyList_CheckExact(object) != 0 || ffi::PyTuple_CheckExact(object) != 0 }
+}
+
+fn elements(shape: &[npy_intp]) -> usize {
+    shape.iter().product::<npy_intp>() as usize
+}
+
+fn is_contiguous(dims: &[npy_intp], strides: &[npy_intp], item: usize) -> bool {
+    let mut expected = item as npy_intp;
+    dims.contains(&0)
+        || dims.iter().zip(strides).rev().all(|(&dim, &stride)| {
+            let fits = dim == 1 || stride == expected;
+            expected *= dim;
+            fits
+        })
+}
+
+/// Appends the items of strided memory in their order.
+///
+/// # Safety
+/// All items of these dimensions and strides can be read, `item` bytes each.
+unsafe fn append(to: &mut Vec<u8>, from: *const u8, dims: &[npy_intp], strides: &[npy_intp], item: usize) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match (dims, strides) {
+            ([], _) => to.extend_from_slice(std::slice::from_raw_parts(from, item)),
+            ([dim], [stride]) if *stride == item as npy_intp => {
+                to.extend_from_slice(std::slice::from_raw_parts(from, *dim as usize * item));
+            }
+            ([dim], [stride]) => match item {
+                1 => append_items::<1>(to, from, *dim, *stride),
+                2 => append_items::<2>(to, from, *dim, *stride),
+                4 => append_items::<4>(to, from, *dim, *stride),
+                8 => append_items::<8>(to, from, *dim, *stride),
+                _ => (0..*dim).for_each(|index| append(to, from.offset(index * stride), &[], &[], item)),
+            },
+            ([dim, dims @ ..], [stride, strides @ ..]) => {
+                (0..*dim).for_each(|index| append(to, from.offset(index * stride), dims, strides, item));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// # Safety
+/// As for [`append`], with items of so many bytes.
+unsafe fn append_items<const BYTES: usize>(
+    to: &mut Vec<u8>,
+    from: *const u8,
+    dim: npy_intp,
+    stride: npy_intp,
+) {
+    // SAFETY: as the caller promises.
+    let item = |index| unsafe { from.offset(index * stride).cast::<[u8; BYTES]>().read_unaligned() };
+    to.extend((0..dim).flat_map(item));
+}
+
+/// The numbers of a list, as bytes.
+struct Numbers<'a, 'py> {
+    py: Python<'py>,
+    number: Number,
+    bytes: &'a mut Vec<u8>,
+}
+
+impl Numbers<'_, '_> {
+    /// Appends a list of this shape. False when anything does not fit.
+    ///
+    /// # Safety
+    /// The GIL is held and `object` is alive.
+    unsafe fn append(&mut self, object: *mut ffi::PyObject, shape: &[npy_intp]) -> bool {
+        // SAFETY: as the caller promises; the type is checked first.
+        unsafe {
+            match shape {
+                [] => false,
+                [dim, rest @ ..] => {
+                    is_sequence(object)
+                        && ffi::PyObject_Size(object) == *dim
+                        && self.append_items(object, *dim as usize, rest)
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// The GIL is held and `object` is a list or tuple of that length, and alive.
+    unsafe fn append_items(&mut self, object: *mut ffi::PyObject, length: usize, shape: &[npy_intp]) -> bool {
+        // SAFETY: as the caller promises.
+        let is_list = unsafe { ffi::PyList_CheckExact(object) } != 0;
+        let get = if is_list { ffi::PyList_GetItem } else { ffi::PyTuple_GetItem };
+        // SAFETY: as the caller promises. No Python code runs, so all items stay.
+        let item = |index: usize| unsafe { get(object, index as ffi::Py_ssize_t) };
+        // SAFETY: as the caller promises.
+        unsafe {
+            // The kinds are told apart once, and not for each number.
+            match (shape, self.number) {
+                ([], Number::Float(4)) => self.append_numbers::<4>(length, item, Number::Float(4)),
+                ([], Number::Float(8)) => self.append_numbers::<8>(length, item, Number::Float(8)),
+                ([], number) => match number.size() {
+                    1 => self.append_numbers::<1>(length, item, number),
+                    2 => self.append_numbers::<2>(length, item, number),
+                    4 => self.append_numbers::<4>(length, item, number),
+                    _ => self.append_numbers::<8>(length, item, number),
+                },
+                _ => (0..length).all(|index| self.append(item(index), shape)),
+            }
+        }
+    }
+
+    /// # Safety
+    /// The GIL is held, and so many items are alive. The number has so many bytes.
+    #[inline(always)]
+    unsafe fn append_numbers<const BYTES: usize>(
+        &mut self,
+        length: usize,
+        item: impl Fn(usize) -> *mut ffi::PyObject,
+        number: Number,
+    ) -> bool {
+        (0..length).all(|index| {
+            // SAFETY: as the caller promises.
+            let value = unsafe { Scalar::of(self.py, item(index)) };
+            value.and_then(|value| number.bytes(value)).is_some_and(|bytes| {
+                self.bytes.extend_from_slice(bytes.first_chunk::<BYTES>().expect("at most eight"));
+                true
+            })
+        })
+    }
+}

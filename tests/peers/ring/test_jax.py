@@ -1,0 +1,52 @@
+"""JAX arrays go into samples and records natively."""
+
+import jax
+import numpy as np
+import pytest
+
+import rollway
+from rollway.schema.pytree import Schema
+from rollway.schema.record import RecordSchema
+
+
+@pytest.fixture(autouse=True)
+def _native(monkeypatch):
+    def refuse(self, *args):
+        raise AssertionError("Python was asked to convert")
+
+    monkeypatch.setattr(Schema, "conform", refuse)
+    monkeypatch.setattr(RecordSchema, "conform", refuse)
+
+
+def test_arrays_of_jax_are_samples():
+    example = {"obs": np.zeros(4, np.float32), "reward": np.float32(0), "done": np.False_}
+    data = {"obs": jax.numpy.arange(4.0), "reward": jax.numpy.float32(1.5), "done": jax.numpy.array(True)}
+    with rollway.Server(example, batch_size=1) as server:
+        server.submit(data)
+        batch = server.sample(timeout=5).batch
+        assert batch["obs"].tolist() == [[0, 1, 2, 3]]
+        assert batch["reward"].tolist() == [1.5] and batch["done"].tolist() == [True]
+
+
+def test_an_array_that_is_still_computed_is_sent_whole():
+    step = jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda _, y: y @ x / 200, x))
+    example = {"x": np.zeros((200, 200), np.float32)}
+    start = jax.numpy.ones((200, 200))
+    expected = np.asarray(step(start))
+    with rollway.Server(example, batch_size=1) as server:
+        server.submit({"x": step(start)})
+        np.testing.assert_array_equal(server.sample(timeout=5)["x"][0], expected)
+
+
+def test_arrays_of_jax_are_records_and_stacked_samples():
+    schema = {"tokens": "int32[*]", "score": "float32[]"}
+    data = {"tokens": jax.numpy.arange(3), "score": jax.numpy.float32(0.5)}
+    with rollway.RecordServer(schema) as server:
+        server.submit_many([data, data])
+        for _ in range(2):
+            record = server.read(timeout=5)
+            assert record["tokens"].tolist() == [0, 1, 2] and record["score"] == 0.5
+    with rollway.Server({"x": np.zeros(2, np.float32)}, 3, rollway.ShmTransport()) as ring:
+        with rollway.ShmClient(ring.name, {"x": np.zeros(2, np.float32)}) as client:
+            assert client.send_many({"x": jax.numpy.ones((3, 2))}) == 3
+        assert ring.sample(timeout=5)["x"].tolist() == [[1, 1]] * 3
