@@ -11,7 +11,7 @@ import numpy as np
 from rollway._core import Record, RecordTable, plan_budget
 from rollway.errors import InvalidArgument, SchemaMismatch
 from rollway.schema.arrays import as_array, convert, describe
-from rollway.schema.leaves import RaggedLeaf
+from rollway.schema.leaves import Leaf
 from rollway.schema.record import RecordSchema
 
 Array = np.ndarray[Any, Any]
@@ -192,10 +192,10 @@ class _Table:
             )
         self.leaves = self.schema.leaves if leaves is None else tuple(self.schema[name] for name in leaves)
 
-    def index(self, leaf: RaggedLeaf) -> int:
+    def index(self, leaf: Leaf) -> int:
         return self.schema.leaves.index(leaf)
 
-    def ragged(self, by: str | None) -> RaggedLeaf:
+    def ragged(self, by: str | None) -> Leaf:
         """The leaf of the mask and the lengths."""
         for leaf in self.leaves:
             if leaf.ragged and by in (None, leaf.name):
@@ -212,12 +212,12 @@ class _Table:
     def __len__(self) -> int:
         return len(self.records)
 
-    def lengths(self, leaf: RaggedLeaf) -> Array:
+    def lengths(self, leaf: Leaf) -> Array:
         lengths = np.empty(len(self.records), np.int64)
         self.native.lengths(self.index(leaf), lengths)
         return lengths
 
-    def width(self, leaf: RaggedLeaf, length: int | None) -> int:
+    def width(self, leaf: Leaf, length: int | None) -> int:
         """T of a padded leaf. Longer records are an error."""
         longest, _ = self.native.extent(self.index(leaf))
         if length is None:
@@ -271,7 +271,7 @@ def _memory(name: str, given: Any) -> Array:
         ) from None
 
 
-def _fill(leaf: RaggedLeaf, value: Any) -> bytes:
+def _fill(leaf: Leaf, value: Any) -> bytes:
     """One item or one row of the padding, as bytes."""
     try:
         given = np.asarray(value)

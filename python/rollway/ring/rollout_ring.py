@@ -28,7 +28,7 @@ from rollway.errors import (
     SegmentNotFound,
     WaitTimeout,
 )
-from rollway.schema.leaves import RaggedLeaf, read_leaves
+from rollway.schema.leaves import Leaf, read_leaves
 from rollway.schema.pytree import Schema
 from rollway.transport.shm import ShmTransport
 
@@ -499,7 +499,7 @@ def rollout_ring_bytes(
 ) -> int:
     """How large the segment of a `RolloutRingBuffer` with these arguments is."""
     schema = Schema.of(_layout(num_envs, num_steps, obs_dim, action_dim, critic_dim, fields or {}))
-    return ring_bytes([leaf.nbytes for leaf in schema.leaves], 1, num_slots, len(schema.text), _MAX_PEERS)
+    return ring_bytes([leaf.row_bytes for leaf in schema.leaves], 1, num_slots, len(schema.text), _MAX_PEERS)
 
 
 def _layout(
@@ -519,7 +519,7 @@ def _layout(
     return layout
 
 
-def more_fields(fields: Mapping[str, Any]) -> dict[str, RaggedLeaf]:
+def more_fields(fields: Mapping[str, Any]) -> dict[str, Leaf]:
     """The fields that a ring has besides the usual ones."""
     leaves = read_leaves(fields)
     for leaf in leaves.values():

@@ -37,13 +37,13 @@ _NOTATION = re.compile(r"(\w+)\[([^\]]*)\]")
 _VOID = re.compile(r"void(\d{1,12})")  # numpy's name of a dtype of plain bytes, with their bits
 
 
-class RaggedLeaf(NamedTuple):
-    """One array of a record. ``ragged``: its first dimension differs from record to record; ``shape`` is the rest."""
+class Leaf(NamedTuple):
+    """One array of a schema. ``ragged``: its first dimension differs from record to record; ``shape`` is the rest."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    ragged: bool
+    ragged: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -59,13 +59,13 @@ class RaggedLeaf(NamedTuple):
         return describe(self.dtype, self.dims)
 
 
-def read_leaves(given: Any) -> dict[str, RaggedLeaf]:
+def read_leaves(given: Any) -> dict[str, Leaf]:
     """The leaves of a dict or Dict space, whose values have any of the forms. Those of a part are called ``part/leaf``.
 
     >>> {name: str(leaf) for name, leaf in read_leaves({"obs": "uint8[84,84]", "act": ((2,), np.float32)}).items()}
     {'obs': 'uint8[84,84]', 'act': 'float32[2]'}
     """
-    leaves: dict[str, RaggedLeaf] = {}
+    leaves: dict[str, Leaf] = {}
     for name, part in _parts(given):
         for leaf in _spread(str(name), part):
             if leaf.name in leaves:
@@ -101,7 +101,7 @@ def _example_of(name: str, form: Any) -> Any:
     return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
 
 
-def _spread(name: str, given: Any) -> Iterator[RaggedLeaf]:
+def _spread(name: str, given: Any) -> Iterator[Leaf]:
     """The leaves of one part of a schema."""
     if isinstance(given, dict) or _space_kind(given) in ("Dict", "Tuple"):
         for key, part in _parts(given):
@@ -118,7 +118,7 @@ def _joined(name: str, key: Any) -> str:
     return f"{name}/{key}" if name else str(key)
 
 
-def read_leaf(name: str, given: Any) -> RaggedLeaf:
+def read_leaf(name: str, given: Any) -> Leaf:
     """One array, in any of the forms. Raises `SchemaMismatch` that names the leaf and shows the forms."""
     if isinstance(given, str) and not isinstance(given, np.generic):
         match = _NOTATION.fullmatch(given.replace(" ", ""))
@@ -138,7 +138,7 @@ def read_leaf(name: str, given: Any) -> RaggedLeaf:
     return _leaf(name, array.dtype, list(array.shape))
 
 
-def _leaf(name: str, dtype_form: Any, dims: list[Any]) -> RaggedLeaf:
+def _leaf(name: str, dtype_form: Any, dims: list[Any]) -> Leaf:
     dtype = _dtype(name, dtype_form)
     if dtype.hasobject or dtype.itemsize == 0:
         raise SchemaMismatch(f"leaf '{name}' has dtype {dtype}, which has no fixed size in memory")
@@ -151,7 +151,7 @@ def _leaf(name: str, dtype_form: Any, dims: list[Any]) -> RaggedLeaf:
     shape = tuple(map(int, fixed))
     if dtype.itemsize * math.prod(dim or 1 for dim in shape) >= 2**63:
         raise SchemaMismatch(f"leaf '{name}' is {describe(dtype, dims)}, which is larger than an address space")
-    return RaggedLeaf(name, dtype, shape, ragged)
+    return Leaf(name, dtype, shape, ragged)
 
 
 def _dtype(name: str, given: Any) -> np.dtype[Any]:

@@ -11,11 +11,10 @@ import dataclasses
 import functools
 import inspect
 import json
-import math
 import threading
 import types
 from collections.abc import Iterator, Sequence, Set
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import optree
@@ -23,7 +22,7 @@ import optree
 from rollway._core import Plan, read_schema
 from rollway.errors import ForeignSchema, SchemaMismatch
 from rollway.schema.arrays import as_array, as_leaf, describe
-from rollway.schema.leaves import WHOLE, as_example
+from rollway.schema.leaves import WHOLE, Leaf, as_example
 
 NAMESPACE = "rollway"
 _MAX_DIMENSIONS = 63  # numpy's limit, less one
@@ -31,22 +30,6 @@ _MAX_QUOTED = 300  # characters of another process's text, in a message
 _MAX_FIELDS = 20
 _registered: set[type] = set()
 _registering = threading.RLock()
-
-
-class Leaf(NamedTuple):
-    """One array of a sample: its path in the tree, dtype and shape."""
-
-    path: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one sample of this leaf."""
-        return self.dtype.itemsize * math.prod(self.shape)
-
-    def __str__(self) -> str:
-        return describe(self.dtype, self.shape)
 
 
 def dtype_text(dtype: np.dtype[Any]) -> str | list[Any]:
@@ -86,7 +69,7 @@ class Schema:
 
     >>> import numpy as np
     >>> schema = Schema.of({"obs": np.zeros(4, np.float32), "done": np.bool_(False)})
-    >>> [f"{leaf.path}: {leaf}" for leaf in schema.leaves]
+    >>> [f"{leaf.name}: {leaf}" for leaf in schema.leaves]
     ['done: bool[]', 'obs: float32[4]']
     """
 
@@ -128,12 +111,12 @@ class Schema:
     @functools.cached_property
     def text(self) -> bytes:
         """The schema as text, for the header of a segment: paths, dtypes and shapes."""
-        rows = [[leaf.path, dtype_text(leaf.dtype), list(leaf.shape)] for leaf in self.leaves]
+        rows = [[leaf.name, dtype_text(leaf.dtype), list(leaf.shape)] for leaf in self.leaves]
         return json.dumps(rows, separators=(",", ":")).encode()
 
     def plan(self) -> Plan:
         """The schema, compiled for native code."""
-        leaves = [(leaf.dtype, list(leaf.shape), leaf.nbytes) for leaf in self.leaves]
+        leaves = [(leaf.dtype, list(leaf.shape), leaf.row_bytes) for leaf in self.leaves]
         return Plan(self, self.text, leaves, _native_tree(self.treedef))
 
     def unflatten(self, leaves: list[Any]) -> Any:
@@ -151,21 +134,21 @@ class Schema:
             self._structure_differs(data)
         arrays = [self._fit(leaf, value, stacked) for leaf, value in zip(self.leaves, values, strict=True)]
         if stacked:
-            rows = {leaf.path: array.shape[0] for leaf, array in zip(self.leaves, arrays, strict=True)}
+            rows = {leaf.name: array.shape[0] for leaf, array in zip(self.leaves, arrays, strict=True)}
             if len(set(rows.values())) > 1:
                 raise SchemaMismatch(f"the leaves hold different numbers of samples: {rows}")
         return [np.ascontiguousarray(array) for array in arrays]
 
     def _fit(self, leaf: Leaf, value: Any, stacked: bool) -> np.ndarray[Any, Any]:
-        array = as_leaf(value, leaf.path, leaf.dtype, ("n", *leaf.shape) if stacked else leaf.shape)
+        array = as_leaf(value, leaf.name, leaf.dtype, ("n", *leaf.shape) if stacked else leaf.shape)
         shape = array.shape[1:] if stacked else array.shape
         if stacked and array.ndim == 0:
-            raise SchemaMismatch(f"leaf '{leaf.path}' is {array.dtype}[]: send_many needs a leading dimension")
+            raise SchemaMismatch(f"leaf '{leaf.name}' is {array.dtype}[]: send_many needs a leading dimension")
         if array.dtype != leaf.dtype or shape != leaf.shape:
             given = describe(array.dtype, ("n", *shape) if stacked else shape)
             wanted = describe(leaf.dtype, ("n", *leaf.shape) if stacked else leaf.shape)
             raise SchemaMismatch(
-                f"leaf '{leaf.path}' is {given} here but {wanted} in the schema. "
+                f"leaf '{leaf.name}' is {given} here but {wanted} in the schema. "
                 "Cast or reshape it before sending, or change the example on both sides"
             )
         return array
@@ -173,7 +156,7 @@ class Schema:
     def _structure_differs(self, data: Any) -> NoReturn:
         register_dataclasses(data)
         given = {path_text(path) for path in optree.tree_paths(data, namespace=NAMESPACE)}
-        wanted = {leaf.path for leaf in self.leaves}
+        wanted = {leaf.name for leaf in self.leaves}
         if given == wanted:
             raise SchemaMismatch(
                 "the sample has the leaves of the schema in another structure: "

@@ -15,13 +15,13 @@ import numpy as np
 from rollway._core import RecordPlan, read_schema
 from rollway.errors import ForeignSchema, SchemaMismatch
 from rollway.schema.arrays import as_leaf, describe
-from rollway.schema.leaves import RaggedLeaf, read_leaves
+from rollway.schema.leaves import Leaf, read_leaves
 from rollway.schema.pytree import dtype_text, explain, known_dtype, leaves_differ, short
 
 _EXAMPLE = "{'tokens': 'int32[*]'}"
 
 
-class RecordSchema(Mapping[str, RaggedLeaf]):
+class RecordSchema(Mapping[str, Leaf]):
     """The leaves of a record, by name, in the order given.
 
     Args:
@@ -41,7 +41,7 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
         if not self.leaves:
             raise SchemaMismatch(f"the schema has no leaves: give at least one, like {_EXAMPLE}")
 
-    def _hold(self, leaves: dict[str, RaggedLeaf]) -> None:
+    def _hold(self, leaves: dict[str, Leaf]) -> None:
         self._leaves = leaves
         self.leaves = tuple(leaves.values())
         """The same, in order."""
@@ -65,7 +65,7 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
         schema._hold(leaves)
         return schema
 
-    def __getitem__(self, name: str) -> RaggedLeaf:
+    def __getitem__(self, name: str) -> Leaf:
         return self._leaves[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -101,17 +101,17 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
         return explain(self.text, foreign, "schema")
 
 
-def _leaf_from_text(name: str, described: Any, dims: tuple[Any, ...]) -> RaggedLeaf:
+def _leaf_from_text(name: str, described: Any, dims: tuple[Any, ...]) -> Leaf:
     """A leaf that the core read from a text."""
     try:
         dtype = known_dtype(described)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise SchemaMismatch(f"leaf '{short(name)}' has a dtype that is unknown here: {error}") from None
     ragged = dims[:1] == ("*",)
-    return RaggedLeaf(name, dtype, dims[ragged:], ragged)
+    return Leaf(name, dtype, dims[ragged:], ragged)
 
 
-def _fit(leaf: RaggedLeaf, value: Any) -> np.ndarray[Any, Any]:
+def _fit(leaf: Leaf, value: Any) -> np.ndarray[Any, Any]:
     if type(value) is np.ndarray and _is_exact(leaf, value):
         return value
     array = as_leaf(value, leaf.name, leaf.dtype, leaf.dims)
@@ -124,6 +124,6 @@ def _fit(leaf: RaggedLeaf, value: Any) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(array).reshape(array.shape)  # ascontiguousarray makes 0-d arrays 1-d
 
 
-def _is_exact(leaf: RaggedLeaf, array: np.ndarray[Any, Any]) -> bool:
+def _is_exact(leaf: Leaf, array: np.ndarray[Any, Any]) -> bool:
     fits = array.ndim == len(leaf.dims) and array.shape[leaf.ragged :] == leaf.shape
     return fits and array.dtype == leaf.dtype and array.flags.c_contiguous
