@@ -30,6 +30,7 @@ __all__ = [
     "RecordProducer",
     "RecordSlot",
     "RecordTable",
+    "RowWriter",
     "Sample",
     "SampleInfo",
     "Slot",
