@@ -106,8 +106,8 @@ class Learner(threading.Thread):
         """Takes batches until all that was sent has come, or until no more comes."""
         try:
             idle_since = time.monotonic()
-            while not self._stopped and not self._complete():
-                if self._source.take(self._use):
+            while not (self._stopped or (self._expected is not None and self._tally.received >= self._expected)):
+                if self._source.take(lambda batch, arrived_ns: self._note(arrived_ns, self._tally.check(batch))):
                     idle_since = time.monotonic()
                 elif self._idle_s is not None and time.monotonic() - idle_since > self._idle_s:
                     return
@@ -121,9 +121,3 @@ class Learner(threading.Thread):
     def stop(self) -> None:
         """Ends after the current batch."""
         self._stopped = True
-
-    def _complete(self) -> bool:
-        return self._expected is not None and self._tally.received >= self._expected
-
-    def _use(self, batch: Item, arrived_ns: int) -> None:
-        self._note(arrived_ns, self._tally.check(batch))

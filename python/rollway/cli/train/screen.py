@@ -61,7 +61,8 @@ class Screen(LiveScreen):
         body.add_column(justify="right", no_wrap=True)
         body.add_column(style="dim")
         goal = "" if self._goal is None else f", ends at {self._goal:g}"
-        body.add_row("return", Text(_number(now.mean_return), style="bold cyan"), _window(now) + goal)
+        window = f"mean of the last {now.averaged} of {count(now.episodes, 'episode')}"
+        body.add_row("return", Text(_number(now.mean_return), style="bold cyan"), window + goal)
         body.add_row("speed", f"{now.steps_per_s:,.0f}", "steps/s")
         body.add_row("staleness", f"{now.staleness:.1f}", f"versions behind the learner's {now.version:,}")
         body.add_row("queue", f"{now.queue_depth}", f"{self._unit}s wait for the learner")
@@ -89,10 +90,6 @@ def line(now: Progress) -> str:
     if now.deaths:
         parts.append(f"{count(now.deaths, 'death')}, {count(now.restarts, 'restart')}")
     return "  ".join(parts)
-
-
-def _window(now: Progress) -> str:
-    return f"mean of the last {now.averaged} of {count(now.episodes, 'episode')}"
 
 
 def _number(value: float) -> str:
