@@ -1,7 +1,7 @@
 //! The caller: asks environments, waits for their answers, and notices who died or hangs.
 
 use super::VectorEnv;
-use super::layout::{Answer, Geometry, MAX_ARGUMENT, Occupant, Request};
+use super::layout::{Answer, Geometry, MAX_ARGUMENT, Occupant, Request, env_range};
 #[cfg(not(loom))]
 use super::parent::ProcessWatch;
 use crate::error::{Error, Result};
@@ -267,6 +267,12 @@ impl Caller {
             #[cfg(loom)]
             None => false,
         }
+    }
+
+    /// The environments of a worker.
+    pub fn env_range(&self, worker: usize) -> std::ops::Range<usize> {
+        let geometry = self.vector_env.geometry();
+        env_range(worker, geometry.workers, geometry.envs)
     }
 
     /// Tells the workers to end, and takes the name away.
