@@ -1,6 +1,6 @@
 //! A consumer: takes single records, reads them in place, gives their room back.
 
-use super::protocol::{Stamp, Taken};
+use super::protocol::{Stamp, Taken, TakenRecord};
 use super::recovery::{self, RecoveredSeats};
 use super::{Deadline, IfExists, Records, RecordsSpec};
 use crate::error::{Damage, Error, Result};
@@ -352,7 +352,7 @@ impl<C: Deref<Target = Consumer>> Record<C> {
     /// Where it lies, at a multiple of 64; valid to read until release, and mapped as long as the segment is.
     #[inline]
     pub fn as_ptr(&self) -> *const u8 {
-        let &Taken { lane, start, bytes, .. } = self.taken();
+        let TakenRecord { lane, start, bytes, .. } = **self.taken();
         self.consumer.records.data(lane, start, bytes)
     }
 
@@ -365,7 +365,7 @@ impl<C: Deref<Target = Consumer>> Record<C> {
     }
 
     pub fn info(&self) -> RecordInfo {
-        let &Taken { lane, number, .. } = self.taken();
+        let TakenRecord { lane, number, .. } = **self.taken();
         let entry = self.consumer.records.protocol().lane(lane).entry(number);
         RecordInfo { stamp: entry.stamp, committed_ns: entry.committed_ns, lane, number }
     }

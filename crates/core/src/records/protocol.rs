@@ -36,7 +36,7 @@
 
 use super::layout::{Control, Descriptor, FreeLine, Lane, LaneOwner, NUMBER_MASK, SettledRun, State, Word};
 use crate::error::Damage;
-use crate::segment::Owner;
+use crate::segment::{Owned, Owner};
 use crate::sys::sync::{Ordering, Point, crash_point, fence};
 use smallvec::SmallVec;
 
@@ -45,62 +45,27 @@ type Result<T> = std::result::Result<T, Damage>;
 /// Shorter runs are looked at again. Loom's lanes are short.
 const WORTH_NOTING: u64 = if cfg!(loom) { 1 } else { 16 };
 
-/// A record that its producer is writing. There is one for each reservation, and `commit` or `abort` takes it: nothing is
-/// committed twice, or after it was given back.
-#[must_use = "its record stays reserved until it is committed or aborted"]
-#[derive(Debug, PartialEq, Eq)]
-pub struct Claim {
-    pub(super) lane: usize,
-    pub(super) number: u64,
-    pub(super) owner: Owner,
+/// A record that its producer is writing, until it is committed or aborted.
+pub type Claim = Owned<ReservedRecord>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReservedRecord {
+    pub lane: usize,
+    pub number: u64,
+    pub owner: Owner,
 }
 
-impl Claim {
-    pub fn lane(&self) -> usize {
-        self.lane
-    }
+/// A record that one consumer owns, until it is released or given back.
+pub type Taken = Owned<TakenRecord>;
 
-    pub fn number(&self) -> u64 {
-        self.number
-    }
-
-    pub fn owner(&self) -> Owner {
-        self.owner
-    }
-}
-
-/// A record that one consumer owns. There is one for each record that is taken, and `release` or `give_back` takes it.
-#[must_use = "its record stays taken until it is released or given back"]
-#[derive(Debug, PartialEq, Eq)]
-pub struct Taken {
-    pub(super) lane: usize,
-    pub(super) number: u64,
-    pub(super) owner: Owner,
-    pub(super) start: usize,
-    pub(super) bytes: usize,
-}
-
-impl Taken {
-    pub fn lane(&self) -> usize {
-        self.lane
-    }
-
-    pub fn number(&self) -> u64 {
-        self.number
-    }
-
-    pub fn owner(&self) -> Owner {
-        self.owner
-    }
-
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TakenRecord {
+    pub lane: usize,
+    pub number: u64,
+    pub owner: Owner,
     /// Where it lies in the lane's data. Checked.
-    pub fn start(&self) -> usize {
-        self.start
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
+    pub start: usize,
+    pub bytes: usize,
 }
 
 /// Where a record lies, and what is written beside it.
@@ -374,7 +339,7 @@ impl<'a> LaneWords<'a> {
         // SYNC records.head: Release here, Acquire in `span`. The word above comes first (I4).
         self.line.write.head.store(number.wrapping_add(1), Ordering::Release);
         crash_point(Point::RecordNumbered);
-        Claim { lane: self.index, number, owner: me }
+        Owned::new(ReservedRecord { lane: self.index, number, owner: me })
     }
 
     /// Publishes a record, and wakes who waits for one. Its bytes are written.
@@ -388,7 +353,7 @@ impl<'a> LaneWords<'a> {
     /// for nothing in between (I9).
     #[inline]
     pub fn publish(&self, claim: Claim, entry: &Entry) {
-        let Claim { number, .. } = claim;
+        let number = claim.number;
         let descriptor = self.at(number);
         debug_assert_eq!(
             descriptor.word.load(Ordering::Relaxed),
@@ -466,7 +431,7 @@ impl<'a> LaneWords<'a> {
             crash_point(Point::RecordTaken);
             match self.place(descriptor) {
                 Ok((start, bytes)) => {
-                    keep(Taken { lane: self.index, number, owner: me, start, bytes });
+                    keep(Owned::new(TakenRecord { lane: self.index, number, owner: me, start, bytes }));
                     count += 1;
                     (count == most).then_some(())
                 }
@@ -797,7 +762,7 @@ mod tests {
             let mut numbers = Vec::new();
             let mut take = || {
                 let taken = records.try_take(consumer, 0).unwrap()?;
-                numbers.push(taken.number());
+                numbers.push(taken.number);
                 records.lane(0).release(taken);
                 Some(())
             };

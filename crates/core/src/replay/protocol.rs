@@ -26,28 +26,22 @@
 
 use super::layout::{Control, Lap, RowKind, RowWord, Settled};
 use crate::error::Damage;
-use crate::segment::Owner;
+use crate::segment::{Owned, Owner};
 use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point, fence};
 use std::ops::Range;
 
-/// A run of adjacent rows that one adder owns. There is one for each claim, and `commit` or `abort` takes it: nothing is
-/// committed twice, or after it was given back.
-#[must_use = "its rows stay claimed until it is committed or aborted"]
-#[derive(Debug, PartialEq, Eq)]
-pub struct Claim {
-    /// Of the first row.
-    position: u64,
-    row: usize,
-    lap: Lap,
-    owner: Owner,
-    counts: ClaimCounts,
-}
+/// A run of adjacent rows that one adder owns, until it is committed or aborted.
+pub type Claim = Owned<ClaimedRows>;
 
-/// How many rows a claim has, and what they were before.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ClaimCounts {
-    pub rows: usize,
-    /// How many of the rows were whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClaimedRows {
+    /// Of the first row.
+    pub position: u64,
+    pub row: usize,
+    pub len: usize,
+    pub lap: Lap,
+    pub owner: Owner,
+    /// How many of the rows were whole before.
     pub overwritten: usize,
     /// How many of the rows were taken over from the dead.
     pub recovered: usize,
@@ -86,7 +80,7 @@ impl Protocol<'_> {
         let capacity = self.capacity() as u64;
         let mut row = (positions.start % capacity) as usize;
         let mut lap = Lap::new(positions.start / capacity + 1);
-        let mut claim: Option<Claim> = None;
+        let mut claim: Option<ClaimedRows> = None;
         for position in positions {
             if row == self.capacity() {
                 if claim.is_some() {
@@ -95,11 +89,12 @@ impl Protocol<'_> {
                 (row, lap) = (0, lap.next());
             }
             match (self.claim_row(row, lap, owner, &mut is_dead), &mut claim) {
-                (Some(was), Some(claim)) => claim.counts.note(was),
+                (Some(was), Some(claim)) => claim.add_row(was),
                 (Some(was), None) => {
-                    let mut counts = ClaimCounts::default();
-                    counts.note(was);
-                    claim = Some(Claim { position, row, lap, owner, counts });
+                    let (len, overwritten, recovered) = (0, 0, 0);
+                    let mut first = ClaimedRows { position, row, len, lap, owner, overwritten, recovered };
+                    first.add_row(was);
+                    claim = Some(first);
                 }
                 (None, Some(_)) => break,
                 (None, None) => {}
@@ -111,7 +106,7 @@ impl Protocol<'_> {
         }
         // SYNC table.turn: Release fence here, Acquire fence in `is_unchanged`. The claims come before the bytes (I3).
         fence(Ordering::Release);
-        claim
+        claim.map(Owned::new)
     }
 
     /// The one step by which a row changes hands. Gives what it was.
@@ -268,32 +263,21 @@ impl Protocol<'_> {
     }
 }
 
-impl Claim {
+impl ClaimedRows {
     /// The positions that were promised for the rows of the run.
     #[inline]
     pub fn positions(&self) -> Range<u64> {
-        self.position..self.position + self.counts.rows as u64
+        self.position..self.position + self.len as u64
     }
 
     /// The rows of the run.
     #[inline]
     pub fn rows(&self) -> Range<usize> {
-        self.row..self.row + self.counts.rows
+        self.row..self.row + self.len
     }
 
-    pub fn lap(&self) -> Lap {
-        self.lap
-    }
-
-    #[inline]
-    pub fn counts(&self) -> ClaimCounts {
-        self.counts
-    }
-}
-
-impl ClaimCounts {
-    fn note(&mut self, was: RowKind) {
-        self.rows += 1;
+    fn add_row(&mut self, was: RowKind) {
+        self.len += 1;
         self.overwritten += (was == RowKind::Ready) as usize;
         self.recovered += (was == RowKind::Writing) as usize;
     }

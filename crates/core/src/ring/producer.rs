@@ -371,7 +371,7 @@ impl<P: Deref<Target = Producer>> Slot<P> {
     /// How many slots the run has.
     #[allow(clippy::len_without_is_empty)] // A run has at least one slot.
     pub fn len(&self) -> usize {
-        self.claim.as_ref().map_or(0, Claim::len)
+        self.claim.as_ref().map_or(0, |claim| claim.len)
     }
 
     /// The buffer in which the run lies.

@@ -32,7 +32,7 @@
 
 use super::layout::{BatchNo, Buffer, BufferKind, BufferWord, Control, Place, Slot, SlotKind, SlotWord};
 pub use crate::error::Damage;
-use crate::segment::Owner;
+use crate::segment::{Owned, Owner};
 use crate::sys::prefetch::prefetch_to_write;
 use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point, fence};
 use std::ops::Range;
@@ -42,48 +42,24 @@ const AHEAD: usize = 32;
 
 type Result<T> = std::result::Result<T, Damage>;
 
-/// A run of adjacent slots that one producer owns. There is one for each claim, and `commit` or `abort` takes it: nothing is
-/// committed twice, or after it was given back.
-///
-/// ```compile_fail,E0382
-/// # use rollway_core::ring::protocol::{Claim, Protocol};
-/// fn commit_twice(ring: Protocol<'_>, claim: Claim) {
-///     ring.commit(claim);
-///     ring.commit(claim);
-/// }
-/// ```
-#[must_use = "its slots stay claimed until it is committed or aborted"]
-#[derive(Debug, PartialEq, Eq)]
-pub struct Claim {
-    pub(super) batch: BatchNo,
-    pub(super) buffer: usize,
-    pub(super) slot: usize,
+/// A run of adjacent slots that one producer owns, until it is committed or aborted.
+pub type Claim = Owned<ClaimedSlots>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClaimedSlots {
+    pub batch: BatchNo,
+    pub buffer: usize,
+    /// The first slot of the run, in its buffer.
+    pub slot: usize,
     pub(super) len: usize,
-    pub(super) owner: Owner,
+    pub owner: Owner,
 }
 
 #[allow(clippy::len_without_is_empty)] // A run has at least one slot.
-impl Claim {
-    pub fn batch(&self) -> BatchNo {
-        self.batch
-    }
-
-    pub fn buffer(&self) -> usize {
-        self.buffer
-    }
-
-    /// The first slot of the run, in its buffer.
-    pub fn slot(&self) -> usize {
-        self.slot
-    }
-
+impl ClaimedSlots {
     #[inline]
     pub fn len(&self) -> usize {
         self.len
-    }
-
-    pub fn owner(&self) -> Owner {
-        self.owner
     }
 }
 
@@ -105,39 +81,18 @@ impl Claimant<'_> {
     }
 }
 
-/// A batch that one consumer owns. There is one for each batch that is taken, and `release` or `give_back` takes it.
-#[must_use = "its buffer stays taken until it is released or given back"]
-#[derive(Debug, PartialEq, Eq)]
-pub struct Taken {
-    pub(super) batch: BatchNo,
-    pub(super) buffer: usize,
-    pub(super) ready: usize,
-    pub(super) overtook: bool,
-    pub(super) owner: Owner,
-}
+/// A batch that one consumer owns, until it is released or given back.
+pub type Taken = Owned<TakenBatch>;
 
-impl Taken {
-    pub fn batch(&self) -> BatchNo {
-        self.batch
-    }
-
-    pub fn buffer(&self) -> usize {
-        self.buffer
-    }
-
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TakenBatch {
+    pub batch: BatchNo,
+    pub buffer: usize,
     /// Ready slots; fewer than the batch size when it was closed early.
-    pub fn ready(&self) -> usize {
-        self.ready
-    }
-
+    pub ready: usize,
     /// Whether an older batch was passed over because it is not complete.
-    pub fn overtook(&self) -> bool {
-        self.overtook
-    }
-
-    pub fn owner(&self) -> Owner {
-        self.owner
-    }
+    pub overtook: bool,
+    pub owner: Owner,
 }
 
 /// Whether a batch can be taken.
@@ -320,7 +275,7 @@ impl<'a> Protocol<'a> {
             len += 1;
             crash_point(Point::RunPartlyClaimed);
         }
-        Some(Claim { batch: open.batch, buffer: open.index, slot, len, owner: who.owner })
+        Some(Owned::new(ClaimedSlots { batch: open.batch, buffer: open.index, slot, len, owner: who.owner }))
     }
 
     /// Claims a slot that was given back, by its owner or in his name: it comes first, so that its row stays in order.
@@ -333,7 +288,8 @@ impl<'a> Protocol<'a> {
                 if claim_slot(line, word.batch, who) {
                     crash_point(Point::SlotClaimed);
                     self.count_hole_filled();
-                    return Ok(Some(Claim { batch: word.batch, buffer, slot, len: 1, owner: who.owner }));
+                    let (batch, owner) = (word.batch, who.owner);
+                    return Ok(Some(Owned::new(ClaimedSlots { batch, buffer, slot, len: 1, owner })));
                 }
             }
             after = Some(word.batch);
@@ -504,16 +460,16 @@ impl<'a> Protocol<'a> {
                     .compare_exchange(word.pack(), mine, Ordering::AcqRel, Ordering::Relaxed)
                     .is_ok();
                 let buffer = self.index_of(line);
-                won.then_some(Taken { batch: word.batch, buffer, ready, overtook: false, owner })
+                won.then_some(TakenBatch { batch: word.batch, buffer, ready, overtook: false, owner })
             })?;
-            let Some(mut taken) = taken else { return Ok(None) };
+            let Some(taken) = taken else { return Ok(None) };
             crash_point(Point::BatchTaken);
             if taken.ready == 0 {
-                self.release(taken); // Sealed, and then every claim in it was given back.
+                self.release(Owned::new(taken)); // Sealed, and then every claim in it was given back.
                 continue;
             }
-            taken.overtook = self.has_older(taken.batch);
-            return Ok(Some(taken));
+            let overtook = self.has_older(taken.batch);
+            return Ok(Some(Owned::new(TakenBatch { overtook, ..taken })));
         }
     }
 

@@ -24,6 +24,7 @@
 //! | [`lease`] | proof of life, kept by the kernel: seats |
 //! | `peers` | [`PeerWatch`]: notices that every peer is dead |
 //! | [`catalog`] | the segments of this user: listed, and collected where nobody lives |
+//! | `owned` | [`Owned`]: what one participant owns until it gives it up |
 //! | `body` | what the structures in bodies need of their segment |
 //! | `naming`, `if_exists` | giving a segment its name; opening or making one |
 //! | [`arrival`] | waiting for a segment to appear |
@@ -41,9 +42,11 @@ pub mod lease;
 mod mapping;
 pub mod memory;
 mod naming;
+mod owned;
 mod peers;
 
 pub(crate) use if_exists::Structure;
 pub use lease::{Census, DelegatedLease, Owner, Role, Seat};
 pub use mapping::{PREFIX, Segment, Spec, directory};
+pub use owned::Owned;
 pub use peers::PeerWatch;

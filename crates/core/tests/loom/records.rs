@@ -14,7 +14,7 @@ use rollway_core::records::ledger::{Attempt, Ledger, Room};
 use rollway_core::records::protocol::{Entry, LaneWords, Protocol, Stamp, Taken};
 use rollway_core::records::recovery::recover;
 use rollway_core::segment::Owner;
-use rollway_core::sys::sync::{Ordering, Point, crash_point};
+use rollway_core::sys::sync::{Point, crash_point};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -94,7 +94,7 @@ impl Heap {
     }
 
     fn write(&self, room: &Room, value: u64) {
-        let cell = self.cell(room.claim.lane(), room.start);
+        let cell = self.cell(room.claim.lane, room.start);
         // SAFETY: the room is ours; loom checks.
         cell.0[0].with_mut(|half| unsafe { *half = value });
         crash_point(Point::RecordHalfWritten);
@@ -109,7 +109,7 @@ impl Heap {
 
     fn commit(&self, room: Room, value: u64) {
         let entry = Heap::entry(&room, value);
-        self.lane(room.claim.lane()).commit(room.claim, &entry);
+        self.lane(room.claim.lane).commit(room.claim, &entry);
     }
 
     /// As a run does it: room for all, then each is written and published, then one event.
@@ -147,21 +147,21 @@ impl Heap {
     }
 
     fn read(&self, taken: &Taken) -> u64 {
-        assert_eq!(taken.bytes(), CELL);
-        let cell = self.cell(taken.lane(), taken.start());
+        assert_eq!(taken.bytes, CELL);
+        let cell = self.cell(taken.lane, taken.start);
         // SAFETY: the record is ours; loom checks.
         let [one, two] = [0, 1].map(|half| cell.0[half].with(|half| unsafe { *half }));
         assert_eq!(one, two, "a half-written record was shown");
         assert_eq!(
             one,
-            self.lane(taken.lane()).entry(taken.number()).stamp.sequence,
+            self.lane(taken.lane).entry(taken.number).stamp.sequence,
             "the stamp of another record"
         );
         one
     }
 
     fn release(&self, taken: Taken) {
-        self.lane(taken.lane()).release(taken);
+        self.lane(taken.lane).release(taken);
     }
 
     fn receive(&self, who: Owner) -> u64 {

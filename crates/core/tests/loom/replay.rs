@@ -61,7 +61,7 @@ impl Heap {
         while let Some(claim) = table.claim(owner(seat), positions.clone(), |other| self.is_dead(other)) {
             positions.start = claim.positions().end;
             self.write(&claim, value);
-            added += claim.counts().rows;
+            added += claim.len;
             table.commit(claim);
         }
         added

@@ -86,7 +86,7 @@ impl Heap {
 
     /// Writes `first`, `first + 1`, … into the rows of a claim, each in two halves.
     fn write(&self, claim: &Claim, first: u64) {
-        let start = claim.buffer() * self.batch_size + claim.slot();
+        let start = claim.buffer * self.batch_size + claim.slot;
         for (value, row) in (first..).zip(&self.rows[start..start + claim.len()]) {
             // SAFETY: the row is claimed by us; loom checks.
             row.0[0].with_mut(|half| unsafe { *half = value });
@@ -131,10 +131,10 @@ impl Heap {
 
     /// The samples of a taken batch, in the order of their rows.
     fn read(&self, taken: &Taken) -> Vec<u64> {
-        let first = taken.buffer() * self.batch_size;
+        let first = taken.buffer * self.batch_size;
         let rows = self.slots[first..first + self.batch_size].iter().zip(&self.rows[first..]);
         let ready = rows.filter(|(slot, _)| {
-            SlotWord::unpack(slot.word.load(Ordering::Relaxed)).is_ready_for(taken.batch())
+            SlotWord::unpack(slot.word.load(Ordering::Relaxed)).is_ready_for(taken.batch)
         });
         let values: Vec<u64> = ready
             .map(|(_, row)| {
@@ -144,7 +144,7 @@ impl Heap {
                 one
             })
             .collect();
-        assert_eq!(values.len(), taken.ready(), "the batch holds as many samples as it says");
+        assert_eq!(values.len(), taken.ready, "the batch holds as many samples as it says");
         values
     }
 
