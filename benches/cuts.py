@@ -27,7 +27,7 @@ import rollway
 from faults.numbered import Numbered
 from faults.proxy import Proxy, RandomCuts
 from harness import report
-from harness.cell import Crew, Report
+from harness.cell import Report, RunProcesses
 
 BUFFERS = 4
 STALL_S = 30.0  # nothing arrived for this long: several times the longest pause of a client
@@ -113,7 +113,7 @@ class Watch:
 def run(load: Load, cuts: int, clients: int, seed: int, progress: Progress) -> dict[str, Any]:
     """One run. Ends early, and says so, when nothing arrives any more or a client fails."""
     samples = Numbered(load.words)
-    watch, crew = Watch(clients, samples), Crew()
+    watch, processes = Watch(clients, samples), RunProcesses()
     stop = RawValue(ctypes.c_bool, False)
     task = progress.add_task(f"samples of {samples.nbytes:,} bytes", total=cuts)
     began, heard, stalled = 0.0, time.monotonic(), False
@@ -123,29 +123,30 @@ def run(load: Load, cuts: int, clients: int, seed: int, progress: Progress) -> d
     ):
         try:
             for worker in range(clients):
-                crew.spawn("client", (produce,), (proxy.port, server.token, worker, load, stop))
-            while crew.alive() and not stalled:
+                processes.spawn("client", (produce,), (proxy.port, server.token, worker, load, stop))
+            while processes.alive() and not stalled:
                 try:
                     watch.add(server.sample(timeout=0.1, at_least=1))
                     heard = time.monotonic()
                     began = began or heard
                 except rollway.WaitTimeout:
                     stalled = time.monotonic() - heard > STALL_S
-                crew.read()
-                stop.value = len(proxy.cuts) >= cuts or bool(crew.reports)  # whoever reports before that has failed
+                processes.read()
+                # A client that reports before it is told to stop has failed.
+                stop.value = len(proxy.cuts) >= cuts or bool(processes.reports)
                 progress.update(task, completed=len(proxy.cuts))
-            crew.read()
+            processes.read()
             if stalled:
                 progress.console.print(f"stalled: {proxy!r}, {server.stats()}", highlight=False)
         finally:
-            crew.kill()
+            processes.kill()
         while server.stats()["ready_samples"]:
             server.flush()
             watch.add(server.sample(timeout=5))
-    for told in crew.reports:
+    for told in processes.reports:
         if told["error"]:
             progress.console.print(f"a client failed: {told['error']}", highlight=False)
-    by_worker = {told["worker"]: told for told in crew.reports if "worker" in told}
+    by_worker = {told["worker"]: told for told in processes.reports if "worker" in told}
     last = [by_worker.get(worker, SILENT) for worker in range(clients)]
     return {
         "clients": clients,

@@ -34,7 +34,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import rollway
 from faults.scored_groups import SIZE, Name, environment_class, name_of, scored_group, trajectory
 from harness import report
-from harness.cell import Crew, Report, die_with
+from harness.cell import Report, RunProcesses, die_with
 
 LIVES, COUNTERS = 1 << 9, 1 << 13  # of one worker; of one life
 LANE_BYTES = 16 << 20
@@ -189,7 +189,7 @@ class ByReader:
     def __init__(self, server: rollway.RecordServer) -> None:
         from rollway.integrations.atropos import GroupReader
 
-        self._reader = GroupReader(server, deadline_s=HALF_S)
+        self._reader = GroupReader(server, group_timeout_s=HALF_S)
 
     async def take(self, watch: Watch, timeout_s: float) -> bool:
         """False when nothing came in time."""
@@ -221,7 +221,7 @@ class ByGenerate:
         from rollway.integrations.skyrl import AtroposSHMGenerator
 
         self._generator = AtroposSHMGenerator(
-            server, match="stream", group_size=SIZE, timeout_s=None, group_deadline_s=HALF_S, peer_timeout_s=None
+            server, match="stream", group_size=SIZE, timeout_s=None, group_timeout_s=HALF_S, peer_timeout_s=None
         )
         self._groups = CALL
 
@@ -264,14 +264,14 @@ def run(kind: Any, options: argparse.Namespace, progress: Progress) -> dict[str,
     """One run. Ends early, and says so, when nothing arrives any more or the supervisor fails."""
     from rollway.integrations.atropos import ATROPOS_SCHEMA
 
-    watch, crew, ledger = Watch(), Crew(), Ledger(options.environments)
+    watch, processes, ledger = Watch(), RunProcesses(), Ledger(options.environments)
     stop = RawValue(ctypes.c_bool, False)
     task = progress.add_task(NAMES[kind], total=options.groups)
 
     async def read(server: rollway.RecordServer) -> tuple[float, bool]:
         consumer = kind(server)
         began, heard, stalled = 0.0, time.monotonic(), False
-        while crew.alive() and not stalled:
+        while processes.alive() and not stalled:
             if await consumer.take(watch, LEFT_S):
                 heard = time.monotonic()
                 began = began or heard
@@ -279,7 +279,7 @@ def run(kind: Any, options: argparse.Namespace, progress: Progress) -> dict[str,
             stop.value = arrived >= options.groups
             stalled = time.monotonic() - heard > STALL_S
             progress.update(task, completed=min(arrived, options.groups))
-            crew.read()
+            processes.read()
         took = heard - began
         consumer.only_the_rest()
         while await consumer.take(watch, LEFT_S):
@@ -296,19 +296,19 @@ def run(kind: Any, options: argparse.Namespace, progress: Progress) -> dict[str,
     ) as server:
         try:
             settings = (server.name, options.environments, options.every, kind.with_images, ledger, stop)
-            crew.spawn("supervisor", (supervise,), settings)
+            processes.spawn("supervisor", (supervise,), settings)
             took, stalled = asyncio.run(read(server))
-            crew.read()
+            processes.read()
         finally:
-            crew.kill()
+            processes.kill()
         stats = server.stats()
-    for told in crew.reports:
+    for told in processes.reports:
         if "error" in told:
             progress.console.print(f"the supervisor failed: {told['error']}", highlight=False)
     noted, arrived = set(ledger.noted()), set(watch.times)
     return {
         "environments": options.environments,
-        "kills": sum(told.get("kills", 0) for told in crew.reports),
+        "kills": sum(told.get("kills", 0) for told in processes.reports),
         "groups": len(arrived),
         "groups_per_s": len(arrived) / max(took, 1e-9),
         "sent_in_full": len(noted),

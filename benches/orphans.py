@@ -38,7 +38,7 @@ class Learner(rollway.AsyncRunner):
             ring.advance_read()
 
 
-def collect(collector: rollway.Collector, ring: rollway.RolloutRingBuffer) -> None:
+def collect(collector: rollway.runner.Collector, ring: rollway.RolloutRingBuffer) -> None:
     if collector.index % 2:
         subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     while not collector.stop.is_set():

@@ -32,7 +32,8 @@ from typing import Any
 import numpy as np
 
 from harness import machine, plot
-from harness.report import short, write_json
+from harness.report import write_json
+from harness.tables import short
 
 OBS, ACT = 64, 4
 FIELDS = {"obs": (OBS,), "actions": (ACT,), "rewards": (), "next_obs": (OBS,), "dones": ()}

@@ -5,7 +5,7 @@
 * write and read: a rollout is copied field by field into the ring and published, waited for and copied out again. The
   limit is the same copies between plain arrays, with as many of them as the ring has slots.
 * arrival: the time from publishing in one process to the arrays being at hand in another, 200 times, 5 ms apart.
-* wholeness: a writer that never stops and laps the reader, who copies rollouts out and looks whether each is of one
+* wholeness: a writer that never stops and laps the reader, which copies rollouts out and looks whether each is of one
   piece.
 
 Writes docs/bench/rollouts.json and .md, and prints the table; the exit status says whether a rollout of ours was torn.
@@ -30,7 +30,7 @@ import numpy as np
 import rollway
 from contenders.unilab_rollouts import UnilabRollouts
 from harness import machine
-from rollway.ring.rollout_ring_buffer import rollout_shapes
+from rollway.ring.rollout_ring import rollout_shapes
 
 SIZES = {"256 envs": 256, "1,024 envs": 1024, "4,096 envs": 4096}
 STEPS, OBS, ACTIONS, SLOTS = 24, 48, 12, 4

@@ -34,7 +34,7 @@ from harness import machine
 PUFFERS = ("plain loop", "PufferLib 0", "PufferLib 2")
 """The number is that of the workers."""
 HERE = Path(__file__).resolve().parent
-MARCH = "two processes, in step (limit)"
+LOCK_STEP = "two processes, in step (limit)"
 PINNED = ", packages that PufferLib asks for"
 
 
@@ -102,7 +102,7 @@ def contenders(world: str, num_envs: int, pinned: str | None) -> list[tuple[str,
         if pinned:
             found += [(way + PINNED, maker(way, pinned)) for way in PUFFERS]
     if world == "cartpole":
-        found += [(MARCH, maker("march 2")), ("EnvPool", maker("EnvPool"))]
+        found += [(LOCK_STEP, maker("lock-step 2")), ("EnvPool", maker("EnvPool"))]
     return found
 
 
@@ -176,8 +176,8 @@ def bars(cells: dict[str, Any]) -> list[tuple[str, float | None, float]]:
     """What is asked for: its words, what was measured, and the least that it should be."""
     found: list[tuple[str, float | None, float]] = []
     for cell in ("cartpole x 16", "cartpole x 64"):
-        march = ratio(cells[cell], MARCH, "SyncVectorEnv")
-        words = f"{cell}: SyncVectorEnv (processes that only wait for each other after every step: {march:.2f})"
+        lock_step = ratio(cells[cell], LOCK_STEP, "SyncVectorEnv")
+        words = f"{cell}: SyncVectorEnv (processes that only wait for each other after every step: {lock_step:.2f})"
         found += [
             (words, ratio(cells[cell], "rollway", "SyncVectorEnv"), 1.5),
             (f"{cell}: AsyncVectorEnv", ratio(cells[cell], "rollway", "AsyncVectorEnv"), 8.0),

@@ -28,7 +28,7 @@ class Simulator(gym.Env):
 
 
 if __name__ == "__main__":
-    policy = rollway.FaultPolicy(max_restarts=100)
+    policy = rollway.RestartPolicy.up_to(100)
     with rollway.make_vec(Simulator, 8, num_workers=8, batch_size=4, restart=policy) as envs:
         envs.async_reset(seed=1)
         steps = np.zeros(8, int)

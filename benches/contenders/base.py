@@ -98,7 +98,7 @@ class Contender:
     start_s: float = 60.0  #: importing and connecting, on a busy machine
     stall_s: float = 5.0  #: after so long in which nothing moved a cell is given up
     rate_hz: int = 1000  #: of the latency measurement; less where it would only show a queue
-    household: str | None = None  #: of contenders that share what is kept running between their cells
+    shared_service: str | None = None  #: of contenders that share what is kept running between their cells
 
     def missing(self) -> str | None:
         """Why this contender cannot run here, or None."""
@@ -124,7 +124,7 @@ class Contender:
         """In the parent, after all processes have ended, by themselves or killed: leave no file behind."""
 
     def leave(self) -> None:
-        """In the parent, before a cell of another household: stop what was kept running."""
+        """In the parent, before a cell that does not share it: stop what was kept running."""
 
 
 def free_port() -> int:

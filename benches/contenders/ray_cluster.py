@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from typing import Any
 
-HOUSEHOLD = "ray"
+SHARED_SERVICE = "ray"
 _CPUS = 16  # slots for actors, not cores
 _STORE_BYTES = 1 << 30
 _folders: list[str] = []

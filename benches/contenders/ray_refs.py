@@ -88,7 +88,7 @@ class RayRefs(Contender):
     least_s = 1.0
     stall_s = 20.0
     rate_hz = 100
-    household = ray_cluster.HOUSEHOLD
+    shared_service = ray_cluster.SHARED_SERVICE
 
     def __init__(self, way: Way) -> None:
         self.way = way

@@ -118,7 +118,7 @@ class TransferQueue(Contender):
     least_s = 1.0
     stall_s = 20.0
     rate_hz = 50
-    household = ray_cluster.HOUSEHOLD
+    shared_service = ray_cluster.SHARED_SERVICE
 
     def suits(self, workload: Trajectories) -> bool:
         return "masks" in workload.example()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rollway.ring.rollout_ring_buffer import rollout_shapes
+from rollway.ring.rollout_ring import rollout_shapes
 
 POLL_S = 0.001
 

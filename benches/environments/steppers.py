@@ -44,13 +44,13 @@ def stepper(way: str, world: str, num_envs: int) -> Callable[[float], dict[str, 
     kind, _, last = way.rpartition(" ")
     workers = int(last) if last.isdigit() else 0
     if kind == "bare":
-        from environments.relay import Relay
+        from environments.bare_processes import TakingTurns
 
-        return Relay(WORLDS[world], num_envs, workers).measure
-    if kind == "march":
-        from environments.relay import March
+        return TakingTurns(WORLDS[world], num_envs, workers).measure
+    if kind == "lock-step":
+        from environments.bare_processes import LockStep
 
-        return March(WORLDS[world], num_envs).measure
+        return LockStep(WORLDS[world], num_envs).measure
     advance = _advance(kind if last.isdigit() else way, world, num_envs, workers)
 
     def measure(seconds: float) -> dict[str, float]:

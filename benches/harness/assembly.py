@@ -21,8 +21,8 @@ from contenders.base import Contender
 from contenders.rollway_records import lane_bytes, schema
 from harness import summary
 from harness.cell import Outcome, Report, run_alone
-from harness.report import TableText, figure_text
 from harness.summary import Record
+from harness.tables import TableText, figure_text
 from harness.trajectories import PACED
 from harness.workloads import Item
 

@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from contenders.base import Contender
-from harness.board import Board
+from harness.cell_state import CellState
 from harness.workloads import Workload
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -66,20 +66,20 @@ def run_cell(
     reason = contender.missing()
     if reason is not None:
         return Outcome("not installed", {}, reason)
-    board = Board(producers)
-    crew = Crew()
+    state = CellState(producers)
+    processes = RunProcesses()
     link = None
     try:
         link = contender.link(workload, producers)
-        crew.spawn("consumer", consumer, (contender, link, workload, board))
+        processes.spawn("consumer", consumer, (contender, link, workload, state))
         for index in range(producers):
-            crew.spawn("producer", producer, (contender, link, workload, board, index))
-        stalled = crew.watch(board, contender.start_s, contender.stall_s + quiet_s)
+            processes.spawn("producer", producer, (contender, link, workload, state, index))
+        stalled = processes.watch(state, contender.start_s, contender.stall_s + quiet_s)
     finally:
-        crew.kill()
+        processes.kill()
         if link is not None:
             contender.discard(link)
-    return _judge(crew, stalled)
+    return _judge(processes, stalled)
 
 
 def run_alone(contender: Contender, role: Role) -> Outcome:
@@ -87,16 +87,16 @@ def run_alone(contender: Contender, role: Role) -> Outcome:
     reason = contender.missing()
     if reason is not None:
         return Outcome("not installed", {}, reason)
-    crew = Crew()
+    processes = RunProcesses()
     try:
-        crew.spawn("alone", role, ())
-        stalled = crew.watch(Board(0), contender.start_s, contender.stall_s)
+        processes.spawn("alone", role, ())
+        stalled = processes.watch(CellState(0), contender.start_s, contender.stall_s)
     finally:
-        crew.kill()
-    return _judge(crew, stalled)
+        processes.kill()
+    return _judge(processes, stalled)
 
 
-class Crew:
+class RunProcesses:
     """The processes of one run and what they reported. They die with their parent, and leave Ctrl-C to it."""
 
     def __init__(self) -> None:
@@ -117,11 +117,11 @@ class Crew:
     def alive(self) -> bool:
         return any(process.is_alive() for process in self.processes)
 
-    def watch(self, board: Board, start_s: float, stall_s: float) -> bool:
-        """Wait for everybody to end. True if the cell got nowhere, False if all ended or one failed."""
-        seen = board.progress()
+    def watch(self, state: CellState, start_s: float, stall_s: float) -> bool:
+        """Waits until all processes have ended. True if the cell got nowhere, False if all ended or one failed."""
+        seen = state.progress()
         moved_at = time.monotonic()
-        patience = start_s
+        limit_s = start_s
         while True:
             alive = self.alive()
             self.read()
@@ -129,12 +129,12 @@ class Crew:
             if not alive or self.exit_codes or any("error" in report for report in self.reports):
                 return False
             now = time.monotonic()
-            progress = board.progress()
+            progress = state.progress()
             if progress != seen:
                 seen, moved_at = progress, now
-                if board.all_started():
-                    patience = stall_s
-            elif now - moved_at > patience:
+                if state.all_started():
+                    limit_s = stall_s
+            elif now - moved_at > limit_s:
                 return True
             time.sleep(0.02)
 
@@ -157,9 +157,9 @@ class Crew:
             pipe.close()
 
 
-def _judge(crew: Crew, stalled: bool) -> Outcome:
+def _judge(processes: RunProcesses, stalled: bool) -> Outcome:
     values: dict[str, Any] = {}
-    for report in crew.reports:
+    for report in processes.reports:
         if "error" in report:
             print(report["traceback"], file=sys.stderr)
             return Outcome("failed", {}, report["error"])
@@ -170,8 +170,8 @@ def _judge(crew: Crew, stalled: bool) -> Outcome:
                 values[key] = value
     if stalled:
         return Outcome("stalled", values, "nothing moved any more; its processes were killed")
-    if crew.exit_codes:
-        return Outcome("failed", values, f"a process ended with exit code {crew.exit_codes[0]}")
+    if processes.exit_codes:
+        return Outcome("failed", values, f"a process ended with exit code {processes.exit_codes[0]}")
     for status in ("miscounted", "lossy"):
         if status in values:
             return Outcome(status, values, values[status])
@@ -200,20 +200,20 @@ def die_with(parent: int) -> None:
 Report = Callable[[dict[str, Any]], None]
 
 
-def produce(report: Report, contender: Contender, link: Any, workload: Workload, board: Board, index: int) -> None:
+def produce(report: Report, contender: Contender, link: Any, workload: Workload, state: CellState, index: int) -> None:
     """Send bursts until told to stop. Reports how many samples and how much CPU time."""
-    board.wait_for_consumer()
+    state.wait_for_consumer()
     producer = contender.producer(link, workload, index)
     sent = 0
     cpu = time.process_time()
-    while not board.stopped():
-        board.announce(index, producer.burst_items)
+    while not state.stopped():
+        state.announce(index, producer.burst_items)
         producer.burst()
         sent += producer.burst_items
     cpu = time.process_time() - cpu
-    board.finish(index)
+    state.finish(index)
     report({"sent": sent, "producer_cpu_s": cpu})
-    board.wait_until_drained()
+    state.wait_until_drained()
     producer.close()
 
 
@@ -222,23 +222,23 @@ def consume(
     contender: Contender,
     link: Any,
     workload: Workload,
-    board: Board,
+    state: CellState,
     seconds: float,
     warmup_s: float,
 ) -> None:
     """Receive for `seconds` after the warm-up, then drain and compare with what was announced."""
-    consumer = contender.consumer(link, workload, board.producers)
-    board.consumer_ready()
+    consumer = contender.consumer(link, workload, state.producers)
+    state.consumer_ready()
     clock = time.perf_counter
 
     received = consumer.receive()
-    while not board.all_started():
+    while not state.all_started():
         received += consumer.receive()
-        board.receive(received)
+        state.receive(received)
     begin_at = clock() + warmup_s
     while clock() < begin_at:
         received += consumer.receive()
-        board.receive(received)
+        state.receive(received)
 
     first, cpu = received, time.process_time()
     consumer.careful = False
@@ -246,7 +246,7 @@ def consume(
     while now < began + seconds:
         received += consumer.receive()
         now = clock()
-        board.receive(received)
+        state.receive(received)
     cpu = time.process_time() - cpu
     consumer.careful = True
     report(
@@ -258,19 +258,19 @@ def consume(
         }
     )
 
-    board.stop()
+    state.stop()
     while True:
-        finished = board.all_finished()
-        if received < board.announced() or consumer.lossy:
+        finished = state.all_finished()
+        if received < state.announced() or consumer.lossy:
             got = consumer.receive()
             received += got
-            board.receive(received)
+            state.receive(received)
             if finished and not got:  # it says itself that no more will come
                 break
         elif finished:
             break
         else:
             time.sleep(0.0002)
-    board.drained()
-    report(consumer.verdict(received, board.announced(), workload))
+    state.drained()
+    report(consumer.verdict(received, state.announced(), workload))
     consumer.close()

@@ -12,8 +12,8 @@ from typing import Any
 from contenders.rollway import Rollway
 from contenders.rollway_records import RollwayRecords
 from contenders.rollway_tcp import RollwayTcp
-from harness.board import Board
 from harness.cell import Outcome, Report, run_cell
+from harness.cell_state import CellState
 from harness.workloads import Workload
 
 PRODUCERS = 4
@@ -25,23 +25,23 @@ def measure_idle(contender: Ours, workload: Workload, seconds: float) -> Outcome
     return run_cell(contender, workload, PRODUCERS, (wait, seconds), (attach,), quiet_s=seconds)
 
 
-def attach(report: Report, contender: Ours, link: Any, workload: Workload, board: Board, index: int) -> None:
-    board.wait_for_consumer()
+def attach(report: Report, contender: Ours, link: Any, workload: Workload, state: CellState, index: int) -> None:
+    state.wait_for_consumer()
     producer = contender.producer(link, workload, index)
-    board.announce(index, 1)  # attached; nothing is ever sent
-    board.wait_until_drained()
+    state.announce(index, 1)  # attached; nothing is ever sent
+    state.wait_until_drained()
     producer.close()
 
 
-def wait(report: Report, contender: Ours, link: Any, workload: Workload, board: Board, seconds: float) -> None:
-    consumer = contender.consumer(link, workload, board.producers)
-    board.consumer_ready()
-    while not board.all_started():
+def wait(report: Report, contender: Ours, link: Any, workload: Workload, state: CellState, seconds: float) -> None:
+    consumer = contender.consumer(link, workload, state.producers)
+    state.consumer_ready()
+    while not state.all_started():
         time.sleep(0.01)
     began, before = time.monotonic(), _cpu_s()
     consumer.wait_idle(seconds)
     cpu_s, elapsed_s = _cpu_s() - before, time.monotonic() - began
-    board.drained()
+    state.drained()
     report({"cpu_percent": 100 * cpu_s / elapsed_s, "cpu_s": cpu_s, "elapsed_s": elapsed_s})
     consumer.close()
 

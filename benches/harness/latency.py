@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from contenders.base import Contender
-from harness.board import Board
 from harness.cell import Outcome, Report, run_cell
+from harness.cell_state import CellState
 from harness.workloads import Workload
 
 WARMUP_S = 0.2  # of sends that are not counted
@@ -26,23 +26,23 @@ def measure_latency(contender: Contender, workload: Workload, seconds: float) ->
 
 
 def send(
-    report: Report, contender: Contender, link: Any, workload: Workload, board: Board, index: int, count: int
+    report: Report, contender: Contender, link: Any, workload: Workload, state: CellState, index: int, count: int
 ) -> None:
-    board.wait_for_consumer()
+    state.wait_for_consumer()
     producer = contender.producer(link, workload, index)
-    board.announce(index, count)
+    state.announce(index, count)
     producer.send_paced(count, 1_000_000_000 // contender.rate_hz)
-    board.finish(index)
-    board.wait_until_drained()
+    state.finish(index)
+    state.wait_until_drained()
     producer.close()
 
 
 def receive(
-    report: Report, contender: Contender, link: Any, workload: Workload, board: Board, warmup: int, count: int
+    report: Report, contender: Contender, link: Any, workload: Workload, state: CellState, warmup: int, count: int
 ) -> None:
-    consumer = contender.consumer(link, workload, board.producers)
-    board.consumer_ready()
+    consumer = contender.consumer(link, workload, state.producers)
+    state.consumer_ready()
     waits = consumer.receive_stamps(warmup + count)
-    board.drained()
+    state.drained()
     report({"waits_ns": waits[warmup:]})
     consumer.close()

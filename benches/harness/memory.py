@@ -19,8 +19,8 @@ from contenders.proposal import ProposedBuffer
 from contenders.rollway_records import schema
 from harness import summary
 from harness.cell import Outcome, Report, run_alone
-from harness.report import TableText, figure_text, labels
 from harness.summary import Record
+from harness.tables import TableText, figure_text, labels
 from harness.trajectories import BUFFER, TRAJECTORIES, Trajectories
 from harness.workloads import Item
 
@@ -31,7 +31,7 @@ _SPREAD = "100 to 4,096 tokens"
 
 
 class InFlight(Contender):
-    """One row: who holds them, how long they are, from how many producers they came, and the server's settings."""
+    """One row: what holds the trajectories, their lengths, the number of producers, the settings of the server."""
 
     def __init__(self, key: str, label: str, lengths: str, producers: int = 1, **geometry: int) -> None:
         self.key, self.label, self.lengths, self.producers, self.geometry = key, label, lengths, producers, geometry

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import summary
-from harness.report import short
 from harness.summary import Record
+from harness.tables import short
 
 _OURS, _LIMIT, _PEER = ("#1f77b4", "#7fb3d9"), ("#555555", "#aaaaaa"), ("#d98c3f", "#efc797")
 

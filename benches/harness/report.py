@@ -6,23 +6,15 @@ Takes what `summary` computes; measures nothing and draws nothing (see `plot`).
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from harness import machine, summary
-from harness.summary import Figure, Ratio, Record
-
-if TYPE_CHECKING:
-    from harness.programme import Programme
-
-TableText = tuple[str, list[str], list[list[str]]]  # title, header, rows
-
-_DASH = "–"
+from harness.benchmark import Benchmark
+from harness.summary import Ratio, Record
+from harness.tables import DASH, TableText, figure_text, labels, markdown, short
 
 
 def write_json(record: Record, path: Path) -> None:
@@ -35,19 +27,19 @@ def write_json(record: Record, path: Path) -> None:
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def write_markdown(programme: Programme, record: Record, path: Path) -> None:
-    parts = [f"# {programme.title}", _origin(record)]
-    for title, header, rows in _tables(programme, record):
+def write_markdown(benchmark: Benchmark, record: Record, path: Path) -> None:
+    parts = [f"# {benchmark.title}", _origin(record)]
+    for title, header, rows in _tables(benchmark, record):
         parts.append(f"## {title}")
-        parts.append(_markdown_table(header, rows))
-    parts.append(f"Method and definitions: `benches/README.md`. Raw samples: `{programme.stem}.json`.")
+        parts.append(markdown(header, rows))
+    parts.append(f"Method and definitions: `benches/README.md`. Raw samples: `{benchmark.stem}.json`.")
     if record["plot"]:
         parts.insert(2, f"![throughput and latency]({record['plot']})")
     path.write_text("\n\n".join(parts) + "\n")
 
 
-def show(programme: Programme, record: Record, console: Console) -> None:
-    for title, header, rows in _tables(programme, record):
+def show(benchmark: Benchmark, record: Record, console: Console) -> None:
+    for title, header, rows in _tables(benchmark, record):
         table = Table(title=title, title_justify="left")
         for i, name in enumerate(header):
             table.add_column(name, justify="right" if i else "left", no_wrap=not i)
@@ -78,7 +70,7 @@ def write_runs(rows: list[Record], path: Path) -> None:
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def _tables(programme: Programme, record: Record) -> list[TableText]:
+def _tables(benchmark: Benchmark, record: Record) -> list[TableText]:
     found = []
     if record["throughput"]:
         found.append(_throughput_table(record))
@@ -87,8 +79,8 @@ def _tables(programme: Programme, record: Record) -> list[TableText]:
             found.append(_fate_table(record))
     if record["latency"]:
         found.append(_latency_table(record))
-    found.extend(extra.tabulate(record) for extra in programme.extras if record[extra.table])
-    found.append(("Ratios", ["what", "value"], [[r.name, _ratio_text(r)] for r in programme.ratios(record)]))
+    found.extend(extra.tabulate(record) for extra in benchmark.extras if record[extra.table])
+    found.append(("Ratios", ["what", "value"], [[r.name, _ratio_text(r)] for r in benchmark.ratios(record)]))
     return found
 
 
@@ -112,7 +104,7 @@ def _cpu_table(record: Record) -> TableText:
             cpu_s = summary.throughput(record, label, workload, producers, "consumer_cpu_s").median
             sender_ns = summary.producer_cpu_ns(record, label, workload, producers).median
             if not items or cpu_s is None or sender_ns is None:
-                row.append(_DASH)
+                row.append(DASH)
             else:
                 row.append(f"{1e6 * cpu_s / items:.2f} / {sender_ns / 1e3:.2f}")
         rows.append(row)
@@ -131,7 +123,7 @@ def _fate_table(record: Record) -> TableText:
 
 def _fate_text(fate: dict[str, int] | None) -> str:
     if fate is None:
-        return _DASH
+        return DASH
     if not any(fate[what] for what in ("lost", "repeated", "torn")):
         return "0"
     return " / ".join(f"{100 * fate[what] / fate['sent']:.2g}" for what in ("lost", "repeated", "torn"))
@@ -145,39 +137,14 @@ def _latency_table(record: Record) -> TableText:
     return "One-way latency of a trajectory at 1,000/s, µs: median (min–max)", ["", "p50", "p99"], rows
 
 
-def labels(rows: list[Record]) -> list[str]:
-    """Row labels in the order of the run's list of contenders."""
-    order = {row["contender"]: row["place"] for row in rows}
-    return sorted(order, key=order.__getitem__)
-
-
 def _columns(record: Record) -> list[tuple[str, int]]:
     settings = record["settings"]
     return [(workload, producers) for workload in settings["workloads"] for producers in settings["producers"]]
 
 
-def figure_text(figure: Figure, text: Callable[[float], str]) -> str:
-    """Median and spread, then what went wrong and in how many repeats if not in all."""
-    parts = []
-    if figure.median is not None:
-        spread = f" ({text(figure.low)}–{text(figure.high)})" if len(figure.values) > 1 else ""
-        parts.append(text(figure.median) + spread)
-    for status, count in Counter(figure.troubles).items():
-        parts.append(f"{count}× {status}" if figure.values else status)
-    return ", ".join(parts) or _DASH
-
-
-def short(value: float) -> str:
-    for limit, unit in ((1e6, "M"), (1e3, "k")):
-        if value >= limit:
-            scaled = value / limit
-            return f"{scaled:.0f}{unit}" if scaled >= 100 else f"{scaled:.1f}{unit}"
-    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
-
-
 def _ratio_text(ratio: Ratio) -> str:
     if ratio.value is None:
-        return _DASH
+        return DASH
     if ratio.unit == "ns":
         return f"{ratio.value:.0f} ns"
     return f"{ratio.value:.2f} {ratio.unit}"
@@ -196,8 +163,3 @@ def _origin(record: Record) -> str:
         f"{settings['seconds']:g} s per cell, repeats: {settings['repeats']}, interleaved across contenders. "
         "Read the ratios within this page: all rows come from one run."
     )
-
-
-def _markdown_table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,6 +1,6 @@
-"""The whole run of a programme: decide which cells run and in which order, show progress, write down what came of it.
+"""The whole run of a benchmark: decide which cells run and in which order, show progress, write down what came of it.
 
-How a cell is measured is in `cell`, `latency`, `idle` and the extras of a programme. Called by ring.py, net.py and
+How a cell is measured is in `cell`, `latency`, `idle` and the extras of a benchmark. Called by ring.py, net.py and
 records.py.
 """
 
@@ -21,11 +21,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from contenders.base import Contender
 from harness import machine, plot, report
+from harness.benchmark import Benchmark
 from harness.cell import Outcome, measure_throughput
 from harness.idle import measure_idle
 from harness.latency import measure_latency
 from harness.options import parse
-from harness.programme import Programme
 
 _QUIET = 0.3  # load per core
 _PAPER = 150  # columns, where the output is not a terminal
@@ -41,8 +41,8 @@ class Step(NamedTuple):
     measure: Callable[[], Outcome]
 
 
-def main(programme: Programme) -> int:
-    options = parse(programme, sys.argv[1:])
+def main(benchmark: Benchmark) -> int:
+    options = parse(benchmark, sys.argv[1:])
     console = Console()
     if not console.is_terminal:
         console.width = _PAPER
@@ -50,13 +50,13 @@ def main(programme: Programme) -> int:
         "command": machine.command(),
         "commit": machine.commit(),
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.describe(programme.packages),
+        "machine": machine.describe(benchmark.packages),
         "settings": {key: value for key, value in vars(options).items() if key != "out"},
         "plot": None,
         "throughput": [],
         "latency": [],
         "idle": [],
-        **{extra.table: [] for extra in programme.extras},
+        **{extra.table: [] for extra in benchmark.extras},
     }
     load = os.getloadavg()[0]
     if load > _QUIET * (os.cpu_count() or 1):
@@ -64,7 +64,7 @@ def main(programme: Programme) -> int:
     for ending in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us with SIGINT ignored
         signal.signal(ending, signal.default_int_handler)
     try:
-        measure(list(steps(programme, options)), record, console)
+        measure(list(steps(benchmark, options)), record, console)
     except KeyboardInterrupt:
         console.print("interrupted: all processes ended, nothing written")
         return 130
@@ -72,26 +72,26 @@ def main(programme: Programme) -> int:
     record["machine"]["load_average_after"] = os.getloadavg()
     options.out.mkdir(parents=True, exist_ok=True)
     if plot.available():
-        record["plot"] = f"{programme.stem}.png"
+        record["plot"] = f"{benchmark.stem}.png"
         plot.write_png(record, options.out / record["plot"])
     else:
         console.print("no picture: matplotlib is not installed")
-    report.write_json(record, options.out / f"{programme.stem}.json")
-    report.write_markdown(programme, record, options.out / f"{programme.stem}.md")
-    report.show(programme, record, console)
+    report.write_json(record, options.out / f"{benchmark.stem}.json")
+    report.write_markdown(benchmark, record, options.out / f"{benchmark.stem}.md")
+    report.show(benchmark, record, console)
     return 0
 
 
-def steps(programme: Programme, options: argparse.Namespace) -> Iterator[Step]:
-    """All repeats of all cells: one of everybody before the second of anybody, so noise hits all alike."""
-    rows = [(place, c) for place, c in enumerate(programme.throughput) if _chosen(c, options)]
-    waits = [(place, c) for place, c in enumerate(programme.latency) if _chosen(c, options)]
+def steps(benchmark: Benchmark, options: argparse.Namespace) -> Iterator[Step]:
+    """All repeats of all cells. Each contender runs once before any runs twice, so that noise affects all alike."""
+    rows = [(place, c) for place, c in enumerate(benchmark.throughput) if _chosen(c, options)]
+    waits = [(place, c) for place, c in enumerate(benchmark.latency) if _chosen(c, options)]
     for repeat in range(options.repeats):
         rows, waits = (_still(contenders, repeat, options) for contenders in (rows, waits))
         for name in options.workloads:
             for producers in options.producers:
                 for place, contender in _rotated(rows, repeat):
-                    if not contender.suits(programme.workloads[name]):
+                    if not contender.suits(benchmark.workloads[name]):
                         continue
                     yield Step(
                         "throughput",
@@ -101,7 +101,7 @@ def steps(programme: Programme, options: argparse.Namespace) -> Iterator[Step]:
                         partial(
                             measure_throughput,
                             contender,
-                            programme.workloads[name],
+                            benchmark.workloads[name],
                             producers,
                             options.seconds,
                             options.warmup,
@@ -109,16 +109,16 @@ def steps(programme: Programme, options: argparse.Namespace) -> Iterator[Step]:
                     )
         if options.latency:
             for place, contender in _rotated(waits, repeat):
-                measure = partial(measure_latency, contender, programme.paced, options.seconds)
+                measure = partial(measure_latency, contender, benchmark.paced, options.seconds)
                 row = _row(place, contender, repeat)
                 if contender.rate_hz != 1000:
                     row["contender"] += f", at {contender.rate_hz}/s"
                 yield Step("latency", row, f"{contender.label}, latency", contender, measure)
-        if options.idle and _chosen(programme.idle, options):
-            ours = programme.idle
-            measure = partial(measure_idle, ours, programme.paced, options.idle)
+        if options.idle and _chosen(benchmark.idle, options):
+            ours = benchmark.idle
+            measure = partial(measure_idle, ours, benchmark.paced, options.idle)
             yield Step("idle", {"contender": ours.label, "repeat": repeat}, "rollway, idle", ours, measure)
-        for extra in programme.extras:
+        for extra in benchmark.extras:
             for place, contender in enumerate(extra.contenders):
                 if _chosen(contender, options):
                     measure = partial(extra.measure, contender, options.seconds)
@@ -136,7 +136,7 @@ def measure(plan: list[Step], record: dict[str, Any], console: Console) -> None:
             for step in plan:
                 progress.update(task, description=step.title)
                 progress.refresh()
-                if before is not None and before.household != step.contender.household:
+                if before is not None and before.shared_service != step.contender.shared_service:
                     before.leave()
                 before = step.contender
                 outcome = step.measure()

@@ -86,7 +86,7 @@ def losses(record: Record, contender: str, workload: str, producers: int) -> dic
 
 
 def extra(record: Record, table: str, contender: str, pick: Callable[[dict[str, Any]], float | None]) -> Figure:
-    """A figure of one of the programme's extras."""
+    """A figure of one of the benchmark's extras."""
     return _figure([row for row in record.get(table, ()) if row["contender"] == contender], pick)
 
 

@@ -6,6 +6,8 @@ machines: no serialisation, no lost sample.
 
 from importlib import import_module as _import_module
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from warnings import warn as _warn
 
 
 def _refuse_a_sub_interpreter() -> None:
@@ -31,57 +33,31 @@ _refuse_a_sub_interpreter()  # before the imports below, which would hang
 
 from rollway.compat import ZeroCopySHMBuffer, shared_memory_rl_pipeline
 from rollway.errors import (
-    AddressUnavailable,
-    BatchesHeld,
-    BufferEmpty,
+    CapacityError,
     CollectorError,
     ConnectionClosedError,
-    EnvDied,
     EnvError,
-    EnvHung,
-    EnvRaised,
-    GeometryMismatch,
-    HugePagesUnavailable,
     InvalidArgument,
-    LayoutMismatch,
     LearnerUnreachable,
-    MissingExtra,
-    NoLaneLeft,
-    NoSeatLeft,
+    NetworkError,
     NotAuthorized,
     NotEnoughMemory,
-    NothingPublished,
-    NotInThisProcess,
     PeerDied,
-    ProtocolMismatch,
-    RecordTooLarge,
+    PeerError,
     RingFull,
     RollwayError,
-    RowsOverrun,
+    SchemaError,
     SchemaMismatch,
-    SegmentDamaged,
-    SegmentExists,
-    SegmentInUse,
+    SegmentError,
     SegmentNotFound,
-    SegmentNotOurs,
-    SystemCallFailed,
-    TlsFailed,
-    TokenRequired,
-    UnusableEnvironment,
     WaitTimeout,
 )
-from rollway.machine import SegmentInfo, gc, segments
+from rollway.machine import gc, segments
 from rollway.records import (
-    Group,
     GroupAssembler,
-    GroupKey,
-    PackedBatch,
-    PaddedBatch,
-    Record,
     RecordKey,
     RecordSchema,
     RecordServer,
-    RecordSlot,
     ShmRecordClient,
     TcpRecordClient,
     pack,
@@ -91,116 +67,65 @@ from rollway.records import (
 from rollway.replay import ReplayBuffer, ReplayPipeline
 from rollway.ring import (
     HistSnapshot,
-    RolloutInfo,
     RolloutRingBuffer,
     Sample,
     SampleInfo,
     Server,
     ShmClient,
-    Slot,
     TcpClient,
     TrajectoryAccumulator,
 )
-from rollway.runner import AsyncRunner, Collector, CollectorSupervisor, RestartPolicy, StopFlag
-from rollway.transport import (
-    Endpoint,
-    Intake,
-    RecordIntake,
-    RecordTransport,
-    ShmTransport,
-    TcpTransport,
-    Tls,
-    Transport,
-    WeightOutlet,
-)
-from rollway.vector_env import FaultPolicy, make_vec
+from rollway.runner import AsyncRunner, RestartPolicy
+from rollway.transport import ShmTransport, TcpTransport, Tls
+from rollway.vector_env import make_vec
 from rollway.weights import RunningObsStats, SharedObsNormStats, SharedWeightSync, TcpWeights
 
 __version__ = _version("rollway")
 
 __all__ = [
-    "AddressUnavailable",
     "AsyncRunner",
-    "BatchesHeld",
-    "BufferEmpty",
-    "Collector",
+    "CapacityError",
     "CollectorError",
-    "CollectorSupervisor",
     "ConnectionClosedError",
-    "Endpoint",
-    "EnvDied",
     "EnvError",
-    "EnvHung",
-    "EnvRaised",
-    "FaultPolicy",
-    "GeometryMismatch",
-    "Group",
     "GroupAssembler",
-    "GroupKey",
     "HistSnapshot",
-    "HugePagesUnavailable",
-    "Intake",
     "InvalidArgument",
-    "LayoutMismatch",
     "LearnerUnreachable",
-    "MissingExtra",
-    "NoLaneLeft",
-    "NoSeatLeft",
+    "NetworkError",
     "NotAuthorized",
     "NotEnoughMemory",
-    "NotInThisProcess",
-    "NothingPublished",
-    "PackedBatch",
-    "PaddedBatch",
     "PeerDied",
-    "ProtocolMismatch",
-    "Record",
-    "RecordIntake",
+    "PeerError",
     "RecordKey",
     "RecordSchema",
     "RecordServer",
-    "RecordSlot",
-    "RecordTooLarge",
-    "RecordTransport",
     "ReplayBuffer",
     "ReplayPipeline",
     "RestartPolicy",
     "RingFull",
-    "RolloutInfo",
     "RolloutRingBuffer",
     "RollwayError",
-    "RowsOverrun",
     "RunningObsStats",
     "Sample",
     "SampleInfo",
+    "SchemaError",
     "SchemaMismatch",
-    "SegmentDamaged",
-    "SegmentExists",
-    "SegmentInUse",
-    "SegmentInfo",
+    "SegmentError",
     "SegmentNotFound",
-    "SegmentNotOurs",
     "Server",
     "SharedObsNormStats",
     "SharedWeightSync",
     "ShmClient",
     "ShmRecordClient",
     "ShmTransport",
-    "Slot",
-    "StopFlag",
-    "SystemCallFailed",
     "TcpClient",
     "TcpRecordClient",
     "TcpTransport",
     "TcpWeights",
     "Tls",
-    "TlsFailed",
-    "TokenRequired",
     "TrajectoryAccumulator",
-    "Transport",
-    "UnusableEnvironment",
     "WaitTimeout",
-    "WeightOutlet",
     "ZeroCopySHMBuffer",
     "__version__",
     "gc",
@@ -211,3 +136,29 @@ __all__ = [
     "shared_memory_rl_pipeline",
     "token_batches",
 ]
+
+# Names that were members of `rollway`, by the folder that has them now.
+_MOVED = {
+    "errors": (
+        "AddressUnavailable BatchesHeld BufferEmpty EnvDied EnvHung EnvRaised GeometryMismatch "
+        "HugePagesUnavailable LayoutMismatch MissingExtra NoLaneLeft NoSeatLeft NotInThisProcess NothingPublished "
+        "ProtocolMismatch RecordTooLarge RowsOverrun SegmentDamaged SegmentExists SegmentInUse SegmentNotOurs "
+        "SystemCallFailed TlsFailed TokenRequired UnusableEnvironment"
+    ),
+    "machine": "SegmentInfo",
+    "records": "Group GroupKey PackedBatch PaddedBatch Record RecordSlot",
+    "ring": "RolloutInfo Slot",
+    "runner": "Collector CollectorSupervisor StopFlag",
+    "transport": "Endpoint Intake RecordIntake RecordTransport Transport WeightOutlet",
+    "vector_env": "FaultPolicy",
+}
+
+if not _TYPE_CHECKING:  # a type checker takes a module's `__getattr__` for a promise that every name exists
+
+    def __getattr__(name: str) -> object:
+        """Gives a name that moved into a folder, with a `DeprecationWarning` that says where it is."""
+        folder = next((folder for folder, names in _MOVED.items() if name in names.split()), None)
+        if folder is None:
+            raise AttributeError(f"module 'rollway' has no attribute {name!r}")
+        _warn(f"rollway.{name} is deprecated: use rollway.{folder}.{name}", DeprecationWarning, stacklevel=2)
+        return getattr(_import_module(f"rollway.{folder}"), name)

@@ -2,44 +2,51 @@
 
 ```text
 RollwayError
-├── ConnectionClosedError (ConnectionError)   the learner, or this handle, has closed the ring
-├── PeerDied (ConnectionError)                every peer is gone, at least one died, and none came back
-├── CollectorError (RuntimeError)             a collector of this runner raised, or died; has its traceback or signal
+├── SegmentError                              a segment of shared memory cannot be made, found or used
+│   ├── SegmentNotFound (FileNotFoundError)   no segment of that name
+│   ├── SegmentExists (FileExistsError)       the name is taken
+│   │   └── SegmentInUse                      … by the living
+│   ├── SegmentNotOurs (PermissionError)      it belongs to another user, or others may read it
+│   └── SegmentDamaged (ValueError)           what lies there is not, or no longer, a segment
+│       └── LayoutMismatch                    another version of Rollway made it
+├── PeerError                                 another process, or an environment in it, failed or has ended
+│   ├── ConnectionClosedError (ConnectionError)   the learner, or this handle, has closed the ring
+│   ├── PeerDied (ConnectionError)            every peer is gone, at least one died, and none came back
+│   ├── CollectorError (RuntimeError)         a collector of this runner raised, or died; has its traceback or signal
+│   └── EnvError (RuntimeError)               something is wrong with environments of a vector env; `env_ids` says which
+│       ├── EnvRaised                         one raised; its traceback is in the message, the exception is the cause
+│       ├── EnvDied                           the process of some ended
+│       └── EnvHung (TimeoutError)            some have not answered in time
+├── NetworkError                              there is no connection, or it may not be used
+│   ├── LearnerUnreachable (ConnectionError)  there is no answer at that address
+│   ├── ProtocolMismatch (ConnectionError)    what answers there is not a learner of this version
+│   ├── TlsFailed (ConnectionError)           no certificate, or one that is not trusted
+│   ├── NotAuthorized (PermissionError)       the token is missing or wrong
+│   ├── TokenRequired (ValueError)            an address that others can reach, and no token
+│   ├── AddressUnavailable (OSError)          the address cannot be listened on
+│   └── NotInThisProcess (RuntimeError)       a connection that belongs to the parent of this forked process
+├── CapacityError                             there is no room, or too little of it
+│   ├── RingFull                              no room, and the policy is "error"
+│   ├── BatchesHeld                           this learner holds every batch and asks for one more
+│   ├── RowsOverrun                           rows are overwritten faster than they can be read
+│   ├── RecordTooLarge (ValueError)           a record that no lane has room for, even an empty one
+│   ├── NoSeatLeft                            more peers than the ring was made for
+│   ├── NoLaneLeft                            more workers than there are lanes for their records
+│   ├── NotEnoughMemory (MemoryError)         shared memory cannot hold it; says how much there is
+│   └── HugePagesUnavailable (OSError)        huge pages were asked for, and the kernel gives none
+├── SchemaError (ValueError)                  two descriptions of the same data differ
+│   ├── SchemaMismatch                        a leaf differs in path, dtype or shape; says which
+│   └── GeometryMismatch                      the ring has another batch_size or num_buffers
 ├── WaitTimeout (TimeoutError)                the time was over; says what was awaited
-├── LearnerUnreachable (ConnectionError)      there is no answer at that address
-├── ProtocolMismatch (ConnectionError)        what answers there is not a learner of this version
-├── TlsFailed (ConnectionError)               no certificate, or one that is not trusted
-├── NotAuthorized (PermissionError)           the token is missing or wrong
-├── TokenRequired (ValueError)                an address that others can reach, and no token
-├── AddressUnavailable (OSError)              the address cannot be listened on
-├── NotInThisProcess (RuntimeError)           a connection that belongs to the parent of this forked process
-├── RingFull                                  no room, and the policy is "error"
-├── BatchesHeld                               this learner holds every batch and asks for one more
 ├── BufferEmpty (ValueError)                  sampling where there is no row yet
-├── RowsOverrun                               rows are overwritten faster than they can be read
-├── SchemaMismatch (ValueError)               a leaf differs in path, dtype or shape; says which
-├── GeometryMismatch (ValueError)             the ring has another batch_size or num_buffers
+├── NothingPublished (LookupError)            weights were asked for before any were written
 ├── InvalidArgument (ValueError)              a number or a name is out of range
-├── SegmentNotFound (FileNotFoundError)       no segment of that name
-├── SegmentExists (FileExistsError)           the name is taken
-│   └── SegmentInUse                          … by the living
-├── SegmentNotOurs (PermissionError)          it belongs to another user, or others may read it
-├── SegmentDamaged (ValueError)               what lies there is not, or no longer, a segment
-│   └── LayoutMismatch                        another version of Rollway made it
 ├── UnusableEnvironment (ValueError)          no such environment, or one that the algorithm cannot act in
 ├── MissingExtra (ImportError)                a package that an optional part needs; says how to install it
-├── RecordTooLarge (ValueError)               a record that no lane has room for, even an empty one
-├── NothingPublished (LookupError)            weights were asked for before any were written
-├── NoSeatLeft                                more peers than the ring was made for
-├── NoLaneLeft                                more workers than there are lanes for their records
-├── NotEnoughMemory (MemoryError)             shared memory cannot hold it; says how much there is
-├── EnvError (RuntimeError)                   something is wrong with environments of a vector env; `env_ids` says which
-│   ├── EnvRaised                             one raised; its traceback is in the message, the exception is the cause
-│   ├── EnvDied                               the process of some ended
-│   └── EnvHung (TimeoutError)                some have not answered in time
-├── HugePagesUnavailable (OSError)            huge pages were asked for, and the kernel gives none
 └── SystemCallFailed (OSError)                the operating system refused something else
 ```
+
+`rollway` itself has the five parents, and the errors that a program often catches. All of them are here.
 """
 
 from __future__ import annotations
@@ -54,18 +61,38 @@ class RollwayError(Exception):
     """After a failed ``send_many``: how many samples or records of it were committed before the failure."""
 
 
-class ConnectionClosedError(RollwayError, ConnectionError):
+class SegmentError(RollwayError):
+    """A segment of shared memory cannot be made, found or used."""
+
+
+class PeerError(RollwayError):
+    """Another process, or an environment in it, failed or has ended."""
+
+
+class NetworkError(RollwayError):
+    """There is no connection to a learner, or it may not be used."""
+
+
+class CapacityError(RollwayError):
+    """There is no room, or too little of it: slots, lanes, seats or memory."""
+
+
+class SchemaError(RollwayError, ValueError):
+    """Two descriptions of the same data differ."""
+
+
+class ConnectionClosedError(PeerError, ConnectionError):
     """The ring was shut down, the connection to it lost for good, or this handle closed."""
 
     unacknowledged: int = 0
     """Samples sent over a network of which it is unknown whether the learner has them."""
 
 
-class PeerDied(RollwayError, ConnectionError):
+class PeerDied(PeerError, ConnectionError):
     """Every peer is gone, at least one of them died, and none came back in time."""
 
 
-class CollectorError(RollwayError, RuntimeError):
+class CollectorError(PeerError, RuntimeError):
     """A collector raised an exception or died, and the restart policy gave up on it."""
 
     index: int = -1
@@ -85,39 +112,39 @@ class WaitTimeout(RollwayError, TimeoutError):
     """The time was over before what was awaited came."""
 
 
-class LearnerUnreachable(RollwayError, ConnectionError):
+class LearnerUnreachable(NetworkError, ConnectionError):
     """There is no answer at the address of the learner."""
 
 
-class ProtocolMismatch(RollwayError, ConnectionError):
+class ProtocolMismatch(NetworkError, ConnectionError):
     """There is an answer, but not that of a learner of this version."""
 
 
-class TlsFailed(RollwayError, ConnectionError):
+class TlsFailed(NetworkError, ConnectionError):
     """A certificate or key cannot be read, does not fit, or is not trusted."""
 
 
-class NotAuthorized(RollwayError, PermissionError):
+class NotAuthorized(NetworkError, PermissionError):
     """The token is missing or wrong, or what answers there does not know it."""
 
 
-class TokenRequired(RollwayError, ValueError):
+class TokenRequired(NetworkError, ValueError):
     """Others could reach the address, and no token was set."""
 
 
-class AddressUnavailable(RollwayError, OSError):
+class AddressUnavailable(NetworkError, OSError):
     """The address is taken, not ours, or not an address; or the token of a learner on it has no place to lie."""
 
 
-class NotInThisProcess(RollwayError, RuntimeError):
+class NotInThisProcess(NetworkError, RuntimeError):
     """The connection belongs to another process: connect in the forked child."""
 
 
-class RingFull(RollwayError):
+class RingFull(CapacityError):
     """There is no room, and the policy is not to wait."""
 
 
-class BatchesHeld(RollwayError):
+class BatchesHeld(CapacityError):
     """This learner holds every batch of the ring, so no other can ever be filled."""
 
 
@@ -125,15 +152,15 @@ class BufferEmpty(RollwayError, ValueError):
     """There is no whole row to sample."""
 
 
-class RowsOverrun(RollwayError):
+class RowsOverrun(CapacityError):
     """The buffer is so small, and so busy, that no row stays whole while it is copied."""
 
 
-class SchemaMismatch(RollwayError, ValueError):
+class SchemaMismatch(SchemaError):
     """A sample, or a segment, does not have the leaves that were declared."""
 
 
-class GeometryMismatch(RollwayError, ValueError):
+class GeometryMismatch(SchemaError):
     """The ring is there, but has another batch size or number of buffers."""
 
 
@@ -141,11 +168,11 @@ class InvalidArgument(RollwayError, ValueError):
     """A number or a name is out of range."""
 
 
-class SegmentNotFound(RollwayError, FileNotFoundError):
+class SegmentNotFound(SegmentError, FileNotFoundError):
     """There is no segment of that name."""
 
 
-class SegmentExists(RollwayError, FileExistsError):
+class SegmentExists(SegmentError, FileExistsError):
     """There is a segment of that name already."""
 
 
@@ -153,11 +180,11 @@ class SegmentInUse(SegmentExists):
     """There is a segment of that name already, and a process is attached to it."""
 
 
-class SegmentNotOurs(RollwayError, PermissionError):
+class SegmentNotOurs(SegmentError, PermissionError):
     """The segment belongs to another user, or is open to others."""
 
 
-class SegmentDamaged(RollwayError, ValueError):
+class SegmentDamaged(SegmentError, ValueError):
     """The file is not a segment, or its contents were damaged."""
 
 
@@ -173,11 +200,11 @@ class MissingExtra(RollwayError, ImportError):
     """An optional part of Rollway was used, and a package that it needs is not installed."""
 
 
-class RecordTooLarge(RollwayError, ValueError):
+class RecordTooLarge(CapacityError, ValueError):
     """A record is larger than the lanes were made."""
 
 
-class NoLaneLeft(RollwayError):
+class NoLaneLeft(CapacityError):
     """Every lane belongs to a living worker."""
 
 
@@ -185,15 +212,15 @@ class NothingPublished(RollwayError, LookupError):
     """The weights were not written yet."""
 
 
-class NoSeatLeft(RollwayError):
+class NoSeatLeft(CapacityError):
     """The ring has as many peers as it was made for."""
 
 
-class NotEnoughMemory(RollwayError, MemoryError):
+class NotEnoughMemory(CapacityError, MemoryError):
     """Shared memory is too small."""
 
 
-class EnvError(RollwayError, RuntimeError):
+class EnvError(PeerError, RuntimeError):
     """Something is wrong with environments of a vector env."""
 
     def __init__(self, message: str = "", env_ids: Sequence[int] = ()) -> None:
@@ -214,7 +241,7 @@ class EnvHung(EnvError, TimeoutError):
     """Some environments have not answered within the time they are given."""
 
 
-class HugePagesUnavailable(RollwayError, OSError):
+class HugePagesUnavailable(CapacityError, OSError):
     """The kernel gives no huge pages for shared memory."""
 
 

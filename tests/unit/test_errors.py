@@ -37,7 +37,7 @@ def overwrite(path, offset, form, value):
 def test_another_layout_version_is_refused(ring, name):
     before = overwrite(ring, VERSION_OFFSET, "I", 99)
     with pytest.raises(
-        rollway.LayoutMismatch, match=r"has layout version 99, this build reads 3\. Use the same rollway"
+        rollway.errors.LayoutMismatch, match=r"has layout version 99, this build reads 3\. Use the same rollway"
     ):
         rollway.ShmClient(name, EXAMPLE)
     overwrite(ring, VERSION_OFFSET, "I", int.from_bytes(before, "little"))
@@ -125,7 +125,7 @@ def test_every_wrong_word_about_sizes_is_damage_at_attach(make, name):
                 if make in (a_ring, records) and word == 4 and wrong < 4:
                     continue  # Another policy, which the learner may choose.
                 overwrite(path, offset, "Q", wrong % 2**64)
-                with pytest.raises(rollway.SegmentDamaged, match="is damaged"):
+                with pytest.raises(rollway.errors.SegmentDamaged, match="is damaged"):
                     attach()
                 overwrite(path, offset, "Q", right)
         attach()
@@ -143,7 +143,7 @@ def test_every_wrong_word_about_sizes_is_damage_at_attach(make, name):
 def test_another_schema_in_memory_is_refused_at_attach(make, old, new, name):
     with make(name) as attach:
         segment_overwrite(name, old, new)
-        with pytest.raises((rollway.SchemaMismatch, rollway.SegmentDamaged)):
+        with pytest.raises((rollway.SchemaMismatch, rollway.errors.SegmentDamaged)):
             attach()
         segment_overwrite(name, new, old)
         attach()
@@ -154,7 +154,7 @@ def test_another_schema_in_memory_is_refused_at_attach(make, old, new, name):
 def test_what_is_no_schema_in_memory_is_damage_at_attach(make, new, name):
     with make(name) as attach:
         segment_overwrite(name, b'[["', new)
-        with pytest.raises(rollway.SegmentDamaged, match="its schema cannot be read"):
+        with pytest.raises(rollway.errors.SegmentDamaged, match="its schema cannot be read"):
             attach()
 
 
@@ -163,7 +163,7 @@ def test_a_dtype_that_carries_objects_is_damage_at_attach(dtype, name):
     honest = f"|S{10 ** (len(dtype) - 3)}"
     with rollway.ReplayBuffer(7, 3, 2, name=name, fields={"x": f"{honest[1:]}[]"}):
         segment_overwrite(name, f'"{honest}"'.encode(), f'"{dtype}"'.encode())
-        with pytest.raises(rollway.SegmentDamaged, match="dtype is not known"):
+        with pytest.raises(rollway.errors.SegmentDamaged, match="dtype is not known"):
             rollway.ReplayBuffer.attach(name)
 
 
@@ -173,7 +173,7 @@ def test_rows_that_no_memory_holds_are_damage_at_attach(name):
     with rollway.ReplayBuffer(7, 3, 2, name=name, fields={f"x{prime}": "S100[]" for prime in primes}):
         for prime in primes:
             segment_overwrite(name, b'"|S100"', f'"|S{prime}"'.encode())
-        with pytest.raises(rollway.SegmentDamaged, match="rows of"):
+        with pytest.raises(rollway.errors.SegmentDamaged, match="rows of"):
             rollway.ReplayBuffer.attach(name)
 
 
@@ -203,7 +203,7 @@ def test_a_missing_directory_is_a_clear_system_error(name, monkeypatch, tmp_path
         rollway.segments,
         lambda: rollway.Server(EXAMPLE, 1, rollway.TcpTransport()).start(),
     ):
-        with pytest.raises(rollway.SystemCallFailed, match=advice):
+        with pytest.raises(rollway.errors.SystemCallFailed, match=advice):
             call()
 
 
@@ -223,5 +223,5 @@ def test_every_exception_of_the_tree_is_raised_somewhere_in_the_tests():
     text = "\n".join(path.read_text() for path in root.rglob("test_*.py"))
     tree = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.RollwayError)]
     leaves = {c.__name__ for c in tree if not c.__subclasses__()}
-    unmet = {name for name in leaves if not re.search(rf"(raises|except)\W+(rollway\.)?{name}", text)}
+    unmet = {name for name in leaves if not re.search(rf"(raises|except)\W+(rollway\.(errors\.)?)?{name}", text)}
     assert not unmet

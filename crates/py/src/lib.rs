@@ -4,9 +4,12 @@
 //! |---|---|
 //! | `ring`, `records`, `weights`, `replay`, `vector_env`, `net`, `segment` | the classes of each, one file per class |
 //! | `convert` | from Python values to bytes and numbers, and back |
+//! | `sends`, `consumer_view` | what the handles that send have in common, and those of learners |
+//! | `stats` | numbers for Python |
 //! | `eventfd_waiter` | lets an event loop wait for any handle |
 //! | `errors`, `gil` | the exceptions; a cell that the GIL guards |
 
+mod consumer_view;
 mod convert;
 mod errors;
 mod eventfd_waiter;
@@ -16,6 +19,8 @@ mod records;
 mod replay;
 mod ring;
 mod segment;
+mod sends;
+mod stats;
 mod vector_env;
 mod weights;
 
@@ -74,6 +79,8 @@ mod _core {
     use super::segment::catalog::{collect, collect_all, list_segments, memory_limits, shm_directory};
     #[pymodule_export]
     use super::segment::histogram::HistSnapshot;
+    #[pymodule_export]
+    use super::segment::sizes::{ring_bytes, table_bytes, weights_bytes};
     #[pymodule_export]
     use super::vector_env::caller::EnvCaller;
     #[pymodule_export]

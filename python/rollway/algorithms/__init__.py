@@ -2,6 +2,20 @@
 
 Each is a learner in this process and collectors in others: rollouts or transitions come up through shared memory, and
 weights go down. They need the extra ``train``.
+
+```text
+runner.py            `AlgorithmRunner`: what both runners have in common
+appo.py, sac.py      `AppoRunner`, `SacRunner`
+appo_collector.py, sac_collector.py   what runs in a collector process; without torch
+appo_learner.py, sac_learner.py       the updates; without processes
+vtrace.py            V-trace, for APPO
+networks.py          the networks that learners train
+acting.py            the forward pass of the actors in numpy, for collectors
+policy.py            `Policy`: a trained actor, as a file and as something that acts
+environment.py       what the algorithms must know of an environment
+settings.py          `AppoSettings`, `SacSettings`
+progress.py          the numbers of a run
+```
 """
 
 from __future__ import annotations

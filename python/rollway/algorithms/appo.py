@@ -25,7 +25,7 @@ from rollway.algorithms.appo_learner import AppoLearner, Rollout
 from rollway.algorithms.policy import Policy
 from rollway.algorithms.runner import AlgorithmRunner
 from rollway.algorithms.settings import AppoSettings
-from rollway.weights.shared_weight_sync import SharedWeightSync
+from rollway.weights.weight_sync import SharedWeightSync
 
 
 class AppoRunner(AlgorithmRunner):

@@ -12,9 +12,9 @@ import numpy as np
 from rollway.algorithms import acting
 from rollway.algorithms.environment import Environment
 from rollway.algorithms.settings import AppoSettings
-from rollway.ring.rollout_ring_buffer import RolloutRingBuffer
+from rollway.ring.rollout_ring import RolloutRingBuffer
 from rollway.runner.collector import Collector
-from rollway.weights.shared_weight_sync import SharedWeightSync
+from rollway.weights.weight_sync import SharedWeightSync
 
 
 def make_ring(env: Environment, settings: AppoSettings, num_envs: int, num_slots: int) -> RolloutRingBuffer:

@@ -22,12 +22,15 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 from rollway.errors import EnvRaised, RollwayError, UnusableEnvironment
-from rollway.ring.rollout_ring_buffer import RolloutRingBuffer
-from rollway.vector_env import FaultPolicy, make_vec
+from rollway.ring.rollout_ring import RolloutRingBuffer
+from rollway.runner.restart_policy import RestartPolicy
+from rollway.vector_env import make_vec
 from rollway.vector_env.shm_vector_env import ShmVectorEnv
 
 Floats = NDArray[np.float32]
 Flags = NDArray[np.bool_]
+
+_RESTART = RestartPolicy.up_to(3, within_s=60.0)
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ class EnvironmentVector:
                 self._envs = SyncVectorEnv(makers, autoreset_mode=mode)
             else:
                 workers = min(num_workers, num_envs)
-                self._envs = make_vec(makers, num_workers=workers, autoreset_mode=mode, restart=FaultPolicy())
+                self._envs = make_vec(makers, num_workers=workers, autoreset_mode=mode, restart=_RESTART)
         except EnvRaised as error:
             raise _not_again(kind.name, error.__cause__ or error) from error
         except RollwayError:

@@ -20,9 +20,9 @@ from rollway.algorithms.policy import Policy, storable
 from rollway.algorithms.progress import Progress, ProgressTracker
 from rollway.algorithms.settings import Settings
 from rollway.errors import InvalidArgument
-from rollway.runner.async_runner import AsyncRunner
 from rollway.runner.restart_policy import RestartPolicy
-from rollway.weights.shared_weight_sync import SharedWeightSync
+from rollway.runner.runner import AsyncRunner
+from rollway.weights.weight_sync import SharedWeightSync
 
 _AGAIN_AND_AGAIN = RestartPolicy.always(backoff_s=0.2, backoff_cap_s=5.0)
 

@@ -32,7 +32,7 @@ from rollway.replay.buffer import ReplayBuffer
 from rollway.replay.pipeline import ReplayPipeline
 from rollway.ring.server import Server
 from rollway.transport.shm import ShmTransport
-from rollway.weights.shared_weight_sync import SharedWeightSync
+from rollway.weights.weight_sync import SharedWeightSync
 
 
 class Chunks:

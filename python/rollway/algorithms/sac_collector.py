@@ -16,7 +16,7 @@ from rollway.algorithms.settings import SacSettings
 from rollway.replay.buffer import ReplayBuffer
 from rollway.ring.shm_client import ShmClient
 from rollway.runner.collector import Collector
-from rollway.weights.shared_weight_sync import SharedWeightSync
+from rollway.weights.weight_sync import SharedWeightSync
 
 Report = dict[str, np.ndarray[Any, Any]]
 

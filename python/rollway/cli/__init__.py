@@ -2,6 +2,16 @@
 
 `main` is its entry point. This package and `demo.worker` import without typer and rich, so that a missing extra gets a
 sentence in place of a traceback, and spawned workers start fast.
+
+```text
+app.py        the commands and their options
+listing.py    `rollway ls`, `rollway gc`
+doctor.py     `rollway doctor`
+demo/         `rollway demo`
+train/        `rollway train`
+console.py    where the commands print, and how they show numbers
+signals.py    when Ctrl-C, SIGTERM and SIGHUP take effect
+```
 """
 
 from __future__ import annotations

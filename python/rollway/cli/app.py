@@ -160,7 +160,7 @@ def _train(
 ) -> None:
     for package in ("torch", "gymnasium", "matplotlib"):  # before minutes of training, not after
         if find_spec(package) is None:
-            raise rollway.MissingExtra(
+            raise rollway.errors.MissingExtra(
                 f"rollway train needs {package}: pip install '.[train]' in the clone of Rollway", name=package
             )
     from rollway.cli.train import session

@@ -72,7 +72,7 @@ def collect(*, dry_run: bool) -> None:
         out.print(f"{count(unreadable, 'unreadable segment')} left alone: `rollway ls` says why.")
 
 
-def _attached(segment: rollway.SegmentInfo) -> str:
+def _attached(segment: rollway.machine.SegmentInfo) -> str:
     if not segment.alive:
         return "nobody"
     processes = len(segment.pids)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import operator
-import os
-import secrets
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -20,6 +18,7 @@ import numpy.typing as npt
 
 from rollway._core import Block
 from rollway.errors import InvalidArgument
+from rollway.segment.naming import auto_name
 
 Step = tuple[int, Sequence[float], float, bool]
 """What one environment did: its number, observation, reward, and whether it is done."""
@@ -92,7 +91,7 @@ def _bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 def _made(shape: tuple[int, ...], dtype: np.dtype[Any], cleanup: ExitStack) -> Block:
-    block = Block.create(f"auto-{os.getpid()}-{secrets.token_hex(4)}", _bytes(shape, dtype))
+    block = Block.create(auto_name(), _bytes(shape, dtype))
     cleanup.callback(block.close)
     cleanup.callback(block.unlink)
     _array(block, shape, dtype).fill(0)

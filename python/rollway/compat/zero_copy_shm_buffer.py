@@ -203,7 +203,7 @@ class ZeroCopySHMBuffer:
         """Takes a lane, for all threads, of the buffer that this handle is in, even if another has its name by now."""
         try:
             with self._becoming:
-                self._writer = writer = self._writer or RecordProducer.beside(self._open(), self._plan)
+                self._writer = writer = self._writer or RecordProducer._beside(self._open(), self._plan)
         except NoLaneLeft:
             raise NoLaneLeft(
                 f"buffer '{self.name}' has {_WRITERS} writers, and no room for one more. Close a handle that no longer "

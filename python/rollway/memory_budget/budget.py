@@ -14,22 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import numpy as np
-
-from rollway._core import shm_directory
+from rollway._core import shm_directory, weights_bytes
 from rollway.errors import InvalidArgument, NotEnoughMemory
 from rollway.machine.cgroup import Cgroup
-from rollway.ring.rollout_ring_buffer import rollout_shapes
+from rollway.replay.buffer import replay_bytes
+from rollway.ring.rollout_ring import more_fields, rollout_ring_bytes, rollout_shapes
 
 Place = Literal["shared", "private"]
 
 _MIB = 2**20
-_SEGMENT_OVERHEAD = 128 * 1024  # header, seats, slot words
 _FLOAT32 = 4
-_PAGE, _LINE = 4096, 64
-_SLOT_WORDS = 256  # of a ring: who has the slot, whose rollout it holds
-_TALLIES = 32 * 1024  # of a replay buffer: what each process has added
-_LEAF_WORDS, _LEAF_TEXT = 16, 512  # of weights: a leaf's version in each buffer; its name and dtype
+_LEAF_TEXT = 512  # of weights: the assumed length of a leaf's name, dtype and shape
+_WEIGHT_HANDLES = 64 + 2  # as many as a `SharedWeightSync` has room for
 
 
 @dataclass(frozen=True)
@@ -69,9 +65,9 @@ class MemoryBudget:
 
     >>> budget = MemoryBudget().add_rollout_ring(64, 24, 48, 12, num_slots=4).add_weights(1_000_000, buffers=3)
     >>> print(budget)
-    rollout ring: 4 slots x (64 x 24 steps x 64 numbers + 64 x 48 last) x 4 B + 129 KiB = 1.7 MiB (shared)
-    weights: 3 buffers x 1,000,000 B + 875 KiB = 3.7 MiB (shared)
-    total = 5.4 MiB shared, 0.0 MiB private
+    rollout ring: 4 slots x (64 x 24 steps x 64 numbers + 64 x 48 last) x 4 B + 80 KiB = 1.6 MiB (shared)
+    weights: 3 buffers x 1,000,000 B + 763 KiB = 3.6 MiB (shared)
+    total = 5.2 MiB shared, 0.0 MiB private
     """
 
     def __init__(self) -> None:
@@ -93,33 +89,30 @@ class MemoryBudget:
         *,
         critic_dim: int = 0,
         num_slots: int = 4,
-        fields: Mapping[str, tuple[tuple[int, ...], Any]] | None = None,
+        fields: Mapping[str, Any] | None = None,
     ) -> Self:
         """A `RolloutRingBuffer` with these arguments."""
-        shapes = rollout_shapes(num_envs, num_steps, obs_dim, action_dim, critic_dim)
         _check_counts(num_slots=num_slots)
-        usual = [math.prod(shape) * _FLOAT32 for shape in shapes.values()]
-        more = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in (fields or {}).values()]
-        slot = sum(usual) + sum(more)
+        usual = rollout_shapes(num_envs, num_steps, obs_dim, action_dim, critic_dim)
+        more = sum(leaf.row_bytes for leaf in more_fields(fields or {}).values())
+        slot = sum(math.prod(shape) for shape in usual.values()) * _FLOAT32 + more
         step = obs_dim + action_dim + 4 + critic_dim
         arithmetic = (
             f"{num_slots} slots x ({num_envs} x {num_steps} steps x {step} numbers + "
             f"{num_envs} x {obs_dim + critic_dim} last) x 4 B"
-            + (f" + {num_slots} x {sum(more):,} B of fields" if more else "")
+            + (f" + {num_slots} x {more:,} B of fields" if more else "")
         )
-        gaps = _up(sum(_up(leaf, _LINE) for leaf in usual + more), _PAGE) - slot + _SLOT_WORDS
-        return self._add_segment("rollout ring", arithmetic, num_slots * slot, num_slots * gaps)
+        total = rollout_ring_bytes(
+            num_envs, num_steps, obs_dim, action_dim, critic_dim=critic_dim, num_slots=num_slots, fields=fields
+        )
+        return self._add_segment("rollout ring", arithmetic, num_slots * slot, total)
 
     def add_replay(self, capacity: int, obs_dim: int, action_dim: int, *, critic_dim: int = 0) -> Self:
         """A `ReplayBuffer` of so many transitions."""
-        _check_counts(capacity=capacity, obs_dim=obs_dim, action_dim=action_dim, critic_dim=critic_dim)
+        total = replay_bytes(capacity, obs_dim, action_dim, critic_dim=critic_dim)
         numbers = 2 * obs_dim + action_dim + 3 + 2 * critic_dim
-        row = numbers * _FLOAT32
-        # Rows are whole cache lines where that costs an eighth at most, and else whole words.
-        lines = _up(row, _LINE)
-        gap = (lines if lines - row <= row // 8 else _up(row, 8)) - row
-        arithmetic = f"{capacity:,} rows x ({numbers} numbers x 4 B + 8 B)"  # 8: the word that says whether it is whole
-        return self._add_segment("replay", arithmetic, capacity * (row + 8), capacity * gap + _TALLIES)
+        arithmetic = f"{capacity:,} rows x {numbers} numbers x 4 B"
+        return self._add_segment("replay", arithmetic, capacity * numbers * _FLOAT32, total)
 
     def add_weights(self, nbytes: int, *, buffers: int = 8, leaves: int = 1000) -> Self:
         """A `SharedWeightSync` of so many bytes of parameters, with as many buffers as it may grow to.
@@ -127,8 +120,10 @@ class MemoryBudget:
         ``leaves``: at most so many arrays, each of which may cost some bytes of its own.
         """
         _check_counts(nbytes=nbytes, buffers=buffers, leaves=leaves)
-        gaps = buffers * (_PAGE + leaves * (_LINE + _LEAF_WORDS)) + leaves * _LEAF_TEXT
-        return self._add_segment("weights", f"{buffers} buffers x {nbytes:,} B", nbytes * buffers, gaps)
+        # No other sizes of so many leaves cost more: each small one begins at a cache line of its own.
+        sizes = [nbytes] + [1] * (leaves - 1)
+        total = weights_bytes(sizes, buffers, leaves * _LEAF_TEXT, _WEIGHT_HANDLES)
+        return self._add_segment("weights", f"{buffers} buffers x {nbytes:,} B", nbytes * buffers, total)
 
     def add_pinned(self, nbytes: int, *, buffers: int = 2) -> Self:
         """Page-locked staging buffers of the learner."""
@@ -168,10 +163,10 @@ class MemoryBudget:
             if left is not None and wanted > left * threshold
         ]
 
-    def _add_segment(self, what: str, arithmetic: str, nbytes: int, gaps: int) -> Self:
-        """``gaps``: what lies between the data, because things begin at whole lines and pages."""
-        overhead = _up(_SEGMENT_OVERHEAD + gaps, 1024)
-        return self.add(what, f"{arithmetic} + {overhead // 1024:,} KiB", nbytes + overhead)
+    def _add_segment(self, what: str, arithmetic: str, nbytes: int, total: int) -> Self:
+        """``nbytes``: the data of a segment. ``total``: the whole of it, rounded up to whole KiB for the message."""
+        overhead = -(-(total - nbytes) // 1024)
+        return self.add(what, f"{arithmetic} + {overhead:,} KiB", nbytes + overhead * 1024)
 
     def __str__(self) -> str:
         shared = self.shared_bytes
@@ -188,7 +183,7 @@ def raise_if_over_budget(
     >>> raise_if_over_budget(MemoryBudget().add_weights(10**9), "appo", room=room)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     rollway.errors.NotEnoughMemory: appo does not fit into memory:
-      7,630.6 MiB > 80% of 64.0 MiB, free shared memory: enlarge it ...
+      7,630.5 MiB > 80% of 64.0 MiB, free shared memory: enlarge it ...
     """
     if text := _over(estimated, label, threshold, room):
         raise NotEnoughMemory(text)
@@ -232,10 +227,6 @@ def _check_counts(**counts: int) -> None:
     for what, count in counts.items():
         if count < 0:
             raise InvalidArgument(f"{what} = {count} is out of range: at least 0")
-
-
-def _up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
 
 
 def _mib(count: int) -> str:

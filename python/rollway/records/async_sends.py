@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rollway._core import RecordSlot
-from rollway.errors import RingFull, RollwayError, WaitTimeout
+from rollway.errors import RingFull, WaitTimeout
 from rollway.records.key import RecordKey
-from rollway.waiting.notifier import LoopNotifier
-from rollway.waiting.peer_watch import LearnerWatch, deadline_of, notified
+from rollway.waiting.peer_watch import deadline_of, notified
+from rollway.waiting.room import SentCount, WaitsForRoom
 
 T = TypeVar("T")
 
@@ -19,56 +18,14 @@ _LAST_WAIT_S = 1e-6  # how long the last attempt blocks, to find out whether the
 _RETRY_RECORDS = 64  # how many records of a list a retry tries at once: each retry checks them again
 
 
-class _Client(Protocol):
-    """What a client brings."""
+if TYPE_CHECKING:
+    from rollway._core import RecordSends
 
-    _notifier: LoopNotifier
-    _learner_watch: LearnerWatch | None
+    class _Client(RecordSends, WaitsForRoom, Protocol):
+        """What a client brings."""
 
-    @property
-    def blocks(self) -> bool: ...
-    def _no_room(self, timeout: float | None) -> str: ...
-    async def _retry_when_room(self, attempt: Callable[[float], T], timeout: float | None) -> T: ...
-    def _last_attempt(self, attempt: Callable[[float], T], timeout: float | None) -> T: ...
-    def send(
-        self,
-        data: Any,
-        *,
-        key: RecordKey | None = None,
-        metadata: Any = None,
-        version: int = 0,
-        timeout: float | None = None,
-    ) -> bool: ...
-    def try_send(self, data: Any, *, key: RecordKey | None = None, metadata: Any = None, version: int = 0) -> bool: ...
-    def send_many(
-        self,
-        data: Sequence[Any],
-        *,
-        keys: Sequence[RecordKey | None] | None = None,
-        metadata: Sequence[Any] | None = None,
-        version: int | Sequence[int] = 0,
-        timeout: float | None = None,
-    ) -> int: ...
-    def try_send_many(
-        self,
-        data: Sequence[Any],
-        *,
-        keys: Sequence[RecordKey | None] | None = None,
-        metadata: Sequence[Any] | None = None,
-        version: int | Sequence[int] = 0,
-    ) -> int: ...
-    def tombstone(
-        self, key: RecordKey, reason: str = "", *, version: int = 0, timeout: float | None = None
-    ) -> bool: ...
-    def reserve(
-        self,
-        lengths: dict[str, int],
-        *,
-        key: RecordKey | None = None,
-        metadata: Any = None,
-        version: int = 0,
-        timeout: float | None = None,
-    ) -> RecordSlot: ...
+        async def _retry_when_room(self, attempt: Callable[[float], T], timeout: float | None) -> T: ...
+        def _last_attempt(self, attempt: Callable[[float], T], timeout: float | None) -> T: ...
 
 
 def _frozen(given: Any) -> Any:
@@ -115,30 +72,24 @@ class AsyncRecordSends:
         """
         if not self.blocks:
             return self.send_many(data, keys=keys, metadata=metadata, version=version)
-        deadline, sent = deadline_of(timeout), 0
+        deadline, count = deadline_of(timeout), SentCount()
         data, keys, metadata, version = map(_frozen, (data, keys, metadata, version))
 
         def unsent(most: int | None) -> dict[str, Any]:
             given = {"data": data, "keys": keys, "metadata": metadata, "version": version}
-            end = None if most is None else sent + most
-            return {name: each[sent:end] if isinstance(each, tuple) else each for name, each in given.items()}
+            end = None if most is None else count.sent + most
+            return {name: each[count.sent : end] if isinstance(each, tuple) else each for name, each in given.items()}
 
-        try:
-            sent = self.try_send_many(**unsent(None))  # checks all of them
-            while sent < len(data):
+        with count:
+            count.sent = self.try_send_many(**unsent(None))  # checks all of them
+            while count.sent < len(data):
                 if not await notified(self._notifier, deadline, self._learner_watch):
-                    return sent + self._last_attempt(
+                    return count.sent + self._last_attempt(
                         lambda wait_s: self.send_many(**unsent(None), timeout=wait_s), timeout
                     )
                 while now := self.try_send_many(**unsent(_RETRY_RECORDS)):
-                    sent += now
-            return sent
-        except RollwayError as error:
-            error.sent += sent
-            raise
-        except asyncio.CancelledError as cancelled:
-            cancelled.sent = sent  # type: ignore[attr-defined]
-            raise
+                    count.sent += now
+            return count.sent
 
     async def tombstone_async(
         self: _Client, key: RecordKey, reason: str = "", *, version: int = 0, timeout: float | None = None

@@ -10,8 +10,9 @@ import numpy as np
 
 from rollway._core import Record, RecordTable, plan_budget
 from rollway.errors import InvalidArgument, SchemaMismatch
-from rollway.schema.pytree import as_array, describe
-from rollway.schema.record import RaggedLeaf, RecordSchema, convert
+from rollway.schema.arrays import as_array, describe
+from rollway.schema.leaves import RaggedLeaf
+from rollway.schema.record import RecordSchema, convert
 
 Array = np.ndarray[Any, Any]
 _MAX_TOKENS = 2**31 - 1  # what int32 counts to

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rollway._core import Assembler, Group, Record
+from rollway.deprecation import renamed_arguments
 from rollway.errors import InvalidArgument
 from rollway.records.key import GroupKey, RecordKey
 
@@ -43,9 +44,9 @@ class GroupAssembler(Assembler):
 
     Args:
         size: Records per group.
-        on_incomplete: What to do with a group that was not complete ``deadline_s`` after its first record: ``"wait"``
-            on, ``"drop"`` it, or hand over what is there (``"partial"``).
-        deadline_s: Seconds; needed for ``"drop"`` and ``"partial"`` to mean more than tombstones.
+        on_incomplete: What to do with a group that was not complete ``group_timeout_s`` after its first record:
+            ``"wait"`` on, ``"drop"`` it, or hand over what is there (``"partial"``).
+        group_timeout_s: Seconds; needed for ``"drop"`` and ``"partial"`` to mean more than tombstones.
         max_groups: Unfinished groups at most. One more, and the oldest is treated as if its deadline were over (with
             ``"wait"``: dropped, for there is no room to wait in). Counted as ``evicted``. Withheld groups have a
             bound of the same size: one more, and the oldest is dropped, and counted likewise.
@@ -69,12 +70,13 @@ class GroupAssembler(Assembler):
     ('task-7', [[0], [1]])
     """
 
+    @renamed_arguments(deadline_s="group_timeout_s")
     def __new__(
         cls,
         size: int,
         *,
         on_incomplete: Literal["wait", "drop", "partial"] = "wait",
-        deadline_s: float | None = None,
+        group_timeout_s: float | None = None,
         max_groups: int = 4096,
         max_staleness: int | None = None,
         on_stale: Literal["drop", "withhold", "report"] = "drop",
@@ -85,15 +87,15 @@ class GroupAssembler(Assembler):
         size = operator.index(size)
         if size < 1 or max_groups < 1 or memory < 0:
             raise InvalidArgument(f"size = {size}, max_groups = {max_groups}, memory = {memory}: one is out of range")
-        if on_incomplete == "wait" and deadline_s is not None:
+        if on_incomplete == "wait" and group_timeout_s is not None:
             raise InvalidArgument(
-                "a deadline needs on_incomplete='drop' or 'partial': with 'wait' it would mean nothing"
+                "group_timeout_s needs on_incomplete='drop' or 'partial': with 'wait' it would mean nothing"
             )
-        if deadline_s is not None and not deadline_s >= 0:
-            raise InvalidArgument(f"deadline_s = {deadline_s} is out of range: seconds from 0 on, or None")
+        if group_timeout_s is not None and not group_timeout_s >= 0:
+            raise InvalidArgument(f"group_timeout_s = {group_timeout_s} is out of range: seconds from 0 on, or None")
         own_clock = None if clock is time.monotonic else clock  # the native one tells the same
         return super().__new__(
-            cls, size, on_incomplete, deadline_s, max_groups, max_staleness, on_stale, memory, own_clock
+            cls, size, on_incomplete, group_timeout_s, max_groups, max_staleness, on_stale, memory, own_clock
         )
 
     @property

@@ -29,7 +29,7 @@ class RecordServer(ServerBase):
     attach to one name, and each record goes to one of them.
 
     Args:
-        schema: ``{"tokens": "int32[*]", "score": "float32[]"}``.
+        schema: ``{"tokens": "int32[*]", "score": "float32[]"}``, or other forms of a leaf: see `RecordSchema`.
         transport: `ShmTransport` for workers on this machine, `TcpTransport` for others, or both. Without any, only
             `submit` feeds it.
         lane_bytes: Room for each worker's records; none may be larger.
@@ -52,7 +52,7 @@ class RecordServer(ServerBase):
 
     def __init__(
         self,
-        schema: RecordSchema | Mapping[str, str],
+        schema: RecordSchema | Mapping[str, Any],
         transport: ShmTransport | RecordTransport | Sequence[ShmTransport | RecordTransport] | None = None,
         *,
         lane_bytes: int = 64 << 20,
@@ -101,17 +101,17 @@ class RecordServer(ServerBase):
         except ConnectionClosedError:
             return None
         except WaitTimeout:
-            raise self._timed_out(timeout) from None
+            record = None
         if record is None:
-            raise self._timed_out(timeout)
+            self._none_in_time(timeout)
         return record
 
     def try_read(self) -> Record | None:
-        """A record if there is one; never waits."""
-        try:
-            return self._consumer.take(0.0)
-        except ConnectionClosedError:
-            return None
+        """A record, or ``None`` when there is none yet; never waits.
+
+        Raises `ConnectionClosedError` when none will come: the records are shut down, and every one was read.
+        """
+        return self._consumer.take(0.0)
 
     def read_many(self, most: int, timeout: float | None = None) -> list[Record]:
         """Waits for a record, then takes what is there, at most ``most``. Empty once the records are shut down."""
@@ -122,19 +122,19 @@ class RecordServer(ServerBase):
         except ConnectionClosedError:
             return []
         except WaitTimeout:
-            raise self._timed_out(timeout) from None
+            records = []
         if not records:
-            raise self._timed_out(timeout)
+            self._none_in_time(timeout)
         return records
 
     def try_read_many(self, most: int) -> list[Record]:
-        """What is there, at most ``most``; never waits."""
+        """What is there, at most ``most``; empty when there is nothing yet. Never waits.
+
+        Raises `ConnectionClosedError` when nothing will come: the records are shut down, and every one was read.
+        """
         if most < 1:
             raise _too_few_asked_for(most)
-        try:
-            return self._consumer.take_many(most, 0.0)
-        except ConnectionClosedError:
-            return []
+        return self._consumer.take_many(most, 0.0)
 
     async def read_async(self, timeout: float | None = None) -> Record | None:
         """As `read`, for asyncio. A cancelled wait takes nothing."""
@@ -144,11 +144,13 @@ class RecordServer(ServerBase):
     async def read_many_async(self, most: int, timeout: float | None = None) -> list[Record]:
         """As `read_many`, for asyncio. A cancelled wait takes nothing."""
         peer_watch = PeerWatch(self._notifier, timeout, self._stall_checks)
-        while not (records := self.try_read_many(most)):
-            if self.closed:
-                return []
-            if not await peer_watch.notified():
-                raise self._timed_out(timeout)
+        try:
+            while not (records := self.try_read_many(most)):
+                if not await peer_watch.notified():
+                    self._none_in_time(timeout)
+                    return []
+        except ConnectionClosedError:  # also from a check, when another thread has closed the server meanwhile
+            return []
         return records
 
     def call_when_readable(self, call: Callable[[], None]) -> bool:
@@ -218,15 +220,6 @@ class RecordServer(ServerBase):
             "(lane_bytes, and with it the records)."
         )
 
-    def close(self) -> None:
-        """Shuts the records down and removes their name. Workers get `ConnectionClosedError`.
-
-        Views that you kept stay readable. If other learners are attached, only this one leaves.
-        """
-        if self._producer is not None:
-            self._producer.close()
-        super().close()
-
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
         return f"<rollway.RecordServer {self.name or '(in process)'} {', '.join(self.schema)} {state}>"
@@ -235,17 +228,21 @@ class RecordServer(ServerBase):
         """The producer of this process, one for all threads: a second lane would change the order of their records."""
         with self._starting:
             if self._producer is None:
-                self._producer = RecordProducer.beside(self._consumer, self._plan)
+                self._producer = RecordProducer._beside(self._consumer, self._plan)
             return self._producer
 
     def _stall_checks(self) -> list[StallCheck]:
         """Reasons why no record may ever come. With transports, remote workers may always come back."""
         return [] if self._endpoints else [producers_died(self._consumer.producers, self._peer_timeout_s, "record")]
 
-    def _timed_out(self, timeout: float | None) -> WaitTimeout:
+    def _none_in_time(self, timeout: float | None) -> None:
+        """Raises that no record came. Does nothing when another thread has closed the server meanwhile."""
+        try:
+            alive, died = self._consumer.producers()
+        except ConnectionClosedError:
+            return
         stats = self._consumer.stats()
-        alive, died = self._consumer.producers()
-        return WaitTimeout(
+        raise WaitTimeout(
             f"no record within {timeout} s: {stats['reserved_records']} are being written, "
             f"{stats['taken_records']} are held by learners; {alive} producers attached, {len(died)} died."
             f"{self.lane_pressure()}{describe_refusals(self.refusals)}"

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
+from typing import Any
 
 from rollway._core import RecordProducer
-from rollway.errors import ForeignSchema
 from rollway.records.async_sends import AsyncRecordSends
+from rollway.schema.pytree import explained
 from rollway.schema.record import RecordSchema
 from rollway.transport.policies import OnFull
-from rollway.waiting.notifier import LoopNotifier, WeakCall
-from rollway.waiting.peer_watch import LearnerWatch
+from rollway.transport.shm_lifetime import ShmLifetime
 
 
-class ShmRecordClient(RecordProducer, AsyncRecordSends):
+class ShmRecordClient(ShmLifetime, RecordProducer, AsyncRecordSends):
     """Moves records from this process into its lane at the learner: one copy with `send`, none with `reserve`.
 
     What `send` returned from is committed: it reaches the learner even if this process is killed the next moment.
@@ -44,13 +43,10 @@ class ShmRecordClient(RecordProducer, AsyncRecordSends):
     [[1, 2, 3], [4, 5], [6], []]
     """
 
-    _notifier: LoopNotifier
-    _learner_watch: LearnerWatch | None
-
     def __new__(
         cls,
         name: str,
-        schema: RecordSchema | Mapping[str, str],
+        schema: RecordSchema | Mapping[str, Any],
         *,
         producer_id: int | None = None,
         on_full: OnFull | None = None,
@@ -59,32 +55,10 @@ class ShmRecordClient(RecordProducer, AsyncRecordSends):
     ) -> ShmRecordClient:
         """Attaches, and takes a lane."""
         schema = RecordSchema.of(schema)
-        try:
+        with explained(schema):
             self = super().__new__(cls, name, schema.plan(), producer_id, on_full, connect_timeout_s, peer_timeout_s)
-        except ForeignSchema as foreign:
-            raise schema.explain(foreign) from None
-        self._notifier = LoopNotifier(WeakCall(self, RecordProducer.eventfd_waiter))
-        self._learner_watch = LearnerWatch(
-            WeakCall(self, RecordProducer.learners), WeakCall(self, RecordProducer.is_orphaned), peer_timeout_s
-        )
+        self._open(RecordProducer, peer_timeout_s)
         return self
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Returns at once, because in shared memory `send` returns only after the commit."""
-
-    def close(self) -> None:
-        """Leaves, and gives its lane back. What was sent stays to be read. Safe to call twice."""
-        self._notifier.close()
-        super().close()
-
-    def __enter__(self) -> ShmRecordClient:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<rollway.ShmRecordClient {self.name} {'closed' if self.closed else 'open'}>"
 
     def _no_room(self, timeout: float | None) -> str:
         return f"no room in records '{self.name}' within {timeout} s. Is the learner still reading and releasing?"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from rollway._core import TcpRecordSender
-from rollway.errors import ForeignSchema
 from rollway.records.async_sends import AsyncRecordSends
+from rollway.schema.pytree import explained
 from rollway.schema.record import RecordSchema
-from rollway.transport.tcp import tls_settings, token_bytes
 from rollway.transport.tcp_lifetime import TcpLifetime
+from rollway.transport.tcp_options import TcpOptions
 from rollway.waiting.notifier import LoopNotifier, WeakCall
 
 
@@ -61,7 +62,7 @@ class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
         cls,
         host: str,
         port: int,
-        schema: RecordSchema | Mapping[str, str],
+        schema: RecordSchema | Mapping[str, Any],
         max_inflight_msgs: int = 32,
         *,
         token: str | bytes | None = None,
@@ -74,21 +75,8 @@ class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
     ) -> TcpRecordClient:
         """Connects."""
         schema = RecordSchema.of(schema)
-        try:
-            self = super().__new__(
-                cls,
-                host,
-                port,
-                schema.plan(),
-                max_inflight_msgs=max_inflight_msgs,
-                token=token_bytes(token),
-                tls=tls_settings(ca, server_name),
-                producer_id=producer_id,
-                connect_timeout_s=connect_timeout_s,
-                reconnect_timeout_s=reconnect_timeout_s,
-                keepalive_s=keepalive_s,
-            )
-        except ForeignSchema as foreign:
-            raise schema.explain(foreign) from None
-        self._open(LoopNotifier(WeakCall(self, TcpRecordSender.eventfd_waiter)))
+        options = TcpOptions(token, ca, server_name, connect_timeout_s, reconnect_timeout_s, keepalive_s)
+        with explained(schema):
+            self = super().__new__(cls, host, port, schema.plan(), max_inflight_msgs, producer_id, options)
+        self._open(LoopNotifier(WeakCall(self, TcpRecordSender._eventfd_waiter)))
         return self

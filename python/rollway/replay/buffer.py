@@ -7,8 +7,6 @@ draws and copies the rows. What keeps the next batch ready is in `rollway.replay
 from __future__ import annotations
 
 import operator
-import os
-import secrets
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
@@ -16,12 +14,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from rollway._core import Table
+from rollway._core import Table, table_bytes
 from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch, SegmentDamaged, WaitTimeout
 from rollway.replay.batch import Batch, RowLayout, StagedCopies, as_host_array, device_name, fill_field_by_field
-from rollway.schema.record import RaggedLeaf, RecordSchema, convert
+from rollway.schema.leaves import RaggedLeaf
+from rollway.schema.record import RecordSchema, convert
+from rollway.segment.naming import auto_name
 from rollway.transport.policies import IfExists
 
+_MAX_PEERS = 1024
 _PATIENCE_S = 30.0
 """How long an add waits while every row of the buffer is being written by others."""
 
@@ -45,6 +46,7 @@ class ReplayBuffer:
         packed_cpu_storage: Accepted for UniLab's sake; rows are always packed.
         name: What others attach to. Left out, a name is made up, and the memory is gone with its last user.
         fields: More fields, or another dtype and shape for a usual one: ``{"obs": "uint8[84,84]", "step": "int64[]"}``.
+            A field may also be an example array, a pair like ``((84, 84), np.uint8)`` or a Gymnasium space.
         seed: Draw the same batches from the same content. Left out, each process draws its own.
         if_exists: For a name that is taken: ``"resume"`` goes on with its transitions, ``"replace"`` starts anew unless
             somebody lives in it, ``"error"`` refuses.
@@ -71,11 +73,11 @@ class ReplayBuffer:
         packed_cpu_storage: bool = False,
         *,
         name: str | None = None,
-        fields: Mapping[str, str] | None = None,
+        fields: Mapping[str, Any] | None = None,
         seed: int | None = None,
         if_exists: IfExists = "resume",
         huge_pages: bool | None = None,
-        max_peers: int = 1024,
+        max_peers: int = _MAX_PEERS,
     ) -> None:
         del defer_gpu, packed_cpu_storage
         device = device_name(device)
@@ -83,7 +85,7 @@ class ReplayBuffer:
         layout = RowLayout(schema)
         try:
             table = Table(
-                name or f"auto-{os.getpid()}-{secrets.token_hex(4)}",
+                name or auto_name(),
                 schema.text,
                 layout.native,
                 layout.row_bytes,
@@ -327,9 +329,7 @@ class ReplayBuffer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[Any, tuple[str, str]]:
@@ -340,13 +340,15 @@ _USUAL = ("obs", "actions", "rewards", "next_obs", "dones", "truncated")
 _CRITIC = ("critic", "next_critic")
 
 
-def _schema(obs_dim: int, action_dim: int, critic_dim: int, more: Mapping[str, str]) -> RecordSchema:
+def _schema(obs_dim: int, action_dim: int, critic_dim: int, more: Mapping[str, Any]) -> RecordSchema:
     obs, action = _positive("obs_dim", obs_dim), _positive("action_dim", action_dim)
     shapes = (f"float32[{obs}]", f"float32[{action}]", "float32[]", f"float32[{obs}]", "float32[]", "float32[]")
-    notations = dict(zip(_USUAL, shapes, strict=True))
+    usual = dict(zip(_USUAL, shapes, strict=True))
     if critic_dim != 0:
-        notations |= dict.fromkeys(_CRITIC, f"float32[{_positive('critic_dim', critic_dim)}]")
-    schema = RecordSchema(notations | dict(more))
+        usual |= dict.fromkeys(_CRITIC, f"float32[{_positive('critic_dim', critic_dim)}]")
+    schema = RecordSchema(usual | dict(more))
+    if parted := sorted(usual.keys() - schema.keys()):
+        raise SchemaMismatch(f"field '{parted[0]}' is one array: a dict, or a Dict or Tuple space, is several")
     reserved = {"terminal_mask", "terminal_next_obs", "terminal_next_critic"} | (
         set(_CRITIC) if critic_dim == 0 else set()
     )
@@ -356,6 +358,12 @@ def _schema(obs_dim: int, action_dim: int, critic_dim: int, more: Mapping[str, s
         if leaf.name in reserved:
             raise SchemaMismatch(f"'{leaf.name}' cannot be a field: it is an argument of add()")
     return schema
+
+
+def replay_bytes(capacity: int, obs_dim: int, action_dim: int, *, critic_dim: int = 0) -> int:
+    """How large the segment of a `ReplayBuffer` with these arguments is."""
+    schema = _schema(obs_dim, action_dim, critic_dim, {})
+    return table_bytes(RowLayout(schema).row_bytes, _positive("capacity", capacity), len(schema.text), _MAX_PEERS)
 
 
 def _positive(what: str, value: Any) -> int:

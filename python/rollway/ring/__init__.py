@@ -6,13 +6,13 @@ shm_client.py               `ShmClient`: the end of a worker on this machine
 tcp_client.py               `TcpClient`: the end of a worker on another machine
 async_sends.py              the asyncio versions of the clients' sends
 trajectory_accumulator.py   `TrajectoryAccumulator`: steps into one sample, before it is sent
-rollout_ring_buffer.py      `RolloutRingBuffer`: whole rollouts from collectors to a learner
+rollout_ring.py             `RolloutRingBuffer`: whole rollouts from collectors to a learner
 pinning.py                  page-locks the ring for CUDA
 ```
 """
 
 from rollway._core import HistSnapshot, Sample, SampleInfo, Slot
-from rollway.ring.rollout_ring_buffer import RolloutInfo, RolloutRingBuffer
+from rollway.ring.rollout_ring import RolloutInfo, RolloutRingBuffer
 from rollway.ring.server import Server
 from rollway.ring.shm_client import ShmClient
 from rollway.ring.tcp_client import TcpClient

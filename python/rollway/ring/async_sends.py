@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import optree
 
-from rollway.errors import RollwayError, WaitTimeout
-from rollway.schema.pytree import as_array
-from rollway.waiting.notifier import LoopNotifier
-from rollway.waiting.peer_watch import LearnerWatch, deadline_of, notified
+from rollway.errors import WaitTimeout
+from rollway.schema.arrays import as_array
+from rollway.waiting.peer_watch import deadline_of, notified
+from rollway.waiting.room import SentCount, WaitsForRoom
 
+if TYPE_CHECKING:
+    from rollway._core import SampleSends
 
-class _Client(Protocol):
-    """What a client brings."""
+    class _Client(SampleSends, WaitsForRoom, Protocol):
+        """What a client brings."""
 
-    _notifier: LoopNotifier
-    _learner_watch: LearnerWatch | None
-
-    @property
-    def blocks(self) -> bool: ...
-    def _no_room(self, timeout: float | None) -> str: ...
-    async def _wait_for_room(self, deadline: float | None, timeout: float | None) -> None: ...
-    def send(self, data: Any, *, version: int = 0) -> bool: ...
-    def try_send(self, data: Any, *, version: int = 0) -> bool: ...
-    def send_many(self, data: Any, *, version: int = 0) -> int: ...
-    def try_send_many(self, data: Any, *, version: int = 0) -> int: ...
+        async def _wait_for_room(self, deadline: float | None, timeout: float | None) -> None: ...
 
 
 def _rows_after(leaf: Any, rows: int) -> Any:
@@ -54,20 +45,14 @@ class AsyncSends:
         """
         if not self.blocks:
             return self.send_many(data, version=version)
-        deadline, sent, rest = deadline_of(timeout), 0, data
-        try:
+        deadline, rest = deadline_of(timeout), data
+        with SentCount() as count:
             while True:
-                sent += (now := self.try_send_many(rest, version=version))
+                count.sent += (now := self.try_send_many(rest, version=version))
                 rest = optree.tree_map(lambda leaf: _rows_after(leaf, now), rest, namespace="rollway")
                 if len(optree.tree_leaves(rest, namespace="rollway")[0]) == 0:
-                    return sent
+                    return count.sent
                 await self._wait_for_room(deadline, timeout)
-        except RollwayError as error:
-            error.sent += sent
-            raise
-        except asyncio.CancelledError as cancelled:
-            cancelled.sent = sent  # type: ignore[attr-defined]
-            raise
 
     async def _wait_for_room(self: _Client, deadline: float | None, timeout: float | None) -> None:
         if not await notified(self._notifier, deadline, self._learner_watch):

@@ -31,7 +31,8 @@ class Server(ServerBase):
     server.
 
     Args:
-        example: One sample: a pytree of arrays. Its values do not matter.
+        example: One sample: a pytree of arrays. Its values do not matter. In place of an array there may be text like
+            ``"uint8[84,84]"``, a pair like ``((84, 84), np.uint8)`` or a Gymnasium space.
         batch_size: Samples per batch.
         transport: One or several ways in: `ShmTransport` for workers on this machine, `TcpTransport` for others, or a
             `Transport` of your own. Without any, only `submit` feeds the ring.
@@ -91,7 +92,7 @@ class Server(ServerBase):
         super().__init__(self._consumer, transports, Intake(self._consumer, self._schema, self._plan))
         if pin_host_memory:
             try:
-                self._closers.append(pin(*self._consumer.memory()))
+                self._closers.append(pin(*self._consumer._memory()))
             except RuntimeError:
                 self.close()
                 raise
@@ -115,36 +116,34 @@ class Server(ServerBase):
         except ConnectionClosedError:
             return None
         except WaitTimeout:
-            raise self._timed_out(timeout) from None
+            sample = None
         except BatchesHeld as held:
             raise _batches_held(str(held)) from None
         if sample is None:
-            raise self._timed_out(timeout)
+            self._none_in_time(timeout)
         return sample
 
     def try_sample(self) -> Sample | None:
-        """A whole batch if there is one; never waits."""
-        try:
-            return self._consumer.take(0.0, None)
-        except ConnectionClosedError:
-            return None
+        """A whole batch, or ``None`` when there is none yet; never waits.
+
+        Raises `ConnectionClosedError` when none will come: the ring is shut down, and every batch was taken.
+        """
+        return self._consumer.take(0.0, None)
 
     async def sample_async(self, timeout: float | None = None, at_least: int | None = None) -> Sample | None:
         """As `sample`, for asyncio. A cancelled wait takes nothing."""
         self._check_at_least(at_least, timeout)
         peer_watch = PeerWatch(self._notifier, timeout, self._stall_checks)
-        while not self.closed:
-            sample = self._consumer.try_take_in_order()
-            if sample is not None:
-                return sample
-            if not await peer_watch.notified():
-                break
         try:
-            sample = self._consumer.take(0.0, at_least)
-        except ConnectionClosedError:
+            while (sample := self._consumer.try_take_in_order()) is None and not self.closed:
+                if not await peer_watch.notified():
+                    break
+            if sample is None:
+                sample = self._consumer.take(0.0, at_least)
+        except ConnectionClosedError:  # also from a check, when another thread has closed the server meanwhile
             return None
         if sample is None:
-            raise self._timed_out(timeout)
+            self._none_in_time(timeout)
         return sample
 
     def dataset_iter(self, *, copy: bool = False) -> Iterator[Sample]:
@@ -180,15 +179,6 @@ class Server(ServerBase):
         """Clears the histograms. Counters stay."""
         self._consumer.reset_histograms()
 
-    def close(self) -> None:
-        """Shuts the ring down and removes its name. Workers get `ConnectionClosedError`.
-
-        Views that you kept stay readable. If other learners are attached, only this one leaves.
-        """
-        if self._producer is not None:
-            self._producer.close()
-        super().close()
-
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
         return f"<rollway.Server {self.name or '(in process)'} batch_size={self._batch_size} {state}>"
@@ -205,7 +195,7 @@ class Server(ServerBase):
         """The producer of this process, one for all threads, so that they share one producer id."""
         if self._producer is None:
             with self._starting:
-                self._producer = self._producer or Producer.beside(self._consumer, self._plan)
+                self._producer = self._producer or Producer._beside(self._consumer, self._plan)
         return self._producer
 
     def _stall_checks(self) -> list[StallCheck]:
@@ -218,18 +208,23 @@ class Server(ServerBase):
         )
         return [held] if self._endpoints else [held, producers_died(consumer.producers, self._peer_timeout_s, "batch")]
 
-    def _timed_out(self, timeout: float | None) -> WaitTimeout:
+    def _none_in_time(self, timeout: float | None) -> None:
+        """Raises that no batch came. Does nothing when another thread has closed the server meanwhile."""
+        try:
+            alive, died = self._consumer.producers()
+            holds_all = self._consumer.holds_all()
+        except ConnectionClosedError:
+            return
         stats = self._consumer.stats()
-        alive, died = self._consumer.producers()
         ready = stats["ready_samples"]
-        if self._consumer.holds_all():
+        if holds_all:
             advice = "This learner holds all of the ring's batches: release() one"
         elif ready:
             advice = "Wait longer, or take what is there with sample(timeout, at_least=1)"
         else:
             advice = "Wait longer, or see what the workers do"
         writers = ", ".join(f"pid {pid} ({slots})" for pid, slots in self._consumer.writers()) or "nobody"
-        return WaitTimeout(
+        raise WaitTimeout(
             f"no whole batch of {self._batch_size} within {timeout} s: {ready} samples are committed, "
             f"slots are being written by {writers}; {alive} producers attached, {len(died)} died."
             f"{describe_refusals(self.refusals)} {advice}"

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 from rollway._core import Producer, Slot
-from rollway.errors import ForeignSchema
 from rollway.ring.async_sends import AsyncSends
-from rollway.schema.pytree import Schema
+from rollway.schema.pytree import Schema, explained
 from rollway.transport.policies import OnFull
-from rollway.waiting.notifier import LoopNotifier, WeakCall
-from rollway.waiting.peer_watch import LearnerWatch, deadline_of
+from rollway.transport.shm_lifetime import ShmLifetime
+from rollway.waiting.peer_watch import deadline_of
 
 
-class ShmClient(Producer, AsyncSends):
+class ShmClient(ShmLifetime, Producer, AsyncSends):
     """Moves samples from this process into a learner's ring: one copy with `send`, none with `reserve`.
 
     A sample is committed when `send` returns: it reaches the learner even if this process is killed the next moment.
@@ -41,9 +39,6 @@ class ShmClient(Producer, AsyncSends):
     [[1.0, 1.0], [2.0, 2.0]]
     """
 
-    _notifier: LoopNotifier
-    _learner_watch: LearnerWatch | None
-
     def __new__(
         cls,
         name: str,
@@ -56,18 +51,10 @@ class ShmClient(Producer, AsyncSends):
     ) -> ShmClient:
         """Attaches to the ring."""
         schema = Schema.of(example)
-        try:
+        with explained(schema):
             self = super().__new__(cls, name, schema.plan(), producer_id, on_full, connect_timeout_s, peer_timeout_s)
-        except ForeignSchema as foreign:
-            raise schema.explain(foreign) from None
-        self._notifier = LoopNotifier(WeakCall(self, Producer.eventfd_waiter))
-        self._learner_watch = LearnerWatch(
-            WeakCall(self, Producer.learners), WeakCall(self, Producer.is_orphaned), peer_timeout_s
-        )
+        self._open(Producer, peer_timeout_s)
         return self
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Returns at once, because in shared memory `send` returns only after the commit."""
 
     async def reserve_async(self, timeout: float | None = None) -> Slot:
         """As `reserve`, for asyncio."""
@@ -77,20 +64,6 @@ class ShmClient(Producer, AsyncSends):
                 return self.reserve()
             await self._wait_for_room(deadline, timeout)
         return slot
-
-    def close(self) -> None:
-        """Leaves the ring. What was sent stays in it. Safe to call twice."""
-        self._notifier.close()
-        super().close()
-
-    def __enter__(self) -> ShmClient:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<rollway.ShmClient {self.name} {'closed' if self.closed else 'open'}>"
 
     def _no_room(self, timeout: float | None) -> str:
         return f"no room in ring '{self.name}' within {timeout} s"

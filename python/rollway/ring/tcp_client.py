@@ -6,11 +6,10 @@ import os
 from typing import Any
 
 from rollway._core import TcpSender
-from rollway.errors import ForeignSchema
 from rollway.ring.async_sends import AsyncSends
-from rollway.schema.pytree import Schema
-from rollway.transport.tcp import tls_settings, token_bytes
+from rollway.schema.pytree import Schema, explained
 from rollway.transport.tcp_lifetime import TcpLifetime
+from rollway.transport.tcp_options import TcpOptions
 from rollway.waiting.notifier import LoopNotifier, WeakCall
 
 
@@ -69,21 +68,8 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
     ) -> TcpClient:
         """Connects."""
         schema = Schema.of(example)
-        try:
-            self = super().__new__(
-                cls,
-                host,
-                port,
-                schema.plan(),
-                max_inflight_msgs=max_inflight_msgs,
-                token=token_bytes(token),
-                tls=tls_settings(ca, server_name),
-                producer_id=producer_id,
-                connect_timeout_s=connect_timeout_s,
-                reconnect_timeout_s=reconnect_timeout_s,
-                keepalive_s=keepalive_s,
-            )
-        except ForeignSchema as foreign:
-            raise schema.explain(foreign) from None
-        self._open(LoopNotifier(WeakCall(self, TcpSender.eventfd_waiter)))
+        options = TcpOptions(token, ca, server_name, connect_timeout_s, reconnect_timeout_s, keepalive_s)
+        with explained(schema):
+            self = super().__new__(cls, host, port, schema.plan(), max_inflight_msgs, producer_id, options)
+        self._open(LoopNotifier(WeakCall(self, TcpSender._eventfd_waiter)))
         return self

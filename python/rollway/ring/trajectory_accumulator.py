@@ -8,7 +8,8 @@ import numpy as np
 import optree
 
 from rollway.errors import InvalidArgument, SchemaMismatch
-from rollway.schema.pytree import NAMESPACE, as_array, path_text, register_dataclasses
+from rollway.schema.arrays import as_array
+from rollway.schema.pytree import NAMESPACE, path_text, register_dataclasses
 from rollway.schema.record import convert
 
 _Array = np.ndarray[Any, Any]

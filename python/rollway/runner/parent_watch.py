@@ -15,6 +15,18 @@ learner's main one whose other threads still hold the pipe; the collector then d
 it has started survives. What escapes: a process that leaves the group (``setsid``, ``start_new_session=True``), and
 what a collector has left behind that died just before its learner. A fork of the learner in native code (those by
 Python close the pipe) keeps collectors alive until it ends. Private to the supervisor of the collectors.
+
+Three kinds of children die with their parent, each by a mechanism of its own, because none serves all three:
+
+```text
+child                                 mechanism             why not the others
+collector (spawned, here)             this pipe             must die while it still imports, while it is stopped, and
+                                                            with its group: a thread of its own can do none of these
+worker of a vector env (also forked,  a native thread that  a fork server, or a forked sibling, may hold the pipe; the
+by any start method; `end_with`)      waits on a pidfd      subprocesses of an environment keep the terminal's group
+command of the SkyRL launcher (any    ``PR_SET_PDEATHSIG``  runs no code of ours, and may close every descriptor that
+program; `skyrl.launch`)                                    it inherits; the launcher starts it from its main thread
+```
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from rollway.errors import CollectorError, InvalidArgument
 from rollway.runner.collector import Collector, CollectorPipes, CollectorTarget, StopFlag, run
 from rollway.runner.collector_error import Failure, OomKills, collector_error
 from rollway.runner.parent_watch import ParentPipe
-from rollway.runner.restart_policy import RestartPolicy
+from rollway.runner.restart_policy import RestartCount, RestartPolicy
 
 _log = logging.getLogger("rollway.collectors")
 _spawn = multiprocessing.get_context("spawn")
@@ -70,7 +70,8 @@ class CollectorSupervisor:
         if count < 1:
             raise InvalidArgument(f"the number of collectors is {count}: at least 1")
         for _ in range(count):
-            child = _CollectorProcess(len(self._children), self._stop_flag, CollectorTarget(target, args, kwargs))
+            calls = CollectorTarget(target, args, kwargs)
+            child = _CollectorProcess(len(self._children), self._stop_flag, calls, RestartCount(self._policy))
             self._children.append(child)
             try:
                 child.start()
@@ -192,22 +193,23 @@ class CollectorSupervisor:
     def _on_death(self, child: _CollectorProcess, error: CollectorError) -> None:
         """Applies the policy to a death."""
         self.deaths.append(error)
-        if self._policy.allows(child.life):
+        if child.faults.allows_another():
             child.deaths_in_row = 1 if child.worked_s >= self._policy.healthy_after_s else child.deaths_in_row + 1
             pause = self._policy.pause_s(child.deaths_in_row)
             child.restart_at = time.monotonic() + pause
             _log.warning("restart %d of %s, in %.1f s", child.life + 1, error, pause)
         elif self._final_error is None:
             if child.life:
-                error.add_note(f"It had been restarted {child.life} times, which is what the policy allows.")
+                error.add_note(f"It had been restarted {child.life} times: {self._policy} allows no more.")
             self._final_error = error
 
 
 class _CollectorProcess:
     """One collector: its current process, and what is known of the processes before it."""
 
-    def __init__(self, index: int, stop: StopFlag, target: CollectorTarget) -> None:
+    def __init__(self, index: int, stop: StopFlag, target: CollectorTarget, faults: RestartCount) -> None:
         self.index = index
+        self.faults = faults
         self.life = 0
         self.deaths_in_row = 0
         self.worked_s = 0.0

@@ -7,20 +7,22 @@ knows nothing of rings.
 
 from __future__ import annotations
 
-import cmath
+import contextlib
 import dataclasses
 import functools
 import json
 import math
 import threading
-from collections.abc import Sequence, Set
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Iterator, Sequence, Set
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import optree
 
 from rollway._core import Plan, read_schema
 from rollway.errors import ForeignSchema, SchemaMismatch
+from rollway.schema.arrays import as_array, describe
+from rollway.schema.leaves import WHOLE, as_example
 
 NAMESPACE = "rollway"
 _MAX_DIMENSIONS = 63  # numpy's limit, less one
@@ -44,11 +46,6 @@ class Leaf(NamedTuple):
 
     def __str__(self) -> str:
         return describe(self.dtype, self.shape)
-
-
-def describe(dtype: np.dtype[Any] | str, shape: Sequence[int | str]) -> str:
-    """``float32[4,2]``: a dtype and a shape, as the error messages show them."""
-    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def dtype_text(dtype: np.dtype[Any]) -> str | list[Any]:
@@ -98,8 +95,9 @@ class Schema:
 
     @classmethod
     def of(cls, example: Any) -> Schema:
-        """Reads the schema off an example. Its values do not matter."""
+        """Reads the schema off an example. Its values do not matter. Leaves may have any of the forms of `leaves`."""
         register_dataclasses(example)
+        example = as_example(example, NAMESPACE)
         paths, values, treedef = optree.tree_flatten_with_path(example, namespace=NAMESPACE)
         if not values:
             raise SchemaMismatch("the example has no arrays in it: give one sample, like {'obs': np.zeros(4)}")
@@ -187,6 +185,19 @@ class Schema:
         return explain(self.text, foreign)
 
 
+class _Explains(Protocol):
+    def explain(self, foreign: ForeignSchema) -> SchemaMismatch: ...
+
+
+@contextlib.contextmanager
+def explained(schema: _Explains) -> Iterator[None]:
+    """Says how a schema elsewhere differs from this one, if that is what ends the block."""
+    try:
+        yield
+    except ForeignSchema as foreign:
+        raise schema.explain(foreign) from None
+
+
 def leaves_differ(what: str, wanted: Set[str], given: Set[str]) -> SchemaMismatch:
     """Says which leaves are missing and which are too many."""
     names = (("missing", wanted - given), ("unexpected", given - wanted))
@@ -267,62 +278,7 @@ def _structured(fields: list[Any]) -> np.dtype[Any]:
 
 def path_text(path: tuple[Any, ...]) -> str:
     """The name of a leaf, made of the keys that lead to it."""
-    return "/".join(map(str, path)) if path else "(the sample itself)"
-
-
-def as_array(value: Any, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
-    """What the value is as an array: no copy where there is a way without."""
-    if isinstance(value, np.ndarray | np.generic):
-        return np.asarray(value)
-    if isinstance(value, type):
-        raise SchemaMismatch(f"leaf '{path}' is the class {value.__name__}: give an instance of it, or an array")
-    if isinstance(value, bool | int | float | complex):
-        return _scalar(value, path, dtype)
-    if hasattr(value, "detach"):  # a torch tensor
-        try:
-            return np.asarray(value.numpy())
-        except (TypeError, RuntimeError):  # it wants gradients, lies on a device, or has a dtype that numpy has not
-            return _tensor(value.detach(), path)
-    try:
-        if hasattr(value, "__array__"):
-            return np.asarray(value)
-        if hasattr(value, "__dlpack__"):
-            return np.from_dlpack(value)
-    except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        raise SchemaMismatch(f"leaf '{path}' ({type(value).__name__}) gives no array: {error}") from error
-    raise SchemaMismatch(
-        f"leaf '{path}' is a {type(value).__name__}; it must be a numpy array, a torch CPU tensor, "
-        "or have __array__ or __dlpack__"
-    )
-
-
-def _scalar(value: complex, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
-    """A Python number takes the dtype of its leaf, if that can hold it: float32 takes 1.5, but not 1e300."""
-    if dtype is None:
-        return np.asarray(value)
-    try:
-        if dtype.kind in "biufc" and np.result_type(value, dtype) == dtype:
-            with np.errstate(over="ignore"):
-                array = np.asarray(value, dtype)
-            if cmath.isfinite(array.item()) or not cmath.isfinite(value):
-                return array
-    except (OverflowError, TypeError):
-        pass
-    raise SchemaMismatch(f"leaf '{path}' is the Python {type(value).__name__} {value!r}, which does not fit {dtype}")
-
-
-def _tensor(tensor: Any, path: str) -> np.ndarray[Any, Any]:
-    if tensor.device.type != "cpu":
-        raise SchemaMismatch(f"leaf '{path}' is on {tensor.device}: call .cpu() before sending it")
-    if str(tensor.dtype) == "torch.bfloat16":  # numpy has no name for it; ml_dtypes has
-        import ml_dtypes
-        import torch
-
-        return np.asarray(tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
-    try:
-        return np.asarray(tensor.numpy())
-    except (TypeError, RuntimeError) as error:  # sparse, quantised, or of a dtype that numpy has not
-        raise SchemaMismatch(f"leaf '{path}' is a tensor of {tensor.dtype} that gives no array: {error}") from None
+    return "/".join(map(str, path)) if path else WHOLE
 
 
 def _native_tree(spec: optree.PyTreeSpec) -> Any:
@@ -334,7 +290,9 @@ def _native_tree(spec: optree.PyTreeSpec) -> Any:
             return next(counter)
         children = [node(child) for child in spec.children()]
         if spec.type is dict and all(type(key) is str for key in spec.entries()):
-            return ("dict", list(zip(spec.entries(), children, strict=True)))
+            # Leaves are numbered in the order of sorted keys; a dict that is built has the order of the example's.
+            one_level: Any = spec.one_level()
+            return ("dict", list(one_level.unflatten(children).items()))
         if spec.type in (tuple, list):
             return (spec.type.__name__, children)
         return None

@@ -1,6 +1,6 @@
 """RecordSchema: what a record looks like: named arrays, some of which have a length of their own in every record.
 
-It reads ``"int32[*]"``, checks and converts what is sent, and words the errors. Native code asks it only for records
+It checks and converts what is sent, and words the errors. Native code asks it only for records
 that are not dicts of exact arrays. It knows nothing of lanes.
 """
 
@@ -8,42 +8,18 @@ from __future__ import annotations
 
 import functools
 import json
-import math
-import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from rollway._core import RecordPlan, read_schema
 from rollway.errors import ForeignSchema, SchemaMismatch
-from rollway.schema.pytree import as_array, describe, dtype_text, explain, known_dtype, leaves_differ, short
+from rollway.schema.arrays import as_array, describe
+from rollway.schema.leaves import RaggedLeaf, read_leaves
+from rollway.schema.pytree import dtype_text, explain, known_dtype, leaves_differ, short
 
 _EXAMPLE = "{'tokens': 'int32[*]'}"
-_NOTATION = re.compile(r"(\w+)\[([^\]]*)\]")
-_VOID = re.compile(r"void(\d{1,12})")  # numpy's name of a dtype of plain bytes, with their bits
-
-
-class RaggedLeaf(NamedTuple):
-    """One array of a record. ``ragged``: its first dimension is as long as it is; ``shape`` is the rest."""
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    ragged: bool
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row of a ragged leaf, or of the whole of a fixed one."""
-        return self.dtype.itemsize * math.prod(self.shape)
-
-    @property
-    def dims(self) -> tuple[int | str, ...]:
-        """The shape, with ``"*"`` in front where that is free."""
-        return ("*", *self.shape) if self.ragged else self.shape
-
-    def __str__(self) -> str:
-        return describe(self.dtype, self.dims)
 
 
 class RecordSchema(Mapping[str, RaggedLeaf]):
@@ -51,18 +27,20 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
 
     Args:
         leaves: ``{"tokens": "int32[*]", "score": "float32[]", "image": "uint8[84,84]"}``. ``*`` stands in front only.
+            A leaf may also be an example array, a pair like ``((84, 84), np.uint8)`` or a Gymnasium space. The leaves
+            of a Dict or Tuple space, and of a dict, are called ``part/leaf``.
 
     >>> schema = RecordSchema({"tokens": "int32[*]", "score": "float32[]"})
     >>> [f"{leaf.name}: {leaf}" for leaf in schema.values()]
     ['tokens: int32[*]', 'score: float32[]']
     """
 
-    def __init__(self, leaves: Mapping[str, str]) -> None:
+    def __init__(self, leaves: Mapping[str, Any]) -> None:
         if not isinstance(leaves, Mapping):
             raise SchemaMismatch(f"the schema is a {type(leaves).__name__}; it must be a dict, like {_EXAMPLE}")
-        if not leaves:
+        self._hold(read_leaves(leaves))
+        if not self.leaves:
             raise SchemaMismatch(f"the schema has no leaves: give at least one, like {_EXAMPLE}")
-        self._hold({name: _leaf(name, notation) for name, notation in leaves.items()})
 
     def _hold(self, leaves: dict[str, RaggedLeaf]) -> None:
         self._leaves = leaves
@@ -70,7 +48,7 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
         """The same, in order."""
 
     @classmethod
-    def of(cls, schema: RecordSchema | Mapping[str, str]) -> RecordSchema:
+    def of(cls, schema: RecordSchema | Mapping[str, Any]) -> RecordSchema:
         """The schema, if it is not one yet."""
         return schema if isinstance(schema, RecordSchema) else cls(schema)
 
@@ -134,47 +112,8 @@ def _leaf_from_text(name: str, described: Any, dims: tuple[Any, ...]) -> RaggedL
     return RaggedLeaf(name, dtype, dims[ragged:], ragged)
 
 
-def _known(name: str) -> np.dtype[Any]:
-    """The dtype that somebody here has written so."""
-    if (void := _VOID.fullmatch(name)) and int(void[1]) % 8 == 0:
-        return np.dtype(f"V{int(void[1]) // 8}")
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes  # bfloat16 and its kin
-
-        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return dtype
-
-
-def _leaf(name: str, notation: str) -> RaggedLeaf:
-    match = _NOTATION.fullmatch(notation.replace(" ", "")) if isinstance(notation, str) else None
-    if match is None:
-        raise SchemaMismatch(f"leaf '{name}' is {notation!r}; write it like 'int32[*]', 'float32[3]' or 'float32[]'")
-    return _known_leaf(name, match[1], match[2].split(",") if match[2] else [])
-
-
-def _known_leaf(name: str, dtype_name: str, dims: list[Any]) -> RaggedLeaf:
-    try:
-        dtype = _known(dtype_name)
-    except (TypeError, ValueError, AttributeError, ImportError):
-        raise SchemaMismatch(f"leaf '{name}' has the unknown dtype '{dtype_name}'") from None
-    if dtype.hasobject or dtype.itemsize == 0:
-        raise SchemaMismatch(f"leaf '{name}' has dtype {dtype}, which has no fixed size in memory")
-    ragged = dims[:1] == ["*"]
-    fixed = dims[ragged:]
-    if not all(str(dim).isdecimal() for dim in fixed):
-        raise SchemaMismatch(
-            f"leaf '{name}' is {describe(dtype, dims)!r}; '*' may stand in front only, the rest are whole numbers"
-        )
-    shape = tuple(map(int, fixed))
-    if dtype.itemsize * math.prod(dim or 1 for dim in shape) >= 2**63:
-        raise SchemaMismatch(f"leaf '{name}' is {describe(dtype, dims)}, which is larger than an address space")
-    return RaggedLeaf(name, dtype, shape, ragged)
-
-
 def _fit(leaf: RaggedLeaf, value: Any) -> np.ndarray[Any, Any]:
-    if isinstance(value, np.ndarray) and _is_exact(leaf, value):
+    if type(value) is np.ndarray and _is_exact(leaf, value):
         return value
     array = _listed(leaf, value) if isinstance(value, list | tuple) else as_array(value, leaf.name, leaf.dtype)
     shape = array.shape[1:] if leaf.ragged and array.ndim else array.shape

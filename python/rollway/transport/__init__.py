@@ -6,7 +6,9 @@ shm.py            `ShmTransport`: shared memory under a name, for workers on thi
 tcp.py            `TcpTransport`: a port, for workers on other machines
 policies.py       `OnFull`, `IfExists`: the choices that users make for a segment
 server_base.py    what `Server` and `RecordServer` have in common: transports, life cycle, numbers
+shm_lifetime.py   how a client in shared memory is closed
 tcp_lifetime.py   how a client over TCP waits and is closed
+tcp_options.py    the settings that clients over TCP share, as one value
 ```
 """
 

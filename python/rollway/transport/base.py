@@ -41,7 +41,7 @@ class Intake:
 
     def producer(self) -> Producer:
         """A handle to write with: ``send``, ``send_many``, ``reserve`` and their twins. Close it in `Endpoint.stop`."""
-        return Producer.beside(self.consumer, self._plan)
+        return Producer._beside(self.consumer, self._plan)
 
 
 class RecordIntake:
@@ -54,7 +54,7 @@ class RecordIntake:
 
     def producer(self) -> RecordProducer:
         """A handle to write with, on a lane of its own. Close it in `Endpoint.stop`."""
-        return RecordProducer.beside(self.consumer, self._plan)
+        return RecordProducer._beside(self.consumer, self._plan)
 
 
 class WeightLeaves(Protocol):

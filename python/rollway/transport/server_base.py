@@ -10,35 +10,24 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from rollway._core import EventfdWaiter, HistSnapshot
+from rollway._core import HistSnapshot, Producer, RecordProducer
 from rollway.errors import ConnectionClosedError, InvalidArgument
 from rollway.transport.base import Endpoint, Transport
 from rollway.transport.shm import ShmTransport
 from rollway.waiting.notifier import LoopNotifier
 
-
-class _Consumer(Protocol):
-    """The native handle."""
-
-    @property
-    def name(self) -> str | None: ...
-    @property
-    def closed(self) -> bool: ...
-    @property
-    def resumed(self) -> bool: ...
-    def eventfd_waiter(self) -> EventfdWaiter: ...
-    def producers(self) -> tuple[int, list[int]]: ...
-    def stats(self) -> dict[str, int]: ...
-    def histograms(self) -> dict[str, HistSnapshot]: ...
-    def close(self) -> None: ...
+if TYPE_CHECKING:
+    from rollway._core import ConsumerHandle
 
 
 class ServerBase:
     """A native consumer and the transports that feed it; starts and closes them."""
 
-    def __init__(self, consumer: _Consumer, transports: list[Any], intake: object) -> None:
+    _producer: Producer | RecordProducer | None = None  # of this process itself, once it has submitted something
+
+    def __init__(self, consumer: ConsumerHandle, transports: list[Any], intake: object) -> None:
         self._native = consumer
         self._resumed = consumer.resumed
         self._producers = (0, 0)  # alive and died, as last counted
@@ -46,7 +35,7 @@ class ServerBase:
         self._intake = intake
         self._endpoints: list[Endpoint] = []
         self._starting = threading.Lock()
-        self._notifier = LoopNotifier(consumer.eventfd_waiter)
+        self._notifier = LoopNotifier(consumer._eventfd_waiter)
         self._closers: list[Callable[[], None]] = [self._notifier.close, consumer.close]
         # Also at interpreter exit, so that a learner that was not closed leaves no segment behind.
         self._close_once = weakref.finalize(self, close_all, self._closers)
@@ -135,6 +124,8 @@ class ServerBase:
 
         Views that you kept stay readable. If other learners are attached, only this one leaves.
         """
+        if self._producer is not None:
+            self._producer.close()
         self._count_producers()
         self._close_once()
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from dataclasses import dataclass, field
 
+from rollway.segment.naming import auto_name
 from rollway.transport.policies import IfExists
 
 
@@ -14,7 +13,7 @@ class _AutoName(str):
 
 
 def _auto_name() -> str:
-    return _AutoName(f"auto-{os.getpid()}-{secrets.token_hex(4)}")
+    return _AutoName(auto_name())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Self
 from rollway._core import TcpServer
 from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch
 from rollway.transport.base import Intake, RecordIntake, WeightOutlet, WeightSource
+from rollway.transport.tcp_options import token_bytes
 
 _ALWAYS_READ = 64 << 10  # bytes of a schema: so many are read in a few milliseconds, whatever they say
 
@@ -164,17 +165,3 @@ class TcpEndpoint:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.stop()
-
-
-def token_bytes(token: str | bytes | None) -> bytes | None:
-    """The bytes of a token."""
-    return token.encode() if isinstance(token, str) else token
-
-
-def tls_settings(ca: str | os.PathLike[str] | None, server_name: str | None) -> tuple[str, str | None] | None:
-    """The TLS settings of a client: authority and server name; ``None`` without TLS."""
-    if ca is not None:
-        return os.fspath(ca), server_name
-    if server_name is not None:
-        raise InvalidArgument(f"server_name = {server_name!r} without ca: there is no TLS, so nobody would look at it")
-    return None

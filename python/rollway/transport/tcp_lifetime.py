@@ -33,7 +33,7 @@ class TcpLifetime(TcpConnection):
 
     def _open(self, notifier: LoopNotifier) -> None:
         self._notifier = notifier
-        self._settled_notifier = LoopNotifier(WeakCall(self, TcpConnection.settled_eventfd_waiter))
+        self._settled_notifier = LoopNotifier(WeakCall(self, TcpConnection._settled_eventfd_waiter))
         _open_clients.add(self)
 
     async def wait_async(self, timeout: float | None = None) -> None:

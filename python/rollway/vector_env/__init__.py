@@ -8,7 +8,7 @@ env_pool.py           the environments as the caller sees them: requests, and wa
 results.py            where the newest results of each environment lie
 messages.py           what is sent beside the arrays: in shared memory, or by a pipe
 fault_recovery.py     restarts what failed; which episodes were lost, and what the learner is told
-fault_policy.py       how often an environment may fail, and how long it may take
+fault_policy.py       how often an environment may fail (`RestartPolicy`), and how long it may take
 common_spaces.py      the spaces of the whole, from those of each environment
 worker_processes.py   starts, stops and replaces the processes
 pipe.py               the two ends of the pipe to a worker
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rollway.errors import InvalidArgument
 from rollway.machine.cgroup import Cgroup
+from rollway.runner.restart_policy import RestartPolicy
 from rollway.vector_env.fault_policy import FaultPolicy
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def make_vec(
     observation_mode: Literal["same", "different"] | tuple[Space[Any], Space[Any]] = "same",
     autoreset_mode: str | AutoresetMode = "NextStep",
     step_timeout_s: float | None = None,
-    restart: FaultPolicy | None = None,
+    restart: RestartPolicy | None = None,
     context: Literal["fork", "spawn", "forkserver"] | None = None,
     daemon: bool = True,
     wrappers: Sequence[Callable[[Env[Any, Any]], Env[Any, Any]]] = (),
@@ -74,7 +75,11 @@ def make_vec(
         step_timeout_s: How long a worker may take for one step or reset of its environments before they count as hung;
             for ever when left out. To be made again after a fault they may take five times as long as they took at the
             start, besides.
-        restart: What to do with environments that raise, die or hang: begin them anew, or (left out) tell the caller.
+        restart: How often an environment that raises, dies or hangs is begun anew, while the others go on; left out,
+            the caller gets the error. The learner sees a truncated episode: the last observation again, reward 0,
+            ``truncated``, and in the infos ``"fault"`` with what happened. Then the environment is reset as its
+            autoreset mode says. A reset that fails is done again, with the same seed. With autoreset disabled, a step
+            of an environment whose episode is over is an error of the caller: it is raised, and uses up no restart.
         context: How processes are started: as `multiprocessing` does by default when left out.
         daemon: Whether workers may not have child processes of their own, as in `multiprocessing`.
         wrappers: Put around each environment made from an id.

@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import os
 import pickle
-import secrets
 import threading
 import time
 import weakref
@@ -22,8 +21,10 @@ from gymnasium.vector import AutoresetMode
 
 from rollway._core import EnvCaller
 from rollway.errors import EnvDied, EnvRaised, WaitTimeout
+from rollway.runner.restart_policy import RestartPolicy
+from rollway.segment.naming import auto_name
 from rollway.vector_env.common_spaces import CommonSpaces, ObservationMode
-from rollway.vector_env.fault_policy import Deadlines, FaultBudget, FaultPolicy
+from rollway.vector_env.fault_policy import Deadlines, FaultBudget
 from rollway.vector_env.fault_recovery import FaultRecovery, LostEpisodes, Reset
 from rollway.vector_env.layout import RolloutTarget, SharedLayout, SpaceLayout
 from rollway.vector_env.messages import Messages, Packed, PendingAnswers
@@ -50,7 +51,7 @@ class EnvPool:
         num_workers: int,
         mode: AutoresetMode,
         observation_mode: ObservationMode,
-        restart: FaultPolicy | None,
+        restart: RestartPolicy | None,
         context: str | None,
         daemon: bool,
     ) -> None:
@@ -108,7 +109,7 @@ class EnvPool:
         )
         room = max(_INLINE_BYTES, -(-(layout.bytes(1) + 2048) // 4096) * 4096)
         self.shared_layout = SharedLayout(layout, self.action, self.num_envs, workers, room)
-        name = f"auto-{os.getpid()}-{secrets.token_hex(4)}"
+        name = auto_name()
         self.core = EnvCaller(name, workers, self.num_envs, self.shared_layout.bytes)
         # Also when the pool is dropped without `close`; see `_close_all` for the end of the interpreter.
         self._end = weakref.finalize(self, _end, self.core, self._workers, os.getpid())

@@ -1,60 +1,47 @@
-"""FaultPolicy: how often an environment that died, hung or raised is restarted before the caller gets the error.
+"""FaultPolicy: the name that `RestartPolicy` had for vector environments.
 
-`FaultBudget` counts the faults, and `Deadlines` says when an environment counts as hung.
+`FaultBudget` counts the faults of the environments, and `Deadlines` says when an environment counts as hung.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from dataclasses import dataclass
 
 from rollway.errors import InvalidArgument
+from rollway.runner.restart_policy import RestartCount, RestartPolicy
 
 
-@dataclass(frozen=True)
-class FaultPolicy:
-    """Restart an environment after a fault, while the others go on.
+class FaultPolicy(RestartPolicy):
+    """A `RestartPolicy` with the defaults ``max_restarts=3`` and ``within_s=60.0``. New code uses `RestartPolicy`.
 
-    The learner sees a truncated episode: the last observation again, reward 0, ``truncated``, and in the infos
-    ``"fault"`` with what happened. Then the environment is reset as its autoreset mode says. A reset that fails is done
-    again, with the same seed. With autoreset disabled, a step of an environment whose episode is over is an error of
-    the caller: it is raised, and uses up no restart.
-
-    Args:
-        max_restarts: How many faults one environment may have within ``within_s`` seconds. One more is raised.
-        within_s: Faults longer ago than this do not count.
-
-    >>> FaultPolicy(max_restarts=2)
-    FaultPolicy(max_restarts=2, within_s=60.0)
+    >>> FaultPolicy(max_restarts=2) == FaultPolicy(2, 60.0)
+    True
     """
 
-    max_restarts: int = 3
-    within_s: float = 60.0
+    def __init__(self, max_restarts: int = 3, within_s: float = 60.0) -> None:
+        super().__init__(max_restarts, within_s=within_s)
+        if max_restarts < 1:
+            raise InvalidArgument(f"max_restarts = {max_restarts} is out of range: at least 1")
 
-    def __post_init__(self) -> None:
-        if self.max_restarts < 1 or not self.within_s > 0:
-            raise InvalidArgument(f"{self} makes no sense: both numbers must be positive")
+    def __repr__(self) -> str:
+        return f"FaultPolicy(max_restarts={self.max_restarts}, within_s={self.within_s})"
 
 
 class FaultBudget:
-    """Counts the faults of each environment against a policy."""
+    """Counts the faults of each environment against a policy. ``policy`` is ``None`` where none is ever restarted."""
 
-    def __init__(self, policy: FaultPolicy | None) -> None:
-        if not isinstance(policy, FaultPolicy | None):
-            raise InvalidArgument(f"restart must be a FaultPolicy, or None for none; not {policy!r}")
-        self.policy = policy
-        self._faults: dict[int, deque[float]] = {}
+    def __init__(self, policy: RestartPolicy | None) -> None:
+        if not isinstance(policy, RestartPolicy | None):
+            raise InvalidArgument(f"restart must be a RestartPolicy, or None for none; not {policy!r}")
+        self.policy = None if policy is None or policy.max_restarts == 0 else policy
+        self._counts: dict[int, RestartCount] = {}
 
     def record_fault(self, env: int) -> bool:
         """Counts a fault. False when it was one too many."""
         if self.policy is None:
             return False
-        faults, now = self._faults.setdefault(env, deque()), time.monotonic()
-        while faults and now - faults[0] > self.policy.within_s:
-            faults.popleft()
-        faults.append(now)
-        return len(faults) <= self.policy.max_restarts
+        count = self._counts.get(env) or self._counts.setdefault(env, RestartCount(self.policy))
+        return count.allows_another()
 
 
 _REMAKE_FACTOR = 5

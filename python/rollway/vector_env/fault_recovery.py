@@ -233,7 +233,7 @@ class FaultRecovery:
         self._messages.ask(what, self._results.buffer, self._messages.pack({env: parameter}))
 
     def raise_death(self, worker: int) -> NoReturn:
-        """Raises that a worker has ended. For callers without a `FaultPolicy`."""
+        """Raises that a worker has ended. For callers without a restart policy."""
         envs, pid = list(self._workers.envs_of[worker]), self._workers.pid(worker)
         raise EnvDied(
             f"worker process {pid} of {describe_envs(envs)} ended: {self._workers.reap(worker)}. {RESTART_ADVICE}", envs
@@ -246,6 +246,10 @@ class FaultRecovery:
             f"{describe_envs(at_fault)} has not answered for {self._deadlines.timeout_s} s (in worker process "
             f"{self._workers.pid(worker)}, with {others}). Wait on with the same call (after "
             "step() it is step_wait()), or close() to end it"
-            + (", or use restart=FaultPolicy() to have it begun anew" if self._fault_budget.policy is None else ""),
+            + (
+                ", or use restart=RestartPolicy.up_to(3) to have it begun anew"
+                if self._fault_budget.policy is None
+                else ""
+            ),
             at_fault,
         )

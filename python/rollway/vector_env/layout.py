@@ -207,14 +207,14 @@ class SlotClient(Protocol):
         """The name of the segment."""
 
     @property
-    def owner(self) -> int:
+    def _owner(self) -> int:
         """The owner of its slots, as a number that the segment knows."""
 
     @property
     def closed(self) -> bool:
         """Whether it has no slots any more."""
 
-    def memory(self) -> tuple[int, int]:
+    def _memory(self) -> tuple[int, int]:
         """Address and size of the segment's body in this process."""
 
 

@@ -110,7 +110,7 @@ class Fault:
         return cause if isinstance(cause, BaseException) else None
 
 
-RESTART_ADVICE = "Use restart=FaultPolicy() to have its environments begun anew while the others go on"
+RESTART_ADVICE = "Use restart=RestartPolicy.up_to(3) to have its environments begun anew while the others go on"
 
 
 def describe_envs(envs: Sequence[int]) -> str:

@@ -18,10 +18,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from rollway.errors import ConnectionClosedError, EnvRaised, InvalidArgument, NotInThisProcess
+from rollway.runner.restart_policy import RestartPolicy
 from rollway.schema.record import convert
 from rollway.vector_env.common_spaces import ObservationMode
 from rollway.vector_env.env_pool import EnvInfo, EnvPool, Outcome
-from rollway.vector_env.fault_policy import FaultPolicy
 from rollway.vector_env.layout import Array, ArrayPlace, Buffer, RolloutTarget, SlotClient, check_rollout
 from rollway.vector_env.messages import Packed
 from rollway.vector_env.pipe import FOREVER_S
@@ -62,7 +62,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         observation_mode: ObservationMode = "same",
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         step_timeout_s: float | None = None,
-        restart: FaultPolicy | None = None,
+        restart: RestartPolicy | None = None,
         context: str | None = None,
         daemon: bool = True,
     ) -> None:
@@ -353,7 +353,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _target(self, client: SlotClient, steps: int, parts: list[Array], others: dict[str, Array]) -> RolloutTarget:
         """The slot as the workers know it. They are told about each slot of a ring once."""
-        memory = client.memory()
+        memory = client._memory()
         places = [ArrayPlace.of(array, memory, "observations") for array in parts]
         more = [ArrayPlace.of(array, memory, what) for what, array in others.items()]
         number = next((number for number, known in self._clients.items() if known is client), None)
@@ -365,7 +365,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         if key not in self._targets:
             used = [target.first + target.steps for target in self._targets.values()]
             first = max(used, default=self._pool.shared_layout.BUFFERS)
-            target = RolloutTarget(client.name, number, client.owner, first, steps, tuple(places), *more)
+            target = RolloutTarget(client.name, number, client._owner, first, steps, tuple(places), *more)
             self._pool.add_target(target)
             self._targets[key] = target
         return self._targets[key]

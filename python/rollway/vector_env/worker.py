@@ -58,7 +58,7 @@ def work(settings: WorkerSettings, makers: Sequence[Callable[[], Env[Any, Any]]]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C, and closes the workers
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked until now by `WorkerProcesses`
     try:
-        end_with(settings.caller)
+        end_with(settings.caller)  # `rollway.runner.parent_watch` says why collectors do it in another way
     except SystemCallFailed:
         return  # the caller has ended already
     worker_envs: list[WorkerEnv] = []

@@ -12,8 +12,8 @@ from typing import Any, Self
 import numpy as np
 
 from rollway.errors import InvalidArgument
-from rollway.schema.pytree import as_array
-from rollway.weights.shared_weight_sync import SharedWeightSync
+from rollway.schema.arrays import as_array
+from rollway.weights.weight_sync import SharedWeightSync
 
 Array = np.ndarray[Any, Any]
 

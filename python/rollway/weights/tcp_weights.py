@@ -8,10 +8,10 @@ from typing import Any
 
 from rollway._core import WeightMirror
 from rollway.errors import ForeignSchema, InvalidArgument
-from rollway.transport.tcp import tls_settings, token_bytes
+from rollway.transport.tcp_options import TcpOptions
 from rollway.weights.reading import WeightReading
-from rollway.weights.shared_weight_sync import SharedWeightSync
 from rollway.weights.tree import WeightTree
+from rollway.weights.weight_sync import SharedWeightSync
 
 
 class TcpWeights(WeightReading):
@@ -90,6 +90,7 @@ class TcpWeights(WeightReading):
             raise InvalidArgument(f"threads = {threads} is out of range: at least 1, or None")
         if not 1 <= max_readers <= 1021:
             raise InvalidArgument(f"max_readers = {max_readers} is out of range: 1 to 1021")
+        options = TcpOptions(token, ca, server_name, connect_timeout_s, reconnect_timeout_s, keepalive_s)
         self._closed = False
         mine = None if like is None else WeightTree.of(like)
         try:
@@ -97,16 +98,12 @@ class TcpWeights(WeightReading):
                 host,
                 port,
                 name=name,
-                token=token_bytes(token),
-                tls=tls_settings(ca, server_name),
                 wanted=None if mine is None else mine.text,
                 max_bytes=max_bytes,
                 max_buffers=max_buffers,
                 max_peers=max_readers + 3,  # the receiver, this handle, and its successor
                 threads=threads,
-                connect_timeout_s=connect_timeout_s,
-                reconnect_timeout_s=reconnect_timeout_s,
-                keepalive_s=keepalive_s,
+                options=options,
             )
         except ForeignSchema as foreign:
             if mine is None:

@@ -20,7 +20,8 @@ import optree
 
 from rollway._core import read_weight_schema
 from rollway.errors import SchemaMismatch
-from rollway.schema.pytree import NAMESPACE, as_array, describe, leaves_differ, path_text, register_dataclasses, short
+from rollway.schema.arrays import as_array, describe
+from rollway.schema.pytree import NAMESPACE, leaves_differ, path_text, register_dataclasses, short
 
 _BEYOND_NUMPY = {
     "bfloat16": 2,

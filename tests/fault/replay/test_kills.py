@@ -8,7 +8,8 @@ import signal
 import numpy as np
 import pytest
 
-from rollway import ReplayBuffer, RowsOverrun
+from rollway import ReplayBuffer
+from rollway.errors import RowsOverrun
 from tests.support.processes import Ledger, forked, until
 
 WIDTH = 200

@@ -26,13 +26,13 @@ OF_LIFE = (
     rollway.PeerDied,
     rollway.ConnectionClosedError,
     rollway.SegmentNotFound,
-    rollway.SegmentInUse,
-    rollway.NoSeatLeft,
-    rollway.NoLaneLeft,
-    rollway.BufferEmpty,
-    rollway.RowsOverrun,
-    rollway.NothingPublished,
-    rollway.BatchesHeld,
+    rollway.errors.SegmentInUse,
+    rollway.errors.NoSeatLeft,
+    rollway.errors.NoLaneLeft,
+    rollway.errors.BufferEmpty,
+    rollway.errors.RowsOverrun,
+    rollway.errors.NothingPublished,
+    rollway.errors.BatchesHeld,
 )
 """What a call may raise where nothing but payload was flipped: others come and go."""
 
@@ -556,7 +556,7 @@ class VectorEnv(Structure):
         ]
 
     def learner(self, task):
-        restart = None if task.strict else task.rng.choice([None, rollway.FaultPolicy(3)])
+        restart = None if task.strict else task.rng.choice([None, rollway.vector_env.FaultPolicy(3)])
         envs = task.call(
             rollway.make_vec,
             [Count] * self.envs,

@@ -13,7 +13,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 import rollway
-from rollway import FaultPolicy, _core
+from rollway import _core
+from rollway.vector_env import FaultPolicy
 from rollway.vector_env.env_pool import EnvPool
 from tests import ROOT
 from tests.support.processes import forked, is_gone, until
@@ -43,7 +44,7 @@ def nothing_is_left():
 def test_an_exception_shows_its_own_traceback_and_is_the_cause():
     with rollway.make_vec(counters(4), num_workers=2) as envs:
         envs.reset()
-        with pytest.raises(rollway.EnvRaised, match="environment 2 at step 1") as caught:
+        with pytest.raises(rollway.errors.EnvRaised, match="environment 2 at step 1") as caught:
             envs.step(actions(4, e2=RAISE))
         assert "in step\n" in str(caught.value) and "vector_env_toys.py" in str(caught.value)
         assert isinstance(caught.value.__cause__, ZeroDivisionError) and caught.value.env_ids == [2]
@@ -62,7 +63,7 @@ def test_an_exception_that_cannot_be_pickled_is_still_told():
 
     with rollway.make_vec(Picky, 1) as envs:
         envs.reset()
-        with pytest.raises(rollway.EnvRaised, match="this and that"):
+        with pytest.raises(rollway.errors.EnvRaised, match="this and that"):
             envs.step([0])
 
 
@@ -73,7 +74,7 @@ def test_an_info_that_cannot_be_pickled_is_told_and_the_worker_lives_on():
 
     with rollway.make_vec(Strange, 2, num_workers=1) as envs:
         envs.reset()
-        with pytest.raises(rollway.EnvRaised, match=r"environment 1 raised.*cannot be pickled"):
+        with pytest.raises(rollway.errors.EnvRaised, match=r"environment 1 raised.*cannot be pickled"):
             envs.step([0, 1])
         assert envs.step([0, 0])[1].tolist() == [2, 2]
 
@@ -86,7 +87,7 @@ def test_an_info_that_is_no_dict_is_told_with_its_environment():
 
     with rollway.make_vec(Odd, 2, num_workers=1) as envs:
         envs.reset()
-        with pytest.raises(rollway.EnvRaised, match=r"environment 1 .*its info is \['odd'\]; it must be a dict"):
+        with pytest.raises(rollway.errors.EnvRaised, match=r"environment 1 .*its info is \['odd'\]; it must be a dict"):
             envs.step(actions(2, e1=BIG))
         assert envs.step(actions(2))[1].tolist() == [2, 2]
 
@@ -115,15 +116,15 @@ def test_what_a_worker_cannot_unpickle_is_told_and_the_worker_lives_on(policy):
             lambda: envs.step(((), (Unreadable(),), (), ())),
             lambda: envs.reset(options={"a": Unreadable()}),
         ):
-            with pytest.raises(rollway.EnvRaised, match="no number"):
+            with pytest.raises(rollway.errors.EnvRaised, match="no number"):
                 send()
         assert envs.call("pid") == pids
         envs.reset()
         envs.send(((), (), (Unreadable(),)), [2, 0, 1])
-        with pytest.raises(rollway.EnvRaised, match=r"environment 0 was left as it was.*cannot be unpickled"):
+        with pytest.raises(rollway.errors.EnvRaised, match=r"environment 0 was left as it was.*cannot be unpickled"):
             envs.recv()
         envs.send(((),), [0])
-        with pytest.raises(rollway.EnvRaised, match="environment 1 was left"):
+        with pytest.raises(rollway.errors.EnvRaised, match="environment 1 was left"):
             envs.recv()
         envs.send(((),), [1])
         assert envs.recv()[1].tolist() == [1] * 3
@@ -142,7 +143,9 @@ def test_an_info_that_the_caller_cannot_unpickle_is_told_with_its_environment(po
             *_, truncations, infos = envs.step([0, 1, 1, 0])
             assert truncations.tolist() == [False, True, True, False] and "no number" in infos["fault"][1]
             envs.step([0] * 4)
-        with pytest.raises(rollway.EnvRaised, match=r"environment 1 raised.*unpickled here.*no number") as caught:
+        with pytest.raises(
+            rollway.errors.EnvRaised, match=r"environment 1 raised.*unpickled here.*no number"
+        ) as caught:
             envs.step([0, 1, 1, 0])
         assert caught.value.env_ids == [1]
         assert envs.step([0] * 4)[1].shape == (4,)
@@ -162,7 +165,9 @@ def test_an_exception_of_a_class_that_the_caller_does_not_have_is_told_in_words(
 
     with rollway.make_vec(Simulator, 1) as envs:
         envs.reset()
-        with pytest.raises(rollway.EnvRaised, match=r"vector_env_simulator.Stuck: the simulator is stuck") as caught:
+        with pytest.raises(
+            rollway.errors.EnvRaised, match=r"vector_env_simulator.Stuck: the simulator is stuck"
+        ) as caught:
             envs.step([0])
         assert caught.value.__cause__ is None
 
@@ -173,7 +178,7 @@ def test_when_two_raise_both_are_told_and_neither_is_lost():
         envs.recv()
         envs.send([RAISE, CALM, RAISE])
         for env in (0, 2):
-            with pytest.raises(rollway.EnvRaised, match=f"environment {env} raised"):
+            with pytest.raises(rollway.errors.EnvRaised, match=f"environment {env} raised"):
                 envs.recv()
         assert envs.recv()[4]["env_id"].tolist() == [1]
 
@@ -186,7 +191,7 @@ def test_one_fault_too_many_does_not_lose_others_that_are_begun_anew(partial):
         envs.step([CALM, CALM])
         if partial:
             envs.send([RAISE, RAISE], [0, 1])
-        with pytest.raises(rollway.EnvRaised, match="environment 1 raised"):
+        with pytest.raises(rollway.errors.EnvRaised, match="environment 1 raised"):
             envs.recv() if partial else envs.step([RAISE, RAISE])
         if partial:
             assert envs.recv()[3].tolist() == [True]
@@ -206,7 +211,9 @@ def test_an_observation_of_another_kind_is_told_and_not_cast():
 
     with rollway.make_vec(Painter, 1) as envs:
         envs.reset()
-        with pytest.raises(rollway.EnvRaised, match="observation is float64, which uint8 of its space cannot hold"):
+        with pytest.raises(
+            rollway.errors.EnvRaised, match="observation is float64, which uint8 of its space cannot hold"
+        ):
             envs.step([CALM])
     with rollway.make_vec(Rounder, 1) as envs:
         assert envs.reset()[0].tolist() == [[0, 0]]
@@ -222,7 +229,7 @@ def test_a_reward_that_is_no_number_is_told_as_such(reward):
 
     with rollway.make_vec(Donor, 1) as envs:
         envs.reset()
-        with pytest.raises(rollway.EnvRaised, match=r"the reward is .*; it must be one number"):
+        with pytest.raises(rollway.errors.EnvRaised, match=r"the reward is .*; it must be one number"):
             envs.step([CALM])
 
 
@@ -232,7 +239,9 @@ def test_an_environment_that_cannot_be_made_says_why():
             raise FileNotFoundError("no such level")
 
     for workers in (1, 2):
-        with pytest.raises(rollway.EnvRaised, match=r"environment 3 could not be made: .*: no such level") as caught:
+        with pytest.raises(
+            rollway.errors.EnvRaised, match=r"environment 3 could not be made: .*: no such level"
+        ) as caught:
             rollway.make_vec([*counters(3), Unborn], num_workers=workers)
         assert caught.value.env_ids == [3]
 
@@ -240,7 +249,7 @@ def test_an_environment_that_cannot_be_made_says_why():
         def __init__(self):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(rollway.EnvDied, match=r"environment 1 could not be made.*SIGKILL"):
+    with pytest.raises(rollway.errors.EnvDied, match=r"environment 1 could not be made.*SIGKILL"):
         rollway.make_vec([*counters(1), Stillborn], num_workers=2)
 
 
@@ -253,7 +262,7 @@ def test_environments_are_closed_when_another_cannot_be_made(tmp_path):
         raise FileNotFoundError("no such level")
 
     makers = [lambda number=number: Resource(number) for number in range(3)]
-    with pytest.raises(rollway.EnvRaised, match="environment 3"):
+    with pytest.raises(rollway.errors.EnvRaised, match="environment 3"):
         rollway.make_vec([*makers, unborn], num_workers=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["closed 0", "closed 1", "closed 2"]
 
@@ -262,7 +271,7 @@ def test_environments_are_closed_when_another_cannot_be_made(tmp_path):
 def test_a_worker_that_ends_is_reported_with_its_environment_and_the_reason(action, words):
     with rollway.make_vec(counters(4), num_workers=2) as envs:
         envs.reset()
-        with pytest.raises(rollway.EnvDied, match=words.removesuffix("$")) as caught:
+        with pytest.raises(rollway.errors.EnvDied, match=words.removesuffix("$")) as caught:
             envs.step(actions(4, e1=action))
         assert caught.value.env_ids == [1]
 
@@ -272,7 +281,7 @@ def test_the_signal_that_ended_a_worker_is_named_also_if_it_has_no_name(number, 
     with rollway.make_vec(counters(2), num_workers=1) as envs:
         envs.reset()
         os.kill(envs.call("pid")[0], number)
-        with pytest.raises(rollway.EnvDied, match=f"ended: killed by {name}"):
+        with pytest.raises(rollway.errors.EnvDied, match=f"ended: killed by {name}"):
             envs.step(actions(2))
 
 
@@ -280,7 +289,7 @@ def test_a_worker_killed_while_it_is_idle_is_reported_with_the_next_step():
     with rollway.make_vec(counters(4), num_workers=2) as envs:
         envs.reset()
         os.kill(envs.call("pid")[3], signal.SIGKILL)
-        with pytest.raises(rollway.EnvDied, match="environments 2 to 3"):
+        with pytest.raises(rollway.errors.EnvDied, match="environments 2 to 3"):
             envs.step(actions(4))
 
 
@@ -288,10 +297,10 @@ def test_a_worker_killed_after_a_call_that_failed_was_not_busy_with_it():
     with rollway.make_vec(counters(2), num_workers=1) as envs:
         envs.reset()
         pid = envs.call("pid")[0]
-        with pytest.raises(rollway.EnvRaised, match="no_such_thing"):
+        with pytest.raises(rollway.errors.EnvRaised, match="no_such_thing"):
             envs.call("no_such_thing")
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(rollway.EnvDied) as caught:
+        with pytest.raises(rollway.errors.EnvDied) as caught:
             envs.step(actions(2))
         assert caught.value.env_ids == [0, 1] and "busy" not in str(caught.value)
 
@@ -303,7 +312,7 @@ def test_an_environment_that_hangs_is_reported_with_its_index_and_can_be_closed(
     pids = set(envs.call("pid"))
     if stopped:
         os.kill(envs.call("pid")[0], signal.SIGSTOP)
-    with pytest.raises(rollway.EnvHung, match="environment" if stopped else "environment 3 has not") as caught:
+    with pytest.raises(rollway.errors.EnvHung, match="environment" if stopped else "environment 3 has not") as caught:
         envs.step(actions(4) if stopped else actions(4, e3=HANG))
     assert isinstance(caught.value, TimeoutError) and caught.value.env_ids == ([0, 1] if stopped else [3])
     envs.close(timeout=0.1)
@@ -347,7 +356,9 @@ def test_a_step_of_a_finished_environment_is_the_callers_fault_and_costs_no_rest
             *_, truncations, _ = envs.step(actions(2))
         assert truncations.tolist() == [True, False]
         for _ in range(3):
-            with pytest.raises(rollway.EnvRaised, match=r"environment 0 was left as it was: .*reset_mask") as caught:
+            with pytest.raises(
+                rollway.errors.EnvRaised, match=r"environment 0 was left as it was: .*reset_mask"
+            ) as caught:
                 if way == "step":
                     envs.step(actions(2))
                 else:
@@ -396,23 +407,30 @@ def test_a_reset_that_was_lost_is_done_again(action, mode, tmp_path):
         assert rewards.tolist() == [1, 1] and not truncations.any() and not infos
 
 
-@pytest.mark.parametrize("policy", [None, FaultPolicy(max_restarts=1)], ids=["none", "policy"])
+@pytest.mark.parametrize(
+    "policy",
+    [None, rollway.RestartPolicy.never(), FaultPolicy(max_restarts=1), rollway.RestartPolicy.up_to(1)],
+    ids=["none", "never", "fault policy", "restart policy"],
+)
 def test_a_worker_that_dies_in_a_call_is_reported_and_replaced_if_there_is_a_policy(policy):
     with rollway.make_vec(counters(4), num_workers=2, restart=policy) as envs:
         envs.reset()
         envs.set_attr("number", [7, 8, 9, 9])
-        advice = "Use restart=FaultPolicy" if policy is None else "call again"
-        with pytest.raises(rollway.EnvDied, match=advice):
+        restarts = 0 if policy is None else policy.max_restarts
+        advice = "call again" if restarts else r"Use restart=RestartPolicy\.up_to\(3\)"
+        with pytest.raises(rollway.errors.EnvDied, match=advice):
             envs.call("leave", 8)
-        if policy is None:
+        if not restarts:
             for again in (lambda: envs.call("pid"), lambda: envs.set_attr("number", 1), envs.render):
-                with pytest.raises(rollway.EnvDied, match=r"environments 0 to 1.*exit with code 7"):
+                with pytest.raises(rollway.errors.EnvDied, match=r"environments 0 to 1.*exit with code 7"):
                     again()
             return
         assert envs.get_attr("number") == (0, 1, 9, 9)
         assert envs.step(actions(4))[3].tolist() == [True, True, False, False]
         assert envs.step(actions(4))[3].tolist() == [False] * 4
-        with pytest.raises(rollway.EnvDied, match="one fault too many for FaultPolicy"):
+        with pytest.raises(
+            rollway.errors.EnvDied, match=r"one fault too many for (Fault|Restart)Policy\(max_restarts=1"
+        ):
             envs.call("leave", 1)
 
 
@@ -429,7 +447,7 @@ def test_one_that_is_begun_anew_with_its_next_step_shows_its_last_observation(mo
         envs.reset()
         envs.step([CALM, CALM])
         envs.step([CALM, CALM])
-        with pytest.raises(rollway.EnvDied, match="call again"):
+        with pytest.raises(rollway.errors.EnvDied, match="call again"):
             envs.call("leave", 0)
         observations, _, _, truncations, infos = envs.step([CALM, CALM])
         last = np.stack(infos["final_obs"]) if mode is AutoresetMode.SAME_STEP else observations
@@ -509,7 +527,7 @@ def test_a_policy_ends_after_too_many_faults():
         for _ in range(2):
             envs.step(actions(2, e0=RAISE))
             envs.step(actions(2))
-        with pytest.raises(rollway.EnvRaised):
+        with pytest.raises(rollway.errors.EnvRaised):
             envs.step(actions(2, e0=RAISE))
 
 
@@ -526,7 +544,7 @@ def test_a_worker_that_dies_again_while_it_is_being_restarted_is_counted_and_rep
     with rollway.make_vec([Cursed, *counters(1)], num_workers=2, restart=FaultPolicy(max_restarts=2)) as envs:
         envs.reset()
         marker.unlink()
-        with pytest.raises(rollway.EnvDied, match="SIGKILL"):
+        with pytest.raises(rollway.errors.EnvDied, match="SIGKILL"):
             envs.step(actions(2, e0=KILL))
 
 
@@ -542,11 +560,11 @@ def test_a_successor_that_cannot_be_made_says_why(first, tmp_path):
     with rollway.make_vec(Licensed, 1, restart=FaultPolicy(max_restarts=2)) as envs:
         envs.reset()
         if first == "call":
-            with pytest.raises(rollway.EnvDied, match="call again"):
+            with pytest.raises(rollway.errors.EnvDied, match="call again"):
                 envs.call("leave", 0)
-            with pytest.raises(rollway.EnvDied, match="could not be made again: FileNotFoundError"):
+            with pytest.raises(rollway.errors.EnvDied, match="could not be made again: FileNotFoundError"):
                 envs.call("add", 1)  # the successor of the first, which is not there yet
-        with pytest.raises(rollway.EnvDied, match=r"could not be made again: .*no licence left") as caught:
+        with pytest.raises(rollway.errors.EnvDied, match=r"could not be made again: .*no licence left") as caught:
             envs.step(actions(1, e0=KILL))
         assert isinstance(caught.value.__cause__, FileNotFoundError)
 
@@ -814,7 +832,7 @@ def test_closing_twice_or_in_a_forked_child_is_harmless_and_using_it_there_is_re
 
     def use():
         for use in (envs.reset, envs.render, lambda: envs.step([0, 0]), lambda: envs.send([0, 0], [0, 1])):
-            with pytest.raises(rollway.NotInThisProcess, match="forked child"):
+            with pytest.raises(rollway.errors.NotInThisProcess, match="forked child"):
                 use()
         envs.close()
 
@@ -850,7 +868,7 @@ def test_the_death_of_a_worker_is_noticed_although_a_child_of_its_environment_li
         envs.reset()
         children = envs.call("bear")
         try:
-            with pytest.raises(rollway.EnvDied, match="exit with code 7"):
+            with pytest.raises(rollway.errors.EnvDied, match="exit with code 7"):
                 envs.call("leave", 0)
             assert not any(is_gone(child) for child in children)
         finally:
@@ -911,6 +929,6 @@ def test_a_worker_that_dies_while_environments_are_made_is_told_with_them(monkey
         return spaces
 
     monkeypatch.setattr(EnvPool, "_describe_spaces", describe_and_kill)
-    with pytest.raises(rollway.EnvDied, match=r"environments 0 to 1 could not be made.*SIGKILL") as caught:
+    with pytest.raises(rollway.errors.EnvDied, match=r"environments 0 to 1 could not be made.*SIGKILL") as caught:
         rollway.make_vec(counters(4), num_workers=2)
     assert caught.value.env_ids == [0, 1]

@@ -64,7 +64,7 @@ def test_a_stopped_writer_is_not_dead_and_goes_on(name, child):
         there = reader.version
         with pytest.raises(rollway.WaitTimeout, match="lives"):
             reader.wait_for_version(there + 1, timeout=0.1)
-        with pytest.raises(rollway.SegmentInUse, match=f"pid {writer.pid} writes"):
+        with pytest.raises(rollway.errors.SegmentInUse, match=f"pid {writer.pid} writes"):
             reader.write_weights(reader.read_weights())
         writer.resume()
         assert reader.wait_for_version(there + 1, timeout=30) > there

@@ -155,9 +155,9 @@ def test_sac_slow_critics_follow_by_tau():
 
 
 def test_sac_refuses_what_it_cannot_act_in():
-    with pytest.raises(rollway.UnusableEnvironment, match="discrete"):
+    with pytest.raises(rollway.errors.UnusableEnvironment, match="discrete"):
         SacLearner(DISCRETE, SacSettings())
-    with pytest.raises(rollway.UnusableEnvironment, match="without bounds"):
+    with pytest.raises(rollway.errors.UnusableEnvironment, match="without bounds"):
         SacLearner(dataclasses.replace(BOX, high=ONE * np.inf), SacSettings())
 
 

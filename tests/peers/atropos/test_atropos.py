@@ -932,7 +932,7 @@ def test_the_api_command_lets_environments_in_over_tcp_with_a_token_and_tls(
 
 def test_ctrl_c_ends_an_environment_and_leaves_what_it_had_sent(learner, tokenizer, launched):
     environment = launched(f"{ENV_FILE}:ToyEnv", *flags(learner.name, tokenizer))
-    reader = GroupReader(learner, deadline_s=1.0)
+    reader = GroupReader(learner, group_timeout_s=1.0)
     keys = [key for key, _ in asyncio.run(read_groups(reader, 5))]
     os.kill(environment.pid, signal.SIGINT)
     environment.join(SECONDS)
@@ -962,7 +962,7 @@ def test_ctrl_c_ends_the_hub_and_leaves_nothing(name, port, launched):
 
 def test_environments_killed_in_the_middle_and_started_again(learner, tokenizer, launched):
     arguments = [f"{ENV_FILE}:ToyEnv", *flags(learner.name, tokenizer, max_batches_offpolicy=50)]
-    reader = GroupReader(learner, deadline_s=1.0)
+    reader = GroupReader(learner, group_timeout_s=1.0)
     seen = []
     for _ in range(3):
         environment = launched(*arguments)

@@ -130,7 +130,7 @@ def test_a_send_that_is_cancelled_in_the_middle_sends_the_rest(learner, sender):
 def test_a_group_that_is_larger_than_a_lane_is_buried_though_each_of_its_records_would_fit(learner, sender, large):
     async def run():
         async with asyncio.timeout(SECONDS):
-            with pytest.raises(rollway.RecordTooLarge, match=r"a group of 3 .* does not fit into a lane"):
+            with pytest.raises(rollway.errors.RecordTooLarge, match=r"a group of 3 .* does not fit into a lane"):
                 await sender.send(large, "a", 0)
             await sender.send(group(), "b", 0)
 
@@ -146,7 +146,7 @@ def test_over_tcp_a_group_that_is_larger_than_the_lane_is_buried_too(lengths):
     large["tokens"] = large["masks"] = [[1] * length for length in lengths]
 
     async def run(sender):
-        with pytest.raises(rollway.RecordTooLarge, match=r"a group of 3 .* does not fit into a lane of 65,536"):
+        with pytest.raises(rollway.errors.RecordTooLarge, match=r"a group of 3 .* does not fit into a lane of 65,536"):
             await sender.send(large, "a", 0)
         await sender.send(group(), "b", 0)
 
@@ -345,7 +345,7 @@ def test_the_half_group_of_a_killed_environment_stays_half(learner, child):
     first, second = child(environment, learner.name, 4), child(environment, learner.name, 99)
     first.ends(-signal.SIGKILL)
     second.ends()
-    reader = GroupReader(learner, deadline_s=0.2)
+    reader = GroupReader(learner, group_timeout_s=0.2)
     whole = [reader.read(SECONDS).key for _ in range(3)]
     assert sorted(key.instance_id for key in whole) == ["a", "a", "b"]
     assert len({key.run for key in whole}) == 2
@@ -453,7 +453,7 @@ def test_a_reader_that_holds_much_of_what_an_environment_has_room_for_is_told_so
         reader.read(0.01)
 
 
-@pytest.mark.parametrize("setting", [{"deadline_s": -1.0}, {"max_staleness": -1}, {"max_groups": 0}])
+@pytest.mark.parametrize("setting", [{"group_timeout_s": -1.0}, {"max_staleness": -1}, {"max_groups": 0}])
 def test_settings_that_mean_nothing_are_refused_before_the_first_record(learner, setting):
     with pytest.raises(rollway.InvalidArgument, match=next(iter(setting))):
         GroupReader(learner, **setting)

@@ -89,6 +89,14 @@ def test_an_unknown_setting_is_refused_by_skyrl_itself():
         prepare([*PLAIN, "generator.external.shmname=run1"])
 
 
+def test_the_old_name_of_the_group_timeout_works_with_a_warning():
+    with pytest.warns(
+        DeprecationWarning, match=r"group_deadline_s is deprecated: use generator\.external\.group_timeout_s"
+    ):
+        external = prepare([*PLAIN, "generator.external.group_deadline_s=7"]).generator.external
+    assert external.group_timeout_s == 7
+
+
 def test_without_external_generation_skyrls_own_settings_stay():
     own = [one for one in PLAIN if not one.endswith("backend=none")]
     cfg = prepare([*own, "generator.external.enabled=false", "generator.inference_engine.num_engines=1"])

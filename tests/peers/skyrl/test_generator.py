@@ -468,7 +468,7 @@ def test_by_id_a_timeout_names_the_instance_and_what_came_instead(server, env):
 
 def test_a_group_that_stays_incomplete_counts_as_dropped_after_its_deadline(server, env):
     async def incomplete():
-        generator = generator_of(server, group_size=2, group_deadline_s=0.2, on_missing="raise")
+        generator = generator_of(server, group_size=2, group_timeout_s=0.2, on_missing="raise")
         send_group(env, "x", size=2, order=[0])
         with pytest.raises(TrajectoryMissing, match=r"repetitions \[1\] did not come in time"):
             await generator.generate(batch("1", size=2))

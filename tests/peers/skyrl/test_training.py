@@ -93,7 +93,7 @@ def test_the_fully_asynchronous_trainer_asks_many_times_at_once(run, name):
 
 
 def test_an_environment_that_is_killed_and_restarted_loses_and_repeats_nothing(run, name):
-    run.train(40, generator__external__shm_name=name, generator__external__group_deadline_s=2)
+    run.train(40, generator__external__shm_name=name, generator__external__group_timeout_s=2)
     first = run.environment(transport="shm", shm_name=name)
     run.until_step(2)
     run.kill(first)

@@ -209,7 +209,7 @@ def test_call_get_attr_set_attr_and_render():
             envs.set_attr("number", [1, 2])
         with pytest.raises(rollway.InvalidArgument, match="use reset"):
             envs.call("reset")
-        with pytest.raises(rollway.EnvRaised, match="no_such_thing"):
+        with pytest.raises(rollway.errors.EnvRaised, match="no_such_thing"):
             envs.call("no_such_thing")
         assert envs.get_attr("length") == (1000,) * 3  # and goes on afterwards
         frames = envs.render()
@@ -248,7 +248,7 @@ def test_an_observation_of_another_shape_is_an_error_and_not_broadcast():
 
     with (
         rollway.make_vec(Liar, 2, num_workers=1) as envs,
-        pytest.raises(rollway.EnvRaised, match=r"shape \(\), but its space says \(2,\)"),
+        pytest.raises(rollway.errors.EnvRaised, match=r"shape \(\), but its space says \(2,\)"),
     ):
         envs.reset()
 
@@ -383,7 +383,7 @@ def test_a_reward_that_is_no_number_is_an_error_of_its_environment():
     with rollway.make_vec([Wordy, Dresser]) as envs:
         envs.reset()
         for reward in ("'much'", "1000"):
-            with pytest.raises(rollway.EnvRaised, match=f"environment 0 raised.*the reward is {reward}"):
+            with pytest.raises(rollway.errors.EnvRaised, match=f"environment 0 raised.*the reward is {reward}"):
                 envs.step([0, 0])
 
 

@@ -524,7 +524,7 @@ def test_a_forked_child_is_told_to_make_its_own_client_and_disturbs_nobody(brood
             )
             for call in calls:
                 message = rf"this client belongs to process {os.getppid()}: a forked child has to make its own"
-                with pytest.raises(rollway.NotInThisProcess, match=message):
+                with pytest.raises(rollway.errors.NotInThisProcess, match=message):
                     call()
             assert not client.connected and repr(client)
             client.close()

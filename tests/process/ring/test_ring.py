@@ -156,16 +156,16 @@ print("ready", flush=True); sys.stdin.readline(); server.close()
     learner.says("ready")
     transport = rollway.ShmTransport(name, if_exists="replace")
     with pytest.raises(
-        rollway.SegmentInUse, match=f"segment '{name}' is in use: created by pid {learner.pid}, 1 attached"
+        rollway.errors.SegmentInUse, match=f"segment '{name}' is in use: created by pid {learner.pid}, 1 attached"
     ):
         rollway.Server(EXAMPLE, 2, transport)
-    with pytest.raises(rollway.SegmentExists, match="exists already"):
+    with pytest.raises(rollway.errors.SegmentExists, match="exists already"):
         rollway.Server(EXAMPLE, 2, rollway.ShmTransport(name, if_exists="error"))
     with pytest.raises(
-        rollway.GeometryMismatch, match=r"has batch_size = 2, but 3 was asked for. Ask for the same, choose"
+        rollway.errors.GeometryMismatch, match=r"has batch_size = 2, but 3 was asked for. Ask for the same, choose"
     ):
         rollway.Server(EXAMPLE, 3, rollway.ShmTransport(name))
-    with pytest.raises(rollway.GeometryMismatch, match=r"on_full = 'block', but 'error' was asked for"):
+    with pytest.raises(rollway.errors.GeometryMismatch, match=r"on_full = 'block', but 'error' was asked for"):
         rollway.Server(EXAMPLE, 2, rollway.ShmTransport(name), on_full="error")
     with pytest.raises(rollway.SchemaMismatch, match="leaf 'obs'"):
         rollway.Server({"obs": np.zeros(1)}, 2, rollway.ShmTransport(name))
@@ -503,7 +503,9 @@ def test_a_name_that_somebody_chose_is_not_made_up_whatever_it_looks_like():
 def test_as_many_peers_as_there_are_seats(name):
     with rollway.Server(EXAMPLE, 1, rollway.ShmTransport(name, max_peers=2)):
         with rollway.ShmClient(name, EXAMPLE):
-            with pytest.raises(rollway.NoSeatLeft, match=r"all 2 are taken\. Create the ring with a larger max_peers"):
+            with pytest.raises(
+                rollway.errors.NoSeatLeft, match=r"all 2 are taken\. Create the ring with a larger max_peers"
+            ):
                 rollway.ShmClient(name, EXAMPLE)
         rollway.ShmClient(name, EXAMPLE).close()
     with pytest.raises(rollway.InvalidArgument, match="max_peers = 0 is out of range"):
@@ -514,7 +516,7 @@ def test_huge_pages_are_given_or_refused_clearly(name):
     big = {"frame": np.zeros((512, 1024), np.float32)}
     try:
         server = rollway.Server(big, 2, rollway.ShmTransport(name, huge_pages=True))
-    except rollway.HugePagesUnavailable as error:
+    except rollway.errors.HugePagesUnavailable as error:
         assert "shmem_enabled" in str(error)
         return
     with server:
@@ -529,7 +531,7 @@ def test_segments_are_private(name):
         path = f"{_core.shm_directory()}/rollway.{name}"
         assert os.stat(path).st_mode & 0o777 == 0o600
         os.chmod(path, 0o644)
-        with pytest.raises(rollway.SegmentNotOurs, match="mode 0644; it must belong to user"):
+        with pytest.raises(rollway.errors.SegmentNotOurs, match="mode 0644; it must belong to user"):
             rollway.ShmClient(name, EXAMPLE)
         os.chmod(path, 0o600)
 
@@ -540,7 +542,9 @@ def test_a_file_that_is_no_segment_is_refused(name):
         with open(path, "wb") as file:
             file.write(b"nonsense" * 1000)
         os.chmod(path, 0o600)
-        with pytest.raises(rollway.SegmentDamaged, match="is not a Rollway segment: it does not start with the magic"):
+        with pytest.raises(
+            rollway.errors.SegmentDamaged, match="is not a Rollway segment: it does not start with the magic"
+        ):
             rollway.ShmClient(name, EXAMPLE)
         assert [s.state for s in rollway.segments() if s.name == name] == ["unreadable"]
     finally:

@@ -10,6 +10,7 @@ import pytest
 
 import rollway
 from rollway import AsyncRunner, RestartPolicy, RolloutRingBuffer
+from rollway.runner import runner as runner_module
 from rollway.runner import training_log
 from rollway.runner.supervisor import _CollectorProcess
 from tests.support.collector_targets import (
@@ -212,6 +213,20 @@ def test_everything_owned_is_closed_even_when_one_fails():
         runner.close()
     assert closed == owned[::-1]
     runner.close()
+
+
+def test_the_end_of_the_interpreter_closes_every_runner_even_when_one_fails():
+    runners = [Runner() for _ in range(3)]
+
+    class Failing:
+        def close(self):
+            raise RuntimeError("this one cannot be closed")
+
+    for runner in runners:
+        runner.own(Failing())
+    with pytest.raises(RuntimeError, match="this one cannot be closed"):
+        runner_module._close_all()
+    assert all(repr(runner).endswith("closed>") for runner in runners)
 
 
 def test_environments_are_dealt_evenly():

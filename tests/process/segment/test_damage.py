@@ -25,7 +25,7 @@ def ends(call):
     try:
         call()
         print("no error", flush=True)
-    except rollway.SegmentDamaged:
+    except rollway.errors.SegmentDamaged:
         print("damaged", flush=True)
 """
 

@@ -13,8 +13,8 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
 import rollway
-from rollway import FaultPolicy, _core
-from rollway.vector_env import worker
+from rollway import _core
+from rollway.vector_env import FaultPolicy, worker
 from tests.support.processes import Ledger, forked, is_gone, until
 from tests.support.vector_env_toys import LOOSE, NESTED, Counter, Sampler, counters
 
@@ -120,7 +120,7 @@ def test_a_reward_that_its_array_cannot_hold_is_an_error_and_not_cut(dtype, rewa
                 if dtype is np.int32 and reward == -1:
                     assert envs.step(np.zeros(ENVS, int))[1][0] == -1
                 else:
-                    with pytest.raises(rollway.EnvRaised, match=f"environment 0 raised.*the reward is {reward}"):
+                    with pytest.raises(rollway.errors.EnvRaised, match=f"environment 0 raised.*the reward is {reward}"):
                         envs.step(np.zeros(ENVS, int))
             slot.abort()
 
@@ -191,7 +191,7 @@ def test_nobody_writes_into_a_slot_that_was_given_back():
     ):
         envs.reset()
         pid = envs.call("pid")[1]
-        with pytest.raises(rollway.EnvHung), client.reserve() as slot, envs.collect_into(client, **places(slot)):
+        with pytest.raises(rollway.errors.EnvHung), client.reserve() as slot, envs.collect_into(client, **places(slot)):
             envs.step([0, Counter.HANG, 0])
         assert not Path(f"/proc/{pid}").exists()
         assert server.stats()["claimed_slots"] == 0
@@ -205,7 +205,11 @@ def test_a_raising_environment_ends_the_block_and_the_next_one_works():
         rollway.make_vec(counters(ENVS), num_workers=2) as envs,
     ):
         envs.reset()
-        with pytest.raises(rollway.EnvRaised), client.reserve() as slot, envs.collect_into(client, **places(slot)):
+        with (
+            pytest.raises(rollway.errors.EnvRaised),
+            client.reserve() as slot,
+            envs.collect_into(client, **places(slot)),
+        ):
             envs.step([0, Counter.RAISE, 0])
         with client.reserve() as slot, envs.collect_into(client, **places(slot)):
             for _ in range(STEPS):

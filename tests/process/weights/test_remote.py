@@ -195,7 +195,7 @@ def test_a_forked_child_is_told_to_make_its_own_or_attach_by_name(name):
             if pid == 0:
                 code = 1
                 try:
-                    with pytest.raises(rollway.NotInThisProcess):
+                    with pytest.raises(rollway.errors.NotInThisProcess):
                         weights.read_weights()
                     with rollway.SharedWeightSync.attach(name) as mine:
                         code = 0 if number(mine) == 7 else 2

@@ -128,25 +128,25 @@ def test_overrides_reach_the_environment():
     ],
 )
 def test_spaces_that_no_algorithm_takes_are_refused(seen, done, says):
-    with pytest.raises(rollway.UnusableEnvironment, match=says):
+    with pytest.raises(rollway.errors.UnusableEnvironment, match=says):
         Environment.inspect("RollwayOdd-v0", {"seen": seen, "done": done})
 
 
 @pytest.mark.parametrize("name", ["NoSuchThing-v1", "CartPole-v77", "no module:Thing-v0"])
 def test_an_unknown_environment_is_one_clear_line(name):
-    with pytest.raises(rollway.UnusableEnvironment, match="cannot make the environment") as caught:
+    with pytest.raises(rollway.errors.UnusableEnvironment, match="cannot make the environment") as caught:
         Environment.inspect(name)
     assert "\n" not in str(caught.value)
 
 
 def test_a_wrong_override_is_one_clear_line():
-    with pytest.raises(rollway.UnusableEnvironment, match="sauce"):
+    with pytest.raises(rollway.errors.UnusableEnvironment, match="sauce"):
         Environment.inspect("CartPole-v1", {"sauce": 1})
 
 
 def test_an_environment_that_raises_when_it_is_made_is_one_clear_line_that_says_where(monkeypatch):
     monkeypatch.setattr(Scarce, "left", 0)
-    with pytest.raises(rollway.UnusableEnvironment) as caught:
+    with pytest.raises(rollway.errors.UnusableEnvironment) as caught:
         Environment.inspect("RollwayScarce-v0")
     says = r"cannot make the environment 'RollwayScarce-v0': OSError: no licence for the simulator \(.*test_environment\.py, line \d+\)"
     assert re.match(says, str(caught.value)) and "\n" not in str(caught.value)
@@ -158,7 +158,7 @@ def test_an_environment_that_raises_when_it_is_made_is_one_clear_line_that_says_
 def test_an_environment_that_can_be_made_once_only_is_one_clear_line(monkeypatch, workers):
     monkeypatch.setattr(Scarce, "left", 2)
     scarce = Environment.inspect("RollwayScarce-v0")
-    with pytest.raises(rollway.UnusableEnvironment) as caught:
+    with pytest.raises(rollway.errors.UnusableEnvironment) as caught:
         scarce.vector(2, workers)
     says = "cannot make the environment 'RollwayScarce-v0' again: OSError: no licence for the simulator"
     assert str(caught.value).startswith(says) and "\n" not in str(caught.value)

@@ -98,7 +98,7 @@ def test_attaching_to_none_is_an_error(name):
 
 def test_a_live_buffer_is_never_replaced(buffer, name):
     buffer.write_trajectory([1], 1.0)
-    with pytest.raises(rollway.SegmentInUse):
+    with pytest.raises(rollway.errors.SegmentInUse):
         ZeroCopySHMBuffer(name, create=True)
     assert buffer.read_next()["tokens"].tolist() == [1]
 
@@ -167,7 +167,7 @@ def test_a_forked_child_that_leaves_the_block_leaves_it_to_its_parent(name):
 def test_one_writer_too_many_is_told_what_to_do_here(buffer, name):
     writers = [ZeroCopySHMBuffer(name) for _ in range(64)]
     assert all(writer.write_trajectory([1], 1.0) for writer in writers)
-    with pytest.raises(rollway.NoLaneLeft, match=r"64 writers.*Close a handle"):
+    with pytest.raises(rollway.errors.NoLaneLeft, match=r"64 writers.*Close a handle"):
         buffer.write_trajectory([1], 1.0)
     writers.pop().close()
     assert buffer.write_trajectory([1], 1.0)
@@ -176,7 +176,9 @@ def test_one_writer_too_many_is_told_what_to_do_here(buffer, name):
 
 
 def test_an_entry_larger_than_a_whole_share_is_told_what_to_do_here(buffer):
-    with pytest.raises(rollway.RecordTooLarge, match=r"100000 tokens.*a larger size, entry_size or metadata_len"):
+    with pytest.raises(
+        rollway.errors.RecordTooLarge, match=r"100000 tokens.*a larger size, entry_size or metadata_len"
+    ):
         buffer.write_trajectory(np.zeros(100_000, np.int32), 1.0)
 
 

@@ -123,6 +123,6 @@ def test_without_prometheus_client_the_extra_is_named(monkeypatch):
     with rollway.Server(EXAMPLE, 2) as server:
         for use in (Collector, openmetrics):
             with pytest.raises(
-                rollway.MissingExtra, match=r"needs prometheus-client: pip install '\.\[metrics\]' in the clone"
+                rollway.errors.MissingExtra, match=r"needs prometheus-client: pip install '\.\[metrics\]' in the clone"
             ):
                 use(server)

@@ -130,7 +130,7 @@ def test_one_tombstone_may_speak_for_the_whole_group(server, send):
 @pytest.mark.parametrize("policy", ["drop", "partial"])
 def test_a_deadline_settles_what_is_incomplete(server, send, policy):
     clock = Clock()
-    assembler = GroupAssembler(2, on_incomplete=policy, deadline_s=5, clock=clock)
+    assembler = GroupAssembler(2, on_incomplete=policy, group_timeout_s=5, clock=clock)
     assembler.add(send("a", 1))
     assert assembler.next_deadline_s == 5 and assembler.missing() == {("run", "train", 0, "a"): [0]}
     clock.now += 5.1
@@ -291,9 +291,9 @@ def test_what_is_no_group_record_is_refused(server, send):
         {"size": 0},
         {"size": 1, "on_incomplete": "x"},
         {"size": 1, "on_stale": "x"},
-        {"size": 1, "deadline_s": 1},
-        {"size": 1, "on_incomplete": "drop", "deadline_s": -1.0},
-        {"size": 1, "on_incomplete": "drop", "deadline_s": float("nan")},
+        {"size": 1, "group_timeout_s": 1},
+        {"size": 1, "on_incomplete": "drop", "group_timeout_s": -1.0},
+        {"size": 1, "on_incomplete": "drop", "group_timeout_s": float("nan")},
         {"size": 1, "max_staleness": -1},
     ],
 )
@@ -378,3 +378,13 @@ def test_a_clock_that_holds_on_to_its_assembler_keeps_nothing_alive(server, send
     del trainer
     gc.collect()
     assert held(server) == 0
+
+
+def test_the_old_name_of_the_timeout_works_with_a_warning():
+    with pytest.warns(DeprecationWarning, match="'deadline_s' is deprecated: use 'group_timeout_s'") as seen:
+        assembler = GroupAssembler(2, on_incomplete="drop", deadline_s=5)
+    assert seen[0].filename == __file__ and assembler.size == 2
+    with pytest.raises(rollway.InvalidArgument), pytest.warns(DeprecationWarning):
+        GroupAssembler(2, on_incomplete="drop", deadline_s=-5)
+    with pytest.raises(TypeError, match="got both 'group_timeout_s' and 'deadline_s'"):
+        GroupAssembler(2, on_incomplete="drop", deadline_s=5, group_timeout_s=5)

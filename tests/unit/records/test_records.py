@@ -169,7 +169,7 @@ def test_records_of_one_worker_keep_their_order(server):
 
 
 def test_a_record_larger_than_the_lane_says_so(server):
-    with pytest.raises(rollway.RecordTooLarge, match="lane_bytes"):
+    with pytest.raises(rollway.errors.RecordTooLarge, match="lane_bytes"):
         server.submit(trajectory(200_000))
     server.submit(trajectory(3))
     assert server.read()["tokens"].size == 3
@@ -333,7 +333,7 @@ def test_a_ring_is_no_place_for_records(name):
 def test_more_workers_than_lanes_are_refused_until_one_leaves(name):
     with rollway.RecordServer(SCHEMA, rollway.ShmTransport(name), lanes=2):
         first, second = ShmRecordClient(name, SCHEMA), ShmRecordClient(name, SCHEMA)
-        with pytest.raises(rollway.NoLaneLeft, match="2 lanes"):
+        with pytest.raises(rollway.errors.NoLaneLeft, match="2 lanes"):
             ShmRecordClient(name, SCHEMA)
         first.close()
         ShmRecordClient(name, SCHEMA).close()
@@ -360,7 +360,11 @@ def test_closing_ends_everybodys_waits(name):
     assert got == [None]
     with pytest.raises(rollway.ConnectionClosedError):
         client.send(trajectory(1))
-    assert server.try_read() is None and server.read_many(2) == [] and client.closed
+    assert server.read_many(2) == [] and client.closed
+    assert asyncio.run(server.read_async()) is None and asyncio.run(server.read_many_async(2)) == []
+    for try_read in (server.try_read, lambda: server.try_read_many(2)):
+        with pytest.raises(rollway.ConnectionClosedError):
+            try_read()
     client.close()
 
 
@@ -445,10 +449,10 @@ def test_threads_that_submit_at_once_share_one_lane(monkeypatch):
         """Between asking whether there is a producer and noting a new one, everybody else comes to the same question."""
 
         @staticmethod
-        def beside(*arguments):
+        def _beside(*arguments):
             with contextlib.suppress(threading.BrokenBarrierError):
                 began.wait(0.2)  # for a second one, of which there is none
-            return _core.RecordProducer.beside(*arguments)
+            return _core.RecordProducer._beside(*arguments)
 
     monkeypatch.setattr(record_server, "RecordProducer", Unhurried)
     with rollway.RecordServer(SCHEMA, lanes=1) as server, ThreadPoolExecutor(2) as threads:
@@ -626,7 +630,7 @@ def test_one_damaged_record_is_told_of_and_costs_no_other(name):
         with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as memory:
             counts = memory.find(rows[2].tobytes()) - 16  # of its key, its metadata and its tokens
             memory[counts + 8 : counts + 12] = (7).to_bytes(4, "little")
-        with pytest.raises(rollway.SegmentDamaged, match="length of a record"):
+        with pytest.raises(rollway.errors.SegmentDamaged, match="length of a record"):
             server.read_many(5)
         whole = [record["tokens"][0] for record in server.read_many(5, timeout=1)]
         assert whole == [1000, 1001, 1003, 1004]
@@ -684,3 +688,24 @@ def test_a_batch_that_was_planned_before_a_record_was_detached_is_refused():
             table.assemble([(0, out)], [], None, False)
         _core.RecordTable([record]).assemble([(0, out)], [], None, False)
         assert out.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda server: server.read(0.001),
+        lambda server: server.read_many(2, 0.001),
+        lambda server: asyncio.run(server.read_async(0.001)),
+        lambda server: asyncio.run(server.read_many_async(2, 0.001)),
+    ],
+)
+def test_a_wait_that_ends_while_the_server_closes_finds_it_shut_down(read):
+    class Closing:
+        def __getattr__(self, name):
+            if name == "producers":  # the message of a timeout asks
+                server.close()
+            return getattr(consumer, name)
+
+    server = rollway.RecordServer(SCHEMA)
+    consumer, server._consumer = server._consumer, Closing()
+    assert not read(server)

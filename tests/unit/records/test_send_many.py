@@ -133,7 +133,7 @@ WRONG = {
     "a missing leaf": ({"data": {"tokens": [1]}}, rollway.SchemaMismatch, "score"),
     "a dtype": ({"data": {"tokens": np.ones(2), "score": 1.0}}, rollway.SchemaMismatch, "tokens"),
     "no dict": ({"data": 5}, rollway.SchemaMismatch, "int"),
-    "too large": ({"data": trajectory(LANE)}, rollway.RecordTooLarge, "lane_bytes"),
+    "too large": ({"data": trajectory(LANE)}, rollway.errors.RecordTooLarge, "lane_bytes"),
     "a key": ({"keys": "k"}, rollway.InvalidArgument, "RecordKey"),
     "metadata": ({"metadata": {"x": object()}}, rollway.InvalidArgument, "JSON"),
     "a version": ({"version": -1}, rollway.InvalidArgument, "version"),

@@ -126,9 +126,9 @@ def test_a_slot_that_was_not_committed_is_not_sent_and_its_arrays_stay_readable(
 
 
 def test_a_record_larger_than_a_lane_is_an_error_and_the_client_goes_on(server, client):
-    with pytest.raises(rollway.RecordTooLarge, match="lane_bytes"):
+    with pytest.raises(rollway.errors.RecordTooLarge, match="lane_bytes"):
         client.send(record(1 << 20))
-    with pytest.raises(rollway.RecordTooLarge, match="lane_bytes"):
+    with pytest.raises(rollway.errors.RecordTooLarge, match="lane_bytes"):
         client.reserve({"tokens": 1 << 20, "logprobs": 0})
     client.send(record(2))
     assert len(server.read(timeout=10)["tokens"]) == 2
@@ -235,11 +235,11 @@ def test_another_schema_is_refused_with_the_name_of_the_leaf(server):
 
 
 def test_clients_of_samples_and_records_are_told_apart(server, example):
-    with pytest.raises(rollway.ProtocolMismatch, match="takes records"):
+    with pytest.raises(rollway.errors.ProtocolMismatch, match="takes records"):
         rollway.TcpClient("127.0.0.1", server.port, example)
     with (
         rollway.Server(example, batch_size=1, transport=rollway.TcpTransport()) as ring,
-        pytest.raises(rollway.ProtocolMismatch, match="takes samples"),
+        pytest.raises(rollway.errors.ProtocolMismatch, match="takes samples"),
     ):
         connect(ring)
 
@@ -292,7 +292,7 @@ def test_a_forgotten_client_delivers_what_it_has(server):
 
 def test_a_transport_gives_its_lane_back():
     with rollway.RecordServer(SCHEMA, rollway.TcpTransport(), lanes=1) as server:
-        with pytest.raises(rollway.NoLaneLeft):
+        with pytest.raises(rollway.errors.NoLaneLeft):
             server.submit(record(1))
         server.endpoints[0].stop()
         assert server.submit(record(1))

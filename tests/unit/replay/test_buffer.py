@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rollway
-from rollway import BufferEmpty, ConnectionClosedError, InvalidArgument, ReplayBuffer, SchemaMismatch, SegmentDamaged
+from rollway import ConnectionClosedError, InvalidArgument, ReplayBuffer, SchemaMismatch
+from rollway.errors import BufferEmpty, SegmentDamaged
 from tests.support.segments import overwrite
 
 OBS, ACT = 3, 2
@@ -319,9 +320,9 @@ def test_a_name_that_is_taken_is_resumed_or_refused(name):
         with ReplayBuffer(10, OBS, ACT, "cpu", name=name) as again:
             assert again.resumed and not buffer.resumed and seen(again) == [1]
         assert len(buffer) == 1, "the first one is still there"
-        with pytest.raises(rollway.SegmentExists):
+        with pytest.raises(rollway.errors.SegmentExists):
             ReplayBuffer(10, OBS, ACT, "cpu", name=name, if_exists="error")
-        with pytest.raises(rollway.GeometryMismatch, match="capacity = 10"):
+        with pytest.raises(rollway.errors.GeometryMismatch, match="capacity = 10"):
             ReplayBuffer(11, OBS, ACT, "cpu", name=name)
         with pytest.raises(SchemaMismatch, match="obs"):
             ReplayBuffer(10, OBS + 1, ACT, "cpu", name=name)

@@ -7,7 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from rollway import BufferEmpty, ConnectionClosedError, InvalidArgument, NotInThisProcess, ReplayBuffer, ReplayPipeline
+from rollway import ConnectionClosedError, InvalidArgument, ReplayBuffer, ReplayPipeline
+from rollway.errors import BufferEmpty, NotInThisProcess
 from tests.support.processes import until
 
 

@@ -228,7 +228,7 @@ def test_reading_nothing_and_publishing_nothing_are_clear_errors(ring):
 def test_attaching_checks_shapes_and_slots(ring):
     with pytest.raises(rollway.SchemaMismatch, match="actions"):
         RolloutRingBuffer(3, 5, 4, 9, create=False, shm_name_prefix=ring.name)
-    with pytest.raises(rollway.GeometryMismatch, match="num_slots is 9 here but 4"):
+    with pytest.raises(rollway.errors.GeometryMismatch, match="num_slots is 9 here but 4"):
         RolloutRingBuffer(**DIMS, num_slots=9, create=False, shm_name_prefix=ring.name)
     with pytest.raises(rollway.InvalidArgument, match="one segment"):
         RolloutRingBuffer(**DIMS, create=False, shm_name_prefix={"obs": "a", "actions": "b"})

@@ -50,6 +50,48 @@ def in_thread(call):
     return result
 
 
+def test_the_length_of_a_sample_is_the_number_of_its_samples():
+    example = {"obs": np.zeros(3, np.float32), "reward": np.zeros((), np.float32)}
+    with rollway.Server(example, 4) as server:
+        for _ in range(6):
+            server.submit(example)
+        sample = server.sample()
+        assert len(sample) == 4 and sample["obs"].shape == (4, 3) and sample["reward"].shape == (4,)
+        assert sample["obs"] is sample.batch["obs"] and sample[0] is sample[-2] is sample.batch
+        assert sample[1].batch_number == sample[-1].batch_number == sample.info.batch_number
+        batch, info = sample
+        assert next(iter(sample)) is batch is sample.batch and info.size == 4
+        with pytest.raises(KeyError):
+            sample["no such leaf"]
+        for place in (2, -3, 10**30):
+            with pytest.raises(IndexError, match="a sample is a pair"):
+                sample[place]
+        server.flush()
+        assert len(server.sample()) == 2
+        assert len(rollway.Sample({"obs": np.zeros((4, 3))}, info)) == 4
+
+
+@pytest.mark.parametrize("transport", [None, rollway.ShmTransport()], ids=["in process", "shm"])
+def test_a_batch_has_the_key_order_of_the_example(transport):
+    leaf = np.zeros(1)
+    example = {"z": leaf, "a": {"y": leaf, "b": (leaf, {"q": leaf, "c": leaf})}, "m": leaf}
+    given = {"m": leaf + 3, "a": {"b": (leaf, {"c": leaf + 2, "q": leaf + 1}), "y": leaf}, "z": leaf}
+    with rollway.Server(example, 1, transport) as server:
+        for data in (example, given):
+            server.submit(data)
+            batch = server.sample().batch
+            assert list(batch) == ["z", "a", "m"] and list(batch["a"]) == ["y", "b"]
+            assert list(batch["a"]["b"][1]) == ["q", "c"]
+        assert [batch["m"].item(), batch["a"]["b"][1]["c"].item(), batch["a"]["b"][1]["q"].item()] == [3, 2, 1]
+        server.submit(given)
+        assert list(next(server.dataset_iter(copy=True)).batch) == ["z", "a", "m"]
+        if transport is not None:
+            with rollway.ShmClient(server.name, given) as client, client.reserve() as slot:
+                assert list(slot.tree) == ["m", "a", "z"]
+                slot["m"][:] = 9
+            assert server.sample(timeout=10)["m"].item() == 9
+
+
 def test_a_sample_unpacks_like_echos():
     with rollway.Server(ONE, 2) as server:
         submit(server, 1, 2)
@@ -132,12 +174,12 @@ def test_several_batches_are_held_at_once_and_all_of_them_is_an_error():
             held.append(server.sample())
         assert [values(sample) for sample in held] == [[0], [1], [2]]
         with pytest.raises(
-            rollway.BatchesHeld, match=r"all 3 batches are held by this learner.*dataset_iter\(copy=True\)"
+            rollway.errors.BatchesHeld, match=r"all 3 batches are held by this learner.*dataset_iter\(copy=True\)"
         ):
             server.sample()
         with pytest.raises(rollway.WaitTimeout, match=r"within 0.01 s.*This learner holds all of the ring's batches"):
             asyncio.run(server.sample_async(timeout=0.01))
-        with pytest.raises(rollway.BatchesHeld, match="all 3 batches are held by this learner"):
+        with pytest.raises(rollway.errors.BatchesHeld, match="all 3 batches are held by this learner"):
             asyncio.run(server.sample_async())
 
 
@@ -146,7 +188,7 @@ def test_batches_that_are_held_until_a_timeout_are_why_none_comes(take):
     with rollway.Server(ONE, 1, num_buffers=2) as server:
         submit(server, 0, 1)
         held = [server.sample(), server.sample()]
-        with pytest.raises(rollway.BatchesHeld):
+        with pytest.raises(rollway.errors.BatchesHeld):
             take(server, 1.4)
         del held
 
@@ -470,8 +512,10 @@ def test_a_closed_server_answers_with_none_and_errors():
     server.submit(value(1))
     server.close()
     server.close()
-    assert server.closed and server.sample() is None and server.try_sample() is None
+    assert server.closed and server.sample() is None and asyncio.run(server.sample_async()) is None
     assert list(server.dataset_iter()) == []
+    with pytest.raises(rollway.ConnectionClosedError):
+        server.try_sample()
     with pytest.raises(rollway.ConnectionClosedError):
         server.submit(value(1))
     assert repr(server) == "<rollway.Server (in process) batch_size=1 closed>"
@@ -665,10 +709,10 @@ def test_threads_that_submit_first_at_the_same_time_are_one_producer(monkeypatch
 
     class Slow:
         @staticmethod
-        def beside(*args):
+        def _beside(*args):
             with contextlib.suppress(threading.BrokenBarrierError):  # the other does not come here, as it should be
                 both.wait(0.2)
-            return Producer.beside(*args)
+            return Producer._beside(*args)
 
     monkeypatch.setattr("rollway.ring.server.Producer", Slow)
     with rollway.Server(ONE, 2) as server:
@@ -678,3 +722,42 @@ def test_threads_that_submit_first_at_the_same_time_are_one_producer(monkeypatch
         for thread in threads:
             thread.join()
         assert len(set(server.sample().info.producer_ids.tolist())) == 1
+
+
+class Closing:
+    """A server's consumer, where another thread closes the server just before the given method is called."""
+
+    def __init__(self, server, method):
+        self._server, self._consumer, self._method = server, server._consumer, method
+        server._consumer = self
+
+    def __getattr__(self, name):
+        if name == self._method:
+            self._server.close()
+        return getattr(self._consumer, name)
+
+
+@pytest.mark.parametrize("method", ["producers", "holds_all", "stats", "writers"])
+def test_a_wait_that_ends_while_the_server_closes_finds_it_shut_down_or_times_out(method):
+    for sample in (lambda server: server.sample(0.001), lambda server: asyncio.run(server.sample_async(0.001))):
+        server = rollway.Server(ONE, 1)
+        Closing(server, method)
+        try:
+            assert sample(server) is None
+        except rollway.WaitTimeout:
+            assert method in ("stats", "writers")  # it was open when it was asked
+
+
+@pytest.mark.parametrize("method", ["try_take_in_order", "take", "holds_all", "producers"])
+def test_a_server_that_closes_while_a_coroutine_waits_ends_the_wait(method):
+    server = rollway.Server(ONE, 1)
+
+    async def wait():
+        waiting = asyncio.create_task(server.sample_async())
+        await asyncio.sleep(0)
+        Closing(server, method)
+        await asyncio.sleep(0.1)  # the first check for dead peers
+        server.close()
+        return await waiting
+
+    assert asyncio.run(wait()) is None

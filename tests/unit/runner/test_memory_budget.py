@@ -27,10 +27,10 @@ def test_no_estimate_is_below_what_is_allocated():
     for dims, slots in (((1, 1, 1, 1), 4), ((1, 1, 1, 1), 1000), ((2, 3, 4, 1), 7)):
         with rollway.RolloutRingBuffer(*dims, num_slots=slots) as ring:
             estimated = MemoryBudget().add_rollout_ring(*dims, num_slots=slots).shared_bytes
-            assert estimated >= ring.stats()["bytes"]
+            assert 0 <= estimated - ring.stats()["bytes"] < 1024
     for sizes in ((1, 1, 1), (10_000, 3, 1), (10_000, 6, 2), (10_000, 17, 6), (10_000, 27, 8), (10_000, 30, 6)):
         with rollway.ReplayBuffer(*sizes) as buffer:
-            assert MemoryBudget().add_replay(*sizes).shared_bytes >= allocated(buffer.name)
+            assert 0 <= MemoryBudget().add_replay(*sizes).shared_bytes - allocated(buffer.name) < 1024
     for leaves, numbers in ((1, 100), (1000, 1), (300, 17)):
         with rollway.SharedWeightSync({f"layers.{at}.weight": (numbers,) for at in range(leaves)}) as weights:
             estimated = MemoryBudget().add_weights(leaves * numbers * 4).shared_bytes
@@ -66,7 +66,7 @@ def test_each_limit_refuses_with_the_arithmetic(room, words):
     with pytest.raises(rollway.NotEnoughMemory) as refused:
         raise_if_over_budget(budget, "sac on Humanoid", room=room)
     text = str(refused.value)
-    assert words in text and "sac on Humanoid" in text and "1,000,000 rows x (275 numbers x 4 B + 8 B)" in text
+    assert words in text and "sac on Humanoid" in text and "1,000,000 rows x 275 numbers x 4 B + " in text
     assert "pinned staging: 2 buffers x 1,000,000 B" in text and "simulator: a guess" in text
     with pytest.warns(RuntimeWarning, match="does not fit"):
         warn_if_over_budget(budget, room=room)

@@ -45,6 +45,6 @@ def test_tensorboard_gets_the_same_numbers(tmp_path, tensorboard):
 
 def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
     (tmp_path / training_log.FILE_NAME).symlink_to("/dev/full")
-    with pytest.raises(rollway.SystemCallFailed, match=f"{training_log.FILE_NAME}: No space left"):
+    with pytest.raises(rollway.errors.SystemCallFailed, match=f"{training_log.FILE_NAME}: No space left"):
         with training_log.TrainingLog(tmp_path) as log:
             log.write(1, {"loss": 0.5})

@@ -64,7 +64,7 @@ def test_others_join_by_the_name_while_somebody_puts(stats):
     stats.put((np.full(2, 7.0), np.ones(2)))
     with SharedObsNormStats(name=stats.name) as other:
         assert other.get()[0].tolist() == [7, 7]
-        with pytest.raises(rollway.SegmentInUse):
+        with pytest.raises(rollway.errors.SegmentInUse):
             other.put((np.zeros(2), np.ones(2)))
     mine, theirs = mp.Pipe()
     pid = forked(get_by_name, stats.name, theirs)

@@ -74,7 +74,7 @@ def test_weights_go_over_tls(sync, authority, certificate):
                 sync.write_weights(tree(number))
                 assert weights.wait_for_version(number, SOON) == number
                 assert filled(weights.read_weights()) == number
-        with pytest.raises(rollway.TlsFailed, match="not valid for name"):
+        with pytest.raises(rollway.errors.TlsFailed, match="not valid for name"):
             connect(endpoint, token=TOKEN, ca=authority.pem, server_name="other.example")
 
 
@@ -106,7 +106,7 @@ def test_before_the_first_version_there_is_nothing_to_read():
     with rollway.SharedWeightSync({"w": (2,)}) as sync, sync.serve(rollway.TcpTransport()) as endpoint:
         with connect(endpoint) as weights:
             assert weights.version == 0 and weights.read_weights_into({"w": np.zeros(2, np.float32)}) == 0
-            with pytest.raises(rollway.NothingPublished, match=re.escape(weights.address)):
+            with pytest.raises(rollway.errors.NothingPublished, match=re.escape(weights.address)):
                 weights.read_weights()
             with pytest.raises(rollway.WaitTimeout, match=r"version 1 .* 0 is the latest, and the connection stands"):
                 weights.wait_for_version(1, 0.01)
@@ -150,9 +150,9 @@ def test_records_and_weights_share_a_port(sync):
 
 def test_a_port_without_weights_and_a_port_of_weights_alone_say_so(endpoint):
     with rollway.Server(np.zeros(1), 1, rollway.TcpTransport()) as server:
-        with pytest.raises(rollway.ProtocolMismatch, match=r"offers no weights.*weights="):
+        with pytest.raises(rollway.errors.ProtocolMismatch, match=r"offers no weights.*weights="):
             connect(server)
-    with pytest.raises(rollway.ProtocolMismatch, match="only gives out weights"):
+    with pytest.raises(rollway.errors.ProtocolMismatch, match="only gives out weights"):
         rollway.TcpClient("127.0.0.1", endpoint.port, np.zeros(1))
 
 
@@ -180,16 +180,16 @@ def test_a_host_reads_one_copy_by_its_name(sync, endpoint, name):
         assert filled(other.read_weights()) == 4
         with pickle.loads(pickle.dumps(weights)) as unpickled:
             assert unpickled.name == name and filled(unpickled.read_weights()) == 4
-        with pytest.raises(rollway.SegmentInUse, match="one writer"):
+        with pytest.raises(rollway.errors.SegmentInUse, match="one writer"):
             connect(endpoint, name=name)
-        with pytest.raises(rollway.SegmentInUse, match="one writer"):
+        with pytest.raises(rollway.errors.SegmentInUse, match="one writer"):
             other.write_weights(tree(5))
     with connect(endpoint) as weights, pytest.raises(TypeError, match="give them a name"):
         pickle.dumps(weights)
 
 
 def test_a_name_that_weights_have_already_is_refused(sync, endpoint):
-    with pytest.raises(rollway.SegmentExists, match="another name"):
+    with pytest.raises(rollway.errors.SegmentExists, match="another name"):
         connect(endpoint, name=sync.name)
 
 
@@ -307,7 +307,7 @@ def never_named(name):
 )
 def test_a_lying_learner_is_refused_before_anything_has_a_name(endpoint, name, old, new, why):
     with lying(endpoint.port, old, new) as port, never_named(name):
-        with pytest.raises(rollway.ProtocolMismatch, match=why):
+        with pytest.raises(rollway.errors.ProtocolMismatch, match=why):
             rollway.TcpWeights("127.0.0.1", port, name=name, token=endpoint.token)
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import rollway
-from rollway import NothingPublished, SchemaMismatch, SharedWeightSync
+from rollway import SchemaMismatch, SharedWeightSync
+from rollway.errors import NothingPublished
 from rollway.weights.tree import WeightTree
 from tests.support.segments import overwrite
 
@@ -245,9 +246,9 @@ def test_options_out_of_range_are_refused(options):
 def test_a_second_writer_is_refused_and_told_who_writes(pair, name):
     writer, reader = pair
     assert writer.writer_pid == reader.writer_pid
-    with pytest.raises(rollway.SegmentInUse, match=f"pid {writer.writer_pid} writes"):
+    with pytest.raises(rollway.errors.SegmentInUse, match=f"pid {writer.writer_pid} writes"):
         SharedWeightSync.from_state_dict(weights(), shm_name=name)
-    with pytest.raises(rollway.SegmentInUse, match=f"pid {writer.writer_pid} writes"):
+    with pytest.raises(rollway.errors.SegmentInUse, match=f"pid {writer.writer_pid} writes"):
         reader.write_weights(weights(3))
     writer.close()
     reader.write_weights(weights(3))
@@ -274,7 +275,7 @@ def test_a_checksum_that_does_not_fit_is_damage(name):
             for pages in (6, 7, 8):
                 file.seek(end - pages * 4096)
                 file.write(b"\1")
-        with pytest.raises(rollway.SegmentDamaged, match="checksum"):
+        with pytest.raises(rollway.errors.SegmentDamaged, match="checksum"):
             sync.read_weights()
 
 
@@ -293,7 +294,7 @@ def test_a_checksum_that_does_not_fit_is_damage(name):
 def test_a_schema_in_memory_that_does_not_fit_the_leaves_is_damage_at_attach(name, old, new):
     with SharedWeightSync.from_state_dict(weights(), shm_name=name) as writer:
         overwrite(name, old, new)
-        with pytest.raises(rollway.SegmentDamaged, match=r"its schema|its leaves"):
+        with pytest.raises(rollway.errors.SegmentDamaged, match=r"its schema|its leaves"):
             SharedWeightSync.attach(name)
         overwrite(name, new, old)
         with SharedWeightSync.attach(name) as reader:
@@ -307,7 +308,7 @@ def test_sizes_in_memory_that_do_not_fit_the_schema_are_damage_at_attach(name):
         right = struct.pack("3Q", 4, 8, 24)  # b, n, w
         for wrong in [(4, 8, 25), (4, 8, 23), (4, 8, 2**62), (12, 0, 24), (8, 4, 24), (2**64 - 1, 8, 24)]:
             overwrite(name, right, struct.pack("3Q", *wrong))
-            with pytest.raises(rollway.SegmentDamaged, match="is damaged"):
+            with pytest.raises(rollway.errors.SegmentDamaged, match="is damaged"):
                 SharedWeightSync.attach(name)
             overwrite(name, struct.pack("3Q", *wrong), right)
         SharedWeightSync.attach(name).close()

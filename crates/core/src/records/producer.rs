@@ -29,7 +29,7 @@ pub struct Label {
     pub version: u32,
     /// What it is: data, tombstone, …
     pub kind: u32,
-    /// Who made it, and which of his it is; `None`: this producer, and the next.
+    /// Which producer made it, and its number there; `None`: this producer, and the next.
     pub origin: Option<(u32, u64)>,
 }
 

@@ -50,7 +50,7 @@ pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repai
                 State::Taken if memo.is_dead(was.owner) => {
                     let won = lane.make_ready_again(descriptor, word);
                     repairs.records += won as usize;
-                    given_back |= !won; // Whoever was faster may have stopped before he counted it.
+                    given_back |= !won; // The faster thread may have stopped before it counted it.
                 }
                 State::Reserved if memo.is_dead(was.owner) => {
                     let free = Word::free(was.number).pack();
@@ -95,14 +95,14 @@ pub fn recover(records: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Repai
 pub struct RecoveredSeats(Vec<u64>);
 
 impl RecoveredSeats {
-    /// Recovers if somebody is gone of whom that was not known: dead, or left with something in his hands.
+    /// Recovers if somebody is gone of whom that was not known: dead, or left while it held something.
     pub fn poll_liveness(&mut self, records: &Protocol<'_>, seat: &Seat) -> Repairs {
         let seats = seat.segment().seats();
         self.0.resize(seats.len(), 0);
         let mut news = false;
         for (index, (record, known)) in seats.iter().zip(&mut self.0).enumerate() {
-            // Holders are counted from one. All before the last are gone, whatever the last one is doing: he sweeps what the
-            // one before him left, but he may have been stopped before he could.
+            // Holders are counted from one. All before the last are gone, whatever the last one is doing: it sweeps what the
+            // one before it left, but it may have been stopped before it could.
             // SYNC seat.life: Acquire here, AcqRel in `Seat::take`. Who is counted here has the lock that we ask about.
             let life = record.life.load(Ordering::Acquire);
             let gone = if life == 0 || life as u64 == *known || !seat.is_alive(Owner::new(index, life)) {

@@ -63,11 +63,11 @@ impl ClaimedSlots {
     }
 }
 
-/// Who claims, and what he keeps between two claims.
+/// The owner that claims, and what it keeps between two claims.
 #[derive(Debug, Clone, Copy)]
 pub struct Claimant<'a> {
     pub owner: Owner,
-    /// A [`Place`]: the next slot of the block that he is filling. His own hint.
+    /// A [`Place`]: the next slot of the block that it is filling. A hint of its own.
     pub lane: &'a AtomicU64,
     /// How often somebody else was faster.
     pub retries: &'a AtomicU64,
@@ -174,7 +174,7 @@ impl<'a> Protocol<'a> {
             || self.buffers.iter().any(is_free)
     }
 
-    /// Goes on in the block that the cursor gave him last, a run too: so one producer's samples stay in order.
+    /// Goes on in the block that the cursor gave it last, a run too: so one producer's samples stay in order.
     #[inline(always)]
     fn claim_in_lane(&self, slots: &[Slot], open: Place, who: Claimant<'_>, want: usize) -> Option<Claim> {
         let lane = Place::unpack(who.lane.load(Ordering::Relaxed));
@@ -188,7 +188,7 @@ impl<'a> Protocol<'a> {
     }
 
     /// Moves the cursor past a run, or past a block for one who sends single samples, and claims in there. The words
-    /// decide all the same: what he does not claim, because he died or has not come to it, is left over for others.
+    /// decide all the same: what it does not claim, because it died or has not come to it, is left over for others.
     #[inline]
     fn claim_at_cursor(&self, slots: &[Slot], open: Place, who: Claimant<'_>, want: usize) -> Option<Claim> {
         let cursor = &self.control.write.cursor;
@@ -260,7 +260,7 @@ impl<'a> Protocol<'a> {
         want: usize,
     ) -> Option<Claim> {
         let end = range.end;
-        // The reader has looked at a run's words, so their lines are his; fetched ahead, they do not wait for each other.
+        // The reader has looked at a run's words, so it has their lines; fetched ahead, they do not wait for each other.
         let fetch = |slot: usize| prefetch_to_write((&raw const slots[slot]).cast());
         if want > 1 {
             (range.start..end.min(range.start + AHEAD)).for_each(fetch);
@@ -278,7 +278,7 @@ impl<'a> Protocol<'a> {
         Some(Owned::new(ClaimedSlots { batch: open.batch, buffer: open.index, slot, len, owner: who.owner }))
     }
 
-    /// Claims a slot that was given back, by its owner or in his name: it comes first, so that its row stays in order.
+    /// Claims a slot that was given back, by its owner or in its name: it comes first, so that its row stays in order.
     #[cold]
     fn claim_hole(&self, who: Claimant<'_>) -> Result<Option<Claim>> {
         let holes = self.control.write.holes.load(Ordering::Relaxed);
@@ -294,7 +294,7 @@ impl<'a> Protocol<'a> {
             }
             after = Some(word.batch);
         }
-        // Nothing there: somebody died between counting and freeing, or was faster. If he is just about to free it,
+        // Nothing there: somebody died between counting and freeing, or was faster. If it is just about to free it,
         // the next liveness poll counts again (I9).
         let _ = self.control.write.holes.compare_exchange(holes, 0, Ordering::Relaxed, Ordering::Relaxed);
         Ok(None)

@@ -77,7 +77,7 @@ fn looks_stale(name: &str) -> bool {
 /// Removes the name of a segment in which nobody lives; false when somebody does, or when it is gone already.
 ///
 /// Only the holder of every lease of a file may remove its name. So between our look at the name and its removal,
-/// nobody can have put another file there: he would have had to remove this one first.
+/// no process can have put another file there: it would have had to remove this one first.
 pub fn collect(name: &str) -> Result<bool> {
     collect_unless(name, |_| false)
 }

@@ -2,7 +2,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`sync`] | the only place that imports atomics; crash points; the [`sync::EventCount`] on which all threads wait |
+//! | [`sync`] | the only place that imports atomics; crash points; the [`sync::EventCount`] on which all threads wait; `sync::watched`: loom's atomics, for loom only |
 //! | [`wait`] | how long to block, and when to check for dead peers |
 //! | [`signals`] | how a sleep ends for a signal that came just before it |
 //! | [`eventfd_waiter`] | a thread that blocks for an event loop and reports on an eventfd |

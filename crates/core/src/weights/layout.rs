@@ -73,7 +73,7 @@ impl Latest {
 /// may come back.
 pub const ABANDONED: u64 = 1 << 63;
 
-/// A word that names somebody, and for a pin which buffer he reads. 0 is nobody.
+/// A word that names an owner, and for a pin which buffer it reads. 0 is nobody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holder {
     pub owner: Owner,

@@ -69,7 +69,8 @@ pub fn make_read_only(array: &Bound<'_, PyAny>) {
     unsafe { (*array).fields.flags &= !npyffi::NPY_ARRAY_WRITEABLE };
 }
 
-/// A numpy scalar as an array without dimensions; `None` when it is no scalar.
+/// A numpy scalar as an array without dimensions. `None` when it is no scalar, or of a class that was made in Python, whose
+/// code would run.
 ///
 /// # Safety
 /// The GIL is held and `object` is alive.
@@ -77,7 +78,8 @@ pub unsafe fn of_scalar<'py>(py: Python<'py>, object: *mut ffi::PyObject) -> Opt
     // SAFETY: as the caller promises; the type is checked first, and we own the array that is made.
     unsafe {
         let scalars = npyffi::get_type_object(py, NpyTypes::PyGenericArrType_Type);
-        if ffi::PyObject_TypeCheck(object, scalars) == 0 {
+        let is_of_class = ffi::PyType_GetFlags(ffi::Py_TYPE(object)) & ffi::Py_TPFLAGS_HEAPTYPE != 0;
+        if is_of_class || ffi::PyObject_TypeCheck(object, scalars) == 0 {
             return None;
         }
         let array = PY_ARRAY_API.PyArray_FromScalar(py, object, std::ptr::null_mut());

@@ -10,3 +10,11 @@ pub struct Leaf {
     /// Of one sample.
     pub bytes: usize,
 }
+
+impl Leaf {
+    /// Whether these are the dimensions of one sample. One by one: they are few, and a call to compare them costs more.
+    #[inline]
+    pub fn has_shape(&self, dims: &[npy_intp]) -> bool {
+        dims.len() == self.shape.len() && dims.iter().zip(&self.shape).all(|(a, b)| a == b)
+    }
+}

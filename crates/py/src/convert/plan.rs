@@ -1,12 +1,13 @@
 //! A schema, compiled once: which key, which array, how many bytes. `send` walks it without Python code.
 
 use crate::convert::array;
+use crate::convert::exact;
 use crate::convert::leaf::Leaf;
-use numpy::npyffi::{self, npy_intp};
+use numpy::npyffi::npy_intp;
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The structure around the arrays, as far as it is made of plain dicts, tuples and lists.
@@ -21,7 +22,8 @@ enum Node {
 
 /// One key of a dict.
 struct Entry {
-    key: Py<PyAny>,
+    /// A `str` itself, no subclass: to look it up runs no Python code.
+    key: Py<PyString>,
     child: Node,
     /// Which entry stood at this place in the last dict: the next one probably has the same order.
     guess: AtomicUsize,
@@ -37,6 +39,8 @@ pub struct Plan {
     pub schema: Py<PyAny>,
     pub text: Vec<u8>,
     pub leaves: Vec<Leaf>,
+    /// Of all leaves of one sample.
+    pub sample_bytes: usize,
     root: Node,
     ndarray: usize,
 }
@@ -55,7 +59,8 @@ impl Plan {
             leaves.into_iter().map(|(descr, shape, bytes)| Leaf { descr, shape, bytes }).collect();
         crate::convert::schema::check(py, &text, leaves.iter().map(|leaf| leaf.bytes))?;
         let root = Node::compile(&tree, leaves.len())?;
-        Ok(Plan { schema, text, leaves, root, ndarray: array::ndarray_type(py) as usize })
+        let sample_bytes = leaves.iter().map(|leaf| leaf.bytes).sum();
+        Ok(Plan { schema, text, leaves, sample_bytes, root, ndarray: array::ndarray_type(py) as usize })
     }
 }
 
@@ -78,7 +83,8 @@ impl Node {
             "list" => Ok(Node::List(children.iter().map(each).collect::<PyResult<_>>()?)),
             "dict" => {
                 let entry = |(place, pair): (usize, Bound<'_, PyAny>)| {
-                    let (key, child): (Py<PyAny>, Bound<'_, PyAny>) = pair.extract()?;
+                    let (key, child): (Bound<'_, PyAny>, Bound<'_, PyAny>) = pair.extract()?;
+                    let key = key.cast_into_exact::<PyString>()?.unbind();
                     Ok(Entry { key, child: Node::compile(&child, leaves)?, guess: AtomicUsize::new(place) })
                 };
                 Ok(Node::Dict(children.iter().enumerate().map(entry).collect::<PyResult<_>>()?))
@@ -164,36 +170,41 @@ impl Plan {
     /// of rows, or `None` when anything is not plain: then [`crate::rows`] asks Python, which converts or objects.
     #[inline]
     pub fn find(&self, data: &Bound<'_, PyAny>, expect: Expect, found: &mut [*const u8]) -> Option<usize> {
-        let mut rows = None;
-        // SAFETY: the GIL is held throughout, `data` is alive, and no Python code runs in between: dict look-ups by the
-        // exact type compare strings only. So every borrowed pointer stays valid until we return.
-        unsafe { self.walk(&self.root, data.as_ptr(), expect, &mut rows, found) }.then(|| rows.unwrap_or(1))
+        let mut search = Search { plan: self, expect, rows: None, found };
+        // SAFETY: the GIL is held throughout, `data` is alive, and no Python code runs in between: look-ups happen in dicts
+        // whose keys are all `str` itself. So every borrowed pointer stays valid until we return.
+        unsafe { search.walk(&self.root, data.as_ptr()) }.then(|| search.rows.unwrap_or(1))
     }
 
-    /// The arrays of `data`, in which `find` has just found them all.
+    /// The arrays of `data`, in which `find` has just found them all. Runs no Python code, as `find`.
     #[cold]
     pub fn arrays(&self, data: &Bound<'_, PyAny>) -> PyResult<Vec<Py<PyAny>>> {
         let mut arrays = Vec::with_capacity(self.leaves.len());
         self.root.collect(data, &mut arrays)?;
         Ok(arrays)
     }
+}
 
+/// One walk through a sample.
+struct Search<'a> {
+    plan: &'a Plan,
+    expect: Expect,
+    /// Stacked samples, once a leaf has said how many.
+    rows: Option<usize>,
+    /// Where the bytes of each leaf are.
+    found: &'a mut [*const u8],
+}
+
+impl Search<'_> {
     /// # Safety
     /// The GIL is held and `object` is alive.
-    unsafe fn walk(
-        &self,
-        node: &Node,
-        object: *mut ffi::PyObject,
-        expect: Expect,
-        rows: &mut Option<usize>,
-        found: &mut [*const u8],
-    ) -> bool {
+    unsafe fn walk(&mut self, node: &Node, object: *mut ffi::PyObject) -> bool {
         // SAFETY: as the caller promises; items of containers are alive while their container is.
         unsafe {
             match node {
-                Node::Leaf(index) => match self.leaf_data(*index, object, expect, rows) {
+                Node::Leaf(index) => match self.leaf_data(*index, object) {
                     Some(data) => {
-                        found[*index] = data;
+                        self.found[*index] = data;
                         true
                     }
                     None => false,
@@ -204,22 +215,23 @@ impl Plan {
                     {
                         return false;
                     }
-                    self.walk_in_order(entries, object, expect, rows, found)
-                        .unwrap_or_else(|| self.walk_by_key(entries, object, expect, rows, found))
+                    self.walk_in_order(entries, object).unwrap_or_else(|| self.walk_by_key(entries, object))
                 }
                 Node::Tuple(children) => {
                     ffi::PyTuple_CheckExact(object) != 0
                         && ffi::PyTuple_Size(object) as usize == children.len()
-                        && children.iter().enumerate().all(|(i, child)| {
-                            self.walk(child, ffi::PyTuple_GetItem(object, i as _), expect, rows, found)
-                        })
+                        && children
+                            .iter()
+                            .enumerate()
+                            .all(|(i, child)| self.walk(child, ffi::PyTuple_GetItem(object, i as _)))
                 }
                 Node::List(children) => {
                     ffi::PyList_CheckExact(object) != 0
                         && ffi::PyList_Size(object) as usize == children.len()
-                        && children.iter().enumerate().all(|(i, child)| {
-                            self.walk(child, ffi::PyList_GetItem(object, i as _), expect, rows, found)
-                        })
+                        && children
+                            .iter()
+                            .enumerate()
+                            .all(|(i, child)| self.walk(child, ffi::PyList_GetItem(object, i as _)))
                 }
                 Node::Foreign => false,
             }
@@ -232,14 +244,7 @@ impl Plan {
     /// # Safety
     /// The GIL is held and `dict` is a dict with as many keys as there are entries.
     #[inline]
-    unsafe fn walk_in_order(
-        &self,
-        entries: &[Entry],
-        dict: *mut ffi::PyObject,
-        expect: Expect,
-        rows: &mut Option<usize>,
-        found: &mut [*const u8],
-    ) -> Option<bool> {
+    unsafe fn walk_in_order(&mut self, entries: &[Entry], dict: *mut ffi::PyObject) -> Option<bool> {
         let (mut position, mut key, mut item) = (0, std::ptr::null_mut(), std::ptr::null_mut());
         for place in entries {
             // SAFETY: as the caller promises; nothing changes the dict meanwhile.
@@ -253,34 +258,32 @@ impl Plan {
                 entry = &entries[at];
             }
             // SAFETY: the item is alive while the dict is.
-            if !unsafe { self.walk(&entry.child, item, expect, rows, found) } {
+            if !unsafe { self.walk(&entry.child, item) } {
                 return Some(false);
             }
         }
         Some(true) // As many distinct keys as entries, and each is one: so all are there.
     }
 
-    /// Walks a dict by looking up each key.
+    /// Walks a dict by looking up each key. False when one of the dict's own keys is of a subclass of `str`: to compare with
+    /// it may run Python code.
     ///
     /// # Safety
     /// As for [`walk_in_order`](Self::walk_in_order).
-    unsafe fn walk_by_key(
-        &self,
-        entries: &[Entry],
-        dict: *mut ffi::PyObject,
-        expect: Expect,
-        rows: &mut Option<usize>,
-        found: &mut [*const u8],
-    ) -> bool {
+    unsafe fn walk_by_key(&mut self, entries: &[Entry], dict: *mut ffi::PyObject) -> bool {
+        // SAFETY: as the caller promises.
+        if !unsafe { exact::has_str_keys(dict) } {
+            return false;
+        }
         entries.iter().all(|entry| {
-            // SAFETY: as the caller promises; the item is alive while the dict is.
+            // SAFETY: as the caller promises; the item is alive while the dict is. All keys are strings: no Python code runs.
             unsafe {
                 let item = ffi::PyDict_GetItemWithError(dict, entry.key.as_ptr());
                 if item.is_null() {
                     ffi::PyErr_Clear();
                     return false;
                 }
-                self.walk(&entry.child, item, expect, rows, found)
+                self.walk(&entry.child, item)
             }
         })
     }
@@ -290,42 +293,20 @@ impl Plan {
     /// # Safety
     /// The GIL is held and `object` is alive.
     #[inline]
-    unsafe fn leaf_data(
-        &self,
-        index: usize,
-        object: *mut ffi::PyObject,
-        expect: Expect,
-        rows: &mut Option<usize>,
-    ) -> Option<*const u8> {
-        let leaf = &self.leaves[index];
-        // SAFETY: the type is checked first; an ndarray has these fields, and `nd` dimensions.
-        unsafe {
-            if ffi::Py_TYPE(object) as usize != self.ndarray {
-                return None;
-            }
-            let array = &(*object.cast::<npyffi::PyArrayObject>()).fields;
-            if array.descr.cast::<ffi::PyObject>() != leaf.descr.as_ptr()
-                || array.flags & npyffi::NPY_ARRAY_C_CONTIGUOUS == 0
-            {
-                return None;
-            }
-            let dims = match array.nd {
-                0 => &[][..], // NumPy gives no pointer then.
-                nd => std::slice::from_raw_parts(array.dimensions, nd as usize),
-            };
-            let shape = match expect {
-                Expect::Sample => dims,
-                Expect::Stack => {
-                    let (&first, rest) = dims.split_first()?;
-                    if *rows.get_or_insert(first as usize) != first as usize {
-                        return None;
-                    }
-                    rest
+    unsafe fn leaf_data(&mut self, index: usize, object: *mut ffi::PyObject) -> Option<*const u8> {
+        let leaf = &self.plan.leaves[index];
+        // SAFETY: as the caller promises; nothing runs in between.
+        let (dims, data) = unsafe { exact::array_like(leaf, object, self.plan.ndarray) }?;
+        let shape = match self.expect {
+            Expect::Sample => dims,
+            Expect::Stack => {
+                let (&first, rest) = dims.split_first()?;
+                if *self.rows.get_or_insert(first as usize) != first as usize {
+                    return None;
                 }
-            };
-            // Dimension by dimension: they are few, and a call to compare them costs more.
-            let fits = shape.len() == leaf.shape.len() && shape.iter().zip(&leaf.shape).all(|(a, b)| a == b);
-            fits.then_some(array.data.cast_const().cast())
-        }
+                rest
+            }
+        };
+        leaf.has_shape(shape).then_some(data)
     }
 }

@@ -1,10 +1,11 @@
 //! A record schema, compiled once: which key, which array, how many rows. `send` walks it without Python code.
 
 use crate::convert::array;
+use crate::convert::exact;
 use crate::convert::leaf::Leaf;
 use crate::convert::numbers;
 use crate::convert::scalar::Number;
-use numpy::npyffi::{self, npy_intp};
+use numpy::npyffi::npy_intp;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -98,12 +99,17 @@ pub struct Parts {
     sources: PerLeaf<*const u8>,
     /// Where each leaf goes, and how many rows it has.
     pub placement: Placement,
+    /// The number of the weights that made the record, and what kind of record it is.
+    pub version: u32,
+    pub kind: u32,
     /// Numbers that have no array: where some sources point to. Never grows beyond its first capacity.
     numbers: Vec<[u8; 8]>,
     /// Lists of numbers, as bytes: where others point to.
     lists: Vec<Vec<u8>>,
     /// Arrays that Python made for us, and those that [`keep`](Self::keep) holds on to.
     kept: Vec<Py<PyAny>>,
+    /// The sources point into what the caller's dict holds: [`keep`](Self::keep) has something to do.
+    is_borrowed: bool,
 }
 
 // SAFETY: the pointers are to bytes of arrays and bytes objects; they are read while those are alive (see `of` and `keep`).
@@ -136,6 +142,7 @@ impl Parts {
     pub fn take_plain(&mut self, py: Python<'_>, plan: &RecordPlan, data: &Bound<'_, PyAny>) -> bool {
         // SAFETY: the GIL is held, `data` is alive, and no Python code runs in between.
         let found = unsafe { self.find(py, plan, data.as_ptr()) };
+        self.is_borrowed = found;
         if !found {
             self.truncate();
         }
@@ -145,7 +152,10 @@ impl Parts {
     /// Holds on to the arrays of `data`. Before the GIL is let go: others may take them out of it then.
     #[cold]
     pub fn keep(&mut self, plan: &RecordPlan, data: &Bound<'_, PyAny>) -> PyResult<()> {
-        let Ok(data) = data.cast::<PyDict>() else { return Ok(()) }; // It was converted, and so is ours.
+        if !self.is_borrowed {
+            return Ok(());
+        }
+        let data = data.cast_exact::<PyDict>()?; // As `find` saw it, with `str` itself for keys: no Python code runs.
         for leaf in &plan.leaves {
             self.kept.extend(data.get_item(&leaf.name)?.map(Bound::unbind));
         }
@@ -176,8 +186,9 @@ impl Parts {
     #[inline]
     pub fn hidden(key: &[u8], metadata: &[u8]) -> Parts {
         let (sources, placement) = (PerLeaf::new(), Placement::default());
-        let mut parts =
-            Parts { sources, placement, numbers: Vec::new(), lists: Vec::new(), kept: Vec::new() };
+        let (numbers, lists, kept) = (Vec::new(), Vec::new(), Vec::new());
+        let (version, kind) = (0, 0);
+        let mut parts = Parts { sources, placement, version, kind, numbers, lists, kept, is_borrowed: false };
         for bytes in [key, metadata] {
             parts.push(Source { data: bytes.as_ptr(), rows: bytes.len() });
         }
@@ -234,7 +245,8 @@ impl Parts {
     /// The GIL is held and `object` is alive.
     #[inline]
     unsafe fn find(&mut self, py: Python<'_>, plan: &RecordPlan, object: *mut ffi::PyObject) -> bool {
-        // SAFETY: as the caller promises; items are alive while their dict is, and exact string keys run no Python code.
+        // SAFETY: as the caller promises; items are alive while their dict is. Look-ups happen only in a dict whose keys are
+        // all `str` itself, and run no Python code.
         unsafe {
             if ffi::PyDict_CheckExact(object) == 0 || ffi::PyDict_Size(object) as usize != plan.leaves.len() {
                 return false;
@@ -243,10 +255,14 @@ impl Parts {
             plan.leaves.iter().all(|leaf| {
                 // Most dicts have the order of the schema: then the next item is the one, and nothing is hashed.
                 let (mut name, mut item) = (null_mut(), null_mut());
+                let was_in_order = in_order;
                 in_order = in_order
                     && ffi::PyDict_Next(object, &mut position, &mut name, &mut item) != 0
                     && name == leaf.name.as_ptr();
                 if !in_order {
+                    if was_in_order && !exact::has_str_keys(object) {
+                        return false;
+                    }
                     item = ffi::PyDict_GetItemWithError(object, leaf.name.as_ptr());
                 }
                 if item.is_null() {
@@ -327,9 +343,8 @@ impl Parts {
             return Err(PyRuntimeError::new_err("conform gave the wrong number of leaves"));
         }
         for (leaf, array) in plan.leaves.iter().zip(list.iter()) {
-            let data: usize = array.getattr("ctypes")?.getattr("data")?.extract()?;
-            let rows = if leaf.ragged { array.len()? } else { 1 };
-            self.push(Source { data: data as *const u8, rows });
+            let (data, rows) = exact::conformed(&array, leaf.ragged)?;
+            self.push(Source { data, rows });
             self.kept.push(array.unbind());
         }
         Ok(())
@@ -365,31 +380,14 @@ struct Source {
 /// # Safety
 /// The GIL is held and `object` is alive.
 unsafe fn array_of(plan: &RecordPlan, leaf: &RecordLeaf, object: *mut ffi::PyObject) -> Option<Source> {
-    // SAFETY: the type is checked first; an ndarray has these fields, and `nd` dimensions.
-    unsafe {
-        if ffi::Py_TYPE(object) as usize != plan.ndarray {
-            return None;
-        }
-        let array = &(*object.cast::<npyffi::PyArrayObject>()).fields;
-        if array.descr.cast::<ffi::PyObject>() != leaf.array.descr.as_ptr()
-            || array.flags & npyffi::NPY_ARRAY_C_CONTIGUOUS == 0
-        {
-            return None;
-        }
-        let dims = match array.nd {
-            0 => &[][..],
-            nd => std::slice::from_raw_parts(array.dimensions, nd as usize),
-        };
-        let (rows, shape) = match (leaf.ragged, dims.split_first()) {
-            (true, Some((&rows, rest))) => (rows as usize, rest),
-            (true, None) => return None,
-            (false, _) => (1, dims),
-        };
-        // Not by `==`: a call of memcmp, for no bytes at all most of the time.
-        let same =
-            shape.len() == leaf.array.shape.len() && shape.iter().zip(&leaf.array.shape).all(|(a, b)| a == b);
-        same.then_some(Source { data: array.data.cast_const().cast(), rows })
-    }
+    // SAFETY: as the caller promises; nothing runs in between.
+    let (dims, data) = unsafe { exact::array_like(&leaf.array, object, plan.ndarray) }?;
+    let (rows, shape) = match (leaf.ragged, dims.split_first()) {
+        (true, Some((&rows, rest))) => (rows as usize, rest),
+        (true, None) => return None,
+        (false, _) => (1, dims),
+    };
+    leaf.array.has_shape(shape).then_some(Source { data, rows })
 }
 
 /// `{"tokens": 4096}` as a number of rows for every leaf; fixed leaves have one.

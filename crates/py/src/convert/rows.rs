@@ -1,5 +1,6 @@
 //! The arrays of one call: found natively when they are plain, converted by Python when they are not.
 
+use crate::convert::exact;
 use crate::convert::plan::{Expect, Plan};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -14,6 +15,8 @@ pub struct Rows {
     spilled: Vec<*const u8>,
     /// Stacked samples in each array.
     pub count: usize,
+    /// The number of the weights that made them.
+    pub version: u32,
     /// What Python converted for us, or what [`keep`](Self::keep) holds on to.
     kept: Vec<Py<PyAny>>,
 }
@@ -27,10 +30,10 @@ impl Rows {
     /// The arrays of `data`, checked against the plan. The pointers are good while the GIL is held; for longer, call
     /// [`keep`](Self::keep). Always inlined: moving it out of here would be a tenth of a small send.
     #[inline(always)]
-    pub fn of(plan: &Plan, data: &Bound<'_, PyAny>, expect: Expect) -> PyResult<Rows> {
+    pub fn of(plan: &Plan, data: &Bound<'_, PyAny>, expect: Expect, version: u32) -> PyResult<Rows> {
         let leaves = plan.leaves.len();
         let spilled = if leaves > INLINE { vec![null(); leaves] } else { Vec::new() };
-        let mut rows = Rows { inline: [null(); INLINE], spilled, count: 0, kept: Vec::new() };
+        let mut rows = Rows { inline: [null(); INLINE], spilled, count: 0, version, kept: Vec::new() };
         let found = if leaves > INLINE { &mut rows.spilled[..] } else { &mut rows.inline[..leaves] };
         match plan.find(data, expect, found) {
             Some(count) => rows.count = count,
@@ -54,15 +57,15 @@ impl Rows {
         let py = data.py();
         let stacked = matches!(expect, Expect::Stack);
         let list = plan.schema.bind(py).call_method1("conform", (data, stacked))?.cast_into::<PyList>()?;
-        let arrays: Vec<(usize, usize)> =
-            list.iter().map(|array| describe(&array, stacked)).collect::<PyResult<_>>()?;
+        let arrays: Vec<(*const u8, usize)> =
+            list.iter().map(|array| exact::conformed(&array, stacked)).collect::<PyResult<_>>()?;
         if arrays.len() != plan.leaves.len() {
             return Err(pyo3::exceptions::PyRuntimeError::new_err("conform gave the wrong number of leaves"));
         }
         let found =
             if self.spilled.is_empty() { &mut self.inline[..arrays.len()] } else { &mut self.spilled[..] };
         for (place, &(address, _)) in found.iter_mut().zip(&arrays) {
-            *place = address as *const u8;
+            *place = address;
         }
         self.count = arrays.first().map_or(0, |&(_, rows)| rows);
         self.kept.push(list.into_any().unbind());
@@ -104,11 +107,4 @@ impl Leaves {
     pub fn get(&self) -> &[*const u8] {
         if self.count > INLINE { &self.spilled } else { &self.inline[..self.count] }
     }
-}
-
-/// Address and leading dimension of an array that `conform` made.
-fn describe(array: &Bound<'_, PyAny>, stacked: bool) -> PyResult<(usize, usize)> {
-    let address: usize = array.getattr("ctypes")?.getattr("data")?.extract()?;
-    let rows = if stacked { array.len()? } else { 1 };
-    Ok((address, rows))
 }

@@ -1,46 +1,17 @@
-//! `TcpConnection`: what handles of samples and of records over TCP have in common: options, waiting, closing, errors.
+//! `TcpConnection`: what handles of samples and of records over TCP have in common: connecting, waiting, closing, errors.
 
-use crate::convert::arguments::{deadline, seconds};
+use crate::convert::arguments::deadline;
 use crate::errors::{blocking, named, to_py};
 use crate::eventfd_waiter::EventfdWaiter;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::Error;
-use rollway_core::net::{Client, ClientTls, TcpClientSpec};
+use rollway_core::net::Client;
 use std::ops::Deref;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Copies larger than this let other threads of the interpreter run meanwhile.
 pub const DETACH_BYTES: usize = 16 * 1024;
-
-/// The keyword arguments of both, as Python gives them.
-pub struct Options {
-    pub max_inflight_msgs: usize,
-    pub token: Option<Vec<u8>>,
-    pub tls: Option<(PathBuf, Option<String>)>,
-    pub producer_id: Option<u32>,
-    pub connect_timeout_s: f64,
-    pub reconnect_timeout_s: f64,
-    pub keepalive_s: f64,
-}
-
-impl Options {
-    /// As the core takes them.
-    pub fn spec(self, host: String, port: u16) -> PyResult<TcpClientSpec> {
-        Ok(TcpClientSpec {
-            host,
-            port,
-            token: self.token,
-            tls: self.tls.map(|(authority, server_name)| ClientTls { authority, server_name }),
-            producer_id: self.producer_id,
-            max_inflight_msgs: self.max_inflight_msgs,
-            connect_timeout: seconds(self.connect_timeout_s)?,
-            reconnect_timeout: seconds(self.reconnect_timeout_s)?,
-            keepalive: seconds(self.keepalive_s)?,
-        })
-    }
-}
 
 /// One connection, and how it is spoken of.
 pub struct Connection {
@@ -64,7 +35,7 @@ impl TcpConnection {
     }
 
     /// Waits until `wait` would not, for event loops, and takes nothing.
-    fn settled_eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
+    fn _settled_eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
         EventfdWaiter::of(py, &self.0, |connection, deadline| connection.client.wait_settled(deadline))
     }
 
@@ -170,3 +141,42 @@ impl Connection {
         }
     }
 }
+
+/// `tcp_sender!(Class, Plan, content)`: gives a class its constructor, which connects, and makes it a [`Sender`](crate::sends::Sender).
+/// The class has the functions `start` and `wrap`, and a field `connection`. It expands to a block of `#[pymethods]` with the
+/// constructor, and to the trait's implementation.
+macro_rules! tcp_sender {
+    ($Class:ident, $Plan:ident, $content:literal) => {
+        #[pymethods]
+        impl $Class {
+            #[new]
+            #[pyo3(signature = (host, port, plan, max_inflight_msgs, producer_id, options))]
+            fn connect(
+                py: Python<'_>,
+                host: String,
+                #[pyo3(from_py_with = $crate::convert::numbers::port)] port: u16,
+                plan: Py<$Plan>,
+                #[pyo3(from_py_with = $crate::convert::numbers::max_inflight_msgs)] max_inflight_msgs: usize,
+                #[pyo3(from_py_with = $crate::convert::numbers::producer_id)] producer_id: Option<u32>,
+                options: $crate::net::options::TcpOptions,
+            ) -> PyResult<PyClassInitializer<Self>> {
+                let address = format!("{host}:{port}");
+                let spec = options.client(host, port, max_inflight_msgs, producer_id);
+                let core = Self::start(spec, plan.get()).map_err(|e| $crate::errors::to_py(py, e))?;
+                let connected = blocking(py, || core.ready(Deadline::Never))?;
+                connected.map_err(|e| $crate::errors::to_py(py, e))?;
+                let core = Arc::new(core);
+                let (connection, base) = Connection::of(&core, address, $content);
+                Ok(PyClassInitializer::from(base).add_subclass(Self::wrap(core, plan, connection)))
+            }
+        }
+
+        impl Sender for $Class {
+            #[cold]
+            fn explain(&self, py: Python<'_>, error: Error, timeout: Option<f64>) -> PyErr {
+                self.connection.explain(py, error, timeout)
+            }
+        }
+    };
+}
+pub(crate) use tcp_sender;

@@ -25,9 +25,7 @@ pub struct Bundle<'a, 'py> {
 /// One of its records.
 pub struct BundledRecord<'a> {
     plan: &'a RecordPlan,
-    pub parts: Parts,
-    version: u32,
-    kind: u32,
+    parts: Parts,
 }
 
 impl Outgoing for BundledRecord<'_> {
@@ -36,11 +34,11 @@ impl Outgoing for BundledRecord<'_> {
     }
 
     fn version(&self) -> u32 {
-        self.version
+        self.parts.version
     }
 
     fn kind(&self) -> u32 {
-        self.kind
+        self.parts.kind
     }
 
     fn write(&self, room: &mut [u8]) {
@@ -91,9 +89,9 @@ impl<'a, 'py> Bundle<'a, 'py> {
     ) -> PyResult<()> {
         let (plan, data) = (self.plan, self.data.get_item(index)?);
         let label = &self.labels[index];
-        let (version, kind) = (label.version, label.kind);
-        let parts = Parts::hidden(label.key(), label.metadata());
-        self.records.push(BundledRecord { plan, parts, version, kind }); // Filled where it is: it is large.
+        let mut parts = Parts::hidden(label.key(), label.metadata());
+        (parts.version, parts.kind) = (label.version, label.kind);
+        self.records.push(BundledRecord { plan, parts }); // Filled where it is: it is large.
         if !self.records[index].parts.take_plain(py, plan, &data) {
             self.keep()?;
             self.records[index].parts.convert(plan, &data)?;

@@ -1,18 +1,15 @@
 //! `RecordConsumer`: the learner's handle on records. `rollway.RecordServer` owns one.
 
-use crate::convert::arguments::if_exists;
-use crate::convert::arguments::{deadline, on_full, seconds};
+use crate::consumer_view::{ConsumerView, CoreConsumer, consumer_methods};
+use crate::convert::arguments::{deadline, if_exists, on_full, seconds};
 use crate::convert::numbers;
 use crate::convert::record_plan::RecordPlan;
 use crate::errors::{blocking, to_py};
-use crate::eventfd_waiter::EventfdWaiter;
-use crate::gil::GilCell;
-use crate::net::endpoints::Endpoints;
 use crate::records::record::Record;
 use crate::segment::histogram::HistSnapshot;
+use crate::stats::set_fields;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use rollway_core::Error;
 use rollway_core::records::format::Shape;
 use rollway_core::records::{Consumer as Core, Deadline, Record as CoreRecord, Records, RecordsSpec};
 use std::sync::Arc;
@@ -20,11 +17,23 @@ use std::sync::Arc;
 /// One consumer of records.
 #[pyclass(frozen, module = "rollway._core")]
 pub struct RecordConsumer {
-    core: GilCell<Option<Arc<Core>>>,
-    records: Arc<Records>,
+    view: ConsumerView<Core>,
     plan: Py<RecordPlan>,
     name: Option<String>,
-    endpoints: Endpoints,
+}
+
+consumer_methods!(RecordConsumer, Core);
+
+impl CoreConsumer for Core {
+    type Target = Records;
+
+    fn target(&self) -> &Arc<Records> {
+        self.records()
+    }
+
+    fn is_shut_down(records: &Records) -> bool {
+        records.is_closed()
+    }
 }
 
 #[pymethods]
@@ -129,71 +138,36 @@ impl RecordConsumer {
         PyList::new(py, records)
     }
 
-    /// Waits for a record to take, for event loops, and takes none.
-    fn eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
-        EventfdWaiter::of(py, &self.core(py)?, Core::wait_readable)
-    }
-
     /// Tells the workers which weights are the newest.
     fn publish(&self, #[pyo3(from_py_with = numbers::version)] version: u32) {
-        self.records.publish(version.into());
+        self.records().publish(version.into());
     }
 
     #[getter]
     fn published_version(&self) -> u64 {
-        self.records.published()
+        self.records().published()
     }
 
     /// Removes the name: nobody can attach any more. False when it was not there.
     fn unlink(&self, py: Python<'_>) -> PyResult<bool> {
-        self.records.segment().unlink().map_err(|e| to_py(py, e))
+        self.records().segment().unlink().map_err(|e| to_py(py, e))
     }
 
     /// Leaves, and shuts nothing down, also as the last.
     fn detach(&self, py: Python<'_>) {
-        if let Some(core) = self.core.replace(py, None) {
+        if let Some(core) = self.view.take_core(py) {
             core.leave();
         }
     }
 
-    /// Leaves; the last consumer takes the name away and wakes everybody.
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
-        match self.core.replace(py, None) {
-            Some(core) => core.close().map_err(|e| to_py(py, e)),
-            None => Ok(()),
-        }
-    }
-
-    #[getter]
-    fn closed(&self, py: Python<'_>) -> bool {
-        self.core.with(py, Option::is_none) || self.records.is_closed()
-    }
-
-    #[getter]
-    fn name(&self) -> Option<&str> {
-        self.name.as_deref()
-    }
-
-    /// Whether the records were there already, with what had been committed.
-    #[getter]
-    fn resumed(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.core(py)?.resumed())
-    }
-
-    /// Living producers, here and at the other end of connections, and the pids of those who died without closing.
-    fn producers(&self, py: Python<'_>) -> PyResult<(usize, Vec<u32>)> {
-        let census = self.core(py)?.producers();
-        Ok((self.endpoints.workers(py, census.alive), census.died))
-    }
-
     /// Plain numbers about the records.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        record_stats(py, &self.records)
+        record_stats(py, self.records())
     }
 
     /// How long things take: a record's dwelling in its lane, the learner's waiting.
     fn histograms<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let control = self.records.protocol().control;
+        let control = self.records().protocol().control;
         let histograms = PyDict::new(py);
         for (name, histogram) in [("queue_dwell", &control.dwell), ("wait", &control.wait)] {
             histograms.set_item(name, HistSnapshot::from(histogram.snapshot()).into_pyobject(py)?)?;
@@ -204,27 +178,16 @@ impl RecordConsumer {
 
 impl RecordConsumer {
     fn of(core: Core, plan: Py<RecordPlan>, name: Option<String>) -> RecordConsumer {
-        let records = core.records().clone();
-        let (core, endpoints) = (GilCell::new(Some(Arc::new(core))), Endpoints::default());
-        RecordConsumer { core, records, plan, name, endpoints }
+        RecordConsumer { view: ConsumerView::new(core), plan, name }
+    }
+
+    fn records(&self) -> &Records {
+        self.view.target()
     }
 
     /// What lies in the bytes of a record.
     pub fn shape(&self) -> Shape {
         self.plan.get().shape.clone()
-    }
-
-    /// The transports that feed lanes.
-    pub fn endpoints(&self) -> &Endpoints {
-        &self.endpoints
-    }
-
-    pub fn records(&self) -> &Arc<Records> {
-        &self.records
-    }
-
-    pub fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
-        self.core.with(py, |core| core.clone()).ok_or_else(|| to_py(py, Error::Closed))
     }
 }
 
@@ -232,22 +195,15 @@ impl RecordConsumer {
 pub fn record_stats<'py>(py: Python<'py>, records: &Records) -> PyResult<Bound<'py, PyDict>> {
     let (contents, totals, geometry) = (records.census(), records.totals(), records.geometry());
     let stats = PyDict::new(py);
-    stats.set_item("lanes", geometry.lanes)?;
+    set_fields!(stats, geometry, lanes, lane_bytes);
+    set_fields!(stats, contents, grown_bytes, ready_records, ready_bytes, reserved_records);
+    set_fields!(stats, totals, blocked, dropped_oldest, dropped_newest, aborted);
     stats.set_item("lanes_taken", contents.lanes)?;
-    stats.set_item("lane_bytes", geometry.lane_bytes)?;
-    stats.set_item("grown_bytes", contents.grown_bytes)?;
-    stats.set_item("ready_records", contents.ready_records)?;
-    stats.set_item("ready_bytes", contents.ready_bytes)?;
     stats.set_item("taken_records", contents.held_records)?;
     stats.set_item("taken_bytes", contents.held_bytes)?;
-    stats.set_item("reserved_records", contents.reserved_records)?;
     stats.set_item("records_committed", totals.committed)?;
     stats.set_item("records_taken", totals.taken)?;
     stats.set_item("records_released", totals.released)?;
-    stats.set_item("blocked", totals.blocked)?;
-    stats.set_item("dropped_oldest", totals.dropped_oldest)?;
-    stats.set_item("dropped_newest", totals.dropped_newest)?;
-    stats.set_item("aborted", totals.aborted)?;
     stats.set_item("recovered_reservations", totals.recovered)?;
     stats.set_item("returned_records", totals.returned)?;
     Ok(stats)

@@ -17,7 +17,7 @@ use rollway_core::records::groups::{Group as Core, Member, Name};
 ///     tombstones: Why some of those will never come, as their workers said.
 ///     staleness: How many versions the oldest record was behind the newest weights when the group was handed over.
 ///     version: The version of the oldest weights that made one of its records; 0 when it has none.
-#[pyclass(frozen, module = "rollway")]
+#[pyclass(frozen, module = "rollway.records")]
 pub struct Group {
     name: Name,
     #[pyo3(get)]
@@ -63,7 +63,7 @@ impl Group {
 impl Group {
     #[getter]
     fn key<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        if let Some(known) = self.key.with(py, |known| known.as_ref().map(|known| known.clone_ref(py))) {
+        if let Some(known) = self.key.share(py) {
             return Ok(known.into_bound(py));
         }
         let key = record_key::unpack_group(py, &self.name)?;
@@ -96,6 +96,6 @@ impl Group {
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let (records, missing) = (self.records.bind(py).len(), self.missing.bind(py).repr()?);
-        Ok(format!("<rollway.Group {} records={records} missing={missing}>", self.key(py)?.repr()?))
+        Ok(format!("<rollway.records.Group {} records={records} missing={missing}>", self.key(py)?.repr()?))
     }
 }

@@ -6,10 +6,11 @@ use crate::records::group::Group;
 use crate::records::held_record::HeldRecord;
 use crate::records::key as record_key;
 use crate::records::record::Record;
+use crate::stats::set_fields;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use rollway_core::records::groups::{Assembler as Core, Counts, OnIncomplete, OnStale, OutsideGroup, Rules};
+use rollway_core::records::groups::{Assembler as Core, OnIncomplete, OnStale, OutsideGroup, Rules};
 use rollway_core::sys::clock::monotonic_ns;
 
 /// The repetition of a tombstone that speaks for its whole group.
@@ -180,22 +181,10 @@ impl Assembler {
 
     /// What became of the records and groups so far, by name.
     fn count<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let Counts { complete, partial, dropped, dead, stale, withheld, duplicates, late, evicted } =
-            self.core.counts();
-        let counts = PyDict::new(py);
-        for (name, count) in [
-            ("complete", complete),
-            ("partial", partial),
-            ("dropped", dropped),
-            ("dead", dead),
-            ("stale", stale),
-            ("withheld", withheld),
-            ("duplicates", duplicates),
-            ("late", late),
-            ("evicted", evicted),
-        ] {
-            counts.set_item(name, count)?;
-        }
+        let (now, counts) = (self.core.counts(), PyDict::new(py));
+        set_fields!(
+            counts, now, complete, partial, dropped, dead, stale, withheld, duplicates, late, evicted
+        );
         Ok(counts)
     }
 }

@@ -1,4 +1,19 @@
 //! Handles of records: single records and groups of them, of any length.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `producer` | `RecordProducer`: the handle of a worker on its lane |
+//! | `consumer` | `RecordConsumer`: the handle of a learner |
+//! | `slot` | `RecordSlot`: room for one record, to be written in place |
+//! | `record` | `Record`: one trajectory, read where it lies |
+//! | `label` | what a record carries besides its arrays |
+//! | `key` | a `RecordKey` as bytes, and back |
+//! | `bundle` | `Bundle`: the records of one `send_many` |
+//! | `table` | `RecordTable`: many records as one padded or packed batch |
+//! | `group_assembler` | `Assembler`: puts the records of a group together |
+//! | `held_record` | a record that an assembler keeps until its group is whole |
+//! | `group` | `Group`: the records of one group |
+//! | `room_hint` | `RoomHint`: how much room the coroutines of a worker wait for |
 
 pub mod bundle;
 pub mod consumer;

@@ -28,7 +28,7 @@ const TIMED: u64 = 16;
 /// Its room goes back to the worker when you call `release`, or when the record and every view of it are garbage,
 /// whichever comes first; until then nobody writes to it. After `release` a view that you kept stays readable, but its
 /// contents will change. `detach` gives the room back and keeps the record: a copy in memory of this process.
-#[pyclass(frozen, mapping, module = "rollway")]
+#[pyclass(frozen, mapping, module = "rollway.records")]
 pub struct Record {
     record: GilCell<Option<CoreRecord<Arc<Core>>>>,
     /// Keeps the mapping after release: a view may be old then, but never dangles.
@@ -96,7 +96,7 @@ impl Record {
     }
 
     pub fn is_released(&self, py: Python<'_>) -> bool {
-        self.record.with(py, Option::is_none) && !self.is_home.with(py, |is_home| *is_home)
+        self.record.is_none(py) && !self.is_home.get(py)
     }
 
     /// Where a leaf lies, how many rows it has, and how many bytes that is.
@@ -208,7 +208,7 @@ impl Record {
             return Ok(None);
         }
         let bytes = self.part_bytes(py, KEY)?;
-        if let Some(known) = self.key.with(py, |known| known.as_ref().map(|known| known.clone_ref(py))) {
+        if let Some(known) = self.key.share(py) {
             return Ok(Some(known.into_bound(py)));
         }
         let key = record_key::unpack(py, bytes)?;
@@ -219,7 +219,7 @@ impl Record {
     /// What the worker said besides: the object that it gave, bytes if it gave bytes, `None` if nothing. Decoded once.
     #[getter]
     fn metadata(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let known = self.metadata.with(py, |known| known.as_ref().map(|known| known.clone_ref(py)));
+        let known = self.metadata.share(py);
         let bytes = self.part_bytes(py, METADATA)?;
         if let Some(known) = known {
             return Ok(known);
@@ -334,12 +334,12 @@ impl Record {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let what = if self.is_tombstone() { " tombstone" } else { "" };
         if self.is_released(py) {
-            return Ok(format!("<rollway.Record{what} released>"));
+            return Ok(format!("<rollway.records.Record{what} released>"));
         }
         let key = match self.key(py)? {
             Some(key) => format!(" {}", key.repr()?),
             None => String::new(),
         };
-        Ok(format!("<rollway.Record{what}{key} of {} bytes>", self.placement.bytes))
+        Ok(format!("<rollway.records.Record{what}{key} of {} bytes>", self.placement.bytes))
     }
 }

@@ -1,22 +1,22 @@
 //! `RecordSlot`: room for one record, to be written in place: in the lane, or before it is sent.
 
 use crate::convert::array;
-use crate::convert::numbers;
 use crate::convert::record_plan::{Parts, RecordPlan, rows_of};
 use crate::errors::{named, to_py};
 use crate::gil::GilCell;
 use crate::records::label::Label as RecordLabel;
+use crate::sends::slot::slot_methods;
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyType};
+use pyo3::types::PyDict;
 use rollway_core::Error;
-use rollway_core::records::{Label, Producer as Core, Records, Reservation};
+use rollway_core::records::{Label, Producer as Core, Reservation};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Room for a record: `with client.reserve({"tokens": 4096}) as slot: slot["tokens"][:] = …`. Leaving the block commits;
 /// an exception in it gives the room back; so does dropping the slot.
-#[pyclass(frozen, module = "rollway")]
+#[pyclass(frozen, module = "rollway.records")]
 pub struct RecordSlot {
     room: GilCell<Option<Room>>,
     plan: Py<RecordPlan>,
@@ -53,10 +53,6 @@ impl Place {
         }
     }
 }
-
-/// What the arrays of a slot in a lane hold on to: the mapping, not the claim.
-#[pyclass(frozen, module = "rollway._core")]
-pub struct RecordMapping(#[allow(dead_code)] pub Arc<Records>);
 
 /// What the arrays of a slot hold on to that is not in a lane: its memory.
 #[pyclass(frozen, module = "rollway._core")]
@@ -136,17 +132,6 @@ impl RecordSlot {
         }
     }
 
-    /// The number of the weights that made the record.
-    #[getter]
-    fn version(&self, py: Python<'_>) -> u32 {
-        self.version.with(py, |version| *version)
-    }
-
-    #[setter]
-    fn set_version(&self, py: Python<'_>, #[pyo3(from_py_with = numbers::version)] version: u32) {
-        self.version.replace(py, version);
-    }
-
     /// Publishes the record. `lengths` says how many rows of a ragged leaf are used, where that is fewer than reserved:
     /// the rest of the room goes back.
     #[pyo3(signature = (lengths=None))]
@@ -156,7 +141,8 @@ impl RecordSlot {
             None => None,
             Some(lengths) => Some(rows_of(plan, lengths)?),
         };
-        let reserved = self.room.with(py, |room| room.as_ref().map(|room| room.rows.clone()));
+        // SAFETY: this copies numbers.
+        let reserved = unsafe { self.room.with(py, |room| room.as_ref().map(|room| room.rows.clone())) };
         let reserved = reserved.ok_or_else(|| Self::over(py))?;
         let used = used.unwrap_or_else(|| reserved.clone());
         if let Some(leaf) = (0..used.len()).find(|&leaf| used[leaf] > reserved[leaf]) {
@@ -187,7 +173,7 @@ impl RecordSlot {
             let bytes = unsafe { std::slice::from_raw_parts_mut(base, to.bytes()) };
             plan.shape.write_counts(&to.placement.counts, bytes);
         }
-        let (version, kind) = (self.version(py), self.kind);
+        let (version, kind) = (self.version.get(py), self.kind);
         match room.place {
             Place::Lane(reservation) => {
                 let label = Label { version, kind, origin: None };
@@ -200,34 +186,6 @@ impl RecordSlot {
             }
         }
     }
-
-    /// Gives the room back; nobody sees what was written.
-    fn abort(&self, py: Python<'_>) {
-        drop(self.end(py));
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (kind, _value, _traceback))]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        kind: Option<&Bound<'_, PyType>>,
-        _value: Option<&Bound<'_, PyAny>>,
-        _traceback: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<bool> {
-        let open = self.room.with(py, Option::is_some);
-        match kind {
-            None if open => self.commit(py, None)?,
-            _ => self.abort(py),
-        }
-        Ok(false)
-    }
-
-    fn __repr__(&self, py: Python<'_>) -> String {
-        let state = if self.room.with(py, Option::is_some) { "reserved" } else { "done" };
-        format!("<rollway.RecordSlot {state}>")
-    }
 }
+
+slot_methods!(RecordSlot, room, commit(None));

@@ -8,6 +8,7 @@ use crate::convert::leaf::Leaf;
 use crate::convert::numbers;
 use crate::errors::{after, blocking, named, to_py};
 use crate::gil::GilCell;
+use crate::stats::set_fields;
 use numpy::npyffi::{self, npy_intp};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
@@ -202,7 +203,7 @@ impl Table {
     /// Whether this handle was closed.
     #[getter]
     fn closed(&self, py: Python<'_>) -> bool {
-        self.core.with(py, Option::is_none)
+        self.core.is_none(py)
     }
 
     /// Who is writing rows now: pids, and how many.
@@ -217,17 +218,11 @@ impl Table {
         let contents = py.detach(|| core.census());
         let (totals, geometry) = (core.totals(), core.geometry());
         let stats = PyDict::new(py);
-        stats.set_item("capacity", geometry.capacity)?;
-        stats.set_item("row_bytes", geometry.row_bytes)?;
+        set_fields!(stats, geometry, capacity, row_bytes);
         stats.set_item("bytes", core.segment().header().total_bytes)?;
         stats.set_item("rows", contents.ready)?;
-        stats.set_item("writing", contents.writing)?;
-        stats.set_item("added", totals.added)?;
-        stats.set_item("overwritten", totals.overwritten)?;
-        stats.set_item("skipped", totals.skipped)?;
-        stats.set_item("recovered", totals.recovered)?;
-        stats.set_item("sampled", totals.sampled)?;
-        stats.set_item("redrawn", totals.redrawn)?;
+        set_fields!(stats, contents, writing);
+        set_fields!(stats, totals, added, overwritten, skipped, recovered, sampled, redrawn);
         Ok(stats)
     }
 
@@ -251,7 +246,7 @@ impl Table {
     }
 
     fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
-        self.core.with(py, |core| core.clone()).ok_or_else(|| self.is_closed(py))
+        self.core.share(py).ok_or_else(|| self.is_closed(py))
     }
 
     fn is_closed(&self, py: Python<'_>) -> PyErr {
@@ -260,14 +255,14 @@ impl Table {
 
     /// Each piece has room for `batch` rows, in an array that the caller keeps alive.
     fn gather(&self, py: Python<'_>, batch: usize, pieces: &[Piece]) -> PyResult<()> {
-        let (core, sampler) = (self.core(py)?, self.sampler.with(py, Arc::clone));
+        let (core, sampler) = (self.core(py)?, self.sampler.share(py));
         // SAFETY: as said above. A thread that uses the arrays meanwhile spoils its own batch.
         py.detach(|| unsafe { sampler.sample(&core, batch, pieces) }).map_err(|e| self.explain(py, e))
     }
 
     fn explain(&self, py: Python<'_>, error: Error) -> PyErr {
         match error {
-            Error::Closed if self.core.with(py, Option::is_none) => self.is_closed(py),
+            Error::Closed if self.core.is_none(py) => self.is_closed(py),
             Error::Closed => {
                 let message = format!("'{}' is closed: its last learner has left", self.name);
                 named(py, "ConnectionClosedError", message)

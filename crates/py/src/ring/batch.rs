@@ -36,7 +36,7 @@ impl Batch {
     }
 
     pub fn is_released(&self, py: Python<'_>) -> bool {
-        self.batch.with(py, Option::is_none)
+        self.batch.is_none(py)
     }
 
     /// The samples in the structure of the example: views, or a copy where the batch was closed early with gaps.

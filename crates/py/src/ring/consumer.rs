@@ -1,14 +1,13 @@
 //! `Consumer`: the learner's handle. `rollway.Server` owns one.
 
+use crate::consumer_view::{ConsumerView, CoreConsumer, consumer_methods};
 use crate::convert::arguments::{self, deadline, seconds};
 use crate::convert::numbers;
 use crate::convert::plan::Plan;
 use crate::errors::{blocking, to_py};
-use crate::eventfd_waiter::EventfdWaiter;
-use crate::net::endpoints::Endpoints;
-use crate::ring::ring_view::RingView;
 use crate::ring::sample::Sample;
 use crate::segment::histogram::HistSnapshot;
+use crate::stats::set_fields;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rollway_core::ring::{Batch as CoreBatch, Consumer as Core, Deadline, Ring, RingSpec};
@@ -17,10 +16,24 @@ use std::sync::Arc;
 /// One consumer of a ring.
 #[pyclass(frozen, module = "rollway._core")]
 pub struct Consumer {
-    view: Arc<RingView>,
+    view: Arc<ConsumerView<Core>>,
     plan: Py<Plan>,
     name: Option<String>,
     writable: bool,
+}
+
+consumer_methods!(Consumer, Core);
+
+impl CoreConsumer for Core {
+    type Target = Ring;
+
+    fn target(&self) -> &Arc<Ring> {
+        self.ring()
+    }
+
+    fn is_shut_down(ring: &Ring) -> bool {
+        ring.is_closed()
+    }
 }
 
 #[pymethods]
@@ -58,7 +71,7 @@ impl Consumer {
         let if_exists = arguments::if_exists(if_exists)?;
         let peer_timeout = peer_timeout_s.map(seconds).transpose()?;
         let core = blocking(py, || Core::open(&spec, if_exists, peer_timeout))?.map_err(|e| to_py(py, e))?;
-        Ok(Consumer { view: Arc::new(RingView::new(core)), plan, name, writable })
+        Ok(Consumer { view: Arc::new(ConsumerView::new(core)), plan, name, writable })
     }
 
     /// Waits for a batch. `None` when there is none and `timeout` is 0. Raises `ConnectionClosedError` once the ring is
@@ -91,48 +104,13 @@ impl Consumer {
         Self::sample(slf, Core::try_take_in_order(core))
     }
 
-    /// Waits for a batch to take, for event loops, and takes none.
-    fn eventfd_waiter(&self, py: Python<'_>) -> PyResult<EventfdWaiter> {
-        EventfdWaiter::of(py, &self.core(py)?, Core::wait_readable)
-    }
-
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         self.core(py)?.flush().map_err(|e| to_py(py, e))
-    }
-
-    /// Leaves; the last consumer takes the name away and wakes everybody.
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
-        match self.view.take_core(py) {
-            Some(core) => core.close().map_err(|e| to_py(py, e)),
-            None => Ok(()),
-        }
-    }
-
-    #[getter]
-    fn closed(&self, py: Python<'_>) -> bool {
-        self.view.is_closed(py)
-    }
-
-    #[getter]
-    fn name(&self) -> Option<&str> {
-        self.name.as_deref()
-    }
-
-    /// Whether the ring was there already, with what had been committed.
-    #[getter]
-    fn resumed(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.core(py)?.resumed())
     }
 
     /// Whether every batch is in this learner's hands.
     fn holds_all(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.core(py)?.holds_all())
-    }
-
-    /// Living producers, here and at the other end of connections, and the pids of those who died without closing.
-    fn producers(&self, py: Python<'_>) -> PyResult<(usize, Vec<u32>)> {
-        let census = self.core(py)?.producers();
-        Ok((self.view.workers(py, census.alive), census.died))
     }
 
     /// Those who have slots reserved: `(pid, slots)`.
@@ -141,7 +119,7 @@ impl Consumer {
     }
 
     /// Where the ring lies in this process: address and bytes.
-    fn memory(&self) -> (usize, usize) {
+    fn _memory(&self) -> (usize, usize) {
         let (body, bytes) = self.ring().segment().body();
         (body.as_ptr() as usize, bytes)
     }
@@ -181,16 +159,7 @@ impl Consumer {
     }
 
     pub fn ring(&self) -> &Ring {
-        self.view.ring()
-    }
-
-    /// The transports that feed the ring.
-    pub fn endpoints(&self) -> &Endpoints {
-        self.view.endpoints()
-    }
-
-    pub fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
-        self.view.core(py)
+        self.view.target()
     }
 }
 
@@ -198,24 +167,12 @@ impl Consumer {
 pub fn ring_stats<'py>(py: Python<'py>, ring: &Ring) -> PyResult<Bound<'py, PyDict>> {
     let (contents, totals, geometry) = (ring.census(), ring.totals(), ring.geometry());
     let stats = PyDict::new(py);
-    stats.set_item("batch_size", geometry.batch_size)?;
-    stats.set_item("num_buffers", geometry.num_buffers)?;
+    set_fields!(stats, geometry, batch_size, num_buffers);
     stats.set_item("bytes", ring.segment().header().total_bytes)?;
-    stats.set_item("ready_samples", contents.ready_samples)?;
-    stats.set_item("ready_batches", contents.ready_batches)?;
-    stats.set_item("held_batches", contents.held_batches)?;
-    stats.set_item("held_samples", contents.held_samples)?;
-    stats.set_item("claimed_slots", contents.claimed_slots)?;
-    stats.set_item("free_buffers", contents.free_buffers)?;
-    stats.set_item("samples_released", totals.samples_released)?;
-    stats.set_item("batches_released", totals.batches_released)?;
-    stats.set_item("claim_retries", totals.claim_retries)?;
-    stats.set_item("blocked", totals.blocked)?;
-    stats.set_item("dropped_oldest", totals.dropped_oldest)?;
-    stats.set_item("dropped_newest", totals.dropped_newest)?;
-    stats.set_item("recovered_slots", totals.recovered_slots)?;
-    stats.set_item("reoffered_batches", totals.reoffered_batches)?;
-    stats.set_item("aborted", totals.aborted)?;
+    set_fields!(stats, contents, ready_samples, ready_batches, held_batches, held_samples);
+    set_fields!(stats, contents, claimed_slots, free_buffers);
+    set_fields!(stats, totals, samples_released, batches_released, claim_retries, blocked);
+    set_fields!(stats, totals, dropped_oldest, dropped_newest, recovered_slots, reoffered_batches, aborted);
     stats.set_item("wakeups", ring.protocol().control.readable.count())?;
     Ok(stats)
 }

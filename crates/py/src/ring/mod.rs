@@ -1,9 +1,18 @@
 //! Handles of rings: samples in, batches out.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `producer` | `Producer`: the handle of a worker |
+//! | `consumer` | `Consumer`: the handle of a learner |
+//! | `slot` | `Slot`: room for one sample, to be written in place |
+//! | `batch` | `Batch`: what the arrays of a sample keep alive |
+//! | `sample` | `Sample`: a batch and its info |
+//! | `sample_info` | `SampleInfo`: who made the samples of a batch; counters of the ring |
+//! | `ring_view` | what a consumer and the infos of its samples share |
 
 pub mod batch;
 pub mod consumer;
 pub mod producer;
-pub mod ring_view;
 pub mod sample;
 pub mod sample_info;
 pub mod slot;

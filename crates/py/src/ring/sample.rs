@@ -1,21 +1,24 @@
 //! `Sample`: a batch and its info, as the training loop sees them.
 
+use crate::consumer_view::ConsumerView;
 use crate::convert::plan::Plan;
 use crate::ring::batch::Batch;
-use crate::ring::ring_view::RingView;
 use crate::ring::sample_info::SampleInfo;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use pyo3::types::{PyAny, PyTuple};
+use pyo3::types::{PyAny, PyInt, PyTuple};
 use rollway_core::ring::{Batch as CoreBatch, Consumer as Core};
 use std::sync::Arc;
 
 /// A batch and its info: `batch, info = sample`.
 ///
+/// `len(sample)` is the number of samples in the batch, and `sample["obs"]` is `sample.batch["obs"]`. As in a pair,
+/// `sample[0]` is the batch and `sample[1]` the info.
+///
 /// The arrays are views into shared memory. Their room goes back to the producers when you call `release`, or when the
 /// sample and every array of it are garbage, whichever comes first; until then nobody writes to it. After `release` a
 /// view that you kept stays readable, but its contents will change.
-#[pyclass(frozen, sequence, module = "rollway")]
+#[pyclass(frozen, mapping, module = "rollway")]
 pub struct Sample {
     /// The samples, stacked: the structure of the example, with a leading dimension.
     #[pyo3(get)]
@@ -30,7 +33,7 @@ impl Sample {
     /// Wraps a batch that was taken: builds the views and notes the stamps.
     pub fn of(
         py: Python<'_>,
-        view: &Arc<RingView>,
+        view: &Arc<ConsumerView<Core>>,
         plan: &Plan,
         batch: CoreBatch<Arc<Core>>,
         writable: bool,
@@ -69,14 +72,21 @@ impl Sample {
     }
 
     fn __len__(&self) -> usize {
-        2
+        self.info.get().size
     }
 
-    fn __getitem__(&self, py: Python<'_>, index: isize) -> PyResult<Py<PyAny>> {
-        match index {
-            0 | -2 => Ok(self.batch.clone_ref(py)),
-            1 | -1 => Ok(self.info.clone_ref(py).into_any()),
-            _ => Err(PyIndexError::new_err("a sample is a pair: batch, info")),
+    /// A whole number is a place in the pair; anything else is a key of the batch.
+    fn __getitem__<'py>(&self, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = key.py();
+        if !key.is_instance_of::<PyInt>() {
+            return self.batch.bind(py).get_item(key);
+        }
+        match key.extract::<isize>() {
+            Ok(0 | -2) => Ok(self.batch.bind(py).clone()),
+            Ok(1 | -1) => Ok(self.info.bind(py).clone().into_any()),
+            _ => Err(PyIndexError::new_err(
+                "a sample is a pair, (batch, info): rows of a leaf are sample['leaf'][number]",
+            )),
         }
     }
 

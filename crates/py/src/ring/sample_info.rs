@@ -1,6 +1,6 @@
 //! `SampleInfo`: who made the samples of a batch, and how the ring is doing.
 
-use crate::ring::ring_view::RingView;
+use crate::consumer_view::ConsumerView;
 use crate::segment::histogram::HistSnapshot;
 use numpy::PyArray1;
 use pyo3::prelude::*;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// them, not when the batch was taken.
 #[pyclass(frozen, module = "rollway")]
 pub struct SampleInfo {
-    view: Arc<RingView>,
+    view: Arc<ConsumerView<Core>>,
     stamps: Vec<Stamp>,
     /// Counted from 1 over the life of the ring.
     #[pyo3(get)]
@@ -28,7 +28,11 @@ pub struct SampleInfo {
 }
 
 impl SampleInfo {
-    pub fn of(view: &Arc<RingView>, batch: &CoreBatch<Arc<Core>>, runs: &[(usize, usize)]) -> SampleInfo {
+    pub fn of(
+        view: &Arc<ConsumerView<Core>>,
+        batch: &CoreBatch<Arc<Core>>,
+        runs: &[(usize, usize)],
+    ) -> SampleInfo {
         let stamps = batch.stamps(runs);
         if let Some(oldest) = stamps.first() {
             batch.record_dwell(oldest);
@@ -76,7 +80,7 @@ impl SampleInfo {
     /// Committed samples that wait in the ring.
     #[getter]
     fn store_size(&self) -> usize {
-        self.view.ring().census().ready_samples
+        self.view.target().census().ready_samples
     }
 
     /// Workers attached and alive, on this machine and over the network.
@@ -88,7 +92,7 @@ impl SampleInfo {
     /// Full batches that wait. There are no other queues in shared memory.
     #[getter]
     fn queue_depth_sum(&self) -> usize {
-        self.view.ring().census().ready_batches
+        self.view.target().census().ready_batches
     }
 
     /// As `queue_depth_sum`: there is one queue.
@@ -100,13 +104,13 @@ impl SampleInfo {
     /// How often a producer had to wait for room.
     #[getter]
     fn push_blocked_count(&self) -> u64 {
-        self.view.ring().totals().blocked
+        self.view.target().totals().blocked
     }
 
     /// Samples committed since the ring was made, and not dropped: used, in the learners' hands, and waiting.
     #[getter]
     fn samples_inserted_total(&self) -> u64 {
-        let ring = self.view.ring();
+        let ring = self.view.target();
         let contents = ring.census();
         ring.totals().samples_released + (contents.held_samples + contents.ready_samples) as u64
     }
@@ -114,19 +118,19 @@ impl SampleInfo {
     /// How often a sleeping learner was woken.
     #[getter]
     fn notify_count(&self) -> u32 {
-        self.view.ring().protocol().control.readable.count()
+        self.view.target().protocol().control.readable.count()
     }
 
     /// Slots claimed: inserted samples, and those given back.
     #[getter]
     fn cas_success_total(&self) -> u64 {
-        self.samples_inserted_total() + self.view.ring().totals().aborted
+        self.samples_inserted_total() + self.view.target().totals().aborted
     }
 
     /// Claims that another producer won first.
     #[getter]
     fn cas_failure_total(&self) -> u64 {
-        self.view.ring().totals().claim_retries
+        self.view.target().totals().claim_retries
     }
 
     /// As `cas_failure_total`: a lost claim is tried again on the next slot.
@@ -138,19 +142,19 @@ impl SampleInfo {
     /// How long copying a sample into its slot took, in all producers (one send in 64 is timed).
     #[getter]
     fn memcpy(&self) -> HistSnapshot {
-        self.view.ring().protocol().control.memcpy.snapshot().into()
+        self.view.target().protocol().control.memcpy.snapshot().into()
     }
 
     /// How long the first sample of a batch waited from its commit until the batch was taken.
     #[getter]
     fn queue_dwell(&self) -> HistSnapshot {
-        self.view.ring().protocol().control.dwell.snapshot().into()
+        self.view.target().protocol().control.dwell.snapshot().into()
     }
 
     /// How long the learner waited for a batch, when it had to.
     #[getter]
     fn wait(&self) -> HistSnapshot {
-        self.view.ring().protocol().control.wait.snapshot().into()
+        self.view.target().protocol().control.wait.snapshot().into()
     }
 
     fn __repr__(&self) -> String {

@@ -1,19 +1,19 @@
 //! `Slot`: room for one sample, to be written in place.
 
 use crate::convert::array;
-use crate::convert::numbers;
 use crate::convert::plan::Plan;
 use crate::errors::to_py;
 use crate::gil::GilCell;
+use crate::sends::shm::Mapping;
+use crate::sends::slot::slot_methods;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyType;
-use rollway_core::ring::{Producer as Core, Ring, Slot as CoreSlot};
+use rollway_core::ring::{Producer as Core, Slot as CoreSlot};
 use std::sync::Arc;
 
 /// A slot of the ring: `with client.reserve() as slot: slot["obs"][:] = …`. Leaving the block commits; an exception
 /// in it gives the slot back; so does dropping the slot.
-#[pyclass(frozen, module = "rollway")]
+#[pyclass(frozen, module = "rollway.ring")]
 pub struct Slot {
     slot: GilCell<Option<CoreSlot<Arc<Core>>>>,
     leaves: Vec<Py<PyAny>>,
@@ -23,10 +23,6 @@ pub struct Slot {
     buffer: usize,
     version: GilCell<u32>,
 }
-
-/// What the arrays of a slot hold on to: the mapping, not the claim.
-#[pyclass(frozen, module = "rollway._core")]
-pub struct Mapping(#[allow(dead_code)] pub Arc<Ring>);
 
 impl Slot {
     pub fn new<'py>(mapping: &Bound<'py, Mapping>, slot: CoreSlot<Arc<Core>>, plan: &Plan) -> PyResult<Slot> {
@@ -64,17 +60,6 @@ impl Slot {
         self.tree.bind(py).get_item(key)
     }
 
-    /// The number of the weights that made the sample.
-    #[getter]
-    fn version(&self, py: Python<'_>) -> u32 {
-        self.version.with(py, |version| *version)
-    }
-
-    #[setter]
-    fn set_version(&self, py: Python<'_>, #[pyo3(from_py_with = numbers::version)] version: u32) {
-        self.version.replace(py, version);
-    }
-
     /// Publishes the sample.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
         let slot = self
@@ -84,37 +69,9 @@ impl Slot {
             drop(slot);
             return Err(to_py(py, rollway_core::Error::Closed));
         }
-        slot.commit(self.version(py));
+        slot.commit(self.version.get(py));
         Ok(())
     }
-
-    /// Gives the slot back; nobody sees what was written.
-    fn abort(&self, py: Python<'_>) {
-        drop(self.end(py));
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    #[pyo3(signature = (kind, _value, _traceback))]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        kind: Option<&Bound<'_, PyType>>,
-        _value: Option<&Bound<'_, PyAny>>,
-        _traceback: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<bool> {
-        let open = self.slot.with(py, Option::is_some);
-        match kind {
-            None if open => self.commit(py)?,
-            _ => self.abort(py),
-        }
-        Ok(false)
-    }
-
-    fn __repr__(&self, py: Python<'_>) -> String {
-        let state = if self.slot.with(py, Option::is_some) { "reserved" } else { "done" };
-        format!("<rollway.Slot {state}>")
-    }
 }
+
+slot_methods!(Slot, slot, commit());

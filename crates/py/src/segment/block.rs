@@ -43,13 +43,13 @@ impl Block {
     /// The bytes, as a writable memoryview: what is made over them stays mapped, also after `close`.
     #[getter]
     fn memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let core = self.core.with(py, |core| core.clone()).ok_or_else(|| to_py(py, Error::Closed))?;
+        let core = self.core.share(py).ok_or_else(|| to_py(py, Error::Closed))?;
         view(py, core.data(), core)
     }
 
     /// Takes the name away. False when it was gone.
     fn unlink(&self, py: Python<'_>) -> PyResult<bool> {
-        match self.core.with(py, |core| core.clone()) {
+        match self.core.share(py) {
             Some(core) => core.unlink().map_err(|e| to_py(py, e)),
             None => Ok(false),
         }

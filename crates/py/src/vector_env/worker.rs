@@ -93,7 +93,8 @@ impl EnvWorker {
 
     /// All tasks that the last `serve` gave are done; one flag for each.
     fn answer(&self, py: Python<'_>, flags: &[u8]) {
-        self.tasks.with(py, |tasks| self.core.answer(tasks, flags));
+        // SAFETY: `answer` stores words and wakes the caller; it knows nothing of Python.
+        unsafe { self.tasks.with(py, |tasks| self.core.answer(tasks, flags)) };
     }
 }
 

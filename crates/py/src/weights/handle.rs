@@ -4,6 +4,7 @@ use crate::convert::arguments::{deadline, seconds};
 use crate::convert::numbers;
 use crate::errors::{blocking, named, to_py};
 use crate::gil::GilCell;
+use crate::stats::set_fields;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
@@ -124,7 +125,7 @@ impl Weights {
     /// Whether this handle is closed, or the weights were shut down.
     #[getter]
     fn closed(&self, py: Python<'_>) -> bool {
-        self.open.with(py, |open| open.as_ref().is_none_or(|open| open.core.is_closed()))
+        self.shared(py, |open| Some(open.core.clone())).is_none_or(|core| core.is_closed())
     }
 
     /// The process that writes, as it saw its own id; `None` when nobody does.
@@ -158,11 +159,7 @@ impl Weights {
         #[pyo3(from_py_with = numbers::since)] since: u64,
     ) -> PyResult<(u64, Vec<usize>)> {
         let reader = self.reader(py)?;
-        let targets: Vec<Target> = leaves
-            .iter()
-            .zip(&addresses)
-            .map(|(&leaf, &address)| Target { leaf, to: address as *mut u8 })
-            .collect();
+        let targets = targets(&leaves, &addresses);
         // SAFETY: as in `write`; the arrays are writable.
         let try_read = || unsafe { reader.try_read(&targets, since) };
         let large = total(reader.weights(), &leaves) > DETACH_BYTES;
@@ -172,7 +169,7 @@ impl Weights {
             Err(Error::Timeout) => blocking(py, || unsafe { reader.read(&targets, since) })?,
             reading => reading,
         };
-        if self.open.with(py, Option::is_none) {
+        if self.open.is_none(py) {
             self.leave(py, reader);
         }
         Ok(reading.map_err(|e| to_py(py, e))?.map_or((0, Vec::new()), |r| (r.version, r.copied)))
@@ -189,7 +186,7 @@ impl Weights {
         let (reader, deadline) = (self.reader(py)?, deadline(timeout)?);
         let peer_timeout = peer_timeout_s.map(seconds).transpose()?;
         let there = blocking(py, || reader.wait_for(version, deadline, peer_timeout));
-        if self.open.with(py, Option::is_none) {
+        if self.open.is_none(py) {
             self.leave(py, reader);
             return there?.map_err(|_| self.is_closed(py));
         }
@@ -220,10 +217,7 @@ impl Weights {
         let totals = self.core(py)?.totals();
         let stats = PyDict::new(py);
         stats.set_item("version", self.version(py)?)?;
-        stats.set_item("buffers", totals.buffers)?;
-        stats.set_item("retries", totals.retries)?;
-        stats.set_item("overtaken", totals.overtaken)?;
-        stats.set_item("recovered", totals.recovered)?;
+        set_fields!(stats, totals, buffers, retries, overtaken, recovered);
         Ok(stats)
     }
 
@@ -256,8 +250,14 @@ impl Weights {
 
 impl Weights {
     pub fn core(&self, py: Python<'_>) -> PyResult<Arc<Core>> {
-        let core = self.open.with(py, |open| open.as_ref().map(|open| open.core.clone()));
+        let core = self.shared(py, |open| Some(open.core.clone()));
         core.ok_or_else(|| self.is_closed(py))
+    }
+
+    /// One of the handles in `open`, if it is there.
+    fn shared<T>(&self, py: Python<'_>, choose: fn(&Open) -> Option<Arc<T>>) -> Option<Arc<T>> {
+        // SAFETY: the callers' functions, all in this file, count references.
+        unsafe { self.open.with(py, |open| open.as_ref().and_then(choose)) }
     }
 
     fn is_closed(&self, py: Python<'_>) -> PyErr {
@@ -276,7 +276,7 @@ impl Weights {
 
     fn writer(&self, py: Python<'_>) -> PyResult<Arc<Writer>> {
         let core = self.core(py)?;
-        if let Some(writer) = self.open.with(py, |open| open.as_ref().and_then(|open| open.writer.clone())) {
+        if let Some(writer) = self.shared(py, |open| open.writer.clone()) {
             return Ok(writer);
         }
         let writer = Arc::new(Writer::attach_to(core, self.threads).map_err(|e| to_py(py, e))?);
@@ -286,7 +286,7 @@ impl Weights {
 
     fn reader(&self, py: Python<'_>) -> PyResult<Arc<Reader>> {
         let core = self.core(py)?;
-        if let Some(reader) = self.open.with(py, |open| open.as_ref().and_then(|open| open.reader.clone())) {
+        if let Some(reader) = self.shared(py, |open| open.reader.clone()) {
             return Ok(reader);
         }
         let reader = Arc::new(Reader::attach_to(core, self.threads).map_err(|e| to_py(py, e))?);
@@ -308,4 +308,10 @@ impl Weights {
 fn total(core: &Core, leaves: &[usize]) -> usize {
     let sizes = &core.geometry().leaf_bytes;
     leaves.iter().filter_map(|&leaf| sizes.get(leaf)).sum()
+}
+
+/// Where the leaves go.
+pub fn targets(leaves: &[usize], addresses: &[usize]) -> Vec<Target> {
+    let target = |(&leaf, &address)| Target { leaf, to: address as *mut u8 };
+    leaves.iter().zip(addresses).map(target).collect()
 }

@@ -1,16 +1,16 @@
 //! `WeightMirror`: a worker's copy of weights on another host. `rollway.TcpWeights` is built on it.
 
-use crate::convert::arguments::{deadline, seconds};
+use crate::convert::arguments::deadline;
 use crate::convert::numbers;
 use crate::errors::{blocking, named, to_py};
+use crate::net::options::TcpOptions;
+use crate::weights::handle::targets;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use rollway_core::Error;
-use rollway_core::net::{ClientTls, WeightMirror as Core, WeightMirrorSpec};
+use rollway_core::net::{WeightMirror as Core, WeightMirrorSpec};
 use rollway_core::ring::Deadline;
 use rollway_core::sys::parallel::default_threads;
-use rollway_core::weights::Target;
-use std::path::PathBuf;
 
 /// Weights that a thread of the core keeps up to date. Not for users: addresses are taken as they are.
 #[pyclass(frozen, module = "rollway._core")]
@@ -24,40 +24,35 @@ pub struct WeightMirror {
 impl WeightMirror {
     /// Connects, and returns when the learner has said what its weights are.
     #[new]
-    #[pyo3(signature = (host, port, *, name, token, tls, wanted, max_bytes, max_buffers, max_peers, threads, connect_timeout_s,
-                        reconnect_timeout_s, keepalive_s))]
+    #[pyo3(signature = (host, port, *, name, wanted, max_bytes, max_buffers, max_peers, threads, options))]
     #[allow(clippy::too_many_arguments)] // Keywords, all of them.
     fn connect(
         py: Python<'_>,
         host: String,
         #[pyo3(from_py_with = numbers::port)] port: u16,
         name: Option<String>,
-        token: Option<Vec<u8>>,
-        tls: Option<(PathBuf, Option<String>)>,
         wanted: Option<Vec<u8>>,
         #[pyo3(from_py_with = numbers::max_bytes)] max_bytes: Option<u64>,
         #[pyo3(from_py_with = numbers::max_buffers)] max_buffers: usize,
         #[pyo3(from_py_with = numbers::max_peers)] max_peers: usize,
         #[pyo3(from_py_with = numbers::threads)] threads: Option<usize>,
-        connect_timeout_s: f64,
-        reconnect_timeout_s: f64,
-        keepalive_s: f64,
+        options: TcpOptions,
     ) -> PyResult<Self> {
         let address = format!("{host}:{port}");
         let spec = WeightMirrorSpec {
             host,
             port,
-            token,
-            tls: tls.map(|(authority, server_name)| ClientTls { authority, server_name }),
+            token: options.token,
+            tls: options.tls,
             name: name.clone(),
             wanted,
             max_bytes,
             max_buffers,
             max_peers,
             threads: threads.unwrap_or_else(default_threads),
-            connect_timeout: seconds(connect_timeout_s)?,
-            reconnect_timeout: seconds(reconnect_timeout_s)?,
-            keepalive: seconds(keepalive_s)?,
+            connect_timeout: options.connect_timeout,
+            reconnect_timeout: options.reconnect_timeout,
+            keepalive: options.keepalive,
         };
         let core = py.detach(|| Core::start(spec)).map_err(|e| to_py(py, e))?;
         blocking(py, || core.ready(Deadline::Never))?.map_err(|e| to_py(py, e))?;
@@ -115,11 +110,7 @@ impl WeightMirror {
         addresses: Vec<usize>,
         #[pyo3(from_py_with = numbers::since)] since: u64,
     ) -> PyResult<(u64, Vec<usize>)> {
-        let targets: Vec<Target> = leaves
-            .iter()
-            .zip(&addresses)
-            .map(|(&leaf, &address)| Target { leaf, to: address as *mut u8 })
-            .collect();
+        let targets = targets(&leaves, &addresses);
         // SAFETY: the Python side has checked that each address is that of a writable array of the leaf's size, and holds it.
         let reading = match py.detach(|| unsafe { self.core.try_read(&targets, since) }) {
             // SAFETY: as above.

@@ -82,11 +82,11 @@ class WorkerProcesses:
                 with contextlib.suppress(OSError):  # dead: `poll` will notice
                     pipe.send(job)
 
-    def poll(self, timeout_s: float) -> bool:
+    def poll(self, timeout: float) -> bool:
         """Waits for reports and deaths, at most so long. True when no worker is busy any more."""
         sentinels = {p.sentinel: i for i, p in enumerate(self._processes) if i in self._pipes}
         pipes = {pipe: index for index, pipe in self._pipes.items()}
-        for ready in connection.wait([*sentinels, *pipes], timeout_s):
+        for ready in connection.wait([*sentinels, *pipes], timeout):
             if isinstance(ready, Connection):
                 self._receive(pipes[ready], ready)
         for index in [i for s, i in sentinels.items() if i in self._pipes and connection.wait([s], 0)]:

@@ -65,7 +65,7 @@ class EncodedRecord(NamedTuple):
 
 
 class RecordLike(Protocol):
-    """What `decode_group` reads: a `rollway.Record`, or anything like it."""
+    """What `decode_group` reads: a `rollway.records.Record`, or anything like it."""
 
     @property
     def metadata(self) -> Any:

@@ -11,6 +11,7 @@ import functools
 import time
 from typing import TYPE_CHECKING
 
+from rollway.deprecation import renamed_arguments
 from rollway.errors import InvalidArgument, WaitTimeout
 from rollway.integrations.atropos.encoding import LARGEST_GROUP
 from rollway.records.groups import GroupAssembler
@@ -32,8 +33,8 @@ class GroupReader:
 
     Args:
         server: Reads records; stays yours to close. Publish the step on it, or the environments stand still.
-        deadline_s: How long the rest of a group may take from its first record. An environment sends a group at once,
-            so only a dead one, or a full lane, takes longer than a moment.
+        group_timeout_s: How long the rest of a group may take from its first record. An environment sends a group at
+            once, so only a dead one, or a full lane, takes longer than a moment.
         max_groups: Unfinished groups that are held at most.
         max_staleness: Groups that began more steps than this before the published one are dropped, at the latest
             when it is their turn to be read; ``None``: none is too old.
@@ -49,11 +50,12 @@ class GroupReader:
     True
     """
 
+    @renamed_arguments(deadline_s="group_timeout_s")
     def __init__(
         self,
         server: RecordServer,
         *,
-        deadline_s: float = 60.0,
+        group_timeout_s: float = 60.0,
         max_groups: int = 4096,
         max_staleness: int | None = None,
     ) -> None:
@@ -61,7 +63,7 @@ class GroupReader:
         self._assembler = functools.partial(
             GroupAssembler,
             on_incomplete="drop",
-            deadline_s=deadline_s,
+            group_timeout_s=group_timeout_s,
             max_groups=max_groups,
             max_staleness=max_staleness,
         )

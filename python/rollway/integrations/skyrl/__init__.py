@@ -8,6 +8,21 @@ Atropos environment ──records: shared memory or TCP──▶ AtroposSHMGener
 
 No fork of SkyRL: `entrypoint` is given to its ``trainer.override_entrypoint``. The names below are imported on first
 use, because importing skyrl takes seconds and the launcher does not need it.
+
+```text
+entrypoint.py         builds everything below from SkyRL's configuration
+config.py             ``generator.external.*``
+generator.py          `AtroposSHMGenerator`: SkyRL's generator
+request.py            which trajectories one call of ``generate`` wants
+dispatcher.py         gives each waiting call the groups that it asked for
+stash.py              whole groups that no call has used yet
+trajectory.py         one Atropos record in SkyRL's terms
+trainers.py           SkyRL's trainers, which publish a version and push no weights
+inference_client.py   `NoOpInferenceClient`: takes the place of an inference engine
+errors.py             what goes wrong between an environment and SkyRL
+launch.py             starts the trainer and the environments, and stops them
+typed_dict.py         what SkyRL needs on Python 3.11
+```
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ unless it is asked for: Atropos sends none.
 # No `from __future__ import annotations` here: SkyRL reads the types of these fields, and wants them as types.
 
 import logging
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,8 @@ _BACKEND = "generator.inference_engine.backend="
 _OVERRIDE = "trainer.override_entrypoint="
 _EVAL_INTERVAL = "trainer.eval_interval="
 _EVAL_BEFORE_TRAIN = "trainer.eval_before_train="
+_GROUP_TIMEOUT = "generator.external.group_timeout_s="
+_OLD_GROUP_TIMEOUT = "generator.external.group_deadline_s="
 
 
 @dataclass
@@ -56,7 +59,7 @@ class ExternalConfig(BaseConfig):
     """Versions that a trajectory may be behind the trainer. None: any."""
     max_stash: int = 4096
     """Trajectories held back that nobody has asked for yet."""
-    group_deadline_s: float | None = 300.0
+    group_timeout_s: float | None = 300.0
     """A group still incomplete after this long counts as missing (its environment may have died)."""
     lanes: int = 64
     """How many environment workers at once."""
@@ -76,7 +79,7 @@ class ExternalConfig(BaseConfig):
         _one_of("match", self.match, ("stream", "id"))
         _one_of("if_exists", self.if_exists, ("resume", "replace", "error"))
         _one_of("on_missing", self.on_missing, (None, "substitute", "raise"))
-        for name in ("timeout_s", "max_staleness", "group_deadline_s", "peer_timeout_s"):
+        for name in ("timeout_s", "max_staleness", "group_timeout_s", "peer_timeout_s"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise InvalidArgument(f"generator.external.{name} = {value} is out of range: from 0 on, or null")
@@ -140,7 +143,7 @@ def prepare(arguments: Sequence[str]) -> ExternalTrainConfig:
     """The configuration that ``key.path=value`` arguments describe, validated by SkyRL, fit for external generation."""
     engineless = f"{_BACKEND}none" in arguments
     kept = [argument for argument in arguments if not argument.startswith(_OVERRIDE) and argument != f"{_BACKEND}none"]
-    cfg = ExternalTrainConfig.from_cli_overrides(kept)
+    cfg = ExternalTrainConfig.from_cli_overrides([_by_its_new_name(argument) for argument in kept])
     external: ExternalConfig = cfg.generator.external
     if not external.enabled:
         if engineless:
@@ -166,6 +169,16 @@ def prepare(arguments: Sequence[str]) -> ExternalTrainConfig:
         )
     validate_cfg(cfg)
     return cfg
+
+
+def _by_its_new_name(argument: str) -> str:
+    """The argument, with the name that its setting has now."""
+    if not argument.startswith(_OLD_GROUP_TIMEOUT):
+        return argument
+    warnings.warn(
+        f"{_OLD_GROUP_TIMEOUT[:-1]} is deprecated: use {_GROUP_TIMEOUT[:-1]}", DeprecationWarning, stacklevel=3
+    )
+    return argument.replace(_OLD_GROUP_TIMEOUT, _GROUP_TIMEOUT, 1)
 
 
 def _asks_for_evaluation(arguments: Sequence[str], before_train: bool) -> bool:

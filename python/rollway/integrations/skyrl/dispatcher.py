@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rollway import ConnectionClosedError, Group, InvalidArgument, PeerDied, Record, RecordServer, segments
+from rollway import ConnectionClosedError, InvalidArgument, PeerDied, RecordServer, segments
 from rollway.integrations.skyrl.errors import StashFull, TrajectoryMissing, TrajectoryTimeout, TrajectoryUnusable
 from rollway.integrations.skyrl.request import GroupRequest
 from rollway.integrations.skyrl.stash import Slot, Stash
+from rollway.records import Group, Record
 from rollway.transport.server_base import describe_refusals
 
 _MAX_READ = 256  # records per read
@@ -178,12 +179,12 @@ class Dispatcher:
                     self._alone_since, self._received = None, True
                     self._keep(records)
                     self._serve()
-                elif self._server.closed:
-                    raise ConnectionClosedError("the records were closed while trajectories were waited for")
                 elif self._callback_pending or self._server.call_when_readable(self._on_readable):
                     self._callback_pending = True
                     self._next_count = self._count_to_read()
                     return
+        except ConnectionClosedError:
+            self._fail(ConnectionClosedError("the records were closed while trajectories were waited for"))
         except Exception as error:  # noqa: BLE001  whatever it is, the waiting calls raise it
             self._fail(error)
 

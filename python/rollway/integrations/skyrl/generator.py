@@ -12,13 +12,15 @@ from typing import Any
 from skyrl.train.generators.base import GeneratorInput, GeneratorInterface, GeneratorOutput
 from skyrl.train.generators.utils import apply_overlong_filtering, get_rollout_metrics
 
-from rollway import Group, InvalidArgument, RecordServer
+from rollway import InvalidArgument, RecordServer
+from rollway.deprecation import renamed_arguments
 from rollway.integrations.skyrl.config import ExternalConfig
 from rollway.integrations.skyrl.dispatcher import Dispatcher
 from rollway.integrations.skyrl.errors import TrajectoryUnusable
 from rollway.integrations.skyrl.request import request_of
 from rollway.integrations.skyrl.stash import Match, Stash
 from rollway.integrations.skyrl.trajectory import Trajectory, trajectory_of
+from rollway.records import Group
 
 
 class AtroposSHMGenerator(GeneratorInterface):
@@ -37,13 +39,14 @@ class AtroposSHMGenerator(GeneratorInterface):
         timeout_s: How long a call waits before `TrajectoryTimeout` says what is missing; ``None``: for ever.
         max_staleness: How many versions behind the last `publish` a trajectory may be; ``None``: any.
         max_stash: How many records to hold that nobody waits for, before `StashFull`.
-        group_deadline_s: After how long a group that is not whole counts as missing; ``None``: never.
+        group_timeout_s: After how long a group that is not whole counts as missing; ``None``: never.
         peer_timeout_s: How long a call waits for a new environment when every one is gone and at least one died, before
             it raises `PeerDied`; ``None``: until the timeout.
         zero_reward_on_non_stop: As in SkyRL's own generator.
         overlong_filtering: As in SkyRL's own generator (``apply_overlong_filtering``).
     """
 
+    @renamed_arguments(group_deadline_s="group_timeout_s")
     def __init__(
         self,
         server: RecordServer,
@@ -55,7 +58,7 @@ class AtroposSHMGenerator(GeneratorInterface):
         timeout_s: float | None = 600.0,
         max_staleness: int | None = None,
         max_stash: int = 4096,
-        group_deadline_s: float | None = 300.0,
+        group_timeout_s: float | None = 300.0,
         peer_timeout_s: float | None = 60.0,
         zero_reward_on_non_stop: bool = False,
         overlong_filtering: bool = False,
@@ -66,12 +69,12 @@ class AtroposSHMGenerator(GeneratorInterface):
             timeout_s=timeout_s,
             max_staleness=max_staleness,
             max_stash=max_stash,
-            group_deadline_s=group_deadline_s,
+            group_timeout_s=group_timeout_s,
             peer_timeout_s=peer_timeout_s,
         )
         sizes = {"train": group_size, "eval": eval_group_size}
         self._server = server
-        self._stash = Stash(match, sizes, substitutes=rules.substitutes, deadline_s=group_deadline_s)
+        self._stash = Stash(match, sizes, substitutes=rules.substitutes, group_timeout_s=group_timeout_s)
         self._dispatcher = Dispatcher(
             server,
             self._stash,
@@ -97,7 +100,7 @@ class AtroposSHMGenerator(GeneratorInterface):
             timeout_s=external.timeout_s,
             max_staleness=external.max_staleness,
             max_stash=external.max_stash,
-            group_deadline_s=external.group_deadline_s,
+            group_timeout_s=external.group_timeout_s,
             peer_timeout_s=external.peer_timeout_s,
             zero_reward_on_non_stop=generator_cfg.zero_reward_on_non_stop,
             overlong_filtering=generator_cfg.apply_overlong_filtering,

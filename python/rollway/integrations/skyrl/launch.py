@@ -62,6 +62,7 @@ class LaunchedProcess:
         """Starts it; `LaunchFailed` if there is no such command."""
         parent = os.getpid()
 
+        # `rollway.runner.parent_watch` says why collectors and environments do it in another way.
         def die_with_the_launcher() -> None:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:  # it died before we could ask
@@ -116,10 +117,10 @@ class ProcessWatch:
         """Watches for its end too."""
         self._selector.register(process.pidfd, selectors.EVENT_READ, process)
 
-    def wait(self, timeout_s: float | None = None) -> list[LaunchedProcess]:
+    def wait(self, timeout: float | None = None) -> list[LaunchedProcess]:
         """Sleeps until something happens, or the time is over. Gives the processes that have ended."""
         ended = []
-        for ready, _ in self._selector.select(timeout_s):
+        for ready, _ in self._selector.select(timeout):
             if isinstance(ready.data, LaunchedProcess):
                 ready.data.process.wait()
                 self._selector.unregister(ready.fd)
@@ -202,13 +203,13 @@ def launch(
             watch.close()
 
 
-def _ready(watch: ProcessWatch, trainer: LaunchedProcess, shm_name: str, timeout_s: float) -> int:
+def _ready(watch: ProcessWatch, trainer: LaunchedProcess, shm_name: str, timeout: float) -> int:
     """Waits for the segment. Gives the number of the signal that ended the launch before, or 0."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout
     while not any(one.name == shm_name and one.problem is None for one in segments()):
         left = deadline - time.monotonic()
         if left <= 0:
-            raise LaunchFailed(f"the trainer has not made the segment '{shm_name}' within {timeout_s} s")
+            raise LaunchFailed(f"the trainer has not made the segment '{shm_name}' within {timeout} s")
         ended = watch.wait(left)
         if number := _forward_signals(watch, [trainer]):
             return number

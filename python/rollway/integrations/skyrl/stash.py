@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from rollway import Group, GroupAssembler, GroupKey, Record
+from rollway import GroupAssembler
 from rollway.integrations.atropos.encoding import group_size, metadata_beginning
 from rollway.integrations.skyrl.errors import TrajectoryMissing, TrajectoryUnusable
 from rollway.integrations.skyrl.request import GroupRequest
 from rollway.integrations.skyrl.trajectory import UNTRAINED_MASK
+from rollway.records import Group, GroupKey, Record
 from rollway.records.groups import tombstone_reason
 
 Match = Literal["stream", "id"]
@@ -60,11 +61,11 @@ class Stash:
         match: How a place finds its group.
         sizes: How many trajectories a group has, by phase.
         substitutes: Whether the next group takes the place of one that is missing. Only a stream can.
-        deadline_s: After how long a group that is still not whole counts as missing; ``None``: never.
+        group_timeout_s: After how long a group that is still not whole counts as missing; ``None``: never.
     """
 
     def __init__(
-        self, match: Match, sizes: Mapping[str, int], *, substitutes: bool, deadline_s: float | None = None
+        self, match: Match, sizes: Mapping[str, int], *, substitutes: bool, group_timeout_s: float | None = None
     ) -> None:
         self._match = match
         self.in_order = match == "stream"
@@ -72,7 +73,7 @@ class Stash:
         self._substitutes = substitutes
         self._phases = {
             phase: _Phase(
-                GroupAssembler(size, on_incomplete="partial", deadline_s=deadline_s), metadata_beginning(size)
+                GroupAssembler(size, on_incomplete="partial", group_timeout_s=group_timeout_s), metadata_beginning(size)
             )
             for phase, size in sizes.items()
         }

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rollway import Record
 from rollway.integrations.atropos.encoding import group_size
 from rollway.integrations.skyrl.errors import TrajectoryUnusable
+from rollway.records import Record
 
 UNTRAINED = -100
 """The mask of a token that is not trained."""

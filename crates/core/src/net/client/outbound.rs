@@ -12,8 +12,8 @@
 //! O2  `touched` is one past the last sample that was ever given to a socket. What lies behind it cannot have
 //!     arrived.
 //! O3  A frame that was begun on a connection is finished on it before anything else is written.
-//! O4  One at a time writes: he who has the [`Piece`]. He needs no lock for that; samples are added, and acknowledged,
-//!     meanwhile. When he is done he looks for the next piece, so what the others left to him is not forgotten.
+//! O4  One thread at a time writes: the one that has the [`Piece`]. It needs no lock for that; samples are added, and
+//!     acknowledged, meanwhile. Then it looks for the next piece, so what other threads left to it is not forgotten.
 
 use super::packing::{Frame, Layout};
 use crate::error::{Error, Result};

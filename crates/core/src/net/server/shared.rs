@@ -137,8 +137,8 @@ impl Shared {
 
     /// How many frames a client may have under way now: few while others wait for room.
     pub fn credit(&self) -> u32 {
-        let crowded = self.ingress.as_ref().is_some_and(|ingress| ingress.room_waiter().has_waiters());
-        if crowded { FIRST_CREDIT.min(self.window) } else { self.window }
+        let others_wait = self.ingress.as_ref().is_some_and(|ingress| ingress.room_waiter().has_waiters());
+        if others_wait { FIRST_CREDIT.min(self.window) } else { self.window }
     }
 
     /// The schema of what a client may bring, or get, here; or what it is told that wants something else.

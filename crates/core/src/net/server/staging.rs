@@ -18,17 +18,17 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub struct Staging {
     limit: usize,
-    books: Mutex<Books>,
+    state: Mutex<StagingState>,
 }
 
 #[derive(Debug, Default)]
-struct Books {
+struct StagingState {
     used: usize,
     next_id: u64,
     entries: Vec<Entry>,
 }
 
-/// One room, as the books have it.
+/// One room, as the state has it.
 #[derive(Debug)]
 struct Entry {
     id: u64,
@@ -47,11 +47,11 @@ fn rate(arrived: usize, began: Instant) -> f64 {
 
 impl Staging {
     pub fn new(limit: usize) -> Arc<Staging> {
-        Arc::new(Staging { limit, books: Mutex::default() })
+        Arc::new(Staging { limit, state: Mutex::default() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, StagingState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Room for a frame that begins now, if nobody has to be evicted for it.
@@ -67,41 +67,41 @@ impl Staging {
         arrived: usize,
         began: Instant,
     ) -> Option<(StagingRoom, usize)> {
-        let mut books = self.lock();
+        let mut state = self.lock();
         let ours = rate(arrived, began);
         let slower = |entry: &&Entry| !entry.is_whole && rate(entry.arrived, entry.began) < ours;
-        let available: usize = books.entries.iter().filter(slower).map(|entry| entry.bytes).sum();
-        if bytes > self.limit - books.used + available {
+        let available: usize = state.entries.iter().filter(slower).map(|entry| entry.bytes).sum();
+        if bytes > self.limit - state.used + available {
             return None;
         }
         let mut evicted = 0;
-        while bytes > self.limit - books.used {
+        while bytes > self.limit - state.used {
             let by_rate = |one: &(usize, f64), other: &(usize, f64)| one.1.total_cmp(&other.1);
-            let rates = books.entries.iter().enumerate().filter(|(_, entry)| slower(entry));
+            let rates = state.entries.iter().enumerate().filter(|(_, entry)| slower(entry));
             let slowest =
                 rates.map(|(index, entry)| (index, rate(entry.arrived, entry.began))).min_by(by_rate);
-            let entry = books.entries.swap_remove(slowest?.0);
-            books.used -= entry.bytes;
+            let entry = state.entries.swap_remove(slowest?.0);
+            state.used -= entry.bytes;
             entry.evicted.notify_one();
             evicted += 1;
         }
-        Some((self.enter(&mut books, bytes, arrived, began)?, evicted))
+        Some((self.enter(&mut state, bytes, arrived, began)?, evicted))
     }
 
     fn enter(
         self: &Arc<Self>,
-        books: &mut Books,
+        state: &mut StagingState,
         bytes: usize,
         arrived: usize,
         began: Instant,
     ) -> Option<StagingRoom> {
-        if bytes > self.limit - books.used {
+        if bytes > self.limit - state.used {
             return None;
         }
-        let (id, evicted) = (books.next_id, Arc::new(Notify::new()));
-        books.next_id += 1;
-        books.used += bytes;
-        books.entries.push(Entry { id, bytes, began, arrived, is_whole: false, evicted: evicted.clone() });
+        let (id, evicted) = (state.next_id, Arc::new(Notify::new()));
+        state.next_id += 1;
+        state.used += bytes;
+        state.entries.push(Entry { id, bytes, began, arrived, is_whole: false, evicted: evicted.clone() });
         Some(StagingRoom { staging: self.clone(), id, evicted })
     }
 }
@@ -130,17 +130,17 @@ impl StagingRoom {
 
     /// Notes that all of the frame has arrived. False: it was evicted before that.
     pub fn finish(&self) -> bool {
-        let mut books = self.staging.lock();
-        let entry = books.entries.iter_mut().find(|entry| entry.id == self.id);
+        let mut state = self.staging.lock();
+        let entry = state.entries.iter_mut().find(|entry| entry.id == self.id);
         entry.map(|entry| entry.is_whole = true).is_some()
     }
 }
 
 impl Drop for StagingRoom {
     fn drop(&mut self) {
-        let mut books = self.staging.lock();
-        if let Some(index) = books.entries.iter().position(|entry| entry.id == self.id) {
-            books.used -= books.entries.swap_remove(index).bytes;
+        let mut state = self.staging.lock();
+        if let Some(index) = state.entries.iter().position(|entry| entry.id == self.id) {
+            state.used -= state.entries.swap_remove(index).bytes;
         }
     }
 }
@@ -163,8 +163,8 @@ mod tests {
         let whole = staging.try_take(100).unwrap();
         assert!(whole.finish());
         drop(whole);
-        let books = staging.lock();
-        assert_eq!((books.used, books.entries.len()), (0, 0));
+        let state = staging.lock();
+        assert_eq!((state.used, state.entries.len()), (0, 0));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 """Environments stepped by processes that do nothing else: the limits for vector environments on these cores.
 
-`Relay`: they take turns on each core. What is lost from two processes to sixteen is what the machine takes for it:
-switches, and caches that the last process left full of its own. `March`: one on each core, and after every step they
-wait for each other, as the caller of a vector environment waits for all: what is lost is that the slower one counts.
+`TakingTurns`: on each core they take turns. What sixteen processes lose against two is the cost of the machine: context
+switches, and caches that hold the data of the process before. `LockStep`: one process on each core; after every step
+they wait for each other, as the caller of a vector environment waits for all, so the slower one sets the pace.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _CORES = 2
 _LINE_WORDS = 8  # the counters of two processes are not on one cache line
 
 
-class Relay:
-    """On each core a ring of processes with a baton; whoever has it steps its environments, and hands it on."""
+class TakingTurns:
+    """On each core, processes in a circle: each steps its environments, then wakes the next."""
 
     def __init__(self, make: Callable[[], Any], num_envs: int, workers: int) -> None:
         self.name = f"bare, {workers}"
@@ -31,13 +31,13 @@ class Relay:
         self._rings = [[os.eventfd(0) for _ in range(workers // _CORES)] for _ in range(_CORES)]
         self._back = os.eventfd(0, os.EFD_SEMAPHORE)
         context = multiprocessing.get_context("fork")
-        self._runners = [
+        self._processes = [
             context.Process(target=self._run, args=(make, num_envs // workers, core, place), daemon=True)
             for core, ring in enumerate(self._rings)
             for place in range(len(ring))
         ]
-        for runner in self._runners:
-            runner.start()
+        for process in self._processes:
+            process.start()
         while not all(self._steps[::_LINE_WORDS]):
             self.measure(0.1)
 
@@ -66,30 +66,30 @@ class Relay:
         return {"steps_per_s": steps / took, "cpu_us_per_step": _CORES * took / max(steps, 1) * 1e6}  # none is idle
 
     def close(self) -> None:
-        for runner in self._runners:
-            runner.kill()
-            runner.join()
+        for process in self._processes:
+            process.kill()
+            process.join()
         for descriptor in [self._back, *(end for ring in self._rings for end in ring)]:
             os.close(descriptor)
 
 
-class March:
+class LockStep:
     """One process on each core; each begins a step when the other has done the last."""
 
     def __init__(self, make: Callable[[], Any], num_envs: int) -> None:
         self._resting = RawArray("b", [1])
         self._steps = RawArray("q", _CORES * _LINE_WORDS)
         context = multiprocessing.get_context("fork")
-        self._marchers = [
-            context.Process(target=self._march, args=(make, num_envs // _CORES, core), daemon=True)
+        self._processes = [
+            context.Process(target=self._run, args=(make, num_envs // _CORES, core), daemon=True)
             for core in range(_CORES)
         ]
-        for marcher in self._marchers:
-            marcher.start()
+        for process in self._processes:
+            process.start()
         while not all(self._steps[::_LINE_WORDS]):
             self.measure(0.1)
 
-    def _march(self, make: Callable[[], Any], num_envs: int, core: int) -> None:
+    def _run(self, make: Callable[[], Any], num_envs: int, core: int) -> None:
         step = _stepper(make, num_envs, core)
         steps, resting, done = self._steps, self._resting, 0
         mine, other = core * _LINE_WORDS, (1 - core) * _LINE_WORDS
@@ -111,9 +111,9 @@ class March:
         return {"steps_per_s": steps / took, "cpu_us_per_step": _CORES * took / max(steps, 1) * 1e6}  # none is idle
 
     def close(self) -> None:
-        for marcher in self._marchers:
-            marcher.kill()
-            marcher.join()
+        for process in self._processes:
+            process.kill()
+            process.join()
 
 
 def _stepper(make: Callable[[], Any], num_envs: int, core: int) -> Callable[[], None]:

@@ -1,7 +1,7 @@
-"""The words that the processes of one cell share: who is ready, what was announced, what was received, stop.
+"""The words that the processes of one cell share: ready, announced, received, finished, stop.
 
 A producer announces a burst *before* it sends it, so a consumer that has received less than was announced may
-block in its receive call without any timeout: more is certain to come. The board carries no payload and is
+block in its receive call without any timeout: more is certain to come. It carries no payload and is
 not timed.
 """
 
@@ -14,7 +14,7 @@ from multiprocessing.sharedctypes import RawArray
 _STOP, _CONSUMER_READY, _RECEIVED, _DRAINED, _HEADER = 0, 1, 2, 3, 4
 
 
-class Board:
+class CellState:
     """Plain 64-bit words in anonymous shared memory, one writer each. Handed to processes as they spawn."""
 
     def __init__(self, producers: int) -> None:
@@ -61,5 +61,5 @@ class Board:
         return bool(self._words[_STOP])
 
     def progress(self) -> tuple[int, ...]:
-        """Changes as long as anybody gets anywhere; the watchdog compares two of them."""
+        """Changes while any process makes progress; the watchdog compares two of them."""
         return tuple(self._words)

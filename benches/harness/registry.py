@@ -1,17 +1,8 @@
-"""A programme: who meets whom, what the run is called, which ratios it is read by. For the ring, for TCP, for records.
-
-The contenders are in the order of the tables: the limit first, then ours, then the peers. Plain values; how cells
-are run is in `suite`.
-"""
+"""The three benchmarks: the ring, TCP, records. The contenders are in the order of the tables: limits, ours, peers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
-
 from contenders.atropos_http import AtroposHttp
-from contenders.base import Contender
 from contenders.copy_and_look import CopyAndLook
 from contenders.echo import Echo
 from contenders.fasterfifo import FasterFifo
@@ -35,60 +26,11 @@ from contenders.transfer_queue import TransferQueue
 from contenders.zero_copy import ZeroCopy
 from contenders.zmq import Zmq
 from harness import assembly, bars, memory
-from harness.cell import Outcome
-from harness.idle import Ours
-from harness.report import TableText
-from harness.summary import Ratio, Record
+from harness.benchmark import Benchmark, Extra
 from harness.trajectories import PACED, TRAJECTORIES
-from harness.workloads import TRAJECTORY, WORKLOADS, Workload
+from harness.workloads import TRAJECTORY, WORKLOADS
 
-
-@dataclass(frozen=True)
-class Extra:
-    """A measurement that only one programme makes."""
-
-    table: str  #: the list that it is recorded in
-    contenders: tuple[Contender, ...]
-    measure: Callable[[Any, float], Outcome]
-    tabulate: Callable[[Record], TableText]
-
-
-@dataclass(frozen=True)
-class Programme:
-    """What an entry point hands to `suite.main`."""
-
-    stem: str  #: of the script and of the files that it writes
-    title: str  #: of the page
-    purpose: str  #: for --help
-    throughput: tuple[Contender, ...]
-    latency: tuple[Contender, ...]
-    idle: Ours  #: whose waiting consumer is watched
-    ratios: Callable[[Record], list[Ratio]]
-    workloads: Mapping[str, Workload]
-    paced: Workload  #: what latency and idle are measured with
-    extras: tuple[Extra, ...] = ()
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """What --only takes."""
-        return tuple(dict.fromkeys(contender.key for contender in self._all))
-
-    @property
-    def slow(self) -> str:
-        """What --slow-repeats is about."""
-        return ", ".join(dict.fromkeys(contender.key for contender in self._all if contender.slow))
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """The distributions whose versions are recorded."""
-        return tuple(dict.fromkeys(c.package for c in self._all if c.package is not None))
-
-    @property
-    def _all(self) -> tuple[Contender, ...]:
-        return (*self.throughput, *self.latency, *(c for extra in self.extras for c in extra.contenders))
-
-
-RING = Programme(
+RING = Benchmark(
     stem="ring",
     title="Ring benchmark",
     purpose="Benchmark the ring beside its limits and its peers.",
@@ -122,7 +64,7 @@ RING = Programme(
     workloads=WORKLOADS,
     paced=TRAJECTORY,
 )
-NET = Programme(
+NET = Benchmark(
     stem="net",
     title="Network benchmark",
     purpose="Benchmark rollway over TCP beside its limits and its peers, on loopback.",
@@ -140,7 +82,7 @@ NET = Programme(
     workloads=WORKLOADS,
     paced=TRAJECTORY,
 )
-RECORDS = Programme(
+RECORDS = Benchmark(
     stem="records",
     title="Records benchmark",
     purpose="Benchmark records beside the limit and beside what LLM trajectories travel by today.",

@@ -243,8 +243,9 @@ _open: weakref.WeakSet[AsyncRunner] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    for runner in list(_open):
-        runner.close()
+    with ExitStack() as stack:  # closes every runner, also after one that raises
+        for runner in list(_open):
+            stack.callback(runner.close)
 
 
 atexit.register(_close_all)  # After that of multiprocessing, hence run before it: that one waits for all children.

@@ -5,14 +5,13 @@ It names, checks and finds the arrays (`WeightTree`), and leaves versions, buffe
 
 from __future__ import annotations
 
-import os
-import secrets
 import weakref
 from collections.abc import Callable
 from typing import Any, Self
 
 from rollway._core import Weights
 from rollway.errors import ForeignSchema, InvalidArgument
+from rollway.segment.naming import auto_name
 from rollway.transport.base import WeightOutlet
 from rollway.transport.server_base import close_all
 from rollway.transport.tcp import TcpEndpoint, TcpTransport
@@ -160,7 +159,7 @@ class SharedWeightSync(WeightReading):
             raise InvalidArgument(f"max_readers = {max_readers} is out of range: 1 to 1022")
         try:
             core = Weights.create(
-                f"auto-{os.getpid()}-{secrets.token_hex(4)}" if name is None else name,
+                auto_name() if name is None else name,
                 auto_named=name is None,
                 schema=tree.text,
                 leaf_bytes=[leaf.nbytes for leaf in tree.leaves],

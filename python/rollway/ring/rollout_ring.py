@@ -17,22 +17,25 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from rollway._core import Consumer, Plan, Producer, Sample, Slot
+from rollway._core import Consumer, Plan, Producer, Sample, Slot, ring_bytes
 from rollway.errors import (
     ConnectionClosedError,
     ForeignSchema,
     GeometryMismatch,
     InvalidArgument,
     RingFull,
+    SchemaMismatch,
     SegmentNotFound,
     WaitTimeout,
 )
+from rollway.schema.leaves import RaggedLeaf, read_leaves
 from rollway.schema.pytree import Schema
 from rollway.transport.shm import ShmTransport
 
 Array = np.ndarray[Any, Any]
 OnFull = Literal["drop_oldest", "block"]
 
+_MAX_PEERS = 1024
 _PATROL_S = 0.032  # A commit elsewhere makes a slot that can be dropped, and rings no bell for writers.
 
 
@@ -71,7 +74,8 @@ class RolloutRingBuffer:
         create: Make it. Otherwise attach to what ``shm_name_prefix`` names.
         shm_name_prefix: The segment: its name, or the dict that `name` gives. Left out on creation, one is made up. A
             name that is there already with the same shape is resumed, with the rollouts in it.
-        fields: More fields: ``{"values": ((num_envs, num_steps), np.float32)}``.
+        fields: More fields: ``{"values": ((num_envs, num_steps), np.float32)}``, each with its whole shape. A field may
+            also be an example array, text like ``"float32[64,24]"`` or a Gymnasium space.
         on_full: ``"drop_oldest"`` or ``"block"``; an attached handle does as the creator says.
         peer_timeout_s: How long a blocked call bears that everybody on the other side is dead before it raises
             `PeerDied`. ``None``: for ever.
@@ -97,7 +101,7 @@ class RolloutRingBuffer:
         num_slots: int = 4,
         create: bool = True,
         shm_name_prefix: str | Mapping[str, str] | None = None,
-        fields: Mapping[str, tuple[tuple[int, ...], Any]] | None = None,
+        fields: Mapping[str, Any] | None = None,
         on_full: OnFull = "drop_oldest",
         peer_timeout_s: float | None = 60.0,
     ) -> None:
@@ -108,11 +112,11 @@ class RolloutRingBuffer:
         self.num_envs, self.num_steps = num_envs, num_steps
         self.obs_dim, self.action_dim, self.critic_dim = obs_dim, action_dim, critic_dim
         self.num_slots = num_slots
-        self._fields = dict(fields or {})
+        self._fields = {name: (leaf.shape, leaf.dtype) for name, leaf in more_fields(fields or {}).items()}
         self._on_full: OnFull = on_full
         self._peer_timeout_s = peer_timeout_s
         self._layout = _layout(num_envs, num_steps, obs_dim, action_dim, critic_dim, self._fields)
-        self._schema = Schema.of({f: np.broadcast_to(np.zeros((), d), shape) for f, (shape, d) in self._layout.items()})
+        self._schema = Schema.of(self._layout)
         self._plan: Plan = self._schema.plan()
         self._ends = _Ends()
         self._closed = False
@@ -344,7 +348,7 @@ class RolloutRingBuffer:
                 self._name,
                 auto_named=self._auto_named,
                 if_exists="resume",
-                max_peers=1024,
+                max_peers=_MAX_PEERS,
                 on_full=self._on_full,
                 huge_pages=None,
                 peer_timeout_s=self._peer_timeout_s,
@@ -406,7 +410,7 @@ class RolloutRingBuffer:
                 left = _PATROL_S if deadline is None else deadline - time.monotonic()
                 if left <= 0:
                     raise WaitTimeout(f"{full}. Every slot is being read or written: give more num_slots") from None
-            writer.wait_writable(min(left, _PATROL_S))
+            writer._wait_writable(min(left, _PATROL_S))
 
     def _held(self) -> Sample:
         if self._sample is not None and self._pid == os.getpid():
@@ -483,18 +487,42 @@ def rollout_shapes(
     return shapes
 
 
+def rollout_ring_bytes(
+    num_envs: int,
+    num_steps: int,
+    obs_dim: int,
+    action_dim: int,
+    *,
+    critic_dim: int = 0,
+    num_slots: int = 4,
+    fields: Mapping[str, Any] | None = None,
+) -> int:
+    """How large the segment of a `RolloutRingBuffer` with these arguments is."""
+    schema = Schema.of(_layout(num_envs, num_steps, obs_dim, action_dim, critic_dim, fields or {}))
+    return ring_bytes([leaf.nbytes for leaf in schema.leaves], 1, num_slots, len(schema.text), _MAX_PEERS)
+
+
 def _layout(
     num_envs: int,
     num_steps: int,
     obs_dim: int,
     action_dim: int,
     critic_dim: int,
-    fields: Mapping[str, tuple[tuple[int, ...], Any]],
+    fields: Mapping[str, Any],
 ) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
     shapes = rollout_shapes(num_envs, num_steps, obs_dim, action_dim, critic_dim)
     layout = {field: (shape, np.dtype(np.float32)) for field, shape in shapes.items()}
-    for field, (shape, dtype) in fields.items():
+    for field, leaf in more_fields(fields).items():
         if field in layout:
             raise InvalidArgument(f"fields has '{field}', which every rollout has already")
-        layout[field] = (tuple(shape), np.dtype(dtype))
+        layout[field] = (leaf.shape, leaf.dtype)
     return layout
+
+
+def more_fields(fields: Mapping[str, Any]) -> dict[str, RaggedLeaf]:
+    """The fields that a ring has besides the usual ones."""
+    leaves = read_leaves(fields)
+    for leaf in leaves.values():
+        if leaf.ragged:
+            raise SchemaMismatch(f"field '{leaf.name}' is {leaf}; the rollouts of a ring all have one size")
+    return leaves
