@@ -2,6 +2,7 @@
 
 ```text
 notifier.py     wakes coroutines when a native handle has something for them
+room.py         what the asyncio sends of a client share
 peer_watch.py   checks periodically, while a coroutine waits, whether its peers are dead
 ```
 

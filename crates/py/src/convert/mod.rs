@@ -10,6 +10,7 @@
 //! | `scalar` | a Python number as the bytes of a leaf without dimensions |
 //! | `numbers` | whole numbers, checked |
 //! | `array` | numpy arrays over the memory of a segment |
+//! | `exact` | looks into Python objects without running Python code |
 //! | `json` | plain Python objects as JSON, and back |
 //! | `schema` | the parser of schema text |
 //! | `arguments` | timeouts and policies, as Python gives them |

@@ -8,7 +8,6 @@
 //! | `batch` | `Batch`: what the arrays of a sample keep alive |
 //! | `sample` | `Sample`: a batch and its info |
 //! | `sample_info` | `SampleInfo`: who made the samples of a batch; counters of the ring |
-//! | `ring_view` | what a consumer and the infos of its samples share |
 
 pub mod batch;
 pub mod consumer;
