@@ -7,8 +7,8 @@ use crate::error::{Damage, Error, Result};
 use crate::segment::{Census, Owner, PeerWatch, Role, Seat, Structure};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::prefetch::prefetch;
-use crate::sys::sync::{AtomicBool, AtomicUsize, Ordering, Woken};
-use crate::sys::wait::{LivenessPoll, LivenessTicker};
+use crate::sys::sync::{AtomicBool, AtomicUsize, Ordering};
+use crate::sys::wait::{LivenessTicker, wait_for};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -214,29 +214,21 @@ impl Consumer {
     }
 
     fn wait_for_record(&self, owner: Owner, deadline: Deadline) -> Result<Taken> {
-        let control = self.records.protocol().control;
-        let mut poll = LivenessPoll::start();
+        let readable = &self.records.protocol().control.readable;
         let mut peer_watch = PeerWatch::with_timeout(self.peer_timeout);
-        loop {
-            let ticket = control.readable.announce();
+        let take = || {
             self.check_open()?;
             let closed = self.records.is_closed();
-            if let Some(taken) = self.try_take(owner)? {
-                return Ok(taken);
+            match self.try_take(owner)? {
+                None if closed => Err(Error::Closed),
+                taken => Ok(taken),
             }
-            if closed {
-                return Err(Error::Closed);
-            }
-            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
-            match control.readable.wait(ticket, poll.pause().min(left)) {
-                Woken::Notified => {}
-                Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => {
-                    super::poll_liveness(&self.recovered, &self.records, &self.seat);
-                    self.check_producers(&mut peer_watch)?;
-                }
-            }
-        }
+        };
+        let check = || {
+            super::poll_liveness(&self.recovered, &self.records, &self.seat);
+            self.check_producers(&mut peer_watch)
+        };
+        wait_for(readable, || readable.announce(), deadline, take, check)?.ok_or(Error::Timeout)
     }
 
     /// Sleeps until there is a record (or the records or this handle are closed), and takes nothing: for event
@@ -244,20 +236,16 @@ impl Consumer {
     pub fn wait_readable(&self, deadline: Deadline) -> Result<bool> {
         self.owner()?;
         let protocol = self.records.protocol();
-        let mut poll = LivenessPoll::start();
-        loop {
-            let ticket = protocol.control.readable.announce();
+        let readable = &protocol.control.readable;
+        let look = || {
             let ready = protocol.has_ready().map_err(|damage| self.records.damaged(damage))?;
-            if ready || self.records.is_closed() || self.check_open().is_err() {
-                return Ok(true);
-            }
-            let Some(left) = deadline.remaining() else { return Ok(false) };
-            match protocol.control.readable.wait(ticket, poll.pause().min(left)) {
-                Woken::Notified => {}
-                Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => super::poll_liveness(&self.recovered, &self.records, &self.seat),
-            }
-        }
+            Ok((ready || self.records.is_closed() || self.check_open().is_err()).then_some(()))
+        };
+        let check = || {
+            super::poll_liveness(&self.recovered, &self.records, &self.seat);
+            Ok(())
+        };
+        Ok(wait_for(readable, || readable.announce(), deadline, look, check)?.is_some())
     }
 
     /// Leaves, and ends the calls that wait with this handle, in whichever thread. The last living consumer takes the name

@@ -35,6 +35,16 @@ pub enum Attempt {
     Full,
 }
 
+impl Attempt {
+    /// The room, if there is any.
+    pub fn room(self) -> Option<Room> {
+        match self {
+            Attempt::Room(room) => Some(room),
+            Attempt::Unread | Attempt::Full => None,
+        }
+    }
+}
+
 /// Why no attempt could be made.
 #[derive(Debug)]
 pub enum ReserveError {

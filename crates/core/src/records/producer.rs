@@ -10,8 +10,8 @@ use crate::segment::header::PAGE;
 use crate::segment::{Census, Owner, PeerWatch, Role, Seat};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::fork;
-use crate::sys::sync::{AtomicU64, Ordering, Point, Woken, crash_point};
-use crate::sys::wait::{LivenessPoll, LivenessTicker};
+use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point};
+use crate::sys::wait::{LivenessTicker, wait_for};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -325,10 +325,7 @@ impl Producer {
             self.poll_liveness();
             attempt = self.try_reserve(process_lane, bytes)?;
         }
-        Ok(match attempt {
-            Attempt::Room(room) => Some(room),
-            Attempt::Unread | Attempt::Full => None,
-        })
+        Ok(attempt.room())
     }
 
     /// Tries to reserve, unless the records are closed or the record is too large.
@@ -414,11 +411,7 @@ impl Producer {
                         attempt = self.try_reserve(process_lane, bytes)?;
                     }
                 }
-                match attempt {
-                    Attempt::Room(room) => Ok(Some(room)),
-                    // What is left is being read, or being written.
-                    Attempt::Unread | Attempt::Full => Ok(None),
-                }
+                Ok(attempt.room()) // Without any, what is left is being read, or being written.
             }
         }
     }
@@ -439,28 +432,19 @@ impl Producer {
         }
         let lane = self.lane_of(process_lane);
         lane.line.write.blocked.fetch_add(1, Ordering::Relaxed);
-        let mut poll = LivenessPoll::start();
         let mut peer_watch = PeerWatch::with_timeout(self.peer_timeout);
-        loop {
-            let ticket = lane.announce_sleep();
+        let reserve = || {
             if self.records.is_closed() || process_lane.open.load(Ordering::Relaxed) & CLOSING != 0 {
                 return Err(Error::Closed);
             }
-            if let Attempt::Room(room) = self.try_reserve(process_lane, bytes)? {
-                return Ok(room);
-            }
-            let Some(left) = deadline.remaining() else {
-                return Err(self.refusal_or(process_lane, Error::Timeout));
-            };
-            match lane.line.room.wait(ticket, poll.pause().min(left)) {
-                Woken::Notified => {}
-                Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => {
-                    self.poll_liveness();
-                    self.check_learners(&mut peer_watch)?;
-                }
-            }
-        }
+            Ok(self.try_reserve(process_lane, bytes)?.room())
+        };
+        let check = || {
+            self.poll_liveness();
+            self.check_learners(&mut peer_watch)
+        };
+        wait_for(&lane.line.room, || lane.announce_sleep(), deadline, reserve, check)?
+            .ok_or_else(|| self.refusal_or(process_lane, Error::Timeout))
     }
 
     /// What ends a search for room: that there is no memory for more of it, or what the caller takes it for.
@@ -478,19 +462,15 @@ impl Producer {
         let process_lane = self.process_lane()?;
         self.check_size(bytes)?;
         let lane = self.lane_of(process_lane);
-        let mut poll = LivenessPoll::start();
-        loop {
-            let ticket = lane.announce_sleep();
-            if self.records.is_closed() || self.has_room(process_lane, bytes)? {
-                return Ok(true);
-            }
-            let Some(left) = deadline.remaining() else { return Ok(false) };
-            match lane.line.room.wait(ticket, poll.pause().min(left)) {
-                Woken::Notified => {}
-                Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => self.poll_liveness(),
-            }
-        }
+        let look = || {
+            let is_time = self.records.is_closed() || self.has_room(process_lane, bytes)?;
+            Ok(is_time.then_some(()))
+        };
+        let check = || {
+            self.poll_liveness();
+            Ok(())
+        };
+        Ok(wait_for(&lane.line.room, || lane.announce_sleep(), deadline, look, check)?.is_some())
     }
 
     fn has_room(&self, process_lane: &ProcessLane, bytes: usize) -> Result<bool> {

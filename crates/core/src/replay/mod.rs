@@ -25,8 +25,8 @@ use crate::policies::IfExists;
 use crate::schema;
 use crate::segment::{Owner, Role, Seat, Segment, Spec, Structure};
 use crate::sys::fork::generation;
-use crate::sys::sync::{AtomicBool, AtomicU64, Ordering, Woken};
-use crate::sys::wait::{Deadline, LivenessPoll};
+use crate::sys::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::sys::wait::{Deadline, wait_for};
 pub use add::{Patch, Source};
 pub use gather::{Piece, Sampler};
 pub use layout::Field;
@@ -212,23 +212,14 @@ impl Table {
         self.wait(deadline, || Ok((self.rows() >= rows).then_some(()))).map(|there| there.is_some())
     }
 
-    /// Sleeps until `begin_read` finds something.
+    /// Sleeps until `look` finds something.
     fn wait<T>(&self, deadline: Deadline, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
         let changed = &self.protocol().control.changed;
-        let mut poll = LivenessPoll::start();
-        loop {
-            let ticket = changed.announce();
-            if let Some(found) = look()? {
-                return Ok(Some(found));
-            }
-            if self.is_closed() || self.left.load(Ordering::Relaxed) {
-                return Err(Error::Closed);
-            }
-            let Some(left) = deadline.remaining() else { return Ok(None) };
-            if changed.wait(ticket, poll.pause().min(left)) == Woken::Interrupted {
-                return Err(Error::Interrupted);
-            }
-        }
+        let look = || match look()? {
+            None if self.is_closed() || self.left.load(Ordering::Relaxed) => Err(Error::Closed),
+            found => Ok(found),
+        };
+        wait_for(changed, || changed.announce(), deadline, look, || Ok(()))
     }
 
     fn damaged(&self, damage: Damage) -> Error {

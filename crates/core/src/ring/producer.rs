@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 pub use crate::policies::{OnFull, ProducerSpec};
 use crate::segment::{Census, Owner, PeerWatch, Role, Seat};
 use crate::sys::clock::monotonic_ns;
-use crate::sys::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Point, Woken, crash_point};
-use crate::sys::wait::{AdaptiveSpin, Deadline, LivenessPoll, LivenessTicker, SpinOutcome};
+use crate::sys::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Point, crash_point};
+use crate::sys::wait::{AdaptiveSpin, Deadline, LivenessTicker, SpinOutcome, wait_for};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -230,27 +230,19 @@ impl Producer {
         let protocol = self.ring.protocol();
         let control = protocol.control;
         control.counters.blocked.fetch_add(1, Ordering::Relaxed);
-        let mut poll = LivenessPoll::start();
         let mut peer_watch = PeerWatch::with_timeout(self.peer_timeout);
-        loop {
-            let ticket = control.writable.announce();
+        let claim = || {
             if self.is_closed() {
                 return Err(Error::Closed);
             }
-            let claim = protocol.try_claim(self.claimant(owner), want);
-            if let Some(claim) = claim.map_err(|d| self.ring.damaged(d))? {
-                return Ok(claim);
-            }
-            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
-            match control.writable.wait(ticket, poll.pause().min(left)) {
-                Woken::Notified => {}
-                Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => {
-                    self.ring.recover(&self.seat)?;
-                    self.check_learners(&mut peer_watch)?;
-                }
-            }
-        }
+            protocol.try_claim(self.claimant(owner), want).map_err(|d| self.ring.damaged(d))
+        };
+        let check = || {
+            self.ring.recover(&self.seat)?;
+            self.check_learners(&mut peer_watch)
+        };
+        let writable = &control.writable;
+        wait_for(writable, || writable.announce(), deadline, claim, check)?.ok_or(Error::Timeout)
     }
 
     /// Claims one slot or a run of them, with a guard.
@@ -318,20 +310,10 @@ impl Producer {
     /// Sleeps until there is room (or the ring or this handle is closed), and claims nothing: for event loops,
     /// which then try. False when the time was over first.
     pub fn wait_writable(&self, deadline: Deadline) -> Result<bool> {
-        let control = self.ring.protocol().control;
-        let mut poll = LivenessPoll::start();
-        loop {
-            let ticket = control.writable.announce();
-            if self.ring.has_room() || self.is_closed() {
-                return Ok(true);
-            }
-            let Some(left) = deadline.remaining() else { return Ok(false) };
-            match control.writable.wait(ticket, poll.pause().min(left)) {
-                Woken::Notified => {}
-                Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => drop(self.ring.recover(&self.seat)?),
-            }
-        }
+        let writable = &self.ring.protocol().control.writable;
+        let look = || Ok((self.ring.has_room() || self.is_closed()).then_some(()));
+        let check = || self.ring.recover(&self.seat).map(drop);
+        Ok(wait_for(writable, || writable.announce(), deadline, look, check)?.is_some())
     }
 
     /// Whether nothing more can be claimed: the ring is shut down, or this handle closed.

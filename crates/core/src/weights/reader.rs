@@ -9,8 +9,8 @@ use crate::policies::IfExists;
 use crate::segment::{Owner, PeerWatch, Role, Seat};
 use crate::sys::fork;
 use crate::sys::signals;
-use crate::sys::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Woken};
-use crate::sys::wait::{Deadline, LivenessPoll};
+use crate::sys::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sys::wait::{Deadline, wait_for};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -191,28 +191,20 @@ impl Reader {
     pub fn wait_for(&self, version: u64, deadline: Deadline, peer_timeout: Option<Duration>) -> Result<u64> {
         self.owner()?;
         let event = &self.weights.protocol().control.published;
-        let (mut poll, mut peer_watch) = (LivenessPoll::start(), PeerWatch::with_timeout(peer_timeout));
-        loop {
-            let ticket = event.announce();
+        let mut peer_watch = PeerWatch::with_timeout(peer_timeout);
+        let look = || {
             let closed = self.weights.is_closed() || self.closing.load(Ordering::Relaxed);
-            let there = self.weights.version()?;
-            if there >= version {
-                return Ok(there);
+            match self.weights.version()? {
+                there if there >= version => Ok(Some(there)),
+                _ if closed => Err(Error::Closed),
+                _ => Ok(None),
             }
-            if closed {
-                return Err(Error::Closed);
-            }
-            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
-            match event.wait(ticket, poll.pause().min(left)) {
-                Woken::Notified => {}
-                Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => {
-                    if let Some(timeout) = peer_watch.has_timed_out(|| !self.has_writer()) {
-                        return Err(self.writer_gone(version, there, timeout));
-                    }
-                }
-            }
-        }
+        };
+        let check = || match peer_watch.has_timed_out(|| !self.has_writer()) {
+            None => Ok(()),
+            Some(timeout) => Err(self.writer_gone(version, self.weights.version()?, timeout)),
+        };
+        wait_for(event, || event.announce(), deadline, look, check)?.ok_or(Error::Timeout)
     }
 
     /// Ends the calls that wait with this handle, in whichever thread, and every later one. The seat stays until it is dropped.

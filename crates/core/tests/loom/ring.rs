@@ -7,7 +7,7 @@
 //! where somebody dies (or gives a slot back, which is only a hint to the others), the survivors look again and again
 //! instead of sleeping.
 
-use crate::mortal::{Mortal, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn};
+use crate::mortal::{Mortal, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn, wait_until};
 use loom::cell::UnsafeCell;
 use loom::thread;
 use rollway_core::ring::layout::{Buffer, Control, Slot, SlotWord};
@@ -75,13 +75,8 @@ impl Heap {
         if let Some(claim) = self.try_claim(owner, want) {
             return claim;
         }
-        loop {
-            let ticket = self.control.writable.announce();
-            if let Some(claim) = self.try_claim(owner, want) {
-                return claim;
-            }
-            self.control.writable.wait(ticket, Duration::ZERO);
-        }
+        let writable = &self.control.writable;
+        wait_until(writable, || writable.announce(), || self.try_claim(owner, want))
     }
 
     /// Writes `first`, `first + 1`, … into the rows of a claim, each in two halves.
@@ -226,14 +221,12 @@ fn a_sleeping_consumer_hears_of_the_shutdown() {
     explore(2, || {
         let heap = Heap::new(1, 2);
         let consumer = spawn(&heap, |heap| {
-            loop {
-                let ticket = heap.control.readable.announce();
+            let readable = &heap.control.readable;
+            let look = || {
                 assert!(heap.ring().aim().unwrap(), "nothing was sent");
-                if heap.control.closed.is_set() {
-                    break;
-                }
-                heap.control.readable.wait(ticket, Duration::ZERO);
-            }
+                heap.control.closed.is_set().then_some(())
+            };
+            wait_until(readable, || readable.announce(), look);
         });
         // As `Ring::shut_down` does it.
         heap.control.closed.set();
