@@ -265,6 +265,11 @@ impl Error {
         matches!(self, Error::Schema { .. } | Error::Kind { .. } | Error::Geometry { .. } | Error::Closed)
     }
 
+    /// A size or an index that is not in its range.
+    pub fn out_of_range(what: &'static str, value: usize, range: impl Into<String>) -> Self {
+        Error::OutOfRange { what, value: value as u64, range: range.into() }
+    }
+
     /// Wraps a failed system call with what was being attempted.
     pub fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
         Error::Io { what: what.into(), source: source.into() }

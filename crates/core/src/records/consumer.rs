@@ -83,10 +83,7 @@ impl Consumer {
 
     #[inline]
     fn owner(&self) -> Result<Owner> {
-        match self.seat.owner() {
-            Some(owner) => Ok(owner),
-            None => self.seat.rejoin(|seat| self.records.sweep(seat)), // This is a forked child.
-        }
+        self.seat.owner_or_rejoin(|seat| self.records.sweep(seat))
     }
 
     /// Takes the next record; the lanes have their turns. `None` only with [`Deadline::Now`], when there is none.

@@ -29,7 +29,7 @@
 
 use crate::error::{Error, Result};
 use crate::segment::Owner;
-use crate::segment::header::{GEOMETRY_WORDS, PAGE};
+use crate::segment::header::{GEOMETRY_WORDS, PAGE, geometry_words};
 use crate::segment::histogram::Histogram;
 use crate::segment::lease::OWNER_BITS;
 use crate::sys::sync::{AtomicU32, AtomicU64, ClosedFlag, EventCount};
@@ -318,22 +318,22 @@ pub struct Geometry {
 impl Geometry {
     /// Checks the sizes, rounds them up, and derives the offsets.
     pub fn new(lanes: usize, descriptors: usize, lane_bytes: usize) -> Result<Geometry> {
-        let out = |what, value: usize, range: &str| Error::OutOfRange {
-            what,
-            value: value as u64,
-            range: range.into(),
-        };
         if !(1..=1024).contains(&lanes) {
-            return Err(out("lanes", lanes, "1 to 1,024"));
+            return Err(Error::out_of_range("lanes", lanes, "1 to 1,024"));
         }
         if !(2..=1 << 24).contains(&descriptors) {
-            return Err(out("records of a lane", descriptors, "2 to 16,777,216"));
+            return Err(Error::out_of_range("records of a lane", descriptors, "2 to 16,777,216"));
         }
         if lane_bytes == 0 || lane_bytes > isize::MAX as usize {
-            return Err(out("lane_bytes", lane_bytes, "at least 1, and what the address space holds"));
+            return Err(Error::out_of_range(
+                "lane_bytes",
+                lane_bytes,
+                "at least 1, and what the address space holds",
+            ));
         }
-        Self::derive(lanes, descriptors.next_power_of_two(), lane_bytes)
-            .ok_or_else(|| out("lane_bytes", lane_bytes, "what the address space holds, times the lanes"))
+        Self::derive(lanes, descriptors.next_power_of_two(), lane_bytes).ok_or_else(|| {
+            Error::out_of_range("lane_bytes", lane_bytes, "what the address space holds, times the lanes")
+        })
     }
 
     fn derive(lanes: usize, descriptors: usize, lane_bytes: usize) -> Option<Geometry> {
@@ -356,11 +356,7 @@ impl Geometry {
 
     /// The numbers for the segment header.
     pub fn words(&self) -> [u64; GEOMETRY_WORDS] {
-        let mut words = [0; GEOMETRY_WORDS];
-        words[0] = self.lanes as u64;
-        words[1] = self.descriptors as u64;
-        words[2] = self.lane_bytes as u64;
-        words
+        geometry_words([self.lanes, self.descriptors, self.lane_bytes])
     }
 
     /// Where the table of a lane lies in the body, and how many bytes it has.

@@ -570,7 +570,7 @@ impl<P: Deref<Target = Producer>> Reservation<P> {
         let room = self.room();
         if used > room.bytes {
             let range = format!("at most the {} bytes that were reserved", room.bytes);
-            return Err(Error::OutOfRange { what: "bytes of the record", value: used as u64, range });
+            return Err(Error::out_of_range("bytes of the record", used, range));
         }
         let Some(process_lane) = self.producer.process_lane_of(room) else {
             let seat = &self.producer.records.segment().seats()[room.claim.owner.seat()];

@@ -24,7 +24,7 @@
 
 use crate::error::{Error, Result};
 use crate::segment::Owner;
-use crate::segment::header::{GEOMETRY_WORDS, PAGE};
+use crate::segment::header::{GEOMETRY_WORDS, PAGE, geometry_words};
 use crate::segment::lease::OWNER_BITS;
 use crate::sys::sync::{AtomicU64, ClosedFlag, EventCount};
 
@@ -217,24 +217,24 @@ pub const LINE: usize = 64;
 impl Geometry {
     /// Checks the sizes and derives the offsets.
     pub fn new(capacity: usize, row_bytes: usize, fields: &[Field], seats: usize) -> Result<Geometry> {
-        let out = |what, value: usize, range: &str| Error::OutOfRange {
-            what,
-            value: value as u64,
-            range: range.into(),
-        };
         if capacity == 0 || capacity > MAX_CAPACITY {
-            return Err(out("capacity", capacity, "1 to 4,294,967,295"));
+            return Err(Error::out_of_range("capacity", capacity, "1 to 4,294,967,295"));
         }
         if fields.is_empty() || fields.len() > MAX_FIELDS {
-            return Err(out("fields", fields.len(), "1 to 1,024"));
+            return Err(Error::out_of_range("fields", fields.len(), "1 to 1,024"));
         }
         let inside =
             |field: &Field| field.offset.checked_add(field.bytes).is_some_and(|end| end <= row_bytes);
         if row_bytes == 0 || !fields.iter().all(inside) {
-            return Err(out("row bytes", row_bytes, "at least one, and room for every field"));
+            return Err(Error::out_of_range(
+                "row bytes",
+                row_bytes,
+                "at least one, and room for every field",
+            ));
         }
-        Self::derive(capacity, row_bytes, fields, seats)
-            .ok_or_else(|| out("table bytes", usize::MAX, "1 to what the address space holds"))
+        Self::derive(capacity, row_bytes, fields, seats).ok_or_else(|| {
+            Error::out_of_range("table bytes", usize::MAX, "1 to what the address space holds")
+        })
     }
 
     fn derive(capacity: usize, row_bytes: usize, fields: &[Field], seats: usize) -> Option<Geometry> {
@@ -266,11 +266,6 @@ impl Geometry {
 
     /// The numbers for the segment header: enough to tell two geometries apart.
     pub fn words(&self) -> [u64; GEOMETRY_WORDS] {
-        let mut words = [0; GEOMETRY_WORDS];
-        words[0] = self.capacity as u64;
-        words[1] = self.fields.len() as u64;
-        words[2] = self.row_bytes as u64;
-        words[3] = self.stride as u64;
-        words
+        geometry_words([self.capacity, self.fields.len(), self.row_bytes, self.stride])
     }
 }

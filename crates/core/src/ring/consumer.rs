@@ -67,10 +67,7 @@ impl Consumer {
     }
 
     fn owner(&self) -> Result<Owner> {
-        match self.seat.owner() {
-            Some(owner) => Ok(owner),
-            None => self.seat.rejoin(|seat| self.ring.sweep(seat)), // This is a forked child.
-        }
+        self.seat.owner_or_rejoin(|seat| self.ring.sweep(seat))
     }
 
     /// Takes the oldest complete batch. At the deadline, when `at_least` is given, the oldest unfinished batch with

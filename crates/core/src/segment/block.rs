@@ -3,7 +3,7 @@
 //! For those who bring a layout of their own and agree on who writes when: there is no protocol in it, and no wait. The
 //! maker's name lasts until it [unlinks](Block::unlink) it; after the death of everybody the next user collects it.
 
-use super::header::GEOMETRY_WORDS;
+use super::header::geometry_words;
 use super::lease::{Role, Seat};
 use super::mapping::{Segment, Spec};
 use crate::error::{Error, Result};
@@ -26,13 +26,11 @@ pub struct Block {
 impl Block {
     /// Makes a block under a name that nobody chose.
     pub fn create(name: &str, bytes: usize) -> Result<Block> {
-        let mut geometry = [0; GEOMETRY_WORDS];
-        geometry[0] = bytes as u64;
         let segment = Arc::new(Segment::create(&Spec {
             name: Some(name),
             kind: KIND,
             schema: b"",
-            geometry,
+            geometry: geometry_words([bytes]),
             body_bytes: bytes,
             reserved_bytes: bytes,
             seats: SEATS,
@@ -55,10 +53,6 @@ impl Block {
         let bytes = header.body_bytes as usize; // Checked against the size of the file.
         let seat = Seat::take(segment, Role::Producer, |_| {})?;
         Ok(Block { seat, bytes })
-    }
-
-    pub fn name(&self) -> &str {
-        self.seat.segment().name()
     }
 
     /// Where the bytes lie in this process, and how many there are.

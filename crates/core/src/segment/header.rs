@@ -28,6 +28,13 @@ pub const LAYOUT_VERSION: u32 = 3;
 pub const PAGE: usize = 4096;
 /// Numbers for the structure in the body to describe itself with.
 pub const GEOMETRY_WORDS: usize = 16;
+/// The numbers for a header: these, and zeros.
+pub fn geometry_words<const N: usize>(first: [usize; N]) -> [u64; GEOMETRY_WORDS] {
+    let mut words = [0; GEOMETRY_WORDS];
+    words.iter_mut().zip(first).for_each(|(word, number)| *word = number as u64);
+    words
+}
+
 /// The widest owner index that fits into a slot word.
 pub const MAX_SEATS: usize = 1024;
 

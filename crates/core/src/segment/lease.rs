@@ -112,11 +112,8 @@ impl Lease {
             None => {
                 // SAFETY: we just opened it.
                 unsafe { libc::close(fd) };
-                Err(Error::OutOfRange {
-                    what: "handles in this process",
-                    value: LEASES.capacity() as u64 + 1,
-                    range: format!("at most {}", LEASES.capacity()),
-                })
+                let most = LEASES.capacity();
+                Err(Error::out_of_range("handles in this process", most + 1, format!("at most {most}")))
             }
         }
     }
@@ -258,8 +255,19 @@ impl SeatRecord {
     fn is_left(&self) -> bool {
         // SYNC seat.state: Acquire here and wherever it is looked at, Release where it changes: what a holder did before it
         // left, and its role, pid and life before it joined.
-        matches!(self.state.load(Ordering::Acquire), seat_state::NEVER | seat_state::LEFT)
+        is_left(self.state.load(Ordering::Acquire))
     }
+}
+
+fn is_left(state: u32) -> bool {
+    matches!(state, seat_state::NEVER | seat_state::LEFT)
+}
+
+/// One that has not left.
+struct Member {
+    owner: Owner,
+    is_leaving: bool,
+    pid: u32,
 }
 
 /// A participant's place, for as long as it lives.
@@ -322,7 +330,17 @@ impl Seat {
         ((badge >> 32) as u32 == generation()).then(|| Owner::from_bits(badge))
     }
 
+    /// Who we are. A forked child sits down anew; `sweep` is as for [`take`](Self::take).
+    #[inline]
+    pub fn owner_or_rejoin(&self, sweep: impl Fn(usize)) -> Result<Owner> {
+        match self.owner() {
+            Some(owner) => Ok(owner),
+            None => self.rejoin(sweep),
+        }
+    }
+
     /// After a fork: sits down again, in the child.
+    #[cold]
     pub fn rejoin(&self, sweep: impl Fn(usize)) -> Result<Owner> {
         self.rejoin_as(self.role, sweep)
     }
@@ -429,23 +447,22 @@ impl Seat {
 
     /// Whether nobody in a role lives, and at least one of them died instead of leaving.
     pub fn all_died(&self, role: Role) -> bool {
-        let mut died = false;
-        for (index, record) in self.segment.seats().iter().enumerate() {
-            if record.role.load(Ordering::Relaxed) != role as u32 {
-                continue;
-            }
-            // SYNC seat.state, seat.life: Acquire here.
-            match record.state.load(Ordering::Acquire) {
-                seat_state::JOINED | seat_state::DIED | seat_state::LEAVING => {
-                    if self.is_alive(Owner::new(index, record.life.load(Ordering::Acquire))) {
-                        return false;
-                    }
-                    died = true;
-                }
-                _ => {}
-            }
-        }
-        died
+        let mut members = self.members(role).peekable();
+        members.peek().is_some() && members.all(|member| !self.is_alive(member.owner))
+    }
+
+    /// Those in a role that have not left: alive, leaving or dead.
+    fn members(&self, role: Role) -> impl Iterator<Item = Member> {
+        let seats = self.segment.seats().iter().enumerate();
+        let in_role = seats.filter(move |(_, record)| record.role.load(Ordering::Relaxed) == role as u32);
+        in_role.filter_map(|(index, record)| {
+            // SYNC seat.state: Acquire here, Release where it changes. Looked at once: one that leaves may go on meanwhile.
+            let state = record.state.load(Ordering::Acquire);
+            // SYNC seat.life: Acquire here, AcqRel in `lock_seat`.
+            let owner = Owner::new(index, record.life.load(Ordering::Acquire));
+            let (is_leaving, pid) = (state == seat_state::LEAVING, record.pid.load(Ordering::Relaxed));
+            (!is_left(state)).then_some(Member { owner, is_leaving, pid })
+        })
     }
 
     /// Whether that is so, and nobody can come to change it: the last one died when it had taken the name away.
@@ -456,19 +473,10 @@ impl Seat {
     /// Looks at everybody in a role: how many live, and the pids of those who died without leaving.
     pub fn census(&self, role: Role) -> Census {
         let mut census = Census::default();
-        for (index, record) in self.segment.seats().iter().enumerate() {
-            if record.role.load(Ordering::Relaxed) != role as u32 {
-                continue;
-            }
-            // SYNC seat.state, seat.life: Acquire here.
-            let owner = Owner::new(index, record.life.load(Ordering::Acquire));
-            match record.state.load(Ordering::Acquire) {
-                seat_state::JOINED | seat_state::DIED if self.is_alive(owner) => census.alive += 1,
-                seat_state::LEAVING if self.is_alive(owner) => {}
-                seat_state::JOINED | seat_state::DIED | seat_state::LEAVING => {
-                    census.died.push(record.pid.load(Ordering::Relaxed));
-                }
-                _ => {}
+        for member in self.members(role) {
+            match self.is_alive(member.owner) {
+                true => census.alive += !member.is_leaving as usize,
+                false => census.died.push(member.pid),
             }
         }
         census

@@ -1,6 +1,6 @@
 //! The memory of a segment: made, opened and checked, mapped. It knows neither leases nor other segments.
 
-use super::header::{self, Extent, GEOMETRY_WORDS, Header, LAYOUT_VERSION, MAGIC, PAGE, SeatRecord};
+use super::header::{Extent, GEOMETRY_WORDS, Header, LAYOUT_VERSION, MAGIC, MAX_SEATS, PAGE, SeatRecord};
 use crate::error::{Error, Result};
 use crate::schema;
 use crate::sys::sync::{AtomicBool, Ordering};
@@ -94,17 +94,14 @@ impl Segment {
     /// Makes and maps a segment that has no name yet.
     pub(super) fn make(spec: &Spec<'_>) -> Result<Segment> {
         let display = spec.name.unwrap_or("(in process)");
-        let range = format!("1 to {}", header::MAX_SEATS);
-        if spec.seats == 0 || spec.seats > header::MAX_SEATS {
-            return Err(Error::OutOfRange { what: "max_peers", value: spec.seats as u64, range });
+        if spec.seats == 0 || spec.seats > MAX_SEATS {
+            return Err(Error::out_of_range("max_peers", spec.seats, format!("1 to {MAX_SEATS}")));
         }
         if spec.schema.len() > schema::MAX_TEXT_BYTES {
             return Err(Error::BadSchema { what: "it is too long".to_owned() });
         }
-        let extent = Extent::of(spec.seats, spec.schema.len(), spec.body_bytes).ok_or(Error::OutOfRange {
-            what: "segment bytes",
-            value: spec.body_bytes as u64,
-            range: "what the address space holds".to_owned(),
+        let extent = Extent::of(spec.seats, spec.schema.len(), spec.body_bytes).ok_or_else(|| {
+            Error::out_of_range("segment bytes", spec.body_bytes, "what the address space holds")
         })?;
         let anchor = Self::nameless_file(spec.name)?;
         let reserved = extent.body + spec.reserved_bytes.min(spec.body_bytes);

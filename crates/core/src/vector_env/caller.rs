@@ -84,17 +84,14 @@ impl Caller {
     fn no_such(&self, what: &'static str, value: usize) -> Error {
         let geometry = self.vector_env.geometry();
         let range = format!("there are {} environments and {} workers", geometry.envs, geometry.workers);
-        Error::OutOfRange { what, value: value as u64, range }
+        Error::out_of_range(what, value, range)
     }
 
     /// Asks environments, and wakes their workers. Their rows are their workers' until they have answered.
     pub fn ask(&mut self, envs: impl Iterator<Item = usize>, what: u8, argument: u32) -> Result<()> {
         if argument > MAX_ARGUMENT {
-            return Err(Error::OutOfRange {
-                what: "argument",
-                value: argument as u64,
-                range: format!("at most {MAX_ARGUMENT}"),
-            });
+            let range = format!("at most {MAX_ARGUMENT}");
+            return Err(Error::out_of_range("argument", argument as usize, range));
         }
         let protocol = self.vector_env.protocol();
         let now = Instant::now();

@@ -22,7 +22,7 @@
 
 use crate::error::{Error, Result};
 use crate::segment::Owner;
-use crate::segment::header::{GEOMETRY_WORDS, PAGE};
+use crate::segment::header::{GEOMETRY_WORDS, PAGE, geometry_words};
 use crate::segment::lease::OWNER_BITS;
 use crate::sys::sync::{AtomicU32, AtomicU64, ClosedFlag, EventCount};
 use std::ops::Range;
@@ -135,19 +135,19 @@ pub struct Geometry {
 impl Geometry {
     /// Checks the sizes, and derives the offsets.
     pub fn new(workers: usize, envs: usize, data_bytes: usize) -> Result<Geometry> {
-        let out = |what, value: usize, range: &str| Error::OutOfRange {
-            what,
-            value: value as u64,
-            range: range.into(),
-        };
         if !(1..=1 << 20).contains(&envs) {
-            return Err(out("num_envs", envs, "1 to 1,048,576"));
+            return Err(Error::out_of_range("num_envs", envs, "1 to 1,048,576"));
         }
         if workers == 0 || workers > envs || workers > MAX_WORKERS {
-            return Err(out("num_workers", workers, "1 to the number of environments, at most 1,000"));
+            return Err(Error::out_of_range(
+                "num_workers",
+                workers,
+                "1 to the number of environments, at most 1,000",
+            ));
         }
-        Self::derive(workers, envs, data_bytes)
-            .ok_or_else(|| out("bytes of all observations", data_bytes, "what the address space holds"))
+        Self::derive(workers, envs, data_bytes).ok_or_else(|| {
+            Error::out_of_range("bytes of all observations", data_bytes, "what the address space holds")
+        })
     }
 
     fn derive(workers: usize, envs: usize, data_bytes: usize) -> Option<Geometry> {
@@ -171,12 +171,8 @@ impl Geometry {
 
     /// The numbers for the segment header.
     pub fn words(&self) -> [u64; GEOMETRY_WORDS] {
-        let mut words = [0; GEOMETRY_WORDS];
-        words[0] = self.workers as u64;
-        words[1] = self.envs as u64;
-        words[2] = self.data_bytes as u64;
-        words[3] = (self.workers * self.envs) as u64; // So that one wrong word above shows.
-        words
+        let check = self.workers * self.envs; // So that one wrong word before it shows.
+        geometry_words([self.workers, self.envs, self.data_bytes, check])
     }
 
     /// Every worker has a seat, the caller has one, and a new worker may come before an old one is buried.

@@ -46,8 +46,7 @@ impl Worker {
         let vector_env = Arc::new(VectorEnv::open(name)?);
         let workers = vector_env.geometry().workers;
         if index >= workers {
-            let range = format!("below {workers}");
-            return Err(Error::OutOfRange { what: "worker", value: index as u64, range });
+            return Err(Error::out_of_range("worker", index, format!("below {workers}")));
         }
         let seat = Seat::take(vector_env.segment().clone(), Role::Producer, |_| {})?;
         let owner = seat.owner().ok_or(Error::Closed)?;

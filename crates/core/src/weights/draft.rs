@@ -41,7 +41,7 @@ impl Writer {
         let version = version.unwrap_or(least);
         if !(least..=MAX_VERSION).contains(&version) {
             let range = format!("{least} to {MAX_VERSION}");
-            return Err(Error::OutOfRange { what: "version", value: version, range });
+            return Err(Error::out_of_range("version", version as usize, range));
         }
         let mut given = vec![false; geometry.leaves()];
         for &leaf in leaves {

@@ -29,7 +29,7 @@
 
 use crate::error::{Error, Result};
 use crate::segment::Owner;
-use crate::segment::header::{GEOMETRY_WORDS, PAGE};
+use crate::segment::header::{GEOMETRY_WORDS, PAGE, geometry_words};
 use crate::segment::lease::OWNER_BITS;
 use crate::sys::sync::{AtomicU64, ClosedFlag, EventCount};
 
@@ -193,16 +193,23 @@ pub struct Geometry {
 impl Geometry {
     /// Checks the sizes and derives the offsets.
     pub fn new(seats: usize, max_buffers: usize, leaf_bytes: Vec<usize>) -> Result<Geometry> {
-        let out = |what, value: usize, range: String| Error::OutOfRange { what, value: value as u64, range };
         if !(FIRST_BUFFERS..=MAX_BUFFERS).contains(&max_buffers) {
-            return Err(out("max_buffers", max_buffers, format!("{FIRST_BUFFERS} to {MAX_BUFFERS}")));
+            return Err(Error::out_of_range(
+                "max_buffers",
+                max_buffers,
+                format!("{FIRST_BUFFERS} to {MAX_BUFFERS}"),
+            ));
         }
         if leaf_bytes.is_empty() || leaf_bytes.len() > 1 << 24 {
-            return Err(out("leaves", leaf_bytes.len(), "1 to 16,777,216".to_owned()));
+            return Err(Error::out_of_range("leaves", leaf_bytes.len(), "1 to 16,777,216"));
         }
         let bytes = leaf_bytes.iter().fold(0usize, |sum, &bytes| sum.saturating_add(bytes));
         Self::derive(seats, max_buffers, leaf_bytes).ok_or_else(|| {
-            out("bytes of all leaves", bytes, "what the address space holds, times max_buffers".to_owned())
+            Error::out_of_range(
+                "bytes of all leaves",
+                bytes,
+                "what the address space holds, times max_buffers",
+            )
         })
     }
 
@@ -248,11 +255,7 @@ impl Geometry {
 
     /// The numbers for the segment header.
     pub fn words(&self) -> [u64; GEOMETRY_WORDS] {
-        let mut words = [0; GEOMETRY_WORDS];
-        words[0] = self.leaves() as u64;
-        words[1] = self.buffer_bytes as u64;
-        words[2] = self.max_buffers as u64;
-        words
+        geometry_words([self.leaves(), self.buffer_bytes, self.max_buffers])
     }
 
     /// Where a buffer lies in the body.

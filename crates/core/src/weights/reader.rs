@@ -68,10 +68,7 @@ impl Reader {
 
     /// Who we are; a forked child sits down on a seat of its own first.
     pub(super) fn owner(&self) -> Result<Owner> {
-        match self.seat.owner() {
-            Some(owner) => Ok(owner),
-            None => self.seat.rejoin(|seat| self.weights.sweep(seat)),
-        }
+        self.seat.owner_or_rejoin(|seat| self.weights.sweep(seat))
     }
 
     /// Copies the leaves that changed after version `since` (0: all of them) into their targets. `None`: nothing was

@@ -114,7 +114,7 @@ impl Writer {
 }
 
 pub(super) fn out_of_range(leaf: usize, leaves: usize) -> Error {
-    Error::OutOfRange { what: "leaf", value: leaf as u64, range: format!("below {leaves}") }
+    Error::out_of_range("leaf", leaf, format!("below {leaves}"))
 }
 
 impl Drop for Writer {
