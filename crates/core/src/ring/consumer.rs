@@ -121,8 +121,7 @@ impl Consumer {
         loop {
             let ticket = control.readable.announce();
             self.check_open()?;
-            let idle =
-                protocol.aim_unless(|batch| self.waits_for_order(batch)).map_err(|d| self.ring.damaged(d))?;
+            let idle = protocol.aim(|batch| self.waits_for_order(batch)).map_err(|d| self.ring.damaged(d))?;
             if !idle && let Some(taken) = self.try_take(owner)? {
                 control.readable.notify_if_waiting(); // Others may have relied on us for what else is complete.
                 return Ok(taken);
@@ -220,8 +219,7 @@ impl Consumer {
         let mut poll = LivenessPoll::start();
         loop {
             let ticket = protocol.control.readable.announce();
-            let idle =
-                protocol.aim_unless(|batch| self.waits_for_order(batch)).map_err(|d| self.ring.damaged(d))?;
+            let idle = protocol.aim(|batch| self.waits_for_order(batch)).map_err(|d| self.ring.damaged(d))?;
             if !idle || self.ring.is_closed() || self.check_open().is_err() {
                 return Ok(true);
             }
@@ -385,19 +383,20 @@ impl<C: Deref<Target = Consumer>> Batch<C> {
 
     /// Puts it back unread, for whoever asks next.
     pub fn give_back(mut self) {
-        if let Some(taken) = self.taken.take()
-            && self.consumer.seat.owner() == Some(taken.owner)
-        {
+        if let Some(taken) = self.take_if_ours() {
             self.consumer.ring.protocol().give_back(taken);
         }
+    }
+
+    /// `None` in a forked child: the batch is its parent's.
+    fn take_if_ours(&mut self) -> Option<Taken> {
+        self.taken.take().filter(|taken| self.consumer.seat.owner() == Some(taken.owner))
     }
 }
 
 impl<C: Deref<Target = Consumer>> Drop for Batch<C> {
     fn drop(&mut self) {
-        if let Some(taken) = self.taken.take()
-            && self.consumer.seat.owner() == Some(taken.owner)
-        {
+        if let Some(taken) = self.take_if_ours() {
             let protocol = self.consumer.ring.protocol();
             let counters = &protocol.control.counters;
             counters.batches_released.fetch_add(1, Ordering::Relaxed);

@@ -127,8 +127,11 @@ impl<'a> Protocol<'a> {
         self.buffers[0].word.store(BufferWord::filling(BatchNo::FIRST).pack(), Ordering::Relaxed);
     }
 
-    fn buffer(&self, index: usize) -> Result<&'a Buffer> {
-        self.buffers.get(index).ok_or(Damage("a buffer index is out of range"))
+    /// The batch that is being filled, and its buffer.
+    #[inline(always)]
+    pub(super) fn open(&self) -> Place {
+        // SYNC ring.open: Acquire here, AcqRel in `open_next`. The buffer was released before it was opened (I6).
+        Place::unpack(self.control.write.open.load(Ordering::Acquire))
     }
 
     /// The slots of one buffer.
@@ -149,8 +152,7 @@ impl<'a> Protocol<'a> {
             return Ok(Some(claim));
         }
         loop {
-            // SYNC ring.open: Acquire here, AcqRel in `open_next`. The buffer was released before it was opened (I6).
-            let open = Place::unpack(self.control.write.open.load(Ordering::Acquire));
+            let open = self.open();
             let slots = self.slots_of(open.index)?;
             if let Some(claim) = self.claim_in_lane(slots, open, who, want) {
                 return Ok(Some(claim));
@@ -167,11 +169,15 @@ impl<'a> Protocol<'a> {
     /// Whether to try again, after the ring was full with the batch `open` being filled. It promises nothing.
     pub fn may_have_room(&self, open: u64) -> bool {
         let write = &self.control.write;
-        let is_free =
-            |line: &Buffer| BufferWord::unpack(line.word.load(Ordering::Relaxed)).kind == BufferKind::Free;
         write.open.load(Ordering::Relaxed) != open
             || write.holes.load(Ordering::Relaxed) != 0
-            || self.buffers.iter().any(is_free)
+            || self.has_free_buffer()
+    }
+
+    /// A hint: only a claim makes sure.
+    pub(super) fn has_free_buffer(&self) -> bool {
+        let mut words = self.buffers.iter().map(|line| BufferWord::unpack(line.word.load(Ordering::Relaxed)));
+        words.any(|word| word.kind == BufferKind::Free)
     }
 
     /// Goes on in the block that the cursor gave it last, a run too: so one producer's samples stay in order.
@@ -317,41 +323,33 @@ impl<'a> Protocol<'a> {
             let word = BufferWord::unpack(self.buffers[index].word.load(Ordering::Acquire));
             if word.kind == BufferKind::Free {
                 if open.batch.is_before(word.batch) {
-                    // Unless somebody has moved on, and this is a batch that we have not heard of.
-                    let moved = self.control.write.open.load(Ordering::Acquire) != open.pack();
-                    return if moved {
-                        Ok(true)
-                    } else {
-                        Err(Damage("a free buffer is numbered after the open batch"))
-                    };
+                    // Another producer may have moved on, to a batch that we have not heard of.
+                    let damage = Damage("a free buffer is numbered after the open batch");
+                    return if self.open() == open { Err(damage) } else { Ok(true) };
                 }
                 let next = Place { batch: open.batch.next(), index };
-                // SYNC ring.open: AcqRel here, Acquire in `try_claim`. Whoever fails sees another's choice (I4).
-                let open_word = &self.control.write.open;
-                if open_word
-                    .compare_exchange(open.pack(), next.pack(), Ordering::AcqRel, Ordering::Relaxed)
-                    .is_ok()
-                {
+                let (word, before) = (&self.control.write.open, open.pack());
+                // SYNC ring.open: AcqRel here, Acquire in `open`. A producer that fails sees the choice of another (I4).
+                if word.compare_exchange(before, next.pack(), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                     crash_point(Point::RingOpened);
                     self.assist(next)?;
                 }
                 return Ok(true);
             }
         }
-        // SYNC ring.open: Acquire here, AcqRel in `open_next`.
-        Ok(self.control.write.open.load(Ordering::Acquire) != open.pack())
+        Ok(self.open() != open)
     }
 
-    /// Marks the open buffer as Filling if its opener has not done so yet (I4).
+    /// Marks the open buffer as Filling, if the producer that opened it has not done so yet (I4).
     fn assist(&self, open: Place) -> Result<()> {
-        let line = self.buffer(open.index)?;
+        let line = self.buffers.get(open.index).ok_or(Damage("a buffer index is out of range"))?;
         // SYNC ring.free: Acquire here, Release in `release` and `drop_oldest` (I6).
         let word = line.word.load(Ordering::Acquire);
         let was = BufferWord::unpack(word);
         if was.kind == BufferKind::Free && was.batch.is_before(open.batch) {
             let filling = BufferWord::filling(open.batch).pack();
-            // SYNC ring.filling: Release here, Acquire wherever a buffer is looked for. `open` moved before the mark (I4).
-            // Fails when somebody assisted first; an old view fails because the word has moved on to a later batch.
+            // SYNC ring.filling: Release here, Acquire in `look_for_filling`. `open` moved before the mark (I4). It fails when
+            // another process assisted first; an old view fails because the word has moved on to a later batch.
             let _ = line.word.compare_exchange(word, filling, Ordering::AcqRel, Ordering::Relaxed);
         }
         Ok(())
@@ -395,7 +393,7 @@ impl<'a> Protocol<'a> {
             }
             named = Some(slot);
             line.target.store(slot as u64, Ordering::Relaxed);
-            // SYNC event.dekker: as in `aim`; the target is out before we look again.
+            // SYNC event.dekker: pairs with the fence in `commit`. The target is out before we look again.
             fence(Ordering::SeqCst);
         }
         // Complete; or taken meanwhile, and then we may have named a slot of the next batch in there: let them look.
@@ -455,12 +453,16 @@ impl<'a> Protocol<'a> {
                 let mine = BufferWord::taken(word.batch, owner).pack();
                 // SYNC ring.filling: Acquire here, AcqRel in `assist` and `give_back`; Release here, Acquire in `recover`. The
                 // slots' words were loaded with Acquire; this CAS makes the batch ours alone (I5).
-                let won = line
-                    .word
-                    .compare_exchange(word.pack(), mine, Ordering::AcqRel, Ordering::Relaxed)
-                    .is_ok();
+                let taking =
+                    line.word.compare_exchange(word.pack(), mine, Ordering::AcqRel, Ordering::Relaxed);
                 let buffer = self.index_of(line);
-                won.then_some(TakenBatch { batch: word.batch, buffer, ready, overtook: false, owner })
+                taking.is_ok().then_some(TakenBatch {
+                    batch: word.batch,
+                    buffer,
+                    ready,
+                    overtook: false,
+                    owner,
+                })
             })?;
             let Some(taken) = taken else { return Ok(None) };
             crash_point(Point::BatchTaken);
@@ -491,8 +493,7 @@ impl<'a> Protocol<'a> {
         must_wait: &impl Fn(BatchNo) -> bool,
         mut claim: impl FnMut(&'a Buffer, BufferWord, usize) -> Option<T>,
     ) -> Result<Option<T>> {
-        // SYNC ring.open: Acquire here, AcqRel in `open_next`.
-        self.assist(Place::unpack(self.control.write.open.load(Ordering::Acquire)))?;
+        self.assist(self.open())?;
         let (mut after, mut unfinished) = (None, None);
         while let Some((index, word)) = self.oldest_filling(after)? {
             match self.progress(index, word.batch)? {
@@ -528,9 +529,7 @@ impl<'a> Protocol<'a> {
                 continue;
             }
             // `open` moves before a buffer is marked. Without this, nonsense numbers could make the order circular.
-            // SYNC ring.open: Acquire here, AcqRel in `open_next`.
-            let open = Place::unpack(self.control.write.open.load(Ordering::Acquire));
-            if open.batch.is_before(word.batch) {
+            if self.open().batch.is_before(word.batch) {
                 return Err(Damage("a batch is numbered after the one that is open"));
             }
             let in_question = after.is_none_or(|a| a.is_before(word.batch));
@@ -543,7 +542,7 @@ impl<'a> Protocol<'a> {
 
     /// Looks at the slots of a batch, from the last to the first. In a sealed batch, closes what is not claimed.
     fn progress(&self, buffer: usize, batch: BatchNo) -> Result<Progress> {
-        // SYNC ring.sealed: Acquire here, AcqRel in `seal`.
+        // SYNC ring.sealed: Acquire here, Release in `seal`.
         let sealed = self.buffers[buffer].sealed.load(Ordering::Acquire) == batch.value();
         let mut ready = 0;
         for (slot, line) in self.slots_of(buffer)?.iter().enumerate().rev() {
@@ -569,17 +568,11 @@ impl<'a> Protocol<'a> {
     }
 
     /// Before sleeping: names in every unfinished batch the slot to be woken for. True when all is set and there is
-    /// nothing to take; false when there is. The event is announced already (I8).
-    pub fn aim(&self) -> Result<bool> {
-        self.aim_unless(|_| false)
-    }
-
-    /// As [`aim`](Self::aim), for a consumer that takes with [`try_take_unless`](Self::try_take_unless).
-    pub fn aim_unless(&self, must_wait: impl Fn(BatchNo) -> bool) -> Result<bool> {
+    /// nothing that [`try_take_unless`](Self::try_take_unless) would take; false when there is. The event is announced (I8).
+    pub fn aim(&self, must_wait: impl Fn(BatchNo) -> bool) -> Result<bool> {
         loop {
             let (mut moved, mut after, mut unfinished) = (false, None, None);
-            // SYNC ring.open: Acquire here, AcqRel in `open_next`.
-            self.assist(Place::unpack(self.control.write.open.load(Ordering::Acquire)))?;
+            self.assist(self.open())?;
             while let Some((index, word)) = self.oldest_filling(after)? {
                 match self.progress(index, word.batch)? {
                     Progress::Complete { .. } if unfinished.is_some_and(&must_wait) => {}
@@ -598,7 +591,7 @@ impl<'a> Protocol<'a> {
             if !moved {
                 return Ok(true);
             }
-            // SYNC event.dekker: the targets are out before we look again; pairs with the fence in `commit`.
+            // SYNC event.dekker: pairs with the fence in `commit`. The targets are out before we look again.
             fence(Ordering::SeqCst);
         }
     }
@@ -619,7 +612,7 @@ impl<'a> Protocol<'a> {
         let line = &self.buffers[taken.buffer];
         let mine = BufferWord::taken(taken.batch, taken.owner).pack();
         let filling = BufferWord::filling(taken.batch).pack();
-        // SYNC ring.filling: Release here, Acquire in `oldest_filling`.
+        // SYNC ring.filling: Release here, Acquire in `look_for_filling`.
         let _ = line.word.compare_exchange(mine, filling, Ordering::AcqRel, Ordering::Relaxed);
         self.control.readable.notify_if_waiting();
     }
@@ -651,12 +644,11 @@ impl<'a> Protocol<'a> {
 
     /// Closes the batches that `choose` picks, of those that are not complete and not closed yet, oldest first.
     fn seal(&self, mut choose: impl FnMut(usize, usize) -> bool) -> Result<()> {
-        // SYNC ring.open: Acquire here, AcqRel in `open_next`.
-        self.assist(Place::unpack(self.control.write.open.load(Ordering::Acquire)))?;
+        self.assist(self.open())?;
         let mut after = None;
         while let Some((index, word)) = self.oldest_filling(after)? {
             let sealed = &self.buffers[index].sealed;
-            // SYNC ring.sealed: Acquire here, AcqRel below.
+            // SYNC ring.sealed: Acquire here, Release in `seal`, below.
             let before = sealed.load(Ordering::Acquire);
             let (committed, claimed) = self.count(index, word.batch)?;
             let open = committed < self.batch_size && BatchNo::new(before).is_before(word.batch);

@@ -43,13 +43,12 @@ pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<R
         let buffer = BufferWord::unpack(word);
         if buffer.kind == BufferKind::Taken && memo.is_dead(buffer.owner) {
             let filling = BufferWord::filling(buffer.batch).pack();
-            // SYNC ring.filling: Release here, Acquire in `oldest_filling`.
+            // SYNC ring.filling: Release here, Acquire in `look_for_filling`.
             let won = line.word.compare_exchange(word, filling, Ordering::AcqRel, Ordering::Relaxed).is_ok();
             repairs.batches += won as usize;
         }
         // The open buffer may not be marked yet; its slots name the batch all the same.
-        // SYNC ring.open: Acquire here, AcqRel in `open_next`.
-        let open = Place::unpack(ring.control.write.open.load(Ordering::Acquire));
+        let open = ring.open();
         let batch = match buffer.kind {
             BufferKind::Filling => buffer.batch,
             _ if open.index == index => open.batch,

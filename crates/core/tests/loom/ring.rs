@@ -116,7 +116,7 @@ impl Heap {
         }
         loop {
             let ticket = self.control.readable.announce();
-            if self.ring().aim().unwrap() {
+            if self.ring().aim(|_| false).unwrap() {
                 self.control.readable.wait(ticket, Duration::ZERO);
             } else if let Some(taken) = self.try_take(owner) {
                 return taken;
@@ -223,7 +223,7 @@ fn a_sleeping_consumer_hears_of_the_shutdown() {
         let consumer = spawn(&heap, |heap| {
             let readable = &heap.control.readable;
             let look = || {
-                assert!(heap.ring().aim().unwrap(), "nothing was sent");
+                assert!(heap.ring().aim(|_| false).unwrap(), "nothing was sent");
                 heap.control.closed.is_set().then_some(())
             };
             wait_until(readable, || readable.announce(), look);
@@ -612,7 +612,7 @@ fn aim_beside_a_sleeper(preemptions: usize, then: fn(&Heap)) {
             let _ = heap.take(owner(CONSUMER));
         });
         heap.control.readable.announce();
-        if !heap.ring().aim().unwrap() {
+        if !heap.ring().aim(|_| false).unwrap() {
             then(&heap);
         }
         producer.join().unwrap();
@@ -697,7 +697,7 @@ fn a_killed_producer_leaves_of_its_run_what_it_had_committed() {
         });
         let mut received = Vec::new();
         heap.control.readable.announce();
-        if !heap.ring().aim().unwrap() {
+        if !heap.ring().aim(|_| false).unwrap() {
             heap.drain(owner(CONSUMER), &mut received);
         }
         recover_from(&victim, &heap);
