@@ -95,7 +95,7 @@ impl Ledger {
         };
         lane.grown()?;
         for (index, descriptor) in lane.table.iter().enumerate() {
-            // SYNC records.ready: Acquire here, Release in `commit`.
+            // SYNC records.ready: Acquire here, Release in `publish`.
             let word = Word::unpack(descriptor.word.load(Ordering::Acquire));
             if !matches!(word.state, State::Ready | State::Taken) {
                 continue;
@@ -119,11 +119,6 @@ impl Ledger {
 
     pub fn owner(&self) -> Owner {
         self.owner
-    }
-
-    /// How many records are out: reserved, to be read, being read, or released and not yet swept.
-    pub fn outstanding(&self) -> usize {
-        self.out.len()
     }
 
     fn list(&mut self, index: usize, extent: Extent) {

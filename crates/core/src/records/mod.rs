@@ -97,7 +97,7 @@ impl Records {
         Ok(records)
     }
 
-    /// Opens named records. `schema`: refuse any other; `None`: whatever it is, [`Segment::schema`] says it.
+    /// Opens named records. `schema`: refuse any other; `None`: take any.
     fn open(name: &str, schema: Option<&[u8]>) -> Result<Records> {
         let segment = Segment::open(name, Some(KIND))?;
         segment.check_schema(schema)?;
@@ -161,11 +161,6 @@ impl Records {
         &self.segment
     }
 
-    /// What a producer does when there is no room, unless it chose otherwise.
-    pub fn on_full(&self) -> OnFull {
-        self.on_full
-    }
-
     pub fn is_closed(&self) -> bool {
         self.protocol().control.closed.is_set()
     }
@@ -178,18 +173,18 @@ impl Records {
         protocol.lanes.iter().for_each(|lane| lane.room.notify());
     }
 
-    /// Raises what keeps records of that name and schema from being attached to.
+    /// An error when nobody can attach to records of that name and schema.
     pub fn check(name: &str, schema: &[u8]) -> Result<()> {
         Records::open(name, Some(schema))?.unless_closed().map(drop)
     }
 
-    /// Tells everybody which weights are the newest.
+    /// Tells all processes which weights are the newest.
     pub fn publish(&self, version: u64) {
         // SYNC records.published: Release here, Acquire in `published`. Weights that lie in shared memory are written by then.
         self.protocol().control.published.store(version, Ordering::Release);
     }
 
-    /// The newest weights that somebody told of; 0 until then.
+    /// The newest weights that a process told of; 0 until then.
     pub fn published(&self) -> u64 {
         // SYNC records.published: Acquire here, Release in `publish`.
         self.protocol().control.published.load(Ordering::Acquire)
@@ -254,22 +249,6 @@ impl Records {
             returned: read(&protocol.control.counters.returned),
             recovered: read(&protocol.control.counters.recovered),
         }
-    }
-
-    /// Who is writing records, by pid, and how many.
-    pub fn writers(&self) -> Vec<(u32, usize)> {
-        self.claims(State::Reserved)
-    }
-
-    /// Who holds records, by pid, and how many.
-    pub fn holders(&self) -> Vec<(u32, usize)> {
-        self.claims(State::Taken)
-    }
-
-    fn claims(&self, state: State) -> Vec<(u32, usize)> {
-        let descriptors = self.protocol().existing_lanes().flat_map(|lane| lane.table);
-        let words = descriptors.map(|descriptor| Word::unpack(descriptor.word.load(Ordering::Relaxed)));
-        self.segment.count_by_pid(words.filter(|word| word.state == state).map(|word| word.owner))
     }
 }
 

@@ -298,7 +298,7 @@ impl Producer {
     /// A reservation is over.
     #[inline]
     fn done(&self, process_lane: &ProcessLane) {
-        // SYNC records.open: AcqRel here and in `close`. Whoever leaves the lane does so after every commit and abort in it.
+        // SYNC records.open: AcqRel here and in `close`. The lane is left after every commit and abort in it.
         if process_lane.open.fetch_sub(1, Ordering::AcqRel) == CLOSING | 1 {
             self.leave(process_lane);
         }
@@ -509,7 +509,7 @@ impl Producer {
     /// Gives the lane to whoever comes next. What was committed stays to be read; what is reserved may still be committed.
     pub fn close(&self) {
         let Some(process_lane) = self.here() else { return }; // A forked child that sent nothing: the lane is its parent's.
-        // SYNC records.open: as in `done`.
+        // SYNC records.open: AcqRel here and in `done`.
         if process_lane.open.fetch_or(CLOSING, Ordering::AcqRel) == 0 {
             self.leave(process_lane);
         }
@@ -540,12 +540,9 @@ impl<P: Deref<Target = Producer>> Reservation<P> {
     }
 
     /// How many bytes there are to write.
+    #[allow(clippy::len_without_is_empty)] // Nothing asks.
     pub fn len(&self) -> usize {
         self.room().bytes
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Where to write them, at a multiple of 64; writable until commit.

@@ -235,7 +235,7 @@ impl<'a> Protocol<'a> {
     /// Wakes producers that sleep though something was released in their lanes (I9).
     #[cold]
     fn wake_producers(&self) {
-        // SYNC event.dekker: this fence pairs with the one in `announce`.
+        // SYNC event.dekker: pairs with the fence in `EventCount::announce`.
         fence(Ordering::SeqCst);
         for lane in self.existing_lanes() {
             let FreeLine { released, slept_at, .. } = &lane.line.free;
@@ -367,8 +367,8 @@ impl<'a> LaneWords<'a> {
         descriptor.version.store(entry.stamp.version, Ordering::Relaxed);
         descriptor.kind.store(entry.stamp.kind, Ordering::Relaxed);
         crash_point(Point::RecordWritten);
-        // SYNC records.ready: Release here, Acquire in `find_ready`, `ready_word`, `oldest_returned` and `Ledger::rebuild`.
-        // Publishes the bytes, the place and the stamp (I2).
+        // SYNC records.ready: Release here, Acquire in `find_ready`, `ready_word`, `has_ready`, `oldest_returned` and
+        // `Ledger::rebuild`. Publishes the bytes, the place and the stamp (I2).
         descriptor.word.store(Word::ready(number).pack(), Ordering::Release);
         crash_point(Point::RecordReady);
     }
@@ -425,8 +425,8 @@ impl<'a> LaneWords<'a> {
         let (mut count, mut damaged) = (0, None);
         self.find_ready(|descriptor, word, number| {
             let mine = Word::new(number, State::Taken, me).pack();
-            // SYNC records.ready: the word was loaded with Acquire; this CAS makes the record ours alone (I5). AcqRel here, so that
-            // what `commit` published reaches who takes it after `make_ready_again`.
+            // SYNC records.ready: AcqRel here, as in `make_ready_again`: what `publish` stored reaches the next consumer, too. The
+            // word was loaded with Acquire; this CAS makes the record ours alone (I5).
             descriptor.word.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed).ok()?;
             crash_point(Point::RecordTaken);
             match self.place(descriptor) {
@@ -498,7 +498,7 @@ impl<'a> LaneWords<'a> {
         }
         let mut number = first;
         while number < head {
-            // SYNC records.ready: Acquire here, Release in `commit` (I2).
+            // SYNC records.ready: Acquire here, Release in `publish` (I2).
             let was = Word::unpack(self.at(number).word.load(Ordering::Acquire));
             match was.state {
                 State::Ready if was.is_of(number) => return Ok(true),
@@ -531,7 +531,7 @@ impl<'a> LaneWords<'a> {
     /// The word of a record, if it is Ready.
     #[inline]
     fn ready_word(&self, number: u64) -> Option<u64> {
-        // SYNC records.ready: Acquire here, Release in `commit` (I2).
+        // SYNC records.ready: Acquire here, Release in `publish` (I2).
         let word = self.at(number).word.load(Ordering::Acquire);
         let was = Word::unpack(word);
         (was.state == State::Ready && was.is_of(number)).then_some(word)
@@ -551,7 +551,7 @@ impl<'a> LaneWords<'a> {
         let mut reserved = SmallVec::<[u64; 8]>::new(); // Those that we passed.
         while number < head {
             let descriptor = self.at(number);
-            // SYNC records.ready: Acquire here, Release in `commit` (I2).
+            // SYNC records.ready: Acquire here, Release in `publish` (I2).
             let word = descriptor.word.load(Ordering::Acquire);
             let was = Word::unpack(word);
             match was.state {
@@ -627,7 +627,7 @@ impl<'a> LaneWords<'a> {
 
     /// The oldest record that is Ready again, with its word and how far it is below `head`.
     fn oldest_returned(&self, head: u64) -> Option<(&'a Descriptor, u64, u64)> {
-        // SYNC records.ready: Acquire here, AcqRel in `make_ready_again`, behind the Release in `commit` (I2).
+        // SYNC records.ready: Acquire here, AcqRel in `make_ready_again`, behind the Release in `publish` (I2).
         let words = self.table.iter().map(|descriptor| (descriptor, descriptor.word.load(Ordering::Acquire)));
         let returned = words.filter_map(|(descriptor, word)| {
             let was = Word::unpack(word);
@@ -646,7 +646,7 @@ impl<'a> LaneWords<'a> {
         crash_point(Point::RecordFreed);
         let FreeLine { released, slept_at, wake_after, .. } = &self.line.free;
         let released = released.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        // SYNC event.dekker: this fence pairs with the one in `announce`; what the sleeper says is stored before that.
+        // SYNC event.dekker: pairs with the fence in `EventCount::announce`. What the sleeper says is stored before that.
         fence(Ordering::SeqCst);
         if self.line.room.has_waiter()
             && released.wrapping_sub(slept_at.load(Ordering::Relaxed)) >= wake_after.load(Ordering::Relaxed)
@@ -674,7 +674,7 @@ impl<'a> LaneWords<'a> {
     /// Makes a Taken record Ready again, and counts it; false when somebody else was faster.
     pub(super) fn make_ready_again(&self, descriptor: &Descriptor, taken: u64) -> bool {
         let ready = Word::ready_again(Word::unpack(taken).number).pack();
-        // SYNC records.ready: AcqRel here, so that what `commit` published reaches who loads this word with Acquire (I2).
+        // SYNC records.ready: AcqRel here, Acquire in `oldest_returned`. What `publish` stored reaches the next consumer (I2).
         let won = descriptor.word.compare_exchange(taken, ready, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if won {
             crash_point(Point::RecordReturned);

@@ -103,7 +103,7 @@ impl RecoveredSeats {
         for (index, (record, known)) in seats.iter().zip(&mut self.0).enumerate() {
             // Holders are counted from one. All before the last are gone, whatever the last one is doing: it sweeps what the
             // one before it left, but it may have been stopped before it could.
-            // SYNC seat.life: Acquire here, AcqRel in `Seat::take`. Who is counted here has the lock that we ask about.
+            // SYNC seat.life: Acquire here, AcqRel in `Seat::lock_seat`. Who is counted here has the lock that we ask about.
             let life = record.life.load(Ordering::Acquire);
             let gone = if life == 0 || life as u64 == *known || !seat.is_alive(Owner::new(index, life)) {
                 life as u64

@@ -118,7 +118,7 @@ impl Table {
             Role::Producer => Ok(false),
         };
         if !matches!(last, Ok(true)) {
-            // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
+            // A thread that announced itself before this wakes; one that does so later sees the flag (SYNC event.ticket).
             self.protocol().control.changed.notify();
         }
         last.map(drop)

@@ -245,7 +245,7 @@ impl Consumer {
         }
         let last = self.seat.leave_and_unlink(|| self.ring.shut_down());
         if !matches!(last, Ok(true)) {
-            // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
+            // A thread that announced itself before this wakes; one that does so later sees the flag (SYNC event.ticket).
             self.ring.protocol().control.readable.notify();
         }
         last.map(drop)

@@ -327,7 +327,7 @@ impl Producer {
         self.closing.store(true, Ordering::Relaxed);
         // Nobody waits with the handle of a forked child that has claimed nothing: leave its parent's sleepers alone.
         if self.seat.owner().is_some() {
-            // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
+            // A thread that announced itself before this wakes; one that does so later sees the flag (SYNC event.ticket).
             self.ring.protocol().control.writable.notify();
         }
     }

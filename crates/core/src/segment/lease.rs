@@ -253,7 +253,7 @@ pub fn seats_alive(segment: &Segment) -> Result<Vec<usize>> {
 impl SeatRecord {
     /// Whether nobody sat here yet, or the last one left in good order.
     fn is_left(&self) -> bool {
-        // SYNC seat.state: Acquire here and wherever it is looked at, Release where it changes: what a holder did before it
+        // SYNC seat.state: Acquire here, Release in `lock_seat`, `leave` and `leave_and_unlink`: what a holder did before it
         // left, and its role, pid and life before it joined.
         is_left(self.state.load(Ordering::Acquire))
     }
@@ -309,7 +309,7 @@ impl Seat {
         let left_cleanly = record.is_left();
         // First: from here on, claims of the last holder name a life that is over, and anybody may take them back. If
         // we die or are stopped before we have done so, others can.
-        // SYNC seat.life: AcqRel here, Acquire wherever it is looked at. Who sees it knows that the lock changed hands before.
+        // SYNC seat.life: AcqRel here, Acquire in `is_alive`, `try_seat` and `members`. The lock changed hands before.
         let life = record.life.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
         if !left_cleanly {
             sweep(index);
@@ -318,7 +318,7 @@ impl Seat {
         record.pid.store(std::process::id(), Ordering::Relaxed);
         record.joined_unix_ns.store(unix_ns(), Ordering::Relaxed);
         record.retries.store(0, Ordering::Relaxed);
-        // SYNC seat.state: Release here.
+        // SYNC seat.state: Release here, Acquire in `is_left` and `members`.
         record.state.store(seat_state::JOINED, Ordering::Release);
         Ok((lease, Owner::new(index, life)))
     }
@@ -383,7 +383,7 @@ impl Seat {
     pub fn is_alive(&self, owner: Owner) -> bool {
         let seats = self.segment.seats();
         let Some(record) = seats.get(owner.seat()) else { return false };
-        // SYNC seat.life: Acquire here, AcqRel in `take`.
+        // SYNC seat.life: Acquire here, AcqRel in `lock_seat`.
         if record.life.load(Ordering::Acquire) & ((1 << LIFE_BITS) - 1) != owner.life() {
             return false; // Somebody else sits there now, and swept the seat first.
         }
@@ -423,7 +423,7 @@ impl Seat {
     pub fn leave_and_unlink(&self, shut_down: impl FnOnce()) -> Result<bool> {
         // Without it where there is none to be had (no descriptor is left, say), as where somebody was stopped in there.
         let join_lock = JoinLock::acquire(&self.segment).ok().flatten();
-        // SYNC seat.state: Release here.
+        // SYNC seat.state: Release here, Acquire in `is_left` and `members`.
         self.record().state.store(seat_state::LEAVING, Ordering::Release);
         // Of two who leave without the join lock at least one sees the other leave: this fence has itself for a partner.
         fence(Ordering::SeqCst);
@@ -441,7 +441,7 @@ impl Seat {
 
     /// Says that we have left; the lock stays until we are dropped.
     pub fn leave(&self) {
-        // SYNC seat.state: Release here.
+        // SYNC seat.state: Release here, Acquire in `is_left` and `members`.
         self.record().state.store(seat_state::LEFT, Ordering::Release);
     }
 
@@ -456,7 +456,8 @@ impl Seat {
         let seats = self.segment.seats().iter().enumerate();
         let in_role = seats.filter(move |(_, record)| record.role.load(Ordering::Relaxed) == role as u32);
         in_role.filter_map(|(index, record)| {
-            // SYNC seat.state: Acquire here, Release where it changes. Looked at once: one that leaves may go on meanwhile.
+            // SYNC seat.state: Acquire here, Release in `lock_seat`, `leave` and `leave_and_unlink`. One look: a holder that is
+            // leaving may have left at a second one.
             let state = record.state.load(Ordering::Acquire);
             // SYNC seat.life: Acquire here, AcqRel in `lock_seat`.
             let owner = Owner::new(index, record.life.load(Ordering::Acquire));

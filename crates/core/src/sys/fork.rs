@@ -120,7 +120,7 @@ impl Drop for ForkSafeGuard<'_> {
 }
 
 extern "C" fn before_fork() {
-    // SYNC fork.listing: Acquire here, Release wherever it is let go. What was listed before is seen.
+    // SYNC fork.listing: Acquire here, Release in `after_fork_in_parent` and `after_fork_in_child`. What was listed before is seen.
     while LISTING.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
         std::thread::yield_now();
     }
@@ -147,7 +147,7 @@ pub(crate) fn without_fork<T>(change: impl FnOnce() -> T) -> T {
 }
 
 extern "C" fn after_fork_in_child() {
-    // SYNC fork.listing: as in `after_fork_in_parent`.
+    // SYNC fork.listing: Release here, Acquire in `before_fork`.
     LISTING.store(false, Ordering::Release);
     GENERATION.fetch_add(1, Ordering::Relaxed);
     LEASES.close_all();

@@ -272,11 +272,6 @@ impl Caller {
         env_range(worker, geometry.workers, geometry.envs)
     }
 
-    /// Tells the workers to end, and takes the name away.
-    pub fn close(&self) -> Result<()> {
-        self.vector_env.close()
-    }
-
     pub fn vector_env(&self) -> &Arc<VectorEnv> {
         &self.vector_env
     }

@@ -57,7 +57,7 @@ impl Protocol<'_> {
 
     /// Caller: calls `workers`, after asking. Those that are awake pay no more than a look at a word.
     pub fn wake_workers(&self, workers: impl Iterator<Item = usize>) {
-        // SYNC event.dekker: the requests come before the look at who is announced (B1).
+        // SYNC event.dekker: pairs with the fence in `EventCount::announce`. The requests come before the look at waiters (B1).
         fence(Ordering::SeqCst);
         for worker in workers {
             self.lines[worker].work.advance();
@@ -97,8 +97,8 @@ impl Protocol<'_> {
 
     /// Worker: wakes the caller if this was what it waits for.
     pub fn wake_caller(&self) {
-        // SYNC event.dekker: our answers come before the look at the announcement, and before the count: of two workers that
-        // answer last, the one whose fence is later sees both answers (B1, V5).
+        // SYNC event.dekker: pairs with the fence in `EventCount::announce`. Our answers come before the look at the waiter and
+        // before the count: of two workers that answer last, the one whose fence is later sees both answers (B1, V5).
         fence(Ordering::SeqCst);
         let event = &self.control.answered;
         if event.has_waiter() && self.missing() <= self.control.limit.load(Ordering::Relaxed) as usize {
