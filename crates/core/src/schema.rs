@@ -1,8 +1,8 @@
 //! Schema text: what the arrays of samples, records, rows and weights are called, and how large they are.
 //!
-//! The text stands in every segment and travels in the handshake of every connection. Whoever reads it reads what another
-//! process or host wrote, so there is one parser, and it believes nothing: text, names, depth, dimensions and numbers of leaves
-//! are bounded, dtypes come from a list with known sizes, and every product is checked.
+//! The text is in every segment and in the handshake of every connection. Another process or host wrote it, so there is one
+//! parser, and it trusts nothing: text, names, depth, dimensions and numbers of leaves are bounded, dtypes come from a list with
+//! known sizes, and every product is checked.
 //!
 //! ```text
 //! samples, records, rows   [leaf, …]
@@ -15,9 +15,8 @@
 //! ```
 //!
 //! The grammar is a part of JSON, as Python's `json.dumps` writes it without spaces: ASCII, no fractions. The parser is written
-//! by hand: `serde_json` would build a tree of values first, which has to be bounded and walked again, and its limit of depth
-//! is not ours to choose. Not done here: what a dtype means to numpy, and which leaves fit which arrays. `rollway.schema.pytree` and
-//! `rollway.weights.tree` write the text.
+//! by hand: `serde_json` would build a tree first, which has to be bounded and walked again, with a limit of depth that is not
+//! ours. Not done here: what a dtype means to numpy. `rollway.schema.pytree` and `rollway.weights.tree` write the text.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -1,7 +1,7 @@
 //! A block: one named run of zeroed bytes in shared memory, and nothing else.
 //!
-//! For those who bring a layout of their own and agree on who writes when: there is no protocol in it, and no wait. The
-//! maker's name lasts until it [unlinks](Block::unlink) it; after the death of everybody the next user collects it.
+//! For processes that bring a layout of their own, and agree among themselves which of them writes when. The name lasts until
+//! its maker [unlinks](Block::unlink) it; once all of them are dead, the next creation of a segment collects it.
 
 use super::header::geometry_words;
 use super::lease::{Role, Seat};
@@ -24,7 +24,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// Makes a block under a name that nobody chose.
+    /// Makes a block under an automatic name.
     pub fn create(name: &str, bytes: usize) -> Result<Block> {
         let segment = Arc::new(Segment::create(&Spec {
             name: Some(name),
@@ -60,7 +60,7 @@ impl Block {
         (self.seat.segment().body().0, self.bytes)
     }
 
-    /// Takes the name away; the bytes stay for those who are attached. False when it was gone.
+    /// Takes the name away; the bytes stay for attached processes. False when it was gone.
     pub fn unlink(&self) -> Result<bool> {
         self.seat.segment().unlink()
     }

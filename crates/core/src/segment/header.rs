@@ -1,10 +1,10 @@
-//! The first bytes of every segment: who made it, what it holds, where the rest lies.
+//! The first bytes of every segment: its creator, its contents, and where the rest lies.
 //!
 //! ```text
 //! 0        ┌──────────────────────────────┐
 //!          │ Header (one page)            │  written before the name exists; after that only the policy may change
 //! 4096     ├──────────────────────────────┤
-//!          │ SeatRecord × seats (64 B)    │  who is attached; the proof of life is a kernel lock, not this
+//!          │ SeatRecord × seats (64 B)    │  the participants; their proof of life is a kernel lock
 //!          ├──────────────────────────────┤
 //!          │ schema text (schema_bytes)   │  see `schema`
 //! body     ├──────────────────────────────┤  page-aligned
@@ -51,7 +51,7 @@ pub struct Header {
     pub created_unix_ns: u64,
     pub schema_bytes: u64,
     pub body_bytes: u64,
-    /// 1 when nobody chose the name, so that nobody can come back for it.
+    /// 1 for an automatic name: no process comes back for it.
     pub auto_named: u64,
     pub geometry: [u64; GEOMETRY_WORDS],
 }
@@ -68,7 +68,7 @@ pub struct SeatRecord {
     pub role: AtomicU32,
     pub pid: AtomicU32,
     pub joined_unix_ns: AtomicU64,
-    /// Claims that somebody else won first.
+    /// Claims that another producer won first.
     pub retries: AtomicU64,
 }
 #[cfg(not(loom))]
@@ -81,7 +81,7 @@ pub mod seat_state {
     pub const JOINED: u32 = 1;
     /// Closed properly.
     pub const LEFT: u32 = 2;
-    /// Died, somebody noted; whether it is so, the kernel knows.
+    /// Seen dead, once. Only the kernel's lock says whether it is.
     pub const DIED: u32 = 3;
     /// About to close properly. One that dies in this state has died.
     pub const LEAVING: u32 = 4;

@@ -64,7 +64,7 @@ pub struct Spec<'a> {
     pub seats: usize,
     /// Whether to insist on huge pages, or to do without. `None`: take them if the kernel gives them.
     pub huge_pages: Option<bool>,
-    /// Nobody chose the name: collect the segment as soon as it is stale.
+    /// The name is automatic: collect the segment as soon as it is stale.
     pub auto_named: bool,
 }
 
@@ -127,7 +127,7 @@ impl Segment {
             Some(true) => segment.ask_for_huge_pages()?,
             None => drop(segment.ask_for_huge_pages()), // Without them it is a little slower.
         }
-        // SAFETY: the mapping is `extent.total` bytes, page-aligned, and nobody else can see it yet (S1).
+        // SAFETY: the mapping is `extent.total` bytes, page-aligned, and has no name yet (S1).
         unsafe {
             segment.base.as_ptr().cast::<Header>().write(header);
             let schema = segment.base.as_ptr().add(extent.schema);
@@ -172,7 +172,7 @@ impl Segment {
 
     /// Reserves pages now (S2).
     fn reserve(file: &OwnedFd, name: &str, named: bool, from: usize, bytes: usize) -> Result<()> {
-        // The kernel would not refuse what there is no memory for: it would look for somebody to kill.
+        // The kernel would not refuse it when memory is short: it would kill a process.
         if let Some(shortage) = super::memory::shortage(Path::new("/"), bytes as u64) {
             return Err(Error::NoRam { name: name.to_owned(), need: bytes as u64, shortage });
         }
@@ -320,13 +320,12 @@ impl Segment {
         }
     }
 
-    /// The error for a name that nobody has.
+    /// The error for a name that no segment has.
     pub(crate) fn not_found(&self) -> Error {
         not_found(&self.name)
     }
 
-    /// The error for what was shut down. Its last consumer takes the name away first: then there is none, and the next one may
-    /// be made.
+    /// The error for what was shut down: the last consumer takes the name away first, so there may be none.
     pub(crate) fn shut_down(&self) -> Result<Error> {
         Ok(if self.is_unlinked()? { self.not_found() } else { Error::Closed })
     }
@@ -340,13 +339,12 @@ impl Segment {
         Err(Error::Geometry { name, creator, what, theirs: theirs as u64, ours: ours as u64 })
     }
 
-    /// The header, as it was when the segment was made or opened, and checked against the size of the file. It is not read
-    /// again: somebody who writes over it later changes nothing here.
+    /// The header, as it was when the segment was made or opened, and checked (S5).
     pub fn header(&self) -> Header {
         self.header
     }
 
-    /// The schema text. As the header, it was read once.
+    /// The schema text (S5).
     pub fn schema(&self) -> Vec<u8> {
         self.schema.to_vec()
     }
@@ -386,7 +384,7 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: nobody holds a pointer into the mapping any more: handles and views own an Arc of this (S4).
+        // SAFETY: no pointer into the mapping is left: handles and views own an Arc of this (S4).
         let _ = unsafe { mm::munmap(self.base.as_ptr().cast(), self.extent.total) };
     }
 }

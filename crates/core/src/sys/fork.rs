@@ -1,8 +1,8 @@
 //! What a forked child inherits and must not keep: descriptors, and locks that threads of its parent hold.
 //!
-//! A child closes its copies of listed descriptors at once, in a fork handler. A lease would keep its parent's lock alive. A
-//! socket would leave the port of a dead learner taken and its clients connected to nobody. The threads that own them are not
-//! in the child, so nobody there misses them. Handles notice by [`generation`] that they are in a child.
+//! A child closes its copies of listed descriptors at once, in a fork handler. A lease would keep its parent's lock alive; a
+//! socket would keep the port of a dead learner taken and its clients connected. The child has none of the threads that own
+//! them. Handles notice by [`generation`] that they are in a child.
 //!
 //! **Lock order.** A thread takes these locks in the order of their [`Rank`], and never one of a lower or the same rank. Debug
 //! builds check it ([`RankGuard`]).

@@ -34,10 +34,10 @@ pub unsafe fn copy_opaque(to: *mut u8, from: *const u8, bytes: usize) {
 /// As [`copy_opaque`], without a call for the sizes of single numbers (C1): those are stored with atomics.
 ///
 /// # Safety
-/// As for `copy_nonoverlapping`, and nobody writes to `from`; but see C1 about `to`.
+/// As for `copy_nonoverlapping`, and `from` does not change; but see C1 about `to`.
 #[inline]
 pub unsafe fn copy_field(to: *mut u8, from: *const u8, bytes: usize) {
-    // SAFETY: as the caller promises. Each atomic is aligned, and lies in the bytes at `to`, to which nobody else stores.
+    // SAFETY: as the caller promises. Each atomic is aligned, and lies in the bytes at `to`, to which only the caller stores.
     unsafe {
         let store_eight = |at: usize| {
             let value = from.add(at).cast::<u64>().read_unaligned();

@@ -178,7 +178,7 @@ impl EventCount {
 pub struct ClosedFlag(AtomicU32);
 
 impl ClosedFlag {
-    /// Whoever sees it set also sees what was done before the shutdown.
+    /// A thread that sees it set sees what was done before the shutdown.
     pub fn is_set(&self) -> bool {
         // SYNC event.closed: Acquire here, Release in `set`.
         self.0.load(Ordering::Acquire) != 0
@@ -290,7 +290,7 @@ points! {
         BufferOpened,
         /// A writer or reader of weights is in the middle of a leaf.
         LeafHalfCopied,
-        /// A writer finished its buffer, and has not pointed anybody to it.
+        /// A writer finished its buffer, and has not pointed the readers to it.
         BufferWritten,
         /// A writer published a version, and has not woken the readers.
         VersionPublished,
@@ -308,9 +308,9 @@ points! {
         RowsWritten,
         /// An adder committed a part of its rows.
         RowsPartlyCommitted,
-        /// An adder committed its rows, and has not woken anybody.
+        /// An adder committed its rows, and has not woken the waiters.
         RowsCommitted,
-        /// Somebody who gives a row up has taken it out of the count, and has not emptied it.
+        /// A process that gives a row up has taken it out of the count, and has not emptied it.
         RowUnsettled,
     }
 }
