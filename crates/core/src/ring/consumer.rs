@@ -81,8 +81,7 @@ impl Consumer {
         Ok(taken.map(|taken| Batch { consumer: this, taken: Some(taken) }))
     }
 
-    /// Takes a batch if there is one and it is its turn; never waits. For those who come back soon: event loops, and
-    /// callers who try before they wait.
+    /// Takes a batch if there is one and it is its turn; never waits. For callers that come back soon, such as event loops.
     pub fn try_take_in_order<C: Deref<Target = Consumer>>(this: C) -> Result<Option<Batch<C>>> {
         let taken = this.try_take(this.owner()?)?;
         Ok(taken.map(|taken| Batch { consumer: this, taken: Some(taken) }))
@@ -197,8 +196,7 @@ impl Consumer {
         taken.map_err(|d| self.ring.damaged(d))?.map(|taken| self.check_overtaken(taken)).transpose()
     }
 
-    /// An older batch that waits for a writer was passed over. Nothing is stuck, so no sleeper would check whether that
-    /// writer lives: this does, now and then.
+    /// Checks now and then whether the writer of an older batch that was passed over lives: nothing is stuck, so no sleeper does.
     fn check_overtaken(&self, taken: Taken) -> Result<Taken> {
         let protocol = self.ring.protocol();
         let rounds = protocol.buffers.len() as u64;
@@ -251,8 +249,7 @@ impl Consumer {
         last.map(drop)
     }
 
-    /// Refuses when this handle was closed and others are attached: what is there to take is theirs. Once all is shut down,
-    /// the rest may be taken.
+    /// An error when this handle was closed, but not the ring: the rest is for the others. After a shutdown it may be taken.
     fn check_open(&self) -> Result<()> {
         let left = self.closing.load(Ordering::Relaxed) && !self.ring.is_closed();
         if left { Err(Error::Closed) } else { Ok(()) }
@@ -268,21 +265,21 @@ impl Consumer {
         })
     }
 
-    /// Living producers, and the pids of those who died without closing.
+    /// Living producers, and the pids of those that died without closing.
     pub fn producers(&self) -> crate::segment::Census {
         self.seat.census(Role::Producer)
     }
 }
 
 impl Drop for Consumer {
-    /// A consumer that is dropped has left, as if it had closed. Nobody hears of a failure here; `close` tells.
+    /// As [`close`](Consumer::close), without its error.
     fn drop(&mut self) {
         let _ = self.close();
     }
 }
 
-/// Since when a consumer has held every batch, and how many had been released by then. Its threads hold them for a moment,
-/// while they work; one that waits for what it keeps itself would wait for ever.
+/// Since when a consumer has held every batch, and how many had been released by then. Threads that work hold them for a
+/// moment; a consumer that waits for what it holds itself would wait for ever.
 #[derive(Debug, Default)]
 struct AllHeldTimer(Option<(Instant, u64)>);
 
@@ -381,7 +378,7 @@ impl<C: Deref<Target = Consumer>> Batch<C> {
         self.consumer.ring.protocol().control.dwell.record(dwell);
     }
 
-    /// Puts it back unread, for whoever asks next.
+    /// Puts it back unread, for the next consumer.
     pub fn give_back(mut self) {
         if let Some(taken) = self.take_if_ours() {
             self.consumer.ring.protocol().give_back(taken);

@@ -14,12 +14,12 @@
 //! ```
 //!
 //! A *batch* has a number that grows for ever. A *buffer* is the room for one batch; any free buffer may take the
-//! next batch, so one that is held for long blocks nobody. The words, from the high bits down:
+//! next batch, so one that is held for long blocks no producer. The words, from the high bits down:
 //!
 //! | word | batch (40) | kind (2) | owner (22) |
 //! |---|---|---|---|
-//! | slot | the batch it was last claimed for | Free, Claimed, Ready, Skipped | who claimed it |
-//! | buffer | the batch in it | Free, Filling, Taken | who took it |
+//! | slot | the batch it was last claimed for | Free, Claimed, Ready, Skipped | its producer |
+//! | buffer | the batch in it | Free, Filling, Taken | its consumer |
 //! | open | the batch being filled | – the buffer it is in (24) | |
 //!
 //! Batch numbers are compared modulo 2⁴⁰: a batch must not be held while 2³⁹ others pass (six days at a million
@@ -90,7 +90,7 @@ pub enum SlotKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub enum BufferKind {
-    /// Nobody uses it; its last batch was released.
+    /// Its last batch was released.
     Free = 0,
     /// Producers fill it, or have filled it.
     Filling = 1,

@@ -55,7 +55,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Makes a ring that nobody can find yet: sit down, then publish its segment.
+    /// Makes a ring without a name: sit down, then publish its segment.
     fn create(spec: &RingSpec<'_>) -> Result<Ring> {
         let geometry = Geometry::new(spec.batch_size, spec.num_buffers, spec.leaf_bytes)?;
         let mut words = geometry.words();
@@ -229,7 +229,7 @@ impl Ring {
         }
     }
 
-    /// Describes those who keep unfinished batches from completing.
+    /// The producers that keep unfinished batches from completing: their pids, and how many slots each has claimed.
     pub fn writers(&self) -> Vec<(u32, usize)> {
         let slots = self.protocol().slots.iter();
         let words = slots.map(|slot| SlotWord::unpack(slot.word.load(Ordering::Relaxed)));
@@ -277,12 +277,12 @@ pub struct Totals {
     pub reoffered_batches: u64,
     /// Slots given back.
     pub aborted: u64,
-    /// Claims that another producer won first, by those who are attached.
+    /// Claims that another producer won first, of the attached producers.
     pub claim_retries: u64,
 }
 
 /// The stamp of a row. The caller has taken the buffer.
 fn stamp_of(slot: &layout::Slot) -> Stamp {
-    // SAFETY: the row is Ready and its batch is ours: its writer is done (I2), and nobody writes before release (I6).
+    // SAFETY: the row is Ready and its batch is ours: its writer is done (I2), and none writes before release (I6).
     unsafe { slot.stamp.get().read() }
 }
