@@ -70,7 +70,7 @@ pub fn assemble(mut parts: Vec<Part<'_>>) -> Result<()> {
         portions.push(Mutex::new(portion));
     }
     for_each_parallel(&portions, threads, |portion| {
-        write(&mut portion.lock().unwrap_or_else(PoisonError::into_inner)); // Nobody else has it.
+        write(&mut portion.lock().unwrap_or_else(PoisonError::into_inner)); // Only this thread has it.
     });
     Ok(())
 }

@@ -13,9 +13,9 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How often a consumer looks again before it sleeps: to be woken costs its producer more than a record does. About a
-/// microsecond at first, twice as often whenever that paid, half as often whenever it did not. Never where there is one core:
-/// the producer could not commit meanwhile.
+/// How often a consumer looks again before it sleeps: to wake it costs the producer more than a record does. About a
+/// microsecond at first, twice as often whenever that paid, half as often whenever it did not. Never on one core, where the
+/// producer could not commit meanwhile.
 const LOOKS: std::ops::RangeInclusive<usize> = 16..=256;
 
 /// One consumer's handle. Threads may share it: each record goes to one of them.
@@ -152,7 +152,7 @@ impl Consumer {
         Ok(turns.into_iter().map(|(_, taken)| taken).collect())
     }
 
-    /// Whoever comes to a damaged lane is told, and begins behind it the next time: it keeps nobody from the others.
+    /// The error for a damaged lane. The next call begins behind it, so that the other lanes are read.
     #[cold]
     fn report_damage(&self, damage: Damage, turn: usize) -> Error {
         self.turn.store(turn.wrapping_add(1), Ordering::Relaxed);
@@ -258,8 +258,7 @@ impl Consumer {
         last.map(drop)
     }
 
-    /// Leaves without shutting anything down, also as the last: the name stays for whoever comes back to it, until somebody
-    /// collects it.
+    /// Leaves without shutting anything down, also as the last: the name stays for the next learner, until it is collected.
     pub fn leave(&self) {
         if self.start_leaving() {
             self.seat.leave();
@@ -277,8 +276,7 @@ impl Consumer {
         self.records.protocol().control.readable.notify();
     }
 
-    /// Refuses when this handle was closed and others are attached: what is there to take is theirs. Once all is shut down,
-    /// the rest may be taken.
+    /// An error when this handle was closed, but not the records: the rest is for the others. After a shutdown it may be taken.
     #[inline]
     fn check_open(&self) -> Result<()> {
         let left = self.left.load(Ordering::Relaxed) && !self.records.is_closed();
@@ -290,14 +288,14 @@ impl Consumer {
         self.seat.check_producers(watch, "record", String::new)
     }
 
-    /// Living producers, and the pids of those who died without closing.
+    /// Living producers, and the pids of those that died without closing.
     pub fn producers(&self) -> Census {
         self.seat.census(Role::Producer)
     }
 }
 
 impl Drop for Consumer {
-    /// A consumer that is dropped has left, as if it had closed. Nobody hears of a failure here; `close` tells.
+    /// As [`close`](Consumer::close), without its error.
     fn drop(&mut self) {
         let _ = self.close();
     }
@@ -341,8 +339,8 @@ impl<C: Deref<Target = Consumer>> Record<C> {
     /// Its bytes.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the record is ours until release: its writer is done (I2), nobody writes before that (I6), and its place
-        // was checked against what exists of the lane.
+        // SAFETY: the record is ours until release: its writer is done (I2), none writes before that (I6), and its place was
+        // checked against what exists of the lane.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
     }
 
@@ -362,7 +360,7 @@ impl<C: Deref<Target = Consumer>> Record<C> {
         self.consumer.records.protocol().control.dwell.record(dwell);
     }
 
-    /// Puts it back unread, for whoever asks next.
+    /// Puts it back unread, for the next consumer.
     pub fn give_back(mut self) {
         if let Some(taken) = self.take_if_ours() {
             self.consumer.records.protocol().lane(taken.lane).give_back(taken);

@@ -148,7 +148,7 @@ impl Shape {
         }))
     }
 
-    /// Where the leaves of a record lie that somebody wrote. All of it is inside `bytes`, or it is damage.
+    /// Where the leaves of a written record lie. All of it is inside `bytes`, or it is damage.
     #[inline]
     pub fn parse(&self, bytes: &[u8]) -> Result<Placement, Damage> {
         let mut counts = self.counts(bytes)?;

@@ -21,8 +21,8 @@
 //!
 //! | word | | | |
 //! |---|---|---|---|
-//! | descriptor | number (40) | Free, Reserved, Ready, Taken (2) | who reserved or took it; of a Ready one, whether it was given back (22) |
-//! | owner of a lane | epoch (41) | whether anybody owns it (1) | who (22) |
+//! | descriptor | number (40) | Free, Reserved, Ready, Taken (2) | its producer or consumer; of a Ready one, whether it was given back (22) |
+//! | owner of a lane | epoch (41) | whether it has an owner (1) | the owner (22) |
 //!
 //! Numbers are compared modulo 2⁴⁰: a record must not be held while 2⁴⁰ others pass (twelve days at a million records a
 //! second).
@@ -50,7 +50,7 @@ const _: () = assert!(NUMBER_BITS + 2 + OWNER_BITS == 64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub enum State {
-    /// Nobody has the record any more: released, dropped or aborted.
+    /// Released, dropped or aborted.
     Free = 0,
     /// Its producer is writing.
     Reserved = 1,
@@ -89,7 +89,7 @@ impl Word {
         Word::new(number, State::Ready, Owner::from_bits(NOBODY))
     }
 
-    /// Ready again, after somebody had taken it.
+    /// Ready again, after a consumer had taken it.
     pub fn ready_again(number: u64) -> Word {
         Word::new(number, State::Ready, Owner::from_bits(GIVEN_BACK))
     }
@@ -124,7 +124,7 @@ impl Word {
 
     /// Whether it is a Ready record before `number`, in the descriptor of `number`. A number is offered only when the one before
     /// it in the descriptor is settled, and one that is not settled any more says that it was given back (I3, I7). So this is
-    /// damage: nobody looks for that record any more.
+    /// damage: no consumer looks for that record.
     pub fn is_lost_before(self, number: u64) -> bool {
         let age = self.age(number);
         self.state == State::Ready && !self.was_given_back() && age != 0 && age < 1 << (NUMBER_BITS - 1)
@@ -137,7 +137,7 @@ impl Word {
     }
 }
 
-/// `{epoch, owner or nobody}`: the owner word of a lane, unpacked.
+/// `{epoch, owner or none}`: the owner word of a lane, unpacked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneOwner {
     /// How often the lane was taken.
@@ -159,7 +159,7 @@ impl LaneOwner {
     }
 }
 
-/// What only the producer of a lane writes (and whoever takes the lane after it).
+/// What only the lane's owner writes.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct WriteLine {
@@ -171,7 +171,7 @@ pub struct WriteLine {
     pub grown: AtomicU64,
     /// Committed so far.
     pub sent: AtomicU64,
-    /// 1 once the lane's table exists. Nobody touches the table before.
+    /// 1 once the lane's table exists. No process touches the table before.
     pub tabled: AtomicU64,
     pub dropped_oldest: AtomicU64,
     pub dropped_newest: AtomicU64,
@@ -183,7 +183,7 @@ pub struct WriteLine {
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct ReadLine {
-    /// Nothing is to be found below this number, but for what was returned. A hint that anybody helps forward.
+    /// Below this number there are only returned records. A hint that every consumer helps forward.
     pub cursor: AtomicU64,
     /// Moves whenever a record was given back, or may have been: it is Ready again, and may be below the cursor.
     pub returned: AtomicU64,
@@ -250,7 +250,7 @@ pub struct Lane {
 pub struct Counters {
     /// Reservations taken back from dead producers.
     pub recovered: AtomicU64,
-    /// Records taken back from consumers, the dead and those who gave them back.
+    /// Records given back by consumers, or taken back from dead ones.
     pub returned: AtomicU64,
 }
 

@@ -71,7 +71,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// Makes records that nobody can find yet: sit down, then publish their segment.
+    /// Makes records without a name: sit down, then publish their segment.
     fn create(spec: &RecordsSpec<'_>) -> Result<Records> {
         let geometry = Geometry::new(spec.lanes, spec.descriptors, spec.lane_bytes)?;
         let mut words = geometry.words();
@@ -129,7 +129,7 @@ impl Records {
         let geometry = &self.geometry;
         // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned
         // and mapped as long as `self.segment`. What lies there is atomics. Tables that do not exist yet are mapped, too, and
-        // nobody looks into them (`Protocol::existing_lane`).
+        // no process looks into them (`Protocol::existing_lane`).
         unsafe {
             Protocol {
                 control: self.segment.control(),
@@ -173,7 +173,7 @@ impl Records {
         protocol.lanes.iter().for_each(|lane| lane.room.notify());
     }
 
-    /// An error when nobody can attach to records of that name and schema.
+    /// The error that attaching to records of that name and schema would meet.
     pub fn check(name: &str, schema: &[u8]) -> Result<()> {
         Records::open(name, Some(schema))?.unless_closed().map(drop)
     }
@@ -265,7 +265,7 @@ impl Structure for Records {
 /// What is in the records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Contents {
-    /// Lanes that somebody owns.
+    /// Lanes that have an owner.
     pub lanes: usize,
     /// Committed, and not in a consumer's hands.
     pub ready_records: usize,
@@ -279,7 +279,7 @@ pub struct Contents {
     pub grown_bytes: usize,
 }
 
-/// What happened since the records were made. Counted beside the records, not with them: a death can cost a count of one.
+/// What happened since the records were made. A death can cost a count of one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
     pub committed: u64,
@@ -291,7 +291,7 @@ pub struct Totals {
     pub dropped_newest: u64,
     /// Reservations given back.
     pub aborted: u64,
-    /// Records taken back from consumers, the dead and those who gave them back.
+    /// Records given back by consumers, or taken back from dead ones.
     pub returned: u64,
     /// Reservations taken back from dead producers.
     pub recovered: u64,

@@ -48,14 +48,12 @@ pub struct Producer {
     ticker: LivenessTicker,
 }
 
-/// What one process has of a producer. A forked child has its own, behind its parent's; so a lock that a thread of the parent
-/// held during the fork is nobody's business.
+/// What one process has of a producer. A forked child has its own, behind its parent's, and never takes a lock of its parent's.
 #[derive(Debug)]
 struct ProcessLane {
     generation: u32,
     owner: Owner,
     lane: usize,
-    /// The books of the lane.
     ledger: Mutex<Ledger>,
     /// Open reservations, and [`CLOSING`].
     open: AtomicU64,
@@ -109,7 +107,7 @@ impl ProcessLane {
         }
     }
 
-    /// Makes the table of a lane exist, if nobody had the lane before, and draws up its books.
+    /// Makes the table of a lane exist, if the lane had no owner before, and rebuilds its ledger.
     fn open_lane(records: &Records, lane: &LaneWords<'_>, owner: Owner) -> Result<Ledger> {
         let protocol = records.protocol();
         if protocol.existing_lane(lane.index).is_none() {
@@ -169,13 +167,13 @@ impl Producer {
         &self.records
     }
 
-    /// Living consumers, and the pids of those who died without closing.
+    /// Living consumers, and the pids of those that died without closing.
     pub fn consumers(&self) -> Census {
         self.seat.census(Role::Consumer)
     }
 
-    /// Whether no consumer lives, one of them died, and nobody can come: the name is gone, too. One that died when it had shut
-    /// everything down, and had woken nobody yet, has closed it.
+    /// Whether no consumer lives, one of them died, and none can come, because the name is gone. A consumer that died after it had
+    /// shut the records down has closed them.
     pub fn is_orphaned(&self) -> bool {
         self.seat.all_died_for_good(Role::Consumer) && !self.records.is_closed()
     }
@@ -191,7 +189,7 @@ impl Producer {
         self.process_lane.latest().producer_id
     }
 
-    /// A number that no other producer of these records was given, for somebody in whose name records will be committed.
+    /// A number that no other producer of these records has, for a client whose records will be committed here.
     pub fn next_producer_id(&self) -> u32 {
         self.records.next_producer_id()
     }
@@ -234,13 +232,13 @@ impl Producer {
         }
         let owner = self.seat.rejoin(|seat| self.records.sweep(seat))?;
         let process_lane = Box::new(ProcessLane::begin(&self.records, &self.seat, owner, self.chosen_id)?);
-        // No fork in between: the child would inherit a cell that is being filled by nobody.
+        // No fork in between: the child would inherit a cell that no thread of it fills.
         Ok(fork::without_fork(|| self.process_lane.latest().child.get_or_init(|| process_lane)))
     }
 
     /// Reserves room for a record of up to `bytes`. `None`: dropped, as the policy says. [`Error::Full`] when there is no
     /// room, and the policy is to say so, or to wait, and the deadline is now. [`Error::NoMemory`] or [`Error::NoRam`] when the lane
-    /// could not grow, and nobody gave room back in time.
+    /// could not grow, and no room came back in time.
     #[inline]
     pub fn reserve<P: Deref<Target = Producer>>(
         this: P,
@@ -447,7 +445,7 @@ impl Producer {
             .ok_or_else(|| self.refusal_or(process_lane, Error::Timeout))
     }
 
-    /// What ends a search for room: that there is no memory for more of it, or what the caller takes it for.
+    /// The error that ends a search for room: that the lane could not grow, or the caller's.
     fn refusal_or(&self, process_lane: &ProcessLane, otherwise: Error) -> Error {
         process_lane.ledger().take_refusal().unwrap_or(otherwise)
     }
@@ -506,7 +504,7 @@ impl Producer {
         self.done(process_lane);
     }
 
-    /// Gives the lane to whoever comes next. What was committed stays to be read; what is reserved may still be committed.
+    /// Gives the lane back. What was committed stays to be read; what is reserved may still be committed.
     pub fn close(&self) {
         let Some(process_lane) = self.here() else { return }; // A forked child that sent nothing: the lane is its parent's.
         // SYNC records.open: AcqRel here and in `done`.
