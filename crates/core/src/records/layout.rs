@@ -148,14 +148,12 @@ pub struct LaneOwner {
 impl LaneOwner {
     #[inline]
     pub fn unpack(word: u64) -> LaneOwner {
-        let owner = (word >> OWNER_BITS & 1 == 1).then(|| Owner::from_bits(word));
-        LaneOwner { epoch: word >> (OWNER_BITS + 1), owner }
+        LaneOwner { epoch: word >> (OWNER_BITS + 1), owner: Owner::unpack_maybe(word) }
     }
 
     #[inline]
     pub fn pack(self) -> u64 {
-        let owner = self.owner.map_or(0, |owner| 1 << OWNER_BITS | owner.bits());
-        self.epoch << (OWNER_BITS + 1) | owner
+        self.epoch << (OWNER_BITS + 1) | Owner::pack_maybe(self.owner)
     }
 }
 

@@ -46,7 +46,7 @@ pub struct Patch {
 
 // SAFETY: the pointers are to bytes that the caller of `Table::add` keeps alive and unchanged while they are read.
 unsafe impl Send for Source {}
-// SAFETY: as above; nobody writes through them.
+// SAFETY: as above; they are only read.
 unsafe impl Sync for Source {}
 
 impl Source {

@@ -93,7 +93,7 @@ impl Table {
     fn sit_down(mapped: MappedTable, role: Role, resumed: bool) -> Result<Table> {
         let MappedTable { segment, geometry } = mapped;
         let seat = match role {
-            // The last learner to leave takes the name away; nobody comes in between.
+            // The last learner to leave takes the name away; no other comes in between.
             Role::Consumer => Seat::take_with_join_lock(segment.clone(), role)?,
             Role::Producer => {
                 Seat::take(segment.clone(), role, |seat| sweep(&protocol_over(&segment, &geometry), seat))?
@@ -108,7 +108,7 @@ impl Table {
     }
 
     /// Leaves, and ends the calls that wait with this handle, in whichever thread. The last learner takes the name away, and
-    /// lets the adders know that nobody samples any more.
+    /// closes the table for the adders.
     pub fn leave(&self) -> Result<()> {
         if generation() != self.generation || self.left.swap(true, Ordering::Relaxed) {
             return Ok(()); // A forked child does not leave in its parent's name.
@@ -124,7 +124,7 @@ impl Table {
         last.map(drop)
     }
 
-    /// Takes the name away, whoever is in it, and tells everybody. Nobody can attach any more.
+    /// Takes the name away and closes the table, also while others are attached.
     pub fn unlink(&self) -> Result<()> {
         self.segment.unlink()?;
         self.shut_down();
@@ -202,7 +202,7 @@ impl Table {
         self.protocol().control.write.head.load(Ordering::Relaxed)
     }
 
-    /// Empties the rows that the dead were writing. Nobody has to ask: it is only done sooner.
+    /// Empties the rows that the dead were writing, sooner than adders would.
     pub fn recover(&self) -> usize {
         recovery::recover(&self.protocol(), |owner| !self.seat.is_alive(owner))
     }
@@ -243,14 +243,14 @@ impl Table {
         contents
     }
 
-    /// Who is writing rows, by pid, and how many.
+    /// How many rows each process is writing, by pid.
     pub fn writers(&self) -> Vec<(u32, usize)> {
         let words = self.protocol().words.iter().map(|word| RowWord::unpack(word.load(Ordering::Relaxed)));
         let writing = words.filter(|word| word.kind == RowKind::Writing);
         self.segment.count_by_pid(writing.map(|word| word.owner))
     }
 
-    /// Adds up what everybody counted.
+    /// Adds up the tallies.
     pub fn totals(&self) -> Totals {
         let sum = |which: fn(&Tally) -> &AtomicU64| {
             self.tallies().iter().map(|tally| which(tally).load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
@@ -266,7 +266,7 @@ impl Table {
     }
 }
 
-/// A table in memory, before somebody sits down in it.
+/// A mapped table, before a participant sits down in it.
 #[derive(Debug)]
 struct MappedTable {
     segment: Arc<Segment>,

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! I1  A row's bytes are written only by the owner named in its word, while that says Writing. A word that says so is
-//!     changed by nobody else as long as its owner lives; the kernel says whether it does.
+//!     changed only by its owner as long as that lives; the kernel says whether it does.
 //! I2  Ready is stored after every byte (release); a reader loads it before it copies any (acquire).
 //! I3  A reader keeps what it copied only if the word is the same afterwards. A claim is followed by a release fence before
 //!     the first byte, and the reader's second look by an acquire fence after the last one; so a copy that holds a byte of
@@ -18,9 +18,9 @@
 //!     old view.
 //! I5  `head` is a hint. A position that was promised and never claimed, because its adder died or came too late, leaves the
 //!     row as it was, for one lap more.
-//! I6  A row that somebody alive is writing, stopped or not, is passed over. One whose writer is dead is claimed like any
-//!     other. The kernel is asked only by one who stands before such a row.
-//! I7  `settled` counts rows that were Ready when they were counted and not given up since: whoever gives a row up lowers it
+//! I6  A row that a living adder is writing, stopped or not, is passed over. One whose writer is dead is claimed like any
+//!     other. Only an adder that meets such a row asks the kernel.
+//! I7  `settled` counts rows that were Ready when they were counted and not given up since: giving a row up lowers it
 //!     first. It never counts a row that was not written, or that is known to be lost; a row that was counted once still
 //!     counts while it is replaced.
 
@@ -136,7 +136,7 @@ impl Protocol<'_> {
 
     /// Whether there is a row that is not in the hands of the living. Every row was claimed for a position that was promised,
     /// so that the next promise of it is for a later lap (I4). One that is not, because the head or the word is wrong, is
-    /// damage: whoever waits for it would be promised rows for ever, and claim none.
+    /// damage: an adder that waits for it would be promised rows for ever, and claim none.
     pub fn has_room(&self, mut is_dead: impl FnMut(Owner) -> bool) -> Result<bool, Damage> {
         for (row, word) in self.words.iter().enumerate() {
             // SYNC table.ready: Acquire here, Release in `commit` and `give_up`. The promise of it came before that, so the
@@ -206,7 +206,7 @@ impl Protocol<'_> {
         RowWord::is_ready(word).then_some(word)
     }
 
-    /// Whether nobody claimed the row since [`begin_read`](Self::begin_read): then what was copied in between is whole.
+    /// Whether the row was not claimed since [`begin_read`](Self::begin_read): then what was copied in between is whole.
     #[inline]
     pub fn is_unchanged(&self, row: usize, word: u64) -> bool {
         // SYNC table.turn: Acquire fence here, Release fence in `claim`. A byte of a later claim shows its word (I3).
@@ -214,7 +214,7 @@ impl Protocol<'_> {
         self.words[row].load(Ordering::Relaxed) == word
     }
 
-    /// Whether somebody is writing over a row, of the first `reach`, that may have been whole before.
+    /// Whether an adder is writing over a row, of the first `reach`, that may have been whole before.
     pub fn is_being_replaced(&self, reach: usize) -> bool {
         self.words[..reach].iter().any(|word| {
             let there = RowWord::unpack(word.load(Ordering::Relaxed));
@@ -240,7 +240,7 @@ impl Protocol<'_> {
         }
         if prefix > settled {
             let moved = Settled { repairs, rows: prefix }.pack();
-            // Fails when anybody gave a row up or was faster; the next one counts again. The words are the truth.
+            // Fails when a row was given up, or another was faster; the next call counts again. The words are the truth.
             let settled = &self.control.read.settled;
             let _ = settled.compare_exchange(word, moved, Ordering::Relaxed, Ordering::Relaxed);
         }

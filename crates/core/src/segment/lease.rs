@@ -52,6 +52,17 @@ impl Owner {
         self.0 as u64
     }
 
+    /// An owner or none, in one bit more than [`OWNER_BITS`]. None is 0.
+    #[inline]
+    pub fn pack_maybe(owner: Option<Owner>) -> u64 {
+        owner.map_or(0, |owner| 1 << OWNER_BITS | owner.bits())
+    }
+
+    #[inline]
+    pub fn unpack_maybe(word: u64) -> Option<Owner> {
+        (word >> OWNER_BITS & 1 == 1).then(|| Owner::from_bits(word))
+    }
+
     pub fn seat(self) -> usize {
         (self.0 >> LIFE_BITS) as usize
     }

@@ -23,7 +23,7 @@ impl ProcessWatch {
         Ok(ProcessWatch(handle))
     }
 
-    /// Whether it has ended (also when nobody has waited for it yet).
+    /// Whether it has ended, also if its parent has not waited for it yet.
     pub fn has_ended(&self) -> bool {
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
