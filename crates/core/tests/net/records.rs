@@ -4,7 +4,7 @@ use crate::fixture::*;
 use crate::harness::{Certificate, Proxy, Raw, Way, cut_everywhere, data, resident, unacknowledged};
 use proptest::prelude::*;
 use rollway_core::net::wire::frame::{
-    Content, Entry, GoodbyeReason, Header, Hello, Kind, News, Refusal, Welcome,
+    Content, Entry, GoodbyeReason, Header, Hello, Kind, LearnerStatus, Refusal, Welcome,
 };
 use rollway_core::net::{
     RecordIngress, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec, Transport,
@@ -252,15 +252,15 @@ fn clients_that_ask_are_told_how_many_records_wait_whoever_sent_them() {
     }
     before.wait(soon()).unwrap();
     let client = learner.client();
-    assert_eq!(client.news(), News { version: 0, waiting: 5 }, "told with the welcome");
+    assert_eq!(client.learner_status(), LearnerStatus { version: 0, waiting: 5 }, "told with the welcome");
     put(&client, 5, 10);
-    assert_eq!(client.news().waiting, 6, "what is on its way waits as well");
+    assert_eq!(client.learner_status().waiting, 6, "what is on its way waits as well");
     for _ in 0..4 {
         learner.take();
     }
     learner.consumer.records().publish(3);
-    assert!(eventually(|| client.news() == News { version: 3, waiting: 2 }));
-    assert!(eventually(|| before.news() == News { version: 3, waiting: 2 }));
+    assert!(eventually(|| client.learner_status() == LearnerStatus { version: 3, waiting: 2 }));
+    assert!(eventually(|| before.learner_status() == LearnerStatus { version: 3, waiting: 2 }));
 }
 
 #[test]
@@ -270,9 +270,9 @@ fn a_record_that_is_in_the_learners_hands_does_not_wait_and_one_given_back_does(
     put(&client, 7, 10);
     client.wait(soon()).unwrap();
     let held = Consumer::take(learner.consumer.clone(), soon()).unwrap().unwrap();
-    assert!(eventually(|| client.news().waiting == 0));
+    assert!(eventually(|| client.learner_status().waiting == 0));
     held.give_back();
-    assert!(eventually(|| client.news().waiting == 1));
+    assert!(eventually(|| client.learner_status().waiting == 1));
 }
 
 #[test]
@@ -283,14 +283,14 @@ fn the_count_of_what_waits_outlives_a_lost_connection() {
     put(&client, 0, 10);
     client.wait(soon()).unwrap();
     for _ in 0..20 {
-        client.news();
+        client.learner_status();
         proxy.cut();
     }
     put(&client, 1, 10);
     client.wait(soon()).unwrap();
-    assert!(eventually(|| client.news().waiting == 2));
+    assert!(eventually(|| client.learner_status().waiting == 2));
     learner.take();
-    assert!(eventually(|| client.news().waiting == 1), "asks again after a question that was lost");
+    assert!(eventually(|| client.learner_status().waiting == 1), "asks again after a question that was lost");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::link::wait_ready;
 use super::reconnect::{Disconnect, Reconnecting, reconnect};
 use super::shared::{Ended, LearnerReport, Shared, State};
 use crate::net::wire::frame::{
-    GoodbyeReason, HEADER_BYTES, Header, Hello, Kind, MAX_TEXT_BYTES, News, Welcome, goodbye,
+    GoodbyeReason, HEADER_BYTES, Header, Hello, Kind, LearnerStatus, MAX_TEXT_BYTES, Welcome, goodbye,
 };
 use crate::net::wire::limits::SILENCES;
 use crate::net::wire::stats::add;
@@ -93,8 +93,8 @@ impl<'a> ClientThread<'a> {
             Welcome::parse(&header, &payload).map_err(|damage| Failure::Protocol(damage.to_string()))?;
         let mut state = shared.lock();
         state.outbound.resume(&welcome, &shared.counters).map_err(Failure::Final)?;
-        (state.producer_id, state.published) = (Some(welcome.producer_id), welcome.news.version);
-        state.report = LearnerReport { news: welcome.news, counted: welcome.next, asked: false };
+        (state.producer_id, state.published) = (Some(welcome.producer_id), welcome.status.version);
+        state.report = LearnerReport { status: welcome.status, counted: welcome.next, asked: false };
         state.link = Some(link);
         state.broken = false;
         add(&shared.counters.connects, 1);
@@ -109,12 +109,12 @@ impl<'a> ClientThread<'a> {
     fn read_and_write(&mut self) -> Option<Ended> {
         let mut inbox = Inbox { bytes: vec![0; INBOX_BYTES], have: 0, skip: 0 };
         let socket = self.shared.lock().link.as_ref()?.socket();
-        let mut news = true; // TLS may hold bytes already.
+        let mut readable = true; // TLS may hold bytes already.
         let outcome = loop {
             let mut state = self.shared.lock();
             state.called = false;
             let mut more = false;
-            if news || state.broken {
+            if readable || state.broken {
                 more = match self.read_frames(&mut state, &mut inbox) {
                     Ok(more) => more,
                     Err(outcome) => break outcome,
@@ -157,7 +157,7 @@ impl<'a> ClientThread<'a> {
                 Some(gathers.unwrap_or(beat).min(beat)),
             ) {
                 Ok(seen) => {
-                    news = seen.readable || more;
+                    readable = seen.readable || more;
                     if seen.writable {
                         self.shared.lock().outbound.blocked = false;
                     }
@@ -235,8 +235,11 @@ impl<'a> ClientThread<'a> {
                 }
                 Kind::Pong => {
                     state.published = header.version;
-                    state.report =
-                        LearnerReport { news: News::of(&header), counted: header.sequence, asked: false };
+                    state.report = LearnerReport {
+                        status: LearnerStatus::of(&header),
+                        counted: header.sequence,
+                        asked: false,
+                    };
                 }
                 Kind::Goodbye => {
                     let Some(text) =

@@ -20,7 +20,7 @@ use super::outbound::Outbound;
 use super::packing::Layout;
 use super::shared::{Ended, LearnerReport, Shared, State, TcpClientSpec};
 use crate::error::{Error, Result};
-use crate::net::wire::frame::{Header, Kind, News};
+use crate::net::wire::frame::{Header, Kind, LearnerStatus};
 use crate::net::wire::limits::within_reason;
 use crate::net::wire::stats::{ClientCounters, ClientStats};
 use crate::net::wire::token::random;
@@ -207,18 +207,21 @@ impl Client {
 
     /// How far the learner is, as of its last answer, and with what we have sent since among what waits. Asks again: the
     /// answer is there soon, for the next call.
-    pub(super) fn news(&self) -> News {
+    pub(super) fn learner_status(&self) -> LearnerStatus {
         if self.check_process().is_err() {
-            return News::default();
+            return LearnerStatus::default();
         }
         let mut state = self.shared.lock();
-        let LearnerReport { news, counted, asked } = state.report;
+        let LearnerReport { status, counted, asked } = state.report;
         let since = state.outbound.next.saturating_sub(counted);
         if !asked && state.link.is_some() {
             state.report.asked = state.outbound.queue(&Header::new(Kind::Ping).bytes());
             self.shared.push(state, false);
         }
-        News { waiting: since.saturating_add(news.waiting as u64).min(u32::MAX as u64) as u32, ..news }
+        LearnerStatus {
+            waiting: since.saturating_add(status.waiting as u64).min(u32::MAX as u64) as u32,
+            ..status
+        }
     }
 
     /// Samples, or records, that were taken.
@@ -277,7 +280,7 @@ impl Client {
         Ok(())
     }
 
-    /// Looks again whenever the thread has news.
+    /// Checks again whenever the thread reports progress.
     fn wait_until(
         &self,
         deadline: Deadline,

@@ -421,7 +421,7 @@ impl Piece {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::wire::frame::News;
+    use crate::net::wire::frame::LearnerStatus;
 
     const WELCOME: Welcome = Welcome {
         producer_id: 0,
@@ -429,7 +429,7 @@ mod tests {
         max_bytes: 1000,
         credit: 4,
         next: 0,
-        news: News { version: 0, waiting: 0 },
+        status: LearnerStatus { version: 0, waiting: 0 },
     };
 
     /// Three records of 3, 0 and 5 bytes, not written yet.

@@ -4,7 +4,7 @@ use super::handle::Client;
 use super::packing::Layout;
 use super::shared::TcpClientSpec;
 use crate::error::{Error, Result};
-use crate::net::wire::frame::{Entry, News};
+use crate::net::wire::frame::{Entry, LearnerStatus};
 use crate::records::Outgoing;
 use crate::records::producer::run::first_run;
 use crate::ring::Deadline;
@@ -86,7 +86,7 @@ impl TcpRecordClient {
     }
 
     /// The version of the newest weights that the learner told of, as of its last word: it comes with the welcome, with
-    /// acknowledgements, with pings when there is nothing to acknowledge, and with answers to [`news`](Self::news). 0 until then.
+    /// acknowledgements, with pings when there is nothing to acknowledge, and with answers to [`learner_status`](Self::learner_status). 0 until then.
     pub fn published(&self) -> u32 {
         self.client.read(|state| state.published)
     }
@@ -94,8 +94,8 @@ impl TcpRecordClient {
     /// How far the learner is: the version of the newest weights, and how many records, from all who send, wait to be taken
     /// by it, those of ours that are on their way among them. Both as of the learner's last answer. Asks again, so that the
     /// next call knows more; never waits.
-    pub fn news(&self) -> News {
-        self.client.news()
+    pub fn learner_status(&self) -> LearnerStatus {
+        self.client.learner_status()
     }
 
     /// Waits until there is room for a record of so many bytes, and takes none: for event loops, which then try. False when

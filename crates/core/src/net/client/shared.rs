@@ -4,7 +4,7 @@ use super::dial::Connector;
 use super::link::{Link, write_to};
 use super::outbound::Outbound;
 use crate::error::{Error, Result};
-use crate::net::wire::frame::News;
+use crate::net::wire::frame::LearnerStatus;
 use crate::net::wire::stats::ClientCounters;
 use crate::net::wire::tls::ClientTls;
 use crate::sys::sync::EventCount;
@@ -77,7 +77,7 @@ pub struct Shared {
 /// How far the learner is, as it said last.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LearnerReport {
-    pub news: News,
+    pub status: LearnerStatus,
     /// What we sent below this number is in its count, if it still waits.
     pub counted: u64,
     /// A ping that asks for more of it is on its way.

@@ -6,7 +6,7 @@ use crate::net::client::dial::GOODBYE_TIMEOUT;
 use crate::net::client::link::{Link, wait_ready};
 use crate::net::client::reconnect;
 use crate::net::wire::frame::{
-    Damage, GoodbyeReason, HEADER_BYTES, Header, Kind, LeafList, Verdict, goodbye,
+    Damage, GoodbyeReason, HEADER_BYTES, Header, Kind, LeafList, VersionEnd, goodbye,
 };
 use crate::net::wire::limits::SILENCES;
 use crate::net::wire::stats::add;
@@ -124,7 +124,7 @@ impl<'a> MirrorConnection<'a> {
     fn receive(&mut self, draft: &Draft<'_>, list: &LeafList, version: u64) -> Result<bool, Disconnect> {
         let mut places = LeafRooms::new(list.leaves.iter().map(|&leaf| draft.place(leaf)));
         loop {
-            let header = self.expect(&[Kind::Piece, Kind::Verdict])?;
+            let header = self.expect(&[Kind::Piece, Kind::VersionEnd])?;
             if header.sequence != version {
                 return Err(Damage("a piece is of another version").into());
             }
@@ -138,9 +138,9 @@ impl<'a> MirrorConnection<'a> {
                 }
                 continue;
             }
-            return match Verdict::from_code(header.code) {
-                Some(Verdict::Whole) if places.left == 0 => Ok(true),
-                Some(Verdict::Void) => Ok(false),
+            return match VersionEnd::from_code(header.code) {
+                Some(VersionEnd::Complete) if places.left == 0 => Ok(true),
+                Some(VersionEnd::Overwritten) => Ok(false),
                 _ => Err(Damage("a version is shorter than its leaves").into()),
             };
         }

@@ -158,7 +158,7 @@ impl WeightMirror {
         Ok(local)
     }
 
-    /// Looks again whenever the thread has news.
+    /// Checks again whenever the thread reports progress.
     fn wait_until<T>(
         &self,
         deadline: Deadline,

@@ -190,7 +190,7 @@ async fn serve_session(
             max_bytes: ingress.max_record_bytes() as u32,
             credit: FIRST_CREDIT.min(server.window),
             next: progress.next,
-            news: ingress.news(),
+            status: ingress.status(),
         };
         wire.queue(&welcome.frame());
         for (sequence, rows) in progress.refused_from(hello.oldest) {
@@ -253,7 +253,7 @@ impl Connection<'_> {
                 },
                 Kind::Ping => {
                     // All that it has said before is settled (C3), so of its own, those below `next` are in the count.
-                    let pong = self.ingress.news().header(Kind::Pong);
+                    let pong = self.ingress.status().header(Kind::Pong);
                     self.wire.queue(&Header { sequence: progress.next, ..pong }.bytes());
                 }
                 Kind::Pong => {}

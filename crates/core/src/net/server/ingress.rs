@@ -3,7 +3,7 @@
 use super::record_ingress::RecordIngress;
 use super::room_waiter::RoomWaiter;
 use super::sample_ingress::SampleIngress;
-use crate::net::wire::frame::{Content, News};
+use crate::net::wire::frame::{Content, LearnerStatus};
 
 /// The way in, of either kind.
 #[derive(Debug, Clone)]
@@ -62,10 +62,12 @@ impl Ingress {
     }
 
     /// How far the learner is: nothing to tell where it takes samples.
-    pub fn news(&self) -> News {
+    pub fn status(&self) -> LearnerStatus {
         match self {
-            Ingress::Samples(_) => News::default(),
-            Ingress::Records(ingress) => News { version: ingress.published(), waiting: ingress.waiting() },
+            Ingress::Samples(_) => LearnerStatus::default(),
+            Ingress::Records(ingress) => {
+                LearnerStatus { version: ingress.published(), waiting: ingress.waiting() }
+            }
         }
     }
 

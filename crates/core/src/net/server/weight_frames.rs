@@ -6,7 +6,7 @@
 //! Fetch (have) ────────────▶                   waits until there is a newer one
 //!         ◀────────────── Version (leaves)     those that changed since
 //!         ◀────────────── Piece, Piece, …      their bytes, from where they lie to the socket
-//!         ◀────────────── Verdict              whole, or void: overwritten meanwhile, to be thrown away
+//!         ◀────────────── VersionEnd              whole, or void: overwritten meanwhile, to be thrown away
 //! ```
 //!
 //! There is no queue: a client that is slow skips versions. Nothing here makes the writer wait, and between two pieces other
@@ -16,8 +16,8 @@ use super::end::{End, Never, closed, too_slow};
 use super::header_reader::{HeaderReader, budget, goodbye, skip};
 use super::shared::Shared;
 use super::stream::{FrameStream, Part};
-use super::weight_source::{VersionNews, WeightSource};
-use crate::net::wire::frame::{GoodbyeReason, Header, Kind, LeafList, Verdict};
+use super::weight_source::{LatestVersion, WeightSource};
+use crate::net::wire::frame::{GoodbyeReason, Header, Kind, LeafList, VersionEnd};
 use crate::net::wire::stats::add;
 use crate::weights::{ChangedLeaf, HeldVersion};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ const PARTS: usize = 64;
 /// What happened first.
 enum Event {
     Heard(Header),
-    Told(VersionNews),
+    Told(LatestVersion),
 }
 
 /// From the hello on.
@@ -51,7 +51,7 @@ pub async fn serve_weights(
         server,
         weight_source,
         header_reader: HeaderReader::default(),
-        news: weight_source.news(),
+        latest: weight_source.latest(),
         wanted: None,
     }
     .run()
@@ -78,7 +78,7 @@ struct WeightConnection<'a> {
     server: &'a Arc<Shared>,
     weight_source: &'a WeightSource,
     header_reader: HeaderReader,
-    news: watch::Receiver<VersionNews>,
+    latest: watch::Receiver<LatestVersion>,
     /// The client has this version, and wants a newer one.
     wanted: Option<u64>,
 }
@@ -88,8 +88,8 @@ impl WeightConnection<'_> {
         loop {
             match self.event().await? {
                 Event::Heard(header) => self.handle_frame(&header).await?,
-                Event::Told(news) => {
-                    let have = self.wanted.filter(|&have| news.version > have);
+                Event::Told(latest) => {
+                    let have = self.wanted.filter(|&have| latest.version > have);
                     // What was published last is sent, also when nothing will follow it.
                     let Some(have) = have else { return Err(weights_ended()) };
                     self.wanted = None;
@@ -105,16 +105,16 @@ impl WeightConnection<'_> {
         }
     }
 
-    /// Waits for a header; and, if something is wanted, for news of it.
+    /// Waits for a header, and for a newer version if the client wants one.
     async fn event(&mut self) -> Result<Event, End> {
-        let (wire, header_reader, news) = (&mut *self.wire, &mut self.header_reader, &mut self.news);
+        let (wire, header_reader, latest) = (&mut *self.wire, &mut self.header_reader, &mut self.latest);
         let mut header = std::pin::pin!(header_reader.header(wire, &self.server.spec, FrameStream::ping));
         let Some(have) = self.wanted else { return header.await.map(Event::Heard) };
-        let mut told = std::pin::pin!(news.wait_for(|news| news.version > have || news.over));
+        let mut told = std::pin::pin!(latest.wait_for(|latest| latest.version > have || latest.over));
         std::future::poll_fn(|cx| {
             if let Poll::Ready(told) = told.as_mut().poll(cx) {
-                let over = VersionNews { version: 0, over: true };
-                return Poll::Ready(Ok(Event::Told(told.map_or(over, |news| *news))));
+                let over = LatestVersion { version: 0, over: true };
+                return Poll::Ready(Ok(Event::Told(told.map_or(over, |latest| *latest))));
             }
             header.as_mut().poll(cx).map_ok(Event::Heard)
         })
@@ -126,7 +126,7 @@ impl WeightConnection<'_> {
         match header.kind {
             Kind::Fetch if self.wanted.is_some() => Err(End::Damaged("a fetch is out of turn".to_owned())),
             Kind::Fetch => {
-                // What was sent may be newer than the last news; newer than what there is, it cannot be.
+                // The client may have a newer version than the watcher told us, but none newer than the weights have.
                 if header.sequence > self.weight_source.version().map_err(closed)? {
                     return Err(End::Damaged("a client has a version that there is not".to_owned()));
                 }
@@ -160,9 +160,10 @@ impl WeightConnection<'_> {
         let bytes = load.left;
         let budget = budget(&self.server.spec, bytes as u64);
         let whole = timeout(budget, self.send_piece(&mut load)).await.map_err(|_| too_slow())??;
-        let verdict = if whole { Verdict::Whole } else { Verdict::Void };
-        self.wire
-            .queue(&Header { code: verdict as u16, sequence: version, ..Header::new(Kind::Verdict) }.bytes());
+        let version_end = if whole { VersionEnd::Complete } else { VersionEnd::Overwritten };
+        self.wire.queue(
+            &Header { code: version_end as u16, sequence: version, ..Header::new(Kind::VersionEnd) }.bytes(),
+        );
         self.wire.flush_ready().await?;
         let counters = &self.server.counters;
         add(if whole { &counters.versions } else { &counters.versions_void }, 1);

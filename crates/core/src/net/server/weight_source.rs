@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 /// What the version watcher knows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct VersionNews {
+pub struct LatestVersion {
     /// The latest; 0 before the first.
     pub version: u64,
     /// Nothing more will come: the weights are shut down, or damaged.
@@ -31,7 +31,7 @@ pub struct WeightSource {
     /// The version that was held last, as long as somebody sends it.
     held: Mutex<Weak<HeldVersion>>,
     inventory: Inventory,
-    news: watch::Sender<VersionNews>,
+    latest: watch::Sender<LatestVersion>,
     stop: Arc<AtomicBool>,
     watcher: Mutex<Option<JoinHandle<()>>>,
     pid: u32,
@@ -58,17 +58,17 @@ impl WeightSource {
             schema,
         };
         let reader = Arc::new(Reader::attach_to(weights.clone(), 1)?);
-        let (news, stop) = (watch::Sender::new(look(&weights)), Arc::new(AtomicBool::new(false)));
+        let (latest, stop) = (watch::Sender::new(look(&weights)), Arc::new(AtomicBool::new(false)));
         let watcher = crate::sys::thread::spawn("rollway-version", {
-            let (weights, news, stop) = (weights.clone(), news.clone(), stop.clone());
-            move || watch_versions(&weights, &news, &stop)
+            let (weights, latest, stop) = (weights.clone(), latest.clone(), stop.clone());
+            move || watch_versions(&weights, &latest, &stop)
         })?;
         Ok(WeightSource {
             weights,
             reader: Mutex::new(Some(reader)),
             held: Mutex::default(),
             inventory,
-            news,
+            latest,
             stop,
             watcher: Mutex::new(Some(watcher)),
             pid: std::process::id(),
@@ -79,9 +79,9 @@ impl WeightSource {
         &self.inventory
     }
 
-    /// Where news come in.
-    pub fn news(&self) -> watch::Receiver<VersionNews> {
-        self.news.subscribe()
+    /// Tells of new versions.
+    pub fn latest(&self) -> watch::Receiver<LatestVersion> {
+        self.latest.subscribe()
     }
 
     /// Whether the weights are shut down.
@@ -134,16 +134,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn look(weights: &Weights) -> VersionNews {
+fn look(weights: &Weights) -> LatestVersion {
     let over = weights.is_closed();
     match weights.version() {
-        Ok(version) => VersionNews { version, over },
-        Err(_) => VersionNews { version: 0, over: true }, // Who holds it next is told why.
+        Ok(version) => LatestVersion { version, over },
+        Err(_) => LatestVersion { version: 0, over: true }, // Who holds it next is told why.
     }
 }
 
 /// The work of the version watcher. The liveness poll is for a writer that died after it published and before it notified.
-fn watch_versions(weights: &Weights, news: &watch::Sender<VersionNews>, stop: &AtomicBool) {
+fn watch_versions(weights: &Weights, latest: &watch::Sender<LatestVersion>, stop: &AtomicBool) {
     let event = &weights.protocol().control.published;
     let mut poll = LivenessPoll::start();
     loop {
@@ -152,7 +152,7 @@ fn watch_versions(weights: &Weights, news: &watch::Sender<VersionNews>, stop: &A
             return;
         }
         let now = look(weights);
-        news.send_if_modified(|told| std::mem::replace(told, now) != now);
+        latest.send_if_modified(|told| std::mem::replace(told, now) != now);
         event.wait(ticket, poll.pause());
     }
 }
