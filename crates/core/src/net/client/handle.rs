@@ -15,36 +15,32 @@
 //! to the next caller.
 
 use super::client_thread::ClientThread;
-use super::dial::Connector;
+use super::dial::{Connector, Timeouts};
+use super::disconnect::Ended;
 use super::outbound::Outbound;
 use super::packing::Layout;
-use super::shared::{Ended, LearnerReport, Shared, State, TcpClientSpec};
+use super::shared::{LearnerReport, Shared, State, TcpClientSpec};
 use crate::error::{Error, Result};
-use crate::net::wire::frame::{Header, Kind, LearnerStatus};
-use crate::net::wire::limits::within_reason;
+use crate::net::wire::frame::{Header, Kind, LearnerStatus, MAX_SCHEMA_BYTES};
 use crate::net::wire::stats::{ClientCounters, ClientStats};
 use crate::net::wire::token::random;
 use crate::ring::Deadline;
-use crate::sys::sync::{EventCount, Ordering, Woken};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use crate::sys::sync::Ordering;
+use crate::sys::thread::OwnedThread;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What clients of samples and of records have in common. Threads may share it.
 #[derive(Debug)]
 pub struct Client {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
-    pid: u32,
+    thread: OwnedThread,
 }
 
 impl Client {
     /// Begins to connect, and returns at once; [`ready`](Self::ready) says how it went.
-    pub(super) fn start(mut spec: TcpClientSpec, schema: &[u8], layout: Layout) -> Result<Client> {
-        for time in [&mut spec.connect_timeout, &mut spec.reconnect_timeout, &mut spec.keepalive] {
-            *time = within_reason(*time);
-        }
-        if schema.len() > crate::net::wire::frame::MAX_SCHEMA_BYTES {
-            let range = format!("at most {}", crate::net::wire::frame::MAX_SCHEMA_BYTES);
+    pub(super) fn start(spec: TcpClientSpec, schema: &[u8], layout: Layout) -> Result<Client> {
+        if schema.len() > MAX_SCHEMA_BYTES {
+            let range = format!("at most {MAX_SCHEMA_BYTES}");
             return Err(Error::OutOfRange { what: "schema bytes", value: schema.len() as u64, range });
         }
         if spec.max_inflight_msgs == 0 {
@@ -55,9 +51,14 @@ impl Client {
             let range = "at most 4294967294".to_owned();
             return Err(Error::OutOfRange { what: "producer_id", value: u32::MAX as u64, range });
         }
+        let timeouts = Timeouts {
+            connect: spec.connect_timeout,
+            reconnect: spec.reconnect_timeout,
+            keepalive: spec.keepalive,
+        };
         let (token, tls) = (spec.token.as_deref(), spec.tls.as_ref());
         let shared = Arc::new(Shared {
-            connector: Connector::new((&spec.host, spec.port), token, tls, spec.keepalive)?,
+            connector: Connector::new((&spec.host, spec.port), token, tls, timeouts)?,
             schema: schema.to_vec(),
             session: random()?,
             state: Mutex::new(State {
@@ -74,15 +75,13 @@ impl Client {
                 watches_clock: false,
                 called: false,
             }),
-            progress: EventCount::default(),
             counters: ClientCounters::default(),
-            spec,
         });
-        let thread = crate::sys::thread::spawn("rollway-client", {
+        let thread = OwnedThread::spawn("rollway-client", {
             let shared = shared.clone();
             move || ClientThread::new(&shared).run()
         })?;
-        Ok(Client { shared, thread: Mutex::new(Some(thread)), pid: std::process::id() })
+        Ok(Client { shared, thread })
     }
 
     /// Waits until the learner has let us in, for the first time. Ends by itself after `connect_timeout`.
@@ -141,10 +140,7 @@ impl Client {
             state.outbound.check_record(bytes)?;
             Ok(state.ended.is_some() || state.outbound.has_room(bytes))
         });
-        match room {
-            Err(Error::Timeout) => Ok(false),
-            other => other.map(|()| true),
-        }
+        in_time(room)
     }
 
     /// Waits until everything that was sent is acknowledged: committed by the learner.
@@ -167,10 +163,7 @@ impl Client {
             let told = state.refused.is_some() || state.ended.is_some();
             Ok(told || state.outbound.unacknowledged() == 0)
         });
-        match settled {
-            Err(Error::Timeout) => Ok(false),
-            other => other.map(|()| true),
-        }
+        in_time(settled)
     }
 
     /// Waits as [`wait`](Self::wait) does, until `deadline`, says goodbye and ends the thread. An error
@@ -197,12 +190,9 @@ impl Client {
     /// Ends the thread, with a goodbye if there is somebody to say it to.
     fn end(&self) {
         self.shared.connector.request_stop();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
-            let _ = thread.join();
-        }
+        self.thread.join();
         self.shared.lock().ended = Some(Ended::Closed);
-        self.shared.progress.notify();
+        self.shared.connector.progress.notify();
     }
 
     /// How far the learner is, as of its last answer, and with what we have sent since among what waits. Asks again: the
@@ -274,10 +264,7 @@ impl Client {
     }
 
     fn check_process(&self) -> Result<()> {
-        if self.pid != std::process::id() {
-            return Err(Error::Forked { what: "client", owner: self.pid });
-        }
-        Ok(())
+        self.thread.check_process("client")
     }
 
     /// Checks again whenever the thread reports progress.
@@ -286,16 +273,15 @@ impl Client {
         deadline: Deadline,
         mut done: impl FnMut(MutexGuard<'_, State>) -> Result<bool>,
     ) -> Result<()> {
-        loop {
-            let ticket = self.shared.progress.announce();
-            if done(self.shared.lock())? {
-                return Ok(());
-            }
-            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
-            if self.shared.progress.wait(ticket, left) == Woken::Interrupted {
-                return Err(Error::Interrupted);
-            }
-        }
+        self.shared.connector.wait_until(deadline, || Ok(done(self.shared.lock())?.then_some(())))
+    }
+}
+
+/// False when the time was over first.
+fn in_time(waited: Result<()>) -> Result<bool> {
+    match waited {
+        Err(Error::Timeout) => Ok(false),
+        other => other.map(|()| true),
     }
 }
 

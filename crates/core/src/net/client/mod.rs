@@ -9,11 +9,11 @@
 //! | `client_thread` | the thread that connects, sends and reads the answers |
 //! | `dial`, `lookup`, `link` | names to addresses, addresses to connections; one connection |
 //! | `reconnect` | the loop that connects again; mirrors run it, too |
-//! | `failure` | why there is no connection |
+//! | `disconnect` | why there is no connection |
 
 mod client_thread;
 pub(super) mod dial;
-pub(super) mod failure;
+pub(super) mod disconnect;
 mod handle;
 pub(super) mod link;
 mod lookup;

@@ -1,15 +1,15 @@
 //! What a client's thread and its callers share: the settings, the state, and how what is to be sent reaches the socket.
 
 use super::dial::Connector;
-use super::link::{Link, write_to};
+use super::disconnect::Ended;
+use super::link::{Link, unless_blocked, write_to};
 use super::outbound::Outbound;
 use crate::error::{Error, Result};
 use crate::net::wire::frame::LearnerStatus;
 use crate::net::wire::stats::ClientCounters;
 use crate::net::wire::tls::ClientTls;
-use crate::sys::sync::EventCount;
-use std::io::ErrorKind;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use crate::sys::thread::lock;
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Where the learner is, and how to treat it. `..TcpClientSpec::default()` fills in the rest.
@@ -46,31 +46,13 @@ impl Default for TcpClientSpec {
     }
 }
 
-/// Why a client is of no more use.
-#[derive(Debug, Clone)]
-pub enum Ended {
-    Closed,
-    /// After it was let in.
-    Lost(String),
-    /// Before.
-    Unreachable(String),
-    Token(String),
-    Schema(Vec<u8>),
-    Content(String),
-    Protocol(String),
-    Tls(String),
-}
-
 /// What the client's thread and its callers share.
 #[derive(Debug)]
 pub struct Shared {
-    pub spec: TcpClientSpec,
     pub connector: Connector,
     pub schema: Vec<u8>,
     pub session: [u8; 16],
     pub state: Mutex<State>,
-    /// Notified by the thread, to wake callers.
-    pub progress: EventCount,
     pub counters: ClientCounters,
 }
 
@@ -108,25 +90,10 @@ pub struct State {
 
 impl Shared {
     pub fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
-    /// The error for a caller that comes after the end.
-    pub fn error(&self, state: &State, ended: &Ended) -> Error {
-        let address = self.connector.address();
-        match ended.clone() {
-            Ended::Closed => Error::Closed,
-            Ended::Lost(why) => self.closed(state, why, "Make a new client when the learner is back"),
-            Ended::Unreachable(why) => Error::Unreachable { address, why },
-            Ended::Token(why) => Error::Token { address, why },
-            Ended::Schema(theirs) => Error::ForeignSchema { address, ours: self.schema.clone(), theirs },
-            Ended::Content(why) => Error::WrongContent { address, why },
-            Ended::Protocol(what) => Error::Protocol { address, what },
-            Ended::Tls(what) => Error::Tls { what: format!("{address}: {what}") },
-        }
-    }
-
-    /// Says what is not acknowledged.
+    /// The error of a connection that ended while something was not acknowledged.
     pub fn closed(&self, state: &State, why: String, advice: &'static str) -> Error {
         Error::ConnectionClosed {
             address: self.connector.address(),
@@ -138,13 +105,15 @@ impl Shared {
         }
     }
 
-    /// What has to be told to the next caller, before anything is done.
+    /// What the next caller has to learn before anything else: a refusal, or why the client ended.
     pub fn check(&self, state: &mut State) -> Result<()> {
         if let Some((first, count)) = state.refused.take() {
             return Err(Error::Refused { content: state.outbound.layout().content().name(), first, count });
         }
         match state.ended.clone() {
-            Some(ended) => Err(self.error(state, &ended)),
+            Some(ended) => Err(ended.error(self.connector.address(), &self.schema, |why| {
+                self.closed(state, why, "Make a new client when the learner is back")
+            })),
             None => Ok(()),
         }
     }
@@ -156,10 +125,12 @@ impl Shared {
                 return state;
             }
             let State { outbound, link: Some(link), .. } = &mut *state else { return state };
-            if let Err(error) = link.flush() {
-                let full = error.kind() == ErrorKind::WouldBlock;
-                (state.outbound.blocked, state.broken) = (full, !full);
-                return state;
+            match unless_blocked(link.flush()) {
+                Ok(Some(())) => {}
+                flushed => {
+                    (state.outbound.blocked, state.broken) = (flushed.is_ok(), flushed.is_err());
+                    return state;
+                }
             }
             let Some(piece) = outbound.begin(eager) else { return state };
             let written = if link.is_plain() {

@@ -3,44 +3,41 @@
 use super::mirror_thread::MirrorThread;
 use super::shared::{LocalCopy, Shared, State, WeightMirrorSpec};
 use crate::error::{Error, Result};
-use crate::net::client::dial::Connector;
-use crate::net::wire::limits::within_reason;
+use crate::net::client::dial::{Connector, Timeouts};
 use crate::net::wire::stats::{MirrorCounters, MirrorStats};
-use crate::sys::sync::{EventCount, Woken};
-use crate::sys::thread::spawn;
+use crate::sys::thread::OwnedThread;
 use crate::sys::wait::Deadline;
 use crate::weights::reader::Reading;
 use crate::weights::{Target, Weights};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A copy of a learner's weights. Threads may share it; it belongs to the process that made it.
 #[derive(Debug)]
 pub struct WeightMirror {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
-    pid: u32,
+    thread: OwnedThread,
 }
 
 impl WeightMirror {
     /// Begins to connect, and returns at once; [`ready`](Self::ready) says how it went.
-    pub fn start(mut spec: WeightMirrorSpec) -> Result<WeightMirror> {
-        for time in [&mut spec.connect_timeout, &mut spec.reconnect_timeout, &mut spec.keepalive] {
-            *time = within_reason(*time);
-        }
+    pub fn start(spec: WeightMirrorSpec) -> Result<WeightMirror> {
+        let timeouts = Timeouts {
+            connect: spec.connect_timeout,
+            reconnect: spec.reconnect_timeout,
+            keepalive: spec.keepalive,
+        };
         let (token, tls) = (spec.token.as_deref(), spec.tls.as_ref());
         let shared = Arc::new(Shared {
-            connector: Connector::new((&spec.host, spec.port), token, tls, spec.keepalive)?,
+            connector: Connector::new((&spec.host, spec.port), token, tls, timeouts)?,
             spec,
             state: Mutex::default(),
-            progress: EventCount::default(),
             counters: MirrorCounters::default(),
         });
-        let thread = spawn("rollway-mirror", {
+        let thread = OwnedThread::spawn("rollway-mirror", {
             let shared = shared.clone();
             move || MirrorThread::new(&shared).run()
         })?;
-        Ok(WeightMirror { shared, thread: Mutex::new(Some(thread)), pid: std::process::id() })
+        Ok(WeightMirror { shared, thread })
     }
 
     /// Waits until the learner has let us in, for the first time; not for a version. Ends by itself after `connect_timeout`.
@@ -126,27 +123,23 @@ impl WeightMirror {
 
     /// Ends the thread, and lets go of the copy. The last one to leave takes its name away. Idempotent.
     pub fn close(&self) {
-        if self.pid != std::process::id() {
+        if !self.thread.is_here() {
             return; // A forked child: the thread is not in it.
         }
         self.shared.connector.request_stop();
-        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            let _ = thread.join();
-        }
+        self.thread.join();
         let local = self.shared.lock().local.take();
-        self.shared.progress.notify();
+        self.shared.connector.progress.notify();
         drop(local);
         if let Some(name) = &self.shared.spec.name {
-            // A name that stays behind is collected by whoever looks next.
+            // The next process that opens the name removes what stays behind.
             let _ = Weights::collect(name);
         }
     }
 
     fn look(&self) -> Result<MutexGuard<'_, State>> {
         // In a forked child the lock may be held by a thread that is not there.
-        if self.pid != std::process::id() {
-            return Err(Error::Forked { what: "copy of weights", owner: self.pid });
-        }
+        self.thread.check_process("copy of weights")?;
         Ok(self.shared.lock())
     }
 
@@ -164,21 +157,13 @@ impl WeightMirror {
         deadline: Deadline,
         mut done: impl FnMut(&mut State) -> Result<Option<T>>,
     ) -> Result<T> {
-        loop {
-            let ticket = self.shared.progress.announce();
+        self.shared.connector.wait_until(deadline, || {
             let mut state = self.look()?;
-            if let Some(done) = done(&mut state)? {
-                return Ok(done);
+            match (done(&mut state)?, &mut state.ended) {
+                (None, Some(ended)) => Err(self.shared.error(ended)),
+                (done, _) => Ok(done),
             }
-            if let Some(ended) = &mut state.ended {
-                return Err(self.shared.error(ended));
-            }
-            drop(state);
-            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
-            if self.shared.progress.wait(ticket, left) == Woken::Interrupted {
-                return Err(Error::Interrupted);
-            }
-        }
+        })
     }
 }
 

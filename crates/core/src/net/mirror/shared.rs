@@ -4,9 +4,9 @@ use crate::error::{Error, Result};
 use crate::net::client::dial::Connector;
 use crate::net::wire::stats::MirrorCounters;
 use crate::net::wire::tls::ClientTls;
-use crate::sys::sync::EventCount;
+use crate::sys::thread::lock;
 use crate::weights::{Reader, Weights, Writer};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// Where the learner is, and what the copy should be. `..WeightMirrorSpec::default()` fills in the rest.
@@ -80,8 +80,6 @@ pub struct Shared {
     pub spec: WeightMirrorSpec,
     pub connector: Connector,
     pub state: Mutex<State>,
-    /// Rung when there is a new version, and at the end.
-    pub progress: EventCount,
     pub counters: MirrorCounters,
 }
 
@@ -99,20 +97,19 @@ pub struct State {
 /// Why nothing more comes.
 #[derive(Debug)]
 pub struct Ended {
-    /// For the one who waits for the first connection.
+    /// For the first caller that waits for the first connection.
     pub error: Option<Error>,
     pub why: String,
 }
 
 impl Shared {
     pub fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The error for a caller that comes after the end.
     pub fn error(&self, ended: &mut Ended) -> Error {
-        let lost = || Error::WeightsLost { address: self.connector.address(), why: ended.why.clone() };
-        ended.error.take().unwrap_or_else(lost)
+        ended.error.take().unwrap_or_else(|| self.lost(ended.why.clone()))
     }
 
     pub fn lost(&self, why: String) -> Error {

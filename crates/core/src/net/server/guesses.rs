@@ -8,9 +8,10 @@
 //! Only for tokens that a person chose. A token that the server made cannot be guessed, and without a reason nobody on an address
 //! should be able to slow down others on it: on loopback these are the other users of the machine.
 
+use crate::sys::thread::lock;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// Wrong proofs of an address in a second that cost it nothing.
@@ -41,7 +42,7 @@ pub struct Guesses(Mutex<HashMap<IpAddr, Guesser>>);
 impl Guesses {
     /// How long an answer to this address has to wait. `None`: for too long; it should come again.
     pub fn wait(&self, address: IpAddr, now: Instant) -> Option<Duration> {
-        let mut guessers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guessers = lock(&self.0);
         let Some(guesser) = guessers.get_mut(&host(address)) else { return Some(Duration::ZERO) };
         if guesser.slow_until.is_none_or(|end| now >= end) {
             return Some(Duration::ZERO);
@@ -57,7 +58,7 @@ impl Guesses {
 
     /// Notes a wrong proof.
     pub fn note_wrong(&self, address: IpAddr, now: Instant) {
-        let mut guessers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guessers = lock(&self.0);
         let host = host(address);
         if guessers.len() >= MOST && !guessers.contains_key(&host) {
             let oldest = guessers.iter().min_by_key(|(_, guesser)| guesser.last).map(|(host, _)| *host);

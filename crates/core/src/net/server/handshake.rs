@@ -20,7 +20,7 @@ use crate::net::wire::frame::{
     Content, HEADER_BYTES, Header, Hello, Kind, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal,
 };
 use crate::net::wire::tls::is_record;
-use crate::net::wire::token::{Side, Token, nonce};
+use crate::net::wire::token::{Side, Token, random};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ pub async fn authenticate<'a>(
     if client.is_err() && !is_record(&client_bytes) {
         return Err(End::Stranger);
     }
-    let nonce = nonce().map_err(|_| End::Stranger)?;
+    let nonce = random().map_err(|_| End::Stranger)?;
     let server_bytes = Preamble { protocol: PROTOCOL, token: true, nonce }.bytes();
     wire.queue(&server_bytes);
     let Ok(client) = client else {

@@ -10,10 +10,10 @@
 use crate::error::{Error, Result};
 use crate::ring::Deadline;
 use crate::sys::sync::{AtomicBool, AtomicUsize, Ordering};
+use crate::sys::thread::{OwnedThread, lock};
 use std::fmt::Debug;
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
@@ -33,11 +33,10 @@ pub trait RoomSource: Debug + Send + Sync {
 #[derive(Debug)]
 pub struct RoomWaiter {
     shared: Arc<WaiterShared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: OwnedThread,
     turns: Arc<Semaphore>,
     /// Those who wait for their turn or for room.
     queue: Arc<AtomicUsize>,
-    pid: u32,
 }
 
 /// What the room waiter shares with those who wait.
@@ -67,17 +66,11 @@ impl RoomWaiter {
             room: Notify::new(),
             stop: AtomicBool::new(false),
         });
-        let thread = crate::sys::thread::spawn("rollway-room", {
+        let thread = OwnedThread::spawn("rollway-room", {
             let shared = shared.clone();
             move || shared.run()
         })?;
-        Ok(RoomWaiter {
-            shared,
-            thread: Mutex::new(Some(thread)),
-            turns: Arc::new(Semaphore::new(MAX_TURNS)),
-            queue: Arc::default(),
-            pid: std::process::id(),
-        })
+        Ok(RoomWaiter { shared, thread, turns: Arc::new(Semaphore::new(MAX_TURNS)), queue: Arc::default() })
     }
 
     /// Whether somebody waits, whom nobody should overtake.
@@ -105,16 +98,13 @@ impl RoomWaiter {
 
     /// Ends the thread: nobody will wait for room any more. Idempotent.
     pub fn stop(&self) {
-        if self.pid != std::process::id() {
+        if !self.thread.is_here() {
             return; // A forked child: the room waiter is not in it.
         }
         self.shared.stop.store(true, Ordering::Relaxed);
         drop(self.shared.lock()); // The room waiter is asleep, or will see the flag.
         self.shared.called.notify_all();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
-            let _ = thread.join();
-        }
+        self.thread.join();
     }
 }
 
@@ -151,7 +141,7 @@ impl WaiterShared {
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.waiting)
     }
 }
 

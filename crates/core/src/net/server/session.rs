@@ -12,8 +12,9 @@
 
 use crate::net::wire::frame::{Hello, Refusal};
 use crate::net::wire::limits::MAX_FRAME_RECORDS;
+use crate::sys::thread::lock;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedMutexGuard, watch};
 
@@ -82,7 +83,7 @@ impl Sessions {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Id, Session>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 
     pub fn count(&self) -> usize {

@@ -12,8 +12,9 @@ use crate::net::wire::tls::ServerTls;
 use crate::net::wire::token::Token;
 use crate::sys::clock::monotonic_ns;
 use crate::sys::sync::{AtomicU64, Ordering};
+use crate::sys::thread::lock;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 
@@ -211,10 +212,6 @@ impl Shared {
         unauthenticated.push_back((id, sender));
         Some(Admission { server: self.clone(), id, evicted: Mutex::new(Some(receiver)) })
     }
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The admission of one connection, which is unauthenticated at first.

@@ -10,7 +10,8 @@
 //!     the memory. A frame that has arrived is never evicted. An evicted frame was not committed, so its client sends
 //!     it again after it has reconnected.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::sys::thread::lock;
+use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -51,7 +52,7 @@ impl Staging {
     }
 
     fn lock(&self) -> MutexGuard<'_, StagingState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Room for a frame that begins now, if nobody has to be evicted for it.

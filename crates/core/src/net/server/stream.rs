@@ -6,6 +6,7 @@
 //! read stays counted by the caller, and what is to be written stays in the outbox.
 
 use crate::net::wire::frame::{HEADER_BYTES, Header, Kind};
+use crate::net::wire::leaf_cursor::Part;
 use crate::sys::clock::monotonic_ns;
 use crate::sys::fork::CloseOnFork;
 use crate::weights::copy::{LeafCopy, copy_all};
@@ -29,19 +30,6 @@ const MAX_PARTS: usize = 65;
 
 /// What an outbox keeps of its memory.
 const LARGEST_OUTBOX: usize = 64 * 1024;
-
-/// Bytes in shared memory, which somebody may be writing to.
-#[derive(Debug, Clone, Copy)]
-pub struct Part {
-    pub start: *const u8,
-    pub bytes: usize,
-}
-
-impl Default for Part {
-    fn default() -> Part {
-        Part { start: std::ptr::null(), bytes: 0 }
-    }
-}
 
 /// A socket, with TLS or without.
 pub enum Stream {
@@ -343,7 +331,7 @@ impl FrameStream {
         match &mut self.stream {
             Stream::Plain(stream) => loop {
                 ready!(stream.poll_write_ready(cx))?;
-                let outbox = Part { start: self.outbox[self.sent..].as_ptr(), bytes: unsent };
+                let outbox = Part { start: self.outbox[self.sent..].as_mut_ptr(), bytes: unsent };
                 // SAFETY: the outbox is ours; the rest is as the caller promises.
                 match stream.try_io(Interest::WRITABLE, || unsafe { send_parts(stream, outbox, parts) }) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -381,7 +369,7 @@ impl FrameStream {
 unsafe fn send_parts(stream: &TcpStream, first: Part, parts: &[Part]) -> Result<usize> {
     let mut vectors = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; MAX_PARTS];
     let all = std::iter::once(&first).chain(parts).zip(&mut vectors).map(|(part, vector)| {
-        *vector = libc::iovec { iov_base: part.start.cast_mut().cast(), iov_len: part.bytes };
+        *vector = libc::iovec { iov_base: part.start.cast(), iov_len: part.bytes };
     });
     let count = all.count();
     // SAFETY: a header of zeroes is an empty one; the vectors live until the call is over, and are as the caller promises.

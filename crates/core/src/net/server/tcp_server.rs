@@ -10,7 +10,7 @@ use super::connection;
 use super::guesses::Guesses;
 use super::ingress::Ingress;
 use super::session::Sessions;
-use super::shared::{Admission, Refused, Shared, TcpServerSpec, lock};
+use super::shared::{Admission, Refused, Shared, TcpServerSpec};
 use super::staging::Staging;
 use super::weight_source::WeightSource;
 use crate::error::{Error, Result};
@@ -22,10 +22,10 @@ use crate::net::wire::token_file::{self, TokenFile};
 use crate::net::{Endpoint, Transport};
 use crate::sys::fork::CloseOnFork;
 use crate::sys::sync::AtomicU64;
+use crate::sys::thread::{OwnedThread, lock};
 use crate::weights::Weights;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::{Arc, Mutex, mpsc as std_mpsc};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use tokio::task::LocalSet;
@@ -52,8 +52,7 @@ impl<I: Into<Ingress>> Transport<I> for TcpServerSpec {
 pub struct TcpServer {
     shared: Arc<Shared>,
     address: SocketAddr,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    pid: u32,
+    threads: Vec<OwnedThread>,
 }
 
 impl TcpServer {
@@ -130,14 +129,14 @@ impl TcpServer {
             next_admission: AtomicU64::new(0),
             last_refusal: Mutex::default(),
         });
-        let server = TcpServer { shared, address, threads: Mutex::default(), pid: std::process::id() };
+        let mut server = TcpServer { shared, address, threads: Vec::new() };
         server.start_threads(close_on_fork, listener, file)?;
         Ok(server)
     }
 
     /// Starts the loops; returns when the first one listens. On failure, those that run are stopped by `Drop`.
     fn start_threads(
-        &self,
+        &mut self,
         close_on_fork: CloseOnFork,
         listener: TcpListener,
         file: Option<TokenFile>,
@@ -169,14 +168,14 @@ impl TcpServer {
 
     /// Prepares and runs `work` in a loop of its own, then lets the tasks end. Returns when it is prepared.
     fn start_loop<T: 'static>(
-        &self,
+        &mut self,
         number: usize,
         prepare: impl FnOnce() -> std::io::Result<T> + Send + 'static,
         work: impl AsyncFnOnce(T, &Arc<Shared>, &mut Tasks) + Send + 'static,
     ) -> Result<()> {
         let (ready, started) = std_mpsc::channel();
         let shared = self.shared.clone();
-        let thread = crate::sys::thread::spawn(&format!("rollway-tcp-{number}"), move || {
+        let thread = OwnedThread::spawn(&format!("rollway-tcp-{number}"), move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let prepared = runtime.and_then(|runtime| {
                 let context = runtime.enter();
@@ -195,7 +194,7 @@ impl TcpServer {
                 let _ = tokio::time::timeout(STOP_LIMIT, tasks.finished()).await;
             });
         })?;
-        lock(&self.threads).push(thread);
+        self.threads.push(thread);
         match started.recv() {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(Error::io("cannot start an event loop", error)),
@@ -232,14 +231,11 @@ impl TcpServer {
 
     /// Says goodbye to the clients, gives back their slots and ends the threads. Idempotent.
     pub fn stop(&self) {
-        if self.pid != std::process::id() {
+        if !self.threads.iter().all(OwnedThread::is_here) {
             return; // A forked child: the threads are not in it.
         }
         self.shared.stop.send_replace(true);
-        let threads = std::mem::take(&mut *lock(&self.threads));
-        for thread in threads {
-            let _ = thread.join();
-        }
+        self.threads.iter().for_each(OwnedThread::join);
         self.shared.ingress.iter().for_each(Ingress::close);
         self.shared.weight_source.iter().for_each(WeightSource::close);
     }

@@ -15,11 +15,12 @@
 use super::end::{End, Never, closed, too_slow};
 use super::header_reader::{HeaderReader, budget, goodbye, skip};
 use super::shared::Shared;
-use super::stream::{FrameStream, Part};
+use super::stream::FrameStream;
 use super::weight_source::{LatestVersion, WeightSource};
 use crate::net::wire::frame::{GoodbyeReason, Header, Kind, LeafList, VersionEnd};
+use crate::net::wire::leaf_cursor::{LeafCursor, Part};
 use crate::net::wire::stats::add;
-use crate::weights::{ChangedLeaf, HeldVersion};
+use crate::weights::HeldVersion;
 use std::sync::Arc;
 use std::task::Poll;
 use tokio::sync::watch;
@@ -156,10 +157,13 @@ impl WeightConnection<'_> {
         };
         let version = hold.version();
         self.wire.queue(&list.frame(version));
-        let mut load = VersionSender::new(&hold, &changed);
-        let bytes = load.left;
+        let mut leaves = LeafCursor::new(list.leaves.iter().map(|&leaf| {
+            let (start, bytes) = hold.leaf(leaf);
+            (start.cast_mut(), bytes)
+        }));
+        let bytes = leaves.left();
         let budget = budget(&self.server.spec, bytes as u64);
-        let whole = timeout(budget, self.send_piece(&mut load)).await.map_err(|_| too_slow())??;
+        let whole = timeout(budget, self.send_pieces(&hold, &mut leaves)).await.map_err(|_| too_slow())??;
         let version_end = if whole { VersionEnd::Complete } else { VersionEnd::Overwritten };
         self.wire.queue(
             &Header { code: version_end as u16, sequence: version, ..Header::new(Kind::VersionEnd) }.bytes(),
@@ -167,72 +171,27 @@ impl WeightConnection<'_> {
         self.wire.flush_ready().await?;
         let counters = &self.server.counters;
         add(if whole { &counters.versions } else { &counters.versions_void }, 1);
-        add(&counters.weight_bytes, (bytes - load.left) as u64);
+        add(&counters.weight_bytes, (bytes - leaves.left()) as u64);
         Ok(())
     }
 
-    /// Sends the load piece by piece; false when it was overwritten meanwhile, by a newer version. The client asks again then, so
-    /// a version that can never be whole ends the connection.
-    async fn send_piece(&mut self, load: &mut VersionSender<'_>) -> Result<bool, End> {
-        while load.left > 0 {
-            let (sequence, length) = (load.hold.version(), load.left.min(PIECE_BYTES) as u64);
+    /// Sends the leaves piece by piece. False when a newer version overwrote them meanwhile; the client then asks again. A
+    /// version that can never be whole is an error.
+    async fn send_pieces(&mut self, hold: &HeldVersion, leaves: &mut LeafCursor) -> Result<bool, End> {
+        while leaves.left() > 0 {
+            let (sequence, length) = (hold.version(), leaves.left().min(PIECE_BYTES) as u64);
             self.wire.begin_piece(&Header { sequence, length, ..Header::new(Kind::Piece) });
             while self.wire.piece_left() > 0 {
                 let mut parts = [Part::default(); PARTS];
-                let count = load.parts(self.wire.piece_left(), &mut parts);
+                let (count, _) = leaves.parts(self.wire.piece_left(), &mut parts);
                 // SAFETY: the parts lie in leaves of a buffer that is mapped as long as the hold.
-                load.advance(unsafe { self.wire.send_piece(&parts[..count]) }.await?);
+                leaves.advance(unsafe { self.wire.send_piece(&parts[..count]) }.await?);
             }
-            if !load.hold.check_whole().map_err(closed)? {
+            if !hold.check_whole().map_err(closed)? {
                 return Ok(false);
             }
             tokio::task::yield_now().await;
         }
-        load.hold.check_whole().map_err(closed)
-    }
-}
-
-/// What is left to be sent of a version.
-struct VersionSender<'a> {
-    hold: &'a HeldVersion,
-    leaves: &'a [ChangedLeaf],
-    /// The next byte: in which of the leaves, and where in it.
-    at: (usize, usize),
-    left: usize,
-}
-
-impl<'a> VersionSender<'a> {
-    fn new(hold: &'a HeldVersion, leaves: &'a [ChangedLeaf]) -> VersionSender<'a> {
-        let left = leaves.iter().map(|changed| hold.leaf(changed.leaf).1).sum();
-        VersionSender { hold, leaves, at: (0, 0), left }
-    }
-
-    /// The next parts, of at most `most` bytes; says how many.
-    fn parts(&self, most: usize, parts: &mut [Part]) -> usize {
-        let (mut at, mut left, mut count) = (self.at, most.min(self.left), 0);
-        while left > 0 && count < parts.len() {
-            let (start, bytes) = self.hold.leaf(self.leaves[at.0].leaf);
-            let length = (bytes - at.1).min(left);
-            if length > 0 {
-                parts[count] = Part { start: start.wrapping_add(at.1), bytes: length };
-                count += 1;
-                left -= length;
-            }
-            at = (at.0 + 1, 0);
-        }
-        count
-    }
-
-    fn advance(&mut self, mut sent: usize) {
-        self.left -= sent;
-        while sent > 0 {
-            let (_, bytes) = self.hold.leaf(self.leaves[self.at.0].leaf);
-            let length = (bytes - self.at.1).min(sent);
-            sent -= length;
-            self.at.1 += length;
-            if self.at.1 == bytes {
-                self.at = (self.at.0 + 1, 0);
-            }
-        }
+        hold.check_whole().map_err(closed)
     }
 }

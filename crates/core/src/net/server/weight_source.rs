@@ -7,10 +7,10 @@
 use crate::error::{Error, Result};
 use crate::net::wire::frame::{self, Inventory};
 use crate::sys::sync::{AtomicBool, Ordering};
+use crate::sys::thread::{OwnedThread, lock};
 use crate::sys::wait::LivenessPoll;
 use crate::weights::{HeldVersion, Reader, Weights};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, Weak};
 use tokio::sync::watch;
 
 /// What the version watcher knows.
@@ -33,8 +33,7 @@ pub struct WeightSource {
     inventory: Inventory,
     latest: watch::Sender<LatestVersion>,
     stop: Arc<AtomicBool>,
-    watcher: Mutex<Option<JoinHandle<()>>>,
-    pid: u32,
+    watcher: OwnedThread,
 }
 
 impl WeightSource {
@@ -59,7 +58,7 @@ impl WeightSource {
         };
         let reader = Arc::new(Reader::attach_to(weights.clone(), 1)?);
         let (latest, stop) = (watch::Sender::new(look(&weights)), Arc::new(AtomicBool::new(false)));
-        let watcher = crate::sys::thread::spawn("rollway-version", {
+        let watcher = OwnedThread::spawn("rollway-version", {
             let (weights, latest, stop) = (weights.clone(), latest.clone(), stop.clone());
             move || watch_versions(&weights, &latest, &stop)
         })?;
@@ -70,8 +69,7 @@ impl WeightSource {
             inventory,
             latest,
             stop,
-            watcher: Mutex::new(Some(watcher)),
-            pid: std::process::id(),
+            watcher,
         })
     }
 
@@ -109,14 +107,12 @@ impl WeightSource {
 
     /// Ends the version watcher, and leaves the seat. The last one to leave takes the name away. Idempotent.
     pub fn close(&self) {
-        if self.pid != std::process::id() {
+        if !self.watcher.is_here() {
             return; // A forked child: the version watcher is not in it.
         }
         self.stop.store(true, Ordering::Relaxed);
         self.weights.protocol().control.published.notify();
-        if let Some(watcher) = lock(&self.watcher).take() {
-            let _ = watcher.join();
-        }
+        self.watcher.join();
         if lock(&self.reader).take().is_some() {
             // A name that stays behind is collected by whoever looks next.
             let _ = Weights::collect(self.weights.segment().name());
@@ -128,10 +124,6 @@ impl Drop for WeightSource {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn look(weights: &Weights) -> LatestVersion {

@@ -13,7 +13,7 @@
 //!
 //! It says who opened the connection, not who writes on it later: on a network that others can write to, use TLS besides.
 
-use super::frame::{Damage, NONCE_BYTES, PREAMBLE_BYTES, PROOF_BYTES, SHARE_BYTES};
+use super::frame::{Damage, PREAMBLE_BYTES, PROOF_BYTES, SHARE_BYTES};
 use crate::error::{Error, Result};
 use curve25519_dalek::edwards::CompressedEdwardsY;
 use curve25519_dalek::traits::Identity as _;
@@ -142,11 +142,6 @@ pub fn random<const N: usize>() -> Result<[u8; N]> {
         .fill(&mut bytes)
         .map_err(|_| Error::io("cannot get random bytes", std::io::Error::other("the system gave none")))?;
     Ok(bytes)
-}
-
-/// A number that is used once.
-pub fn nonce() -> Result<[u8; NONCE_BYTES]> {
-    random()
 }
 
 #[cfg(test)]

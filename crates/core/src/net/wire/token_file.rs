@@ -23,7 +23,6 @@ use crate::segment::directory;
 use crate::sys::fork::CloseOnFork;
 use rustix::fs::{self, AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -46,21 +45,13 @@ pub fn path(address: SocketAddr) -> PathBuf {
 }
 
 /// Why there is no token in the file.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Missing {
-    /// There is no file.
+    #[error("there is no such file")]
     NoFile,
-    /// There is one, and this is wrong with it.
+    /// There is a file, and this is wrong with it.
+    #[error("{0}")]
     Unfit(String),
-}
-
-impl fmt::Display for Missing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Missing::NoFile => f.write_str("there is no such file"),
-            Missing::Unfit(what) => f.write_str(what),
-        }
-    }
 }
 
 /// The token of a server of this user on that address (F3).
