@@ -6,9 +6,7 @@ use proptest::prelude::*;
 use rollway_core::net::wire::frame::{
     Content, Entry, GoodbyeReason, Header, Hello, Kind, LearnerStatus, Refusal, Welcome,
 };
-use rollway_core::net::{
-    RecordIngress, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec, Transport,
-};
+use rollway_core::net::{RecordIngress, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec};
 use rollway_core::records::format::{LeafShape, Shape};
 use rollway_core::records::producer::Label;
 use rollway_core::records::{Consumer, Producer, RecordsSpec};
@@ -41,20 +39,15 @@ impl Learner {
     }
 
     fn with(lane_bytes: usize, on_full: OnFull, spec: TcpServerSpec) -> Learner {
-        Learner::open(lane_bytes, on_full, spec, RecordIngress::new)
+        Learner::open(lane_bytes, on_full, spec, None)
     }
 
     /// One that takes only records of [`shape`].
     fn checked(spec: TcpServerSpec) -> Learner {
-        Learner::open(64 * KIB, OnFull::Block, spec, |producer| RecordIngress::checked(producer, shape()))
+        Learner::open(64 * KIB, OnFull::Block, spec, Some(shape()))
     }
 
-    fn open(
-        lane_bytes: usize,
-        on_full: OnFull,
-        spec: TcpServerSpec,
-        ingress: impl Fn(Producer) -> Result<RecordIngress>,
-    ) -> Learner {
+    fn open(lane_bytes: usize, on_full: OnFull, spec: TcpServerSpec, shape: Option<Shape>) -> Learner {
         let records = RecordsSpec {
             name: None,
             auto_named: false,
@@ -67,7 +60,8 @@ impl Learner {
             preallocate: false,
         };
         let consumer = Arc::new(Consumer::open(&records, IfExists::Resume, None).unwrap());
-        let server = TcpServer::start(ingress(producer(&consumer)).unwrap(), spec).unwrap();
+        let ingress = RecordIngress::new(producer(&consumer), shape).unwrap();
+        let server = TcpServer::start(ingress, spec).unwrap();
         Learner { server, consumer }
     }
 
@@ -352,12 +346,11 @@ fn records_go_over_tls_with_a_token_and_resume_after_a_cut() {
 }
 
 #[test]
-fn the_transport_of_samples_is_one_of_records_too() {
+fn two_servers_feed_one_set_of_records() {
     let learner = Learner::new(64 * KIB);
-    let ingress = RecordIngress::new(producer(&learner.consumer)).unwrap();
-    let another = TcpServerSpec::default().start(ingress).unwrap();
-    let port = another.address().rsplit_once(':').unwrap().1.parse().unwrap();
-    let client = connect(TcpClientSpec { port, ..learner.spec() }).unwrap();
+    let ingress = RecordIngress::new(producer(&learner.consumer), None).unwrap();
+    let another = TcpServer::start(ingress, TcpServerSpec::default()).unwrap();
+    let client = connect(TcpClientSpec { port: another.port(), ..learner.spec() }).unwrap();
     put(&client, 7, 100);
     client.wait(soon()).unwrap();
     assert_eq!(learner.values(1), [7]);

@@ -380,7 +380,7 @@ impl Lanes {
         };
         let consumer = Arc::new(records::Consumer::open(&wanted, IfExists::Resume, None).unwrap());
         let producer = records::Producer::attach_to(consumer.records().clone(), ANYONE).unwrap();
-        let server = TcpServer::start(RecordIngress::new(producer).unwrap(), spec).unwrap();
+        let server = TcpServer::start(RecordIngress::new(producer, None).unwrap(), spec).unwrap();
         Lanes { server, consumer }
     }
 

@@ -48,7 +48,7 @@ impl Origin {
 
     fn with(weights: &WeightsSpec<'_>, server: TcpServerSpec) -> Origin {
         let writer = Writer::open(weights, IfExists::Resume, 1).unwrap();
-        let server = TcpServer::with_weights(None, writer.weights().clone(), server).unwrap();
+        let server = TcpServer::serve(None, Some(writer.weights().clone()), server).unwrap();
         let words = [0, 1, 2].map(|leaf| weights.leaf_bytes[leaf] / 8);
         Origin { server, writer, words }
     }
@@ -171,7 +171,7 @@ fn leaves_may_be_many_and_tiny() {
     let schema = weight_schema(&leaf_bytes);
     let weights = WeightsSpec { schema, leaf_bytes: &leaf_bytes, ..spec(None, &[0; 3]) };
     let writer = Writer::open(&weights, IfExists::Resume, 1).unwrap();
-    let server = TcpServer::with_weights(None, writer.weights().clone(), TcpServerSpec::default()).unwrap();
+    let server = TcpServer::serve(None, Some(writer.weights().clone()), TcpServerSpec::default()).unwrap();
     let stack: Vec<u8> = (0..=255).cycle().take(4000).collect();
     let sources: Vec<Source> = (0..3000).map(|leaf| Source { leaf, from: stack[leaf..].as_ptr() }).collect();
     // SAFETY: behind each source there are more bytes than its leaf has.
@@ -224,7 +224,7 @@ fn samples_go_up_and_weights_come_down_on_one_port() {
     let writer = Writer::open(&spec(None, &leaf_bytes), IfExists::Resume, 1).unwrap();
     let ingress = crate::harness::ingress(&learner.consumer).into();
     let server =
-        TcpServer::with_weights(Some(ingress), writer.weights().clone(), TcpServerSpec::default()).unwrap();
+        TcpServer::serve(Some(ingress), Some(writer.weights().clone()), TcpServerSpec::default()).unwrap();
     let origin = Origin { server, writer, words: SMALL };
     let mirror = origin.mirror();
     let client = crate::harness::connect(rollway_core::net::TcpClientSpec {
@@ -420,7 +420,7 @@ fn a_server_that_comes_back_with_the_same_weights_goes_on_where_it_was() {
     assert!(eventually(|| !mirror.is_connected() && mirror.last_error().is_some()));
     assert_eq!(read(&mirror, origin.words, 0), (1, [1, 1]), "while it is away, the last version is there");
     origin.server =
-        TcpServer::with_weights(None, origin.writer.weights().clone(), TcpServerSpec::default()).unwrap();
+        TcpServer::serve(None, Some(origin.writer.weights().clone()), TcpServerSpec::default()).unwrap();
     proxy.redirect(origin.server.port());
     let before = mirror.stats().bytes;
     origin.write(&[2], 2);

@@ -183,7 +183,7 @@ impl FrameScatter {
             let mut heap = vec![0; room.len()];
             let arrived = self.at.offset;
             // SAFETY: the room is ours until it is committed (I2), and has more bytes than have arrived.
-            unsafe { heap[..arrived].as_mut_ptr().copy_from_nonoverlapping(room.start(), arrived) };
+            unsafe { heap[..arrived].as_mut_ptr().copy_from_nonoverlapping(room.as_mut_ptr(), arrived) };
             let bytes = room.len();
             (self.spill, self.staged) = (heap, Some(staging));
             self.spans[0] = Span::Spill(bytes);
@@ -200,7 +200,7 @@ impl FrameScatter {
         if let Some(Span::Record(room)) = self.spans.first() {
             let bytes = room.len().min(staged.len());
             // SAFETY: the room is ours until it is committed (I2), and has as many bytes.
-            unsafe { room.start().copy_from_nonoverlapping(staged.as_ptr(), bytes) };
+            unsafe { room.as_mut_ptr().copy_from_nonoverlapping(staged.as_ptr(), bytes) };
         }
     }
 
@@ -270,7 +270,7 @@ impl FrameScatter {
                     (spill.wrapping_add(rows * before + at.offset), left)
                 }
                 Span::Discard(_) => (scratch, left.min(SCRATCH_BYTES)),
-                Span::Record(room) => (room.start().wrapping_add(at.offset), left),
+                Span::Record(room) => (room.as_mut_ptr().wrapping_add(at.offset), left),
             };
             if len > 0 {
                 // SAFETY: slots are claimed by the run, which we hold (I1), and a claim's rows of a leaf lie side by

@@ -34,7 +34,7 @@ mod tcp_server;
 mod weight_frames;
 mod weight_source;
 
-pub use ingress::Ingress;
+pub use ingress::{Feed, Ingress};
 pub use record_ingress::RecordIngress;
 pub use sample_ingress::SampleIngress;
 pub use shared::{Refused, TcpServerSpec};

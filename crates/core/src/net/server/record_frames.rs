@@ -10,9 +10,10 @@
 //! The policy drops a record, or older ones in favour of it, only when all bytes before its end have arrived, or when it is
 //! the first of its part. What is dropped is counted when it is settled, because a part may be placed again.
 
-use super::connection::{Connection, LOOK};
-use super::end::{End, closed, too_slow};
+use super::connection::Connection;
+use super::end::{End, closed, in_time};
 use super::frame_scatter::Span;
+use super::ingress::Feed;
 use super::record_ingress::{RecordIngress, Room};
 use super::session::Progress;
 use super::staging::StagingRoom;
@@ -21,7 +22,6 @@ use crate::net::wire::frame::{ENTRY_BYTES, Entry, Header};
 use crate::net::wire::stats::add;
 use crate::records::producer::Label;
 use crate::ring::OnFull;
-use tokio::time::timeout;
 
 /// A part of a frame for which there are places.
 #[derive(Debug, Default)]
@@ -92,8 +92,7 @@ impl Connection<'_> {
         let (index_bytes, bytes) = limits.parts(header)?;
         let known = self.rows_known(header, progress)?;
         let mut index = vec![0; index_bytes];
-        let read = timeout(self.server.spec.frame_timeout, self.wire.read_exact(&mut index)).await;
-        read.map_err(|_| too_slow())??;
+        in_time(self.server.spec.frame_timeout, self.wire.read_exact(&mut index)).await?;
         limits.check(&index, bytes)?;
         let mut rest = Rest { index: &index, sequence: header.sequence, bytes, known };
         while !rest.index.is_empty() {
@@ -228,14 +227,8 @@ impl Connection<'_> {
         add(&self.server.counters.waited, 1);
         let room_waiter = ingress.room_waiter();
         let mut turn = room_waiter.enqueue();
-        let mut futile = 0;
         loop {
-            if turn.has_turn() {
-                self.room(room_waiter, bytes, &mut futile).await?;
-            } else {
-                // Those before us may need more, and there may be room for this one.
-                let _ = self.wait_with_pings(timeout(LOOK, turn.wait_turn())).await?;
-            }
+            self.wait_room(room_waiter, &mut turn, bytes).await?;
             if let Some(room) = may_stage.then(|| self.stage_early(bytes)).flatten() {
                 return Ok(Found::Staging(room));
             }
@@ -275,13 +268,14 @@ impl Connection<'_> {
         let (producer_id, mut samples, mut dropped, mut malformed) = (self.producer_id, 0, 0, None);
         let numbered = Entry::all(rest.index).zip(rest.sequence..);
         for ((entry, sequence), span) in numbered.zip(self.scatter.take_first(part.rows)) {
-            if let Span::Record(room) = span {
-                if let Err(Damage(what)) = ingress.check(room.bytes()) {
+            if let Span::Record(mut room) = span {
+                if let Err(Damage(what)) = ingress.check(&mut room) {
                     malformed = Some((sequence, what));
                     break;
                 }
                 let Entry { version, kind, .. } = entry;
-                room.commit(Label { version, kind, origin: Some((producer_id, sequence)) });
+                let label = Label { version, kind, origin: Some((producer_id, sequence)) };
+                let _ = room.commit(entry.bytes as usize, label); // Fails only in a forked child.
                 samples += 1;
             } else if drops(ingress) && sequence >= rest.sequence + rest.known as u64 {
                 dropped += 1;

@@ -85,7 +85,7 @@ impl RoomWaiter {
         // The semaphore is never closed.
         let turn = Box::pin(async move { turns.acquire_owned().await.ok() });
         let (turns, queue) = (self.turns.clone(), self.queue.clone());
-        Place { turns, queue, turn, permit: None, waits: true }
+        Place { turns, queue, turn, permit: None, waits: true, futile: 0 }
     }
 
     /// Returns when there may be room for `want`, or the place is closed. Try then; others may have been faster.
@@ -181,6 +181,8 @@ pub struct Place {
     turn: TurnFuture,
     permit: Option<OwnedSemaphorePermit>,
     waits: bool,
+    /// Waits for room in a row after which there was none.
+    pub futile: u32,
 }
 
 impl Place {

@@ -1,9 +1,10 @@
 //! A frame of samples on the server: its rows claim slots of the ring, land in them, and are committed. A frame that arrives
 //! slowly is staged, and claims slots when all of it is there.
 
-use super::connection::{Connection, LOOK};
+use super::connection::Connection;
 use super::end::{End, closed};
 use super::frame_scatter::{FrameScatter, Span};
+use super::ingress::Feed;
 use super::room_waiter::Place;
 use super::sample_ingress::SampleIngress;
 use super::session::Progress;
@@ -14,7 +15,6 @@ use crate::net::wire::stats::add;
 use crate::ring::OnFull;
 use crate::ring::producer::Origin;
 use crate::sys::sync::Ordering;
-use tokio::time::timeout;
 
 /// One frame in so many is timed for the ring's `memcpy` histogram: the system call that copies it into its slots.
 const TIMED: u64 = 16;
@@ -28,7 +28,7 @@ impl Connection<'_> {
         progress: &mut Progress,
     ) -> Result<(), End> {
         let (server, rows) = (self.server, header.rows as usize);
-        let most = ingress.max_frame_rows();
+        let most = ingress.max_rows();
         if rows == 0 || rows > most {
             return Err(End::Damaged(format!("a frame has {rows} rows; 1 to {most} are allowed")));
         }
@@ -96,16 +96,10 @@ impl Connection<'_> {
         }
         add(&self.server.counters.waited, 1);
         let mut turn = ingress.room_waiter().enqueue();
-        let mut futile = 0;
         while left > 0 && (left == rows || !turn.try_turn()) {
             self.scatter.give_back();
             left = rows;
-            if turn.has_turn() {
-                self.room(ingress.room_waiter(), 1, &mut futile).await?;
-            } else {
-                // Those before us may be slow, and there may be room for all of this frame.
-                let _ = self.wait_with_pings(timeout(LOOK, turn.wait_turn())).await?;
-            }
+            self.wait_room(ingress.room_waiter(), &mut turn, 1).await?;
             // While we waited, others were late: this frame may be the next (C4).
             if let Some(room) = self.stage_early(rows * ingress.sample_bytes()) {
                 self.scatter.push_staged(rows, room);
@@ -152,7 +146,7 @@ impl Connection<'_> {
             sequence += rows as u64;
         }
         progress.next = progress.next.max(sequence);
-        let (mut done, mut futile) = (0, 0);
+        let mut done = 0;
         while done < spilled {
             let is_fair = ingress.on_full() == OnFull::Block && placed.turn.is_none();
             let stands_back = is_fair && ingress.room_waiter().has_waiters();
@@ -162,7 +156,8 @@ impl Connection<'_> {
                     self.scatter.copy_spilled(&run, done, spilled);
                     run.commit(origin(progress.next));
                     progress.next += rows as u64;
-                    (done, futile) = (done + rows, 0);
+                    done += rows;
+                    placed.turn.iter_mut().for_each(|turn| turn.futile = 0);
                     add(&server.counters.samples, rows as u64);
                 }
                 Ok(None) => {
@@ -181,11 +176,7 @@ impl Connection<'_> {
                         ingress.room_waiter().enqueue()
                     });
                     turn.wait_again();
-                    if turn.has_turn() {
-                        self.room(ingress.room_waiter(), 1, &mut futile).await?;
-                    } else {
-                        let _ = self.wait_with_pings(timeout(LOOK, turn.wait_turn())).await?;
-                    }
+                    self.wait_room(ingress.room_waiter(), turn, 1).await?;
                 }
                 Err(error) => return Err(closed(error)),
             }

@@ -168,10 +168,7 @@ impl Shared {
             End::Damaged(_) => add(&counters.cut_damaged, 1),
             End::Malformed(text) => {
                 add(&counters.refused_records, 1);
-                let (peer, text) = (peer.to_owned(), text.clone());
-                let at = Instant::now();
-                let refused = Refused { peer, code: Refusal::Protocol, text, schema: None, at };
-                *lock(&self.last_refusal) = Some(refused);
+                self.note_refusal(peer, Refusal::Protocol, text, None);
             }
             End::Refused(code, text, schema) => {
                 let counter = match code {
@@ -184,14 +181,7 @@ impl Shared {
                     Refusal::SessionUnknown | Refusal::Closed => &counters.refused_other,
                 };
                 add(counter, 1);
-                let refused = Refused {
-                    peer: peer.to_owned(),
-                    code: *code,
-                    text: text.clone(),
-                    schema: schema.clone(),
-                    at: Instant::now(),
-                };
-                *lock(&self.last_refusal) = Some(refused);
+                self.note_refusal(peer, *code, text, schema.clone());
             }
             End::Goodbye(GoodbyeReason::TooSlow, _) => add(&counters.cut_slow, 1),
             End::Goodbye(GoodbyeReason::Silent, _) => add(&counters.cut_silent, 1),
@@ -199,8 +189,22 @@ impl Shared {
         }
     }
 
-    /// Admits a connection as unauthenticated, in place of the oldest such one if need be. `None`: full of those who have a right
-    /// to be.
+    fn note_refusal(&self, peer: &str, code: Refusal, text: &str, schema: Option<(Content, Vec<u8>)>) {
+        let (peer, text, at) = (peer.to_owned(), text.to_owned(), Instant::now());
+        *lock(&self.last_refusal) = Some(Refused { peer, code, text, schema, at });
+    }
+
+    /// Returns when the server stops.
+    pub fn stopped(&self) -> impl Future<Output = End> + 'static {
+        let mut stop = self.stop.subscribe();
+        async move {
+            let _ = stop.wait_for(|stop| *stop).await;
+            End::Goodbye(GoodbyeReason::Stopping, "the learner stops serving".to_owned())
+        }
+    }
+
+    /// Admits a connection as unauthenticated, in place of the oldest such one if need be. `None`: all connections are
+    /// authenticated, and there are as many as allowed.
     pub fn admit(self: &Arc<Self>) -> Option<Admission> {
         let mut unauthenticated = lock(&self.unauthenticated);
         if self.counters.connections.load(Ordering::Relaxed) >= self.spec.max_connections as u64 {

@@ -109,24 +109,30 @@ fn hung_up() -> Error {
     Error::new(ErrorKind::UnexpectedEof, "the client hung up")
 }
 
+/// Everything below `next` is settled; so many frames may be under way; `version` is that of the newest weights.
+#[derive(Debug, Clone, Copy)]
+pub struct Ack {
+    pub next: u64,
+    pub credit: u32,
+    pub version: u32,
+}
+
 /// One connection.
 pub struct FrameStream {
     _close_on_fork: CloseOnFork,
     stream: Stream,
     outbox: Vec<u8>,
     sent: usize,
-    /// The acknowledgement that is due: next sequence and credit.
-    ack: Option<(u64, u32)>,
+    /// The acknowledgement that is due.
+    ack: Option<Ack>,
     ack_bytes: u64,
     ack_frames: u32,
-    /// Of the newest weights, as acknowledgements and pings tell.
-    version: u32,
     /// The last read brought less than there was room for: nothing more is likely to be there.
     drained: bool,
     has_queued: bool,
     /// Bytes of a piece whose header was said.
     piece_left: usize,
-    /// Time spent in reads since somebody asked for it, in nanoseconds.
+    /// Time spent in reads since `start_clock`, in nanoseconds.
     clock: Option<u64>,
 }
 
@@ -144,7 +150,6 @@ impl FrameStream {
             ack: None,
             ack_bytes: 0,
             ack_frames: 0,
-            version: 0,
             drained: true,
             has_queued: false,
             piece_left: 0,
@@ -225,18 +230,13 @@ impl FrameStream {
         self.outbox.extend_from_slice(frame);
     }
 
-    /// Which weights are the newest: told with the next acknowledgement.
-    pub fn set_version(&mut self, version: u32) {
-        self.version = version;
+    /// Asks whether the client is there, and tells it the version of the newest weights.
+    pub fn ping(&mut self, version: u32) {
+        self.ack.iter_mut().for_each(|ack| ack.version = version); // It is sent later.
+        self.queue(&Header { version, ..Header::new(Kind::Ping) }.bytes());
     }
 
-    /// Asks whether the other side is there, and tells which weights are the newest.
-    pub fn ping(&mut self) {
-        self.queue(&Header { version: self.version, ..Header::new(Kind::Ping) }.bytes());
-    }
-
-    /// Whether the other side was ever told anything. It expects our preamble first, and would not understand a
-    /// goodbye.
+    /// Whether anything was sent. The client expects our preamble first, and would not understand a goodbye.
     pub fn has_sent(&self) -> bool {
         self.has_queued
     }
@@ -246,9 +246,9 @@ impl FrameStream {
         self.outbox.len() - self.sent
     }
 
-    /// Everything below `next` is settled; `bytes` more than the last time.
-    pub fn acknowledge(&mut self, next: u64, credit: u32, bytes: u64) {
-        self.ack = Some((next, credit));
+    /// Acknowledges `bytes` more than the last time.
+    pub fn acknowledge(&mut self, ack: Ack, bytes: u64) {
+        self.ack = Some(ack);
         self.ack_bytes += bytes;
         self.ack_frames += 1;
     }
@@ -263,10 +263,9 @@ impl FrameStream {
         loop {
             // An acknowledgement that was not sent yet is overtaken by the next one.
             if self.unsent() == 0
-                && let Some((sequence, credit)) = self.ack.take()
+                && let Some(Ack { next: sequence, credit, version }) = self.ack.take()
             {
                 (self.ack_bytes, self.ack_frames) = (0, 0);
-                let version = self.version;
                 self.queue(&Header { sequence, credit, version, ..Header::new(Kind::Ack) }.bytes());
             }
             if self.unsent() == 0 {

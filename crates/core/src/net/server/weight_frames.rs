@@ -12,8 +12,8 @@
 //! There is no queue: a client that is slow skips versions. Nothing here makes the writer wait, and between two pieces other
 //! connections have their turn. A version must be sent in the time that a frame of its size may take.
 
-use super::end::{End, Never, closed, too_slow};
-use super::header_reader::{HeaderReader, budget, goodbye, skip};
+use super::end::{End, Never, closed, in_time};
+use super::header_reader::{HeaderReader, budget, handle_control};
 use super::shared::Shared;
 use super::stream::FrameStream;
 use super::weight_source::{LatestVersion, WeightSource};
@@ -24,7 +24,6 @@ use crate::weights::HeldVersion;
 use std::sync::Arc;
 use std::task::Poll;
 use tokio::sync::watch;
-use tokio::time::timeout;
 
 /// Bytes of one piece: small enough for others to have their turn soon.
 const PIECE_BYTES: usize = 256 * 1024;
@@ -97,19 +96,13 @@ impl WeightConnection<'_> {
                     self.send(have).await?;
                 }
             }
-            if self.wire.unsent() > 4096 {
-                // It does not read what we say.
-                timeout(self.server.spec.frame_timeout, self.wire.flush())
-                    .await
-                    .map_err(|_| too_slow())??;
-            }
         }
     }
 
     /// Waits for a header, and for a newer version if the client wants one.
     async fn event(&mut self) -> Result<Event, End> {
         let (wire, header_reader, latest) = (&mut *self.wire, &mut self.header_reader, &mut self.latest);
-        let mut header = std::pin::pin!(header_reader.header(wire, &self.server.spec, FrameStream::ping));
+        let mut header = std::pin::pin!(header_reader.header(wire, &self.server.spec, |wire| wire.ping(0)));
         let Some(have) = self.wanted else { return header.await.map(Event::Heard) };
         let mut told = std::pin::pin!(latest.wait_for(|latest| latest.version > have || latest.over));
         std::future::poll_fn(|cx| {
@@ -123,26 +116,18 @@ impl WeightConnection<'_> {
     }
 
     async fn handle_frame(&mut self, header: &Header) -> Result<(), End> {
-        let budget = budget(&self.server.spec, header.length);
-        match header.kind {
-            Kind::Fetch if self.wanted.is_some() => Err(End::Damaged("a fetch is out of turn".to_owned())),
-            Kind::Fetch => {
-                // The client may have a newer version than the watcher told us, but none newer than the weights have.
-                if header.sequence > self.weight_source.version().map_err(closed)? {
-                    return Err(End::Damaged("a client has a version that there is not".to_owned()));
-                }
-                self.wanted = Some(header.sequence);
-                Ok(())
-            }
-            Kind::Ping => {
-                self.wire.queue(&Header { kind: Kind::Pong, ..*header }.bytes());
-                Ok(())
-            }
-            Kind::Pong => Ok(()),
-            Kind::Goodbye => Err(goodbye(self.wire, header, budget).await?),
-            Kind::Extension(_) => skip(self.wire, header.length, budget).await,
-            _ => Err(End::Damaged("a frame is out of turn".to_owned())),
+        if header.kind != Kind::Fetch {
+            let pong = || Header { kind: Kind::Pong, ..*header };
+            return handle_control(self.wire, &self.server.spec, header, pong).await;
         }
+        // The client may have a newer version than the watcher told us, but none newer than the weights have.
+        if self.wanted.is_some() || header.sequence > self.weight_source.version().map_err(closed)? {
+            return Err(End::Damaged(
+                "a fetch is out of turn, or has a version that there is not".to_owned(),
+            ));
+        }
+        self.wanted = Some(header.sequence);
+        Ok(())
     }
 
     /// Sends what changed since `have`.
@@ -163,7 +148,7 @@ impl WeightConnection<'_> {
         }));
         let bytes = leaves.left();
         let budget = budget(&self.server.spec, bytes as u64);
-        let whole = timeout(budget, self.send_pieces(&hold, &mut leaves)).await.map_err(|_| too_slow())??;
+        let whole = in_time(budget, self.send_pieces(&hold, &mut leaves)).await?;
         let version_end = if whole { VersionEnd::Complete } else { VersionEnd::Overwritten };
         self.wire.queue(
             &Header { code: version_end as u16, sequence: version, ..Header::new(Kind::VersionEnd) }.bytes(),
