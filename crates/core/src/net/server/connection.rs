@@ -42,7 +42,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 const ROOMS: usize = 32;
 /// Connections that wait for their turn check this often whether there is room all the same.
 const RECHECK: Duration = Duration::from_millis(100);
-/// How long a parting word may take.
+/// How long a goodbye may take.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Less than this of a frame in the time of `frame_timeout` is no progress, unless it is the rest of the frame (C5).
 const PROGRESS_BYTES: usize = 64 * 1024;
@@ -110,8 +110,8 @@ async fn accept(stream: TcpStream, server: &Shared) -> Result<Stream, End> {
     }
 }
 
-/// Says the last word, and reads on for a moment: a socket that is closed with bytes unread throws away what was
-/// said. In the middle of a piece there is nothing to say that would be understood.
+/// Tells the client why, and reads on for a moment, because a socket that is closed with unread bytes discards what was sent. In
+/// the middle of a piece the client would not understand it.
 async fn say_goodbye(mut wire: FrameStream, end: &End, server: &Shared) {
     match end {
         _ if !wire.has_sent() || wire.piece_left() > 0 => return,
@@ -138,7 +138,7 @@ async fn say_goodbye(mut wire: FrameStream, end: &End, server: &Shared) {
     .await;
 }
 
-/// From the hello on: finds the session, waits until it is ours, and serves it.
+/// Serves a client of samples or records from its hello on: finds the session, and waits until it is ours.
 async fn serve_session(
     wire: &mut FrameStream,
     hello: &Hello,
@@ -199,7 +199,7 @@ async fn serve_session(
         End::Goodbye(GoodbyeReason::TakenOver, "this client came again over another connection".to_owned())
     };
     let end = until_end(served, taken_over).await;
-    scatter.clear(); // C1: before the session is anybody else's.
+    scatter.clear(); // C1: before another connection has the session.
     drop(progress);
     if matches!(end, Err(End::Goodbye(GoodbyeReason::Finished, _))) {
         session.finish();
@@ -242,7 +242,7 @@ impl Connection<'_> {
         }
     }
 
-    /// How many rows of a frame are here already. A gap is damage.
+    /// How many rows of a frame came before. A gap is damage.
     pub fn rows_known(&self, header: &Header, progress: &Progress) -> Result<usize, End> {
         if header.sequence > progress.next {
             let (sequence, next) = (header.sequence, progress.next);

@@ -1,14 +1,14 @@
 //! A frame of records on the server: an index, and records that go straight into room of the lane.
 //!
-//! The index is read first, and says what each record needs. Then, a part of the frame at a time: reserve room for as many
-//! records as there is room for, read them into it, commit, acknowledge. What there is no room for stays in the socket,
-//! and what waits holds nothing (N1).
+//! The index is read first, and says what each record needs. Then, for a part of the frame at a time: reserve room for as many
+//! records as fit, read them into it, commit, acknowledge. The other records stay in the socket. A frame that waits holds no
+//! room (N1).
 //!
-//! A part that arrives slowly holds its room for a moment only (C4). Then its whole records are committed, the next one goes on in staging memory
-//! until it is whole, and the room of the others is given back: they are a part of their own later.
+//! A part that arrives slowly holds its room for `claim_timeout` at most (C4). Then its whole records are committed, the next one
+//! goes on in staging memory until it is whole, and the room of the others is given back: they are a later part.
 //!
-//! The policy drops a record, or older ones in favour of it, only when all bytes before its end have arrived, or when it is
-//! the first of its part. What is dropped is counted when it is settled, because a part may be placed again.
+//! The policy drops a record, or older ones in favour of it, only when all bytes before its end have arrived, or when it is the
+//! first of its part. What is dropped is counted when it is settled, because a part may be placed again.
 
 use super::connection::Connection;
 use super::end::{End, closed, in_time};
@@ -62,7 +62,7 @@ struct Rest<'a> {
     index: &'a [u8],
     sequence: u64,
     bytes: usize,
-    /// So many of the first records are here already.
+    /// So many of the first records came before.
     known: usize,
 }
 
@@ -116,7 +116,7 @@ impl Connection<'_> {
                 let room = staged.map(|bytes| self.staging_room(bytes, began)).transpose()?;
                 self.scatter.stage_record(room);
                 if self.scatter.has_claims() {
-                    continue; // Nothing of the next record is here yet.
+                    continue; // Nothing of the next record has arrived.
                 }
                 part = next;
                 self.read_into_staging(part.bytes == rest.bytes, began).await?;
@@ -135,7 +135,7 @@ impl Connection<'_> {
         self.finish_frame(header, progress).await
     }
 
-    /// Has the first record staged from the start, if the last frame was late.
+    /// Stages the first record from the start, if the last frame was late.
     fn stage_first(&mut self, rest: &Rest<'_>) -> Option<Part> {
         let bytes = Entry::all(rest.index).next()?.bytes as usize;
         if rest.known > 0 {
@@ -146,8 +146,8 @@ impl Connection<'_> {
         Some(Part { rows: 1, bytes, refused: 0 })
     }
 
-    /// Finds places for the first records of `index`, one at least. Waits only while it holds nothing (N1). `arrived`: so
-    /// many bytes of them are here, and may be placed at the cost of others.
+    /// Finds places for the first records of `index`, at least one. Waits only while it holds nothing (N1). `arrived`: bytes that
+    /// have arrived, so that the policy may drop other records for them.
     async fn place_records(
         &mut self,
         ingress: &RecordIngress,
@@ -187,7 +187,7 @@ impl Connection<'_> {
                     Err(Error::Full) if part.rows > 0 => break,
                     Err(Error::Full) if ingress.on_full() == OnFull::DropNewest => Span::Discard(bytes),
                     Err(Error::Full) if ingress.on_full() == OnFull::DropOldest => {
-                        // Nothing is dropped for it as long as it may not arrive, if there is memory to wait for it.
+                        // Nothing is dropped for a record that may never arrive, if there is memory to stage it.
                         if let Some(room) = self.stage_now(bytes) {
                             self.scatter.push_staged(bytes, room);
                             return Ok(Part { rows: 1, bytes, refused: 0 });
@@ -216,8 +216,8 @@ impl Connection<'_> {
         Ok(part)
     }
 
-    /// Waits in the queue until there is room for a record. If the record `may_stage` and frames are late at the moment, it is
-    /// staged instead (C4): it could be late, too.
+    /// Waits in the queue until there is room for a record. While frames are late, a record that `may_stage` is staged instead
+    /// (C4).
     async fn wait_for_room(
         &mut self,
         ingress: &RecordIngress,
@@ -240,7 +240,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Settles a part. A record that nobody could read ends the connection; those before it are acknowledged first.
+    /// Settles a part. A record that does not fit the schema ends the connection; those before it are acknowledged first.
     async fn publish(
         &mut self,
         ingress: &RecordIngress,
@@ -256,8 +256,8 @@ impl Connection<'_> {
         settled
     }
 
-    /// Publishes what has landed of a part, and steps over what was dropped or refused (C2). Stops at a record that does not
-    /// fit the schema: it and those behind it are given back.
+    /// Publishes the records of a part, and steps over those that were dropped or refused (C2). Stops at a record that does not fit
+    /// the schema, and gives it and those behind it back.
     fn settle_records(
         &mut self,
         ingress: &RecordIngress,

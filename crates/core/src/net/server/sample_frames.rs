@@ -1,5 +1,5 @@
-//! A frame of samples on the server: its rows claim slots of the ring, land in them, and are committed. A frame that arrives
-//! slowly is staged, and claims slots when all of it is there.
+//! A frame of samples on the server: claims slots of the ring for its rows, reads them into the slots, and commits. A frame that
+//! arrives slowly is staged, and claims slots when it is whole.
 
 use super::connection::Connection;
 use super::end::{End, closed};
@@ -38,7 +38,7 @@ impl Connection<'_> {
             return Err(End::Damaged(format!("a frame of {rows} rows has {length} bytes, not {expected}")));
         }
         self.scatter.clear();
-        // What is here already is not wanted again.
+        // Rows that came before are discarded.
         let known = self.rows_known(header, progress)?;
         if known > 0 {
             self.scatter.push(Span::Discard(known));
@@ -61,7 +61,7 @@ impl Connection<'_> {
                 let bytes = self.scatter.rows_to_stage() * ingress.sample_bytes();
                 let room = self.staging_room(bytes, began)?;
                 self.scatter.stage_rows(room);
-                placed.turn = None; // Others wait; this frame does not, as long as it is not whole.
+                placed.turn = None; // A frame that is not whole does not wait for room.
             }
             self.read_into_staging(true, began).await?;
         }
@@ -72,7 +72,7 @@ impl Connection<'_> {
         self.finish_frame(header, progress).await
     }
 
-    /// Finds a place for `rows` rows. Holds slots, or waits; never both (N1).
+    /// Finds places for `rows` rows. Holds slots or waits, never both (N1).
     async fn place(&mut self, ingress: &SampleIngress, rows: usize) -> Result<Placed, End> {
         let mut left = rows;
         if rows == 0 {
@@ -115,7 +115,7 @@ impl Connection<'_> {
         Ok(Placed { refused: 0, turn: Some(turn) })
     }
 
-    /// Publishes what has landed (C2), then what was spilled, as room comes.
+    /// Publishes the rows in slots (C2), and then the spilled rows when there is room.
     async fn settle(
         &mut self,
         ingress: &SampleIngress,
@@ -138,7 +138,7 @@ impl Connection<'_> {
                     continue;
                 }
                 Span::Discard(_) | Span::Record(_) if spilled > 0 => {
-                    behind = rows; // Of what is spilled: dropped or refused.
+                    behind = rows; // Dropped or refused rows behind the spilled ones.
                     continue;
                 }
                 Span::Discard(_) | Span::Record(_) => {}
@@ -189,7 +189,7 @@ impl Connection<'_> {
             self.refuse(end - placed.refused as u64, placed.refused, progress);
         }
         if spilled > 0 {
-            self.scatter.clear(); // Its memory is for others.
+            self.scatter.clear(); // Frees the spill buffer.
         }
         Ok(())
     }

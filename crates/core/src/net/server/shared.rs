@@ -1,4 +1,4 @@
-//! What the tasks of a server share: the settings, what it feeds, the counters, and who was admitted.
+//! What the tasks of a server share: the settings, the ingress, the weights, the counters, and the admissions.
 
 use super::end::End;
 use super::guesses::Guesses;
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 
-/// Frames that a client may have under way before the first acknowledgement, and while others wait for room.
+/// Frames that a client may have under way before the first acknowledgement, and while other clients wait for room.
 pub const FIRST_CREDIT: u32 = 4;
 /// For how long all connections stage their frames after one was late.
 const LATE: Duration = Duration::from_secs(1);
@@ -36,7 +36,7 @@ pub struct TcpServerSpec {
     pub host: String,
     /// 0: any that is free.
     pub port: u16,
-    /// `None`: makes one, and keeps it where clients of the same user find it ([`token_file`]).
+    /// `None`: the server makes one, in a file that clients of the same user find ([`token_file`]).
     pub token: Option<Vec<u8>>,
     pub tls: Option<ServerTls>,
     pub io_threads: usize,
@@ -83,13 +83,13 @@ impl Default for TcpServerSpec {
 /// What the tasks share.
 #[derive(Debug)]
 pub struct Shared {
-    /// `None`: nobody brings anything here.
+    /// `None`: the server only sends weights.
     pub ingress: Option<Ingress>,
-    /// `None`: nobody gets weights here.
+    /// `None`: the server has no weights.
     pub weight_source: Option<WeightSource>,
     pub spec: TcpServerSpec,
     pub token: Token,
-    /// `None`: the token is one that we made, and nobody guesses it.
+    /// `None`: the server made the token, which cannot be guessed.
     pub guesses: Option<Guesses>,
     pub tls: Option<Arc<rustls::ServerConfig>>,
     pub sessions: Arc<Sessions>,
@@ -110,9 +110,8 @@ pub struct Refused {
     pub peer: String,
     pub code: Refusal,
     pub text: String,
-    /// What the client brought, where the schema was the reason, and of what it is one.
+    /// The client's content and schema, if the schema was the reason.
     pub schema: Option<(Content, Vec<u8>)>,
-    /// When that was.
     pub at: Instant,
 }
 
@@ -142,7 +141,7 @@ impl Shared {
         if others_wait { FIRST_CREDIT.min(self.window) } else { self.window }
     }
 
-    /// The schema of what a client may bring, or get, here; or what it is told that wants something else.
+    /// The schema of this content; or, if the server has no such content, why the client is refused.
     pub fn expects(&self, content: Content) -> Result<&[u8], &'static str> {
         match (content, &self.ingress, &self.weight_source) {
             (Content::Weights, _, Some(weight_source)) => Ok(&weight_source.inventory().schema),
@@ -154,7 +153,7 @@ impl Shared {
         }
     }
 
-    /// Whether a client of weights need not come again.
+    /// Whether the weights are shut down, so that their clients need not come back.
     pub fn has_no_more_weights(&self) -> bool {
         self.weight_source.as_ref().is_some_and(WeightSource::is_over)
     }
@@ -227,7 +226,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Returns when a newcomer needs our place.
+    /// Returns when a new connection takes our place.
     pub fn evicted(&self) -> impl Future<Output = End> + 'static {
         let receiver = lock(&self.evicted).take();
         async move {

@@ -1,15 +1,15 @@
-//! The conversation with a client of weights: it fetches, and is sent the latest version as soon as that is newer than its own.
+//! Weights to a client: it fetches, and is sent the latest version as soon as that is newer than its own.
 //!
 //! ```text
 //! client                     server
-//!         ◀────────────── Inventory            whose versions, which leaves
-//! Fetch (have) ────────────▶                   waits until there is a newer one
+//!         ◀────────────── Inventory            the lineage, the leaves
+//! Fetch (have) ────────────▶                   waits until there is a newer version
 //!         ◀────────────── Version (leaves)     those that changed since
-//!         ◀────────────── Piece, Piece, …      their bytes, from where they lie to the socket
-//!         ◀────────────── VersionEnd              whole, or void: overwritten meanwhile, to be thrown away
+//!         ◀────────────── Piece, Piece, …      their bytes, from shared memory to the socket
+//!         ◀────────────── VersionEnd           complete, or overwritten meanwhile: the client throws it away
 //! ```
 //!
-//! There is no queue: a client that is slow skips versions. Nothing here makes the writer wait, and between two pieces other
+//! There is no queue: a slow client skips versions. Nothing here makes the writer wait, and between two pieces other
 //! connections have their turn. A version must be sent in the time that a frame of its size may take.
 
 use super::end::{End, Never, closed, in_time};
@@ -25,18 +25,18 @@ use std::sync::Arc;
 use std::task::Poll;
 use tokio::sync::watch;
 
-/// Bytes of one piece: small enough for others to have their turn soon.
+/// Bytes of one piece: small enough for other connections to have their turn soon.
 const PIECE_BYTES: usize = 256 * 1024;
-/// Parts of one write: enough for most pieces, and more writes for leaves that are tiny.
+/// Parts of one write: enough for most pieces. Tiny leaves take more writes.
 const PARTS: usize = 64;
 
-/// What happened first.
+/// What happened first: a frame came, or the weights changed.
 enum Event {
-    Heard(Header),
-    Told(LatestVersion),
+    Frame(Header),
+    Latest(LatestVersion),
 }
 
-/// From the hello on.
+/// Serves a client of weights, from its hello on.
 pub async fn serve_weights(
     wire: &mut FrameStream,
     server: &Arc<Shared>,
@@ -58,12 +58,12 @@ pub async fn serve_weights(
     .await
 }
 
-/// The end of those who want weights that are shut down.
+/// The end of a connection whose weights are shut down.
 pub fn weights_ended() -> End {
     End::Goodbye(GoodbyeReason::RingClosed, "the learner has shut down its weights".to_owned())
 }
 
-/// One client less, however it leaves.
+/// Counts a client until it leaves.
 struct ClientCount<'a>(&'a Shared);
 
 impl Drop for ClientCount<'_> {
@@ -87,10 +87,10 @@ impl WeightConnection<'_> {
     async fn run(&mut self) -> Result<Never, End> {
         loop {
             match self.event().await? {
-                Event::Heard(header) => self.handle_frame(&header).await?,
-                Event::Told(latest) => {
+                Event::Frame(header) => self.handle_frame(&header).await?,
+                Event::Latest(latest) => {
                     let have = self.wanted.filter(|&have| latest.version > have);
-                    // What was published last is sent, also when nothing will follow it.
+                    // The last version is sent, too, after the weights were shut down.
                     let Some(have) = have else { return Err(weights_ended()) };
                     self.wanted = None;
                     self.send(have).await?;
@@ -103,14 +103,14 @@ impl WeightConnection<'_> {
     async fn event(&mut self) -> Result<Event, End> {
         let (wire, header_reader, latest) = (&mut *self.wire, &mut self.header_reader, &mut self.latest);
         let mut header = std::pin::pin!(header_reader.header(wire, &self.server.spec, |wire| wire.ping(0)));
-        let Some(have) = self.wanted else { return header.await.map(Event::Heard) };
+        let Some(have) = self.wanted else { return header.await.map(Event::Frame) };
         let mut told = std::pin::pin!(latest.wait_for(|latest| latest.version > have || latest.over));
         std::future::poll_fn(|cx| {
             if let Poll::Ready(told) = told.as_mut().poll(cx) {
                 let over = LatestVersion { version: 0, over: true };
-                return Poll::Ready(Ok(Event::Told(told.map_or(over, |latest| *latest))));
+                return Poll::Ready(Ok(Event::Latest(told.map_or(over, |latest| *latest))));
             }
-            header.as_mut().poll(cx).map_ok(Event::Heard)
+            header.as_mut().poll(cx).map_ok(Event::Frame)
         })
         .await
     }

@@ -1,8 +1,7 @@
-//! The way out of a TCP server: the learner's weights, for those who ask for them.
+//! The learner's weights, for the connections of a TCP server.
 //!
-//! A weight source is one reader of the weights, for all connections of its server. Connections that send the same version share
-//! one pin. A thread of its own, the *version watcher*, sleeps until the weights have a new version and tells the event loops; it sends
-//! nothing itself. `weight_frames` does.
+//! A weight source is one reader of the weights. Connections that send the same version share one pin. Its thread, the *version
+//! watcher*, sleeps until the weights have a new version, and tells the event loops. `weight_frames` sends.
 
 use crate::error::{Error, Result};
 use crate::net::wire::frame::{self, Inventory};
@@ -22,13 +21,13 @@ pub struct LatestVersion {
     pub over: bool,
 }
 
-/// The way out.
+/// One reader of the weights, and the version watcher.
 #[derive(Debug)]
 pub struct WeightSource {
     weights: Arc<Weights>,
     /// `None` when it is closed.
     reader: Mutex<Option<Arc<Reader>>>,
-    /// The version that was held last, as long as somebody sends it.
+    /// The version that was held last, as long as a connection sends it.
     held: Mutex<Weak<HeldVersion>>,
     inventory: Inventory,
     latest: watch::Sender<LatestVersion>,
@@ -37,7 +36,7 @@ pub struct WeightSource {
 }
 
 impl WeightSource {
-    /// Takes a seat at the weights, and starts the version watcher.
+    /// Attaches a reader to the weights, and starts the version watcher.
     pub fn new(weights: Arc<Weights>) -> Result<WeightSource> {
         let geometry = weights.geometry();
         let schema = weights.segment().schema();
@@ -92,7 +91,7 @@ impl WeightSource {
         self.weights.version()
     }
 
-    /// Holds the latest version, together with those who send it already. `None`: there is none, or the weight source is closed.
+    /// Holds the latest version; connections that send it share the hold. `None`: there is none, or the source is closed.
     pub fn hold(&self) -> Result<Option<Arc<HeldVersion>>> {
         let mut held = lock(&self.held);
         let latest = self.weights.version()?;
@@ -105,7 +104,7 @@ impl WeightSource {
         Ok(hold)
     }
 
-    /// Ends the version watcher, and leaves the seat. The last one to leave takes the name away. Idempotent.
+    /// Ends the version watcher, and detaches the reader. The last process to detach removes the name. Idempotent.
     pub fn close(&self) {
         if !self.watcher.is_here() {
             return; // A forked child: the version watcher is not in it.
@@ -114,7 +113,7 @@ impl WeightSource {
         self.weights.protocol().control.published.notify();
         self.watcher.join();
         if lock(&self.reader).take().is_some() {
-            // A name that stays behind is collected by whoever looks next.
+            // The next process that opens the name removes what stays behind.
             let _ = Weights::collect(self.weights.segment().name());
         }
     }
@@ -130,11 +129,11 @@ fn look(weights: &Weights) -> LatestVersion {
     let over = weights.is_closed();
     match weights.version() {
         Ok(version) => LatestVersion { version, over },
-        Err(_) => LatestVersion { version: 0, over: true }, // Who holds it next is told why.
+        Err(_) => LatestVersion { version: 0, over: true }, // The next hold says why.
     }
 }
 
-/// The work of the version watcher. The liveness poll is for a writer that died after it published and before it notified.
+/// The work of the version watcher. It polls, too, because a writer may die after it published and before it notified.
 fn watch_versions(weights: &Weights, latest: &watch::Sender<LatestVersion>, stop: &AtomicBool) {
     let event = &weights.protocol().control.published;
     let mut poll = LivenessPoll::start();
