@@ -1,12 +1,14 @@
 //! Records over real sockets: sizes, order, cuts, full lanes, policies, wrong servers and hostile bytes.
 
 use crate::fixture::*;
-use crate::harness::{Certificate, Proxy, Raw, Way, cut_everywhere, data, resident, unacknowledged};
+use crate::harness::{
+    Certificate, Proxy, Raw, Way, connect_as, connect_records, cut_everywhere, data, resident, unacknowledged,
+};
 use proptest::prelude::*;
 use rollway_core::net::wire::frame::{
     Content, Entry, GoodbyeReason, Header, Hello, Kind, LearnerStatus, Refusal, Welcome,
 };
-use rollway_core::net::{RecordIngress, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec};
+use rollway_core::net::{RecordIngress, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec};
 use rollway_core::records::format::{LeafShape, Shape};
 use rollway_core::records::producer::Label;
 use rollway_core::records::{Consumer, Producer, RecordsSpec};
@@ -127,7 +129,7 @@ fn record_of(value: u32, bytes: usize) -> Vec<u8> {
 }
 
 fn connect(spec: TcpClientSpec) -> Result<TcpRecordClient> {
-    TcpRecordClient::connect(spec, SCHEMA)
+    connect_records(spec, SCHEMA)
 }
 
 /// Sends one record.
@@ -695,7 +697,7 @@ fn a_learner_that_comes_back_with_smaller_lanes_ends_a_client_with_a_larger_reco
 #[test]
 fn a_client_of_samples_is_told_that_the_server_takes_records() {
     let learner = Learner::new(64 * KIB);
-    let error = TcpClient::connect(learner.spec(), SCHEMA, LEAVES).unwrap_err();
+    let error = connect_as(learner.spec(), SCHEMA, LEAVES).unwrap_err();
     assert!(matches!(&error, Error::WrongContent { .. }), "{error}");
     assert!(error.to_string().contains("takes records"), "{error}");
     assert_eq!(learner.server.last_refusal().unwrap().code, Refusal::Content);
@@ -713,7 +715,7 @@ fn a_client_of_records_is_told_that_the_server_takes_samples() {
 #[test]
 fn another_schema_is_refused_with_both_texts() {
     let learner = Learner::new(64 * KIB);
-    let error = TcpRecordClient::connect(learner.spec(), b"something else").unwrap_err();
+    let error = connect_records(learner.spec(), b"something else").unwrap_err();
     assert!(matches!(&error, Error::ForeignSchema { theirs, .. } if theirs == SCHEMA), "{error}");
 }
 

@@ -3,7 +3,7 @@
 use crate::fixture::*;
 use crate::harness::*;
 use rollway_core::Error;
-use rollway_core::net::{Feed, TcpClient, TcpClientSpec, TcpServer, TcpServerSpec};
+use rollway_core::net::{Feed, TcpClientSpec, TcpServer, TcpServerSpec};
 use rollway_core::ring::producer::Origin;
 use rollway_core::ring::{Consumer, Deadline, RingSpec};
 use std::sync::atomic::Ordering;
@@ -97,7 +97,7 @@ fn samples_may_have_many_leaves_and_empty_ones() {
     };
     let ring = RingSpec { leaf_bytes: &LEAVES, ..crate::fixture::spec(None, 4, 2) };
     let learner = Learner::with(&ring, TcpServerSpec::default());
-    let client = TcpClient::connect(learner.spec(), SCHEMA, &LEAVES).unwrap();
+    let client = connect_as(learner.spec(), SCHEMA, &LEAVES).unwrap();
     let stack: Vec<u8> = (0..=255).collect();
     let leaves: Vec<*const u8> = (0..80).map(|leaf| stack[leaf..].as_ptr()).collect();
     // SAFETY: each leaf has four rows of at most three bytes behind it.
@@ -117,7 +117,7 @@ fn samples_may_be_empty_or_larger_than_a_frame() {
     for bytes in [0, 3 << 20] {
         let ring = RingSpec { leaf_bytes: &[bytes], ..crate::fixture::spec(None, 2, 2) };
         let learner = Learner::with(&ring, TcpServerSpec::default());
-        let client = TcpClient::connect(learner.spec(), SCHEMA, &[bytes]).unwrap();
+        let client = connect_as(learner.spec(), SCHEMA, &[bytes]).unwrap();
         let sample = vec![7; bytes];
         std::thread::scope(|scope| {
             scope.spawn(|| {

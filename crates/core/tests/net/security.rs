@@ -517,7 +517,7 @@ fn strangers_learn_nothing_but_the_protocol() {
 #[test]
 fn another_schema_is_refused_and_both_sides_see_both_texts() {
     let learner = Learner::new(2, 3);
-    let error = TcpClient::connect(learner.spec(), b"something else", LEAVES).unwrap_err();
+    let error = connect_as(learner.spec(), b"something else", LEAVES).unwrap_err();
     match &error {
         Error::ForeignSchema { ours, theirs, .. } => {
             assert_eq!((&ours[..], &theirs[..]), (&b"something else"[..], SCHEMA));

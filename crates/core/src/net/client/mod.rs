@@ -3,12 +3,12 @@
 //! | module | what it is |
 //! |---|---|
 //! | `shared` | what the thread and the callers share |
-//! | `handle` | [`Client`]: what callers hold, whatever they send |
-//! | `sample_client`, `record_client`, `packing` | [`TcpClient`], [`TcpRecordClient`]: what goes into their frames |
+//! | `handle` | [`Client`]: what clients of samples and of records have in common |
+//! | `sample_client`, `record_client`, `packing` | [`TcpClient`], [`TcpRecordClient`]; the layout of their frames |
 //! | `outbound` | frames that are not acknowledged |
 //! | `client_thread` | the thread that connects, sends and reads the answers |
 //! | `dial`, `lookup`, `link` | names to addresses, addresses to connections; one connection |
-//! | `reconnect` | the loop that connects again; mirrors run it, too |
+//! | `reconnect` | the reconnect loop of clients and mirrors |
 //! | `disconnect` | why there is no connection |
 
 mod client_thread;

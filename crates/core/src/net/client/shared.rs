@@ -1,4 +1,4 @@
-//! What a client's thread and its callers share: the settings, the state, and how what is to be sent reaches the socket.
+//! What a client's thread and its callers share: the settings, the state, and the writing to the socket.
 
 use super::dial::Connector;
 use super::disconnect::Ended;
@@ -12,18 +12,18 @@ use crate::sys::thread::lock;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Where the learner is, and how to treat it. `..TcpClientSpec::default()` fills in the rest.
+/// Where the learner is, and how the client behaves. `..TcpClientSpec::default()` fills in the rest.
 #[derive(Debug, Clone)]
 pub struct TcpClientSpec {
     pub host: String,
     pub port: u16,
     pub token: Option<Vec<u8>>,
     pub tls: Option<ClientTls>,
-    /// The name on what it sends; chosen by the learner when `None`.
+    /// The number on what it sends; the learner chooses one if `None`.
     pub producer_id: Option<u32>,
     /// Frames without acknowledgement, at most. Each is a buffer of about 256 KiB, or one sample or record that is larger.
     pub max_inflight_msgs: usize,
-    /// For the first connection; the learner may start later than we.
+    /// How long to try for the first connection; the learner may start later than the client.
     pub connect_timeout: Duration,
     /// How long to try again after a connection was lost.
     pub reconnect_timeout: Duration,
@@ -56,13 +56,13 @@ pub struct Shared {
     pub counters: ClientCounters,
 }
 
-/// How far the learner is, as it said last.
+/// The learner's last answer about how far it is.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LearnerReport {
     pub status: LearnerStatus,
-    /// What we sent below this number is in its count, if it still waits.
+    /// Our records below this number are in the count, if they still wait.
     pub counted: u64,
-    /// A ping that asks for more of it is on its way.
+    /// A ping that asks again is on its way.
     pub asked: bool,
 }
 
@@ -71,20 +71,20 @@ pub struct State {
     pub outbound: Outbound,
     pub link: Option<Link>,
     pub producer_id: Option<u32>,
-    /// The newest weights that the learner told of.
+    /// The newest weights that the learner announced.
     pub published: u32,
     pub report: LearnerReport,
     pub ended: Option<Ended>,
-    /// Refused by the ring's policy, and not yet told: first, and how many.
+    /// Refused by the ring's policy, and no caller knows: first, and how many.
     pub refused: Option<(u64, u64)>,
-    /// Refusals below this number were heard; after a reconnect the learner may repeat some.
+    /// Refusals below this number are known; after a reconnect the learner may repeat some.
     pub refused_until: u64,
     /// A write failed; the thread has to see what came before it.
     pub broken: bool,
-    /// What the thread is waiting for, so that it is not woken for that.
+    /// What the thread waits for, so that callers need not wake it for that.
     pub watches_out: bool,
     pub watches_clock: bool,
-    /// Somebody has called it, and it has not looked since.
+    /// A caller has woken the thread, which has not looked since.
     pub called: bool,
 }
 
@@ -118,7 +118,7 @@ impl Shared {
         }
     }
 
-    /// Writes what the socket takes, if nobody else is at it. Lets go of the lock for each write.
+    /// Writes what the socket takes, unless another thread does. Releases the lock for each write.
     pub fn pump<'a>(&'a self, mut state: MutexGuard<'a, State>, eager: bool) -> MutexGuard<'a, State> {
         loop {
             if state.broken {
@@ -147,8 +147,8 @@ impl Shared {
         }
     }
 
-    /// Gets things going on the caller's thread, and leaves the rest to the other. With data under way it leaves all of
-    /// it: then copying and writing go side by side, and the caller is back sooner.
+    /// Writes on the caller's thread, and wakes the client's thread for the rest. With data under way the client's thread does all
+    /// of it, so that copying and writing overlap.
     pub fn push<'a>(&'a self, state: MutexGuard<'a, State>, eager: bool) {
         let alone = eager || !state.outbound.is_under_way();
         let mut state = if alone { self.pump(state, eager) } else { state };

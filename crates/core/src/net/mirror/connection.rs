@@ -16,7 +16,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes that may wait for the learner to read: all that we say are small frames, one at a time.
+/// Bytes that may wait for the learner to read. The mirror sends only small frames, one at a time.
 const MOST_UNSENT: usize = 16 * 1024;
 
 /// Rooms of one read.
@@ -73,7 +73,7 @@ impl<'a> MirrorConnection<'a> {
         disconnect
     }
 
-    /// Asks for a version that is newer than ours, waits for it and publishes it. One that is void is asked for again.
+    /// Asks for a version that is newer than ours, waits for it and publishes it, unless the learner overwrote it meanwhile.
     fn fetch(&mut self) -> Result<(), Disconnect> {
         let have = self.local.version().map_err(Disconnect::Final)?;
         self.queue(&Header { sequence: have, ..Header::new(Kind::Fetch) }.bytes());
@@ -113,7 +113,7 @@ impl<'a> MirrorConnection<'a> {
         Ok(LeafList::parse(header.rows, leaves, &payload)?)
     }
 
-    /// Reads the pieces into the draft; false when they are void.
+    /// Reads the pieces into the draft; false when the learner overwrote them meanwhile.
     fn receive(&mut self, draft: &Draft<'_>, list: &LeafList, version: u64) -> Result<bool, Disconnect> {
         let mut leaves = LeafCursor::new(list.leaves.iter().map(|&leaf| draft.place(leaf)));
         loop {
@@ -139,7 +139,7 @@ impl<'a> MirrorConnection<'a> {
         }
     }
 
-    /// A whole version is in the local segment: it is the callers' from now on.
+    /// Tells callers about a new version, and gives them a new local segment if the lineage is new (M1).
     fn publish(&mut self) -> Result<()> {
         let mut state = self.shared.lock();
         let before = state.local.clone().filter(|before| before.lineage != self.local.lineage);
@@ -154,7 +154,7 @@ impl<'a> MirrorConnection<'a> {
         Ok(())
     }
 
-    /// The next frame of one of these kinds; others that may come at any time are dealt with.
+    /// Waits for a frame of one of these kinds, and handles those that may come at any time.
     fn expect(&mut self, kinds: &[Kind]) -> Result<Header, Disconnect> {
         loop {
             while self.have < HEADER_BYTES {
@@ -168,7 +168,7 @@ impl<'a> MirrorConnection<'a> {
             match header.kind {
                 kind if kinds.contains(&kind) => return Ok(header),
                 Kind::Ping if self.outbox.len() > MOST_UNSENT => {
-                    return Err(Damage("it asks, and does not read the answers").into());
+                    return Err(Damage("it pings, and does not read the answers").into());
                 }
                 Kind::Ping => self.queue(&Header { kind: Kind::Pong, ..header }.bytes()),
                 Kind::Pong => {}
@@ -177,7 +177,7 @@ impl<'a> MirrorConnection<'a> {
                     self.read_exact(&mut text)?;
                     let text = String::from_utf8_lossy(&text).into_owned();
                     return Err(match GoodbyeReason::from_code(header.code) {
-                        // Nothing more will come. A learner that merely stops may be back.
+                        // A learner that merely stops may come back.
                         Some(GoodbyeReason::RingClosed) => Disconnect::Final(self.shared.lost(text)),
                         _ => Disconnect::Broken(text),
                     });
@@ -258,7 +258,7 @@ impl<'a> MirrorConnection<'a> {
         self.outbox.extend_from_slice(frame);
     }
 
-    /// Writes what the socket takes; true when it does not take all of it.
+    /// Writes what the socket takes; true when something is left.
     fn flush(&mut self) -> Result<bool, Disconnect> {
         while !self.outbox.is_empty() {
             match unless_blocked(self.link.write(&[IoSlice::new(&self.outbox)]))? {

@@ -40,7 +40,7 @@ impl WeightMirror {
         Ok(WeightMirror { shared, thread })
     }
 
-    /// Waits until the learner has let us in, for the first time; not for a version. Ends by itself after `connect_timeout`.
+    /// Waits for the first connection, not for a version, for at most `connect_timeout`.
     pub fn ready(&self, deadline: Deadline) -> Result<()> {
         self.wait_until(deadline, |state| Ok(state.local.is_some().then_some(())))
     }
@@ -55,12 +55,12 @@ impl WeightMirror {
         Ok(self.local()?.weights().geometry().leaf_bytes.clone())
     }
 
-    /// The latest version that is here, whole; 0 before the first.
+    /// The latest version of the copy; 0 before the first.
     pub fn version(&self) -> Result<u64> {
         self.local()?.version()
     }
 
-    /// Copies the leaves that changed after version `since` (0: all of them) into their targets. `None`: nothing came yet.
+    /// Copies the leaves that changed after version `since` (0: all of them) into their targets. `None`: there is no version yet.
     ///
     /// # Safety
     /// As for [`Reader::read`].
@@ -80,14 +80,14 @@ impl WeightMirror {
         unsafe { local.reader.try_read(targets, since) }
     }
 
-    /// The copy, and `since` as a number of its lineage (M2); 0 when it may be a number of a lineage that is ended.
+    /// The copy, and `since`; 0 in place of a number that may be of an earlier lineage (M2).
     fn local_since(&self, since: u64) -> Result<(Arc<LocalCopy>, u64)> {
         let local = self.local()?;
         let since = if since > local.floor { since } else { 0 };
         Ok((local, since))
     }
 
-    /// Sleeps until a version of at least `version` is here, or the first one of a learner that began anew (M2); says which is.
+    /// Waits for a version of at least `version`, or for the first one of a learner that began anew (M2); returns its number.
     pub fn wait_for(&self, version: u64, deadline: Deadline) -> Result<u64> {
         let known = self.look()?.seen;
         self.wait_until(deadline, |state| {
@@ -121,7 +121,7 @@ impl WeightMirror {
         self.shared.counters.snapshot()
     }
 
-    /// Ends the thread, and lets go of the copy. The last one to leave takes its name away. Idempotent.
+    /// Ends the thread, and closes the copy. The last process to detach removes its name. Idempotent.
     pub fn close(&self) {
         if !self.thread.is_here() {
             return; // A forked child: the thread is not in it.
@@ -143,7 +143,7 @@ impl WeightMirror {
         Ok(self.shared.lock())
     }
 
-    /// The copy, whose numbers the caller knows from now on.
+    /// The copy. The caller knows its lineage from now on.
     fn local(&self) -> Result<Arc<LocalCopy>> {
         let mut state = self.look()?;
         let Some(local) = state.local.clone() else { return Err(Error::Closed) };

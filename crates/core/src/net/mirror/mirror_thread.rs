@@ -1,8 +1,7 @@
 //! The thread of a mirror: connects, fetches, and connects again, until something ends it.
 
 use super::connection::MirrorConnection;
-use super::inventory::check_inventory;
-use super::shared::{Ended, LocalCopy, Shared};
+use super::shared::{Ended, LocalCopy, Shared, WeightMirrorSpec};
 use crate::error::{Error, Result};
 use crate::net::client::dial::{Connector, dial};
 use crate::net::client::disconnect::{Disconnect, Ended as ConnectionEnded};
@@ -11,8 +10,12 @@ use crate::net::client::reconnect::{Contact, Reconnecting, reconnect};
 use crate::net::wire::frame::{Content, Hello, Inventory, Kind, MAX_SCHEMA_BYTES};
 use crate::net::wire::stats::add;
 use crate::net::wire::token::random;
+use crate::schema;
+use crate::segment::memory;
 use crate::sys::sync::Ordering;
+use crate::weights::layout::{FIRST_BUFFERS, Geometry};
 use crate::weights::{Reader, WeightsSpec, mirror};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -165,5 +168,35 @@ impl Reconnecting for MirrorThread<'_> {
         let ended = if self.contact.welcomed { ended.after_welcome(OTHER_WEIGHTS) } else { ended };
         let ours = self.shared.spec.wanted.as_deref().unwrap_or_default();
         ended.error(self.shared.connector.address(), ours, |why| self.shared.lost(why))
+    }
+}
+
+/// Refuses an inventory that contradicts itself, other leaves than the callers have room for, and more than fits into memory
+/// (M3).
+fn check_inventory(
+    spec: &WeightMirrorSpec,
+    address: String,
+    inventory: &Inventory,
+    leaf_bytes: &[usize],
+) -> Result<()> {
+    let protocol = |what: String| Error::Protocol { address: address.clone(), what };
+    let theirs = schema::weights(&inventory.schema)
+        .map_err(|invalid| protocol(format!("the schema of its weights cannot be read: {invalid}")))?;
+    if !theirs.fits(leaf_bytes) {
+        return Err(protocol("the sizes of its leaves do not fit their shapes".to_owned()));
+    }
+    if let Some(wanted) = &spec.wanted {
+        let ours = schema::weights(wanted).map_err(|bad| Error::BadSchema { what: bad.to_string() })?;
+        if ours.leaves != theirs.leaves {
+            let (ours, theirs) = (wanted.clone(), inventory.schema.clone());
+            return Err(Error::ForeignSchema { address, ours, theirs });
+        }
+    }
+    let geometry = Geometry::new(spec.max_peers, spec.max_buffers, leaf_bytes.to_vec())?;
+    let need = geometry.buffer_offset(FIRST_BUFFERS) as u64;
+    let limit = spec.max_bytes.or_else(|| memory::left(Path::new("/")).map(|left| left / 2));
+    match limit.filter(|&limit| need > limit) {
+        Some(limit) => Err(Error::TooLarge { address, need, copies: FIRST_BUFFERS, limit }),
+        None => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! What the thread of a mirror and its callers share: the settings, the local copy, and how things stand.
+//! What the thread of a mirror and its callers share: the settings, the local copy, and the state of the connection.
 
 use crate::error::{Error, Result};
 use crate::net::client::dial::Connector;
@@ -24,9 +24,9 @@ pub struct WeightMirrorSpec {
     pub max_bytes: Option<u64>,
     pub max_buffers: usize,
     pub max_peers: usize,
-    /// How many copy, where a version leaves leaves as they were, and for readers.
+    /// Threads that copy unchanged leaves into a new version, and leaves to readers.
     pub threads: usize,
-    /// For the first connection; the learner may start later than we.
+    /// How long to try for the first connection; the learner may start later than the mirror.
     pub connect_timeout: Duration,
     /// How long to try again after a connection was lost.
     pub reconnect_timeout: Duration,
@@ -60,7 +60,7 @@ pub struct LocalCopy {
     pub reader: Reader,
     pub schema: Vec<u8>,
     pub lineage: u64,
-    /// The highest number that a lineage before this one had (M2).
+    /// The highest number of earlier lineages (M2).
     pub floor: u64,
 }
 
@@ -87,10 +87,10 @@ pub struct Shared {
 pub struct State {
     pub local: Option<Arc<LocalCopy>>,
     pub connected: bool,
-    /// Why there is no connection, or was none the last time.
+    /// Why there is, or last was, no connection.
     pub last_error: Option<String>,
     pub ended: Option<Ended>,
-    /// The lineage of the number that a caller got last (M2).
+    /// The lineage of the last number that a caller got (M2).
     pub seen: u64,
 }
 

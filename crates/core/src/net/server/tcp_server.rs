@@ -15,7 +15,7 @@ use super::shared::{Admission, Refused, Shared, TcpServerSpec};
 use super::staging::Staging;
 use super::weight_source::WeightSource;
 use crate::error::{Error, Result};
-use crate::net::wire::limits::{check_sample_bytes, within_reason};
+use crate::net::wire::limits::{MAX_SAMPLE_BYTES, check, check_at_least_one, check_at_most, within_reason};
 use crate::net::wire::stats::{ServerCounters, ServerStats, add};
 use crate::net::wire::tls::ServerTls;
 use crate::net::wire::token::Token;
@@ -71,16 +71,12 @@ impl TcpServer {
             *time = within_reason(*time);
         }
         if let Some(Ingress::Samples(ingress)) = &ingress {
-            check_sample_bytes(ingress.sample_bytes())?;
+            check_at_most("sample bytes", ingress.sample_bytes(), MAX_SAMPLE_BYTES)?;
         }
-        let at_least_one = |what, value: u64| match value {
-            0 => Err(Error::OutOfRange { what, value, range: "at least 1".to_owned() }),
-            _ => Ok(()),
-        };
-        at_least_one("io_threads", spec.io_threads as u64)?;
-        at_least_one("max_connections", spec.max_connections as u64)?;
-        at_least_one("max_sessions", spec.max_sessions as u64)?;
-        at_least_one("max_inflight_frames", spec.max_inflight_frames as u64)?;
+        check_at_least_one("io_threads", spec.io_threads)?;
+        check_at_least_one("max_connections", spec.max_connections)?;
+        check_at_least_one("max_sessions", spec.max_sessions)?;
+        check_at_least_one("max_inflight_frames", spec.max_inflight_frames as usize)?;
         let given = spec.token.as_deref().map(Token::new).transpose()?;
         let tls = spec.tls.as_ref().map(ServerTls::config).transpose()?;
         // The server listens, but answers no client before the token file is there (F1).
@@ -273,12 +269,9 @@ fn bind(spec: &TcpServerSpec) -> Result<Bound> {
     let addresses: Vec<SocketAddr> =
         (spec.host.as_str(), spec.port).to_socket_addrs().map_err(failed)?.collect();
     if !addresses.iter().all(|address| address.ip().is_loopback()) {
-        let length =
-            spec.token.as_ref().ok_or_else(|| Error::TokenRequired { address: wanted.clone() })?.len();
-        if length < SHORTEST_TOKEN {
-            let range = format!("at least {SHORTEST_TOKEN} bytes where others can reach the address");
-            return Err(Error::OutOfRange { what: "token length", value: length as u64, range });
-        }
+        let token = spec.token.as_ref().ok_or_else(|| Error::TokenRequired { address: wanted.clone() })?;
+        let range = format!("at least {SHORTEST_TOKEN} bytes where others can reach the address");
+        check(token.len() >= SHORTEST_TOKEN, "token length", token.len(), &range)?;
     }
     let (close_on_fork, listener) =
         CloseOnFork::opened(|| TcpListener::bind(&addresses[..])).map_err(failed)?;

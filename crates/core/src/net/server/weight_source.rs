@@ -3,8 +3,9 @@
 //! A weight source is one reader of the weights. Connections that send the same version share one pin. Its thread, the *version
 //! watcher*, sleeps until the weights have a new version, and tells the event loops. `weight_frames` sends.
 
-use crate::error::{Error, Result};
-use crate::net::wire::frame::{self, Inventory};
+use crate::error::Result;
+use crate::net::wire::frame::{Inventory, MAX_LEAVES, MAX_WEIGHTS_SCHEMA_BYTES};
+use crate::net::wire::limits::check_at_most;
 use crate::sys::sync::{AtomicBool, Ordering};
 use crate::sys::thread::{OwnedThread, lock};
 use crate::sys::wait::LivenessPoll;
@@ -40,15 +41,8 @@ impl WeightSource {
     pub fn new(weights: Arc<Weights>) -> Result<WeightSource> {
         let geometry = weights.geometry();
         let schema = weights.segment().schema();
-        for (what, value, most) in [
-            ("leaves", geometry.leaves(), frame::MAX_LEAVES),
-            ("schema bytes", schema.len(), frame::MAX_WEIGHTS_SCHEMA_BYTES),
-        ] {
-            if value > most {
-                let range = format!("at most {most} over a network");
-                return Err(Error::OutOfRange { what, value: value as u64, range });
-            }
-        }
+        check_at_most("leaves", geometry.leaves(), MAX_LEAVES)?;
+        check_at_most("schema bytes", schema.len(), MAX_WEIGHTS_SCHEMA_BYTES)?;
         let inventory = Inventory {
             lineage: weights.lineage(),
             checksums: weights.has_checksums(),

@@ -1,4 +1,4 @@
-//! The bytes on the wire: what a frame looks like, and nothing that reads or writes a socket.
+//! The bytes on the wire. No I/O.
 //!
 //! ```text
 //! preamble  ┌ "RLWY" │ protocol u16 │ flags u16 │ nonce 32 ┐                                      40 bytes, once each way
@@ -8,9 +8,8 @@
 //! leaf      ┌ number u32 │ 0 u32 │ checksum u64 ┐        16 bytes, one for each leaf of a version that was changed
 //! ```
 //!
-//! Little-endian throughout. Every function here is pure, takes what it is given and checks it: unknown kinds,
-//! lengths that do not fit their kind and texts that are too long are [`Damage`]; too few bytes are `None`. The
-//! meaning of each field is in `docs/design/net.md`.
+//! Little-endian throughout. Every function here is pure, and checks what it reads: unknown kinds, lengths that do not fit their
+//! kind and texts that are too long are [`Damage`]. `docs/design/net.md` explains each field.
 
 pub use crate::error::Damage;
 use std::ops::RangeInclusive;
@@ -33,10 +32,10 @@ pub const LEAF_BYTES: usize = 16;
 pub const MAX_SCHEMA_BYTES: usize = 1 << 20;
 /// The longest text of a refusal or a goodbye.
 pub const MAX_TEXT_BYTES: usize = 4096;
-/// The longest frame of a kind that we do not know, and skip.
+/// The longest frame of an unknown kind, which is skipped.
 pub const MAX_EXTENSION_BYTES: u64 = 16 << 20;
 
-/// Where a client may go on at most: no sum of a sequence number and a count overflows.
+/// The highest sequence number. The sum of it and a count does not overflow.
 pub const MAX_SEQUENCE: u64 = 1 << 62;
 
 /// Leaves of weights, at most.
@@ -84,7 +83,7 @@ impl Fields<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preamble {
     pub protocol: u16,
-    /// The client brings a token; the server asks for one, always.
+    /// The client has a token; the server always asks for one.
     pub token: bool,
     pub nonce: [u8; NONCE_BYTES],
 }
@@ -157,7 +156,7 @@ macro_rules! kinds {
 kinds! {
     /// Both ways: proof that the sender knows the token.
     Proof = 0x01, exactly(PROOF_BYTES);
-    /// Client: who it is, what it has sent, and its schema.
+    /// Client: its session, what it has sent, and its schema.
     Hello = 0x02, HELLO_BYTES as u64..=(HELLO_BYTES + MAX_SCHEMA_BYTES) as u64;
     /// Server: where to go on, and how much at once.
     Welcome = 0x03, exactly(WELCOME_BYTES);
@@ -249,7 +248,7 @@ impl Header {
     }
 }
 
-/// Who a client is, and where its stream of samples stands.
+/// The session of a client, and how far its stream of samples is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
     /// In the header's `code`.
@@ -257,7 +256,7 @@ pub struct Hello {
     /// Chosen at random by the client, for its lifetime.
     pub session: [u8; 16],
     pub producer_id: Option<u32>,
-    /// Counts the connections of this session, from 1. One that comes late, after a younger one, is not let in.
+    /// Counts the connections of this session, from 1. One that comes after a younger one is refused.
     pub attempt: u32,
     /// One past the last sample that was ever put on a wire.
     pub next: u64,
@@ -367,12 +366,12 @@ impl RecordLimits {
     }
 }
 
-/// What a learner of records tells in the header of a [`Welcome`] and of each pong: how far it is.
+/// How far a learner of records is: in the header of a [`Welcome`] and of each pong.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LearnerStatus {
-    /// In `version`: of the newest weights that the learner told of.
+    /// In `version`: that of the newest weights that the learner announced.
     pub version: u32,
-    /// In `rows`: the records, whoever sent them, that wait to be taken. Counted after `version` was read.
+    /// In `rows`: the records of all clients that wait to be taken. Counted after `version` was read.
     pub waiting: u32,
 }
 
@@ -427,7 +426,7 @@ impl Welcome {
 /// What a client of weights is told when it is let in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inventory {
-    /// In which history a version number means the same bytes.
+    /// The history within which a version number means the same bytes.
     pub lineage: u64,
     /// Whether the lists of leaves have checksums.
     pub checksums: bool,
@@ -523,7 +522,7 @@ codes! {
         Samples = 0,
         /// Each of its own size, for the lane of the transport.
         Records = 1,
-        /// The other way: versions of the learner's weights.
+        /// From the server to the client: versions of the learner's weights.
         Weights = 2,
     }
 }
@@ -539,7 +538,7 @@ codes! {
 }
 
 impl Content {
-    /// As the texts of errors call it.
+    /// Its name in error texts.
     pub fn name(self) -> &'static str {
         match self {
             Content::Samples => "samples",
@@ -550,7 +549,7 @@ impl Content {
 }
 
 codes! {
-    /// Why a client may not come in.
+    /// Why a client is not let in.
     Refusal {
         /// The server asks for a token, and the client has none.
         TokenNeeded = 1,
@@ -558,15 +557,14 @@ codes! {
         /// The client has a token, and the server asks for none.
         TokenUnexpected = 3,
         Schema = 4,
-        /// As many connections or sessions as are allowed. Come again.
+        /// There are as many connections or sessions as are allowed. The client tries again.
         Busy = 5,
-        /// The server does not know the session, and samples of it are unaccounted for.
+        /// The server does not know the session, so the fate of its unacknowledged samples is unknown.
         SessionUnknown = 6,
         Protocol = 7,
         /// The ring is closed, or the server stops.
         Closed = 8,
-        /// The client sends samples, and the server takes records; or the other way round; or it wants weights, and there are
-        /// none here.
+        /// The client sends samples and the server takes records, or the other way round; or the server has no weights.
         Content = 9,
     }
 }
@@ -574,7 +572,7 @@ codes! {
 codes! {
     /// Why a connection ends.
     GoodbyeReason {
-        /// The client is done, and everything is acknowledged or given up. Its session may be forgotten.
+        /// The client is done. Its session may be forgotten.
         Finished = 1,
         /// The learner has closed its ring, or its records; or one of them is damaged, or cannot grow.
         RingClosed = 2,
@@ -582,9 +580,9 @@ codes! {
         Stopping = 3,
         /// The session goes on over another connection.
         TakenOver = 4,
-        /// A frame was not finished in time. Come again.
+        /// A frame was not finished in time. The client reconnects.
         TooSlow = 5,
-        /// Nothing was heard for too long. Come again.
+        /// Nothing was heard for too long. The client reconnects.
         Silent = 6,
         Protocol = 7,
     }
