@@ -36,19 +36,13 @@ pub const GOODBYE_TIMEOUT: Duration = Duration::from_millis(200);
 /// The reason when there is no other.
 pub const TIME_IS_UP: &str = "it did not answer in time";
 
-/// How long to try for the first connection, how long after a connection was lost, and how long silence may last.
-#[derive(Debug, Clone, Copy)]
-pub struct Timeouts {
-    pub connect: Duration,
-    pub reconnect: Duration,
-    pub keepalive: Duration,
-}
-
 /// How to reach the learner, and how the thread that does so and its callers wake each other.
 #[derive(Debug)]
 pub struct Connector {
     resolver: Resolver,
-    timeouts: Timeouts,
+    connect_timeout: Duration,
+    reconnect_timeout: Duration,
+    keepalive: Duration,
     /// `None`: looked up in the token file.
     token: Option<Token>,
     tls: Option<(Arc<rustls::ClientConfig>, ServerName<'static>)>,
@@ -60,20 +54,20 @@ pub struct Connector {
 }
 
 impl Connector {
+    /// `timeouts`: for the first connection, after a connection was lost, and between signs of life.
     pub fn new(
         (host, port): (&str, u16),
         token: Option<&[u8]>,
         tls: Option<&ClientTls>,
-        Timeouts { connect, reconnect, keepalive }: Timeouts,
+        timeouts: [Duration; 3],
     ) -> crate::error::Result<Connector> {
+        let [connect_timeout, reconnect_timeout, keepalive] = timeouts.map(within_reason);
         let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         Ok(Connector {
             resolver: Resolver::new(host, port),
-            timeouts: Timeouts {
-                connect: within_reason(connect),
-                reconnect: within_reason(reconnect),
-                keepalive: within_reason(keepalive),
-            },
+            connect_timeout,
+            reconnect_timeout,
+            keepalive,
             token: token.map(Token::new).transpose()?,
             tls: tls.map(|tls| Ok::<_, Error>((tls.config()?, tls.server_name(host)?))).transpose()?,
             wakeup: Arc::new(wakeup.map_err(|errno| Error::io("cannot make an eventfd", errno))?),
@@ -87,12 +81,12 @@ impl Connector {
     }
 
     pub fn keepalive(&self) -> Duration {
-        self.timeouts.keepalive
+        self.keepalive
     }
 
     /// How long to try without an answer.
     pub fn time_limit(&self, welcomed: bool) -> Duration {
-        if welcomed { self.timeouts.reconnect } else { self.timeouts.connect }
+        if welcomed { self.reconnect_timeout } else { self.connect_timeout }
     }
 
     /// Wakes the thread.
@@ -462,8 +456,7 @@ mod tests {
     #[test]
     fn a_pause_ends_with_the_time_that_is_left() {
         let (over, waits) = mpsc::channel();
-        let [connect, reconnect, keepalive] = [Duration::from_secs(1); 3];
-        let timeouts = Timeouts { connect, reconnect, keepalive };
+        let timeouts = [Duration::from_secs(1); 3];
         std::thread::spawn(move || {
             let connector = Connector::new(("127.0.0.1", 1), None, None, timeouts).unwrap();
             connector.pause(Duration::from_secs(3600), Instant::now() + Duration::from_millis(20));

@@ -14,11 +14,11 @@
 //! Calls wait on a futex that signals interrupt ([`Error::Interrupted`]: call again). The next caller gets the thread's error.
 
 use super::client_thread::ClientThread;
-use super::dial::{Connector, Timeouts};
 use super::disconnect::Ended;
 use super::outbound::Outbound;
 use super::packing::Layout;
-use super::shared::{LearnerReport, Shared, State, TcpClientSpec};
+use super::shared::{LearnerReport, Shared, State};
+use super::spec::TcpClientSpec;
 use crate::error::{Error, Result};
 use crate::net::wire::frame::{Header, Kind, LearnerStatus, MAX_SCHEMA_BYTES};
 use crate::net::wire::limits::{check, check_at_least_one, check_at_most};
@@ -43,14 +43,8 @@ impl Client {
         check_at_least_one("max_inflight_msgs", spec.max_inflight_msgs)?;
         let has_number = spec.producer_id != Some(u32::MAX);
         check(has_number, "producer_id", u32::MAX as usize, "at most 4294967294")?;
-        let timeouts = Timeouts {
-            connect: spec.connect_timeout,
-            reconnect: spec.reconnect_timeout,
-            keepalive: spec.keepalive,
-        };
-        let (token, tls) = (spec.token.as_deref(), spec.tls.as_ref());
         let shared = Arc::new(Shared {
-            connector: Connector::new((&spec.host, spec.port), token, tls, timeouts)?,
+            connector: spec.connector()?,
             schema: schema.to_vec(),
             session: random()?,
             state: Mutex::new(State {

@@ -2,6 +2,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | `spec` | the settings of clients and mirrors |
 //! | `shared` | what the thread and the callers share |
 //! | `handle` | [`Client`]: what clients of samples and of records have in common |
 //! | `sample_client`, `record_client`, `packing` | [`TcpClient`], [`TcpRecordClient`]; the layout of their frames |
@@ -23,8 +24,9 @@ pub(super) mod reconnect;
 mod record_client;
 mod sample_client;
 mod shared;
+mod spec;
 
 pub use handle::Client;
 pub use record_client::TcpRecordClient;
 pub use sample_client::TcpClient;
-pub use shared::TcpClientSpec;
+pub use spec::{TcpClientSpec, WeightMirrorSpec};

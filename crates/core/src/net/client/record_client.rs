@@ -2,7 +2,7 @@
 
 use super::handle::Client;
 use super::packing::Layout;
-use super::shared::TcpClientSpec;
+use super::spec::TcpClientSpec;
 use crate::error::{Error, Result};
 use crate::net::wire::frame::{Entry, LearnerStatus};
 use crate::records::Outgoing;

@@ -2,7 +2,7 @@
 
 use super::handle::Client;
 use super::packing::Layout;
-use super::shared::TcpClientSpec;
+use super::spec::TcpClientSpec;
 use crate::error::Result;
 use crate::net::wire::limits::{FRAME_BYTES, MAX_FRAME_ROWS, MAX_SAMPLE_BYTES, check, check_at_most};
 use crate::ring::Deadline;

@@ -1,4 +1,4 @@
-//! What a client's thread and its callers share: the settings, the state, and the writing to the socket.
+//! What a client's thread and its callers share: the state, and the writing to the socket.
 
 use super::dial::Connector;
 use super::disconnect::Ended;
@@ -7,44 +7,8 @@ use super::outbound::Outbound;
 use crate::error::{Error, Result};
 use crate::net::wire::frame::LearnerStatus;
 use crate::net::wire::stats::ClientCounters;
-use crate::net::wire::tls::ClientTls;
 use crate::sys::thread::lock;
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
-
-/// Where the learner is, and how the client behaves. `..TcpClientSpec::default()` fills in the rest.
-#[derive(Debug, Clone)]
-pub struct TcpClientSpec {
-    pub host: String,
-    pub port: u16,
-    pub token: Option<Vec<u8>>,
-    pub tls: Option<ClientTls>,
-    /// The number on what it sends; the learner chooses one if `None`.
-    pub producer_id: Option<u32>,
-    /// Frames without acknowledgement, at most. Each is a buffer of about 256 KiB, or one sample or record that is larger.
-    pub max_inflight_msgs: usize,
-    /// How long to try for the first connection; the learner may start later than the client.
-    pub connect_timeout: Duration,
-    /// How long to try again after a connection was lost.
-    pub reconnect_timeout: Duration,
-    pub keepalive: Duration,
-}
-
-impl Default for TcpClientSpec {
-    fn default() -> TcpClientSpec {
-        TcpClientSpec {
-            host: "127.0.0.1".to_owned(),
-            port: 0,
-            token: None,
-            tls: None,
-            producer_id: None,
-            max_inflight_msgs: 32,
-            connect_timeout: Duration::from_secs(10),
-            reconnect_timeout: Duration::from_secs(60),
-            keepalive: Duration::from_secs(5),
-        }
-    }
-}
 
 /// What the client's thread and its callers share.
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! [`WeightMirror`]: what callers hold.
 
 use super::mirror_thread::MirrorThread;
-use super::shared::{LocalCopy, Shared, State, WeightMirrorSpec};
+use super::shared::{LocalCopy, Shared, State};
 use crate::error::{Error, Result};
-use crate::net::client::dial::{Connector, Timeouts};
+use crate::net::client::WeightMirrorSpec;
 use crate::net::wire::stats::{MirrorCounters, MirrorStats};
 use crate::sys::thread::OwnedThread;
 use crate::sys::wait::Deadline;
@@ -21,14 +21,8 @@ pub struct WeightMirror {
 impl WeightMirror {
     /// Begins to connect, and returns at once; [`ready`](Self::ready) says how it went.
     pub fn start(spec: WeightMirrorSpec) -> Result<WeightMirror> {
-        let timeouts = Timeouts {
-            connect: spec.connect_timeout,
-            reconnect: spec.reconnect_timeout,
-            keepalive: spec.keepalive,
-        };
-        let (token, tls) = (spec.token.as_deref(), spec.tls.as_ref());
         let shared = Arc::new(Shared {
-            connector: Connector::new((&spec.host, spec.port), token, tls, timeouts)?,
+            connector: spec.connector()?,
             spec,
             state: Mutex::default(),
             counters: MirrorCounters::default(),

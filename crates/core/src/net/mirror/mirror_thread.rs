@@ -1,8 +1,9 @@
 //! The thread of a mirror: connects, fetches, and connects again, until something ends it.
 
 use super::connection::MirrorConnection;
-use super::shared::{Ended, LocalCopy, Shared, WeightMirrorSpec};
+use super::shared::{Ended, LocalCopy, Shared};
 use crate::error::{Error, Result};
+use crate::net::client::WeightMirrorSpec;
 use crate::net::client::dial::{Connector, dial};
 use crate::net::client::disconnect::{Disconnect, Ended as ConnectionEnded};
 use crate::net::client::link::Link;

@@ -29,4 +29,3 @@ mod mirror_thread;
 mod shared;
 
 pub use handle::WeightMirror;
-pub use shared::WeightMirrorSpec;

@@ -154,7 +154,7 @@ async fn serve_session(
         .map_err(|(code, text)| End::Refused(code, text, None))?;
     let succeeded = session.succeeded();
     let resumed = session.resumed;
-    let mut scatter = FrameScatter::new(ingress.leaf_bytes());
+    let mut scatter = FrameScatter::new(&ingress.facts().leaf_bytes);
     let mut progress = None;
     let served = async {
         let progress = progress.insert(session.progress().await);
@@ -167,10 +167,11 @@ async fn serve_session(
         }
         add(&server.counters.accepted, 1);
         add(&server.counters.resumed, resumed as u64);
+        let samples = hello.content == Content::Samples;
         let welcome = Welcome {
             producer_id: session.producer_id,
-            max_rows: ingress.max_rows() as u32,
-            max_bytes: ingress.max_record_bytes() as u32,
+            max_rows: ingress.facts().max_rows as u32,
+            max_bytes: if samples { 0 } else { ingress.facts().largest as u32 },
             credit: FIRST_CREDIT.min(server.window),
             next: progress.next,
             status: ingress.status(),

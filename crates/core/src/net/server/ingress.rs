@@ -7,33 +7,33 @@ use crate::net::wire::frame::{Content, LearnerStatus};
 use std::fmt::Debug;
 use std::ops::Deref;
 
-/// What a server needs to know of either kind.
-pub trait Feed: Debug + Send + Sync {
-    fn content(&self) -> Content;
-
+/// What does not change about a ring or a lane.
+#[derive(Debug)]
+pub struct FeedFacts {
+    pub content: Content,
     /// The text that clients must bring, byte for byte.
-    fn schema(&self) -> &[u8];
+    pub schema: Vec<u8>,
+    /// Bytes of the leaves of one row of a scatter. In a frame of records each byte is a row.
+    pub leaf_bytes: Vec<usize>,
+    /// Rows of a frame, at most.
+    pub max_rows: usize,
+    /// Bytes that one frame of samples, or one record, has at most.
+    pub largest: usize,
+    /// The thread that waits for room, and the queue of connections that need some.
+    pub room_waiter: RoomWaiter,
+}
+
+/// What a server needs to know of a ring or a lane.
+pub trait Feed: Debug + Send + Sync {
+    fn facts(&self) -> &FeedFacts;
 
     fn is_closed(&self) -> bool;
 
     /// A number for a client that brought none.
     fn next_producer_id(&self) -> u32;
 
-    /// The thread that waits for room, and the queue of connections that need some.
-    fn room_waiter(&self) -> &RoomWaiter;
-
-    /// Bytes of the leaves of one row of a scatter. In a frame of records each byte is a row.
-    fn leaf_bytes(&self) -> &[usize];
-
-    /// Rows of a frame, at most.
-    fn max_rows(&self) -> usize;
-
-    /// Bytes that one frame of samples, or one record, has at most.
-    fn largest(&self) -> usize;
-
-    /// Bytes of a record, at most; 0 for samples.
-    fn max_record_bytes(&self) -> usize {
-        0
+    fn room_waiter(&self) -> &RoomWaiter {
+        &self.facts().room_waiter
     }
 
     /// The version of the newest weights that the learner announced; 0 when there is none.

@@ -240,25 +240,9 @@ impl Connection<'_> {
         }
     }
 
-    /// Settles a part. A record that does not fit the schema ends the connection; those before it are acknowledged first.
+    /// Publishes the records of a part, and steps over those that were dropped or refused (C2). A record that does not fit the schema
+    /// ends the connection: those before it are acknowledged, it and those behind it are given back.
     async fn publish(
-        &mut self,
-        ingress: &RecordIngress,
-        rest: &Rest<'_>,
-        part: &Part,
-        progress: &mut Progress,
-    ) -> Result<(), End> {
-        let settled = self.settle_records(ingress, rest, part, progress);
-        if settled.is_err() {
-            self.acknowledge(progress.next, self.server.credit(), 0);
-            self.wire.flush_ready().await?;
-        }
-        settled
-    }
-
-    /// Publishes the records of a part, and steps over those that were dropped or refused (C2). Stops at a record that does not fit
-    /// the schema, and gives it and those behind it back.
-    fn settle_records(
         &mut self,
         ingress: &RecordIngress,
         rest: &Rest<'_>,
@@ -288,6 +272,8 @@ impl Connection<'_> {
             ingress.count_dropped(dropped);
         }
         if let Some((sequence, what)) = malformed {
+            self.acknowledge(progress.next, self.server.credit(), 0);
+            self.wire.flush_ready().await?;
             let text = format!(
                 "record {sequence} of producer {producer_id} does not fit the schema: {what}. It was not taken. \
                  Use the same version of rollway for the learner and its workers"

@@ -12,7 +12,7 @@
 //! for a while takes room that there is. Otherwise a large record at the head of the queue could keep out the small one that
 //! the learner needs to complete a group, and so to give back the room that the large one waits for.
 
-use super::ingress::Feed;
+use super::ingress::{Feed, FeedFacts};
 use super::room_waiter::{RoomSource, RoomWaiter};
 use crate::error::{Damage, Result};
 use crate::net::wire::frame::{Content, LearnerStatus, RecordLimits};
@@ -35,11 +35,10 @@ pub struct RecordIngress {
 #[derive(Debug)]
 struct Shared {
     producer: Arc<Producer>,
-    room_waiter: RoomWaiter,
-    schema: Vec<u8>,
     limits: RecordLimits,
     part_bytes: usize,
     shape: Option<Shape>,
+    facts: FeedFacts,
 }
 
 impl RoomSource for Producer {
@@ -59,8 +58,15 @@ impl RecordIngress {
             record_bytes: lane_bytes.min(MAX_SAMPLE_BYTES),
         };
         let producer = Arc::new(producer);
-        let room_waiter = RoomWaiter::new(producer.clone())?;
-        let shared = Shared { producer, room_waiter, schema, limits, part_bytes: lane_bytes / 4, shape };
+        let facts = FeedFacts {
+            content: Content::Records,
+            schema,
+            leaf_bytes: vec![1],
+            max_rows: limits.rows,
+            largest: limits.record_bytes,
+            room_waiter: RoomWaiter::new(producer.clone())?,
+        };
+        let shared = Shared { producer, limits, part_bytes: lane_bytes / 4, shape, facts };
         Ok(RecordIngress { shared: Arc::new(shared) })
     }
 
@@ -102,12 +108,8 @@ impl RecordIngress {
 }
 
 impl Feed for RecordIngress {
-    fn content(&self) -> Content {
-        Content::Records
-    }
-
-    fn schema(&self) -> &[u8] {
-        &self.shared.schema
+    fn facts(&self) -> &FeedFacts {
+        &self.shared.facts
     }
 
     fn is_closed(&self) -> bool {
@@ -116,26 +118,6 @@ impl Feed for RecordIngress {
 
     fn next_producer_id(&self) -> u32 {
         self.shared.producer.next_producer_id()
-    }
-
-    fn room_waiter(&self) -> &RoomWaiter {
-        &self.shared.room_waiter
-    }
-
-    fn leaf_bytes(&self) -> &[usize] {
-        &[1]
-    }
-
-    fn max_rows(&self) -> usize {
-        self.shared.limits.rows
-    }
-
-    fn largest(&self) -> usize {
-        self.max_record_bytes()
-    }
-
-    fn max_record_bytes(&self) -> usize {
-        self.shared.limits.record_bytes
     }
 
     fn published(&self) -> u32 {
@@ -151,7 +133,7 @@ impl Feed for RecordIngress {
 
     /// What was committed stays to be read.
     fn close(&self) {
-        self.shared.room_waiter.stop();
+        self.room_waiter().stop();
         self.shared.producer.close();
     }
 }

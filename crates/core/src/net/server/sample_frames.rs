@@ -28,7 +28,7 @@ impl Connection<'_> {
         progress: &mut Progress,
     ) -> Result<(), End> {
         let (server, rows) = (self.server, header.rows as usize);
-        let most = ingress.max_rows();
+        let most = ingress.facts().max_rows;
         if rows == 0 || rows > most {
             return Err(End::Damaged(format!("a frame has {rows} rows; 1 to {most} are allowed")));
         }

@@ -13,7 +13,7 @@
 //! **Fair.** Turns, and with them spill buffers and the right to wait for room, are given in the order of the requests. No
 //! connection claims past those that wait.
 
-use super::ingress::Feed;
+use super::ingress::{Feed, FeedFacts};
 use super::room_waiter::{RoomSource, RoomWaiter};
 use crate::error::Result;
 use crate::net::wire::frame::Content;
@@ -32,9 +32,8 @@ pub struct SampleIngress {
 #[derive(Debug)]
 struct Shared {
     producer: Arc<Producer>,
-    room_waiter: RoomWaiter,
-    schema: Vec<u8>,
     sample_bytes: usize,
+    facts: FeedFacts,
 }
 
 impl RoomSource for Producer {
@@ -46,12 +45,22 @@ impl RoomSource for Producer {
 impl SampleIngress {
     /// Takes over a producer of the ring.
     pub fn new(producer: Producer) -> Result<SampleIngress> {
-        let ring = producer.ring();
-        let schema = ring.segment().schema();
-        let sample_bytes = ring.geometry().leaf_bytes.iter().sum();
+        let (schema, geometry) = (producer.ring().segment().schema(), producer.ring().geometry());
+        let (leaf_bytes, batch_size) = (geometry.leaf_bytes.clone(), geometry.batch_size);
+        let sample_bytes = leaf_bytes.iter().sum();
+        // About 1 MiB of rows, and not more than a batch.
+        let max_rows =
+            (MAX_FRAME_BYTES / usize::max(sample_bytes, 1)).clamp(1, MAX_FRAME_ROWS).min(batch_size);
         let producer = Arc::new(producer);
-        let room_waiter = RoomWaiter::new(producer.clone())?;
-        Ok(SampleIngress { shared: Arc::new(Shared { producer, room_waiter, schema, sample_bytes }) })
+        let facts = FeedFacts {
+            content: Content::Samples,
+            schema,
+            leaf_bytes,
+            max_rows,
+            largest: max_rows * sample_bytes,
+            room_waiter: RoomWaiter::new(producer.clone())?,
+        };
+        Ok(SampleIngress { shared: Arc::new(Shared { producer, sample_bytes, facts }) })
     }
 
     pub fn sample_bytes(&self) -> usize {
@@ -85,12 +94,8 @@ impl SampleIngress {
 }
 
 impl Feed for SampleIngress {
-    fn content(&self) -> Content {
-        Content::Samples
-    }
-
-    fn schema(&self) -> &[u8] {
-        &self.shared.schema
+    fn facts(&self) -> &FeedFacts {
+        &self.shared.facts
     }
 
     fn is_closed(&self) -> bool {
@@ -99,24 +104,6 @@ impl Feed for SampleIngress {
 
     fn next_producer_id(&self) -> u32 {
         self.producer().next_producer_id()
-    }
-
-    fn room_waiter(&self) -> &RoomWaiter {
-        &self.shared.room_waiter
-    }
-
-    fn leaf_bytes(&self) -> &[usize] {
-        &self.producer().ring().geometry().leaf_bytes
-    }
-
-    /// About 1 MiB of rows, and not more than a batch.
-    fn max_rows(&self) -> usize {
-        let fit = (MAX_FRAME_BYTES / self.sample_bytes().max(1)).clamp(1, MAX_FRAME_ROWS);
-        self.producer().ring().geometry().batch_size.min(fit)
-    }
-
-    fn largest(&self) -> usize {
-        self.max_rows() * self.sample_bytes()
     }
 }
 

@@ -146,7 +146,7 @@ impl Shared {
         match (content, &self.ingress, &self.weight_source) {
             (Content::Weights, _, Some(weight_source)) => Ok(&weight_source.inventory().schema),
             (Content::Weights, _, None) => Err(NO_WEIGHTS),
-            (_, Some(ingress), _) if ingress.content() == content => Ok(ingress.schema()),
+            (_, Some(ingress), _) if ingress.facts().content == content => Ok(&ingress.facts().schema),
             (_, Some(Ingress::Records(_)), _) => Err(ONLY_RECORDS),
             (_, Some(Ingress::Samples(_)), _) => Err(ONLY_SAMPLES),
             (_, None, _) => Err(ONLY_WEIGHTS),

@@ -98,7 +98,7 @@ impl TcpServer {
             sessions: Arc::new(Sessions::new(spec.max_sessions, spec.session_ttl)),
             late_until_ns: AtomicU64::new(0),
             staging: Staging::new(
-                spec.staging_bytes.max(ingress.as_ref().map_or(0, |ingress| ingress.largest())),
+                spec.staging_bytes.max(ingress.as_ref().map_or(0, |ingress| ingress.facts().largest)),
             ),
             ingress,
             weight_source: weights.map(WeightSource::new).transpose()?,
