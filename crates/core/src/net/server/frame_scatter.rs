@@ -49,7 +49,7 @@ struct Cursor {
 }
 
 /// The places for one frame.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct FrameScatter {
     leaf_bytes: Vec<usize>,
     spans: Vec<Span>,
@@ -64,26 +64,15 @@ pub struct FrameScatter {
 
 impl FrameScatter {
     pub fn new(leaf_bytes: &[usize]) -> FrameScatter {
-        FrameScatter {
-            leaf_bytes: leaf_bytes.to_vec(),
-            spans: Vec::new(),
-            spill: Vec::new(),
-            scratch: Vec::new(),
-            at: Cursor::default(),
-            arrived: 0,
-            staged: None,
-        }
+        FrameScatter { leaf_bytes: leaf_bytes.to_vec(), ..FrameScatter::default() }
     }
 
     /// Forgets the last frame, and gives back what it had claimed.
     pub fn clear(&mut self) {
-        self.spans.clear();
-        self.spans.shrink_to(64);
-        self.spill = Vec::new();
-        self.scratch = Vec::new();
-        self.at = Cursor::default();
-        self.arrived = 0;
-        self.staged = None;
+        let (leaf_bytes, mut spans) = (std::mem::take(&mut self.leaf_bytes), std::mem::take(&mut self.spans));
+        spans.clear();
+        spans.shrink_to(64);
+        *self = FrameScatter { leaf_bytes, spans, ..FrameScatter::default() };
     }
 
     pub fn push(&mut self, span: Span) {
