@@ -6,8 +6,9 @@ use std::path::PathBuf;
 /// Result with the core's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A word in a segment that no honest participant can have written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Bytes, in a segment or from a network, that no honest participant can have written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub struct Damage(pub &'static str);
 
 /// Everything that can go wrong below Python.
