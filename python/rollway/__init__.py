@@ -5,7 +5,6 @@ machines: no serialisation, no lost sample.
 """
 
 from importlib import import_module as _import_module
-from importlib.metadata import version as _version
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 
@@ -30,6 +29,7 @@ def _refuse_a_sub_interpreter() -> None:
 
 _refuse_a_sub_interpreter()  # before the imports below, which would hang
 
+from rollway._core import __version__
 from rollway.compat import (
     AsyncRunner,
     ReplayBuffer,
@@ -86,8 +86,6 @@ from rollway.runner import RestartPolicy
 from rollway.transport import ShmTransport, TcpTransport, Tls
 from rollway.vector_env import make_vec
 from rollway.weights import RunningObsStats, TcpWeights
-
-__version__ = _version("rollway")
 
 __all__ = [
     "AsyncRunner",

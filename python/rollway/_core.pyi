@@ -12,6 +12,8 @@ from typing_extensions import disjoint_base
 from rollway.records.key import GroupKey
 from rollway.transport.tcp_options import TcpOptions
 
+__version__: str
+
 __all__ = [
     "Assembler",
     "Block",

@@ -1,6 +1,8 @@
 """What `import rollway` offers: about fifty names, and those that moved into folders, with a warning."""
 
 import inspect
+import subprocess
+import sys
 import warnings
 from importlib import import_module
 
@@ -143,3 +145,9 @@ def test_every_error_has_at_most_one_of_the_five_parents():
 )
 def test_an_error_is_also_the_builtin_that_people_catch(error, builtin):
     assert issubclass(error, builtin) and issubclass(error, errors.RollwayError)
+
+
+def test_importing_rollway_imports_no_large_package():
+    large = ["asyncio", "importlib.metadata", "gymnasium", "torch", "jax"]
+    code = f"import sys, rollway; print([name for name in {large} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

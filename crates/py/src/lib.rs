@@ -29,7 +29,7 @@ use pyo3::prelude::*;
 /// The native part of Rollway. Import from `rollway`, not from here.
 #[pymodule]
 mod _core {
-    use super::{Bound, PyModule, PyResult};
+    use super::{Bound, PyAnyMethods, PyModule, PyResult};
 
     #[pymodule_export]
     use super::convert::array::writable_view;
@@ -99,6 +99,7 @@ mod _core {
     /// Loads numpy's API table now: that runs Python code, and a signal handler that raises in there is a panic.
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.setattr("__version__", env!("CARGO_PKG_VERSION"))?;
         module.py().import("numpy")?;
         super::convert::array::ndarray_type(module.py());
         Ok(())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -159,7 +158,9 @@ class RecordServer(ServerBase):
         Use this instead of `read_async` to save one event-loop iteration. False when the server is closed: then no call
         is made. An exception of the call goes to the loop's exception handler.
         """
-        return self._notifier.call_once(asyncio.get_running_loop(), call)
+        from asyncio import get_running_loop
+
+        return self._notifier.call_once(get_running_loop(), call)
 
     def __iter__(self) -> Iterator[Record]:
         """Yields records until the records are shut down."""

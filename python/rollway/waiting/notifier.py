@@ -7,14 +7,16 @@ callbacks to try again. So a cancelled wait loses nothing.
 
 from __future__ import annotations
 
-import asyncio
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rollway._core import EventfdWaiter
 from rollway.errors import ConnectionClosedError
+
+if TYPE_CHECKING:
+    import asyncio  # Importing it takes longer than all of Rollway, and most programs do without.
 
 H = TypeVar("H")
 T = TypeVar("T")
@@ -52,6 +54,8 @@ class LoopNotifier:
 
         It does without `asyncio.wait_for`, which makes a task of each wait and needs two more iterations of the loop.
         """
+        import asyncio
+
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()
         settle = partial(_settle, waiter, True)

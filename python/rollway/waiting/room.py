@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -34,7 +33,9 @@ class SentCount:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        from asyncio import CancelledError
+
         if isinstance(error, RollwayError):
             error.sent += self.sent
-        elif isinstance(error, asyncio.CancelledError):
+        elif isinstance(error, CancelledError):
             error.sent = self.sent  # type: ignore[attr-defined]
