@@ -48,8 +48,8 @@ class TransitionBuffer(ClosesOnExit):
         fields: More fields, or another dtype and shape for a usual one: ``{"obs": "uint8[84,84]", "step": "int64[]"}``.
             A field may also be an example array, a pair like ``((84, 84), np.uint8)`` or a Gymnasium space.
         seed: Draw the same batches from the same content. Left out, each process draws its own.
-        if_exists: For a name that is taken: ``"resume"`` goes on with its transitions, ``"replace"`` starts anew unless
-            a process is attached to it, ``"error"`` refuses.
+        if_exists: For a name that is taken: ``"resume"`` continues with its transitions, ``"replace"`` starts anew
+            unless a process is attached to it, ``"error"`` refuses.
         huge_pages: As in `ShmTransport`.
         max_peers: How many handles there may be at once, at most 1024.
 

@@ -13,7 +13,7 @@ from rollway.schema.pytree import explained
 from rollway.transport.tcp_options import TcpOptions
 from rollway.weights.reading import WeightReading
 from rollway.weights.tree import WeightTree
-from rollway.weights.weight_sync import WeightSync
+from rollway.weights.weight_sync import WeightSync, check_threads
 
 
 class TcpWeights(WeightReading):
@@ -88,8 +88,7 @@ class TcpWeights(WeightReading):
         reconnect_timeout_s: float = 60.0,
         keepalive_s: float = 5.0,
     ) -> None:
-        if threads is not None and threads < 1:
-            raise InvalidArgument(f"threads = {threads} is out of range: at least 1, or None")
+        check_threads(threads)
         if not 1 <= max_readers <= 1021:
             raise InvalidArgument(f"max_readers = {max_readers} is out of range: 1 to 1021")
         options = TcpOptions(token, ca, server_name, connect_timeout_s, reconnect_timeout_s, keepalive_s)

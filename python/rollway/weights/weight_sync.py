@@ -132,7 +132,7 @@ class WeightSync(WeightReading):
         threads: int | None = None,
         peer_timeout_s: float | None = 60.0,
     ) -> None:
-        _check_threads(threads)
+        check_threads(threads)
         if not 1 <= max_readers <= 1022:
             raise InvalidArgument(f"max_readers = {max_readers} is out of range: 1 to 1022")
         with explained(tree):
@@ -150,7 +150,7 @@ class WeightSync(WeightReading):
         self._bind(core, tree, threads, peer_timeout_s)
 
     def _attach(self, name: str, connect_timeout_s: float, threads: int | None, peer_timeout_s: float | None) -> None:
-        _check_threads(threads)
+        check_threads(threads)
         core = Weights.attach(name, connect_timeout_s=connect_timeout_s, threads=threads)
         self._bind(core, WeightTree.from_text(core.schema), threads, peer_timeout_s)
 
@@ -280,6 +280,7 @@ class WeightSync(WeightReading):
         return f"<{type(self).__name__} '{self.name}': {len(self._tree.leaves)} leaves, {state}>"
 
 
-def _check_threads(threads: int | None) -> None:
+def check_threads(threads: int | None) -> None:
+    """Refuses a number of copying threads that makes no sense."""
     if threads is not None and threads < 1:
         raise InvalidArgument(f"threads = {threads} is out of range: at least 1, or None")
