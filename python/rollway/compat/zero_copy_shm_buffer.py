@@ -18,7 +18,6 @@ import numpy as np
 from rollway._core import RecordConsumer, RecordProducer
 from rollway.errors import (
     ConnectionClosedError,
-    ForeignSchema,
     InvalidArgument,
     NoLaneLeft,
     RecordTooLarge,
@@ -28,6 +27,7 @@ from rollway.errors import (
     WaitTimeout,
 )
 from rollway.records.key import RecordKey
+from rollway.schema.pytree import explained
 from rollway.schema.record import RecordSchema
 
 _SCHEMA = RecordSchema({"tokens": "int32[*]", "score": "float64[]"})
@@ -107,10 +107,8 @@ class ZeroCopySHMBuffer:
                 peer_timeout_s=None,
             )
         else:
-            try:
+            with explained(_SCHEMA):
                 self._reader = RecordConsumer.attach(self._plan, name, None)
-            except ForeignSchema as foreign:
-                raise _SCHEMA.explain(foreign) from None
             # The last consumer that is dropped removes the name. A handle that attached must not: it detaches.
             self._forgotten = weakref.finalize(self, self._reader.detach)
 

@@ -14,10 +14,11 @@ from typing import Any, Self
 import numpy as np
 
 from rollway._core import Table, table_bytes
-from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch, SegmentDamaged, WaitTimeout
+from rollway.errors import InvalidArgument, SchemaMismatch, SegmentDamaged, WaitTimeout
 from rollway.replay.batch import Batch, RowLayout, StagedCopies, as_host_array, device_name, fill_field_by_field
 from rollway.schema.arrays import fitted
 from rollway.schema.leaves import Leaf
+from rollway.schema.pytree import explained
 from rollway.schema.record import RecordSchema
 from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.segment.naming import auto_name
@@ -47,8 +48,8 @@ class TransitionBuffer(ClosesOnExit):
         fields: More fields, or another dtype and shape for a usual one: ``{"obs": "uint8[84,84]", "step": "int64[]"}``.
             A field may also be an example array, a pair like ``((84, 84), np.uint8)`` or a Gymnasium space.
         seed: Draw the same batches from the same content. Left out, each process draws its own.
-        if_exists: For a name that is taken: ``"resume"`` goes on with its transitions, ``"replace"`` starts anew unless
-            a process is attached to it, ``"error"`` refuses.
+        if_exists: For a name that is taken: ``"resume"`` continues with its transitions, ``"replace"`` starts anew
+            unless a process is attached to it, ``"error"`` refuses.
         huge_pages: As in `ShmTransport`.
         max_peers: How many handles there may be at once, at most 1024.
 
@@ -79,7 +80,7 @@ class TransitionBuffer(ClosesOnExit):
         device = device_name(device)
         schema = _schema(obs_dim, action_dim, critic_dim, fields or {})
         layout = RowLayout(schema)
-        try:
+        with explained(schema):
             table = Table(
                 name or auto_name(),
                 schema.text,
@@ -92,8 +93,6 @@ class TransitionBuffer(ClosesOnExit):
                 huge_pages=huge_pages,
                 seed=_seed(seed),
             )
-        except ForeignSchema as foreign:
-            raise schema.explain(foreign) from None
         self._start(table, layout, device)
 
     @classmethod
@@ -105,10 +104,8 @@ class TransitionBuffer(ClosesOnExit):
         layout = RowLayout(schema)
         if layout.row_bytes >= 2**63:
             raise SegmentDamaged(f"segment '{name}' is damaged: its schema says rows of {layout.row_bytes} bytes")
-        try:
+        with explained(schema):
             table = Table.attach(name, text, layout.native, layout.row_bytes, _seed(seed))
-        except ForeignSchema as foreign:  # another buffer has taken the name since
-            raise schema.explain(foreign) from None
         self = cls.__new__(cls)
         self._start(table, layout, device)
         return self

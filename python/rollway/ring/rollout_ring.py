@@ -18,7 +18,6 @@ import numpy as np
 from rollway._core import Consumer, Plan, Producer, Sample, Slot, ring_bytes
 from rollway.errors import (
     ConnectionClosedError,
-    ForeignSchema,
     GeometryMismatch,
     InvalidArgument,
     RingFull,
@@ -27,7 +26,7 @@ from rollway.errors import (
     WaitTimeout,
 )
 from rollway.schema.leaves import read_leaves
-from rollway.schema.pytree import Schema
+from rollway.schema.pytree import Schema, explained
 from rollway.segment.closes_on_exit import ClosesOnExit
 from rollway.segment.naming import auto_name
 
@@ -375,7 +374,7 @@ class RolloutRing(ClosesOnExit):
     # ── the two ends ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _open_consumer(self) -> Consumer:
-        try:
+        with explained(self._schema):
             return Consumer(
                 self._plan,
                 1,
@@ -389,14 +388,10 @@ class RolloutRing(ClosesOnExit):
                 peer_timeout_s=self._peer_timeout_s,
                 writable=True,  # for torch.from_numpy; users get read-only views
             )
-        except ForeignSchema as foreign:
-            raise self._schema.explain(foreign) from None
 
     def _open_producer(self) -> Producer:
-        try:
+        with explained(self._schema):
             return Producer(self._name, self._plan, peer_timeout_s=self._peer_timeout_s)
-        except ForeignSchema as foreign:
-            raise self._schema.explain(foreign) from None
 
     def _check_geometry(self, producer: Producer) -> None:
         stats = producer.stats()

@@ -12,9 +12,9 @@ import numpy as np
 import optree
 
 from rollway._core import Consumer, Producer, Sample
-from rollway.errors import BatchesHeld, ConnectionClosedError, ForeignSchema, InvalidArgument, WaitTimeout
+from rollway.errors import BatchesHeld, ConnectionClosedError, InvalidArgument, WaitTimeout
 from rollway.ring.pinning import pin
-from rollway.schema.pytree import Schema
+from rollway.schema.pytree import Schema, explained
 from rollway.transport.base import Intake, Transport
 from rollway.transport.policies import OnFull
 from rollway.transport.server_base import ServerBase, describe_refusals, split_transports
@@ -73,7 +73,7 @@ class Server(ServerBase):
         self._producer: Producer | None = None
         shm, transports = split_transports(transport)
         options = shm or ShmTransport("in-process")
-        try:
+        with explained(self._schema):
             self._consumer = Consumer(
                 self._plan,
                 batch_size,
@@ -87,8 +87,6 @@ class Server(ServerBase):
                 peer_timeout_s=peer_timeout_s,
                 writable=writable,
             )
-        except ForeignSchema as foreign:
-            raise self._schema.explain(foreign) from None
         super().__init__(self._consumer, transports, Intake(self._consumer, self._schema, self._plan))
         self._pinned = False
         if pin_host_memory:

@@ -17,7 +17,7 @@ class ShmClient(ShmLifetime, Producer, AsyncSends):
 
     A sample is committed when `send` returns: it reaches the learner even if this process is killed the next moment.
     Calls block only when the ring is full, with the GIL released, and Ctrl-C ends them. Threads may share a client; a
-    forked child may go on using its parent's.
+    forked child may use its parent's.
 
     Args:
         name: The name of the learner's `ShmTransport`.

@@ -19,7 +19,7 @@ from rollway.errors import ConnectionClosedError, InvalidArgument
 from rollway.runner import parent_watch
 from rollway.runner.collector_error import collector_error_guard
 
-_FOREVER_S = 1e6  # the milliseconds of poll() are an int
+LONGEST_WAIT_S = 1e6  # the milliseconds of poll() are an int
 _MAX_REPORT_BYTES = 4_000  # less than PIPE_BUF: a report is written whole or not at all
 
 
@@ -39,7 +39,7 @@ class StopFlag:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until it is set, at most ``timeout`` seconds. Whether it is."""
-        return self._read_end.poll(None if timeout is None or timeout > _FOREVER_S else timeout)
+        return self._read_end.poll(None if timeout is None or timeout > LONGEST_WAIT_S else timeout)
 
     def set(self) -> None:
         """Tells every collector to stop. Only in the learner."""

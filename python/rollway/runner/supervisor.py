@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from rollway.errors import CollectorError, InvalidArgument
-from rollway.runner.collector import Collector, CollectorPipes, CollectorTarget, StopFlag, run
+from rollway.runner.collector import LONGEST_WAIT_S, Collector, CollectorPipes, CollectorTarget, StopFlag, run
 from rollway.runner.collector_error import Failure, OomKills, collector_error
 from rollway.runner.parent_watch import ParentPipe
 from rollway.runner.restart_policy import RestartCount, RestartPolicy
@@ -28,7 +28,6 @@ from rollway.runner.restart_policy import RestartCount, RestartPolicy
 _log = logging.getLogger("rollway.collectors")
 _spawn = multiprocessing.get_context("spawn")
 _MAX_REPORTS = 10_000
-_LONGEST_WAIT_S = 1e6  # the milliseconds of poll() are an int
 _MAX_READS = 5_000  # more than a pipe holds: enough for a dead collector, and a busy one cannot delay the learner
 
 
@@ -164,7 +163,7 @@ class CollectorSupervisor:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return
-            self._poll(None if left is None else min(left, _LONGEST_WAIT_S))
+            self._poll(None if left is None else min(left, LONGEST_WAIT_S))
 
     def _poll(self, timeout: float | None) -> None:
         """Reads reports and reaps dead processes: what there is now, or the first event within ``timeout``."""

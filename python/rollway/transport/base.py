@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from rollway._core import Consumer, Plan, Producer, RecordConsumer, RecordPlan, RecordProducer, Weights
-from rollway.errors import SchemaMismatch
+from rollway.errors import ForeignSchema, SchemaMismatch
 from rollway.schema.pytree import Schema
 from rollway.schema.record import RecordSchema
 
@@ -65,13 +65,8 @@ class WeightLeaves(Protocol):
         """The leaves as text."""
         ...
 
-    @classmethod
-    def from_text(cls, text: bytes) -> Any:
-        """The leaves that a worker has; `SchemaMismatch` when the text cannot be read."""
-        ...
-
-    def explain(self, theirs: Any, where: str) -> SchemaMismatch:
-        """How the leaves of a worker differ from these."""
+    def explain(self, foreign: ForeignSchema) -> SchemaMismatch:
+        """Says how the leaves of a worker differ from these."""
         ...
 
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from rollway._core import TcpServer
-from rollway.errors import ForeignSchema, InvalidArgument, SchemaMismatch
+from rollway.errors import ForeignSchema, InvalidArgument
 from rollway.transport.base import Intake, RecordIntake, WeightOutlet, WeightSource
 from rollway.transport.tcp_options import token_bytes
 
@@ -137,20 +137,12 @@ class TcpEndpoint:
 
     def _how_they_differ(self, theirs: bytes, is_of_weights: bool, place: str) -> str | None:
         """How a worker's schema differs from ours. A much longer one is not read: it may come from a stranger."""
-        tree, schema = (self._tree, None) if is_of_weights else (None, self._schema)
-        ours = tree or schema
+        ours = self._tree if is_of_weights else self._schema
         if ours is None:
             return None
         if len(theirs) > max(_ALWAYS_READ, 2 * len(ours.text)):
             return f"its schema has {len(theirs):,} bytes, and the one here {len(ours.text):,}: make both sides alike"
-        if schema is not None:
-            return str(schema.explain(ForeignSchema(place, theirs)))
-        if tree is None:
-            return None
-        try:
-            return str(tree.explain(type(tree).from_text(theirs), place))
-        except SchemaMismatch as unreadable:
-            return str(unreadable)
+        return str(ours.explain(ForeignSchema(place, theirs)))
 
     def stats(self) -> dict[str, int]:
         """Counts of connections, frames, samples, bytes, and sent versions; of refused and cut workers, by reason."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from typing import Any
 
 from rollway._core import WeightMirror
-from rollway.errors import ForeignSchema, InvalidArgument
+from rollway.errors import InvalidArgument
+from rollway.schema.pytree import explained
 from rollway.transport.tcp_options import TcpOptions
 from rollway.weights.reading import WeightReading
 from rollway.weights.tree import WeightTree
-from rollway.weights.weight_sync import WeightSync
+from rollway.weights.weight_sync import WeightSync, check_threads
 
 
 class TcpWeights(WeightReading):
@@ -86,14 +88,13 @@ class TcpWeights(WeightReading):
         reconnect_timeout_s: float = 60.0,
         keepalive_s: float = 5.0,
     ) -> None:
-        if threads is not None and threads < 1:
-            raise InvalidArgument(f"threads = {threads} is out of range: at least 1, or None")
+        check_threads(threads)
         if not 1 <= max_readers <= 1021:
             raise InvalidArgument(f"max_readers = {max_readers} is out of range: 1 to 1021")
         options = TcpOptions(token, ca, server_name, connect_timeout_s, reconnect_timeout_s, keepalive_s)
         self._closed = False
         mine = None if like is None else WeightTree.of(like)
-        try:
+        with contextlib.nullcontext() if mine is None else explained(mine):
             self._core = WeightMirror(
                 host,
                 port,
@@ -105,10 +106,6 @@ class TcpWeights(WeightReading):
                 threads=threads,
                 options=options,
             )
-        except ForeignSchema as foreign:
-            if mine is None:
-                raise
-            raise mine.explain(WeightTree.from_text(foreign.text), foreign.place) from None
         # Also at interpreter exit, before the thread would be cut off in the middle.
         self._end = weakref.finalize(self, self._core.close)
         self._tree = WeightTree.from_text(self._core.schema)

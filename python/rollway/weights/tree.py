@@ -19,7 +19,7 @@ import numpy as np
 import optree
 
 from rollway._core import read_weight_schema
-from rollway.errors import SchemaMismatch
+from rollway.errors import ForeignSchema, SchemaMismatch
 from rollway.schema.arrays import as_array, describe
 from rollway.schema.pytree import NAMESPACE, leaves_differ, path_text, register_dataclasses, short
 
@@ -131,8 +131,13 @@ class WeightTree:
         rows = [[leaf.path, leaf.dtype, list(leaf.shape)] for leaf in self.leaves]
         return json.dumps({"leaves": rows, "tree": self.structure}, separators=(",", ":")).encode()
 
-    def explain(self, theirs: WeightTree, where: str) -> SchemaMismatch:
+    def explain(self, foreign: ForeignSchema) -> SchemaMismatch:
         """Says how the weights elsewhere differ from these."""
+        where = foreign.place
+        try:
+            theirs = WeightTree.from_text(foreign.text)
+        except SchemaMismatch as unreadable:
+            return unreadable
         ours, there = ({leaf.path: str(leaf) for leaf in tree.leaves} for tree in (self, theirs))
         for path in [*ours, *there]:
             here, away = ours.get(path, "missing"), there.get(path, "missing")

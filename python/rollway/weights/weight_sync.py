@@ -11,6 +11,7 @@ from typing import Any, Self, TypedDict, Unpack
 
 from rollway._core import Weights
 from rollway.errors import ForeignSchema, InvalidArgument
+from rollway.schema.pytree import explained
 from rollway.segment.naming import auto_name
 from rollway.transport.base import WeightOutlet
 from rollway.transport.server_base import close_all
@@ -131,10 +132,10 @@ class WeightSync(WeightReading):
         threads: int | None = None,
         peer_timeout_s: float | None = 60.0,
     ) -> None:
-        _check_threads(threads)
+        check_threads(threads)
         if not 1 <= max_readers <= 1022:
             raise InvalidArgument(f"max_readers = {max_readers} is out of range: 1 to 1022")
-        try:
+        with explained(tree):
             core = Weights.create(
                 auto_name() if name is None else name,
                 auto_named=name is None,
@@ -146,12 +147,10 @@ class WeightSync(WeightReading):
                 writes=writes,
                 threads=threads,
             )
-        except ForeignSchema as foreign:
-            raise tree.explain(WeightTree.from_text(foreign.text), foreign.place) from None
         self._bind(core, tree, threads, peer_timeout_s)
 
     def _attach(self, name: str, connect_timeout_s: float, threads: int | None, peer_timeout_s: float | None) -> None:
-        _check_threads(threads)
+        check_threads(threads)
         core = Weights.attach(name, connect_timeout_s=connect_timeout_s, threads=threads)
         self._bind(core, WeightTree.from_text(core.schema), threads, peer_timeout_s)
 
@@ -163,7 +162,7 @@ class WeightSync(WeightReading):
             tree = WeightTree.of_shapes(param_shapes, {leaf.path: kept.get(leaf.path) for leaf in tree.leaves})
         if tree.leaves != there.leaves:
             self.close()
-            raise tree.explain(there, f"in segment '{self.name}'")
+            raise tree.explain(ForeignSchema(f"in segment '{self.name}'", there.text))
 
     def _write_first(self, state_dict: Any) -> None:
         """Writes; closes when that fails."""
@@ -281,6 +280,7 @@ class WeightSync(WeightReading):
         return f"<{type(self).__name__} '{self.name}': {len(self._tree.leaves)} leaves, {state}>"
 
 
-def _check_threads(threads: int | None) -> None:
+def check_threads(threads: int | None) -> None:
+    """Refuses a number of copying threads that makes no sense."""
     if threads is not None and threads < 1:
         raise InvalidArgument(f"threads = {threads} is out of range: at least 1, or None")
