@@ -26,6 +26,7 @@
 //! batches a second).
 
 use crate::error::{Error, Result};
+use crate::policies::OnFull;
 use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE, geometry_words};
 use crate::segment::histogram::Histogram;
@@ -35,6 +36,9 @@ use std::cell::UnsafeCell;
 
 /// The `kind` of a segment that holds a ring.
 pub const KIND: u32 = 1;
+
+/// Which number of the header is the policy.
+pub(super) const ON_FULL_WORD: usize = 4;
 
 const BATCH_BITS: u32 = 40;
 const BATCH_MASK: u64 = (1 << BATCH_BITS) - 1;
@@ -369,10 +373,10 @@ impl Geometry {
         })
     }
 
-    /// The numbers for the segment header: enough to tell two geometries apart.
-    pub fn words(&self) -> [u64; GEOMETRY_WORDS] {
+    /// The numbers for the segment header: enough to tell two geometries apart, and the policy.
+    pub fn words(&self, on_full: OnFull) -> [u64; GEOMETRY_WORDS] {
         let (leaves, bytes) = (self.leaf_bytes.len(), self.leaf_bytes.iter().sum());
         let slots = self.batch_size * self.num_buffers;
-        geometry_words([self.batch_size, self.num_buffers, leaves, bytes, 0, slots]) // 0: the policy comes there.
+        geometry_words([self.batch_size, self.num_buffers, leaves, bytes, on_full as usize, slots])
     }
 }

@@ -325,9 +325,13 @@ impl Segment {
         not_found(&self.name)
     }
 
-    /// The error for what was shut down: the last consumer takes the name away first, so there may be none.
-    pub(crate) fn shut_down(&self) -> Result<Error> {
-        Ok(if self.is_unlinked()? { self.not_found() } else { Error::Closed })
+    /// An error when what lies here was shut down. The last consumer takes the name away first, so there may be none.
+    pub(crate) fn check_open(&self, is_closed: bool) -> Result<()> {
+        match is_closed {
+            false => Ok(()),
+            true if self.is_unlinked()? => Err(self.not_found()),
+            true => Err(Error::Closed),
+        }
     }
 
     /// Refuses the first size that differs: what it is, theirs, ours.

@@ -44,7 +44,6 @@ mod naming;
 mod owned;
 mod peers;
 
-pub(crate) use if_exists::Structure;
 pub use lease::{Census, DelegatedLease, Owner, Role, Seat};
 pub use mapping::{PREFIX, Segment, Spec, directory};
 pub use owned::Owned;
