@@ -27,10 +27,10 @@
 
 use crate::error::{Error, Result};
 use crate::policies::OnFull;
-use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE, geometry_words};
 use crate::segment::histogram::Histogram;
 use crate::segment::lease::OWNER_BITS;
+use crate::segment::{Owner, SERIAL_BITS, Serial};
 use crate::sys::sync::{AtomicU32, AtomicU64, ClosedFlag, EventCount};
 use std::cell::UnsafeCell;
 
@@ -40,41 +40,16 @@ pub const KIND: u32 = 1;
 /// Which number of the header is the policy.
 pub(super) const ON_FULL_WORD: usize = 4;
 
-const BATCH_BITS: u32 = 40;
-const BATCH_MASK: u64 = (1 << BATCH_BITS) - 1;
 const KIND_SHIFT: u32 = OWNER_BITS;
 const BATCH_SHIFT: u32 = OWNER_BITS + 2;
-const _: () = assert!(BATCH_BITS + 2 + OWNER_BITS == 64);
+const _: () = assert!(SERIAL_BITS + 2 + OWNER_BITS == 64);
 const INDEX_BITS: u32 = 24;
 
 /// The largest batch: the cursor goes round it twice, in `INDEX_BITS`.
 pub const MAX_BATCH: usize = (1 << (INDEX_BITS - 1)) - 1;
 
-/// The number of a batch, modulo 2⁴⁰.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BatchNo(u64);
-
-impl BatchNo {
-    pub const FIRST: BatchNo = BatchNo(1);
-
-    pub fn new(value: u64) -> BatchNo {
-        BatchNo(value & BATCH_MASK)
-    }
-
-    pub fn value(self) -> u64 {
-        self.0
-    }
-
-    pub fn next(self) -> BatchNo {
-        BatchNo::new(self.0 + 1)
-    }
-
-    /// Whether this batch came before `other`, within half the number space.
-    pub fn is_before(self, other: BatchNo) -> bool {
-        let distance = other.0.wrapping_sub(self.0) & BATCH_MASK;
-        distance != 0 && distance < 1 << (BATCH_BITS - 1)
-    }
-}
+/// The number of a batch.
+pub type BatchNo = Serial;
 
 /// What a slot word says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
