@@ -27,7 +27,7 @@ pub struct Consumer {
     /// Whether this handle was closed, or has left. Calls that wait in other threads look at it.
     left: AtomicBool,
     peer_timeout: Option<Duration>,
-    /// The lane whose turn it is. Each consumer goes round on its own.
+    /// The lane whose turn it is, for this consumer.
     turn: AtomicUsize,
     /// How often to look again before sleeping; 0 on one core.
     eagerness: AtomicUsize,

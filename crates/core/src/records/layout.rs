@@ -242,7 +242,7 @@ pub struct Lane {
     pub write: WriteLine,
     pub read: ReadLine,
     pub free: FreeLine,
-    /// Rung when a record was released. Only the lane's producer waits for it.
+    /// Notified when a record was released. Only the lane's producer waits for it.
     pub room: EventCount,
 }
 
@@ -268,7 +268,7 @@ pub struct Control {
     pub lanes_used: AtomicU64,
     /// The version of the newest weights, as the learner tells it. Nothing here depends on it.
     pub published: AtomicU64,
-    /// Rung when a record is Ready.
+    /// Notified when a record is Ready.
     pub readable: EventCount,
     pub counters: Counters,
     pub dwell: Histogram,

@@ -1,7 +1,7 @@
 //! Adding: rows from arrays, field by field, into the table.
 //!
-//! An add of many rows goes in pieces: promise, claim, copy, commit. A stopped adder so holds few rows, and one that dies
-//! costs few. Pieces of two adders alternate; each row is whole.
+//! An add of many rows goes in pieces: promise, claim, copy, commit. So an adder that is stopped or dies holds few rows.
+//! Pieces of two adders alternate; each row is whole.
 
 use super::Table;
 use super::layout::{Geometry, LINE, Tally};
@@ -111,7 +111,7 @@ impl Table {
                 return Err(Error::Interrupted); // A lap of a large table takes a while.
             }
             if passed >= self.mapped.geometry.capacity {
-                // Once round, and nothing to be had: everything is in the hands of the living.
+                // A whole lap without a row: living adders are writing all of them.
                 let room = self.wait(deadline, || {
                     memo = LivenessMemo::of(&is_dead);
                     let room = protocol.has_room(|other| memo.is_dead(other));

@@ -135,7 +135,7 @@ pub struct ReadLine {
 pub struct Control {
     pub write: WriteLine,
     pub read: ReadLine,
-    /// Rung when rows are committed or given back.
+    /// Notified when rows are committed or given back.
     pub changed: EventCount,
 }
 

@@ -45,7 +45,7 @@ const BATCH_SHIFT: u32 = OWNER_BITS + 2;
 const _: () = assert!(SERIAL_BITS + 2 + OWNER_BITS == 64);
 const INDEX_BITS: u32 = 24;
 
-/// The largest batch: the cursor goes round it twice, in `INDEX_BITS`.
+/// The largest batch: the cursor passes it twice, in `INDEX_BITS`.
 pub const MAX_BATCH: usize = (1 << (INDEX_BITS - 1)) - 1;
 
 /// The number of a batch.
@@ -194,8 +194,7 @@ impl Place {
 pub struct WriteLine {
     /// A [`Place`]: which batch is being filled, and in which buffer. The one truth about that.
     pub open: AtomicU64,
-    /// A [`Place`]: where in the open batch to look first; beyond the batch size, it goes round for what was left over.
-    /// A hint.
+    /// A [`Place`]: where in the open batch to look first; beyond the batch size, in a second round. A hint.
     pub cursor: AtomicU64,
     /// How many slots were given back in batches that are not full. A hint.
     pub holes: AtomicU64,
@@ -220,9 +219,9 @@ pub struct Counters {
 #[derive(Debug, Default)]
 pub struct Control {
     pub write: WriteLine,
-    /// Rung when a batch is complete.
+    /// Notified when a batch is complete.
     pub readable: EventCount,
-    /// Rung when a buffer or a slot is free.
+    /// Notified when a buffer or a slot is free.
     pub writable: EventCount,
     pub counters: Counters,
     /// 1 once the ring is shut down.

@@ -149,7 +149,7 @@ impl Segment {
     }
 
     /// Makes more of a sparse body exist: `bytes` from `offset` on. What exists already stays as it is. [`Error::NoMemory`] or
-    /// [`Error::NoRam`] when there is no more to be had; then nothing has changed (S2).
+    /// [`Error::NoRam`] when there is no more; then nothing has changed (S2).
     pub fn grow(&self, offset: usize, bytes: usize) -> Result<()> {
         let start = self.extent.body + offset;
         assert!(start + bytes <= self.extent.total, "only the body grows");
