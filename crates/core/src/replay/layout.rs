@@ -139,22 +139,23 @@ pub struct Control {
     pub changed: EventCount,
 }
 
-/// What one participant did, with the earlier holders of its seat. A death can cost a count.
+/// What one participant did, with the earlier holders of its seat. A death can cost a count. `N`: a word in the segment, or a
+/// plain number once it was read.
 #[repr(C, align(64))]
-#[derive(Debug, Default)]
-pub struct Tally {
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally<N = AtomicU64> {
     /// Rows committed.
-    pub added: AtomicU64,
+    pub added: N,
     /// Of these, how many replaced a whole one.
-    pub overwritten: AtomicU64,
+    pub overwritten: N,
     /// Rows passed over because a living adder was writing them, or because others had gone round meanwhile.
-    pub skipped: AtomicU64,
+    pub skipped: N,
     /// Rows taken over from the dead.
-    pub recovered: AtomicU64,
+    pub recovered: N,
     /// Rows sampled.
-    pub sampled: AtomicU64,
+    pub sampled: N,
     /// Draws that met a row that was not whole, or did not stay so.
-    pub redrawn: AtomicU64,
+    pub redrawn: N,
 }
 
 #[cfg(not(loom))]

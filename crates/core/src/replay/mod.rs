@@ -341,13 +341,5 @@ pub struct Contents {
     pub empty: usize,
 }
 
-/// What happened since the table was made; see [`Tally`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Totals {
-    pub added: u64,
-    pub overwritten: u64,
-    pub skipped: u64,
-    pub recovered: u64,
-    pub sampled: u64,
-    pub redrawn: u64,
-}
+/// What happened since the table was made.
+pub type Totals = Tally<u64>;
