@@ -14,9 +14,7 @@ pub struct Damage(pub &'static str);
 /// Everything that can go wrong below Python.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error(
-        "there is no segment '{name}' in {dir}. Start the learner first, or check the name with `rollway ls`"
-    )]
+    #[error("there is no segment '{name}' in {dir}. Start the learner first, or look at `rollway ls`")]
     NotFound { name: String, dir: String },
 
     #[error(
@@ -95,9 +93,7 @@ pub enum Error {
     #[error("{what} = {value} is out of range: {range}")]
     OutOfRange { what: &'static str, value: u64, range: String },
 
-    #[error(
-        "segment '{name}' has no seat left: all {seats} are taken. Create the ring with a larger max_peers"
-    )]
+    #[error("segment '{name}' has no seat left: all {seats} are taken. Create it with a larger max_peers")]
     NoSeat { name: String, seats: usize },
 
     #[error(

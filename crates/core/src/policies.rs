@@ -42,7 +42,7 @@ pub struct ProducerSpec {
     pub producer_id: Option<u32>,
     /// `None`: as the segment was created.
     pub on_full: Option<OnFull>,
-    /// How long a blocked call bears that every consumer is dead.
+    /// How long a blocked call waits while every consumer is dead.
     pub peer_timeout: Option<Duration>,
 }
 

@@ -83,8 +83,12 @@ impl fmt::Display for Invalid {
 type Result<T, E = Invalid> = std::result::Result<T, E>;
 
 /// An [`Invalid`] text, in words.
+const fn wrong(what: &'static str) -> Invalid {
+    Invalid { what, leaf: None }
+}
+
 const fn invalid<T>(what: &'static str) -> Result<T> {
-    Err(Invalid { what, leaf: None })
+    Err(wrong(what))
 }
 
 /// What one element of an array is.
@@ -302,10 +306,7 @@ impl<'a> Reader<'a> {
 
     /// Counts one more leaf or field.
     fn count(&mut self) -> Result<()> {
-        match self.left.checked_sub(1) {
-            Some(left) => self.left = left,
-            None => return invalid("it has too many leaves"),
-        }
+        self.left = self.left.checked_sub(1).ok_or(wrong("it has too many leaves"))?;
         Ok(())
     }
 
@@ -332,9 +333,7 @@ impl<'a> Reader<'a> {
         self.word(b",")?;
         let (ragged, dims) = self.dims(true)?;
         self.word(b"]")?;
-        let Some(bytes) = array_bytes(item_bytes, &dims) else {
-            return invalid("a leaf is larger than an address space");
-        };
+        let bytes = array_bytes(item_bytes, &dims).ok_or(wrong("a leaf is larger than an address space"))?;
         Ok(Leaf { path, dtype, item_bytes, ragged, dims, bytes })
     }
 
@@ -359,7 +358,7 @@ impl<'a> Reader<'a> {
     fn dtype(&mut self, depth: usize) -> Result<(Dtype, usize)> {
         if self.peek() == Some(b'"') {
             let text = self.string()?;
-            let Some(bytes) = item_bytes(&text) else { return invalid("a dtype is not known") };
+            let bytes = item_bytes(&text).ok_or(wrong("a dtype is not known"))?;
             return Ok((Dtype::Plain(text), bytes));
         }
         if depth == 0 {
@@ -368,10 +367,8 @@ impl<'a> Reader<'a> {
         let (mut fields, mut total) = (Vec::new(), 0usize);
         self.list(|reader, _| {
             let (field, bytes) = reader.field(depth - 1)?;
-            match total.checked_add(bytes).filter(|&total| total <= isize::MAX as usize) {
-                Some(sum) => total = sum,
-                None => return invalid("a dtype is larger than an address space"),
-            }
+            let sum = total.checked_add(bytes).filter(|&total| total <= isize::MAX as usize);
+            total = sum.ok_or(wrong("a dtype is larger than an address space"))?;
             fields.push(field);
             Ok(())
         })?;
@@ -395,19 +392,15 @@ impl<'a> Reader<'a> {
         self.word(b",")?;
         let (_, dims) = self.dims(false)?;
         self.word(b"]")?;
-        match array_bytes(item_bytes, &dims) {
-            Some(bytes) => Ok((Field { title, name, dtype, dims }, bytes)),
-            None => invalid("a field is larger than an address space"),
-        }
+        let bytes = array_bytes(item_bytes, &dims).ok_or(wrong("a field is larger than an address space"))?;
+        Ok((Field { title, name, dtype, dims }, bytes))
     }
 
     /// A dtype of weights, and the bytes of one element.
     fn weight_dtype(&mut self) -> Result<(Dtype, usize)> {
         let text = self.string()?;
-        match listed_bytes(WEIGHTS, &text) {
-            Some(bytes) => Ok((Dtype::Plain(text), bytes)),
-            None => invalid("a dtype of weights is not known"),
-        }
+        let bytes = listed_bytes(WEIGHTS, &text).ok_or(wrong("a dtype of weights is not known"))?;
+        Ok((Dtype::Plain(text), bytes))
     }
 
     /// The structure of weights. `met`: which leaves were in it so far.
@@ -480,20 +473,13 @@ impl<'a> Reader<'a> {
         // Digits are text.
         let digits = std::str::from_utf8(&rest[..length]).unwrap_or_default();
         self.at += length;
-        match number(digits) {
-            Some(number) => Ok(number),
-            None => invalid("a number is out of range"),
-        }
+        number(digits).ok_or(wrong("a number is out of range"))
     }
 
     fn next(&mut self) -> Result<u8> {
-        match self.peek() {
-            Some(byte) => {
-                self.at += 1;
-                Ok(byte)
-            }
-            None => invalid("it ends in the middle"),
-        }
+        let byte = self.peek().ok_or(wrong("it ends in the middle"))?;
+        self.at += 1;
+        Ok(byte)
     }
 
     fn string(&mut self) -> Result<String> {
@@ -522,14 +508,11 @@ impl<'a> Reader<'a> {
             b't' => '\t',
             b'u' => {
                 let first = self.hex()?;
-                let second = if matches!(first, 0xd800..0xdc00) && self.take(b"\\u") {
-                    Some(self.hex()?)
-                } else {
-                    None
-                };
-                let units = std::iter::once(first).chain(second);
-                match char::decode_utf16(units).collect::<std::result::Result<Vec<char>, _>>().as_deref() {
-                    Ok(&[letter]) => letter,
+                let is_pair = matches!(first, 0xd800..0xdc00) && self.take(b"\\u");
+                let second = if is_pair { Some(self.hex()?) } else { None };
+                let mut letters = char::decode_utf16(std::iter::once(first).chain(second));
+                match (letters.next(), letters.next()) {
+                    (Some(Ok(letter)), None) => letter,
                     _ => return invalid("half of a character stands alone"),
                 }
             }
@@ -542,9 +525,6 @@ impl<'a> Reader<'a> {
             self.text.get(self.at..self.at + 4).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit));
         let value = digits.and_then(|digits| u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
         self.at += 4;
-        match value {
-            Some(value) => Ok(value),
-            None => invalid("an escape is not known"),
-        }
+        value.ok_or(wrong("an escape is not known"))
     }
 }

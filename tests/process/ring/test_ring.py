@@ -504,7 +504,7 @@ def test_as_many_peers_as_there_are_seats(name):
     with rollway.Server(EXAMPLE, 1, rollway.ShmTransport(name, max_peers=2)):
         with rollway.ShmClient(name, EXAMPLE):
             with pytest.raises(
-                rollway.errors.NoSeatLeft, match=r"all 2 are taken\. Create the ring with a larger max_peers"
+                rollway.errors.NoSeatLeft, match=r"all 2 are taken\. Create it with a larger max_peers"
             ):
                 rollway.ShmClient(name, EXAMPLE)
         rollway.ShmClient(name, EXAMPLE).close()

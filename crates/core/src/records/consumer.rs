@@ -4,7 +4,7 @@ use super::protocol::{Stamp, Taken, TakenRecord};
 use super::recovery::{self, RecoveredSeats};
 use super::{Deadline, IfExists, Records, RecordsSpec};
 use crate::error::{Damage, Error, Result};
-use crate::segment::{Census, Owner, PeerWatch, Role, Seat, Structure};
+use crate::segment::{Census, Owner, PeerWatch, Role, Seat};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::prefetch::prefetch;
 use crate::sys::sync::{AtomicBool, AtomicUsize, Ordering};
@@ -27,7 +27,7 @@ pub struct Consumer {
     /// Whether this handle was closed, or has left. Calls that wait in other threads look at it.
     left: AtomicBool,
     peer_timeout: Option<Duration>,
-    /// The lane whose turn it is. Each consumer goes round on its own.
+    /// The lane whose turn it is, for this consumer.
     turn: AtomicUsize,
     /// How often to look again before sleeping; 0 on one core.
     eagerness: AtomicUsize,
@@ -44,12 +44,13 @@ impl Consumer {
     ) -> Result<Consumer> {
         let open = |name: &str| Records::open(name, Some(spec.schema)).and_then(|records| records.fits(spec));
         let sit_down = |records, resumed| Self::sit_down(records, resumed, peer_timeout);
-        if_exists.open(spec.name, open, || Records::create(spec), sit_down)
+        if_exists.open(spec.name, open, || Records::create(spec), Records::segment, sit_down)
     }
 
     /// Attaches to records that are there. `schema`: refuse any other; `None`: whatever the segment says it is.
     pub fn attach(name: &str, schema: Option<&[u8]>, peer_timeout: Option<Duration>) -> Result<Consumer> {
-        let records = Records::open(name, schema)?.unless_closed()?;
+        let records = Records::open(name, schema)?;
+        records.segment().check_open(records.is_closed())?;
         Self::sit_down(records, true, peer_timeout)
     }
 
@@ -168,7 +169,7 @@ impl Consumer {
         }
         if deadline == Deadline::Now {
             if self.records.is_closed() {
-                return self.take_after_close(owner).map(Some);
+                return self.try_take(owner)?.map_or(Err(Error::Closed), |taken| Ok(Some(taken))); // What was committed before it.
             }
             if !self.ticker.is_due() {
                 return Ok(None);
@@ -203,11 +204,6 @@ impl Consumer {
         }
         self.eagerness.store((looks / 2).max(*LOOKS.start()), Ordering::Relaxed);
         Ok(None)
-    }
-
-    /// What was committed before the end comes before the end.
-    fn take_after_close(&self, owner: Owner) -> Result<Taken> {
-        self.try_take(owner)?.ok_or(Error::Closed)
     }
 
     fn wait_for_record(&self, owner: Owner, deadline: Deadline) -> Result<Taken> {

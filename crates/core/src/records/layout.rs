@@ -28,6 +28,7 @@
 //! second).
 
 use crate::error::{Error, Result};
+use crate::policies::OnFull;
 use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE, geometry_words};
 use crate::segment::histogram::Histogram;
@@ -36,6 +37,9 @@ use crate::sys::sync::{AtomicU32, AtomicU64, ClosedFlag, EventCount};
 
 /// The `kind` of a segment that holds records.
 pub const KIND: u32 = 2;
+
+/// Which number of the header is the policy.
+pub(super) const ON_FULL_WORD: usize = 4;
 
 /// Every record starts at a multiple of this, in its lane and in memory.
 pub const ALIGN: usize = 64;
@@ -238,7 +242,7 @@ pub struct Lane {
     pub write: WriteLine,
     pub read: ReadLine,
     pub free: FreeLine,
-    /// Rung when a record was released. Only the lane's producer waits for it.
+    /// Notified when a record was released. Only the lane's producer waits for it.
     pub room: EventCount,
 }
 
@@ -264,7 +268,7 @@ pub struct Control {
     pub lanes_used: AtomicU64,
     /// The version of the newest weights, as the learner tells it. Nothing here depends on it.
     pub published: AtomicU64,
-    /// Rung when a record is Ready.
+    /// Notified when a record is Ready.
     pub readable: EventCount,
     pub counters: Counters,
     pub dwell: Histogram,
@@ -352,9 +356,9 @@ impl Geometry {
         })
     }
 
-    /// The numbers for the segment header.
-    pub fn words(&self) -> [u64; GEOMETRY_WORDS] {
-        geometry_words([self.lanes, self.descriptors, self.lane_bytes])
+    /// The numbers for the segment header, with the policy.
+    pub fn words(&self, on_full: OnFull) -> [u64; GEOMETRY_WORDS] {
+        geometry_words([self.lanes, self.descriptors, self.lane_bytes, 0, on_full as usize])
     }
 
     /// Where the table of a lane lies in the body, and how many bytes it has.

@@ -29,11 +29,11 @@ pub mod recovery;
 pub use crate::error::Damage;
 use crate::error::{Error, Result};
 pub use crate::policies::{IfExists, OnFull, ProducerSpec};
-use crate::segment::{Owner, Seat, Segment, Spec, Structure};
+use crate::segment::{Owner, Seat, Segment, Spec};
 use crate::sys::sync::{AtomicU64, Ordering};
 pub use crate::sys::wait::Deadline;
 pub use consumer::{Consumer, Record, RecordInfo};
-use layout::{Geometry, KIND, Lane, LaneOwner, State, Word};
+use layout::{Geometry, KIND, Lane, LaneOwner, ON_FULL_WORD, State, Word};
 pub use producer::run::Outgoing;
 pub use producer::{Label, Producer, Reservation};
 use protocol::Protocol;
@@ -60,8 +60,6 @@ pub struct RecordsSpec<'a> {
     pub preallocate: bool,
 }
 
-const ON_FULL_WORD: usize = 4;
-
 /// Mapped records, shared by the handles on them.
 #[derive(Debug)]
 pub struct Records {
@@ -74,13 +72,11 @@ impl Records {
     /// Makes records without a name: sit down, then publish their segment.
     fn create(spec: &RecordsSpec<'_>) -> Result<Records> {
         let geometry = Geometry::new(spec.lanes, spec.descriptors, spec.lane_bytes)?;
-        let mut words = geometry.words();
-        words[ON_FULL_WORD] = spec.on_full as u64;
         let segment = Segment::create(&Spec {
             name: spec.name,
             kind: KIND,
             schema: spec.schema,
-            geometry: words,
+            geometry: geometry.words(spec.on_full),
             body_bytes: geometry.body_bytes,
             reserved_bytes: if spec.preallocate { geometry.body_bytes } else { geometry.descriptors_offset },
             seats: spec.max_peers,
@@ -105,7 +101,7 @@ impl Records {
         let geometry =
             Geometry::new(lanes, descriptors, lane_bytes).map_err(|error| segment.bad_geometry(error))?;
         let on_full = segment.policy(ON_FULL_WORD)?;
-        segment.check_geometry(&geometry.words()[..ON_FULL_WORD], geometry.body_bytes)?;
+        segment.check_geometry(&geometry.words(on_full), geometry.body_bytes)?;
         Ok(Records { segment: Arc::new(segment), geometry, on_full })
     }
 
@@ -117,7 +113,7 @@ impl Records {
             ("descriptors", there.descriptors, wanted.descriptors),
             ("lane_bytes", there.lane_bytes, wanted.lane_bytes),
         ])?;
-        self = self.unless_closed()?;
+        self.segment.check_open(self.is_closed())?;
         self.segment.change_policy(ON_FULL_WORD, self.on_full, spec.on_full)?;
         self.on_full = spec.on_full;
         Ok(self)
@@ -175,7 +171,8 @@ impl Records {
 
     /// The error that attaching to records of that name and schema would meet.
     pub fn check(name: &str, schema: &[u8]) -> Result<()> {
-        Records::open(name, Some(schema))?.unless_closed().map(drop)
+        let records = Records::open(name, Some(schema))?;
+        records.segment.check_open(records.is_closed())
     }
 
     /// Tells all processes which weights are the newest.
@@ -249,16 +246,6 @@ impl Records {
             returned: read(&protocol.control.counters.returned),
             recovered: read(&protocol.control.counters.recovered),
         }
-    }
-}
-
-impl Structure for Records {
-    fn segment(&self) -> &Arc<Segment> {
-        &self.segment
-    }
-
-    fn is_closed(&self) -> bool {
-        self.is_closed()
     }
 }
 

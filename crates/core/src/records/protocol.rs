@@ -166,7 +166,7 @@ impl<'a> Protocol<'a> {
     }
 
     /// Takes a lane that has no owner, or whose owner `is_dead`: the lowest of those that have the least to be read, so that
-    /// a newcomer does not inherit a full one while another is empty. `None` when the living own them all.
+    /// a newcomer does not inherit a full one while another is empty. `None` when all of them have living owners.
     pub fn take_lane(&self, me: Owner, is_dead: impl Fn(Owner) -> bool) -> Option<usize> {
         loop {
             let vacant = self.lanes.iter().enumerate().filter_map(|(index, lane)| {

@@ -1,7 +1,7 @@
 //! Adding: rows from arrays, field by field, into the table.
 //!
-//! An add of many rows goes in pieces: promise, claim, copy, commit. A stopped adder so holds few rows, and one that dies
-//! costs few. Pieces of two adders alternate; each row is whole.
+//! An add of many rows goes in pieces: promise, claim, copy, commit. So an adder that is stopped or dies holds few rows.
+//! Pieces of two adders alternate; each row is whole.
 
 use super::Table;
 use super::layout::{Geometry, LINE, Tally};
@@ -83,7 +83,7 @@ impl Table {
         count: usize,
         deadline: Deadline,
     ) -> Result<()> {
-        assert_eq!(sources.len(), self.geometry.fields.len(), "one source for each field");
+        assert_eq!(sources.len(), self.mapped.geometry.fields.len(), "one source for each field");
         let owner = self.owner()?;
         if self.is_closed() {
             return Err(Error::Closed);
@@ -91,7 +91,7 @@ impl Table {
         let protocol = self.protocol();
         let is_dead = |owner| !self.seat.is_alive(owner);
         let mut memo = LivenessMemo::of(&is_dead);
-        let piece = PIECE.min(self.geometry.capacity.div_ceil(4));
+        let piece = PIECE.min(self.mapped.geometry.capacity.div_ceil(4));
         let mut passed = 0;
         while *done < count {
             let mut positions = protocol.promise(piece.min(count - *done));
@@ -110,8 +110,8 @@ impl Table {
             if missed > 0 && signals::are_noted() {
                 return Err(Error::Interrupted); // A lap of a large table takes a while.
             }
-            if passed >= self.geometry.capacity {
-                // Once round, and nothing to be had: everything is in the hands of the living.
+            if passed >= self.mapped.geometry.capacity {
+                // A whole lap without a row: living adders are writing all of them.
                 let room = self.wait(deadline, || {
                     memo = LivenessMemo::of(&is_dead);
                     let room = protocol.has_room(|other| memo.is_dead(other));
@@ -144,7 +144,7 @@ impl Table {
     /// # Safety
     /// As for `fill`.
     unsafe fn fill_cached(&self, sources: &[Source], from: usize, claim: &Claim) {
-        let stride = self.geometry.stride;
+        let stride = self.mapped.geometry.stride;
         for (from, row) in (from..).zip(claim.rows()) {
             let place = self.row(row);
             if row + AHEAD < claim.rows().end {
@@ -173,7 +173,7 @@ impl Table {
             // ours by a claim (I1): a locked instruction, before which no such store is seen (I3).
             unsafe {
                 self.pack(sources, from, stage);
-                stream_lines(self.row(row), stage, self.geometry.stride / LINE);
+                stream_lines(self.row(row), stage, self.mapped.geometry.stride / LINE);
             }
         }
         stream_fence(); // Before `commit` (I2).
@@ -181,7 +181,7 @@ impl Table {
 
     /// Whether rows are whole lines, small, and in a table that no cache holds.
     fn streams_rows(&self) -> bool {
-        let Geometry { stride, capacity, .. } = self.geometry;
+        let Geometry { stride, capacity, .. } = self.mapped.geometry;
         stride.is_multiple_of(LINE)
             && stride <= PAGE
             && capacity * stride >= STREAM_BYTES
@@ -194,7 +194,7 @@ impl Table {
     /// `place` has room for a row, is ours, and the sources have a row `from`.
     #[inline]
     unsafe fn pack(&self, sources: &[Source], from: usize, place: *mut u8) {
-        for (source, field) in sources.iter().zip(&self.geometry.fields) {
+        for (source, field) in sources.iter().zip(&self.mapped.geometry.fields) {
             // SAFETY: the field lies in the row; the rest is as the caller promises.
             unsafe { copy_field(place.add(field.offset), source.row(from), field.bytes) };
             crash_point(Point::RowHalfWritten);

@@ -74,7 +74,7 @@ impl Sampler {
     /// # Safety
     /// Each piece has room for `batch` rows.
     pub unsafe fn sample(&self, table: &Table, batch: usize, pieces: &[Piece]) -> Result<()> {
-        let inside = |piece: &Piece| piece.offset + piece.bytes <= table.geometry.row_bytes;
+        let inside = |piece: &Piece| piece.offset + piece.bytes <= table.mapped.geometry.row_bytes;
         assert!(pieces.iter().all(inside), "pieces lie in the row");
         let owner = table.owner()?;
         if batch == 0 {
@@ -89,7 +89,7 @@ impl Sampler {
         let redrawn = AtomicUsize::new(0);
         // SAFETY: as the caller promises; each part is of other rows.
         let gather = |part: Range<usize>| unsafe { table.gather(draws, part, pieces, &redrawn) };
-        let threads = threads(batch * table.geometry.row_bytes);
+        let threads = threads(batch * table.mapped.geometry.row_bytes);
         let done = if threads == 1 {
             gather(0..batch)
         } else {
@@ -145,7 +145,7 @@ impl Table {
         redrawn: &AtomicUsize,
     ) -> Result<()> {
         let protocol = self.protocol();
-        let row_bytes = self.geometry.row_bytes;
+        let row_bytes = self.mapped.geometry.row_bytes;
         let ahead = AHEAD_BYTES.div_ceil(row_bytes).clamp(AHEAD_ROWS.start, AHEAD_ROWS.end);
         let soon = |place: usize| {
             if place < part.end {
@@ -221,6 +221,6 @@ impl Table {
             }
             std::thread::yield_now(); // The adder may need this core.
         }
-        Err(Error::Overrun { name: self.name().to_owned(), capacity: self.geometry.capacity as u64 })
+        Err(Error::Overrun { name: self.name().to_owned(), capacity: self.mapped.geometry.capacity as u64 })
     }
 }

@@ -23,49 +23,25 @@
 //! second).
 
 use crate::error::{Error, Result};
-use crate::segment::Owner;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE, geometry_words};
 use crate::segment::lease::OWNER_BITS;
+use crate::segment::{Owner, SERIAL_BITS, Serial};
 use crate::sys::sync::{AtomicU64, ClosedFlag, EventCount};
 
 /// The `kind` of a segment that holds a table.
 pub const KIND: u32 = 4;
 
-const LAP_BITS: u32 = 40;
-const LAP_MASK: u64 = (1 << LAP_BITS) - 1;
 const KIND_SHIFT: u32 = OWNER_BITS;
 const LAP_SHIFT: u32 = OWNER_BITS + 2;
-const _: () = assert!(LAP_BITS + 2 + OWNER_BITS == 64);
+const _: () = assert!(SERIAL_BITS + 2 + OWNER_BITS == 64);
 
 /// The most rows of a table.
 pub const MAX_CAPACITY: usize = (1 << 32) - 1;
 /// The most fields of a row.
 pub const MAX_FIELDS: usize = 1024;
 
-/// How often the table was gone round, modulo 2⁴⁰, from 1 on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lap(u64);
-
-impl Lap {
-    pub fn new(value: u64) -> Lap {
-        Lap(value & LAP_MASK)
-    }
-
-    pub fn value(self) -> u64 {
-        self.0
-    }
-
-    pub fn next(self) -> Lap {
-        Lap::new(self.0 + 1)
-    }
-
-    /// Whether this lap came before `other`, within half the number space.
-    #[inline]
-    pub fn is_before(self, other: Lap) -> bool {
-        let distance = other.0.wrapping_sub(self.0) & LAP_MASK;
-        distance != 0 && distance < 1 << (LAP_BITS - 1)
-    }
-}
+/// How often the table was gone round, from 1 on.
+pub type Lap = Serial;
 
 /// What a row word says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,26 +135,27 @@ pub struct ReadLine {
 pub struct Control {
     pub write: WriteLine,
     pub read: ReadLine,
-    /// Rung when rows are committed or given back.
+    /// Notified when rows are committed or given back.
     pub changed: EventCount,
 }
 
-/// What one participant did, with the earlier holders of its seat. A death can cost a count.
+/// What one participant did, with the earlier holders of its seat. A death can cost a count. `N`: a word in the segment, or a
+/// plain number once it was read.
 #[repr(C, align(64))]
-#[derive(Debug, Default)]
-pub struct Tally {
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally<N = AtomicU64> {
     /// Rows committed.
-    pub added: AtomicU64,
+    pub added: N,
     /// Of these, how many replaced a whole one.
-    pub overwritten: AtomicU64,
+    pub overwritten: N,
     /// Rows passed over because a living adder was writing them, or because others had gone round meanwhile.
-    pub skipped: AtomicU64,
+    pub skipped: N,
     /// Rows taken over from the dead.
-    pub recovered: AtomicU64,
+    pub recovered: N,
     /// Rows sampled.
-    pub sampled: AtomicU64,
+    pub sampled: N,
     /// Draws that met a row that was not whole, or did not stay so.
-    pub redrawn: AtomicU64,
+    pub redrawn: N,
 }
 
 #[cfg(not(loom))]

@@ -23,7 +23,7 @@ pub mod recovery;
 use crate::error::{Damage, Error, Result};
 use crate::policies::IfExists;
 use crate::schema;
-use crate::segment::{Owner, Role, Seat, Segment, Spec, Structure};
+use crate::segment::{Owner, Role, Seat, Segment, Spec};
 use crate::sys::fork::generation;
 use crate::sys::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::sys::wait::{Deadline, wait_for};
@@ -54,8 +54,7 @@ pub struct TableSpec<'a> {
 /// One participant of a table.
 #[derive(Debug)]
 pub struct Table {
-    segment: Arc<Segment>,
-    geometry: Geometry,
+    mapped: MappedTable,
     seat: Seat,
     role: Role,
     resumed: bool,
@@ -73,14 +72,14 @@ impl Table {
                 .and_then(|table| table.fits(spec))
         };
         let sit_down = |mapped, resumed| Self::sit_down(mapped, Role::Consumer, resumed);
-        if_exists.open(spec.name, there, || MappedTable::create(spec), sit_down)
+        if_exists.open(spec.name, there, || MappedTable::create(spec), |mapped| &mapped.segment, sit_down)
     }
 
     /// A worker's handle, on a table that is there.
     pub fn attach(name: &str, schema: &[u8], row_bytes: usize, fields: &[Field]) -> Result<Table> {
         let mapped = MappedTable::open(name, schema, row_bytes, fields)?;
         let table = Self::sit_down(mapped, Role::Producer, true)?;
-        if table.is_closed() { Err(table.segment.not_found()) } else { Ok(table) }
+        if table.is_closed() { Err(table.segment().not_found()) } else { Ok(table) }
     }
 
     /// The schema of a table that is there: one that [`schema::columns`] reads.
@@ -91,16 +90,14 @@ impl Table {
     }
 
     fn sit_down(mapped: MappedTable, role: Role, resumed: bool) -> Result<Table> {
-        let MappedTable { segment, geometry } = mapped;
+        let segment = mapped.segment.clone();
         let seat = match role {
             // The last learner to leave takes the name away; no other comes in between.
-            Role::Consumer => Seat::take_with_join_lock(segment.clone(), role)?,
-            Role::Producer => {
-                Seat::take(segment.clone(), role, |seat| sweep(&protocol_over(&segment, &geometry), seat))?
-            }
+            Role::Consumer => Seat::take_with_join_lock(segment, role)?,
+            Role::Producer => Seat::take(segment, role, |seat| mapped.sweep(seat))?,
         };
         let (left, generation) = (AtomicBool::new(false), generation());
-        let table = Table { segment, geometry, seat, role, resumed, left, generation };
+        let table = Table { mapped, seat, role, resumed, left, generation };
         if resumed && role == Role::Consumer {
             table.recover();
         }
@@ -126,7 +123,7 @@ impl Table {
 
     /// Takes the name away and closes the table, also while others are attached.
     pub fn unlink(&self) -> Result<()> {
-        self.segment.unlink()?;
+        self.segment().unlink()?;
         self.shut_down();
         Ok(())
     }
@@ -148,21 +145,21 @@ impl Table {
     }
 
     pub fn name(&self) -> &str {
-        self.segment.name()
+        self.segment().name()
     }
 
     pub fn geometry(&self) -> &Geometry {
-        &self.geometry
+        &self.mapped.geometry
     }
 
     pub fn segment(&self) -> &Arc<Segment> {
-        &self.segment
+        &self.mapped.segment
     }
 
     /// The words of the table.
     #[inline]
     pub fn protocol(&self) -> Protocol<'_> {
-        protocol_over(&self.segment, &self.geometry)
+        self.mapped.protocol()
     }
 
     #[inline]
@@ -170,7 +167,7 @@ impl Table {
         match self.seat.owner() {
             Some(owner) => Ok(owner),
             // This is a forked child: a worker, whatever its parent is.
-            None => self.seat.rejoin_as(Role::Producer, |seat| sweep(&self.protocol(), seat)),
+            None => self.seat.rejoin_as(Role::Producer, |seat| self.mapped.sweep(seat)),
         }
     }
 
@@ -181,15 +178,16 @@ impl Table {
 
     fn tallies(&self) -> &[Tally] {
         // SAFETY: the offset was derived from checked counts; tallies are atomics inside the mapping, aligned to 64.
-        unsafe { self.segment.words(self.geometry.tallies_offset, self.geometry.seats) }
+        unsafe { self.segment().words(self.geometry().tallies_offset, self.geometry().seats) }
     }
 
     /// Where a row lies.
     #[inline]
     fn row(&self, row: usize) -> *mut u8 {
-        assert!(row < self.geometry.capacity);
+        let MappedTable { segment, geometry } = &self.mapped;
+        assert!(row < geometry.capacity);
         // SAFETY: the offset is inside the body, by the assertion and the way `Geometry` was derived.
-        unsafe { self.segment.body().0.as_ptr().add(self.geometry.rows_offset + row * self.geometry.stride) }
+        unsafe { segment.body().0.as_ptr().add(geometry.rows_offset + row * geometry.stride) }
     }
 
     /// Counts the rows that are whole, or are just being replaced by a whole one.
@@ -223,7 +221,7 @@ impl Table {
     }
 
     fn damaged(&self, damage: Damage) -> Error {
-        self.segment.damaged(damage)
+        self.segment().damaged(damage)
     }
 
     /// Looks at every row, and takes back what the dead were writing.
@@ -247,7 +245,7 @@ impl Table {
     pub fn writers(&self) -> Vec<(u32, usize)> {
         let words = self.protocol().words.iter().map(|word| RowWord::unpack(word.load(Ordering::Relaxed)));
         let writing = words.filter(|word| word.kind == RowKind::Writing);
-        self.segment.count_by_pid(writing.map(|word| word.owner))
+        self.segment().count_by_pid(writing.map(|word| word.owner))
     }
 
     /// Adds up the tallies.
@@ -314,36 +312,25 @@ impl MappedTable {
     /// Refuses a table of another capacity than the one asked for, or one that is shut down.
     fn fits(self, spec: &TableSpec<'_>) -> Result<MappedTable> {
         self.segment.check_sizes(&[("capacity", self.geometry.capacity, spec.capacity)])?;
-        self.unless_closed()
-    }
-}
-
-impl Structure for MappedTable {
-    fn segment(&self) -> &Arc<Segment> {
-        &self.segment
+        self.segment.check_open(self.protocol().control.read.closed.is_set())?;
+        Ok(self)
     }
 
-    fn is_closed(&self) -> bool {
-        protocol_over(&self.segment, &self.geometry).control.read.closed.is_set()
-    }
-}
-
-/// The words of a table that is mapped.
-#[inline]
-fn protocol_over<'a>(segment: &'a Segment, geometry: &Geometry) -> Protocol<'a> {
-    // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned and
-    // mapped as long as `segment`. What lies there is atomics.
-    unsafe {
-        Protocol {
-            control: segment.control(),
-            words: segment.words(geometry.words_offset, geometry.capacity),
+    #[inline]
+    fn protocol(&self) -> Protocol<'_> {
+        let (segment, geometry) = (&self.segment, &self.geometry);
+        // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned and
+        // mapped as long as `segment`. What lies there is atomics.
+        unsafe {
+            let words = segment.words(geometry.words_offset, geometry.capacity);
+            Protocol { control: segment.control(), words }
         }
     }
-}
 
-/// Takes back what the last holder of a seat left; we hold its lock.
-fn sweep(table: &Protocol<'_>, seat: usize) {
-    recovery::recover(table, |owner: Owner| owner.seat() == seat);
+    /// Takes back what the last holder of a seat left; we hold its lock.
+    fn sweep(&self, seat: usize) {
+        recovery::recover(&self.protocol(), |owner: Owner| owner.seat() == seat);
+    }
 }
 
 /// What is in the table.
@@ -354,13 +341,5 @@ pub struct Contents {
     pub empty: usize,
 }
 
-/// What happened since the table was made; see [`Tally`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Totals {
-    pub added: u64,
-    pub overwritten: u64,
-    pub skipped: u64,
-    pub recovered: u64,
-    pub sampled: u64,
-    pub redrawn: u64,
-}
+/// What happened since the table was made.
+pub type Totals = Tally<u64>;

@@ -69,7 +69,7 @@ impl Protocol<'_> {
         first..first.wrapping_add(want as u64) // None at all where the numbers end: `has_room` calls that damage.
     }
 
-    /// Claims the first run of adjacent rows in `positions` that can be had. What lies before it was passed over (I4, I6).
+    /// Claims the first run of adjacent rows in `positions` that can be claimed, and passes over those before it (I4, I6).
     #[inline]
     pub fn claim(
         &self,
@@ -134,7 +134,7 @@ impl Protocol<'_> {
         }
     }
 
-    /// Whether there is a row that is not in the hands of the living. Every row was claimed for a position that was promised,
+    /// Whether there is a row that no living adder is writing. Every row was claimed for a position that was promised,
     /// so that the next promise of it is for a later lap (I4). One that is not, because the head or the word is wrong, is
     /// damage: an adder that waits for it would be promised rows for ever, and claim none.
     pub fn has_room(&self, mut is_dead: impl FnMut(Owner) -> bool) -> Result<bool, Damage> {

@@ -26,51 +26,30 @@
 //! batches a second).
 
 use crate::error::{Error, Result};
-use crate::segment::Owner;
+use crate::policies::OnFull;
 use crate::segment::header::{GEOMETRY_WORDS, PAGE, geometry_words};
 use crate::segment::histogram::Histogram;
 use crate::segment::lease::OWNER_BITS;
+use crate::segment::{Owner, SERIAL_BITS, Serial};
 use crate::sys::sync::{AtomicU32, AtomicU64, ClosedFlag, EventCount};
 use std::cell::UnsafeCell;
 
 /// The `kind` of a segment that holds a ring.
 pub const KIND: u32 = 1;
 
-const BATCH_BITS: u32 = 40;
-const BATCH_MASK: u64 = (1 << BATCH_BITS) - 1;
+/// Which number of the header is the policy.
+pub(super) const ON_FULL_WORD: usize = 4;
+
 const KIND_SHIFT: u32 = OWNER_BITS;
 const BATCH_SHIFT: u32 = OWNER_BITS + 2;
-const _: () = assert!(BATCH_BITS + 2 + OWNER_BITS == 64);
+const _: () = assert!(SERIAL_BITS + 2 + OWNER_BITS == 64);
 const INDEX_BITS: u32 = 24;
 
-/// The largest batch: the cursor goes round it twice, in `INDEX_BITS`.
+/// The largest batch: the cursor passes it twice, in `INDEX_BITS`.
 pub const MAX_BATCH: usize = (1 << (INDEX_BITS - 1)) - 1;
 
-/// The number of a batch, modulo 2⁴⁰.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BatchNo(u64);
-
-impl BatchNo {
-    pub const FIRST: BatchNo = BatchNo(1);
-
-    pub fn new(value: u64) -> BatchNo {
-        BatchNo(value & BATCH_MASK)
-    }
-
-    pub fn value(self) -> u64 {
-        self.0
-    }
-
-    pub fn next(self) -> BatchNo {
-        BatchNo::new(self.0 + 1)
-    }
-
-    /// Whether this batch came before `other`, within half the number space.
-    pub fn is_before(self, other: BatchNo) -> bool {
-        let distance = other.0.wrapping_sub(self.0) & BATCH_MASK;
-        distance != 0 && distance < 1 << (BATCH_BITS - 1)
-    }
-}
+/// The number of a batch.
+pub type BatchNo = Serial;
 
 /// What a slot word says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -215,8 +194,7 @@ impl Place {
 pub struct WriteLine {
     /// A [`Place`]: which batch is being filled, and in which buffer. The one truth about that.
     pub open: AtomicU64,
-    /// A [`Place`]: where in the open batch to look first; beyond the batch size, it goes round for what was left over.
-    /// A hint.
+    /// A [`Place`]: where in the open batch to look first; beyond the batch size, in a second round. A hint.
     pub cursor: AtomicU64,
     /// How many slots were given back in batches that are not full. A hint.
     pub holes: AtomicU64,
@@ -241,9 +219,9 @@ pub struct Counters {
 #[derive(Debug, Default)]
 pub struct Control {
     pub write: WriteLine,
-    /// Rung when a batch is complete.
+    /// Notified when a batch is complete.
     pub readable: EventCount,
-    /// Rung when a buffer or a slot is free.
+    /// Notified when a buffer or a slot is free.
     pub writable: EventCount,
     pub counters: Counters,
     /// 1 once the ring is shut down.
@@ -369,10 +347,10 @@ impl Geometry {
         })
     }
 
-    /// The numbers for the segment header: enough to tell two geometries apart.
-    pub fn words(&self) -> [u64; GEOMETRY_WORDS] {
+    /// The numbers for the segment header: enough to tell two geometries apart, and the policy.
+    pub fn words(&self, on_full: OnFull) -> [u64; GEOMETRY_WORDS] {
         let (leaves, bytes) = (self.leaf_bytes.len(), self.leaf_bytes.iter().sum());
         let slots = self.batch_size * self.num_buffers;
-        geometry_words([self.batch_size, self.num_buffers, leaves, bytes, 0, slots]) // 0: the policy comes there.
+        geometry_words([self.batch_size, self.num_buffers, leaves, bytes, on_full as usize, slots])
     }
 }

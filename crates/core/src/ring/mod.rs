@@ -18,11 +18,11 @@ pub mod recovery;
 
 use crate::error::{Error, Result};
 pub use crate::policies::{IfExists, OnFull};
-use crate::segment::{Owner, Seat, Segment, Spec, Structure};
+use crate::segment::{Owner, Seat, Segment, Spec};
 use crate::sys::sync::{AtomicU64, Ordering};
 pub use crate::sys::wait::{self, Deadline};
 pub use consumer::{Batch, Consumer};
-use layout::{BufferKind, BufferWord, Geometry, KIND, SlotKind, SlotWord, Stamp};
+use layout::{BufferKind, BufferWord, Geometry, KIND, ON_FULL_WORD, SlotKind, SlotWord, Stamp};
 pub use producer::{Producer, Slot};
 use protocol::{Damage, Protocol};
 use recovery::Repairs;
@@ -44,8 +44,6 @@ pub struct RingSpec<'a> {
     pub huge_pages: Option<bool>,
 }
 
-const ON_FULL_WORD: usize = 4;
-
 /// A mapped ring, shared by the handles on it.
 #[derive(Debug)]
 pub struct Ring {
@@ -58,13 +56,11 @@ impl Ring {
     /// Makes a ring without a name: sit down, then publish its segment.
     fn create(spec: &RingSpec<'_>) -> Result<Ring> {
         let geometry = Geometry::new(spec.batch_size, spec.num_buffers, spec.leaf_bytes)?;
-        let mut words = geometry.words();
-        words[ON_FULL_WORD] = spec.on_full as u64;
         let segment = Segment::create(&Spec {
             name: spec.name,
             kind: KIND,
             schema: spec.schema,
-            geometry: words,
+            geometry: geometry.words(spec.on_full),
             body_bytes: geometry.body_bytes,
             reserved_bytes: geometry.body_bytes,
             seats: spec.max_peers,
@@ -85,9 +81,7 @@ impl Ring {
         let geometry = Geometry::new(batch_size, num_buffers, leaf_bytes)
             .map_err(|error| segment.bad_geometry(error))?;
         let on_full = segment.policy(ON_FULL_WORD)?;
-        let mut words = geometry.words();
-        words[ON_FULL_WORD] = on_full as u64;
-        segment.check_geometry(&words, geometry.body_bytes)?;
+        segment.check_geometry(&geometry.words(on_full), geometry.body_bytes)?;
         segment.populate();
         Ok(Ring { segment: Arc::new(segment), geometry, on_full })
     }
@@ -98,7 +92,7 @@ impl Ring {
             ("batch_size", batch_size, spec.batch_size),
             ("num_buffers", num_buffers, spec.num_buffers),
         ])?;
-        self = self.unless_closed()?;
+        self.segment.check_open(self.is_closed())?;
         self.segment.change_policy(ON_FULL_WORD, self.on_full, spec.on_full)?;
         self.on_full = spec.on_full;
         Ok(self)
@@ -235,16 +229,6 @@ impl Ring {
         let words = slots.map(|slot| SlotWord::unpack(slot.word.load(Ordering::Relaxed)));
         let claimed = words.filter(|word| word.kind == SlotKind::Claimed);
         self.segment.count_by_pid(claimed.map(|word| word.owner))
-    }
-}
-
-impl Structure for Ring {
-    fn segment(&self) -> &Arc<Segment> {
-        &self.segment
-    }
-
-    fn is_closed(&self) -> bool {
-        self.is_closed()
     }
 }
 

@@ -63,7 +63,7 @@ impl ClaimedSlots {
     }
 }
 
-/// The owner that claims, and what it keeps between two claims.
+/// A producer that claims, and what it keeps between two claims.
 #[derive(Debug, Clone, Copy)]
 pub struct Claimant<'a> {
     pub owner: Owner,
@@ -145,19 +145,19 @@ impl<'a> Protocol<'a> {
     /// Claims up to `want` adjacent slots; `None` when the ring is full. Always inlined, like all that one `send` runs through:
     /// a claim that is handed on through memory costs more than it took to make.
     #[inline(always)]
-    pub fn try_claim(&self, claimant: Claimant<'_>, want: usize) -> Result<Option<Claim>> {
+    pub fn try_claim(&self, me: Claimant<'_>, want: usize) -> Result<Option<Claim>> {
         if self.control.write.holes.load(Ordering::Relaxed) != 0
-            && let Some(claim) = self.claim_hole(claimant)?
+            && let Some(claim) = self.claim_hole(me)?
         {
             return Ok(Some(claim));
         }
         loop {
             let open = self.open();
             let slots = self.slots_of(open.index)?;
-            if let Some(claim) = self.claim_in_lane(slots, open, claimant, want) {
+            if let Some(claim) = self.claim_in_lane(slots, open, me, want) {
                 return Ok(Some(claim));
             }
-            if let Some(claim) = self.claim_at_cursor(slots, open, claimant, want) {
+            if let Some(claim) = self.claim_at_cursor(slots, open, me, want) {
                 return Ok(Some(claim));
             }
             if !self.open_next(open)? {
@@ -182,50 +182,38 @@ impl<'a> Protocol<'a> {
 
     /// Goes on in the block that the cursor gave it last, a run too: so one producer's samples stay in order.
     #[inline(always)]
-    fn claim_in_lane(
-        &self,
-        slots: &[Slot],
-        open: Place,
-        claimant: Claimant<'_>,
-        want: usize,
-    ) -> Option<Claim> {
-        let lane = Place::unpack(claimant.lane.load(Ordering::Relaxed));
+    fn claim_in_lane(&self, slots: &[Slot], open: Place, me: Claimant<'_>, want: usize) -> Option<Claim> {
+        let lane = Place::unpack(me.lane.load(Ordering::Relaxed));
         if lane.batch != open.batch || lane.index & (self.block - 1) == 0 {
             return None;
         }
         let end = self.block_end(lane.index);
-        let claim = self.claim_run(slots, open, claimant, lane.index..end, want);
-        claimant.resume_at(open.batch, claim.as_ref().map_or(0, |claim| claim.slot + claim.len));
+        let claim = self.claim_run(slots, open, me, lane.index..end, want);
+        me.resume_at(open.batch, claim.as_ref().map_or(0, |claim| claim.slot + claim.len));
         claim
     }
 
     /// Moves the cursor past a run, or past a block for a producer of single samples, and claims in there. The words decide:
     /// what it does not claim, because it died or has not come to it, is left over for others.
     #[inline]
-    fn claim_at_cursor(
-        &self,
-        slots: &[Slot],
-        open: Place,
-        claimant: Claimant<'_>,
-        want: usize,
-    ) -> Option<Claim> {
+    fn claim_at_cursor(&self, slots: &[Slot], open: Place, me: Claimant<'_>, want: usize) -> Option<Claim> {
         let cursor = &self.control.write.cursor;
         loop {
             let word = cursor.load(Ordering::Relaxed);
             let from = self.index_in(Place::unpack(word), open)?;
             if from >= self.batch_size {
-                return self.claim_left_over(slots, open, claimant, want, from - self.batch_size);
+                return self.claim_left_over(slots, open, me, want, from - self.batch_size);
             }
             let end =
                 if want == 1 { self.block_end(from) } else { self.batch_size.min(from.saturating_add(want)) };
             let next = Place { batch: open.batch, index: end };
             if cursor.compare_exchange(word, next.pack(), Ordering::Relaxed, Ordering::Relaxed).is_err() {
-                claimant.retries.fetch_add(1, Ordering::Relaxed);
+                me.retries.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
             crash_point(Point::RunPromised);
-            if let Some(claim) = self.claim_run(slots, open, claimant, from..end, want) {
-                claimant.resume_at(open.batch, if want == 1 { claim.slot + 1 } else { 0 });
+            if let Some(claim) = self.claim_run(slots, open, me, from..end, want) {
+                me.resume_at(open.batch, if want == 1 { claim.slot + 1 } else { 0 });
                 return Some(claim);
             }
         }
@@ -237,19 +225,19 @@ impl<'a> Protocol<'a> {
         self.batch_size.min((slot | (self.block - 1)) + 1)
     }
 
-    /// The cursor has passed every slot. It goes round once more, for those that were promised and not claimed.
+    /// The cursor has passed every slot. It passes them once more, for those that were promised and not claimed.
     fn claim_left_over(
         &self,
         slots: &[Slot],
         open: Place,
-        claimant: Claimant<'_>,
+        me: Claimant<'_>,
         want: usize,
         from: usize,
     ) -> Option<Claim> {
         if from >= self.batch_size {
             return None;
         }
-        let claim = self.claim_run(slots, open, claimant, from..self.batch_size, want);
+        let claim = self.claim_run(slots, open, me, from..self.batch_size, want);
         // All before it is claimed, or was and is counted as a hole. A late store costs a second look (I9).
         let seen = claim.as_ref().map_or(self.batch_size, |claim| claim.slot + claim.len);
         let next = Place { batch: open.batch, index: self.batch_size + seen };
@@ -267,13 +255,13 @@ impl<'a> Protocol<'a> {
         Some(if cursor.batch == open.batch { cursor.index } else { 0 })
     }
 
-    /// Claims the first slot in `range` that is to be had, and up to `want - 1` after it.
+    /// Claims the first claimable slot in `range`, and up to `want - 1` after it.
     #[inline(always)]
     fn claim_run(
         &self,
         slots: &[Slot],
         open: Place,
-        claimant: Claimant<'_>,
+        me: Claimant<'_>,
         range: Range<usize>,
         want: usize,
     ) -> Option<Claim> {
@@ -283,36 +271,30 @@ impl<'a> Protocol<'a> {
         if want > 1 {
             (range.start..end.min(range.start + AHEAD)).for_each(fetch);
         }
-        let slot = range.into_iter().find(|&slot| claim_slot(&slots[slot], open.batch, claimant))?;
+        let slot = range.into_iter().find(|&slot| claim_slot(&slots[slot], open.batch, me))?;
         crash_point(Point::SlotClaimed);
         let mut len = 1;
-        while len < want && slot + len < end && claim_slot(&slots[slot + len], open.batch, claimant) {
+        while len < want && slot + len < end && claim_slot(&slots[slot + len], open.batch, me) {
             if slot + len + AHEAD < end {
                 fetch(slot + len + AHEAD);
             }
             len += 1;
             crash_point(Point::RunPartlyClaimed);
         }
-        Some(Owned::new(ClaimedSlots {
-            batch: open.batch,
-            buffer: open.index,
-            slot,
-            len,
-            owner: claimant.owner,
-        }))
+        Some(Owned::new(ClaimedSlots { batch: open.batch, buffer: open.index, slot, len, owner: me.owner }))
     }
 
     /// Claims a slot that was given back, by its owner or in its name: it comes first, so that its row stays in order.
     #[cold]
-    fn claim_hole(&self, claimant: Claimant<'_>) -> Result<Option<Claim>> {
+    fn claim_hole(&self, me: Claimant<'_>) -> Result<Option<Claim>> {
         let holes = self.control.write.holes.load(Ordering::Relaxed);
         let mut after = None;
         while let Some((buffer, word)) = self.oldest_filling(after)? {
             for (slot, line) in self.slots_of(buffer)?.iter().enumerate() {
-                if claim_slot(line, word.batch, claimant) {
+                if claim_slot(line, word.batch, me) {
                     crash_point(Point::SlotClaimed);
                     self.count_hole_filled();
-                    let (batch, owner) = (word.batch, claimant.owner);
+                    let (batch, owner) = (word.batch, me.owner);
                     return Ok(Some(Owned::new(ClaimedSlots { batch, buffer, slot, len: 1, owner })));
                 }
             }
@@ -701,17 +683,17 @@ impl<'a> Protocol<'a> {
 
 /// Claims one slot for `batch`, if it may be claimed and no other producer is faster.
 #[inline(always)]
-fn claim_slot(slot: &Slot, batch: BatchNo, claimant: Claimant<'_>) -> bool {
+fn claim_slot(slot: &Slot, batch: BatchNo, me: Claimant<'_>) -> bool {
     let word = slot.word.load(Ordering::Relaxed);
     if !SlotWord::unpack(word).is_claimable_for(batch) {
         return false;
     }
-    let claimed = SlotWord::new(batch, SlotKind::Claimed, claimant.owner).pack();
+    let claimed = SlotWord::new(batch, SlotKind::Claimed, me.owner).pack();
     // SYNC ring.claim: Acquire here, Release in `abort` and `recover`. AcqRel: the claim is the one step that names the
     // owner (I1, I3).
     let won = slot.word.compare_exchange(word, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     if !won {
-        claimant.retries.fetch_add(1, Ordering::Relaxed);
+        me.retries.fetch_add(1, Ordering::Relaxed);
     }
     won
 }

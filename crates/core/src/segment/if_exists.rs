@@ -6,31 +6,20 @@ use crate::error::{Error, Result};
 use crate::policies::IfExists;
 use std::sync::Arc;
 
-/// What lies in the body of a segment.
-pub(crate) trait Structure: Sized {
-    fn segment(&self) -> &Arc<Segment>;
-
-    fn is_closed(&self) -> bool;
-
-    /// An error when it was shut down.
-    fn unless_closed(self) -> Result<Self> {
-        if self.is_closed() { Err(self.segment().shut_down()?) } else { Ok(self) }
-    }
-}
-
 impl IfExists {
     /// Opens what is there or makes a new one, and sits down in it; `sit_down` is told whether it was there. A new one gets
     /// its name after that.
-    pub(crate) fn open<T: Structure, H>(
+    pub(crate) fn open<T, H>(
         self,
         name: Option<&str>,
         open: impl Fn(&str) -> Result<T>,
         create: impl Fn() -> Result<T>,
+        segment_of: impl Fn(&T) -> &Arc<Segment>,
         sit_down: impl Fn(T, bool) -> Result<H>,
     ) -> Result<H> {
         self.settle(|| {
             let (structure, resumed) = self.open_or_create(name, &open, &create)?;
-            let segment = structure.segment().clone();
+            let segment = segment_of(&structure).clone();
             let handle = sit_down(structure, resumed)?;
             if !resumed {
                 segment.publish()?;

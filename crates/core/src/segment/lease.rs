@@ -195,7 +195,7 @@ fn delegated_lock_of(owner: Owner) -> usize {
 }
 
 /// Held by a process that writes where another one has claimed: as long as it is, the other one's claims are not taken back,
-/// even if it is dead. If the other one has left in good order, it means nothing.
+/// even if it is dead. If the other one has left properly, it means nothing.
 #[derive(Debug)]
 pub struct DelegatedLease(#[allow(dead_code)] Lease);
 
@@ -263,7 +263,7 @@ pub fn seats_alive(segment: &Segment) -> Result<Vec<usize>> {
 }
 
 impl SeatRecord {
-    /// Whether no holder was here yet, or the last one left in good order.
+    /// Whether no holder was here yet, or the last one left properly.
     fn is_left(&self) -> bool {
         // SYNC seat.state: Acquire here, Release in `lock_seat`, `leave` and `leave_and_unlink`: what a holder did before it
         // left, and its role, pid and life before it joined.
@@ -429,7 +429,7 @@ impl Seat {
     /// Leaves (the lock stays until we are dropped). The last in our role takes the name away, so that newcomers find none, and
     /// then shuts down what is in the segment, also when the name could not be removed. True when we were the last.
     pub fn leave_and_unlink(&self, shut_down: impl FnOnce()) -> Result<bool> {
-        // Without it where it cannot be had: no descriptor is left, or its holder was stopped.
+        // Without it when no descriptor is left, or its holder was stopped.
         let join_lock = JoinLock::acquire(&self.segment).ok().flatten();
         // SYNC seat.state: Release here, Acquire in `is_left` and `members`.
         self.record().state.store(seat_state::LEAVING, Ordering::Release);

@@ -149,7 +149,7 @@ impl Segment {
     }
 
     /// Makes more of a sparse body exist: `bytes` from `offset` on. What exists already stays as it is. [`Error::NoMemory`] or
-    /// [`Error::NoRam`] when there is no more to be had; then nothing has changed (S2).
+    /// [`Error::NoRam`] when there is no more; then nothing has changed (S2).
     pub fn grow(&self, offset: usize, bytes: usize) -> Result<()> {
         let start = self.extent.body + offset;
         assert!(start + bytes <= self.extent.total, "only the body grows");
@@ -325,9 +325,13 @@ impl Segment {
         not_found(&self.name)
     }
 
-    /// The error for what was shut down: the last consumer takes the name away first, so there may be none.
-    pub(crate) fn shut_down(&self) -> Result<Error> {
-        Ok(if self.is_unlinked()? { self.not_found() } else { Error::Closed })
+    /// An error when what lies here was shut down. The last consumer takes the name away first, so there may be none.
+    pub(crate) fn check_open(&self, is_closed: bool) -> Result<()> {
+        match is_closed {
+            false => Ok(()),
+            true if self.is_unlinked()? => Err(self.not_found()),
+            true => Err(Error::Closed),
+        }
     }
 
     /// Refuses the first size that differs: what it is, theirs, ours.

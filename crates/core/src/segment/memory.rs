@@ -1,4 +1,4 @@
-//! How much memory there is to be had: what the kernel says is available, and what the control groups of this process leave.
+//! How much memory is left: what the kernel says is available, and what the control groups of this process leave.
 //!
 //! The kernel does not refuse shared memory for which there is no room in a control group: it kills a process of the group. So
 //! creation asks first. Every group from our own up to the mounted root counts. What a group uses already is taken off, but for

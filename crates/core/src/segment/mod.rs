@@ -24,6 +24,7 @@
 //! | `peers` | [`PeerWatch`]: notices that every peer is dead |
 //! | [`catalog`] | the segments of this user: listed, and collected when they are stale |
 //! | `owned` | [`Owned`]: what one participant owns until it gives it up |
+//! | `serial` | [`Serial`]: numbers that grow for ever |
 //! | `body` | what the structures in bodies need of their segment |
 //! | `naming`, `if_exists` | giving a segment its name; opening or making one |
 //! | [`arrival`] | waiting for a segment to appear |
@@ -43,9 +44,10 @@ pub mod memory;
 mod naming;
 mod owned;
 mod peers;
+mod serial;
 
-pub(crate) use if_exists::Structure;
 pub use lease::{Census, DelegatedLease, Owner, Role, Seat};
 pub use mapping::{PREFIX, Segment, Spec, directory};
 pub use owned::Owned;
 pub use peers::PeerWatch;
+pub use serial::{SERIAL_BITS, Serial};

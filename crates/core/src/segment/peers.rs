@@ -14,7 +14,7 @@ use super::lease::{Role, Seat};
 use crate::error::{Error, Result};
 use std::time::{Duration, Instant};
 
-/// Since when there has been no peer, and how long a call bears that. One for each wait.
+/// Since when there has been no peer, and how long a call goes on waiting. One for each wait.
 #[derive(Debug)]
 pub struct PeerWatch {
     timeout: Option<Duration>,

@@ -201,7 +201,7 @@ impl DescriptorList {
     }
 }
 
-/// Keeps a descriptor on the list. To be dropped before the descriptor is closed: list it as an earlier field.
+/// Keeps a descriptor on the list. Drop it before the descriptor is closed: make it an earlier field.
 #[derive(Debug)]
 pub struct CloseOnFork {
     /// `None` when the list is full: the child keeps its copy.

@@ -135,10 +135,14 @@ impl Caller {
         let vector_env = self.vector_env.clone();
         let event = &vector_env.protocol().control.answered;
         let count = count.min(self.outstanding());
-        let mut poll = LivenessPoll::start();
+        let (mut poll, mut is_due) = (LivenessPoll::start(), false);
         loop {
             if let Some(answers) = self.take(count) {
                 return Ok(Outcome::Answered(answers));
+            }
+            // After the look: a worker may have died between its answer and the wake-up.
+            if is_due && let Some(trouble) = self.find_trouble(limit)? {
+                return Ok(trouble);
             }
             let ticket = vector_env.protocol().announce(self.outstanding() - count);
             if let Some(answers) = self.take(count) {
@@ -150,24 +154,21 @@ impl Caller {
             let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
             let pause = self.time_to_overdue(limit).map_or(left, |time| time.min(left)).min(poll.pause());
             match event.wait(ticket, pause) {
-                Woken::Notified => {}
                 Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => {
-                    if let Some(answers) = self.take(count) {
-                        return Ok(Outcome::Answered(answers)); // The worker may have died before the wake-up.
-                    }
-                    self.check_words()?;
-                    let dead = self.dead();
-                    if !dead.is_empty() {
-                        return Ok(Outcome::Died(dead));
-                    }
-                    let hung = self.overdue(limit);
-                    if !hung.is_empty() {
-                        return Ok(Outcome::Hung(hung));
-                    }
-                }
+                woken => is_due = woken == Woken::Timeout,
             }
         }
+    }
+
+    /// Workers that died, or environments that hang.
+    fn find_trouble(&self, limit: Option<Duration>) -> Result<Option<Outcome>> {
+        self.check_words()?;
+        let (dead, hung) = (self.dead(), self.overdue(limit));
+        Ok(if !dead.is_empty() {
+            Some(Outcome::Died(dead))
+        } else {
+            (!hung.is_empty()).then_some(Outcome::Hung(hung))
+        })
     }
 
     /// `count` answers, if there are so many; in turn.

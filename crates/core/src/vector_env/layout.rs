@@ -38,7 +38,7 @@ pub struct Control {
     pub limit: AtomicU32,
     /// The caller: an [`Owner`](crate::segment::Owner) or none.
     pub caller: AtomicU64,
-    /// Rung when the caller has the answers that it waits for.
+    /// Notified when the caller has the answers that it waits for.
     pub answered: EventCount,
 }
 
@@ -50,7 +50,7 @@ pub struct WorkerLine {
     pub owner: AtomicU64,
     /// How many messages the caller has sent it, by another way.
     pub messages_sent: AtomicU64,
-    /// Rung when there is something to do.
+    /// Notified when there is something to do.
     pub work: EventCount,
 }
 

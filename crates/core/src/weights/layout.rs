@@ -107,7 +107,7 @@ pub struct PublishLine {
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct WriterLine {
-    /// A [`Holder`]; 0: the last writer left in good order, or there was none; [`ABANDONED`]: it died.
+    /// A [`Holder`]; 0: the last writer left properly, or there was none; [`ABANDONED`]: it died.
     pub writer: AtomicU64,
     /// 1 once the weights are shut down.
     pub closed: ClosedFlag,
@@ -131,7 +131,7 @@ pub struct Counters {
 pub struct Control {
     pub publish: PublishLine,
     pub write: WriterLine,
-    /// Rung when a version was published.
+    /// Notified when a version was published.
     pub published: EventCount,
     pub counters: Counters,
 }

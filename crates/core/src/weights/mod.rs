@@ -27,7 +27,7 @@ pub use crate::error::Damage;
 use crate::error::{Error, Result};
 pub use crate::policies::IfExists;
 use crate::schema;
-use crate::segment::{Owner, Segment, Spec, Structure, catalog};
+use crate::segment::{Owner, Segment, Spec, catalog};
 use crate::sys::sync::Ordering;
 pub use crate::sys::wait::Deadline;
 pub use draft::Draft;
@@ -147,7 +147,7 @@ impl Weights {
     ) -> Result<H> {
         let open = |name: &str| Weights::open(name, Some(spec.schema)).and_then(|weights| weights.fits(spec));
         let attach = |weights, _resumed| attach_to(Arc::new(weights));
-        if_exists.open(spec.name, open, || Weights::create(spec, 0), attach)
+        if_exists.open(spec.name, open, || Weights::create(spec, 0), Weights::segment, attach)
     }
 
     fn fits(self, spec: &WeightsSpec<'_>) -> Result<Weights> {
@@ -289,16 +289,6 @@ impl Weights {
             overtaken: counters.overtaken.load(Ordering::Relaxed),
             recovered: counters.recovered.load(Ordering::Relaxed),
         }
-    }
-}
-
-impl Structure for Weights {
-    fn segment(&self) -> &Arc<Segment> {
-        &self.segment
-    }
-
-    fn is_closed(&self) -> bool {
-        self.is_closed()
     }
 }
 

@@ -7,6 +7,17 @@
 
 use super::Ordering;
 
+/// Methods that touch the word first.
+macro_rules! touching {
+    ($($method:ident($($argument:ident: $kind:ty),+) $(-> $result:ty)?;)+) => {
+        $(
+            pub fn $method(&self, $($argument: $kind),+) $(-> $result)? {
+                self.touch().$method($($argument),+)
+            }
+        )+
+    };
+}
+
 macro_rules! watched {
     ($name:ident, $value:ty) => {
         #[derive(Debug, Default)]
@@ -25,35 +36,14 @@ macro_rules! watched {
                 &self.word
             }
 
-            pub fn load(&self, order: Ordering) -> $value {
-                self.touch().load(order)
-            }
-
-            pub fn store(&self, value: $value, order: Ordering) {
-                self.touch().store(value, order)
-            }
-
-            pub fn swap(&self, value: $value, order: Ordering) -> $value {
-                self.touch().swap(value, order)
-            }
-
-            pub fn compare_exchange(
-                &self,
-                current: $value,
-                new: $value,
-                success: Ordering,
-                failure: Ordering,
-            ) -> Result<$value, $value> {
-                self.touch().compare_exchange(current, new, success, failure)
-            }
-
-            pub fn fetch_update(
-                &self,
-                set: Ordering,
-                fetch: Ordering,
-                f: impl FnMut($value) -> Option<$value>,
-            ) -> Result<$value, $value> {
-                self.touch().fetch_update(set, fetch, f)
+            touching! {
+                load(order: Ordering) -> $value;
+                store(value: $value, order: Ordering);
+                swap(value: $value, order: Ordering) -> $value;
+                compare_exchange(current: $value, new: $value, success: Ordering, failure: Ordering)
+                    -> Result<$value, $value>;
+                fetch_update(set: Ordering, fetch: Ordering, f: impl FnMut($value) -> Option<$value>)
+                    -> Result<$value, $value>;
             }
         }
     };
@@ -65,24 +55,12 @@ macro_rules! watched_number {
         watched!($name, $value);
 
         impl $name {
-            pub fn fetch_add(&self, value: $value, order: Ordering) -> $value {
-                self.touch().fetch_add(value, order)
-            }
-
-            pub fn fetch_sub(&self, value: $value, order: Ordering) -> $value {
-                self.touch().fetch_sub(value, order)
-            }
-
-            pub fn fetch_and(&self, value: $value, order: Ordering) -> $value {
-                self.touch().fetch_and(value, order)
-            }
-
-            pub fn fetch_or(&self, value: $value, order: Ordering) -> $value {
-                self.touch().fetch_or(value, order)
-            }
-
-            pub fn fetch_max(&self, value: $value, order: Ordering) -> $value {
-                self.touch().fetch_max(value, order)
+            touching! {
+                fetch_add(value: $value, order: Ordering) -> $value;
+                fetch_sub(value: $value, order: Ordering) -> $value;
+                fetch_and(value: $value, order: Ordering) -> $value;
+                fetch_or(value: $value, order: Ordering) -> $value;
+                fetch_max(value: $value, order: Ordering) -> $value;
             }
         }
     };
