@@ -132,7 +132,9 @@ impl Outbound {
         }
         if !(self.acked..=self.touched).contains(&welcome.next) {
             let (acked, touched, next) = (self.acked, self.touched, welcome.next);
-            return Err(format!("the learner wants sample {next}; it can only want {acked} to {touched}"));
+            return Err(format!(
+                "the learner expects sample {next}, but only {acked} to {touched} are possible"
+            ));
         }
         self.frame_rows = self.layout.capacity().min(welcome.max_rows as usize);
         self.record_bytes = welcome.max_bytes as u64;

@@ -50,12 +50,11 @@ const PROGRESS_BYTES: usize = 64 * 1024;
 const NOTE: Duration = Duration::from_millis(100);
 
 /// Serves one client.
-pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, admission: Admission) {
+pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, mut admission: Admission) {
     let (mut wire, mut wants_weights) = (None, false);
     let end = until_end(
         async {
             let deadline = Instant::now() + server.spec.handshake_timeout;
-            let evicted = admission.evicted();
             let late = async {
                 tokio::time::sleep_until(deadline).await;
                 End::Stranger
@@ -67,7 +66,7 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, admissi
                 let token = (&server.token, server.guesses.as_ref(), address);
                 authenticate(wire, token, |content| server.expects(content)).await
             };
-            let hello = until_end(until_end(authentication, late), evicted).await?;
+            let hello = until_end(until_end(authentication, late), admission.evicted()).await?;
             admission.mark_authenticated();
             wants_weights = hello.content == Content::Weights;
             let wire = wire.as_mut().ok_or(End::Stranger)?;
@@ -160,7 +159,7 @@ async fn serve_session(
         let progress = progress.insert(session.progress().await);
         if !(hello.oldest..=hello.next).contains(&progress.next) {
             let text = format!(
-                "the learner expects sample {} of this client, which has {} to {} to offer",
+                "the learner expects sample {} of this client, but the client has only {} to {}",
                 progress.next, hello.oldest, hello.next
             );
             return Err(End::Refused(Refusal::SessionUnknown, text, None));
@@ -197,7 +196,10 @@ async fn serve_session(
     let taken_over = async {
         succeeded.await;
         add(&server.counters.taken_over, 1);
-        End::Goodbye(GoodbyeReason::TakenOver, "this client came again over another connection".to_owned())
+        End::Goodbye(
+            GoodbyeReason::TakenOver,
+            "this client reconnected, and this is its old connection".to_owned(),
+        )
     };
     let end = until_end(served, taken_over).await;
     scatter.clear(); // C1: before another connection has the session.

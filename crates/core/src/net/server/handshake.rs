@@ -87,7 +87,7 @@ async fn prove(
         Some(wait) if wait.is_zero() => {}
         Some(wait) => tokio::time::sleep(wait).await,
         None => {
-            let text = "too many wrong tokens came from this address: come again later".to_owned();
+            let text = "too many wrong tokens came from this address. Wait a few seconds".to_owned();
             return Err(End::Refused(Refusal::Busy, text, None));
         }
     }

@@ -270,7 +270,7 @@ impl Hello {
     pub fn parse(code: u16, payload: &[u8]) -> Result<Hello, Damage> {
         let mut fields = Fields(payload);
         let hello = Hello {
-            content: Content::from_code(code).ok_or(Damage("a client brings what we do not know"))?,
+            content: Content::from_code(code).ok_or(Damage("the content of a hello is unknown"))?,
             session: fields.next()?,
             producer_id: Some(fields.u32()?).filter(|&id| id != NO_PRODUCER_ID),
             attempt: fields.u32()?,
@@ -443,7 +443,7 @@ impl Inventory {
             return Err(Damage("an inventory has no leaves, or too many"));
         }
         if flags > 1 {
-            return Err(Damage("an inventory says what we do not know"));
+            return Err(Damage("an inventory has unknown flags"));
         }
         let leaf_bytes = (0..leaves).map(|_| fields.u64()).collect::<Result<_, _>>()?;
         let schema = fields.schema(MAX_WEIGHTS_SCHEMA_BYTES)?;

@@ -62,7 +62,7 @@ pub fn read(path: &Path) -> std::result::Result<Token, Missing> {
     let file = match open(path) {
         Ok(file) => file,
         Err(Errno::NOENT) => return Err(Missing::NoFile),
-        Err(Errno::LOOP) => return unfit("that is a link, and links are not followed".to_owned()),
+        Err(Errno::LOOP) => return unfit("it is a link, and links are not followed".to_owned()),
         Err(errno) => {
             return match fs::lstat(path) {
                 Ok(stat) if stat.st_uid != my_uid() => unfit(foreign(stat.st_uid)),
@@ -73,7 +73,7 @@ pub fn read(path: &Path) -> std::result::Result<Token, Missing> {
     match check(&file) {
         Ok(None) => {}
         Ok(Some(what)) => return unfit(what),
-        Err(errno) => return unfit(format!("it cannot be looked at: {errno}")),
+        Err(errno) => return unfit(format!("its owner and mode cannot be read: {errno}")),
     }
     let mut bytes = Vec::with_capacity(BYTES + 1);
     if let Err(error) = File::from(file).take(BYTES as u64 + 1).read_to_end(&mut bytes) {
