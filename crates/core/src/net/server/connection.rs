@@ -46,7 +46,7 @@ const RECHECK: Duration = Duration::from_millis(100);
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Less than this of a frame in the time of `frame_timeout` is no progress, unless it is the rest of the frame (C5).
 const PROGRESS_BYTES: usize = 64 * 1024;
-/// How often the staging memory is told how far a frame is.
+/// How often the staging memory learns how far a frame is.
 const NOTE: Duration = Duration::from_millis(100);
 
 /// Serves one client.
@@ -273,7 +273,7 @@ impl Connection<'_> {
         self.wire.acknowledge(Ack { next, credit, version: self.ingress.published() }, bytes);
     }
 
-    /// Notes what the policy has refused, and says so.
+    /// Notes what the policy has refused, and tells the client.
     pub fn refuse(&mut self, first: u64, rows: usize, progress: &mut Progress) {
         let rows = rows as u32;
         progress.refuse(first, rows, self.server.window as usize);
@@ -364,7 +364,7 @@ impl Connection<'_> {
         Ok(room)
     }
 
-    /// Reads on what has no claimed room, for as long as the client gets on (C5).
+    /// Reads on into staging memory, as long as the client makes progress (C5).
     pub async fn read_into_staging(&mut self, rest: bool, began: Instant) -> Result<(), End> {
         let limit = self.server.spec.frame_timeout;
         let mut gone = std::pin::pin!(self.scatter.evicted());

@@ -5,7 +5,7 @@
 //!         ◀───────────── preamble  server  another protocol: closed; the preamble says which we speak
 //!         ◀──────────────── share          unless the client has no token: refused
 //!         share, proof ─────────▶          no point of the group: closed; wrong: refused
-//!         ◀──────────────── proof          wrong: the client leaves, and has said nothing
+//!         ◀──────────────── proof          wrong: the client leaves before its hello
 //!         hello ────────────────▶          samples where records are taken, no weights here, another schema: refused
 //!         ◀────────────── welcome          (`connection` goes on from here; `weight_frames` with an inventory)
 //! ```

@@ -79,7 +79,7 @@ impl Fields<'_> {
     }
 }
 
-/// What each side says first, before any secret or schema.
+/// What each side sends first, before any secret or schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preamble {
     pub protocol: u16,
@@ -385,7 +385,7 @@ impl LearnerStatus {
     }
 }
 
-/// What a client is told when it may send.
+/// The server's answer to the hello of a client that may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Welcome {
     pub producer_id: u32,
@@ -423,7 +423,7 @@ impl Welcome {
     }
 }
 
-/// What a client of weights is told when it is let in.
+/// The server's answer to the hello of a client of weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inventory {
     /// The history within which a version number means the same bytes.

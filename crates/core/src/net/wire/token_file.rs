@@ -233,10 +233,10 @@ fn unlink_own(path: &Path, file: impl AsFd) -> std::result::Result<(), Errno> {
 
 /// Removes the file of a dead server on that address: the next one was given its token, and clients should not find an old one.
 pub fn clear(address: SocketAddr) {
-    let _ = remove_stale(&path(address)); // A client that finds it is told that it is wrong.
+    let _ = remove_stale(&path(address)); // If it stays, the token in it is refused.
 }
 
-/// Removes the files of this user's servers that have died; says how many there were.
+/// Removes the files of this user's servers that have died; returns how many there were.
 pub fn collect() -> Result<usize> {
     let dir = directory();
     let listing = std::fs::read_dir(&dir).map_err(|e| Error::io(format!("reading {}", dir.display()), e))?;
