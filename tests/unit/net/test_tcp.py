@@ -1238,7 +1238,7 @@ def test_files_that_are_no_certificates_are_named(authority, certificate, tmp_pa
         (rollway.Tls(missing, certificate.key), "cannot read certificates from .*missing.pem"),
         (rollway.Tls(certificate.cert, missing), "cannot read a private key from .*missing.pem"),
         (rollway.Tls(empty, certificate.key), "there is no certificate in .*empty.pem"),
-        (rollway.Tls(authority.pem, certificate.key), "ca.pem and .*key do not make a server"),
+        (rollway.Tls(authority.pem, certificate.key), "cannot serve TLS with .*ca.pem and .*key"),
     ]
     for tls, message in cases:
         with pytest.raises(rollway.errors.TlsFailed, match=message):

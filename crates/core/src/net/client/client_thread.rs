@@ -6,7 +6,7 @@
 use super::dial::{Connector, GOODBYE_TIMEOUT, TIME_IS_UP, dial};
 use super::disconnect::{Disconnect, Ended};
 use super::link::{unless_blocked, wait_ready};
-use super::reconnect::{Contact, Reconnecting, reconnect};
+use super::reconnect::{self, Contact, Reconnecting};
 use super::shared::{LearnerReport, Shared, State};
 use crate::net::wire::frame::{
     GoodbyeReason, HEADER_BYTES, Header, Hello, Kind, LearnerStatus, MAX_TEXT_BYTES, Welcome, goodbye,
@@ -31,10 +31,7 @@ impl<'a> ClientThread<'a> {
 
     /// The work of the thread. Callers learn why it ended.
     pub fn run(mut self) {
-        let work = std::panic::AssertUnwindSafe(|| reconnect(&mut self));
-        let ended = std::panic::catch_unwind(work).unwrap_or_else(|_| {
-            Ended::Lost("the client's thread failed; this is a bug in Rollway".to_owned())
-        });
+        let ended = reconnect::run(&mut self);
         let mut state = self.shared.lock();
         state.link = None;
         state.ended.get_or_insert(ended);
@@ -158,8 +155,7 @@ impl<'a> ClientThread<'a> {
 
     /// Takes the whole frames out of the inbox.
     fn handle_frames(&self, state: &mut State, inbox: &mut Inbox) -> Result<(), Option<Ended>> {
-        let damaged =
-            |what: &str| Some(Ended::Lost(format!("the learner does not speak our protocol: {what}")));
+        let damaged = |what: &str| Some(Ended::Lost(format!("the learner broke the protocol: {what}")));
         loop {
             let skipped = inbox.skip.min(inbox.have as u64);
             inbox.consume(skipped as usize);

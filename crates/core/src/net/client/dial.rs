@@ -312,7 +312,7 @@ impl DialAttempt<'_> {
             return Err(Ended::Protocol(what).into());
         }
         if !theirs.token {
-            let why = "every learner asks for a token, but this learner asks for none: it may not be the one you mean";
+            let why = "every learner asks for a token, but this one does not. Check the address: it may be another program";
             return Err(Ended::Token(why.to_owned()).into());
         }
         // Read again: the file that was there before the learner spoke may be that of a dead learner.
@@ -343,7 +343,8 @@ impl DialAttempt<'_> {
         self.write(link, &[Header::new(Kind::Share).with(&share), proof].concat())?;
         let (_, proof) = self.frame(link, Kind::Proof, Peer::Stranger)?;
         if !key.verify(Side::Server, &proof) {
-            let why = "the learner does not know this client's token: it is not the one you mean";
+            let why =
+                "the learner does not know this client's token. Check the address: it may be another learner";
             return Err(Ended::Token(why.to_owned()).into());
         }
         Ok(())

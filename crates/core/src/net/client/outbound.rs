@@ -112,7 +112,7 @@ impl Outbound {
         self.next - self.acked
     }
 
-    /// Begins on a new connection. An error says what in the welcome cannot be.
+    /// Begins on a new connection. An error says which limit or number in the welcome is wrong.
     pub fn resume(&mut self, welcome: &Welcome, counters: &ClientCounters) -> Result<(), String> {
         let frames = || self.queue.iter().map(|frame| &**frame).chain(&self.open);
         let largest = frames().map(|frame| frame.rows).max().unwrap_or(0);
@@ -122,7 +122,7 @@ impl Outbound {
                 "the learner now takes {most} {content} at a time, and {largest} are packed already"
             ));
         }
-        let largest = frames().map(|frame| self.layout.largest_record(frame)).max().unwrap_or(0);
+        let largest = frames().map(Frame::largest_record).max().unwrap_or(0);
         if largest > welcome.max_bytes as u64 {
             let most = welcome.max_bytes;
             return Err(format!(
@@ -132,7 +132,9 @@ impl Outbound {
         }
         if !(self.acked..=self.touched).contains(&welcome.next) {
             let (acked, touched, next) = (self.acked, self.touched, welcome.next);
-            return Err(format!("the learner wants sample {next}; it can only want {acked} to {touched}"));
+            return Err(format!(
+                "the learner expects sample {next}, but only {acked} to {touched} are possible"
+            ));
         }
         self.frame_rows = self.layout.capacity().min(welcome.max_rows as usize);
         self.record_bytes = welcome.max_bytes as u64;
@@ -193,13 +195,12 @@ impl Outbound {
 
     /// Calls `write` with room for a record, if there is some; returns 0 or 1.
     pub fn append_record(&mut self, entry: Entry, write: impl FnOnce(&mut [u8])) -> Result<usize> {
-        let layout = self.layout.clone();
         self.check_record(entry.bytes)?;
-        if !self.make_room(|open| layout.fits_record(open, entry.bytes), 0, entry.bytes as usize) {
+        if !self.make_room(|open| open.fits_record(entry.bytes), 0, entry.bytes as usize) {
             return Ok(0);
         }
         let Some(open) = &mut self.open else { return Ok(0) };
-        layout.put_record(open, entry, write);
+        open.put_record(entry, write);
         Ok(self.added(1))
     }
 
@@ -241,7 +242,7 @@ impl Outbound {
     /// Whether a sample would find room, or a record of so many bytes.
     pub fn has_room(&self, bytes: u64) -> bool {
         let records = self.layout.content() == Content::Records;
-        let room = |open: &Frame| !records || self.layout.fits_record(open, bytes);
+        let room = |open: &Frame| !records || open.fits_record(bytes);
         let open = self.open.as_ref().is_some_and(|open| open.rows < self.frame_rows && room(open));
         self.frame_rows > 0 && (open || self.queue.len() < self.limit)
     }

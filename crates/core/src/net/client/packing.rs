@@ -28,6 +28,29 @@ impl Frame {
     pub fn end(&self) -> u64 {
         self.first + self.rows as u64
     }
+
+    /// Whether a record of so many bytes fits behind those that are there.
+    pub fn fits_record(&self, bytes: u64) -> bool {
+        (self.buffer.len() - self.used) as u64 >= bytes
+    }
+
+    /// Calls `write` with room for a record behind those that are there. The frame has room for it.
+    pub fn put_record(&mut self, entry: Entry, write: impl FnOnce(&mut [u8])) {
+        let end = self.used + entry.bytes as usize;
+        write(&mut self.buffer[self.used..end]);
+        self.index.extend_from_slice(&entry.encoded());
+        (self.used, self.rows) = (end, self.rows + 1);
+    }
+
+    /// The largest record of a frame; 0 for samples, which are all of one size.
+    pub fn largest_record(&self) -> u64 {
+        Entry::all(&self.index).map(|entry| entry.bytes).max().unwrap_or(0)
+    }
+
+    /// Where the records begin, without the first `skip`.
+    fn record_start(&self, skip: usize) -> usize {
+        Entry::all(&self.index).take(skip).map(|entry| entry.bytes as usize).sum()
+    }
 }
 
 /// What the frames of a client look like.
@@ -129,32 +152,9 @@ impl Layout {
         frame.rows += rows;
     }
 
-    /// Whether a record of so many bytes fits behind those that are there.
-    pub fn fits_record(&self, frame: &Frame, bytes: u64) -> bool {
-        (frame.buffer.len() - frame.used) as u64 >= bytes
-    }
-
-    /// Calls `write` with room for a record behind those that are there. The frame has room for it.
-    pub fn put_record(&self, frame: &mut Frame, entry: Entry, write: impl FnOnce(&mut [u8])) {
-        let end = frame.used + entry.bytes as usize;
-        write(&mut frame.buffer[frame.used..end]);
-        frame.index.extend_from_slice(&entry.encoded());
-        (frame.used, frame.rows) = (end, frame.rows + 1);
-    }
-
     /// Whether nothing more goes into a frame that may have so many rows.
     pub fn is_full(&self, frame: &Frame, rows: usize) -> bool {
         frame.rows >= rows || matches!(self, Layout::Records) && frame.used >= FRAME_BYTES
-    }
-
-    /// The largest record of a frame; 0 for samples, which are all of one size.
-    pub fn largest_record(&self, frame: &Frame) -> u64 {
-        Entry::all(&frame.index).map(|entry| entry.bytes).max().unwrap_or(0)
-    }
-
-    /// Where the records of a frame begin, without the first `skip`.
-    fn start(&self, frame: &Frame, skip: usize) -> usize {
-        Entry::all(&frame.index).take(skip).map(|entry| entry.bytes as usize).sum()
     }
 
     /// Bytes of the payload, without the first `skip` rows.
@@ -162,7 +162,7 @@ impl Layout {
         let rows = frame.rows - skip;
         match self {
             Layout::Samples(columns) => rows * columns.sample_bytes,
-            Layout::Records => rows * ENTRY_BYTES + frame.used - self.start(frame, skip),
+            Layout::Records => rows * ENTRY_BYTES + frame.used - frame.record_start(skip),
         }
     }
 
@@ -171,7 +171,7 @@ impl Layout {
         let (columns, records) = match self {
             Layout::Samples(columns) => (Some(columns), None),
             Layout::Records => {
-                let bytes = &frame.buffer[self.start(frame, skip)..frame.used];
+                let bytes = &frame.buffer[frame.record_start(skip)..frame.used];
                 (None, Some([&frame.index[skip * ENTRY_BYTES..], bytes]))
             }
         };

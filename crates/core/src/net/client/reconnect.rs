@@ -65,8 +65,16 @@ pub trait Reconnecting {
     fn end(&self, ended: Ended) -> Self::End;
 }
 
-/// Connects and serves, again and again, until something ends it.
-pub fn reconnect<C: Reconnecting>(client: &mut C) -> C::End {
+/// Connects and serves, again and again, until something ends it: a panic, too.
+pub fn run<C: Reconnecting>(client: &mut C) -> C::End {
+    let work = std::panic::AssertUnwindSafe(|| reconnect(client));
+    std::panic::catch_unwind(work).unwrap_or_else(|_| {
+        let why = "the thread of this connection failed; this is a bug in Rollway";
+        client.end(Ended::Lost(why.to_owned()))
+    })
+}
+
+fn reconnect<C: Reconnecting>(client: &mut C) -> C::End {
     let (mut pause, mut reason) = (Duration::ZERO, None);
     loop {
         let (heard, welcomed) = (client.contact().heard, client.contact().welcomed);

@@ -26,7 +26,7 @@ type Disconnect = disconnect::Disconnect<Error>;
 
 impl From<Damage> for Disconnect {
     fn from(damage: Damage) -> Disconnect {
-        Disconnect::Broken(format!("the learner does not speak our protocol: {damage}"))
+        Disconnect::Broken(format!("the learner broke the protocol: {damage}"))
     }
 }
 
@@ -243,7 +243,7 @@ impl<'a> MirrorConnection<'a> {
                 return Err(Disconnect::Final(Error::Closed));
             }
             let ping = self.contact.check_silence(connector.keepalive()).map_err(|silence| {
-                Disconnect::Broken(format!("nothing was heard of the learner for {silence:.1?}"))
+                Disconnect::Broken(format!("nothing was received from the learner for {silence:.1?}"))
             })?;
             if ping {
                 self.queue(&Header::new(Kind::Ping).bytes());

@@ -7,7 +7,7 @@ use crate::net::client::WeightMirrorSpec;
 use crate::net::client::dial::{Connector, dial};
 use crate::net::client::disconnect::{Disconnect, Ended as ConnectionEnded};
 use crate::net::client::link::Link;
-use crate::net::client::reconnect::{Contact, Reconnecting, reconnect};
+use crate::net::client::reconnect::{self, Contact, Reconnecting};
 use crate::net::wire::frame::{Content, Hello, Inventory, Kind, MAX_SCHEMA_BYTES};
 use crate::net::wire::stats::add;
 use crate::net::wire::token::random;
@@ -39,10 +39,7 @@ impl<'a> MirrorThread<'a> {
 
     /// The work of the thread. Callers learn why it ended.
     pub fn run(mut self) {
-        let work = std::panic::AssertUnwindSafe(|| reconnect(&mut self));
-        let error = std::panic::catch_unwind(work).unwrap_or_else(|_| {
-            self.shared.lost("the thread that receives them failed; this is a bug in Rollway".to_owned())
-        });
+        let error = reconnect::run(&mut self);
         let why = match &error {
             Error::WeightsLost { why, .. } => why.clone(),
             Error::Closed => "this copy was closed".to_owned(),

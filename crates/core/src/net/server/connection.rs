@@ -46,16 +46,15 @@ const RECHECK: Duration = Duration::from_millis(100);
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Less than this of a frame in the time of `frame_timeout` is no progress, unless it is the rest of the frame (C5).
 const PROGRESS_BYTES: usize = 64 * 1024;
-/// How often the staging memory is told how far a frame is.
+/// How often the staging memory learns how far a frame is.
 const NOTE: Duration = Duration::from_millis(100);
 
 /// Serves one client.
-pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, admission: Admission) {
+pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, mut admission: Admission) {
     let (mut wire, mut wants_weights) = (None, false);
     let end = until_end(
         async {
             let deadline = Instant::now() + server.spec.handshake_timeout;
-            let evicted = admission.evicted();
             let late = async {
                 tokio::time::sleep_until(deadline).await;
                 End::Stranger
@@ -67,7 +66,7 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, admissi
                 let token = (&server.token, server.guesses.as_ref(), address);
                 authenticate(wire, token, |content| server.expects(content)).await
             };
-            let hello = until_end(until_end(authentication, late), evicted).await?;
+            let hello = until_end(until_end(authentication, late), admission.evicted()).await?;
             admission.mark_authenticated();
             wants_weights = hello.content == Content::Weights;
             let wire = wire.as_mut().ok_or(End::Stranger)?;
@@ -160,7 +159,7 @@ async fn serve_session(
         let progress = progress.insert(session.progress().await);
         if !(hello.oldest..=hello.next).contains(&progress.next) {
             let text = format!(
-                "the learner expects sample {} of this client, which has {} to {} to offer",
+                "the learner expects sample {} of this client, but the client has only {} to {}",
                 progress.next, hello.oldest, hello.next
             );
             return Err(End::Refused(Refusal::SessionUnknown, text, None));
@@ -197,7 +196,10 @@ async fn serve_session(
     let taken_over = async {
         succeeded.await;
         add(&server.counters.taken_over, 1);
-        End::Goodbye(GoodbyeReason::TakenOver, "this client came again over another connection".to_owned())
+        End::Goodbye(
+            GoodbyeReason::TakenOver,
+            "this client reconnected, and this is its old connection".to_owned(),
+        )
     };
     let end = until_end(served, taken_over).await;
     scatter.clear(); // C1: before another connection has the session.
@@ -271,7 +273,7 @@ impl Connection<'_> {
         self.wire.acknowledge(Ack { next, credit, version: self.ingress.published() }, bytes);
     }
 
-    /// Notes what the policy has refused, and says so.
+    /// Notes what the policy has refused, and tells the client.
     pub fn refuse(&mut self, first: u64, rows: usize, progress: &mut Progress) {
         let rows = rows as u32;
         progress.refuse(first, rows, self.server.window as usize);
@@ -362,7 +364,7 @@ impl Connection<'_> {
         Ok(room)
     }
 
-    /// Reads on what has no claimed room, for as long as the client gets on (C5).
+    /// Reads on into staging memory, as long as the client makes progress (C5).
     pub async fn read_into_staging(&mut self, rest: bool, began: Instant) -> Result<(), End> {
         let limit = self.server.spec.frame_timeout;
         let mut gone = std::pin::pin!(self.scatter.evicted());

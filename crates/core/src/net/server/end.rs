@@ -63,7 +63,7 @@ pub fn evicted() -> End {
 }
 
 pub fn silent() -> End {
-    End::Goodbye(GoodbyeReason::Silent, "nothing was heard of the client".to_owned())
+    End::Goodbye(GoodbyeReason::Silent, "nothing was received from the client for too long".to_owned())
 }
 
 /// Does `work`, unless `end` comes first.

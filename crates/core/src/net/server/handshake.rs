@@ -5,7 +5,7 @@
 //!         ◀───────────── preamble  server  another protocol: closed; the preamble says which we speak
 //!         ◀──────────────── share          unless the client has no token: refused
 //!         share, proof ─────────▶          no point of the group: closed; wrong: refused
-//!         ◀──────────────── proof          wrong: the client leaves, and has said nothing
+//!         ◀──────────────── proof          wrong: the client leaves before its hello
 //!         hello ────────────────▶          samples where records are taken, no weights here, another schema: refused
 //!         ◀────────────── welcome          (`connection` goes on from here; `weight_frames` with an inventory)
 //! ```
@@ -87,7 +87,7 @@ async fn prove(
         Some(wait) if wait.is_zero() => {}
         Some(wait) => tokio::time::sleep(wait).await,
         None => {
-            let text = "too many wrong tokens came from this address: come again later".to_owned();
+            let text = "too many wrong tokens came from this address. Wait a few seconds".to_owned();
             return Err(End::Refused(Refusal::Busy, text, None));
         }
     }

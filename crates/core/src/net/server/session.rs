@@ -122,7 +122,7 @@ impl Sessions {
             finished: false,
         });
         if known && hello.attempt <= session.attempt {
-            return Err((Refusal::Busy, "a younger connection of this client has come already".to_owned()));
+            return Err((Refusal::Busy, "a newer connection of this client is already here".to_owned()));
         }
         session.attempt = hello.attempt;
         session.connections += 1;
@@ -149,7 +149,7 @@ impl Sessions {
                 Ok(())
             }
             None => {
-                Err((Refusal::Busy, format!("the learner has {} clients, as many as it takes", self.most)))
+                Err((Refusal::Busy, format!("the learner has {} clients, the most that it takes", self.most)))
             }
         }
     }

@@ -213,7 +213,7 @@ impl Shared {
         let (sender, receiver) = oneshot::channel();
         let id = self.next_admission.fetch_add(1, Ordering::Relaxed);
         unauthenticated.push_back((id, sender));
-        Some(Admission { server: self.clone(), id, evicted: Mutex::new(Some(receiver)) })
+        Some(Admission { server: self.clone(), id, evicted: receiver })
     }
 }
 
@@ -222,20 +222,14 @@ impl Shared {
 pub struct Admission {
     server: Arc<Shared>,
     id: u64,
-    evicted: Mutex<Option<oneshot::Receiver<()>>>,
+    evicted: oneshot::Receiver<()>,
 }
 
 impl Admission {
     /// Returns when a new connection takes our place.
-    pub fn evicted(&self) -> impl Future<Output = End> + 'static {
-        let receiver = lock(&self.evicted).take();
-        async move {
-            match receiver {
-                Some(receiver) => drop(receiver.await),
-                None => std::future::pending().await,
-            }
-            End::Stranger
-        }
+    pub async fn evicted(&mut self) -> End {
+        let _ = (&mut self.evicted).await;
+        End::Stranger
     }
 
     /// The client has proved itself.

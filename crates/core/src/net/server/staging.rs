@@ -60,7 +60,7 @@ impl Staging {
         self.enter(&mut self.lock(), bytes, 0, Instant::now())
     }
 
-    /// Room for a frame that has begun. Evicts slower frames if need be (G3), and says how many. `None`: not enough memory
+    /// Room for a frame that has begun. Evicts slower frames if need be (G3), and returns how many. `None`: not enough memory
     /// is held by slower frames.
     pub fn take(
         self: &Arc<Self>,

@@ -252,7 +252,7 @@ fn bind_with_file(spec: &TcpServerSpec, token: &Token) -> Result<(Bound, TokenFi
             Ok(file) => return Ok((bound, file)),
             Err(Error::TokenFile { path, what }) if spec.port == 0 => {
                 if passed.len() == MORE_PORTS || Instant::now() > deadline {
-                    let what = format!("{what}. So it is with {} other free ports", passed.len());
+                    let what = format!("{what}. The same happened on {} other free ports", passed.len());
                     return Err(Error::TokenFile { path, what });
                 }
                 passed.push(bound);

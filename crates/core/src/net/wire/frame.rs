@@ -79,7 +79,7 @@ impl Fields<'_> {
     }
 }
 
-/// What each side says first, before any secret or schema.
+/// What each side sends first, before any secret or schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preamble {
     pub protocol: u16,
@@ -270,7 +270,7 @@ impl Hello {
     pub fn parse(code: u16, payload: &[u8]) -> Result<Hello, Damage> {
         let mut fields = Fields(payload);
         let hello = Hello {
-            content: Content::from_code(code).ok_or(Damage("a client brings what we do not know"))?,
+            content: Content::from_code(code).ok_or(Damage("the content of a hello is unknown"))?,
             session: fields.next()?,
             producer_id: Some(fields.u32()?).filter(|&id| id != NO_PRODUCER_ID),
             attempt: fields.u32()?,
@@ -385,7 +385,7 @@ impl LearnerStatus {
     }
 }
 
-/// What a client is told when it may send.
+/// The server's answer to the hello of a client that may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Welcome {
     pub producer_id: u32,
@@ -423,7 +423,7 @@ impl Welcome {
     }
 }
 
-/// What a client of weights is told when it is let in.
+/// The server's answer to the hello of a client of weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inventory {
     /// The history within which a version number means the same bytes.
@@ -443,7 +443,7 @@ impl Inventory {
             return Err(Damage("an inventory has no leaves, or too many"));
         }
         if flags > 1 {
-            return Err(Damage("an inventory says what we do not know"));
+            return Err(Damage("an inventory has unknown flags"));
         }
         let leaf_bytes = (0..leaves).map(|_| fields.u64()).collect::<Result<_, _>>()?;
         let schema = fields.schema(MAX_WEIGHTS_SCHEMA_BYTES)?;

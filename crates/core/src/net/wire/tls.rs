@@ -40,7 +40,10 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let read = CertificateDer::pem_file_iter(path).and_then(|found| found.collect::<Result<Vec<_>, _>>());
     let found = read.map_err(|error| unreadable("certificates", path, error))?;
     if found.is_empty() {
-        return Err(failed(format!("there is no certificate in {}", path.display())));
+        return Err(failed(format!(
+            "there is no certificate in {}. Give a PEM file with one",
+            path.display()
+        )));
     }
     Ok(found)
 }
@@ -76,7 +79,7 @@ impl ServerTls {
             .map_err(failed)?;
         builder.with_no_client_auth().with_single_cert(shown, key).map(Arc::new).map_err(|error| {
             let (certificate, key) = (self.certificate.display(), self.key.display());
-            failed(format!("{certificate} and {key} do not make a server: {error}"))
+            failed(format!("cannot serve TLS with the certificate {certificate} and the key {key}: {error}"))
         })
     }
 }
@@ -86,7 +89,7 @@ impl ClientTls {
         let mut roots = RootCertStore::empty();
         for certificate in certificates(&self.authority)? {
             roots.add(certificate).map_err(|error| {
-                failed(format!("{} is no authority to trust: {error}", self.authority.display()))
+                failed(format!("cannot trust the certificate in {}: {error}", self.authority.display()))
             })?;
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());

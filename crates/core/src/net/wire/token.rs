@@ -9,7 +9,7 @@
 //! T2  A proof is a function of the key, and the key of random numbers that never leave their process. So a listener cannot test
 //!     a guess, and a peer that takes part can test the one guess with which it made its own share.
 //! T3  A share that is no point of the prime-order group, or its identity, is refused before it meets our random number.
-//! T4  The labels differ, and the crate marks the shares with their side: what a side said cannot be sent back to it.
+//! T4  The labels differ, and the crate marks the shares with their side: a message cannot be sent back to its sender.
 //!
 //! The proof covers the handshake, not the bytes after it: on a network that others can write to, use TLS, too.
 

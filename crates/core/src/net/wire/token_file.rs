@@ -62,7 +62,7 @@ pub fn read(path: &Path) -> std::result::Result<Token, Missing> {
     let file = match open(path) {
         Ok(file) => file,
         Err(Errno::NOENT) => return Err(Missing::NoFile),
-        Err(Errno::LOOP) => return unfit("that is a link, and links are not followed".to_owned()),
+        Err(Errno::LOOP) => return unfit("it is a link, and links are not followed".to_owned()),
         Err(errno) => {
             return match fs::lstat(path) {
                 Ok(stat) if stat.st_uid != my_uid() => unfit(foreign(stat.st_uid)),
@@ -73,7 +73,7 @@ pub fn read(path: &Path) -> std::result::Result<Token, Missing> {
     match check(&file) {
         Ok(None) => {}
         Ok(Some(what)) => return unfit(what),
-        Err(errno) => return unfit(format!("it cannot be looked at: {errno}")),
+        Err(errno) => return unfit(format!("its owner and mode cannot be read: {errno}")),
     }
     let mut bytes = Vec::with_capacity(BYTES + 1);
     if let Err(error) = File::from(file).take(BYTES as u64 + 1).read_to_end(&mut bytes) {
@@ -233,10 +233,10 @@ fn unlink_own(path: &Path, file: impl AsFd) -> std::result::Result<(), Errno> {
 
 /// Removes the file of a dead server on that address: the next one was given its token, and clients should not find an old one.
 pub fn clear(address: SocketAddr) {
-    let _ = remove_stale(&path(address)); // A client that finds it is told that it is wrong.
+    let _ = remove_stale(&path(address)); // If it stays, the token in it is refused.
 }
 
-/// Removes the files of this user's servers that have died; says how many there were.
+/// Removes the files of this user's servers that have died; returns how many there were.
 pub fn collect() -> Result<usize> {
     let dir = directory();
     let listing = std::fs::read_dir(&dir).map_err(|e| Error::io(format!("reading {}", dir.display()), e))?;
