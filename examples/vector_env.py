@@ -1,4 +1,4 @@
-"""Environments in worker processes: a batch is whoever is done first, and one that dies is begun anew."""
+"""Environments in worker processes: a batch has the environments that finish first, and one that dies is restarted."""
 
 import os
 import signal

@@ -4,6 +4,9 @@
 
 #![no_main]
 
+#[path = "../../crates/core/tests/support/frame_probe.rs"]
+mod frame_probe;
+
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| rollway_core::net::wire::frame::probe(bytes));
+fuzz_target!(|bytes: &[u8]| frame_probe::frame_bytes(bytes));

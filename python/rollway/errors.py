@@ -5,9 +5,9 @@ RollwayError
 ├── SegmentError                              a segment of shared memory cannot be made, found or used
 │   ├── SegmentNotFound (FileNotFoundError)   no segment of that name
 │   ├── SegmentExists (FileExistsError)       the name is taken
-│   │   └── SegmentInUse                      … by the living
+│   │   └── SegmentInUse                      … and a process is attached to it
 │   ├── SegmentNotOurs (PermissionError)      it belongs to another user, or others may read it
-│   └── SegmentDamaged (ValueError)           what lies there is not, or no longer, a segment
+│   └── SegmentDamaged (ValueError)           the file is not a segment, or is damaged
 │       └── LayoutMismatch                    another version of Rollway made it
 ├── PeerError                                 another process, or an environment in it, failed or has ended
 │   ├── ConnectionClosedError (ConnectionError)   the learner, or this handle, has closed the ring
@@ -37,7 +37,7 @@ RollwayError
 ├── SchemaError (ValueError)                  two descriptions of the same data differ
 │   ├── SchemaMismatch                        a leaf differs in path, dtype or shape; says which
 │   └── GeometryMismatch                      the ring has another batch_size or num_buffers
-├── WaitTimeout (TimeoutError)                the time was over; says what was awaited
+├── WaitTimeout (TimeoutError)                the time is over; says what was awaited
 ├── BufferEmpty (ValueError)                  sampling where there is no row yet
 ├── NothingPublished (LookupError)            weights were asked for before any were written
 ├── InvalidArgument (ValueError)              a number or a name is out of range
@@ -52,6 +52,7 @@ RollwayError
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 
 class RollwayError(Exception):
@@ -121,7 +122,7 @@ class ProtocolMismatch(NetworkError, ConnectionError):
 
 
 class TlsFailed(NetworkError, ConnectionError):
-    """A certificate or key cannot be read, does not fit, or is not trusted."""
+    """A certificate or key cannot be read, does not match, or is not trusted."""
 
 
 class NotAuthorized(NetworkError, PermissionError):
@@ -133,7 +134,7 @@ class TokenRequired(NetworkError, ValueError):
 
 
 class AddressUnavailable(NetworkError, OSError):
-    """The address is taken, not ours, or not an address; or the token of a learner on it has no place to lie."""
+    """The address is taken, not ours, or not an address; or the file for its token cannot be written."""
 
 
 class NotInThisProcess(NetworkError, RuntimeError):
@@ -256,3 +257,13 @@ class ForeignSchema(Exception):
         super().__init__(place)
         self.place = place
         self.text = text
+
+
+def need_packages(what: str, extra: str, *packages: str) -> None:
+    """Raises `MissingExtra` when a package that ``what`` needs is not installed. Private to Rollway."""
+    for package in packages:
+        if find_spec(package) is None:
+            known_as = package.replace("_", "-")
+            raise MissingExtra(
+                f"{what} needs {known_as}: pip install '.[{extra}]' in the clone of Rollway", name=package
+            )

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 /// Result with the core's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A word in a segment that no honest participant can have written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Bytes, in a segment or from a network, that no honest participant can have written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub struct Damage(pub &'static str);
 
 /// Everything that can go wrong below Python.
@@ -80,7 +81,7 @@ pub enum Error {
 
     #[error(
         "segment '{name}' (created by pid {creator}) has {what} = {theirs}, but {ours} was asked for. Ask for the same, choose \
-         another name, or stop everybody who is attached: then a new learner replaces it"
+         another name, or stop all processes that are attached: then a new learner replaces it"
     )]
     Geometry { name: String, creator: u32, what: &'static str, theirs: u64, ours: u64 },
 
@@ -133,8 +134,8 @@ pub enum Error {
 
     /// The bytes of a leaf are not those that were published.
     #[error(
-        "segment '{name}' is damaged: the checksum of leaf {leaf} in version {version} does not fit. Somebody else wrote into \
-         shared memory; publish the weights again, and look for who it was"
+        "segment '{name}' is damaged: the checksum of leaf {leaf} in version {version} does not fit. Another process wrote into \
+         shared memory; publish the weights again, and find that process"
     )]
     Checksum { name: String, leaf: usize, version: u64 },
 
@@ -151,7 +152,7 @@ pub enum Error {
     #[error("interrupted by a signal")]
     Interrupted,
 
-    /// Nobody is left on the other side, and at least one of them died instead of leaving.
+    /// No peer is left, and at least one died instead of leaving.
     #[error("{0}")]
     PeersGone(String),
 
@@ -174,7 +175,7 @@ pub enum Error {
     Bind { address: String, source: std::io::Error },
 
     #[error(
-        "refusing to listen on {address} without a token: anybody who reaches it could feed the learner. Set a token \
+        "refusing to listen on {address} without a token: any process that reaches it could feed the learner. Set a token \
          (the same on every client), or listen on 127.0.0.1 and use a tunnel"
     )]
     TokenRequired { address: String },
@@ -249,7 +250,7 @@ pub enum Error {
     Io { what: String, source: std::io::Error },
 }
 
-/// What of it is not known to have arrived.
+/// What may not have arrived.
 fn unsettled(content: &str, unacknowledged: u64, first: u64) -> String {
     match unacknowledged {
         0 => "Everything sent is acknowledged".to_owned(),
@@ -260,9 +261,14 @@ fn unsettled(content: &str, unacknowledged: u64, first: u64) -> String {
 }
 
 impl Error {
-    /// Whether the segment is whole and has another shape than was asked for. A learner replaces such a one when it is stale.
+    /// Whether the segment is whole and has another shape than was asked for. A learner replaces such a segment when it is stale.
     pub fn is_mismatch(&self) -> bool {
         matches!(self, Error::Schema { .. } | Error::Kind { .. } | Error::Geometry { .. } | Error::Closed)
+    }
+
+    /// A size or an index that is not in its range.
+    pub fn out_of_range(what: &'static str, value: usize, range: impl Into<String>) -> Self {
+        Error::OutOfRange { what, value: value as u64, range: range.into() }
     }
 
     /// Wraps a failed system call with what was being attempted.

@@ -1,8 +1,8 @@
 //! Schema text: what the arrays of samples, records, rows and weights are called, and how large they are.
 //!
-//! The text stands in every segment and travels in the handshake of every connection. Whoever reads it reads what another
-//! process or host wrote, so there is one parser, and it believes nothing: text, names, depth, dimensions and numbers of leaves
-//! are bounded, dtypes come from a list with known sizes, and every product is checked.
+//! The text is in every segment and in the handshake of every connection. Another process or host wrote it, so there is one
+//! parser, and it trusts nothing: text, names, depth, dimensions and numbers of leaves are bounded, dtypes come from a list with
+//! known sizes, and every product is checked.
 //!
 //! ```text
 //! samples, records, rows   [leaf, …]
@@ -15,9 +15,8 @@
 //! ```
 //!
 //! The grammar is a part of JSON, as Python's `json.dumps` writes it without spaces: ASCII, no fractions. The parser is written
-//! by hand: `serde_json` would build a tree of values first, which has to be bounded and walked again, and its limit of depth
-//! is not ours to choose. Not done here: what a dtype means to numpy, and which leaves fit which arrays. `rollway.schema.pytree` and
-//! `rollway.weights.tree` write the text.
+//! by hand: `serde_json` would build a tree first, which has to be bounded and walked again, with a limit of depth that is not
+//! ours. Not done here: what a dtype means to numpy. `rollway.schema.pytree` and `rollway.weights.tree` write the text.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -35,54 +34,31 @@ pub const MAX_TREE_DEPTH: usize = 128;
 /// How deep structured dtypes may be.
 pub const MAX_FIELD_DEPTH: usize = 32;
 
-/// Dtypes that numpy knows only with ml_dtypes. In the text of samples and records float8_e5m2 is `<f1`.
-const NAMED: &[(&str, usize)] = &[
-    ("bcomplex32", 4),
-    ("bfloat16", 2),
-    ("complex32", 4),
-    ("float4_e2m1fn", 1),
-    ("float6_e2m3fn", 1),
-    ("float6_e3m2fn", 1),
-    ("float8_e3m4", 1),
-    ("float8_e4m3", 1),
-    ("float8_e4m3b11fnuz", 1),
-    ("float8_e4m3fn", 1),
-    ("float8_e4m3fnuz", 1),
-    ("float8_e5m2fnuz", 1),
-    ("float8_e8m0fnu", 1),
-    ("int1", 1),
-    ("int2", 1),
-    ("int4", 1),
-    ("uint1", 1),
-    ("uint2", 1),
-    ("uint4", 1),
+/// Dtypes that numpy knows only with ml_dtypes, by the bytes of an element. In the text of samples and records float8_e5m2 is `<f1`.
+const NAMED: &[(usize, &str)] = &[
+    (
+        1,
+        "float4_e2m1fn float6_e2m3fn float6_e3m2fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn \
+         float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu int1 int2 int4 uint1 uint2 uint4",
+    ),
+    (2, "bfloat16"),
+    (4, "bcomplex32 complex32"),
 ];
 
-/// Dtypes of weights: numbers, in the byte order of the machine, by the names that numpy and torch share.
-const WEIGHTS: &[(&str, usize)] = &[
-    ("bfloat16", 2),
-    ("bool", 1),
-    ("complex64", 8),
-    ("complex128", 16),
-    ("complex256", 32),
-    ("float8_e4m3fn", 1),
-    ("float8_e4m3fnuz", 1),
-    ("float8_e5m2", 1),
-    ("float8_e5m2fnuz", 1),
-    ("float8_e8m0fnu", 1),
-    ("float16", 2),
-    ("float32", 4),
-    ("float64", 8),
-    ("float128", 16),
-    ("int8", 1),
-    ("int16", 2),
-    ("int32", 4),
-    ("int64", 8),
-    ("uint8", 1),
-    ("uint16", 2),
-    ("uint32", 4),
-    ("uint64", 8),
+/// Dtypes of weights, by the bytes of an element: numbers, in the byte order of the machine, by the names that numpy and torch share.
+const WEIGHTS: &[(usize, &str)] = &[
+    (1, "bool int8 uint8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"),
+    (2, "bfloat16 float16 int16 uint16"),
+    (4, "float32 int32 uint32"),
+    (8, "complex64 float64 int64 uint64"),
+    (16, "complex128 float128"),
+    (32, "complex256"),
 ];
+
+/// The bytes of an element of a dtype that is in the list.
+fn listed_bytes(list: &[(usize, &str)], name: &str) -> Option<usize> {
+    list.iter().find(|(_, names)| names.split(' ').any(|listed| listed == name)).map(|(bytes, _)| *bytes)
+}
 
 /// Units of datetime64 and timedelta64.
 const TIME_UNITS: &[&str] = &["Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as"];
@@ -228,7 +204,7 @@ pub fn weights(text: &[u8]) -> Result<WeightSchema> {
 
 /// Bytes of one element of a dtype of samples and records, by its text; `None` when it is not in the list.
 fn item_bytes(text: &str) -> Option<usize> {
-    if let Some(&(_, bytes)) = NAMED.iter().find(|(name, _)| *name == text) {
+    if let Some(bytes) = listed_bytes(NAMED, text) {
         return Some(bytes);
     }
     if let Some(bits) = text.strip_prefix("void") {
@@ -428,8 +404,8 @@ impl<'a> Reader<'a> {
     /// A dtype of weights, and the bytes of one element.
     fn weight_dtype(&mut self) -> Result<(Dtype, usize)> {
         let text = self.string()?;
-        match WEIGHTS.iter().find(|(name, _)| *name == text) {
-            Some(&(_, bytes)) => Ok((Dtype::Plain(text), bytes)),
+        match listed_bytes(WEIGHTS, &text) {
+            Some(bytes) => Ok((Dtype::Plain(text), bytes)),
             None => invalid("a dtype of weights is not known"),
         }
     }

@@ -32,6 +32,8 @@ mod _core {
     use super::{Bound, PyModule, PyResult};
 
     #[pymodule_export]
+    use super::convert::array::writable_view;
+    #[pymodule_export]
     use super::convert::plan::Plan;
     #[pymodule_export]
     use super::convert::record_plan::RecordPlan;

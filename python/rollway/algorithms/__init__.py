@@ -1,7 +1,7 @@
 """Algorithms on Rollway: asynchronous PPO (`AppoRunner`) and soft actor-critic (`SacRunner`), short enough to read.
 
-Each is a learner in this process and collectors in others: rollouts or transitions come up through shared memory, and
-weights go down. They need the extra ``train``.
+Each has a learner in this process and collectors in others. Rollouts or transitions go to the learner through shared
+memory, and weights come back. They need the extra ``train``.
 
 ```text
 runner.py            `AlgorithmRunner`: what both runners have in common
@@ -11,8 +11,8 @@ appo_learner.py, sac_learner.py       the updates; without processes
 vtrace.py            V-trace, for APPO
 networks.py          the networks that learners train
 acting.py            the forward pass of the actors in numpy, for collectors
-policy.py            `Policy`: a trained actor, as a file and as something that acts
-environment.py       what the algorithms must know of an environment
+policy.py            `Policy`: a trained actor, which acts and can be saved
+environment.py       a Gymnasium environment as the algorithms use it
 settings.py          `AppoSettings`, `SacSettings`
 progress.py          the numbers of a run
 ```
@@ -21,10 +21,9 @@ progress.py          the numbers of a run
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from rollway.errors import MissingExtra
+from rollway.errors import need_packages
 
 if TYPE_CHECKING:
     from rollway.algorithms.appo import AppoRunner
@@ -48,12 +47,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports on use: a collector's process imports this package, and does without torch."""
+    """Imports on use, because a collector imports this package and needs no torch."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    for package in ("torch", "gymnasium"):
-        if find_spec(package) is None:
-            raise MissingExtra(
-                f"rollway.algorithms needs {package}: pip install '.[train]' in the clone of Rollway", name=package
-            )
+    need_packages("rollway.algorithms", "train", "torch", "gymnasium")
     return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

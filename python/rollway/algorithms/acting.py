@@ -1,7 +1,6 @@
-"""Acting: how collectors choose actions: the actors' forward pass in numpy, by the weights that the learner publishes.
+"""Acting: the actors' forward pass in numpy, with which collectors choose actions.
 
-A collector needs no torch, whose import takes seconds: it is soon back when it was killed. `networks` has the same
-actors for the learner; a test holds both to the same numbers.
+A collector starts fast because it does not import torch. `networks` has the same actors for the learner.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def squashed(weights: Weights, obs: Floats, random: np.random.Generator, low: Fl
 
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
-"""Bounds on the width of a squashed Gaussian, for numerical peace."""
+"""Bounds on the width of a squashed Gaussian, for numerical stability."""
 
 
 def _body(weights: Weights, obs: Floats, activation: Callable[[Floats], Floats]) -> Floats:

@@ -8,13 +8,11 @@
 ```
 
 A rollout carries the version of the weights that made it. The ring holds a few of them and collectors wait for room, so
-that no rollout is older than the ring is long. `AppoLearner` does the arithmetic, `appo_collector` is what
-collectors do.
+the number of slots limits their age. `AppoLearner` does the arithmetic; `appo_collector` runs in the collectors.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,10 +20,8 @@ import torch
 
 from rollway.algorithms.appo_collector import collect, make_ring
 from rollway.algorithms.appo_learner import AppoLearner, Rollout
-from rollway.algorithms.policy import Policy
 from rollway.algorithms.runner import AlgorithmRunner
 from rollway.algorithms.settings import AppoSettings
-from rollway.weights.weight_sync import WeightSync
 
 
 class AppoRunner(AlgorithmRunner):
@@ -41,30 +37,24 @@ class AppoRunner(AlgorithmRunner):
     """
 
     settings: AppoSettings
+    learner: AppoLearner
+    _algorithm = "appo"
+    _settings_class = AppoSettings
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         s, env, num_envs = self.settings, self.env, self.envs_of(0)
         self.learner = AppoLearner(env, s, self.device)
-        self.weights = self.own(WeightSync.from_state_dict(self.learner.actor.state_dict()))
-        self.version = self.weights.version
+        self._share_weights()
         num_slots = max(s.num_slots or self.num_collectors, 2)
         self.rollouts = self.own(make_ring(env, s, num_envs, num_slots))
-
-    def _settings(self, given: Mapping[str, Any]) -> AppoSettings:
-        return AppoSettings.of(given)
 
     def _start(self) -> None:
         self.start_collectors(collect, self.env, self.settings, self.rollouts, self.weights)
 
     @property
-    def policy(self) -> Policy:
-        """What was learnt so far."""
-        return Policy("appo", self.env, self.settings, self.learner.actor)
-
-    @property
     def queue_depth(self) -> int:
-        """Whole rollouts that wait for the learner."""
+        """How many rollouts wait for the learner."""
         return self.rollouts.available()
 
     def _iterate(self) -> Mapping[str, float]:
@@ -74,11 +64,8 @@ class AppoRunner(AlgorithmRunner):
         return losses
 
     def _take(self) -> Rollout:
-        """The next rollout, as tensors of our own; its numbers go on the board."""
-        began = time.monotonic()
-        while not self.wait_for_data(self.rollouts):
-            pass  # collectors live: they are slow
-        self.board.waited(time.monotonic() - began)
+        """Waits for the next rollout, counts it, and returns copies of its arrays."""
+        self._wait_for(self.rollouts)
         rollout: Rollout = self.rollouts.read_torch(self.device)
         waited_s, spent_s = rollout.pop("seconds").tolist()
         self.board.arrived(

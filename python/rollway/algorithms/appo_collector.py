@@ -18,9 +18,9 @@ from rollway.weights.weight_sync import WeightSync
 
 
 def make_ring(env: Environment, settings: AppoSettings, num_envs: int, num_slots: int) -> RolloutRing:
-    """The ring of rollouts, with what `collect` writes beside the usual fields.
+    """The ring of rollouts, with the additional fields that `collect` writes.
 
-    ``next_obs`` has the final observations of the episodes that ended, and nothing elsewhere.
+    ``next_obs`` is written only where an episode ended: its final observation.
     """
     steps = settings.rollout_steps
     return RolloutRing(
@@ -30,7 +30,7 @@ def make_ring(env: Environment, settings: AppoSettings, num_envs: int, num_slots
         env.action_dim,
         num_slots=num_slots,
         on_full="block",
-        peer_timeout_s=None,  # the runner itself sees to dead collectors
+        peer_timeout_s=None,  # the runner handles dead collectors
         fields={
             "next_obs": ((num_envs, steps, env.obs_dim), np.float32),
             "episode_return": ((num_envs, steps), np.float32),
@@ -46,7 +46,7 @@ def collect(
     rollouts: RolloutRing,
     weights: WeightSync,
 ) -> None:
-    """The life of a collector: the newest weights, a rollout, and again."""
+    """Main function of a collector: reads the newest weights, writes a rollout, again."""
     act = acting.categorical if env.kind == "discrete" else acting.gaussian
     actor = weights.read_weights()
     env_seed, action_seed = np.random.SeedSequence([settings.seed, collector.index, collector.life]).generate_state(2)

@@ -1,10 +1,8 @@
 """The APPO learner: PPO's clipped update on rollouts that older policies made, corrected by V-trace.
 
-Arithmetic only: no process, no shared memory, no environment. `AppoRunner` feeds it.
-
-A rollout was made by a policy μ that may be a version or two old. V-trace turns it into targets and advantages for
-the learner's own policy π, with importance weights π/μ clipped. The epochs that follow maximise PPO's surrogate of the
-ratio π/μ, clipped too: where π has moved away from μ by as much as the clip allows, stale data pushes no further.
+`AppoRunner` calls it. A rollout was made by a policy μ that may be a version or two old. V-trace turns it into targets
+and advantages for the learner's own policy π, with clipped importance weights π/μ. The epochs then maximise PPO's
+surrogate of the ratio π/μ, clipped too: once π differs from μ by as much as the clip allows, stale data has no effect.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ Rollout = dict[str, Tensor]
 
 
 def make_actor(env: Environment, settings: AppoSettings) -> CategoricalActor | GaussianActor:
-    """The policy network that fits the environment. Learner and collectors both make theirs here."""
+    """The policy network for an environment."""
     if env.kind == "discrete":
         return CategoricalActor(env.obs_dim, env.choices, settings.hidden)
     return GaussianActor(env.obs_dim, env.action_dim, settings.hidden)
@@ -46,11 +44,11 @@ class AppoLearner:
 
     @cached_property
     def optimiser(self) -> torch.optim.Optimizer:
-        """Made at the first update: torch takes seconds for it, in which collectors can start."""
+        """Made at the first update, because torch takes seconds for it and collectors can start meanwhile."""
         return torch.optim.Adam(self._parameters, self.settings.learning_rate, eps=1e-5, fused=True)
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """One iteration on a rollout. Gives its losses."""
+        """One iteration on a rollout. Returns its losses."""
         s = self.settings
         obs = rollout["obs"].flatten(0, 1)
         actions = rollout["actions"].flatten(0, 1)
@@ -86,7 +84,7 @@ class AppoLearner:
         values = self.critic(states.flatten(0, 1)).view(envs, steps + 1)
         next_values = values[:, 1:].clone()
         truncated = rollout["truncated"] > 0
-        if truncated.any():  # the value of where the episode was cut, not of where the next one starts
+        if truncated.any():  # the value of the final observation, not of the first one of the next episode
             next_values[truncated] = self.critic(rollout["next_obs"][truncated])
         ended = rollout["dones"]
         targets, advantages = vtrace(

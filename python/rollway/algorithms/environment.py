@@ -1,8 +1,8 @@
-"""Environment: what the algorithms must know of a Gymnasium environment, and how they make a vector of them.
+"""Environment: a Gymnasium environment as the algorithms use it, and `EnvironmentVector`, several of them.
 
 Vectors reset in the *same step* (`AutoresetMode.SAME_STEP`): the step that ends an episode returns the first
-observation of the next one, and the last of the old one is in ``info["final_obs"]``. So every step is a transition, and
-there is no step whose action is ignored. Observations are flattened to ``[n, obs_dim]`` float32. No learning here.
+observation of the next one, and ``info["final_obs"]`` has the last of the old one. So every step is a transition.
+Observations are flattened to ``[n, obs_dim]`` float32.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RESTART = RestartPolicy.up_to(3, within_s=60.0)
 
 @dataclass(frozen=True)
 class Environment:
-    """What one kind of environment takes and gives.
+    """The observations and actions of an environment.
 
     >>> cart = Environment.inspect("CartPole-v1")
     >>> cart.obs_dim, cart.kind, cart.choices, cart.reward_threshold
@@ -53,7 +53,7 @@ class Environment:
     high: Floats
     action_shape: tuple[int, ...]
     reward_threshold: float | None
-    """The return at which the environment itself counts as solved, if it says so."""
+    """The return that solves the environment, if its spec has one."""
 
     @property
     def action_dim(self) -> int:
@@ -62,7 +62,7 @@ class Environment:
 
     @classmethod
     def inspect(cls, name: str, overrides: Mapping[str, Any] | None = None) -> Environment:
-        """Makes one, looks at its spaces, closes it. `UnusableEnvironment` when no algorithm here can use it."""
+        """Makes one, reads its spaces, closes it. `UnusableEnvironment` when no algorithm here can use it."""
         overrides = dict(overrides or {})
         try:
             env = gymnasium.make(name, **overrides)
@@ -97,21 +97,21 @@ class Environment:
         raise UnusableEnvironment(f"{name!r} has actions of {_kind(done)}: the algorithms take Discrete and float Box.")
 
     def vector(self, num_envs: int, num_workers: int | None = None) -> EnvironmentVector:
-        """So many of them, stepped together: by this process, or by so many workers."""
+        """Several of them, stepped together by this process, or by workers."""
         return EnvironmentVector(self, num_envs, num_workers)
 
 
 class Step(NamedTuple):
-    """What a step of a vector gave, one row per environment."""
+    """The result of a step, one row per environment."""
 
     obs: Floats
-    """What the policy sees next: after the end of an episode, the first observation of the next."""
+    """The next input of the policy: after the end of an episode, the first observation of the next one."""
     next_obs: Floats
-    """What the step itself led to: at the end of an episode, its final observation."""
+    """The observation after the step: at the end of an episode, its final observation."""
     rewards: Floats
     terminated: Flags
     truncated: Flags
-    """Cut short. A step that terminated as well counts as terminated, not as truncated."""
+    """False for a step that terminated as well."""
     episode_return: Floats
     """The sum of the rewards of the episode up to and including this step."""
 
@@ -145,7 +145,7 @@ class EnvironmentVector:
         self._envs.close()
 
     def reset(self, seed: int) -> Floats:
-        """Starts every environment anew, each from a seed of its own, and gives the first observations."""
+        """Resets every environment, each with its own seed, and returns the first observations."""
         seeds = np.random.SeedSequence(seed).generate_state(self._envs.num_envs)
         obs, _ = self._envs.reset(seed=[int(one) for one in seeds])
         self._return[:] = 0
@@ -153,9 +153,10 @@ class EnvironmentVector:
 
     @contextmanager
     def into(self, ring: RolloutRing, rollout: Mapping[str, NDArray[Any]]) -> Iterator[bool]:
-        """In the block, workers write what their environments say straight into the next step of a rollout.
+        """In the block, workers write observations, rewards and endings into the next step of a rollout.
 
-        Gives whether there are workers: without them nothing is written. `Step.obs` lies in the rollout then.
+        Yields whether there are workers: without them nothing is written. With them, `Step.obs` is a view of the
+        rollout.
         """
         if not isinstance(self._envs, ShmVectorEnv):
             yield False
@@ -172,7 +173,7 @@ class EnvironmentVector:
             yield True
 
     def step(self, actions: Floats) -> Step:
-        """One step everywhere. Actions as the networks give them: ``[n, action_dim]`` float32, boxes clipped here."""
+        """Steps all environments. Takes the actions of the networks, ``[n, action_dim]`` float32, and clips boxes."""
         after, rewards, terminated, truncated, info = self._envs.step(self._native(actions))
         obs = self._flat(after)
         terminated, truncated = terminated.astype(np.bool_), truncated.astype(np.bool_)  # numbers, in a rollout
@@ -200,7 +201,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _raised(error: BaseException) -> str:
-    """What somebody else's code raised, and where if that is known here."""
+    """An exception of the environment's code, and where it was raised if that is known."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__qualname__}: {_one_line(error)}{where}"
@@ -208,8 +209,8 @@ def _raised(error: BaseException) -> str:
 
 def _not_again(name: str, error: BaseException) -> UnusableEnvironment:
     return UnusableEnvironment(
-        f"cannot make the environment {name!r} again: {_raised(error)}. One could be made before: is there something "
-        "that only so many can have, like a licence, a port or a device? Then use fewer collectors and environments"
+        f"cannot make the environment {name!r} again: {_raised(error)}. One could be made before: does each need a "
+        "licence, a port or a device of its own? Then use fewer collectors and environments"
     )
 
 

@@ -1,7 +1,7 @@
-"""Networks: the small ones that APPO and SAC train. Actors choose actions, critics judge.
+"""Networks of APPO and SAC: actors choose actions, critics estimate values.
 
-Every actor has ``sample(obs, generator)`` for collecting and ``greedy(obs)`` for evaluation; observations are flat
-``[n, obs_dim]`` float32. No environment, no optimiser, no process here.
+Every actor has ``sample(obs, generator)`` for training and ``greedy(obs)`` for evaluation. Observations are flat:
+``[n, obs_dim]`` float32.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CategoricalActor(nn.Module):
 class GaussianActor(nn.Module):
     """A Gaussian around a mean that depends on the observation; its width is learnt but the same everywhere.
 
-    Actions are unbounded ``[n, action_dim]``: whoever steps an environment clips them to its bounds.
+    Actions are unbounded, ``[n, action_dim]``; `EnvironmentVector` clips them to the bounds.
     """
 
     def __init__(self, obs_dim: int, action_dim: int, hidden: Sequence[int]) -> None:
@@ -89,7 +89,7 @@ class GaussianActor(nn.Module):
 
 
 class SquashedGaussianActor(nn.Module):
-    """A Gaussian pressed into the bounds of a box by tanh: SAC's policy.
+    """A Gaussian squashed into the bounds of a box by tanh: SAC's policy.
 
     Log-densities are those of the action scaled to [-1, 1], so that they, and an entropy target, do not depend on
     the units of the environment.
@@ -126,7 +126,7 @@ class SquashedGaussianActor(nn.Module):
 
 
 class Critic(nn.Module):
-    """The worth of states: ``[n, obs_dim]`` to ``[n]``."""
+    """The values of states: ``[n, obs_dim]`` to ``[n]``."""
 
     def __init__(self, obs_dim: int, hidden: Sequence[int]) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Critic(nn.Module):
 
 
 class TwinCritic(nn.Module):
-    """Two critics of state and action that share nothing but the matrix product that computes both: to ``[2, n]``."""
+    """Two independent critics of state and action, computed by one matrix product: to ``[2, n]``."""
 
     def __init__(self, obs_dim: int, action_dim: int, hidden: Sequence[int]) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class TwinCritic(nn.Module):
         self.biases = nn.ParameterList(torch.stack([a.bias, b.bias]).unsqueeze(1).detach() for a, b in pairs)
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
-        """Both opinions on each pair of state and action."""
+        """Both values of each pair of state and action."""
         x = torch.cat([obs, actions], -1).expand(2, -1, -1)
         for depth, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             x = torch.baddbmm(bias, x if depth == 0 else functional.relu(x), weight)

@@ -1,7 +1,6 @@
-"""Policy: what a run has learnt, as a file and as something that acts.
+"""Policy: a trained actor. It acts, plays episodes, and can be saved to a file and loaded.
 
-`AppoRunner.save` and `SacRunner.save` write it, `Policy.load` reads it back, `Policy.evaluate` plays. A file holds
-tensors and plain values only, and is read without unpickling anything else. No training here.
+A file holds tensors and plain values only, and is read without unpickling anything else.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ class Policy:
         return actions
 
     def evaluate(self, episodes: int = 20, seed: int = 1_000_003, max_steps: int = 10_000) -> float:
-        """The mean return of so many episodes, played greedily, each from a start of its own.
+        """The mean return of episodes that are played greedily, each with its own seed.
 
-        They are played side by side, and the first episode of each environment counts, so that short episodes do not
-        crowd out long ones. One that has not ended after ``max_steps`` counts as it is then.
+        Each is the first episode of its own environment, so that short episodes do not displace long ones. An episode
+        that has not ended after ``max_steps`` counts with its return so far.
         """
         returns = np.full(episodes, math.nan)
         with self.env.vector(episodes) as envs:
@@ -72,9 +71,9 @@ class Policy:
         return fmean(returns)
 
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
-        """Writes the file whole or not at all: a run that is killed while it saves leaves the last one.
+        """Writes the file atomically: a run that is killed while it saves leaves the last one.
 
-        `SystemCallFailed` names the file when it cannot be written, on a full disk for instance.
+        `SystemCallFailed` names the file when it cannot be written, for instance on a full disk.
         """
         path = Path(path)
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
@@ -88,16 +87,16 @@ class Policy:
             "extra": dict(extra or {}),
         }
         content = io.BytesIO()
-        torch.save(held, content)  # not into the file: where that is full, torch does not say so
+        torch.save(held, content)  # not into the file: torch does not report a full disk
         try:
             with unfinished.open("wb") as file:
                 file.write(content.getbuffer())
                 file.flush()
-                os.fsync(file.fileno())  # before it takes the place of the last one, also after a power failure
+                os.fsync(file.fileno())  # before it replaces the last one, in case of a power failure
             unfinished.replace(path)
         except OSError as error:
             raise SystemCallFailed(
-                f"cannot write the policy to {path}: {error.strerror}. What was saved there before is whole. Free some "
+                f"cannot write the policy to {path}: {error.strerror}. An earlier file there is unchanged. Free some "
                 "space, or save to another directory"
             ) from error
         finally:
@@ -105,7 +104,7 @@ class Policy:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
-        """Reads a saved policy. Makes the environment once, to look at it."""
+        """Reads a saved policy. Makes the environment once, to read its spaces."""
         held = torch.load(path, weights_only=True, map_location="cpu")
         if not isinstance(held, dict) or held.get("rollway_policy") != 1:
             raise InvalidArgument(f"{os.fspath(path)} is not a policy that this version of Rollway has saved.")
@@ -123,7 +122,7 @@ class Policy:
 
 
 def storable(value: Any, what: str) -> Any:
-    """The same in types that a file may hold: plain ones, and tensors in place of arrays. `InvalidArgument` if not."""
+    """The value in types that a file may hold, with tensors in place of arrays. `InvalidArgument` if it has others."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or type(value) in (bool, int, float, str):
@@ -135,13 +134,13 @@ def storable(value: Any, what: str) -> Any:
     if type(value) in (list, tuple):
         return type(value)(storable(one, f"{what}[{at}]") for at, one in enumerate(value))
     raise InvalidArgument(
-        f"{what} is {value!r} ({type(value).__name__}), which the file of a policy cannot hold: numbers, text, arrays, "
-        f"lists and dicts of them can be. Or make it the default of an environment that you register."
+        f"{what} is {value!r} ({type(value).__name__}), which the file of a policy cannot hold. Use numbers, text, "
+        "arrays, lists and dicts of them, or make it the default of an environment that you register."
     )
 
 
 def _restored(value: Any) -> Any:
-    """What `storable` was given, with arrays again."""
+    """The inverse of `storable`."""
     if isinstance(value, torch.Tensor):
         return value.numpy()
     if isinstance(value, dict):

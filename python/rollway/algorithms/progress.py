@@ -1,8 +1,4 @@
-"""Progress: how a run is doing, in plain numbers; and the scoreboard on which a learner keeps count.
-
-A learner notes what arrives and how long it waited; `ProgressTracker.progress` sums it up. Prints nothing and stores
-nothing: command lines show it, logs keep it.
-"""
+"""Progress: the numbers of a run at one moment, and `ProgressTracker`, which counts what arrives at a learner."""
 
 from __future__ import annotations
 
@@ -27,18 +23,18 @@ class Progress:
     """Steps of all environments that the learner has received."""
     episodes: int
     mean_return: float
-    """Of the last `return_window` episodes that ended, or of as many as there were; NaN before the first."""
+    """Of the last `return_window` episodes, or of fewer if there were fewer; NaN before the first."""
     averaged: int
-    """How many episodes that mean is of."""
+    """How many episodes the mean return is of."""
     window_full: bool
-    """Whether these are as many as it should be of."""
+    """Whether `averaged` is the whole `return_window`."""
     steps_per_s: float
     version: int
     """The number of the weights that were published last."""
     staleness: float
-    """How many versions old the weights were that made what arrived, on average."""
+    """How many versions behind the newest weights the data was, on average."""
     queue_depth: int
-    """What waits for the learner: rollouts, or chunks of transitions."""
+    """How many rollouts, or chunks of transitions, wait for the learner."""
     learner_waiting: float
     """The share of its time that the learner waited for data."""
     collectors_waiting: float
@@ -50,7 +46,7 @@ class Progress:
     losses: Mapping[str, float]
 
     def numbers(self) -> dict[str, float]:
-        """All of it as one flat mapping, for logs; without what is not known yet.
+        """All numbers as one flat mapping, for logs, without those that are not known yet.
 
         >>> numbers = ProgressTracker(100).progress(0, version=7, queue_depth=0).numbers()
         >>> numbers["version"], "mean_return" in numbers
@@ -74,7 +70,7 @@ class ProgressTracker:
     """Counts what arrives at a learner.
 
     Args:
-        return_window: The mean return is that of so many episodes.
+        return_window: How many episodes the mean return is of.
         clock: Seconds that only grow.
 
     >>> board = ProgressTracker(return_window=2)
@@ -93,7 +89,7 @@ class ProgressTracker:
         self._recent: deque[_Mark] = deque([self._total])
 
     def arrived(self, *, steps: int, returns: Iterable[float], staleness: int, waited_s: float, spent_s: float) -> None:
-        """Notes what came from a collector: its steps, the episodes that ended in them, and where its time went."""
+        """Counts what came from a collector: its steps, the returns of ended episodes, and its time."""
         for one in returns:
             self._returns.append(float(one))
             self._episodes += 1

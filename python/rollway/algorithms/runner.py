@@ -1,13 +1,14 @@
-"""AlgorithmRunner: what the runners of APPO and SAC have in common: their making, the loop, the count, saving.
+"""AlgorithmRunner: what the runners of APPO and SAC have in common: construction, the loop, progress, saving.
 
-`AppoRunner` and `SacRunner` say what one iteration is and what a collector does. Processes, their deaths and restarts
-are the business of `Runner`.
+`AppoRunner` and `SacRunner` define one iteration and what a collector does. `Runner` handles processes, deaths and
+restarts.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,16 +16,18 @@ from typing import Any
 
 import torch
 
+from rollway.algorithms.appo_learner import AppoLearner
 from rollway.algorithms.environment import Environment
-from rollway.algorithms.policy import Policy, storable
+from rollway.algorithms.policy import Algorithm, Policy, storable
 from rollway.algorithms.progress import Progress, ProgressTracker
-from rollway.algorithms.settings import Settings
+from rollway.algorithms.sac_learner import SacLearner
+from rollway.algorithms.settings import AppoSettings, SacSettings
 from rollway.errors import InvalidArgument
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.runner.runner import Runner
 from rollway.weights.weight_sync import WeightSync
 
-_AGAIN_AND_AGAIN = RestartPolicy.always(backoff_s=0.2, backoff_cap_s=5.0)
+_RESTART = RestartPolicy.always(backoff_s=0.2, backoff_cap_s=5.0)
 
 
 class AlgorithmRunner(Runner):
@@ -37,15 +40,17 @@ class AlgorithmRunner(Runner):
         device: Where the learner computes. Small networks are fastest on the CPU, which is the default.
         num_envs: Environments of all collectors together.
         num_collectors: Processes that collect, with equal shares of the environments.
-        restart: What to do when a collector dies. When left out, one that was killed is started again, however often,
-            and one that raised an exception is an error: it would raise it again.
+        restart: What to do when a collector dies. By default a killed collector is always restarted, and an exception
+            of a collector is raised here.
         on_progress: Called with plain numbers after every iteration.
     """
 
-    settings: Settings
+    _algorithm: Algorithm
+    _settings_class: type[AppoSettings] | type[SacSettings]
+    learner: AppoLearner | SacLearner
+    weights: WeightSync
     version: int = 0
     """The number of the weights that were published last."""
-    weights: WeightSync
 
     def __init__(
         self,
@@ -62,13 +67,13 @@ class AlgorithmRunner(Runner):
         if num_collectors < 1 or num_envs % num_collectors:
             raise InvalidArgument(f"num_envs = {num_envs} cannot be shared equally by {num_collectors} collectors")
         _check_device(device or "cpu")
-        self.settings = self._settings(rl_cfg or {})
-        storable(env_cfg_overrides or {}, "env_cfg_overrides")  # before hours of training, not after
+        self.settings = self._settings_class.of(rl_cfg or {})
+        storable(env_cfg_overrides or {}, "env_cfg_overrides")  # raises now, not after hours of training
         self.env = Environment.inspect(env_name, env_cfg_overrides)
         super().__init__(
             num_collectors=num_collectors,
             num_envs=num_envs,
-            restart=restart or _AGAIN_AND_AGAIN,
+            restart=restart or _RESTART,
             on_progress=on_progress,
         )
         self.env_name = env_name
@@ -80,46 +85,42 @@ class AlgorithmRunner(Runner):
         self.board = ProgressTracker(self.settings.return_window)
 
     @abstractmethod
-    def _settings(self, given: Mapping[str, Any]) -> Settings:
-        """Reads ``rl_cfg``."""
-
-    @abstractmethod
     def _start(self) -> None:
         """Starts the collectors."""
 
     @abstractmethod
     def _iterate(self) -> Mapping[str, float]:
-        """One iteration: takes data, learns from it, publishes weights. Gives the losses."""
+        """One iteration: takes data, learns from it, publishes weights. Returns the losses."""
 
     @property
-    @abstractmethod
     def policy(self) -> Policy:
-        """What was learnt so far. It goes on learning; `save` keeps it."""
+        """The policy as learnt so far. It changes with further training; `save` keeps it."""
+        return Policy(self._algorithm, self.env, self.settings, self.learner.actor)
 
     @property
     @abstractmethod
     def queue_depth(self) -> int:
-        """What waits for the learner."""
+        """How many rollouts or chunks wait for the learner."""
 
     def learn(self, max_iterations: int, save_interval: int = 50, log_dir: str = "logs") -> None:
-        """Trains for so many iterations. Every ``save_interval`` of them, and after the last, the policy is saved."""
+        """Trains for ``max_iterations``. Saves the policy every ``save_interval`` iterations, and after the last."""
         for _ in self.train(max_iterations, save_interval, log_dir):
             pass
 
     def train(
         self, max_iterations: int = sys.maxsize, save_interval: int = 50, log_dir: str | os.PathLike[str] = "logs"
     ) -> Iterator[Progress]:
-        """As `learn`, but says after every iteration how it goes, and ends when you stop iterating.
+        """As `learn`, but yields the progress after every iteration, and ends when you stop iterating.
 
-        What a collector raised is raised here, with its traceback.
+        An exception of a collector is raised here, with its traceback.
         """
-        if not self._started:  # Else its collectors go on, as they have since it trained first.
+        if not self._started:  # otherwise the collectors of the last call still run
             self._start()
             self._started = True
         progress: Progress | None = None
         for iteration in self.iterations(max_iterations, save_interval, os.fspath(log_dir)):
             if progress is not None:
-                yield progress  # of the iteration before: by now it is in the log, and saved if it was due
+                yield progress  # of the iteration before, which is logged now, and saved if it was due
             with _threads(self.settings.torch_threads):
                 losses = self._iterate()
             progress = self.board.progress(
@@ -135,9 +136,21 @@ class AlgorithmRunner(Runner):
         if progress is not None:
             yield progress
 
+    def _wait_for(self, source: Any) -> None:
+        """Waits until a source has data, and counts the time."""
+        began = time.monotonic()
+        while not self.wait_for_data(source):
+            pass  # the collectors live, but are slow
+        self.board.waited(time.monotonic() - began)
+
+    def _share_weights(self) -> None:
+        """Makes the weights of the actor readable for the collectors."""
+        self.weights = self.own(WeightSync.from_state_dict(self.learner.actor.state_dict()))
+        self.version = self.weights.version
+
     def _publish(self) -> None:
-        """Makes the newest weights of the actor known to the collectors."""
-        self.weights.write_weights(self.policy.actor.state_dict())
+        """Publishes the weights of the actor to the collectors."""
+        self.weights.write_weights(self.learner.actor.state_dict())
         self.version = self.weights.version
 
     def check(self) -> None:
@@ -156,13 +169,13 @@ class AlgorithmRunner(Runner):
 def _check_device(device: str) -> None:
     try:
         torch.empty(0, device=device)
-    except (AssertionError, RuntimeError) as error:  # Torch says by the first that it was built without CUDA.
-        raise InvalidArgument(f"device is {device!r}, which cannot be had: {str(error).splitlines()[0]}") from None
+    except (AssertionError, RuntimeError) as error:  # the former: torch was built without CUDA
+        raise InvalidArgument(f"device is {device!r}, which is not available: {str(error).splitlines()[0]}") from None
 
 
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
-    """Torch computes with so many threads, in the block."""
+    """In the block, torch computes with this number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

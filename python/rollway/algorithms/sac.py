@@ -1,4 +1,4 @@
-"""SAC: soft actor-critic. Collectors fill a replay buffer, the learner samples from it, and neither runs far ahead.
+"""SAC: soft actor-critic. Collectors fill a replay buffer; the learner samples from it, at the same pace.
 
 ```text
  collector 0 ── adds transitions ──▶ TransitionBuffer ──▶ a batch is always ready ──▶ learner: SAC's update
@@ -7,22 +7,19 @@
        └────────── the newest weights, before each chunk ◀── WeightSync ◀─────────────┘
 ```
 
-The ring of reports keeps the pace: the learner takes a report, makes the updates that its steps call for, publishes the
-weights, and takes the next. It has little room and collectors wait for it, so that there is no step without its
-updates and no update without its steps. `SacLearner` does the arithmetic, `sac_collector` is what
-collectors do.
+The ring of reports keeps the pace: the learner takes a report, makes as many updates as its steps require, publishes
+the weights, and takes the next one. The ring is small and collectors wait for room in it. `SacLearner` does the
+arithmetic; `sac_collector` runs in the collectors.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from rollway._core import Sample
-from rollway.algorithms.policy import Policy
 from rollway.algorithms.runner import AlgorithmRunner
 from rollway.algorithms.sac_collector import Report, blank_report, collect
 from rollway.algorithms.sac_learner import SacLearner
@@ -32,11 +29,10 @@ from rollway.replay.buffer import TransitionBuffer
 from rollway.replay.pipeline import ReplayPipeline
 from rollway.ring.server import Server
 from rollway.transport.shm import ShmTransport
-from rollway.weights.weight_sync import WeightSync
 
 
 class Chunks:
-    """The learner's end of the ring of reports: one report at a time, waited for as `Runner` waits for data."""
+    """The learner's end of the ring of reports: one report at a time. `Runner.wait_for_data` takes it."""
 
     def __init__(self, example: Report, room: int) -> None:
         self._server = Server(
@@ -44,23 +40,23 @@ class Chunks:
             batch_size=1,
             transport=ShmTransport(),
             num_buffers=room,
-            peer_timeout_s=None,  # the runner itself sees to dead collectors
+            peer_timeout_s=None,  # the runner handles dead collectors
         )
         self._held: Sample | None = None
 
     @property
     def name(self) -> str:
-        """What collectors attach to."""
+        """The name that collectors attach to."""
         assert self._server.name is not None  # it was given a transport
         return self._server.name
 
     @property
     def waiting(self) -> int:
-        """Reports that nobody has taken yet."""
+        """How many reports wait for the learner."""
         return self._server.stats()["ready_samples"]
 
     def wait_for_data(self, timeout: float = 60.0) -> bool:
-        """Waits until `take` has a report to give. False when time was over."""
+        """Waits until there is a report to `take`. False when the time is over."""
         if self._held is None:
             try:
                 self._held = self._server.sample(timeout)
@@ -69,7 +65,7 @@ class Chunks:
         return self._held is not None
 
     def take(self) -> tuple[Report, int]:
-        """The report that was waited for, as our own, and the version of the weights behind it."""
+        """A copy of the report that was waited for, and the version of the weights that made it."""
         held, self._held = self._held, None
         assert held is not None
         return {name: leaf[0].copy() for name, leaf in held.batch.items()}, int(held.info.versions[0])
@@ -94,6 +90,9 @@ class SacRunner(AlgorithmRunner):
     """
 
     settings: SacSettings
+    learner: SacLearner
+    _algorithm = "sac"
+    _settings_class = SacSettings
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -102,27 +101,18 @@ class SacRunner(AlgorithmRunner):
         self.updates = 0
         self._steps = 0
         self._owed = 0.0
-        self.weights = self.own(WeightSync.from_state_dict(self.learner.actor.state_dict()))
-        self.version = self.weights.version
+        self._share_weights()
         self.replay = self.own(TransitionBuffer(s.capacity, env.obs_dim, env.action_dim, self.device))
         self.batches = self.own(ReplayPipeline(self.replay, sample_count=s.batch_size, base_seed=s.seed))
         self.chunks = self.own(Chunks(blank_report(self.envs_of(0), s), room=self.num_collectors + 1))
-
-    def _settings(self, given: Mapping[str, Any]) -> SacSettings:
-        return SacSettings.of(given)
 
     def _start(self) -> None:
         arguments = self.env, self.settings, self.envs_of(0)
         self.start_collectors(collect, *arguments, self.replay, self.chunks.name, self.weights)
 
     @property
-    def policy(self) -> Policy:
-        """What was learnt so far."""
-        return Policy("sac", self.env, self.settings, self.learner.actor)
-
-    @property
     def queue_depth(self) -> int:
-        """Chunks whose updates are still to be made."""
+        """How many chunks wait for the learner."""
         return self.chunks.waiting
 
     def _iterate(self) -> Mapping[str, float]:
@@ -140,11 +130,8 @@ class SacRunner(AlgorithmRunner):
         return {key: float(value) for key, value in losses.items()} | {"alpha": self.learner.alpha}
 
     def _take(self) -> int:
-        """Waits for the next chunk. Its numbers go on the board; gives its steps."""
-        began = time.monotonic()
-        while not self.wait_for_data(self.chunks):
-            pass  # collectors live: they are slow
-        self.board.waited(time.monotonic() - began)
+        """Waits for the next chunk, counts it, and returns the number of its steps."""
+        self._wait_for(self.chunks)
         report, version = self.chunks.take()
         steps = int(report["ended"].size)
         waited_s, spent_s = report["seconds"].tolist()

@@ -22,7 +22,7 @@ Report = dict[str, np.ndarray[Any, Any]]
 
 
 def blank_report(num_envs: int, settings: SacSettings) -> Report:
-    """What a collector says about a chunk: where its time went, and the episodes that ended in it."""
+    """A report about a chunk: how long the collector waited and worked, and which episodes ended."""
     shape = (settings.chunk_steps, num_envs)
     return {
         "seconds": np.zeros(2, np.float64),
@@ -40,7 +40,7 @@ def collect(
     chunks_name: str,
     weights: WeightSync,
 ) -> None:
-    """The life of a collector: the newest weights, a chunk of transitions, a report, and again."""
+    """Main function of a collector: reads the newest weights, adds a chunk of transitions, sends a report, again."""
     actor = weights.read_weights()
     env_seed, action_seed = np.random.SeedSequence([settings.seed, collector.index, collector.life]).generate_state(2)
     random = np.random.default_rng(action_seed)

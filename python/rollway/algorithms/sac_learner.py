@@ -1,7 +1,7 @@
 """The SAC learner: soft actor-critic on batches of transitions, with an entropy that tunes itself.
 
-Arithmetic only: no process, no replay buffer, no environment. `SacRunner` feeds it. After Haarnoja et al. 2018: twin
-critics, slow target critics, a squashed Gaussian actor, and a temperature α that holds the entropy near its target.
+`SacRunner` calls it. After Haarnoja et al. 2018: twin critics, slow target critics, a squashed Gaussian actor, and a
+temperature α that keeps the entropy near its target.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rollway.errors import UnusableEnvironment
 
 
 def make_actor(env: Environment, settings: SacSettings) -> SquashedGaussianActor:
-    """The policy network that fits the environment. Learner and collectors both make theirs here."""
+    """The policy network for an environment."""
     low, high = torch.as_tensor(env.low), torch.as_tensor(env.high)
     if env.kind != "box":
         raise UnusableEnvironment(f"{env.name!r} has discrete actions: SAC takes Box. Use `appo` for it.")
@@ -64,7 +64,7 @@ class SacLearner:
 
     @cached_property
     def optimisers(self) -> Optimisers:
-        """Made at the first update: torch takes seconds for them, in which collectors can start."""
+        """Made at the first update, because torch takes seconds for them and collectors can start meanwhile."""
         rate = self.settings.learning_rate
         return Optimisers(
             actor=torch.optim.Adam(self.actor.parameters(), rate, fused=True),
@@ -73,7 +73,7 @@ class SacLearner:
         )
 
     def update(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """One step on a batch: obs, actions, rewards, next_obs, dones, truncated. Gives the losses, as tensors."""
+        """One step on a batch: obs, actions, rewards, next_obs, dones, truncated. Returns the losses as tensors."""
         obs, actions = batch["obs"], batch["actions"]
         alpha = self.log_alpha.detach().exp()
 
@@ -107,9 +107,9 @@ class SacLearner:
 
     @torch.no_grad()
     def targets(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """What the critics should say: the reward, and what follows unless the episode terminated.
+        """The targets of the critics: the reward, and the value of what follows, unless the episode terminated.
 
-        A truncated episode would have gone on: what follows it counts.
+        After a truncated episode, the value of what would have followed counts.
         """
         terminated = batch["dones"] * (1 - batch["truncated"])
         next_obs = batch["next_obs"]

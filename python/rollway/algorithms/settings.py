@@ -1,4 +1,4 @@
-"""Settings: the numbers of each algorithm, with names, defaults and checks. What ``rl_cfg`` may hold.
+"""Settings of each algorithm, with defaults and checks: what ``rl_cfg`` may hold.
 
 The defaults are tuned for small control tasks on a few CPU cores: few environment steps rather than many per second.
 """
@@ -24,9 +24,9 @@ class Settings:
     gamma: float = 0.99
     """Discount per step."""
     return_window: int = 100
-    """The mean return is that of so many episodes, the last ones that ended."""
+    """The mean return is that of the last episodes, this many."""
     torch_threads: int = 1
-    """Threads of the learner's arithmetic. Small networks gain nothing from more."""
+    """Threads of the learner. Small networks gain nothing from more."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -55,9 +55,9 @@ class Settings:
         if any(size < 1 for size in self.hidden):
             raise InvalidArgument(f"hidden is {self.hidden}: a layer has at least 1 unit.")
         if not 0 <= self.seed < 2**64:
-            raise InvalidArgument(f"seed is {self.seed}: it lies between 0 and 2**64 - 1.")
+            raise InvalidArgument(f"seed is {self.seed}: it must be from 0 to 2**64 - 1.")
         if not 0 <= self.gamma <= 1:
-            raise InvalidArgument(f"gamma is {self.gamma}: a discount lies between 0 and 1.")
+            raise InvalidArgument(f"gamma is {self.gamma}: it must be from 0 to 1.")
         self._check_positive("learning_rate")
 
     def _check_positive(self, name: str) -> None:
@@ -73,15 +73,12 @@ class AppoSettings(Settings):
     rollout_steps: int = 64
     """Steps of each environment in one rollout."""
     rollouts_per_update: int = 2
-    """Rollouts that one iteration of the learner takes, from whichever collectors have them."""
+    """Rollouts that one iteration of the learner takes, from any collectors."""
     num_slots: int | None = None
-    """Rollouts that there is room for; one for each collector when left out. Collectors wait when there is no room,
-    which bounds the staleness.
-    """
+    """Room for rollouts; by default one for each collector. Collectors wait for room, which limits the staleness."""
     env_workers: int | None = None
-    """Processes that step a collector's environments, and write what they say straight into the ring (`make_vec`). When
-    left out the collector steps them itself.
-    """
+    """Processes that step a collector's environments, and write their results into the ring. By default none: the
+    collector steps them."""
     epochs: int = 4
     minibatches: int = 4
     lam: float = 0.95
@@ -89,7 +86,7 @@ class AppoSettings(Settings):
     rho_clip: float = 1.0
     c_clip: float = 1.0
     ratio_clip: float = 0.2
-    """How far an iteration may move the probability of an action, as a factor: PPO's clip."""
+    """PPO's clip: how much an iteration may change the probability of an action, as a factor."""
     entropy_weight: float = 0.005
     value_weight: float = 0.5
     gradient_clip: float = 0.5
@@ -104,13 +101,13 @@ class SacSettings(Settings):
     capacity: int = 200_000
     """Transitions in the replay buffer."""
     warmup_steps: int = 1_000
-    """Steps of all environments, by random actions, before anything is learnt."""
+    """Steps of all environments with random actions, before the first update."""
     chunk_steps: int = 8
     """Steps of each environment that a collector adds at once. It may be one chunk ahead of the learner."""
     updates_per_step: float = 1.0
     """Updates of the networks per environment step."""
     tau: float = 0.01
-    """How fast the target critics follow: the share of the new in each update."""
+    """How fast the target critics follow: the weight of the new parameters in each update."""
     target_entropy: float | None = None
     """In nats, of the action scaled to [-1, 1]; by default minus the number of action dimensions."""
 
@@ -118,7 +115,7 @@ class SacSettings(Settings):
         super().__post_init__()
         self._check_positive("updates_per_step")
         if not 0 < self.tau <= 1:
-            raise InvalidArgument(f"tau is {self.tau}: a share lies above 0, and is at most 1.")
+            raise InvalidArgument(f"tau is {self.tau}: it must be above 0, and at most 1.")
         if self.warmup_steps > self.capacity:
             raise InvalidArgument(f"warmup_steps = {self.warmup_steps} is more than the capacity of {self.capacity}.")
 

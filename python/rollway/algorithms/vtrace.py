@@ -1,6 +1,5 @@
-"""V-trace: what states were worth, and how much better actions were than expected, from data of an older policy.
+"""V-trace: value targets and advantages from data of an older policy. The APPO learner calls it.
 
-Pure arithmetic on tensors of shape ``[envs, steps]``. Knows no networks and no processes; the APPO learner calls it.
 The targets are those of Espeholt et al. 2018 (IMPALA), with a decay λ on the traces. On data of the same policy, λ = 1
 gives the plain discounted return, and any λ gives ``targets - values`` equal to GAE(λ).
 """
@@ -17,9 +16,9 @@ class VTrace(NamedTuple):
     """The two results, both ``[envs, steps]`` and without gradient."""
 
     targets: Tensor
-    """What the critic should have said."""
+    """The targets of the critic."""
     advantages: Tensor
-    """By how much the action taken was better than expected. The ratio of the policies is left to the caller."""
+    """How much better the action was than expected. Not weighted by the ratio of the policies."""
 
 
 @torch.no_grad()
@@ -38,15 +37,15 @@ def vtrace(
 ) -> VTrace:
     """Targets and advantages of a rollout.
 
-    An episode that *terminated* is worth nothing afterwards. One that was *truncated* goes on being worth something, so
-    ``next_values`` must hold the value of its final observation there, not of the first one of the next episode.
-    Neither lets anything flow back from the next episode.
+    The state after a *terminated* episode has the value 0. The state after a *truncated* one keeps its value:
+    ``next_values`` must be that of its final observation there, not of the first observation of the next episode. No
+    trace crosses the end of an episode.
 
     Args:
         log_rhos: log π(a|s) - log μ(a|s): the learner's policy over the one that acted.
         rewards: Of each step.
-        values: The critic's word on the state before each step.
-        next_values: … and on the state after it, before any reset.
+        values: The critic's values of the states before each step.
+        next_values: Its values of the states after each step, before any reset.
         terminated: 1 where the step ended the episode for good.
         ended: 1 where the step ended the episode, for good or by truncation.
         gamma: Discount per step.
@@ -72,7 +71,7 @@ def vtrace(
         following = errors[:, step] + traces[:, step] * following
         corrections[:, step] = following
 
-    # The state after a step is worth its own target, where the rollout and the episode both go on.
+    # The value of the state after a step is its own target, if both the rollout and the episode continue.
     next_targets = next_values.clone()
     next_targets[:, :-1] += (1 - ended[:, :-1]) * corrections[:, 1:]
     return VTrace(values + corrections, rewards + after * next_targets - values)

@@ -1,8 +1,7 @@
-"""The commands: what can be typed, and with which options. Each hands over to the module that does and shows it."""
+"""The commands and their options. Each calls the module that does the work."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +9,7 @@ import typer
 
 import rollway
 from rollway.cli.console import console, plain
+from rollway.errors import need_packages
 
 app = typer.Typer(
     name="rollway",
@@ -26,7 +26,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for other progra
 
 
 def run() -> int:
-    """Runs the command that the arguments name, and gives its exit status."""
+    """Runs the command of the arguments, and returns its exit status."""
     try:
         status = app(standalone_mode=True)
     except SystemExit as ended:
@@ -70,7 +70,7 @@ def demo(
 
 @app.command()
 def ls(json: Json = False) -> None:
-    """List the segments in shared memory: who made them, and who lives in them."""
+    """List the segments in shared memory: which process made them, and which are attached."""
     from rollway.cli import listing
 
     listing.show(as_json=json)
@@ -80,7 +80,7 @@ def ls(json: Json = False) -> None:
 def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
 ) -> None:
-    """Remove the segments in which nobody lives. A live one is never touched."""
+    """Remove the segments to which no process is attached. A live one is never touched."""
     from rollway.cli import listing
 
     listing.collect(dry_run=dry_run)
@@ -97,82 +97,55 @@ def doctor(json: Json = False) -> None:
 Env = Annotated[str, typer.Option(help="A Gymnasium environment.")]
 Collectors = Annotated[int, typer.Option(min=1, max=256, help="Processes that step environments.")]
 Envs = Annotated[int, typer.Option(min=1, help="Environments of each collector.")]
-Steps = Annotated[int, typer.Option(min=1, help="End after so many environment steps.")]
+Steps = Annotated[int, typer.Option(min=1, help="End after this many environment steps.")]
 Until = Annotated[
     float | None,
-    typer.Option(help="End when the mean return is this; when left out, what the environment itself counts as solved."),
+    typer.Option(help="End at this mean return; by default at the one that solves the environment."),
 ]
 Seed = Annotated[int, typer.Option(help="Of the networks, the environments and the actions.")]
 Device = Annotated[str, typer.Option(help="Where the learner computes.")]
 LogDir = Annotated[
-    Path | None, typer.Option(help="For the log, the policy and the learning curve; a new one in logs/ when left out.")
+    Path | None, typer.Option(help="For the log, the policy and the learning curve; by default a new one in logs/.")
 ]
-SaveInterval = Annotated[int, typer.Option(min=1, help="Save the policy every so many iterations.")]
+SaveInterval = Annotated[int, typer.Option(min=1, help="Save the policy once in this many iterations.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="A setting of the algorithm, as name=value. Repeatable.")]
 
 
-@train.command()
-def appo(
-    env: Env = "CartPole-v1",
-    collectors: Collectors = 2,
-    envs: Envs = 8,
-    steps: Steps = 500_000,
-    until_return: Until = None,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    log_dir: LogDir = None,
-    save_interval: SaveInterval = 50,
-    settings: Set = None,
+def _add_training(
+    algorithm: Literal["appo", "sac"], summary: str, default_env: str, num_envs: int, length: int
 ) -> None:
-    """Asynchronous PPO with V-trace: discrete or continuous actions."""
-    _train("appo", env, collectors, envs, steps, until_return, seed, device, log_dir, save_interval, settings)
+    @train.command(algorithm, help=summary)
+    def command(
+        env: Env = default_env,
+        collectors: Collectors = 2,
+        envs: Envs = num_envs,
+        steps: Steps = length,
+        until_return: Until = None,
+        seed: Seed = 0,
+        device: Device = "cpu",
+        log_dir: LogDir = None,
+        save_interval: SaveInterval = 50,
+        settings: Set = None,
+    ) -> None:
+        need_packages("rollway train", "train", "torch", "gymnasium", "matplotlib")  # before minutes of training
+        from rollway.cli.train import session
+
+        given = {"seed": str(seed)} | _named(settings or [])
+        request = session.TrainRequest(
+            algorithm, env, collectors, envs, steps, until_return, device, log_dir, save_interval, given
+        )
+        raise typer.Exit(session.train(request))
 
 
-@train.command()
-def sac(
-    env: Env = "Pendulum-v1",
-    collectors: Collectors = 2,
-    envs: Envs = 2,
-    steps: Steps = 12_000,
-    until_return: Until = None,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    log_dir: LogDir = None,
-    save_interval: SaveInterval = 50,
-    settings: Set = None,
-) -> None:
-    """Soft actor-critic: continuous actions with bounds."""
-    _train("sac", env, collectors, envs, steps, until_return, seed, device, log_dir, save_interval, settings)
+_add_training("appo", "Asynchronous PPO with V-trace: discrete or continuous actions.", "CartPole-v1", 8, 500_000)
+_add_training("sac", "Soft actor-critic: continuous actions with bounds.", "Pendulum-v1", 2, 12_000)
 
 
-def _train(
-    algorithm: Literal["appo", "sac"],
-    env: str,
-    collectors: int,
-    envs: int,
-    steps: int,
-    until_return: float | None,
-    seed: int,
-    device: str,
-    log_dir: Path | None,
-    save_interval: int,
-    settings: list[str] | None,
-) -> None:
-    for package in ("torch", "gymnasium", "matplotlib"):  # before minutes of training, not after
-        if find_spec(package) is None:
-            raise rollway.errors.MissingExtra(
-                f"rollway train needs {package}: pip install '.[train]' in the clone of Rollway", name=package
-            )
-    from rollway.cli.train import session
-
-    given = {}
-    for setting in settings or []:
+def _named(settings: list[str]) -> dict[str, str]:
+    named = {}
+    for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
             raise typer.BadParameter(f"--set takes name=value, not {setting!r}")
-        given[name] = value
-    given.setdefault("seed", str(seed))
-    request = session.TrainRequest(
-        algorithm, env, collectors, envs, steps, until_return, device, log_dir, save_interval, given
-    )
-    raise typer.Exit(session.train(request))
+        named[name] = value
+    return named

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
 PLAIN_WIDTH = 120
@@ -25,13 +27,44 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=fixed, highlight=False, soft_wrap=False)
 
 
+class LiveScreen:
+    """What shows a run. On a terminal its last part is drawn again and again, and vanishes at the end.
+
+    Args:
+        out: Where to print.
+        heading: The first line.
+        processes: What the processes of the run are called.
+    """
+
+    def __init__(self, out: Console, heading: Text, processes: str) -> None:
+        self._out, self._heading, self._processes = out, heading, processes
+        self._live = Live(console=out, auto_refresh=False, transient=True) if out.is_terminal else None
+        """``None`` on a console that is no terminal."""
+
+    def __enter__(self) -> Self:
+        self._out.print(self._heading)
+        if self._live is not None:
+            self._live.start()
+            self._live.update(Text(f"starting the {self._processes} ...", style="dim"), refresh=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.update(Text(""), refresh=True)
+            self._live.stop()
+
+    def started(self, pids: Sequence[int]) -> None:
+        """Prints the process ids, so that a user can kill one and watch what happens."""
+        self._out.print(f"{self._processes}: pid {', '.join(map(str, pids))}", style="dim")
+
+
 def print_json(value: Any) -> None:
-    """The value as JSON, for other programs: no colour, no wrapping."""
+    """Prints the value as JSON, for other programs: no colour, no wrapping."""
     print(json.dumps(value, indent=2))
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Text from elsewhere (file names, error messages): no markup, and nothing that would steer the terminal."""
+    """Text from elsewhere (file names, error messages), without markup and control characters."""
     return Text("".join(c if c.isprintable() else "?" for c in text), style=style)
 
 

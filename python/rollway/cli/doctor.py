@@ -13,7 +13,7 @@ _MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "problem": ("PROBLE
 
 
 def show(*, as_json: bool) -> int:
-    """Prints every finding; gives 1 when one of them is a problem."""
+    """Prints every finding. Returns 1 when one of them is a problem."""
     findings = machine.examine()
     problems = sum(finding.status == "problem" for finding in findings)
     if as_json:

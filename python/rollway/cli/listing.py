@@ -51,7 +51,7 @@ def show(*, as_json: bool) -> None:
     out.print(table)
     stale = sum(segment.state == "stale" for segment in found)
     if stale:
-        out.print(f"{count(stale, 'stale segment')}: `rollway gc` removes what nobody lives in.")
+        out.print(f"{count(stale, 'stale segment')}: `rollway gc` removes them.")
 
 
 def collect(*, dry_run: bool) -> None:
@@ -74,9 +74,9 @@ def collect(*, dry_run: bool) -> None:
 
 def _attached(segment: rollway.machine.SegmentInfo) -> str:
     if not segment.alive:
-        return "nobody"
+        return "none"
     processes = len(segment.pids)
-    if not processes:  # It is about to say so.
+    if not processes:  # attached a moment ago, and its process id is not written yet
         return str(segment.alive)
     pids = ", ".join(map(str, segment.pids))
     if segment.alive == processes:

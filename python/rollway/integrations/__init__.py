@@ -1,4 +1,4 @@
-"""Where Rollway meets other packages: one folder for each, which imports its peer only when it is used.
+"""Integrations with other packages: one folder for each, which imports its package only on use.
 
 ```text
 atropos/        an Atropos environment that sends records; the hub; the launcher

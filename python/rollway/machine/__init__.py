@@ -1,7 +1,7 @@
-"""The machine: what lies in its shared memory, what it offers to Rollway, and what stands in the way.
+"""The machine: its segments, and whether its shared memory, limits and kernel suit Rollway.
 
 ```text
-catalog.py   `segments`, `gc`: which segments there are, and which of them can go (`rollway ls`, `rollway gc`)
+catalog.py   `segments`, `gc`: lists segments, removes stale ones (`rollway ls`, `rollway gc`)
 doctor.py    `examine` and its checks (`rollway doctor`)
 cgroup.py    `Cgroup`: the limits of this process's control group
 ```

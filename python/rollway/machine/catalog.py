@@ -14,16 +14,13 @@ class SegmentInfo:
 
     name: str
     bytes: int
-    """What it may grow to."""
+    """The size to which it may grow."""
     used_bytes: int
-    """What it takes up now."""
+    """The memory that it uses now."""
     kind: str
-    """What it holds: ``ring``, ``records``, ``weights``, ``table``, ``vector env`` or ``block``.
-
-    ``unknown`` when it cannot be read.
-    """
+    """``ring``, ``records``, ``weights``, ``replay``, ``vector env``, ``block``; ``unknown`` when it cannot be read."""
     alive: int
-    """Handles attached, by the kernel's own record."""
+    """How many handles are attached, by the locks that the kernel knows."""
     creator_pid: int
     created_unix_ns: int
     pids: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Cgroup: the limits of this process's control group. Reads them from the files of the kernel, and judges nothing."""
+"""Cgroup: the limits of this process's control group, from the files of the kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Cgroup:
     """The limits of this process's control group, version 1 or 2. The tightest of its ancestors counts.
 
     Args:
-        root: Where ``proc`` and ``sys`` lie.
+        root: The directory of ``proc`` and ``sys``.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -29,7 +29,7 @@ class Cgroup:
         return min((quota for quota in quotas if quota is not None), default=None)
 
     def memory_limit(self) -> int | None:
-        """How many bytes the group that leaves the least may use; ``None`` without a limit."""
+        """How many bytes may be used by the group that has the fewest left; ``None`` without a limit."""
         return self._tightest(1)
 
     def memory_used(self) -> int | None:
@@ -37,12 +37,12 @@ class Cgroup:
         return self._tightest(2)
 
     def _tightest(self, number: Literal[1, 2]) -> int | None:
-        """As the core reads it, which refuses what does not fit."""
+        """As the core reads it, which refuses a segment that does not fit."""
         limits = memory_limits(self._root)
         return limits[0][number] if limits else None
 
     def oom_kills(self) -> int | None:
-        """How many processes of the group the kernel has killed for want of memory; ``None`` where it does not say."""
+        """How many processes of the group the kernel has killed for lack of memory; ``None`` if unknown."""
         texts = [read_text(directory / "memory.events") for directory in self._directories(None)]
         texts += [read_text(directory / "memory.oom_control") for directory in self._directories("memory")]
         lines = [line.split() for text in texts if text for line in text.splitlines()]
@@ -54,7 +54,7 @@ class Cgroup:
         for mounted_root, mount_point in self._mounts(controller):
             here = self._root / mount_point.lstrip("/")
             yield here
-            # Inside a container the path may be the host's, of which only the end is mounted here.
+            # In a container the path may be the host's, and only its end is mounted here.
             below = membership.removeprefix(mounted_root) if mounted_root != "/" else membership
             for part in Path(below.lstrip("/")).parts:
                 here = here / part
@@ -80,7 +80,7 @@ class Cgroup:
 
 
 def _quota(limit: str = "", period: str = "") -> float | None:
-    """``max 100000`` and ``-1`` mean no limit; so does what cannot be read."""
+    """``max 100000``, ``-1`` and unreadable text mean no limit."""
     return int(limit) / int(period) if limit.isdigit() and period.isdigit() and int(period) else None
 
 

@@ -1,7 +1,6 @@
-"""What this machine offers to Rollway, and what stands in its way. Gathers facts and judges them; prints nothing.
+"""Doctor: checks whether this machine suits Rollway. `rollway doctor` prints what `examine` returns.
 
-`rollway doctor` shows what `examine` gives. Every check is a function of the facts it judges, or of the directory in
-which it looks for them, so that any machine can be examined, also one that exists only as files in a test.
+Every check is a function of the facts, or of the directory where it finds them, so that tests can examine any machine.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _FEW_WATCHES = 128
 
 @dataclass(frozen=True)
 class Finding:
-    """One checked thing: what was found, and what to do about it."""
+    """The result of one check: what was found, and what to do about it."""
 
     name: str
     status: Status
@@ -43,7 +42,7 @@ class Finding:
 
 
 def examine(root: Path = Path("/")) -> list[Finding]:
-    """Checks everything. ``root`` is where ``proc`` and ``sys`` lie."""
+    """Checks everything. ``root`` is the directory of ``proc`` and ``sys``."""
     cgroup = Cgroup(root)
     directory = Path(shm_directory())
     return [
@@ -62,24 +61,18 @@ def examine(root: Path = Path("/")) -> list[Finding]:
 
 
 def check_shared_memory(directory: Path) -> Finding:
-    """Size and free bytes of the directory in which segments lie."""
-    name = "shared memory"
+    """Size and free bytes of the directory of the segments."""
     try:
         stat = os.statvfs(directory)
     except OSError as error:
-        return Finding(
-            name,
-            "problem",
-            f"{directory}: {error.strerror}",
-            "Mount a tmpfs there, or let ROLLWAY_SHM_DIR name one that you may write to.",
-        )
-    return judge_shared_memory(
-        directory, stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize, os.access(directory, os.W_OK | os.X_OK)
-    )
+        advice = "Mount a tmpfs there, or let ROLLWAY_SHM_DIR name one that you may write to."
+        return Finding("shared memory", "problem", f"{directory}: {error.strerror}", advice)
+    writable = os.access(directory, os.W_OK | os.X_OK)
+    return judge_shared_memory(directory, stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize, writable)
 
 
 def judge_shared_memory(directory: Path, total: int, free: int, writable: bool = True) -> Finding:
-    """Whether a shared-memory directory of this size will do."""
+    """Whether a shared-memory directory of this size suffices."""
     name, found = "shared memory", f"{directory}: {_mb(total)}, {_mb(free)} free"
     enlarge = (
         f"docker: --shm-size=8g; kubernetes: an emptyDir with medium Memory; root: mount -o remount,size=8G {directory}"
@@ -96,7 +89,7 @@ def judge_shared_memory(directory: Path, total: int, free: int, writable: bool =
 
 
 def check_memory(limit: int | None, shm_free: int | None, used: int | None = None) -> Finding:
-    """The memory limit of the control group that leaves the least: segments count against it."""
+    """The memory limit of the control group that has the least left: segments count against it."""
     name = "memory limit"
     if limit is None:
         return Finding(name, "ok", "no cgroup limit")
@@ -116,7 +109,7 @@ def check_memory(limit: int | None, shm_free: int | None, used: int | None = Non
 
 
 def check_cpus(installed: int, allowed: int, quota: float | None) -> Finding:
-    """How many CPUs there really are: ``os.cpu_count`` knows neither affinity nor quota."""
+    """How many CPUs can be used: ``os.cpu_count`` ignores affinity and quota."""
     name = "cpus"
     usable = min(float(allowed), quota) if quota is not None else float(allowed)
     parts = [f"{installed} installed"]
@@ -133,7 +126,7 @@ def check_cpus(installed: int, allowed: int, quota: float | None) -> Finding:
             name,
             "warn",
             found,
-            f"os.cpu_count() promises {installed}, you have {usable:g}: choose the number of workers and "
+            f"os.cpu_count() is {installed}, but {usable:g} can be used: choose the number of workers and "
             f"OMP_NUM_THREADS by hand, or a quota will stall them.",
         )
     return Finding(name, "ok", found)
@@ -143,16 +136,12 @@ def check_kernel(release: str) -> Finding:
     """The version of the kernel."""
     version = _version(release)
     if version is None:
-        return Finding("kernel", "warn", f"{release}: not a version we can read", "Rollway wants Linux 5.14 or later.")
+        return Finding("kernel", "warn", f"{release}: not a known version", "Rollway needs Linux 5.14 or later.")
     if version < (3, 15):
         return Finding("kernel", "problem", release, "Liveness needs open-file locks: Linux 3.15 or later.")
     if version < (5, 14):
-        return Finding(
-            "kernel",
-            "warn",
-            release,
-            "Linux 5.14 or later fills a ring's pages at creation; here the first lap is slow.",
-        )
+        advice = "Linux 5.14 or later fills a ring's pages at creation; here the first lap is slow."
+        return Finding("kernel", "warn", release, advice)
     return Finding("kernel", "ok", release)
 
 
@@ -189,7 +178,7 @@ def check_watches(path: Path) -> Finding:
     """Inotify instances: a client that waits for its learner watches the directory."""
     text = read_text(path)
     if text is None or not text.isdigit():
-        return Finding("inotify", "warn", "unknown", "Clients that wait for their learner will look 20 times a second.")
+        return Finding("inotify", "warn", "unknown", "Clients that wait for their learner will poll 20 times a second.")
     found = f"{text} instances per user"
     if int(text) >= _FEW_WATCHES:
         return Finding("inotify", "ok", found)
@@ -197,7 +186,7 @@ def check_watches(path: Path) -> Finding:
         "inotify",
         "warn",
         found,
-        "Many clients waiting for one learner run out, and look 20 times a second instead. "
+        "With many clients that wait for one learner, some poll 20 times a second instead. "
         f"root: sysctl fs.inotify.max_user_instances={8 * _FEW_WATCHES}",
     )
 
@@ -209,13 +198,13 @@ def check_huge_pages(path: Path) -> Finding:
     if chosen is None:
         return Finding("huge pages", "ok", "not offered by this kernel", "Leave ShmTransport(huge_pages=...) off.")
     found = f"shmem_enabled is '{chosen}'"
-    if chosen == "deny":  # asked for explicitly, they are given under any other setting
+    if chosen == "deny":  # any other setting allows explicit requests
         return Finding("huge pages", "ok", found, f"For ShmTransport(huge_pages=True), root: echo never > {path}")
     return Finding("huge pages", "ok", found)
 
 
 def check_segments(found: Sequence[SegmentInfo] | None = None) -> Finding:
-    """What lies in shared memory: live, stale, unreadable."""
+    """The segments: live, stale, unreadable."""
     try:
         found = segments() if found is None else found
     except (RollwayError, OSError) as error:
@@ -235,7 +224,7 @@ def check_segments(found: Sequence[SegmentInfo] | None = None) -> Finding:
 
 
 def check_round_trip() -> Finding:
-    """Makes a small ring, sends one sample through it, and takes it out again."""
+    """Sends one sample through a small ring."""
     name, sample = "round trip", {"probe": np.arange(256, dtype=np.int32)}
     try:
         with (
@@ -245,15 +234,13 @@ def check_round_trip() -> Finding:
             client.send(sample, timeout=1.0)
             taken = server.sample(timeout=1.0)
             if taken is None or not np.array_equal(taken.batch["probe"][0], sample["probe"]):
-                return Finding(
-                    name, "problem", "what came out is not what went in", "Please report this, with `uname -a`."
-                )
+                return Finding(name, "problem", "the sample arrived changed", "Please report this, with `uname -a`.")
             taken.release()
     except (RollwayError, OSError) as error:
         return Finding(
-            name, "problem", f"{type(error).__name__}: {error}", "Mend what is reported above, then run it again."
+            name, "problem", f"{type(error).__name__}: {error}", "Fix what is reported above, then run it again."
         )
-    return Finding(name, "ok", "a sample went through a ring and came back whole")
+    return Finding(name, "ok", "a sample went through a ring unchanged")
 
 
 def _free_bytes(directory: Path) -> int | None:

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rollway._core import HistSnapshot
-from rollway.errors import MissingExtra
+from rollway.errors import need_packages
 from rollway.ring.server import Server
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-# What only grows; every other number of `Server.stats` may fall.
+# Numbers that only grow; every other number of `Server.stats` may fall.
 _COUNTERS = frozenset(
     {
         "samples_released",
@@ -46,12 +45,12 @@ _HISTOGRAMS = {
 class Collector:
     """Gives the numbers of servers to prometheus-client: ``REGISTRY.register(Collector(server))``.
 
-    A registry takes one collector, for the names of the numbers are the same for every server: give it all of them.
-    They are told apart by the label ``ring``. A server that is closed shows its last numbers.
+    A registry takes one collector, because the names of the numbers are the same for every server: give it all servers.
+    The label ``ring`` distinguishes them. A closed server shows its last numbers.
     """
 
     def __init__(self, *servers: Server) -> None:
-        _need_prometheus()
+        need_packages("rollway.metrics", "metrics", "prometheus_client")
         self._servers = _labelled(servers)
 
     def collect(self) -> Iterator[Metric]:
@@ -72,12 +71,13 @@ class Collector:
                     families[full] = SummaryMetricFamily(full, _HISTOGRAMS[name], labels=["ring"])
                 families[full].add_metric([ring], snapshot.count, snapshot.mean_ns * snapshot.count / 1e9)
                 for quantile, field in _QUANTILES if snapshot.count else ():
-                    families[full].add_sample(full, {"ring": ring, "quantile": quantile}, _seconds(snapshot, field))
+                    seconds = getattr(snapshot, field) / 1e9
+                    families[full].add_sample(full, {"ring": ring, "quantile": quantile}, seconds)
         yield from families.values()
 
 
 def openmetrics(*servers: Server) -> str:
-    """The numbers of servers as OpenMetrics text, to be served as `CONTENT_TYPE`.
+    """The numbers of servers as OpenMetrics text, of the type `CONTENT_TYPE`.
 
     >>> import numpy as np, rollway
     >>> with rollway.Server({"x": np.zeros(1)}, batch_size=1) as server:
@@ -96,18 +96,8 @@ def openmetrics(*servers: Server) -> str:
     return text.decode()
 
 
-def _need_prometheus() -> None:
-    try:
-        import_module("prometheus_client")
-    except ModuleNotFoundError as error:
-        raise MissingExtra(
-            "rollway.metrics needs prometheus-client: pip install '.[metrics]' in the clone of Rollway",
-            name=error.name,
-        ) from None
-
-
 def _labelled(servers: Sequence[Server]) -> dict[str, Server]:
-    """The servers by the names of their rings; the second of a name has its number behind it."""
+    """The servers by the names of their rings. A second server of a name gets a number."""
     labelled: dict[str, Server] = {}
     for server in servers:
         name = label = server.name or "in-process"
@@ -116,8 +106,3 @@ def _labelled(servers: Sequence[Server]) -> dict[str, Server]:
             label = f"{name}-{(number := number + 1)}"
         labelled[label] = server
     return labelled
-
-
-def _seconds(snapshot: HistSnapshot, field: str) -> float:
-    nanoseconds: int = getattr(snapshot, field)
-    return nanoseconds / 1e9

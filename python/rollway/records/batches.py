@@ -1,4 +1,4 @@
-"""Batches for a trainer: records as padded or packed arrays, copied once, natively, to where the trainer wants them."""
+"""Batches for a trainer: records as padded or packed arrays, copied once by native code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from rollway._core import Record, RecordTable, plan_budget
 from rollway.errors import InvalidArgument, SchemaMismatch
 from rollway.schema.arrays import as_array, convert, describe
-from rollway.schema.leaves import RaggedLeaf
+from rollway.schema.leaves import Leaf
 from rollway.schema.record import RecordSchema
 
 Array = np.ndarray[Any, Any]
@@ -26,7 +26,7 @@ class PaddedBatch:
 
     Attributes:
         fields: Ragged leaves as ``[B, T, …]``, fixed ones as ``[B, …]``: numpy arrays, or what ``out`` was.
-        mask: ``[B, T]`` int8: 1 for data, 0 for padding. Of the leaf that the batch was measured by.
+        mask: ``[B, T]`` int8: 1 for data, 0 for padding, of the leaf ``by``.
         lengths: ``[B]`` int64: how long each record is in that leaf.
     """
 
@@ -41,7 +41,7 @@ class PaddedBatch:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Records one after the other, as variable-length attention kernels take them.
+    """Records one after the other, for variable-length attention kernels.
 
     Attributes:
         fields: Ragged leaves as ``[sum of lengths, …]``, fixed ones as ``[B, …]``.
@@ -73,14 +73,14 @@ def pad(
     Args:
         records: Records of one schema that were not released. They may be released when this returns. A tombstone is
             an empty row.
-        leaves: Which leaves; all of them when left out.
-        length: T; for each leaf as long as the longest when left out. A record that is longer is an error, not cut.
-            With it the shape of ``out`` does not depend on the records, but for their number.
-        side: Where the padding goes: behind the data (``"right"``) or in front of it.
-        fill: What to pad with, by ragged leaf, one value or one row; zero when left out.
-        by: The leaf that the mask and the lengths are of; the first ragged one when left out.
-        out: Arrays or torch tensors (pinned ones too) to write into, by leaf, and under ``"mask"`` for the mask. What
-            is not in it is made.
+        leaves: Which leaves; by default all.
+        length: T; by default that of the longest record, for each leaf. A longer record is an error. With it the shape
+            of ``out`` depends only on the number of records.
+        side: Where the padding is: after the data (``"right"``) or before it.
+        fill: The padding by ragged leaf, one value or one row; by default zero.
+        by: The leaf of the mask and the lengths; by default the first ragged one.
+        out: Arrays or torch tensors (pinned ones too) to write into, by leaf, and under ``"mask"`` for the mask. The
+            others are made.
 
     >>> import rollway
     >>> with rollway.RecordServer({"tokens": "int32[*]"}) as server:
@@ -113,7 +113,7 @@ def pad(
     mask, array = made.take("mask", _INT8, (len(table), table.width(measure, length)))
     made.check_all_used()
     batch = PaddedBatch(fields, mask, table.lengths(measure))
-    # Last: after so many bytes, no cache holds the interpreter any more.
+    # Last, because the copy displaces the interpreter from the caches.
     table.native.assemble(packed, padded, (table.index(measure), array), side == "left")
     return batch
 
@@ -175,7 +175,7 @@ def token_batches(
 
 
 class _Table:
-    """Records of one schema, and the leaves of it that are wanted."""
+    """Records of one schema, and the leaves that the batch has."""
 
     schema: RecordSchema
 
@@ -192,18 +192,18 @@ class _Table:
             )
         self.leaves = self.schema.leaves if leaves is None else tuple(self.schema[name] for name in leaves)
 
-    def index(self, leaf: RaggedLeaf) -> int:
+    def index(self, leaf: Leaf) -> int:
         return self.schema.leaves.index(leaf)
 
-    def ragged(self, by: str | None) -> RaggedLeaf:
-        """The leaf that the batch is measured by."""
+    def ragged(self, by: str | None) -> Leaf:
+        """The leaf of the mask and the lengths."""
         for leaf in self.leaves:
             if leaf.ragged and by in (None, leaf.name):
                 return leaf
         raise InvalidArgument(f"{by!r} is no ragged leaf of the batch" if by else "the batch has no ragged leaf")
 
     def check_ragged(self, names: Iterable[str]) -> None:
-        """What is padded are ragged leaves of the schema, whether the batch has them or not."""
+        """Checks that these are ragged leaves of the schema, whether the batch has them or not."""
         for name in names:
             if name not in self.schema or not self.schema[name].ragged:
                 ragged = ", ".join(leaf.name for leaf in self.schema.leaves if leaf.ragged)
@@ -212,12 +212,12 @@ class _Table:
     def __len__(self) -> int:
         return len(self.records)
 
-    def lengths(self, leaf: RaggedLeaf) -> Array:
+    def lengths(self, leaf: Leaf) -> Array:
         lengths = np.empty(len(self.records), np.int64)
         self.native.lengths(self.index(leaf), lengths)
         return lengths
 
-    def width(self, leaf: RaggedLeaf, length: int | None) -> int:
+    def width(self, leaf: Leaf, length: int | None) -> int:
         """T of a padded leaf. Longer records are an error."""
         longest, _ = self.native.extent(self.index(leaf))
         if length is None:
@@ -232,7 +232,7 @@ class _Table:
 
 
 class _Outputs:
-    """Where the arrays of a batch go: into what the caller gave, or into new ones."""
+    """The arrays of a batch: those of the caller, or new ones."""
 
     def __init__(self, given: Mapping[str, Any] | None) -> None:
         if given is not None and not isinstance(given, Mapping):
@@ -240,7 +240,7 @@ class _Outputs:
         self._given = dict(given or {})
 
     def take(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], longer: bool = False) -> tuple[Any, Array]:
-        """What the batch will hold, and the array over the same memory to copy into."""
+        """The object for the batch, and the array over the same memory to copy into."""
         if name not in self._given:
             made = np.empty(shape, dtype)
             return made, made
@@ -261,17 +261,17 @@ class _Outputs:
 
 
 def _memory(name: str, given: Any) -> Array:
-    """The array over the memory of what the caller gave."""
+    """The array over the memory of the caller's object."""
     try:
         return as_array(given, name, None)
     except SchemaMismatch:
         where = f"on {given.device}" if hasattr(given, "device") else f"a {type(given).__name__}"
         raise InvalidArgument(
-            f"out['{name}'] is {where}; it must be a numpy array or a tensor in the memory of the CPU, pinned or not"
+            f"out['{name}'] is {where}; it must be a numpy array or a CPU tensor, pinned or not"
         ) from None
 
 
-def _fill(leaf: RaggedLeaf, value: Any) -> bytes:
+def _fill(leaf: Leaf, value: Any) -> bytes:
     """One item or one row of the padding, as bytes."""
     try:
         given = np.asarray(value)

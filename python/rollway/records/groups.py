@@ -1,7 +1,7 @@
-"""GroupAssembler: puts the records of a group together, and decides what becomes of those that stay incomplete.
+"""GroupAssembler: collects the records of a group, and decides what happens to incomplete groups.
 
-It holds records and hands them out again; it reads nothing, waits for nothing and starts no thread. Give it what
-`RecordServer.read` gives you, and ask it for what is ready. The work is native: `Assembler`.
+It neither reads nor waits: add what `RecordServer.read` returns, and pop the groups that are ready. `Assembler` is
+native.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rollway.records.key import GroupKey, RecordKey
 
 @dataclass(frozen=True)
 class GroupCounts:
-    """What became of the records and groups so far. A group counts as complete, partial or dead when it is popped."""
+    """What happened to the records and groups so far. A group counts as complete, partial or dead when it is popped."""
 
     complete: int = 0
     partial: int = 0
@@ -39,23 +39,22 @@ class GroupAssembler(Assembler):
     Each record must have a `RecordKey`; its group is the key without the repetition, so instances of other epochs,
     phases and runs never mix. The second record of a key is a duplicate: it is released and counted. A tombstone
     settles its repetition, or the rest of the group (`GroupKey.whole`). A group that is settled and not complete is
-    handed over as it is, even empty, when ``on_incomplete`` is ``"partial"``, and dropped otherwise. Whatever was
-    dropped or handed over is remembered for a while (``memory``), so that a straggler does not begin it anew.
+    popped as it is, even empty, when ``on_incomplete`` is ``"partial"``, and dropped otherwise. The last ``memory``
+    groups that were dropped or popped are remembered, so that a late record does not start one again.
 
     Args:
         size: Records per group.
         on_incomplete: What to do with a group that was not complete ``group_timeout_s`` after its first record:
-            ``"wait"`` on, ``"drop"`` it, or hand over what is there (``"partial"``).
-        group_timeout_s: Seconds; needed for ``"drop"`` and ``"partial"`` to mean more than tombstones.
-        max_groups: Unfinished groups at most. One more, and the oldest is treated as if its deadline were over (with
-            ``"wait"``: dropped, for there is no room to wait in). Counted as ``evicted``. Withheld groups have a
-            bound of the same size: one more, and the oldest is dropped, and counted likewise.
-        max_staleness: How many versions behind the newest weights (`set_version`) a record may be; ``None``: any. Asked
-            when a record comes, when its group is finished, and whenever there is a newer version until it is popped.
+            ``"wait"`` on, ``"drop"`` it, or pop what is there (``"partial"``).
+        group_timeout_s: Seconds. Without it, ``"drop"`` and ``"partial"`` concern groups with tombstones only.
+        max_groups: How many incomplete groups to hold. When there is one more, the oldest is treated as if its time
+            were over (with ``"wait"``: dropped), and counted as ``evicted``. The same limit holds for withheld groups.
+        max_staleness: How many versions behind the newest weights (`set_version`) a record may be; ``None``: any.
+            Checked when a record comes, when its group is finished, and for each newer version until it is popped.
         on_stale: What to do with older ones: ``"drop"`` them (as if they were tombstones), ``"withhold"`` whole groups
             with one until `pop_withheld`, or only ``"report"`` it in `Group.staleness`.
-        memory: How many finished groups are remembered.
-        clock: Tells the time in seconds.
+        memory: How many finished groups to remember.
+        clock: Returns the time in seconds.
 
     >>> import rollway
     >>> with rollway.RecordServer({"tokens": "int32[*]"}) as server:
@@ -83,28 +82,28 @@ class GroupAssembler(Assembler):
         memory: int = 65_536,
         clock: Callable[[], float] = time.monotonic,
     ) -> GroupAssembler:
-        """Begins with nothing."""
+        """Makes an empty assembler."""
         size = operator.index(size)
         if size < 1 or max_groups < 1 or memory < 0:
             raise InvalidArgument(f"size = {size}, max_groups = {max_groups}, memory = {memory}: one is out of range")
         if on_incomplete == "wait" and group_timeout_s is not None:
             raise InvalidArgument(
-                "group_timeout_s needs on_incomplete='drop' or 'partial': with 'wait' it would mean nothing"
+                "group_timeout_s needs on_incomplete='drop' or 'partial': with 'wait' nothing reads it"
             )
         if group_timeout_s is not None and not group_timeout_s >= 0:
             raise InvalidArgument(f"group_timeout_s = {group_timeout_s} is out of range: seconds from 0 on, or None")
-        own_clock = None if clock is time.monotonic else clock  # the native one tells the same
+        own_clock = None if clock is time.monotonic else clock  # native code has the same clock
         return super().__new__(
             cls, size, on_incomplete, group_timeout_s, max_groups, max_staleness, on_stale, memory, own_clock
         )
 
     @property
     def counts(self) -> GroupCounts:
-        """What became of the records and groups so far."""
+        """What happened to the records and groups so far."""
         return GroupCounts(**self.count())
 
     def give_up(self, key: RecordKey | GroupKey, reason: str = "given up") -> None:
-        """Treats a group as if the rest of it were tombstones. Does nothing for one that is unknown or finished."""
+        """Treats the rest of a group as tombstones. Does nothing for an unknown or finished group."""
         group = key.group if isinstance(key, RecordKey) else key
         self.tombstone_rest(group.whole.pack(), reason)
 
@@ -118,6 +117,6 @@ class GroupAssembler(Assembler):
 
 
 def tombstone_reason(tombstone: Record) -> str:
-    """Why its worker says that it will never come; empty if it does not say."""
+    """The reason in a tombstone; empty without one."""
     said = tombstone.metadata
     return str(said.get("reason", "")) if isinstance(said, dict) else ""

@@ -1,4 +1,4 @@
-"""RecordKey: which trajectory of which group a record is. Packs itself into bytes; knows nothing of records."""
+"""RecordKey: which trajectory of which group a record is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rollway.errors import InvalidArgument
 
 WHOLE_GROUP = -1
-"""The repetition of a tombstone that speaks for its whole group."""
+"""The repetition of a tombstone for its whole group."""
 
 _HEAD = struct.Struct("<qqHH")  # step, repetition_id, bytes of run, bytes of phase; then the three texts
 
@@ -30,8 +30,8 @@ class GroupKey(NamedTuple):
 class RecordKey(NamedTuple):
     """The name of one trajectory.
 
-    An instance comes again in every epoch, and in evaluation as in training: only with the run, the phase and the epoch
-    or step is it the name of one trajectory.
+    An instance comes again in every epoch, and both in training and in evaluation. Run, phase, step, instance and
+    repetition together name one trajectory.
 
     Args:
         run: The training run, or one worker's part of it.
@@ -54,10 +54,10 @@ class RecordKey(NamedTuple):
     @property
     def group(self) -> GroupKey:
         """The key without the repetition."""
-        return tuple.__new__(GroupKey, self[:4])  # half the time of a call of the class, and once for every record
+        return tuple.__new__(GroupKey, self[:4])  # twice as fast as a call of the class; used for every record
 
     def pack(self) -> bytes:
-        """As it stands in a record."""
+        """The key as bytes."""
         try:
             run, phase, instance = self.run.encode(), self.phase.encode(), self.instance_id.encode()
             return _HEAD.pack(self.step, self.repetition_id, len(run), len(phase)) + run + phase + instance
@@ -69,7 +69,7 @@ class RecordKey(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: bytes) -> RecordKey:
-        """The key that `pack` made these bytes of."""
+        """The inverse of `pack`."""
         try:
             step, repetition, run_bytes, phase_bytes = _HEAD.unpack_from(packed)
             phase_at = _HEAD.size + run_bytes
@@ -79,4 +79,4 @@ class RecordKey(NamedTuple):
             run, phase, instance = packed[_HEAD.size : phase_at], packed[phase_at:instance_at], packed[instance_at:]
             return cls(run.decode(), phase.decode(), step, instance.decode(), repetition)
         except (struct.error, ValueError) as error:
-            raise InvalidArgument(f"these bytes are no key: {error}") from None
+            raise InvalidArgument(f"these bytes are not a key: {error}") from None

@@ -1,4 +1,4 @@
-"""What a record says about itself in free form: JSON as bytes, and back. Called by native code."""
+"""The free metadata of a record: JSON as bytes, and back. Called by native code."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from typing import Any
 
 from rollway.errors import InvalidArgument
 
-_as_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # making it costs more than using it
+_as_json = json.JSONEncoder(
+    separators=(",", ":"), ensure_ascii=False
+).encode  # to make an encoder takes longer than to use it
 
 
 def encode(metadata: Any) -> bytes:
-    """The metadata as JSON. NaN and infinities go through; what JSON cannot say is an error, not a guess."""
+    """The metadata as JSON, with NaN and infinities. Raises for types that JSON does not have."""
     try:
         return _as_json(metadata).encode("utf-8", "surrogatepass")
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"metadata must be what JSON can say, or bytes: {error}") from None
+        raise InvalidArgument(f"metadata must be bytes, or of types that JSON has: {error}") from None
 
 
 def decode(packed: bytes) -> Any:
-    """The metadata that `encode` made these bytes of."""
+    """The inverse of `encode`."""
     try:
         return json.loads(packed.decode("utf-8", "surrogatepass"))
-    except (ValueError, RecursionError) as error:  # the sender does not use this module
-        raise InvalidArgument(f"the metadata of a record is no JSON: {error}") from None
+    except (ValueError, RecursionError) as error:  # sent by another program
+        raise InvalidArgument(f"the metadata of a record is not JSON: {error}") from None

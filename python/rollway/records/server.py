@@ -1,4 +1,4 @@
-"""RecordServer: the learner's end of records, which may have any length. It waits, reads and recovers natively."""
+"""RecordServer: the learner's end of records. Native code waits, reads and recovers."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class RecordServer(ServerBase):
             `submit` feeds it.
         lane_bytes: Room for each worker's records; none may be larger.
         lanes: How many workers may be attached at once. One that closes or dies makes room for the next.
-        max_records: How many records a lane can hold, rounded up to a power of two; one for every 16 KiB of it when
-            left out, and 64 at least. Each costs 64 bytes. Raise it for many short records.
+        max_records: How many records a lane can hold, rounded up to a power of two; by default one for each 16 KiB, at
+            least 64. Each takes 64 bytes. Raise it for many short records.
         on_full: What a worker does when its lane is full: ``"block"``, drop its own ``"drop_oldest"`` record or the
             ``"drop_newest"``, or ``"error"``. Drops are counted in `stats`.
-        preallocate: Take the memory of all lanes now, not as the data needs it.
+        preallocate: Allocate the memory of all lanes now, not as the data needs it.
         peer_timeout_s: How long `read` waits when every worker is gone and at least one of them died, before it raises
             `PeerDied`. ``None``: for ever.
 
@@ -94,7 +94,7 @@ class RecordServer(ServerBase):
         """Waits for a record. ``None`` once the records are shut down and all read.
 
         Args:
-            timeout: Seconds to wait; ``None`` for ever. `WaitTimeout` says which workers were attached at its end.
+            timeout: Seconds to wait; ``None`` for ever. `WaitTimeout` says which workers are attached.
         """
         try:
             record = self._consumer.take(timeout)
@@ -114,7 +114,7 @@ class RecordServer(ServerBase):
         return self._consumer.take(0.0)
 
     def read_many(self, most: int, timeout: float | None = None) -> list[Record]:
-        """Waits for a record, then takes what is there, at most ``most``. Empty once the records are shut down."""
+        """Waits for a record, then takes up to ``most`` that are there. Empty once the records are shut down."""
         if most < 1:
             raise _too_few_asked_for(most)
         try:
@@ -128,7 +128,7 @@ class RecordServer(ServerBase):
         return records
 
     def try_read_many(self, most: int) -> list[Record]:
-        """What is there, at most ``most``; empty when there is nothing yet. Never waits.
+        """Takes up to ``most`` records that are there; empty when there is none yet. Never waits.
 
         Raises `ConnectionClosedError` when nothing will come: the records are shut down, and every one was read.
         """
@@ -154,7 +154,7 @@ class RecordServer(ServerBase):
         return records
 
     def call_when_readable(self, call: Callable[[], None]) -> bool:
-        """Makes the running event loop call once, when a read may succeed or the records are shut down.
+        """Makes the running event loop call ``call`` once, when a read may succeed or the records are shut down.
 
         Use this instead of `read_async` to save one event-loop iteration. False when the server is closed: then no call
         is made. An exception of the call goes to the loop's exception handler.
@@ -199,13 +199,13 @@ class RecordServer(ServerBase):
     def publish(self, version: int) -> None:
         """Tells the workers which weights are the newest: they see it as ``client.published_version``.
 
-        A number that a record can have as its version: 0 to 2**32 - 1.
+        A version is a number from 0 to 2**32 - 1.
         """
         self._consumer.publish(version)
 
     @property
     def published_version(self) -> int:
-        """What was published last, by this learner or the one before it; 0 before the first."""
+        """The version that was published last, by this learner or the one before it; 0 before the first."""
         return self._consumer.published_version
 
     def lane_pressure(self) -> str:

@@ -16,10 +16,10 @@ from rollway.transport.shm_lifetime import ShmLifetime
 class ShmRecordClient(ShmLifetime, RecordProducer, AsyncRecordSends):
     """Moves records from this process into its lane at the learner: one copy with `send`, none with `reserve`.
 
-    What `send` returned from is committed: it reaches the learner even if this process is killed the next moment.
-    `send_many` takes a list of records, with lists of keys and metadata, and costs less than as many `send`. Calls
-    block only when the lane is full, with the GIL released, and Ctrl-C ends them. Threads may share a client; a forked
-    child may go on using its parent's, and gets a lane of its own.
+    When `send` returns, the record is committed: it reaches the learner even if this process is killed. `send_many`
+    takes a list of records, with lists of keys and metadata, and is faster than single sends. Calls block only when the
+    lane is full, with the GIL released, and Ctrl-C ends them. Threads may share a client; a forked child may use its
+    parent's, and gets a lane of its own.
 
     Args:
         name: The name of the learner's `ShmTransport`.

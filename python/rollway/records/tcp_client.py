@@ -18,16 +18,16 @@ from rollway.waiting.notifier import LoopNotifier, WeakCall
 class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
     """Moves records from this process to a learner's `RecordServer` over TCP.
 
-    `send` copies a record, and `send_many` a list of them, and returns; it leaves at once when the line is idle, and
-    small ones travel together when it is not. The learner acknowledges what is committed: `wait` returns when that is
-    everything. A lost connection is made again, and what was not acknowledged is sent again: nothing is lost and
-    nothing arrives twice. Calls block only when too much is on its way, with the GIL released, and Ctrl-C ends them.
-    Threads may share a client; a forked child has to make its own.
+    `send` copies a record, `send_many` a list of them, and returns. A record is sent at once when the line is idle;
+    otherwise small ones are sent together. The learner acknowledges what is committed, and `wait` returns when that is
+    everything. After a lost connection the client reconnects and sends again what was not acknowledged: nothing is lost
+    and nothing arrives twice. Calls block only when ``max_inflight_msgs`` are on their way, with the GIL released, and
+    Ctrl-C ends them. Threads may share a client; a forked child has to make its own.
 
-    A record that is larger than the learner's ``lane_bytes`` is an error when it is given to `send`. `reserve` gives
-    memory of this process; its record leaves when it is committed. ``published_version`` is as of the learner's last
-    word. ``learner_news()`` gives the version and how many records, from all who send, wait to be taken by the learner,
-    those on their way to it among them: as of its last answer. Each call asks for the next one, and none waits.
+    `send` raises for a record that is larger than the learner's ``lane_bytes``. `reserve` returns memory of this
+    process, which is sent when it is committed. ``published_version`` is as of the learner's last message.
+    ``learner_news()`` returns that version, and how many records of all workers the learner has not taken yet. It does
+    not wait: it returns the learner's last answer, and asks for the next one.
 
     Args:
         host: The learner's host.
@@ -35,16 +35,16 @@ class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
         schema: As given to the `RecordServer`. A difference is an error that names the leaf.
         max_inflight_msgs: Messages without acknowledgement, at most. A message holds one record, or as many small
             ones as fit into 256 KiB; all of them are kept in memory until they are acknowledged.
-        token: The learner's token. A worker of the learner's own user, on loopback, may leave out one that the learner
-            made for itself: it is found in a file that only this user can read, anew with each connection.
-        ca: The certificate of the authority that signed the learner's, or the learner's own if it signed itself (a PEM
-            file): turns TLS on.
+        token: The learner's token. A worker of the same user, on loopback, may leave out a token that the learner
+            generated: each connection reads it from a file that only this user can read.
+        ca: The certificate of the authority that signed the learner's, or the learner's own if it is self-signed (a PEM
+            file). Turns TLS on.
         server_name: The name in the learner's certificate, when it is not ``host``.
         producer_id: The number that the learner sees on this worker's records; the next free one when left out.
         connect_timeout_s: How long to wait for the learner to appear.
         reconnect_timeout_s: How long to try again after a connection was lost, before the next call raises
             `ConnectionClosedError`.
-        keepalive_s: A learner that is silent for three times as long is taken for gone.
+        keepalive_s: A learner that is silent for three times as long counts as gone.
 
     >>> import rollway
     >>> schema = {"tokens": "int32[*]", "score": "float32[]"}

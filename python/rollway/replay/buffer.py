@@ -17,7 +17,7 @@ from rollway._core import Table, table_bytes
 from rollway.errors import InvalidArgument, SchemaMismatch, SegmentDamaged, WaitTimeout
 from rollway.replay.batch import Batch, RowLayout, StagedCopies, as_host_array, device_name, fill_field_by_field
 from rollway.schema.arrays import fitted
-from rollway.schema.leaves import RaggedLeaf
+from rollway.schema.leaves import Leaf
 from rollway.schema.pytree import explained
 from rollway.schema.record import RecordSchema
 from rollway.segment.closes_on_exit import ClosesOnExit
@@ -365,7 +365,7 @@ def _seed(seed: int | None) -> int | None:
     return seed
 
 
-def _column(leaf: RaggedLeaf, value: Any, name: str) -> np.ndarray[Any, Any]:
+def _column(leaf: Leaf, value: Any, name: str) -> np.ndarray[Any, Any]:
     """One column as an exact array."""
     array = _as_array(value, name)
     if array.ndim == 0 or array.shape[1:] != leaf.shape:

@@ -520,4 +520,4 @@ def rollout_layout(dims: _Dims, critic_dim: int, fields: Mapping[str, Any] | Non
 def rollout_ring_bytes(layout: Layout, num_slots: int) -> int:
     """How large the segment of a `RolloutRing` with this layout is."""
     schema = Schema.of(layout)
-    return ring_bytes([leaf.nbytes for leaf in schema.leaves], 1, num_slots, len(schema.text), _MAX_PEERS)
+    return ring_bytes([leaf.row_bytes for leaf in schema.leaves], 1, num_slots, len(schema.text), _MAX_PEERS)

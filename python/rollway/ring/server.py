@@ -88,9 +88,10 @@ class Server(ServerBase):
                 writable=writable,
             )
         super().__init__(self._consumer, transports, Intake(self._consumer, self._schema, self._plan))
+        self._pinned = False
         if pin_host_memory:
             try:
-                self._closers.append(pin(*self._consumer._memory()))
+                self._pin_once()
             except RuntimeError:
                 self.close()
                 raise
@@ -160,6 +161,34 @@ class Server(ServerBase):
                     sample = Sample(optree.tree_map(np.copy, sample.batch, namespace="rollway"), sample.info)
             yield sample
             del sample
+
+    def device_iter(self, device: Any = "cuda", *, depth: int = 3) -> Iterator[Any]:
+        """Yields batches as torch tensors on ``device``, until the ring is shut down. You may keep them.
+
+        On a GPU a batch crosses in one asynchronous copy while you compute on the last one. Its tensors are ordered
+        with your current stream. Its room in the ring goes back to the producers as soon as the copy is done. The ring
+        is page-locked for that; where this cannot be done, a warning says why.
+
+        Args:
+            device: As torch names it. ``"cuda"`` means the CPU where there is no GPU.
+            depth: Batches that are under way or ready at a time.
+
+        >>> import numpy as np
+        >>> with Server({"obs": np.zeros(2, np.float32)}, batch_size=2) as server:
+        ...     for i in range(2):
+        ...         _ = server.submit({"obs": [i, i]})
+        ...     next(server.device_iter("cpu"))["obs"].tolist()
+        [[0.0, 0.0], [1.0, 1.0]]
+        """
+        from rollway.torch.device_batches import device_batches
+
+        return device_batches(self, device, depth)
+
+    def _pin_once(self) -> None:
+        """Page-locks the ring, if it is not yet. RuntimeError that says why, when it cannot be done."""
+        if not self._pinned:
+            self._closers.append(pin(*self._consumer._memory()))
+            self._pinned = True
 
     def submit(self, data: Any, *, version: int = 0, timeout: float | None = None) -> bool:
         """Copies one sample into the ring from this process. False when the policy dropped it."""

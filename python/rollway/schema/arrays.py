@@ -1,7 +1,6 @@
-"""Arrays: what a value is as an array (`as_array`, `as_leaf`), and how messages show an array (`describe`).
+"""Arrays: a user's value as an array (`as_array`, `as_leaf`), and an array as text for messages (`describe`).
 
-Everything that takes arrays from a user calls it: samples, records, weights, statistics. It knows nothing of schemas.
-Native code converts what `as_leaf` does by itself where it can, by the same rule.
+Samples, records, weights and statistics use it. Native code converts most values itself, by the rule of `as_leaf`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ def describe(dtype: np.dtype[Any] | str, shape: Sequence[int | str]) -> str:
 
 
 def as_array(value: Any, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
-    """What the value is as an array: no copy where there is a way without."""
+    """The value as an array, without a copy if possible."""
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
     if isinstance(value, type):
@@ -31,7 +30,7 @@ def as_array(value: Any, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[A
     if hasattr(value, "detach"):  # a torch tensor
         try:
             return np.asarray(value.numpy())
-        except (TypeError, RuntimeError):  # it wants gradients, lies on a device, or has a dtype that numpy has not
+        except (TypeError, RuntimeError):  # it has gradients, is on a device, or has a dtype that numpy does not have
             return _tensor(value.detach(), path)
     try:
         if hasattr(value, "__array__"):
@@ -47,10 +46,10 @@ def as_array(value: Any, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[A
 
 
 def as_leaf(value: Any, path: str, dtype: np.dtype[Any], dims: Sequence[int | str]) -> np.ndarray[Any, Any]:
-    """What the value is as an array for a leaf: single numbers and lists of numbers take its dtype, arrays keep theirs.
+    """The value as an array for a leaf: single numbers and lists of numbers take its dtype, arrays keep theirs.
 
-    Numbers convert like numpy's ``same_kind``: [1, 2] fits float32, but [1.5] not int32. A number that is out of range
-    is refused.
+    Numbers convert like numpy's ``same_kind``: [1, 2] fits float32, but [1.5] does not fit int32. A number that is out
+    of range is refused.
     """
     if isinstance(value, list | tuple):
         return _listed(value, path, dtype, dims)
@@ -72,9 +71,9 @@ def _of_same_kind(numbers: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.nda
 
 
 def convert(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
-    """The values in another dtype; ``None`` if one would be cut, wrapped or become infinite. Rounding is none of these.
+    """The values in another dtype; ``None`` if one would be cut off, wrap or become infinite. Rounding is allowed.
 
-    Raises `TypeError`, `ValueError` or `OverflowError` for what makes no numbers or text of that dtype at all.
+    Raises `TypeError`, `ValueError` or `OverflowError` for values that cannot be converted at all.
     """
     if dtype.type is np.void:  # plain bytes: there is nothing to convert
         return values if values.dtype == dtype else None
@@ -109,7 +108,7 @@ def _listed(value: Sequence[Any], path: str, dtype: np.dtype[Any], dims: Sequenc
         natural = np.asarray(value)
         converted = _of_same_kind(natural, dtype)
     except (OverflowError, ValueError, TypeError) as error:
-        raise SchemaMismatch(f"leaf '{path}' is a list that makes no {describe(dtype, dims)} array: {error}") from None
+        raise SchemaMismatch(f"leaf '{path}' is a list that cannot become {describe(dtype, dims)}: {error}") from None
     if converted is None:
         raise SchemaMismatch(
             f"leaf '{path}' is a list of {natural.dtype}, with values that do not fit {describe(dtype, dims)}"
@@ -118,7 +117,7 @@ def _listed(value: Sequence[Any], path: str, dtype: np.dtype[Any], dims: Sequenc
 
 
 def _scalar(value: complex, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
-    """A Python number takes the dtype of its leaf, if that can hold it: float32 takes 1.5, but not 1e300."""
+    """A Python number in the dtype of its leaf, if that can hold it: float32 takes 1.5, but not 1e300."""
     if dtype is None:
         return np.asarray(value)
     try:
@@ -142,5 +141,5 @@ def _tensor(tensor: Any, path: str) -> np.ndarray[Any, Any]:
         return np.asarray(tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16))
     try:
         return np.asarray(tensor.numpy())
-    except (TypeError, RuntimeError) as error:  # sparse, quantised, or of a dtype that numpy has not
+    except (TypeError, RuntimeError) as error:  # sparse, quantised, or of a dtype that numpy does not have
         raise SchemaMismatch(f"leaf '{path}' is a tensor of {tensor.dtype} that gives no array: {error}") from None

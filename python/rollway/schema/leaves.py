@@ -1,4 +1,4 @@
-"""Leaves: the four ways to say what one array of a schema is, the same for samples, records, replay and rollouts.
+"""Leaves: the four forms that describe one array of a schema, for samples, records, replay and rollouts.
 
 ```text
 np.zeros((84, 84), np.uint8)       an example; its values do not matter
@@ -7,8 +7,8 @@ np.zeros((84, 84), np.uint8)       an example; its values do not matter
 gymnasium.spaces.Box(…)            a space: Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of them
 ```
 
-`read_leaves` gives flat, named leaves; `as_example` makes an example of a tree in which some leaves are no arrays.
-Gymnasium is imported only when an object comes from it.
+`read_leaves` returns flat, named leaves; `as_example` puts arrays in place of the leaves of a tree that are no arrays.
+Gymnasium is imported only for its own objects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORMS = (
     "an example array, text like 'uint8[84,84]', a pair like ((84, 84), np.uint8), or a Gymnasium space (Box, "
     "Discrete, MultiDiscrete, MultiBinary, or Dict or Tuple of them)"
 )
-"""What a leaf may be, for messages."""
+"""The forms of a leaf, for messages."""
 
 WHOLE = "(the sample itself)"
 """The name of a leaf that is not in a dict, tuple or the like."""
@@ -37,13 +37,13 @@ _NOTATION = re.compile(r"(\w+)\[([^\]]*)\]")
 _VOID = re.compile(r"void(\d{1,12})")  # numpy's name of a dtype of plain bytes, with their bits
 
 
-class RaggedLeaf(NamedTuple):
-    """One array of a record. ``ragged``: its first dimension is as long as it is; ``shape`` is the rest."""
+class Leaf(NamedTuple):
+    """One array of a schema. ``ragged``: its first dimension differs from record to record; ``shape`` is the rest."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    ragged: bool
+    ragged: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -52,20 +52,20 @@ class RaggedLeaf(NamedTuple):
 
     @property
     def dims(self) -> tuple[int | str, ...]:
-        """The shape, with ``"*"`` in front where that is free."""
+        """The shape, with ``"*"`` as the first dimension of a ragged leaf."""
         return ("*", *self.shape) if self.ragged else self.shape
 
     def __str__(self) -> str:
         return describe(self.dtype, self.dims)
 
 
-def read_leaves(given: Any) -> dict[str, RaggedLeaf]:
+def read_leaves(given: Any) -> dict[str, Leaf]:
     """The leaves of a dict or Dict space, whose values have any of the forms. Those of a part are called ``part/leaf``.
 
     >>> {name: str(leaf) for name, leaf in read_leaves({"obs": "uint8[84,84]", "act": ((2,), np.float32)}).items()}
     {'obs': 'uint8[84,84]', 'act': 'float32[2]'}
     """
-    leaves: dict[str, RaggedLeaf] = {}
+    leaves: dict[str, Leaf] = {}
     for name, part in _parts(given):
         for leaf in _spread(str(name), part):
             if leaf.name in leaves:
@@ -75,7 +75,7 @@ def read_leaves(given: Any) -> dict[str, RaggedLeaf]:
 
 
 def as_example(tree: Any, namespace: str) -> Any:
-    """The tree with an array in place of each leaf that is text, a pair or a space. It takes no memory for them."""
+    """The tree with an array in place of each leaf that is text, a pair or a space. These arrays take no memory."""
     paths, values, treedef = optree.tree_flatten_with_path(tree, _is_form, namespace=namespace)
     if not any(map(_is_form, values)):
         return tree
@@ -101,7 +101,7 @@ def _example_of(name: str, form: Any) -> Any:
     return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
 
 
-def _spread(name: str, given: Any) -> Iterator[RaggedLeaf]:
+def _spread(name: str, given: Any) -> Iterator[Leaf]:
     """The leaves of one part of a schema."""
     if isinstance(given, dict) or _space_kind(given) in ("Dict", "Tuple"):
         for key, part in _parts(given):
@@ -118,7 +118,7 @@ def _joined(name: str, key: Any) -> str:
     return f"{name}/{key}" if name else str(key)
 
 
-def read_leaf(name: str, given: Any) -> RaggedLeaf:
+def read_leaf(name: str, given: Any) -> Leaf:
     """One array, in any of the forms. Raises `SchemaMismatch` that names the leaf and shows the forms."""
     if isinstance(given, str) and not isinstance(given, np.generic):
         match = _NOTATION.fullmatch(given.replace(" ", ""))
@@ -138,7 +138,7 @@ def read_leaf(name: str, given: Any) -> RaggedLeaf:
     return _leaf(name, array.dtype, list(array.shape))
 
 
-def _leaf(name: str, dtype_form: Any, dims: list[Any]) -> RaggedLeaf:
+def _leaf(name: str, dtype_form: Any, dims: list[Any]) -> Leaf:
     dtype = _dtype(name, dtype_form)
     if dtype.hasobject or dtype.itemsize == 0:
         raise SchemaMismatch(f"leaf '{name}' has dtype {dtype}, which has no fixed size in memory")
@@ -146,16 +146,16 @@ def _leaf(name: str, dtype_form: Any, dims: list[Any]) -> RaggedLeaf:
     fixed = dims[ragged:]
     if not all(str(dim).isdecimal() for dim in fixed):
         raise SchemaMismatch(
-            f"leaf '{name}' is {describe(dtype, dims)!r}; '*' may stand in front only, the rest are whole numbers"
+            f"leaf '{name}' is {describe(dtype, dims)!r}; only its first dimension may be '*', instead of a number"
         )
     shape = tuple(map(int, fixed))
     if dtype.itemsize * math.prod(dim or 1 for dim in shape) >= 2**63:
         raise SchemaMismatch(f"leaf '{name}' is {describe(dtype, dims)}, which is larger than an address space")
-    return RaggedLeaf(name, dtype, shape, ragged)
+    return Leaf(name, dtype, shape, ragged)
 
 
 def _dtype(name: str, given: Any) -> np.dtype[Any]:
-    """The dtype that somebody here has written so: numpy's, torch's or that of ml_dtypes."""
+    """The dtype of a user's notation: numpy's, torch's or that of ml_dtypes."""
     text = str(given).removeprefix("torch.") if _is_torch_dtype(given) else given
     try:
         if not isinstance(text, str):
@@ -166,7 +166,7 @@ def _dtype(name: str, given: Any) -> np.dtype[Any]:
         try:
             return np.dtype(text)
         except TypeError:
-            import ml_dtypes  # bfloat16 and its kin
+            import ml_dtypes  # bfloat16 and float8
 
             dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, text))
             return dtype
@@ -175,13 +175,13 @@ def _dtype(name: str, given: Any) -> np.dtype[Any]:
 
 
 def _is_form(value: Any) -> bool:
-    """Whether it describes arrays without being one: text, a pair or a space."""
+    """Whether it is text, a pair or a space, which describe arrays."""
     is_text = isinstance(value, str) and not isinstance(value, np.generic)
     return is_text or _is_pair(value) or _space_kind(value) is not None
 
 
 def _is_pair(value: Any) -> bool:
-    """Whether it is a shape and a dtype, which no two leaves of an example can be."""
+    """Whether it is a shape and a dtype. Two leaves of an example are never both."""
     if type(value) is not tuple or len(value) != 2:
         return False
     shape, dtype = value
@@ -196,7 +196,7 @@ def _is_torch_dtype(value: Any) -> bool:
 
 
 def _space_kind(value: Any) -> str | None:
-    """Which space of Gymnasium it is; ``None`` if it is none."""
+    """The class name of a Gymnasium space; ``None`` for anything else."""
     if all(cls.__module__.partition(".")[0] != "gymnasium" for cls in type(value).__mro__):
         return None
     from gymnasium import spaces

@@ -1,8 +1,7 @@
 """Schema: what one sample looks like, as a flat list of named leaves.
 
-It flattens pytrees, checks and converts arrays, and words the errors when they do not fit. It is asked once per handle,
-and then only for samples that are not plain dicts, tuples or lists of exact arrays: those never leave native code. It
-knows nothing of rings.
+It flattens pytrees, checks and converts arrays. Native code calls it once per handle, and then only for samples that
+are not plain dicts, tuples or lists of exact arrays.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ import dataclasses
 import functools
 import inspect
 import json
-import math
 import threading
 import types
 from collections.abc import Iterator, Sequence, Set
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import optree
@@ -24,34 +22,18 @@ import optree
 from rollway._core import Plan, read_schema
 from rollway.errors import ForeignSchema, SchemaMismatch
 from rollway.schema.arrays import as_array, as_leaf, describe
-from rollway.schema.leaves import WHOLE, as_example
+from rollway.schema.leaves import WHOLE, Leaf, as_example
 
 NAMESPACE = "rollway"
 _MAX_DIMENSIONS = 63  # numpy's limit, less one
-_MAX_QUOTED = 300  # characters of what a stranger said, in a message
+_MAX_QUOTED = 300  # characters of another process's text, in a message
 _MAX_FIELDS = 20
 _registered: set[type] = set()
 _registering = threading.RLock()
 
 
-class Leaf(NamedTuple):
-    """One array of a sample: where it is in the tree, and what it is."""
-
-    path: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one sample of this leaf."""
-        return self.dtype.itemsize * math.prod(self.shape)
-
-    def __str__(self) -> str:
-        return describe(self.dtype, self.shape)
-
-
 def dtype_text(dtype: np.dtype[Any]) -> str | list[Any]:
-    """The dtype as it stands in a schema's text: a word, or a list of fields ``[name, dtype, dimensions]``.
+    """The dtype in a schema's text: a word, or a list of fields ``[name, dtype, dimensions]``.
 
     Raises ValueError for fields that overlap, are out of order, or have a title that is not text.
     """
@@ -61,12 +43,12 @@ def dtype_text(dtype: np.dtype[Any]) -> str | list[Any]:
 
 
 def _is_nameless(dtype: np.dtype[Any]) -> bool:
-    """Whether numpy shows it like others ('<V2', '<W4'), as it does with those of ml_dtypes: only its name tells."""
+    """Whether only its name identifies it: numpy shows dtypes of ml_dtypes like others ('<V2', '<W4')."""
     return dtype.str[1] in "VW" and dtype.type is not np.void
 
 
 def _fields(dtype: np.dtype[Any]) -> list[Any]:
-    """The fields of a structured dtype, with the names of those dtypes that numpy shows like others."""
+    """The fields of a structured dtype."""
     described: list[Any] = []
     given: Any = np.lib.format.dtype_to_descr(dtype)
     for name, form, *shape in given:
@@ -87,7 +69,7 @@ class Schema:
 
     >>> import numpy as np
     >>> schema = Schema.of({"obs": np.zeros(4, np.float32), "done": np.bool_(False)})
-    >>> [f"{leaf.path}: {leaf}" for leaf in schema.leaves]
+    >>> [f"{leaf.name}: {leaf}" for leaf in schema.leaves]
     ['done: bool[]', 'obs: float32[4]']
     """
 
@@ -97,7 +79,7 @@ class Schema:
 
     @classmethod
     def of(cls, example: Any) -> Schema:
-        """Reads the schema off an example. Its values do not matter. Leaves may have any of the forms of `leaves`."""
+        """The schema of an example, whose values do not matter. Leaves may have any of the forms of `leaves`."""
         register_dataclasses(example)
         example = as_example(example, NAMESPACE)
         paths, values, treedef = optree.tree_flatten_with_path(example, namespace=NAMESPACE)
@@ -114,27 +96,27 @@ class Schema:
                 )
             if array.ndim > _MAX_DIMENSIONS:
                 raise SchemaMismatch(
-                    f"leaf '{name}' has {array.ndim} dimensions: at most {_MAX_DIMENSIONS}, for a batch has one more"
+                    f"leaf '{name}' has {array.ndim} dimensions: at most {_MAX_DIMENSIONS}, as a batch has one more"
                 )
             try:
                 dtype_text(array.dtype)
             except ValueError:
                 raise SchemaMismatch(
                     f"leaf '{name}' has dtype {array.dtype}, whose fields overlap, are out of order, or have titles "
-                    "that are not text. Declare them in the order in which they lie in memory"
+                    "that are not text. Declare them in the order of their offsets"
                 ) from None
             leaves.append(Leaf(name, array.dtype, array.shape))
         return cls(leaves, treedef)
 
     @functools.cached_property
     def text(self) -> bytes:
-        """The schema as it stands in a segment: paths, dtypes and shapes."""
-        rows = [[leaf.path, dtype_text(leaf.dtype), list(leaf.shape)] for leaf in self.leaves]
+        """The schema as text, for the header of a segment: paths, dtypes and shapes."""
+        rows = [[leaf.name, dtype_text(leaf.dtype), list(leaf.shape)] for leaf in self.leaves]
         return json.dumps(rows, separators=(",", ":")).encode()
 
     def plan(self) -> Plan:
         """The schema, compiled for native code."""
-        leaves = [(leaf.dtype, list(leaf.shape), leaf.nbytes) for leaf in self.leaves]
+        leaves = [(leaf.dtype, list(leaf.shape), leaf.row_bytes) for leaf in self.leaves]
         return Plan(self, self.text, leaves, _native_tree(self.treedef))
 
     def unflatten(self, leaves: list[Any]) -> Any:
@@ -152,21 +134,21 @@ class Schema:
             self._structure_differs(data)
         arrays = [self._fit(leaf, value, stacked) for leaf, value in zip(self.leaves, values, strict=True)]
         if stacked:
-            rows = {leaf.path: array.shape[0] for leaf, array in zip(self.leaves, arrays, strict=True)}
+            rows = {leaf.name: array.shape[0] for leaf, array in zip(self.leaves, arrays, strict=True)}
             if len(set(rows.values())) > 1:
                 raise SchemaMismatch(f"the leaves hold different numbers of samples: {rows}")
         return [np.ascontiguousarray(array) for array in arrays]
 
     def _fit(self, leaf: Leaf, value: Any, stacked: bool) -> np.ndarray[Any, Any]:
-        array = as_leaf(value, leaf.path, leaf.dtype, ("n", *leaf.shape) if stacked else leaf.shape)
+        array = as_leaf(value, leaf.name, leaf.dtype, ("n", *leaf.shape) if stacked else leaf.shape)
         shape = array.shape[1:] if stacked else array.shape
         if stacked and array.ndim == 0:
-            raise SchemaMismatch(f"leaf '{leaf.path}' is {array.dtype}[]: send_many needs a leading dimension")
+            raise SchemaMismatch(f"leaf '{leaf.name}' is {array.dtype}[]: send_many needs a leading dimension")
         if array.dtype != leaf.dtype or shape != leaf.shape:
             given = describe(array.dtype, ("n", *shape) if stacked else shape)
             wanted = describe(leaf.dtype, ("n", *leaf.shape) if stacked else leaf.shape)
             raise SchemaMismatch(
-                f"leaf '{leaf.path}' is {given} here but {wanted} in the schema. "
+                f"leaf '{leaf.name}' is {given} here but {wanted} in the schema. "
                 "Cast or reshape it before sending, or change the example on both sides"
             )
         return array
@@ -174,7 +156,7 @@ class Schema:
     def _structure_differs(self, data: Any) -> NoReturn:
         register_dataclasses(data)
         given = {path_text(path) for path in optree.tree_paths(data, namespace=NAMESPACE)}
-        wanted = {leaf.path for leaf in self.leaves}
+        wanted = {leaf.name for leaf in self.leaves}
         if given == wanted:
             raise SchemaMismatch(
                 "the sample has the leaves of the schema in another structure: "
@@ -183,7 +165,7 @@ class Schema:
         raise leaves_differ("sample", wanted, given)
 
     def explain(self, foreign: ForeignSchema) -> SchemaMismatch:
-        """Says how a schema elsewhere differs from this one."""
+        """The error that says how another schema differs from this one."""
         return explain(self.text, foreign)
 
 
@@ -193,7 +175,7 @@ class _Explains(Protocol):
 
 @contextlib.contextmanager
 def explained(schema: _Explains) -> Iterator[None]:
-    """Says how a schema elsewhere differs from this one, if that is what ends the block."""
+    """Raises how another schema differs from this one, if the core finds that in the block."""
     try:
         yield
     except ForeignSchema as foreign:
@@ -201,14 +183,14 @@ def explained(schema: _Explains) -> Iterator[None]:
 
 
 def leaves_differ(what: str, wanted: Set[str], given: Set[str]) -> SchemaMismatch:
-    """Says which leaves are missing and which are too many."""
+    """The error that says which leaves are missing and which are unexpected."""
     names = (("missing", wanted - given), ("unexpected", given - wanted))
     parts = [f"{fault} {', '.join(map(repr, sorted(leaves)))}" for fault, leaves in names if leaves]
     return SchemaMismatch(f"the {what} does not have the leaves of the schema: {'; '.join(parts)}")
 
 
 def explain(text: bytes, foreign: ForeignSchema, given: str = "example") -> SchemaMismatch:
-    """Says how a schema elsewhere differs from the one with this text. ``given``: what both sides are started with."""
+    """The error that says how another schema differs from this text. ``given``: what both sides are started with."""
     where, advice = foreign.place, f"start both sides with the same {given}"
     try:
         theirs = {path: leaf for path, *leaf in read_schema(foreign.text)}
@@ -224,18 +206,18 @@ def explain(text: bytes, foreign: ForeignSchema, given: str = "example") -> Sche
 
 
 def short(said: object) -> str:
-    """What a stranger said, at a length that a message can have."""
+    """Text of another process, shortened for a message."""
     text = str(said)
     return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"
 
 
 def _described(leaf: Sequence[Any] | None) -> str:
-    """A leaf as `read_schema` gives it, in words."""
+    """A leaf from `read_schema`, in words."""
     return "missing" if leaf is None else short(describe(_readable(leaf[0]), leaf[1]))
 
 
 def _readable(dtype: str | list[Any]) -> str:
-    """``<f4`` becomes ``float32``; another byte order, and what numpy does not know, stays as it is."""
+    """``<f4`` becomes ``float32``; another byte order, and an unknown dtype, stay unchanged."""
     if isinstance(dtype, list):
         shown = [str((name, _readable(form), *([dims] if dims else []))) for name, form, dims in dtype[:_MAX_FIELDS]]
         return f"[{', '.join([*shown, '…'] if len(dtype) > _MAX_FIELDS else shown)}]"
@@ -249,7 +231,7 @@ def _readable(dtype: str | list[Any]) -> str:
 
 
 def known_dtype(described: str | list[Any]) -> np.dtype[Any]:
-    """The dtype that `read_schema` tells of: the core has checked that it is one of those that are known.
+    """The dtype of a description from `read_schema`.
 
     Raises ImportError, AttributeError, TypeError or ValueError for one that this numpy or ml_dtypes does not have.
     """
@@ -259,7 +241,7 @@ def known_dtype(described: str | list[Any]) -> np.dtype[Any]:
         return np.dtype(f"V{int(described[4:]) // 8}")
     if described[0] in "<>|" and described != "<f1":
         return np.dtype(described)
-    import ml_dtypes  # bfloat16 and its kin
+    import ml_dtypes  # bfloat16 and float8
 
     beyond: np.dtype[Any] = np.dtype(getattr(ml_dtypes, "float8_e5m2" if described == "<f1" else described))
     return beyond
@@ -316,7 +298,7 @@ def _native_dataclass(cls: type, names: list[str], children: list[Any]) -> Any:
 
 
 def register_dataclasses(tree: Any) -> None:
-    """Makes plain dataclasses into pytree nodes; optree takes them for leaves otherwise."""
+    """Registers plain dataclasses as pytree nodes, which optree would take for leaves."""
     with _registering:
         while found := {type(leaf) for leaf in _dataclasses(tree)} - _registered:
             for cls in found:
@@ -327,7 +309,7 @@ def register_dataclasses(tree: Any) -> None:
 
 
 def _dataclasses(tree: Any) -> list[Any]:
-    """The leaves that are instances of dataclasses; a class itself is none."""
+    """The leaves that are instances of dataclasses."""
     leaves = optree.tree_leaves(tree, namespace=NAMESPACE)
     return [leaf for leaf in leaves if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)]
 

@@ -1,7 +1,6 @@
-"""RecordSchema: what a record looks like: named arrays, some of which have a length of their own in every record.
+"""RecordSchema: the named arrays of a record. Some have a different length in every record.
 
-It checks and converts what is sent, and words the errors. Native code asks it only for records
-that are not dicts of exact arrays. It knows nothing of lanes.
+It checks and converts what is sent. Native code calls it only for records that are not dicts of exact arrays.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import numpy as np
 from rollway._core import RecordPlan, read_schema
 from rollway.errors import ForeignSchema, SchemaMismatch
 from rollway.schema.arrays import as_leaf, describe
-from rollway.schema.leaves import RaggedLeaf, read_leaves
+from rollway.schema.leaves import Leaf, read_leaves
 from rollway.schema.pytree import dtype_text, explain, known_dtype, leaves_differ, short
 
 _EXAMPLE = "{'tokens': 'int32[*]'}"
 
 
-class RecordSchema(Mapping[str, RaggedLeaf]):
+class RecordSchema(Mapping[str, Leaf]):
     """The leaves of a record, by name, in the order given.
 
     Args:
@@ -42,31 +41,31 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
         if not self.leaves:
             raise SchemaMismatch(f"the schema has no leaves: give at least one, like {_EXAMPLE}")
 
-    def _hold(self, leaves: dict[str, RaggedLeaf]) -> None:
+    def _hold(self, leaves: dict[str, Leaf]) -> None:
         self._leaves = leaves
         self.leaves = tuple(leaves.values())
         """The same, in order."""
 
     @classmethod
     def of(cls, schema: RecordSchema | Mapping[str, Any]) -> RecordSchema:
-        """The schema, if it is not one yet."""
+        """A schema; returns one that is given."""
         return schema if isinstance(schema, RecordSchema) else cls(schema)
 
     @classmethod
     def from_text(cls, text: bytes) -> RecordSchema:
-        """The schema that stands in a segment."""
+        """The schema in the header of a segment."""
         try:
             parsed = read_schema(text)
             leaves = {name: _leaf_from_text(name, dtype, dims) for name, dtype, dims in parsed}
         except SchemaMismatch as error:
-            raise SchemaMismatch(f"these are no records that can be read here: {error}") from None
+            raise SchemaMismatch(f"these records cannot be read here: {error}") from None
         if len(leaves) != len(parsed):
-            raise SchemaMismatch("these are no records that can be read here: two leaves have the same name")
+            raise SchemaMismatch("these records cannot be read here: two leaves have the same name")
         schema = cls.__new__(cls)
         schema._hold(leaves)
         return schema
 
-    def __getitem__(self, name: str) -> RaggedLeaf:
+    def __getitem__(self, name: str) -> Leaf:
         return self._leaves[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -80,7 +79,7 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
 
     @functools.cached_property
     def text(self) -> bytes:
-        """The schema as it stands in a segment."""
+        """The schema as text, for the header of a segment."""
         rows = [[leaf.name, dtype_text(leaf.dtype), list(leaf.dims)] for leaf in self.leaves]
         return json.dumps(rows, separators=(",", ":")).encode()
 
@@ -98,21 +97,21 @@ class RecordSchema(Mapping[str, RaggedLeaf]):
         return [_fit(leaf, data[leaf.name]) for leaf in self.leaves]
 
     def explain(self, foreign: ForeignSchema) -> SchemaMismatch:
-        """Says how a schema elsewhere differs from this one."""
+        """The error that says how another schema differs from this one."""
         return explain(self.text, foreign, "schema")
 
 
-def _leaf_from_text(name: str, described: Any, dims: tuple[Any, ...]) -> RaggedLeaf:
+def _leaf_from_text(name: str, described: Any, dims: tuple[Any, ...]) -> Leaf:
     """A leaf that the core read from a text."""
     try:
         dtype = known_dtype(described)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise SchemaMismatch(f"leaf '{short(name)}' has a dtype that is not known here: {error}") from None
+        raise SchemaMismatch(f"leaf '{short(name)}' has a dtype that is unknown here: {error}") from None
     ragged = dims[:1] == ("*",)
-    return RaggedLeaf(name, dtype, dims[ragged:], ragged)
+    return Leaf(name, dtype, dims[ragged:], ragged)
 
 
-def _fit(leaf: RaggedLeaf, value: Any) -> np.ndarray[Any, Any]:
+def _fit(leaf: Leaf, value: Any) -> np.ndarray[Any, Any]:
     if type(value) is np.ndarray and _is_exact(leaf, value):
         return value
     array = as_leaf(value, leaf.name, leaf.dtype, leaf.dims)
@@ -125,6 +124,6 @@ def _fit(leaf: RaggedLeaf, value: Any) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(array).reshape(array.shape)  # ascontiguousarray makes 0-d arrays 1-d
 
 
-def _is_exact(leaf: RaggedLeaf, array: np.ndarray[Any, Any]) -> bool:
+def _is_exact(leaf: Leaf, array: np.ndarray[Any, Any]) -> bool:
     fits = array.ndim == len(leaf.dims) and array.shape[leaf.ragged :] == leaf.shape
     return fits and array.dtype == leaf.dtype and array.flags.c_contiguous

@@ -1,21 +1,17 @@
-"""Environments in shared memory: a `gymnasium.vector.VectorEnv` whose environments run in worker processes.
-
-Users call `make_vec`.
+"""Vector environments: a `gymnasium.vector.VectorEnv` whose environments run in worker processes. Call `make_vec`.
 
 ```text
 shm_vector_env.py     `ShmVectorEnv`: the caller's side, as Gymnasium knows it
-env_pool.py           the environments as the caller sees them: requests, and waits for answers
-results.py            where the newest results of each environment lie
-messages.py           what is sent beside the arrays: in shared memory, or by a pipe
-fault_recovery.py     restarts what failed; which episodes were lost, and what the learner is told
-fault_policy.py       how often an environment may fail (`RestartPolicy`), and how long it may take
-common_spaces.py      the spaces of the whole, from those of each environment
+env_pool.py           the environments as the caller sees them: makes requests, waits for answers
+results.py            the newest results of each environment
+messages.py           what is sent besides the arrays, in shared memory or by a pipe; deadlines
+fault_recovery.py     restarts environments that failed; keeps what the learner is told about lost episodes
 worker_processes.py   starts, stops and replaces the processes
 pipe.py               the two ends of the pipe to a worker
-worker.py             what runs in a worker process
-worker_env.py         one environment in it: its autoreset, its results, its actions
-protocol.py           what caller and workers tell each other: tasks, flags, faults
-layout.py             where the arrays lie, in our segment and in a slot of a ring
+worker.py             the main loop of a worker process
+worker_env.py         one environment in a worker: its autoreset, its results, its actions
+protocol.py           tasks, flags, settings, spaces and faults
+layout.py             the arrays, in our segment and in a slot of a ring
 ```
 
 Gymnasium is imported on use: ``pip install ".[gymnasium]"`` in the clone of Rollway.
@@ -23,6 +19,7 @@ Gymnasium is imported on use: ``pip install ".[gymnasium]"`` in the clone of Rol
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import os
@@ -33,7 +30,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from rollway.errors import InvalidArgument
 from rollway.machine.cgroup import Cgroup
 from rollway.runner.restart_policy import RestartPolicy
-from rollway.vector_env.fault_policy import FaultPolicy
 
 if TYPE_CHECKING:
     from gymnasium import Env, Space
@@ -43,6 +39,22 @@ if TYPE_CHECKING:
     from rollway.vector_env.shm_vector_env import ShmVectorEnv
 
 __all__ = ["FaultPolicy", "make_vec"]
+
+
+class FaultPolicy(RestartPolicy):
+    """A `RestartPolicy` with the defaults ``max_restarts=3`` and ``within_s=60.0``. New code uses `RestartPolicy`.
+
+    >>> FaultPolicy(max_restarts=2) == FaultPolicy(2, 60.0)
+    True
+    """
+
+    def __init__(self, max_restarts: int = 3, within_s: float = 60.0) -> None:
+        super().__init__(max_restarts, within_s=within_s)
+        if max_restarts < 1:
+            raise InvalidArgument(f"max_restarts = {max_restarts} is out of range: at least 1")
+
+    def __repr__(self) -> str:
+        return f"FaultPolicy(max_restarts={self.max_restarts}, within_s={self.within_s})"
 
 
 def make_vec(
@@ -61,28 +73,27 @@ def make_vec(
     wrappers: Sequence[Callable[[Env[Any, Any]], Env[Any, Any]]] = (),
     **env_kwargs: Any,
 ) -> ShmVectorEnv:
-    """Makes environments that run in worker processes and speak through shared memory.
+    """Makes environments that run in worker processes, with their arrays in shared memory.
 
     Args:
         env_fns: An environment's id (or spec), one function that makes an environment, or one function for each.
-        num_envs: How many; 1 for an id or a single function when left out.
-        num_workers: Processes to share them out to; each steps its own one after the other. As many as there are CPUs
-            to use when left out. Environments that sleep or wait for something gain from more workers than CPUs.
-        batch_size: How many results `recv` gives at a time; all when left out.
+        num_envs: How many environments; by default 1 for an id or a single function.
+        num_workers: How many processes; each steps its environments one after the other. By default one for each
+            usable CPU. Environments that sleep or wait gain from more workers than CPUs.
+        batch_size: How many results `recv` returns at a time; by default all.
         copy: Whether results are copies, or views that stay valid until the step after the next.
         observation_mode: As for Gymnasium's vector environments.
         autoreset_mode: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``, as for those.
         step_timeout_s: How long a worker may take for one step or reset of its environments before they count as hung;
-            for ever when left out. To be made again after a fault they may take five times as long as they took at the
-            start, besides.
-        restart: How often an environment that raises, dies or hangs is begun anew, while the others go on; left out,
-            the caller gets the error. The learner sees a truncated episode: the last observation again, reward 0,
-            ``truncated``, and in the infos ``"fault"`` with what happened. Then the environment is reset as its
-            autoreset mode says. A reset that fails is done again, with the same seed. With autoreset disabled, a step
-            of an environment whose episode is over is an error of the caller: it is raised, and uses up no restart.
-        context: How processes are started: as `multiprocessing` does by default when left out.
-        daemon: Whether workers may not have child processes of their own, as in `multiprocessing`.
-        wrappers: Put around each environment made from an id.
+            by default for ever. Re-creation after a fault gets an extra 5× the initial creation time.
+        restart: How often an environment that raises, dies or hangs is restarted, while the others continue; by default
+            never: the error is raised. The learner sees a truncated episode: the last observation again, reward 0,
+            ``truncated``, and the infos have ``"fault"``. Then the environment is reset by its autoreset mode. A reset
+            that fails is repeated with the same seed. With autoreset disabled, a step after the end of an episode is an
+            error of the caller: it is raised, and is no restart.
+        context: The start method of `multiprocessing`; by default its default.
+        daemon: Whether workers may not have child processes, as in `multiprocessing`.
+        wrappers: Applied to each environment made from an id.
         **env_kwargs: Arguments for each environment made from an id.
 
     >>> envs = make_vec("CartPole-v1", num_envs=2)
@@ -99,11 +110,11 @@ def make_vec(
     spec = None
     makers: list[Callable[[], Env[Any, Any]]]
     if isinstance(env_fns, str | gymnasium.envs.registration.EnvSpec):
-        # Found here: a worker that does not come from a fork may not know what was registered since the start.
-        spec = _found(env_fns) if isinstance(env_fns, str) else env_fns
-        makers = [_MadeBySpec(spec, env_kwargs, tuple(wrappers))] * (1 if num_envs is None else num_envs)
+        # Looked up here, because a worker that was not forked may not know what was registered since the start.
+        spec = _find_spec(env_fns) if isinstance(env_fns, str) else env_fns
+        makers = [functools.partial(_make, spec, env_kwargs, wrappers)] * (1 if num_envs is None else num_envs)
     elif env_kwargs or wrappers:
-        raise InvalidArgument("wrappers and arguments for environments go with an id, not with functions")
+        raise InvalidArgument("wrappers and arguments for environments need an id, not functions")
     elif callable(env_fns):
         makers = [env_fns] * (1 if num_envs is None else num_envs)
     else:
@@ -128,8 +139,8 @@ def make_vec(
     return envs
 
 
-def _found(name: str) -> EnvSpec:
-    """As Gymnasium finds it: ``module:id`` imports the module first, and an id without a version is the newest."""
+def _find_spec(name: str) -> EnvSpec:
+    """Looks up an id as `gymnasium.make` does: imports the module of ``module:id``, and takes the newest version."""
     import gymnasium
     from gymnasium.envs import registration
 
@@ -142,28 +153,18 @@ def _found(name: str) -> EnvSpec:
     return gymnasium.spec(name)
 
 
-class _MadeBySpec:
-    """Makes an environment of the registry. A class, so that it can be pickled."""
+def _make(spec: EnvSpec, kwargs: dict[str, Any], wrappers: Sequence[Callable[[Env[Any, Any]], Env[Any, Any]]]) -> Any:
+    """Makes an environment of the registry."""
+    import gymnasium
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        kwargs: dict[str, Any],
-        wrappers: tuple[Callable[[Env[Any, Any]], Env[Any, Any]], ...],
-    ) -> None:
-        self._spec, self._kwargs, self._wrappers = spec, kwargs, wrappers
-
-    def __call__(self) -> Env[Any, Any]:
-        import gymnasium
-
-        env: Env[Any, Any] = gymnasium.make(self._spec, **self._kwargs)
-        for wrapper in self._wrappers:
-            env = wrapper(env)
-        return env
+    env: Env[Any, Any] = gymnasium.make(spec, **kwargs)
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return env
 
 
 def _cpus() -> int:
-    """Those that we may use: neither taken away by affinity, nor by the container's quota."""
+    """How many CPUs this process may use, by its affinity and the quota of its container."""
     allowed = len(os.sched_getaffinity(0))
     quota = Cgroup(Path("/")).cpu_quota()
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))

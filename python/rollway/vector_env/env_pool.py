@@ -1,8 +1,6 @@
-"""EnvPool: all environments as their caller sees them. Makes requests, waits for answers, and has faults recovered.
+"""EnvPool: all environments as their caller sees them. Makes requests, waits for answers, and starts fault recovery.
 
-`ShmVectorEnv` is its only user, and gives it the interface of Gymnasium. `worker_processes` starts and stops the
-processes, `messages` carries what is no array, `results` knows where the newest results lie, and `fault_recovery`
-restarts what failed.
+Only `ShmVectorEnv` uses it.
 """
 
 from __future__ import annotations
@@ -23,27 +21,31 @@ from rollway._core import EnvCaller
 from rollway.errors import EnvDied, EnvRaised, WaitTimeout
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.segment.naming import auto_name
-from rollway.vector_env.common_spaces import CommonSpaces, ObservationMode
-from rollway.vector_env.fault_policy import Deadlines, FaultBudget
-from rollway.vector_env.fault_recovery import FaultRecovery, LostEpisodes, Reset
-from rollway.vector_env.layout import RolloutTarget, SharedLayout, SpaceLayout
-from rollway.vector_env.messages import Messages, Packed, PendingAnswers
+from rollway.vector_env.fault_recovery import FaultBudget, FaultRecovery, LostEpisodes, Reset
+from rollway.vector_env.layout import RolloutTarget, SharedLayout
+from rollway.vector_env.messages import Deadlines, Messages, Packed, PendingAnswers
 from rollway.vector_env.pipe import WorkerGone, WorkerTimeout, packed
-from rollway.vector_env.protocol import EnvDescriptions, Fault, WorkerSettings, raise_fault
+from rollway.vector_env.protocol import (
+    CommonSpaces,
+    EnvDescriptions,
+    Fault,
+    ObservationMode,
+    WorkerSettings,
+    raise_fault,
+)
 from rollway.vector_env.results import Results
 from rollway.vector_env.worker_processes import Maker, WorkerProcesses
 
 Outcome = tuple[str, list[int], bytes]
-"""How a wait in the core ended: why, for which environments or workers, and the flags of those that answered."""
+"""The end of a wait in the core: its kind, the environments or workers, and the flags of the answers."""
 EnvInfo = tuple[int, dict[str, Any]]
 """An environment, and an info of it."""
-_INLINE_BYTES = 4096
 _CLOSING_S = 5.0
 """How long environments may take to close."""
 
 
 class EnvPool:
-    """Environments in worker processes, their arrays, and what is known about each of them."""
+    """Environments in worker processes, their arrays, and the state of each of them."""
 
     def __init__(
         self,
@@ -75,17 +77,8 @@ class EnvPool:
         self.results = Results(self.shared_layout, self.arrays)
         self.lost_episodes = LostEpisodes(self.num_envs, mode)
         self._messages = Messages(self.core, self._workers, self.arrays, self.deadlines)
-        self._recovery = FaultRecovery(
-            self._fault_budget,
-            WorkerSettings(0, os.getpid(), envs_of[0], mode, self.shared_layout, self.core.name),
-            self.core,
-            self._workers,
-            self._messages,
-            self.results,
-            self.lost_episodes,
-            self.deadlines,
-            self.arrays.busy_env,
-        )
+        settings = WorkerSettings(0, os.getpid(), envs_of[0], mode, self.shared_layout, self.core.name)
+        self._recovery = FaultRecovery(self._fault_budget, settings, self._messages, self.results, self.lost_episodes)
         self._answers = PendingAnswers()
         self._calling_thread: dict[str, int] = {}
 
@@ -103,12 +96,9 @@ class EnvPool:
         return CommonSpaces.of([description], observation_mode)
 
     def _open(self, workers: int) -> None:
-        layout, self.action = (
-            SpaceLayout(self.spaces.single_observation_space),
-            SpaceLayout(self.spaces.single_action_space),
-        )
-        room = max(_INLINE_BYTES, -(-(layout.bytes(1) + 2048) // 4096) * 4096)
-        self.shared_layout = SharedLayout(layout, self.action, self.num_envs, workers, room)
+        spaces = self.spaces.single_observation_space, self.spaces.single_action_space
+        self.shared_layout = SharedLayout.of(*spaces, self.num_envs, workers)
+        self.action = self.shared_layout.action
         name = auto_name()
         self.core = EnvCaller(name, workers, self.num_envs, self.shared_layout.bytes)
         # Also when the pool is dropped without `close`; see `_close_all` for the end of the interpreter.
@@ -167,11 +157,11 @@ class EnvPool:
     def is_busy(self, env: int | None = None) -> bool:
         """Whether an environment (or any) has a request whose answer was not given to the caller yet."""
         if env is None:
-            return self.core.out() > 0 or bool(self._answers)
-        return self.core.is_out(env) or env in self._answers
+            return self.core.num_busy() > 0 or bool(self._answers)
+        return self.core.is_busy(env) or env in self._answers
 
     def can_step_fast(self) -> bool:
-        """Whether nothing is under way, lost or untold, and all parts of actions and results are arrays."""
+        """Whether no request or fault is under way, and all parts of actions and results are arrays."""
         is_plain = not (self.action.variable_parts or self.shared_layout.observation.variable_parts)
         return is_plain and not (
             self.is_busy()
@@ -186,22 +176,21 @@ class EnvPool:
     def gather(
         self, count: int, timeout: float | None = None, outcome: Outcome | None = None
     ) -> tuple[list[int], list[EnvInfo]]:
-        """Waits for answers, and has faults recovered. Returns the environments that answered, and their infos.
+        """Waits for ``count`` answers, and recovers from faults. Returns the environments, and their infos.
 
-        Args:
-            count: How many answers to wait for.
-            timeout: Seconds; for ever when left out.
-            outcome: The result of a wait in the core that was made already.
+        ``outcome`` is the result of a wait in the core that was made already.
         """
         answers = self._answers
         if self._workers.unflushed:
             for worker in self._messages.flush_pending(timeout):
-                self._recovery.on_hung([env for env in self._workers.envs_of[worker] if self.core.is_out(env)], answers)
+                self._recovery.on_hung(
+                    [env for env in self._workers.envs_of[worker] if self.core.is_busy(env)], answers
+                )
         while True:
             if answers:
                 for env in [env for env in answers if answers.is_unread(env)]:
                     self._read_message(env)
-                count = min(count, self.core.out() + len(answers))
+                count = min(count, self.core.num_busy() + len(answers))
                 if len(answers) >= count:
                     break
             # With no answers yet the core waits for all requests, if those are fewer.
@@ -209,10 +198,10 @@ class EnvPool:
                 if outcome is None:
                     outcome = self.core.wait(count - len(answers), self.deadlines.limit(), timeout)
             except WaitTimeout:
-                count = min(count, self.core.out() + len(answers))
+                count = min(count, self.core.num_busy() + len(answers))
                 raise WaitTimeout(
-                    f"not all of the {count} environments that are waited for have answered within {timeout} s. "
-                    "Nothing is lost: call again to wait on, or reset()"
+                    f"fewer than {count} environments have answered within {timeout} s. Nothing is lost: call again to "
+                    "wait longer, or reset()"
                 ) from None
             (kind, ids, flags), outcome = outcome, None
             if kind == "answered":
@@ -235,7 +224,7 @@ class EnvPool:
     def _take_answers(self) -> None:
         """Takes the answers that are there before a worker is replaced, so that they are not lost with it."""
         with contextlib.suppress(WaitTimeout):
-            while self.core.out():
+            while self.core.num_busy():
                 _, ids, flags = self.core.wait(1, None, 0.0)
                 self._accept(ids, flags)
 
@@ -267,7 +256,7 @@ class EnvPool:
         if isinstance(content, Fault):
             self._recovery.on_raised(env, content)
         else:
-            self._recovery.restore(env, "its worker ended before it had said all", remake=False)
+            self._recovery.restore(env, "its worker ended before its message was sent", remake=False)
 
     def _take_infos(self, env: int) -> list[dict[str, Any]]:
         """The infos of an environment whose answer the caller gets now."""
@@ -295,11 +284,11 @@ class EnvPool:
             self.gather(self.num_envs)
 
     def end_rollout(self) -> None:
-        """Gives the rows of a slot back: after it, no worker writes there, whatever happened."""
+        """Ends a rollout. After it, even after an error, no worker writes to the rows of the slot."""
         try:
             self.drain_after_error()
         except BaseException:  # hung, dead, or Ctrl-C again: a killed worker does not write
-            for worker in {self._workers.worker_of[env] for env in range(self.num_envs) if self.core.is_out(env)}:
+            for worker in {self._workers.worker_of[env] for env in range(self.num_envs) if self.core.is_busy(env)}:
                 self._workers.kill(worker)
             raise
         finally:
@@ -309,13 +298,13 @@ class EnvPool:
 
     def add_target(self, target: RolloutTarget) -> None:
         """Tells the workers about a slot of a ring to write results to."""
-        self._call_all_workers("target", target)
+        self._call_all_workers("add_target", target)
         self._recovery.targets.append(target)
 
     def remove_targets(self, clients: set[int]) -> None:
         """Tells the workers to unmap the memory of these clients, whose slots are not used any more."""
         self._recovery.targets = [target for target in self._recovery.targets if target.client not in clients]
-        self._call_all_workers("forget", clients)
+        self._call_all_workers("remove_targets", clients)
 
     def _call_all_workers(self, *message: Any) -> None:
         """Makes the same call to every worker; again, if one died and was replaced."""
@@ -332,7 +321,7 @@ class EnvPool:
         if self._calling_thread.setdefault("thread", me) != me:
             raise RuntimeError("another thread is using this vector environment")
         try:
-            self.core.out()  # raises when another thread waits
+            self.core.num_busy()  # raises when another thread waits
             return self._call_workers(message)
         finally:
             self._calling_thread.clear()
@@ -359,7 +348,7 @@ class EnvPool:
         if gone:
             how = "; ".join(self._recovery.on_died(worker, self._answers) for worker in gone)
             lost = [env for worker in gone for env in envs_of[worker]]
-            raise EnvDied(f"{how}. Its environments are begun anew, in another process: call again", lost)
+            raise EnvDied(f"{how}. Its environments restart in another process: call again", lost)
         for reply in replies:
             if not isinstance(reply, bytes):
                 env, fault = reply

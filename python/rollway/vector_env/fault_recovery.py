@@ -1,8 +1,8 @@
-"""Fault recovery: what happens to environments that raise, die or hang. Restarts them, or raises to the caller.
+"""Fault recovery: restarts environments that raise, die or hang, or raises to the caller.
 
 A worker process that has ended is replaced, and its environments are made again. Environments with a request under way
-restart at once, the others with their next action. `LostEpisodes` keeps what the learner is told: a lost episode is a
-truncated one, and a lost reset is done again.
+restart at once, the others with their next action. The learner sees a lost episode as truncated; a lost reset is
+repeated. `LostEpisodes` keeps both.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from rollway._core import EnvCaller
-from rollway.errors import EnvDied, EnvHung
-from rollway.vector_env.fault_policy import Deadlines, FaultBudget
-from rollway.vector_env.layout import Array, RolloutTarget
+from rollway.errors import EnvDied, EnvHung, InvalidArgument
+from rollway.runner.restart_policy import RestartCount, RestartPolicy
+from rollway.vector_env.layout import RolloutTarget
 from rollway.vector_env.messages import Messages, PendingAnswers
 from rollway.vector_env.protocol import (
     FAULT,
@@ -32,10 +31,26 @@ from rollway.vector_env.protocol import (
     raise_fault,
 )
 from rollway.vector_env.results import Results
-from rollway.vector_env.worker_processes import WorkerProcesses
 
 Reset = tuple[int | None, dict[str, Any] | None]
 """Seed and options."""
+
+
+class FaultBudget:
+    """Counts the faults of each environment against a policy. ``policy`` is ``None`` where none is ever restarted."""
+
+    def __init__(self, policy: RestartPolicy | None) -> None:
+        if not isinstance(policy, RestartPolicy | None):
+            raise InvalidArgument(f"restart must be a RestartPolicy, or None for none; not {policy!r}")
+        self.policy = None if policy is None or policy.max_restarts == 0 else policy
+        self._counts: dict[int, RestartCount] = {}
+
+    def record_fault(self, env: int) -> bool:
+        """Counts a fault. False when it was one too many."""
+        if self.policy is None:
+            return False
+        count = self._counts.get(env) or self._counts.setdefault(env, RestartCount(self.policy))
+        return count.allows_another()
 
 
 class LostEpisodes:
@@ -54,11 +69,11 @@ class LostEpisodes:
         """Resets that were lost, and why; the learner is not told yet."""
 
     def __bool__(self) -> bool:
-        """Whether a loss is not told yet, or a reset is under way, which a fault would lose."""
+        """Whether there is a loss that the learner was not told about yet, or a reset under way."""
         return bool(self._why or self._ends or self._resets or self.repeated_resets)
 
     def begin_resets(self, resets: dict[int, Reset]) -> None:
-        """These resets are under way. Losses before them need not be told any more."""
+        """These resets are under way. Earlier losses of their environments do not matter any more."""
         self._resets, self.repeated_resets = resets, {}
         for env in resets:
             self._why.pop(env, None)
@@ -100,7 +115,7 @@ class LostEpisodes:
     def on_answer(self, env: int, flag: int) -> None:
         """An answer is taken. The info is made at once: the next episode may be lost before the answer is given."""
         if flag & RESTORED:
-            fault = {"fault": self._why.pop(env, "its worker was started anew")}
+            fault = {"fault": self._why.pop(env, "its worker was restarted")}
             last = self._last.pop(env, None)
             self._ends[env] = {"final_obs": last, "final_info": fault} if self._same_step else fault
 
@@ -121,18 +136,14 @@ class FaultRecovery:
         self,
         fault_budget: FaultBudget,
         settings: WorkerSettings,
-        core: EnvCaller,
-        workers: WorkerProcesses,
         messages: Messages,
         results: Results,
         lost_episodes: LostEpisodes,
-        deadlines: Deadlines,
-        busy_env: Array,
     ) -> None:
         self._fault_budget, self._settings = fault_budget, settings
-        self._core, self._workers, self._messages = core, workers, messages
-        self._results, self._lost_episodes = results, lost_episodes
-        self._deadlines, self._busy_env = deadlines, busy_env
+        self._messages, self._results, self._lost_episodes = messages, results, lost_episodes
+        self._core, self._workers, self._deadlines = messages.core, messages.workers, messages.deadlines
+        self._busy_env = messages.arrays.busy_env
         self.targets: list[RolloutTarget] = []
         """Slots of rings that replacement workers have to know."""
 
@@ -202,7 +213,7 @@ class FaultRecovery:
         self._core.expect(worker, self._workers.start(settings))
         self._deadlines.starting_workers.add(worker)
         for env in self._workers.envs_of[worker]:
-            if self._core.is_out(env):
+            if self._core.is_busy(env):
                 self.restore(env, what, remake=False)
                 continue
             # Idle, or its last answer is taken already: it restarts with its next action.
@@ -244,12 +255,8 @@ class FaultRecovery:
         at_fault, others = self._at_fault(worker, envs), describe_envs(self._workers.envs_of[worker])
         raise EnvHung(
             f"{describe_envs(at_fault)} has not answered for {self._deadlines.timeout_s} s (in worker process "
-            f"{self._workers.pid(worker)}, with {others}). Wait on with the same call (after "
-            "step() it is step_wait()), or close() to end it"
-            + (
-                ", or use restart=RestartPolicy.up_to(3) to have it begun anew"
-                if self._fault_budget.policy is None
-                else ""
-            ),
+            f"{self._workers.pid(worker)}, with {others}). Wait longer with the same call (after "
+            "step(): step_wait()), or close() to end it"
+            + (", or use restart=RestartPolicy.up_to(3) to restart it" if self._fault_budget.policy is None else ""),
             at_fault,
         )

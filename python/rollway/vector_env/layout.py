@@ -1,4 +1,4 @@
-"""Where the data of a vector environment lies in shared memory. Caller and workers derive the same arrays from it.
+"""Layout of the shared memory of a vector environment. Caller and workers derive the same arrays from it.
 
 A space is flattened into parts. A part of fixed size (Box, Discrete, MultiDiscrete, MultiBinary) is one array in shared
 memory with a row for each environment. A part of *variable* size (Text, Sequence, Graph, OneOf, a space of your own) is
@@ -41,10 +41,6 @@ class Part:
         """Whether its size differs from value to value."""
         return self.dtype is None
 
-    def bytes(self, rows: int) -> int:
-        """The size of so many rows of it."""
-        return 0 if self.dtype is None else rows * math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
 
 class SpaceLayout:
     """The parts of one space; splits a value into its parts, and builds it from them.
@@ -83,22 +79,9 @@ class SpaceLayout:
         """The value with these parts."""
         return parts[0] if self.single else _assemble(self._tree, parts)
 
-    def bytes(self, rows: int) -> int:
-        """What so many rows take up."""
-        return sum(_aligned(part.bytes(rows)) for part in self.parts)
-
-    def arrays(self, memory: memoryview, offset: int, rows: int) -> list[Array | None]:
-        """One array of so many rows for each part, from ``offset`` on; ``None`` for a variable one."""
-        arrays: list[Array | None] = []
-        for part in self.parts:
-            if part.dtype is None:
-                arrays.append(None)
-                continue
-            count = rows * math.prod(part.shape)
-            flat: Array = np.frombuffer(memory, np.dtype(part.dtype), count, offset)
-            arrays.append(flat.reshape(rows, *part.shape))
-            offset += _aligned(part.bytes(rows))
-        return arrays
+    def arrays(self, memory: _Allocator, rows: int) -> list[Array | None]:
+        """One array of this many rows for each part; ``None`` for a variable one."""
+        return [None if part.dtype is None else memory.take(part.dtype, rows, *part.shape) for part in self.parts]
 
 
 def _walk(tree: Any, value: Any) -> Iterator[Any]:
@@ -120,13 +103,24 @@ def _assemble(tree: Any, parts: Sequence[Any]) -> Any:
     return tuple(_assemble(child, parts) for child in tree)
 
 
-def _aligned(count: int) -> int:
-    return -(-count // _ALIGN) * _ALIGN
+class _Allocator:
+    """Gives out arrays one after the other, each aligned. Without memory it only counts their bytes."""
+
+    def __init__(self, memory: memoryview | None = None) -> None:
+        self._memory, self.used = memory, 0
+
+    def take(self, dtype: npt.DTypeLike, *shape: int) -> Array:
+        start, count = self.used, math.prod(shape)
+        self.used += -(-count * np.dtype(dtype).itemsize // _ALIGN) * _ALIGN
+        if self._memory is None:
+            return np.empty(0, dtype)
+        flat: Array = np.frombuffer(self._memory, dtype, count, start)
+        return flat.reshape(shape)
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Where the results of one step lie."""
+    """The arrays for the results of one step."""
 
     observations: list[Array | None]
     rewards: Array
@@ -148,53 +142,57 @@ class SharedLayout:
     BUFFERS = 2
     """Results go to them in turn, so the results of one step stay until the step after the next."""
 
-    def _buffer_bytes(self) -> int:
-        return self.observation.bytes(self.num_envs) + _aligned(8 * self.num_envs) + 2 * _aligned(self.num_envs)
+    @classmethod
+    def of(cls, observation: Space[Any], action: Space[Any], num_envs: int, num_workers: int) -> SharedLayout:
+        """The layout for these spaces. An inline message has room for an observation and 2 KiB of infos."""
+        layout, one_row = SpaceLayout(observation), _Allocator()
+        layout.arrays(one_row, 1)
+        inline_bytes = -(-(one_row.used + 2048) // 4096) * 4096
+        return cls(layout, SpaceLayout(action), num_envs, num_workers, inline_bytes)
 
     @property
     def bytes(self) -> int:
         """The size of the data."""
-        words = 2 * _aligned(8 * self.num_workers) + _aligned(4 * self.num_envs)
-        actions = self.action.bytes(self.num_envs)
-        return words + actions + self.BUFFERS * self._buffer_bytes() + self.num_envs * self.inline_bytes
+        counter = _Allocator()
+        self._place(counter)
+        return counter.used
 
     def arrays(self, memory: memoryview) -> SharedArrays:
         """The arrays, over the shared memory."""
+        return self._place(_Allocator(memory))
+
+    def _place(self, memory: _Allocator) -> SharedArrays:
         rows = self.num_envs
-        busy_env: Array = np.frombuffer(memory, np.int64, self.num_workers)
-        offset = _aligned(8 * self.num_workers)
-        last_sent: Array = np.frombuffer(memory, np.int64, self.num_workers, offset)
-        offset += _aligned(8 * self.num_workers)
-        lengths: Array = np.frombuffer(memory, np.uint32, rows, offset)
-        offset += _aligned(4 * rows)
-        actions = self.action.arrays(memory, offset, rows)
-        offset += self.action.bytes(rows)
-        buffers = []
-        for _ in range(self.BUFFERS):
-            observations = self.observation.arrays(memory, offset, rows)
-            at = offset + self.observation.bytes(rows)
-            rewards: Array = np.frombuffer(memory, np.float64, rows, at)
-            flags = [
-                np.frombuffer(memory, np.bool_, rows, at + _aligned(8 * rows) + n * _aligned(rows)) for n in (0, 1)
-            ]
-            buffers.append(Buffer(observations, rewards, *flags))
-            offset += self._buffer_bytes()
-        inline = memory[offset : offset + rows * self.inline_bytes]
-        return SharedArrays(actions, buffers, busy_env, last_sent, lengths, inline)
+        return SharedArrays(
+            busy_env=memory.take(np.int64, self.num_workers),
+            last_sent=memory.take(np.int64, self.num_workers),
+            lengths=memory.take(np.uint32, rows),
+            actions=self.action.arrays(memory, rows),
+            buffers=[
+                Buffer(
+                    self.observation.arrays(memory, rows),
+                    memory.take(np.float64, rows),
+                    memory.take(np.bool_, rows),
+                    memory.take(np.bool_, rows),
+                )
+                for _ in range(self.BUFFERS)
+            ],
+            inline=memory.take(np.uint8, rows * self.inline_bytes).data,
+        )
 
 
 @dataclass(frozen=True)
 class SharedArrays:
     """The arrays of a vector environment, in this process."""
 
-    actions: list[Array | None]
-    buffers: list[Buffer]
     busy_env: Array
     """By worker: the environment that it is busy with, plus one; 0: none. For messages about dead and hung workers."""
     last_sent: Array
     """By worker: the number of the last message on its pipe, as a `sent_word`."""
     lengths: Array
     """By environment: the length of its inline message, or the number of its overflow message."""
+    actions: list[Array | None]
+    buffers: list[Buffer]
     inline: memoryview
     """The inline messages of all environments."""
 
@@ -220,7 +218,7 @@ class SlotClient(Protocol):
 
 @dataclass(frozen=True)
 class ArrayPlace:
-    """Where one array lies in a segment."""
+    """The place of one array in a segment."""
 
     offset: int
     shape: tuple[int, ...]
@@ -233,7 +231,7 @@ class ArrayPlace:
         start, size = memory
         low, high = np.lib.array_utils.byte_bounds(array)
         if low < start or high > start + size:
-            raise InvalidArgument(f"{what} does not lie in the shared memory of the client: is it a slot's own array?")
+            raise InvalidArgument(f"{what} is not in the shared memory of the client: is it an array of the slot?")
         offset = int(array.__array_interface__["data"][0]) - start
         return cls(offset, array.shape, array.strides, array.dtype.str)
 
@@ -254,25 +252,28 @@ class RolloutTarget:
     first: int
     steps: int
     observations: tuple[ArrayPlace, ...]
-    rewards: ArrayPlace
-    terminations: ArrayPlace
-    truncations: ArrayPlace
+    numbers: tuple[ArrayPlace, ...]
+    """Rewards, terminations and truncations."""
 
     SPARE: ClassVar[int] = 1
-    """The buffer for observations that have no row. Not the buffer of the newest observations when a rollout begins,
-    because an environment that fails in its first step shows those again."""
+    """The buffer for observations that have no row. Buffer 0 has the newest observations when a rollout begins; an
+    environment that fails in its first step shows those again."""
 
     def buffers(self, memory: memoryview, spare: Buffer) -> list[Buffer]:
-        """A buffer for each step. Without a row for the last observations, those go to the spare buffer."""
-        observations = [place.array(memory) for place in self.observations]
-        rewards, terminations = self.rewards.array(memory), self.terminations.array(memory)
-        truncations = self.truncations.array(memory)
-        buffers = []
-        for step in range(self.steps):
-            has_room = step + 1 < observations[0].shape[0]
-            rows: list[Array | None] = [array[step + 1] for array in observations] if has_room else spare.observations
-            buffers.append(Buffer(rows, rewards[step], terminations[step], truncations[step]))
-        return buffers
+        """A buffer for each step, over the mapped segment."""
+        return rollout_buffers(
+            [place.array(memory) for place in self.observations], [place.array(memory) for place in self.numbers], spare
+        )
+
+
+def rollout_buffers(observations: Sequence[Array], numbers: Sequence[Array], spare: Buffer) -> list[Buffer]:
+    """A buffer for each step of a rollout. Without a row for the last observations, those go to the spare buffer."""
+    buffers = []
+    for step in range(len(numbers[0])):
+        has_row = step + 1 < len(observations[0])
+        rows: list[Array | None] = [array[step + 1] for array in observations] if has_row else spare.observations
+        buffers.append(Buffer(rows, *(array[step] for array in numbers)))
+    return buffers
 
 
 def check_rollout(layout: SpaceLayout, num_envs: int, observations: Sequence[Array], others: dict[str, Array]) -> int:

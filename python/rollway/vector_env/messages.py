@@ -1,8 +1,7 @@
-"""Messages: what caller and workers tell each other beside their arrays, and by which way.
+"""Messages: what caller and workers exchange besides the arrays.
 
 Parameters of requests, calls to all workers and their replies go by the pipes. The message of an environment (its
-infos) lies inline in shared memory, or overflows to the pipe when it does not fit there. Faults always go by the pipe.
-This module does not look into messages.
+infos) is inline in shared memory, or overflows to the pipe when it does not fit there. Faults always go by the pipe.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Any
 
 from rollway._core import EnvCaller
 from rollway.errors import WaitTimeout
-from rollway.vector_env.fault_policy import Deadlines
 from rollway.vector_env.layout import SharedArrays
 from rollway.vector_env.pipe import WorkerGone, WorkerTimeout, packed, sent_word
 from rollway.vector_env.protocol import FAULT, INLINE, OVERFLOW, Fault, describe_envs
@@ -29,6 +27,35 @@ Packed = tuple[list[int], dict[int, bytes]]
 MessageContent = tuple[list[dict[str, Any]], list[Any]]
 """Infos, and the parts of an observation that have no fixed size."""
 _WITH_MESSAGE = INLINE | OVERFLOW | FAULT
+
+
+_REMAKE_FACTOR = 5
+"""To be made again, an environment may take this many times as long as at the start."""
+
+
+class Deadlines:
+    """How long environments may take before they count as hung. Longer while some are made again."""
+
+    def __init__(self, making_s: float) -> None:
+        self._making_s = making_s
+        """How long it took to make all environments at the start."""
+        self.timeout_s: float | None = None
+        """For one step or reset; ``None``: for ever."""
+        self.starting_workers: set[int] = set()
+        """Replacement workers that have not reported yet that they are ready."""
+        self.remaking_envs: set[int] = set()
+        """Environments that are being made again."""
+
+    def limit(self) -> float | None:
+        """How long one environment may take now. While some are made again, all of them get the longer time."""
+        if self.timeout_s is None or not (self.starting_workers or self.remaking_envs):
+            return self.timeout_s
+        return self.timeout_s + _REMAKE_FACTOR * self._making_s
+
+    def deadline(self) -> float | None:
+        """When a request that begins now counts as hung; ``None``: never."""
+        limit = self.limit()
+        return None if limit is None else time.monotonic() + limit
 
 
 class PendingAnswers(dict[int, int]):
@@ -52,7 +79,7 @@ class Messages:
     """The caller's side: sends requests and calls to workers, receives replies and messages."""
 
     def __init__(self, core: EnvCaller, workers: WorkerProcesses, arrays: SharedArrays, deadlines: Deadlines) -> None:
-        self._core, self._workers, self._arrays, self._deadlines = core, workers, arrays, deadlines
+        self.core, self.workers, self.arrays, self.deadlines = core, workers, arrays, deadlines
         self._inline_bytes = len(arrays.inline) // len(arrays.lengths)
         self._overflow: dict[OverflowKey, bytes | None] = {}  # `None`: it will not come any more
         self._ends: dict[int, WorkerEnd] = {}  # by worker
@@ -65,7 +92,7 @@ class Messages:
         """Pickles the parameters of a request, by environment. Raises when one of them cannot be pickled."""
         by_worker: dict[int, dict[int, Any]] = {}
         for env, parameter in parameters.items():
-            by_worker.setdefault(self._workers.worker_of[env], {})[env] = parameter
+            by_worker.setdefault(self.workers.worker_of[env], {})[env] = parameter
         # Pickled twice: parameters that cannot be unpickled are an error of their environments only.
         payloads = {
             worker: packed(("parameters", (list(given), packed(list(given.values())))))
@@ -82,30 +109,30 @@ class Messages:
         for worker, payload in payloads.items():
             with contextlib.suppress(WorkerGone):  # the wait for the answer notices it, and recovers
                 self._put(worker, payload)
-        self._core.ask(what, buffer, envs)
-        deadline = self._deadlines.deadline()
+        self.core.ask(what, buffer, envs)
+        deadline = self.deadlines.deadline()
         for worker in payloads:
             with contextlib.suppress(WorkerGone, WorkerTimeout):  # likewise
-                self._workers.flush(worker, deadline)
+                self.workers.flush(worker, deadline)
 
     def _put(self, worker: int, payload: bytes) -> None:
         """Queues bytes for a worker, which receives everything up to this number at its next request or call."""
-        self._arrays.last_sent[worker] = sent_word(self._workers.put(worker, payload))
+        self.arrays.last_sent[worker] = sent_word(self.workers.put(worker, payload))
 
     def flush_pending(self, timeout: float | None) -> list[int]:
         """Sends what did not fit into the pipes before. Returns the workers that still do not read."""
         until = None if timeout is None else time.monotonic() + timeout
         silent = []
-        for worker in list(self._workers.unflushed):
-            deadline = self._deadlines.deadline()
+        for worker in list(self.workers.unflushed):
+            deadline = self.deadlines.deadline()
             is_ours = until is not None and (deadline is None or until < deadline)
             try:
-                self._workers.flush(worker, until if is_ours else deadline)
+                self.workers.flush(worker, until if is_ours else deadline)
             except WorkerGone:
-                self._workers.unflushed.discard(worker)  # the core will find out
+                self.workers.unflushed.discard(worker)  # the core will find out
             except WorkerTimeout:
                 if is_ours:
-                    whose = describe_envs(self._workers.envs_of[worker])
+                    whose = describe_envs(self.workers.envs_of[worker])
                     raise WaitTimeout(f"{whose} did not read what was sent in time") from None
                 silent.append(worker)
         return silent
@@ -117,11 +144,11 @@ class Messages:
 
     def send_call(self, worker: int, payload: bytes, deadline: float | None) -> None:
         """Sends a packed call to a worker, once it has started."""
-        while worker in self._deadlines.starting_workers:
+        while worker in self.deadlines.starting_workers:
             self._receive(worker, deadline)
         self._put(worker, payload)
-        self._core.post(worker)  # before it is sent: then the worker is awake to read it
-        self._workers.flush(worker, deadline)
+        self.core.announce_message(worker)  # before it is sent: then the worker is awake to read it
+        self.workers.flush(worker, deadline)
 
     # ── from workers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -142,10 +169,10 @@ class Messages:
         """
         if flag & INLINE:
             start = env * self._inline_bytes
-            return bytes(self._arrays.inline[start : start + int(self._arrays.lengths[env])])
+            return bytes(self.arrays.inline[start : start + int(self.arrays.lengths[env])])
         key = self._overflow_key(env)
         while key not in self._overflow:
-            self._receive(self._workers.worker_of[env])
+            self._receive(self.workers.worker_of[env])
         return self._overflow[key]
 
     def discard_message(self, env: int) -> None:
@@ -153,18 +180,19 @@ class Messages:
         self._overflow.pop(self._overflow_key(env), None)
 
     def _overflow_key(self, env: int) -> OverflowKey:
-        return env, int(self._arrays.lengths[env])
+        return env, int(self.arrays.lengths[env])
 
     def _receive(self, worker: int, deadline: float | None = None) -> tuple[str, Any]:
         """The next message of a worker, and its kind."""
-        kind, content = self._workers.receive(worker, deadline)
+        pipe = self.workers.pipe(worker)
+        kind, content = pipe.receive(deadline)
         self._keep(worker, kind, content)
-        self._workers.pop_received(worker)
+        pipe.pop_received()
         return kind, content
 
     def _keep(self, worker: int, kind: str, content: Any) -> None:
         if kind == "ready":
-            self._deadlines.starting_workers.discard(worker)
+            self.deadlines.starting_workers.discard(worker)
         elif kind == "overflow":
             self._overflow.update([content])
         elif kind == "fault":
@@ -172,7 +200,7 @@ class Messages:
 
     def collect_from_dead(self, worker: int) -> WorkerEnd | None:
         """Keeps what a worker had sent before it died. Returns why it ended, if it said so."""
-        for kind, content in self._workers.unread_messages(worker):
+        for kind, content in self.workers.unread_messages(worker):
             self._keep(worker, kind, content)
         return self._ends.pop(worker, None)
 
@@ -186,4 +214,4 @@ class Messages:
 
     def on_worker_started(self, worker: int) -> None:
         """A new process takes the place of this worker, with a new pipe."""
-        self._arrays.last_sent[worker] = sent_word(0)
+        self.arrays.last_sent[worker] = sent_word(0)

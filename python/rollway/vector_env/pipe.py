@@ -1,4 +1,4 @@
-"""The ends of the pipe between caller and worker: `CallerPipe`, and at the worker `WorkerReceiver` and `WorkerSender`.
+"""The ends of the pipe between caller and worker: `CallerPipe`; at the worker `receive_from_caller` and `WorkerSender`.
 
 A pipe has room for some 200 KB. A worker never waits for room, because its caller may sleep until other environments of
 this worker have answered. `WorkerProcesses` and `worker` use this module.
@@ -28,7 +28,7 @@ FOREVER_S = 1e6
 _NUMBER = struct.Struct("!Q")
 _CHUNK = 1 << 18
 _MOST_UNRECEIVED = 1 << 16
-"""More messages than ever wait for a worker: its caller waits for answers in between."""
+"""A worker never has more messages to receive: its caller waits for answers in between."""
 
 
 class WorkerGone(Exception):
@@ -137,16 +137,10 @@ class CallerPipe:
         self._socket.close()
 
 
-class WorkerReceiver:
-    """The worker's end for messages from the caller."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def receive(self) -> tuple[int, Any]:
-        """The next message, and its number."""
-        data = self._connection.recv_bytes()
-        return _NUMBER.unpack_from(data)[0], pickle.loads(memoryview(data)[_NUMBER.size :])
+def receive_from_caller(connection: Connection) -> tuple[int, Any]:
+    """At the worker: the next message of the caller, and its number."""
+    data = connection.recv_bytes()
+    return _NUMBER.unpack_from(data)[0], pickle.loads(memoryview(data)[_NUMBER.size :])
 
 
 class WorkerSender:
@@ -197,8 +191,8 @@ def last_sent_number(word: int, received: int) -> int:
     number = word >> 16
     if word & 0xFFFF != _check(number) or not 0 <= number - received <= _MOST_UNRECEIVED:
         raise SegmentDamaged(
-            "the segment of this vector environment is damaged: the word that tells a worker how many messages there "
-            "are for it was overwritten. Close the vector environment, and make it again"
+            "the segment of this vector environment is damaged: the word with the number of messages for a worker "
+            "was overwritten. Close the vector environment, and make it again"
         )
     return number
 
@@ -238,7 +232,7 @@ def _missing(data: bytearray) -> int:
 def _socket_of(connection: Connection) -> socket.socket:
     """A duplex pipe as the socket that it is."""
     own = socket.socket(fileno=os.dup(connection.fileno()))
-    own.setblocking(True)  # whatever `socket.setdefaulttimeout` says: the pipe shares this setting
+    own.setblocking(True)  # overrides `socket.setdefaulttimeout`: the pipe shares this setting
     return own
 
 

@@ -1,7 +1,4 @@
-"""What caller and workers tell each other: the kinds of tasks, the flags of answers, settings, spaces and faults.
-
-It also words the errors about environments. It neither sends nor waits.
-"""
+"""Protocol between caller and workers: kinds of tasks, flags of answers, settings, spaces and faults."""
 
 from __future__ import annotations
 
@@ -13,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from gymnasium import Env, Space
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from rollway._core import EnvWorker
-from rollway.errors import EnvRaised
+from rollway.errors import EnvRaised, InvalidArgument
 from rollway.vector_env.layout import RolloutTarget, SharedLayout
 
 # Tasks: 8 bits in the core's words.
@@ -42,7 +41,7 @@ RESTORED = 8
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What a worker process gets when it starts."""
+    """The settings of a worker process."""
 
     worker: int
     caller: int
@@ -59,7 +58,7 @@ class WorkerSettings:
 
 @dataclass(frozen=True)
 class EnvDescriptions:
-    """What a worker reports about its environments, from which the layout is made."""
+    """The spaces of a worker's environments."""
 
     observation_spaces: list[Space[Any]]
     action_spaces: list[Space[Any]]
@@ -71,6 +70,55 @@ class EnvDescriptions:
         """The description of these environments."""
         observations, actions = [env.observation_space for env in envs], [env.action_space for env in envs]
         return cls(observations, actions, dict(envs[0].metadata), envs[0].render_mode)
+
+
+ObservationMode = str | tuple[Space[Any], Space[Any]]
+"""``"same"``, ``"different"``, or the batched space and the single one."""
+
+
+@dataclass(frozen=True)
+class CommonSpaces:
+    """The spaces of a vector environment, made from those of its environments, which have to match."""
+
+    single_observation_space: Space[Any]
+    single_action_space: Space[Any]
+    observation_space: Space[Any]
+    action_space: Space[Any]
+    metadata: dict[str, Any]
+    render_mode: str | None
+
+    @classmethod
+    def of(cls, descriptions: Sequence[EnvDescriptions], mode: ObservationMode) -> CommonSpaces:
+        """Compares the descriptions of all workers. Raises `InvalidArgument` when they differ."""
+        observations = [space for description in descriptions for space in description.observation_spaces]
+        actions = [space for description in descriptions for space in description.action_spaces]
+        is_pair = isinstance(mode, tuple) and len(mode) == 2 and all(isinstance(space, Space) for space in mode)
+        if not is_pair and mode not in ("same", "different"):
+            raise InvalidArgument(f"observation_mode is {mode!r}; it must be 'same', 'different' or a pair of spaces")
+        single = mode[1] if isinstance(mode, tuple) else observations[0]
+        for env, (observation, action) in enumerate(zip(observations, actions, strict=True)):
+            if mode == "same" and observation != single:
+                raise InvalidArgument(
+                    f"environment {env} has the observation space {observation}, environment 0 has {single}. If that "
+                    "is intended, use observation_mode='different'"
+                )
+            if mode != "same" and not is_space_dtype_shape_equiv(observation, single):
+                raise InvalidArgument(
+                    f"the observations of environment {env}, {observation}, do not have the shape and dtype of {single}"
+                )
+            if action != actions[0]:
+                raise InvalidArgument(
+                    f"environment {env} has the action space {action}, environment 0 has {actions[0]}"
+                )
+        if isinstance(mode, tuple):
+            batched: Space[Any] = mode[0]
+        elif mode == "same":
+            batched = batch_space(single, len(observations))
+        else:
+            batched = batch_differing_spaces(observations)
+        first = descriptions[0]
+        action_space = batch_space(actions[0], len(actions))
+        return cls(single, actions[0], batched, action_space, first.metadata, first.render_mode)
 
 
 class CallerError(RuntimeError):
@@ -110,11 +158,11 @@ class Fault:
         return cause if isinstance(cause, BaseException) else None
 
 
-RESTART_ADVICE = "Use restart=RestartPolicy.up_to(3) to have its environments begun anew while the others go on"
+RESTART_ADVICE = "Use restart=RestartPolicy.up_to(3) to restart its environments while the others continue"
 
 
 def describe_envs(envs: Sequence[int]) -> str:
-    """Environments in words, for messages.
+    """The numbers of environments in words.
 
     >>> describe_envs([3]), describe_envs([0, 1, 2]), describe_envs([0, 2])
     ('environment 3', 'environments 0 to 2', 'environments 0, 2')
@@ -130,5 +178,5 @@ def raise_fault(envs: list[int], fault: Fault, what: str) -> NoReturn:
     """Raises the fault of environments in the caller's process."""
     if fault.is_caller_error:
         raise EnvRaised(f"{describe_envs(envs)} was left as it was: {fault.summary}", envs)
-    told = f"{describe_envs(envs)} {what}: {fault.summary}\n\nIn the worker:\n{fault.traceback}"
-    raise EnvRaised(told, envs) from fault.cause()
+    text = f"{describe_envs(envs)} {what}: {fault.summary}\n\nIn the worker:\n{fault.traceback}"
+    raise EnvRaised(text, envs) from fault.cause()

@@ -1,8 +1,7 @@
-"""Results: knows where the newest results of each environment lie, and gives them to the caller.
+"""Results: knows the buffer of each environment's newest results, and reads them.
 
 Results are arrays in shared memory: two buffers that are written in turn, or the rows of a ring's slot while a rollout
-is collected. Parts of observations that have no fixed size are kept beside them. Nothing here makes requests or waits:
-`EnvPool` says which environments have written, and `ShmVectorEnv` which buffer comes next.
+is collected. Parts of observations that have no fixed size are kept beside them. Nothing here makes requests or waits.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Results:
     # ── for the caller ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def newest(self, copy: bool) -> tuple[Any, Array, Array, Array]:
-        """The newest observations, rewards, terminations and truncations of all. In a slot always views."""
+        """The newest observations, rewards, terminations and truncations of all. In a slot they are always views."""
         copy = copy and self.rollout is None
         now, observations = self.view(self.buffer), self.observations(copy)
         if copy:
@@ -51,12 +50,10 @@ class Results:
         arrays = self.view(self.buffer).observations
         if self._layout.single and (only := arrays[0]) is not None:
             return only.copy() if copy else only
-        parts: list[Any] = []
-        for index, array in enumerate(arrays):
-            if array is None:
-                parts.append(tuple(self._variable_values[index]))
-            else:
-                parts.append(array.copy() if copy else array)
+        parts = [
+            tuple(self._variable_values[index]) if array is None else array.copy() if copy else array
+            for index, array in enumerate(arrays)
+        ]
         return self._layout.build(parts)
 
     def observations_of(self, envs: list[int]) -> Any:
@@ -69,14 +66,13 @@ class Results:
 
     def last_observation(self, env: int) -> Any:
         """A copy of the newest observation of one environment."""
-        arrays = self.view(self._newest_in[env]).observations
         parts = [
             self._variable_values[index][env] if array is None else array[env].copy()
-            for index, array in enumerate(arrays)
+            for index, array in enumerate(self.view(self._newest_in[env]).observations)
         ]
         return self._layout.build(parts)
 
-    # ── who has written where ─────────────────────────────────────────────────────────────────────────────────────────
+    # ── which buffer is newest ────────────────────────────────────────────────────────────────────────────────────────
 
     def all_arrived(self) -> None:
         """All environments have written into the current buffer."""
@@ -102,7 +98,7 @@ class Results:
         elif self.buffer + 1 - self._first < len(self.rollout):
             self.buffer += 1
         else:
-            raise InvalidArgument(f"the slot has room for {len(self.rollout)} steps, and they are made: commit it")
+            raise InvalidArgument(f"the slot has room for {len(self.rollout)} steps, and all are made: commit it")
 
     def copy_to_current(self, env: int) -> None:
         """Copies the newest results of an environment into the current buffer, and counts them as the newest there."""
@@ -140,7 +136,7 @@ class Results:
         self.rollout, self._first, self.buffer = rows, first, first - 1
 
     def end_rollout(self) -> None:
-        """Gives the rows back, even if this fails."""
+        """The results of later steps go to the two buffers again, even if this raises."""
         try:
             if self.buffer >= self._first:
                 self.collect_in_first_buffer()
@@ -149,12 +145,8 @@ class Results:
 
 
 def _copy(source: Buffer, target: Buffer, rows: Any) -> None:
-    def copy(old: Array | None, new: Array | None) -> None:
+    olds = (*source.observations, source.rewards, source.terminations, source.truncations)
+    news = (*target.observations, target.rewards, target.terminations, target.truncations)
+    for old, new in zip(olds, news, strict=True):
         if old is not None and new is not None and old is not new:
             new[rows] = old[rows]
-
-    for old, new in zip(source.observations, target.observations, strict=True):
-        copy(old, new)
-    copy(source.rewards, target.rewards)
-    copy(source.terminations, target.terminations)
-    copy(source.truncations, target.truncations)

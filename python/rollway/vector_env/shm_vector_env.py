@@ -20,12 +20,11 @@ from gymnasium.vector.utils import batch_space, iterate
 from rollway.errors import ConnectionClosedError, EnvRaised, InvalidArgument, NotInThisProcess
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.schema.arrays import convert
-from rollway.vector_env.common_spaces import ObservationMode
 from rollway.vector_env.env_pool import EnvInfo, EnvPool, Outcome
-from rollway.vector_env.layout import Array, ArrayPlace, Buffer, RolloutTarget, SlotClient, check_rollout
+from rollway.vector_env.layout import Array, ArrayPlace, RolloutTarget, SlotClient, check_rollout, rollout_buffers
 from rollway.vector_env.messages import Packed
 from rollway.vector_env.pipe import FOREVER_S
-from rollway.vector_env.protocol import RESET, SEND, STEP
+from rollway.vector_env.protocol import RESET, SEND, STEP, ObservationMode
 from rollway.vector_env.worker_processes import Maker
 
 Result = tuple[Any, Array, Array, Array, dict[str, Any]]
@@ -35,7 +34,7 @@ _process: int
 
 
 class ShmVectorEnv(VectorEnv[Any, Any, Array]):
-    """Steps many environments in a few worker processes; observations, rewards and actions lie in shared memory.
+    """Steps many environments in a few worker processes; observations, rewards and actions are in shared memory.
 
     `step` sleeps until all environments have answered, with the GIL released; Ctrl-C ends it. `send` and `recv` work on
     part of them at a time. `close` (or the end of a ``with`` block) ends the workers. The workers also end at once when
@@ -66,7 +65,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         context: str | None = None,
         daemon: bool = True,
     ) -> None:
-        """See `rollway.make_vec`, which fills in what is left out."""
+        """See `rollway.make_vec`."""
         self.num_envs, self.num_workers = len(env_fns), num_workers
         self.batch_size = self.num_envs if batch_size is None else batch_size
         _check("num_envs", self.num_envs, 1, None)
@@ -95,7 +94,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         self._stepping = False
         """Whether `step_async` was called, and `step_wait` was not."""
         self._can_step_fast = False
-        """Whether the last operation was a step of all environments, and left nothing to do or to tell."""
+        """Whether the last operation was a step of all environments, after which nothing is left to do."""
         self._clients: dict[int, SlotClient] = {}
         """By number. Kept, so that no other client can be mistaken for one of them."""
         self._targets: dict[Any, RolloutTarget] = {}
@@ -229,7 +228,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
     def async_reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> None:
-        """Resets all environments; `recv` gives their first observations, as they come."""
+        """Resets all environments; `recv` returns their first observations, as they come."""
         seeds, mask, options = self._plan_reset(seed, options)
         if mask is not None:
             raise InvalidArgument("async_reset() resets all environments: reset_mask is for reset()")
@@ -339,12 +338,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         for array, newest in zip(parts, results.view(0).observations, strict=True):
             array[0] = newest
         spare = results.view(RolloutTarget.SPARE)
-        rows = [
-            [array[step + 1] for array in parts] if step + 1 < parts[0].shape[0] else spare.observations
-            for step in range(steps)
-        ]
-        buffers = [Buffer(row, rewards[step], terminations[step], truncations[step]) for step, row in enumerate(rows)]
-        results.begin_rollout(buffers, target.first)
+        results.begin_rollout(rollout_buffers(parts, list(others.values()), spare), target.first)
         try:
             yield layout.build([array[0] for array in parts])
         finally:
@@ -352,26 +346,26 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
             pool.end_rollout()
 
     def _target(self, client: SlotClient, steps: int, parts: list[Array], others: dict[str, Array]) -> RolloutTarget:
-        """The slot as the workers know it. They are told about each slot of a ring once."""
+        """Describes the slot to the workers. They get each slot of a ring once."""
         memory = client._memory()
-        places = [ArrayPlace.of(array, memory, "observations") for array in parts]
-        more = [ArrayPlace.of(array, memory, what) for what, array in others.items()]
+        places = tuple(ArrayPlace.of(array, memory, "observations") for array in parts)
+        numbers = tuple(ArrayPlace.of(array, memory, what) for what, array in others.items())
         number = next((number for number, known in self._clients.items() if known is client), None)
         if number is None:
             self._forget_closed()
             number = 1 + max(self._clients, default=-1)
             self._clients[number] = client
-        key = (number, *places, *more)
+        key = (number, places, numbers)
         if key not in self._targets:
             used = [target.first + target.steps for target in self._targets.values()]
             first = max(used, default=self._pool.shared_layout.BUFFERS)
-            target = RolloutTarget(client.name, number, client._owner, first, steps, tuple(places), *more)
+            target = RolloutTarget(client.name, number, client._owner, first, steps, places, numbers)
             self._pool.add_target(target)
             self._targets[key] = target
         return self._targets[key]
 
     def _forget_closed(self) -> None:
-        """Has the workers unmap the memory of clients that are closed: clients come and go with their learner."""
+        """Makes the workers unmap the memory of closed clients."""
         closed = {number for number, client in self._clients.items() if client.closed}
         if closed:
             self._pool.remove_targets(closed)
@@ -384,7 +378,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Calls a method of every environment, or reads an attribute. Returns one result for each."""
         if name in _RESERVED:
-            raise InvalidArgument(f"call({name!r}) would go behind our back: use {name}()")
+            raise InvalidArgument(f"call({name!r}) is not allowed: use {name}()")
         self._must_be_open()
         return self._pool.call_workers(lambda envs: ("call", name, args, kwargs))
 
@@ -431,7 +425,7 @@ class ShmVectorEnv(VectorEnv[Any, Any, Array]):
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a vector environment cannot be pickled or copied: make another, its workers are its own")
+        raise TypeError("a vector environment cannot be pickled or copied: make another")
 
     def _must_be_open(self) -> None:
         """Raises if this cannot be used. Also ends the fast path of `step`."""

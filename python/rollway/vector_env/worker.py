@@ -23,7 +23,7 @@ from gymnasium.vector import AutoresetMode
 from rollway._core import EnvSink, EnvWorker, end_with, map_for
 from rollway.errors import PeerDied, SegmentDamaged, SegmentNotFound, SystemCallFailed
 from rollway.vector_env.layout import Array, Buffer, RolloutTarget, SharedLayout
-from rollway.vector_env.pipe import WorkerReceiver, WorkerSender, last_sent_number
+from rollway.vector_env.pipe import WorkerSender, last_sent_number, receive_from_caller
 from rollway.vector_env.protocol import (
     FAULT,
     INLINE,
@@ -86,7 +86,7 @@ def _work(
     if shared_layout is None or name is None:
         pipe.send(("spaces", _pickled_or_none(EnvDescriptions.of([worker_env.env for worker_env in worker_envs]))))
         try:
-            _, plan = WorkerReceiver(pipe).receive()
+            _, plan = receive_from_caller(pipe)
         except EOFError:
             return
         if plan is None:
@@ -125,7 +125,7 @@ class WorkerLoop:
         pipe: Connection,
     ) -> None:
         self._core, self._worker_envs = core, worker_envs
-        self._receiver, self._sender = WorkerReceiver(pipe), WorkerSender(pipe)
+        self._pipe, self._sender = pipe, WorkerSender(pipe)
         self._shared_layout, self._first = shared_layout, settings.envs.start
         self._same_step = settings.mode is AutoresetMode.SAME_STEP
         arrays = shared_layout.arrays(core.memory)
@@ -162,13 +162,13 @@ class WorkerLoop:
             call, what, buffer, envs = core.serve(self, steps, self._native_writers, self._busy_env)
             if call == "closed":
                 return
-            if call == "mail":
+            if call == "message":
                 self._receive_all()
                 while self._calls:
                     number, payload = self._calls.popleft()
                     self._sender.send(("reply", (number, self._reply(payload))))
             else:
-                core.answer((self._reset if what == RESET else self._restore)(envs, writers[buffer]))
+                core.answer(self._for_each(self._reset if what == RESET else self._restore, envs, writers[buffer]))
                 self.ship()
 
     # ── called by native code while it steps ──────────────────────────────────────────────────────────────────────────
@@ -228,10 +228,7 @@ class WorkerLoop:
 
     # ── tasks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _reset(self, envs: list[int], writer: ResultWriter) -> bytes:
-        return self._for_each(envs, lambda env: self._reset_one(env, writer))
-
-    def _reset_one(self, env: int, writer: ResultWriter) -> int:
+    def _reset(self, env: int, writer: ResultWriter) -> int:
         worker_env = self._worker_envs[env - self._first]
         seed, options, remake = self._parameter(env)
         if remake:
@@ -239,12 +236,9 @@ class WorkerLoop:
         observation, infos = worker_env.reset(seed, options)
         writer.write(env, observation)
         writer.rewards[env], writer.terminations[env], writer.truncations[env] = 0.0, False, False
-        return self._write_message(env, infos, observation) if infos or self._layout.variable_parts else 0
+        return self._write_message(env, infos, observation)
 
-    def _restore(self, envs: list[int], writer: ResultWriter) -> bytes:
-        return self._for_each(envs, lambda env: self._restore_one(env, writer))
-
-    def _restore_one(self, env: int, writer: ResultWriter) -> int:
+    def _restore(self, env: int, writer: ResultWriter) -> int:
         worker_env = self._worker_envs[env - self._first]
         worker_env.seed, remake = self._parameter(env)
         if remake:
@@ -260,14 +254,14 @@ class WorkerLoop:
             return RESTORED
         observation, infos = worker_env.start_episode()
         writer.write(env, observation)
-        return RESTORED | (self._write_message(env, infos, observation) if infos or self._layout.variable_parts else 0)
+        return RESTORED | self._write_message(env, infos, observation)
 
-    def _for_each(self, envs: list[int], do: Callable[[int], int]) -> bytes:
+    def _for_each(self, task: Callable[[int, ResultWriter], int], envs: list[int], writer: ResultWriter) -> bytes:
         flags = bytearray(len(envs))
         for position, env in enumerate(envs):
             self._busy_env[0] = env + 1
             try:
-                flags[position] = do(env)
+                flags[position] = task(env, writer)
             except BaseException as error:  # noqa: BLE001 - reported to the caller
                 flags[position] = self.fail(env, error)
         self._busy_env[0] = 0
@@ -287,13 +281,13 @@ class WorkerLoop:
             raise TypeError(f"the reward is {reward!r}, which {writer.whole or 'a float'} of its array cannot hold")
         writer.terminations[env] = terminated
         writer.truncations[env] = truncated
-        return self._write_message(env, infos or [], observation) if infos or self._layout.variable_parts else 0
+        return self._write_message(env, infos, observation)
 
     def _parameter(self, env: int) -> Any:
         """The parameter of a request, which came by the pipe."""
         self._receive_all()
         if env not in self._parameters:
-            raise RuntimeError("the caller was interrupted before it had said how: reset() it")
+            raise RuntimeError("the caller was interrupted before it sent the parameters: reset() it")
         parameter = self._parameters.pop(env)
         if isinstance(parameter, UnreadableParameter):
             raise CallerError(f"what was sent to it cannot be unpickled there: {parameter.why}") from parameter.why
@@ -302,7 +296,7 @@ class WorkerLoop:
     def _receive_all(self) -> None:
         """Receives all that the caller has sent. Parameters without a request are replaced by the next ones."""
         while self._last_received < last_sent_number(self._last_sent[0], self._last_received):
-            self._last_received, (kind, content) = self._receiver.receive()
+            self._last_received, (kind, content) = receive_from_caller(self._pipe)
             if kind == "call":
                 self._calls.append(content)
                 continue
@@ -315,14 +309,17 @@ class WorkerLoop:
     # ── messages and slots ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _write_message(self, env: int, infos: Infos, observation: Any) -> int:
-        parts = self._layout.split(observation) if self._layout.variable_parts else ()
+        """Writes infos and parts of variable size, if there are any. Returns the flags of the answer."""
+        variable_parts = self._layout.variable_parts
+        if not infos and not variable_parts:
+            return 0
+        infos = infos or []
         for info in infos:
             if not isinstance(info, dict):
                 raise TypeError(f"its info is {info!r}; it must be a dict")
+        parts = self._layout.split(observation) if variable_parts else ()
         try:
-            data = pickle.dumps(
-                (infos, [parts[index] for index in self._layout.variable_parts]), pickle.HIGHEST_PROTOCOL
-            )
+            data = pickle.dumps((infos, [parts[index] for index in variable_parts]), pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             raise TypeError(f"its info or observation cannot be pickled: {error}") from error
         room = self._shared_layout.inline_bytes
@@ -369,8 +366,8 @@ class WorkerLoop:
         results: list[Any] = []
         try:
             what, *arguments = pickle.loads(payload)
-            if what in ("target", "forget"):
-                (self._add_target if what == "target" else self._remove_targets)(*arguments)
+            if what in ("add_target", "remove_targets"):
+                (self._add_target if what == "add_target" else self._remove_targets)(*arguments)
                 return pickle.dumps(results)
         except BaseException as error:  # noqa: BLE001 - reported to the caller
             return self._first, Fault.of(error)

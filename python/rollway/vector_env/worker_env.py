@@ -1,5 +1,5 @@
-"""One environment in a worker: `WorkerEnv` resets it at the end of an episode, `ResultWriter` and `ActionReader` are
-its way into and out of shared memory. `worker` uses them."""
+"""One environment in a worker: `WorkerEnv` resets it at the end of an episode; `ResultWriter` and `ActionReader` access
+shared memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class WorkerEnv:
 
     def remake(self) -> None:
         """Closes the environment, which is broken, and makes it again."""
-        with contextlib.suppress(Exception):  # that a broken one cannot be closed either is no news
+        with contextlib.suppress(Exception):  # a broken environment may fail to close
             self.env.close()
         self.open()
 
@@ -58,19 +58,20 @@ class WorkerEnv:
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Infos]:
         """Resets at the user's request."""
-        observation, info = self._reset(seed=seed, options=options)
-        self.needs_reset = self.is_replacement = False
-        return observation, [info] if info else []
+        return self._begin(seed=seed, options=options)
 
     def start_episode(self) -> tuple[Any, Infos]:
         """Resets because an episode is over."""
         seed, self.seed = self.seed, None
-        observation, info = self._reset() if seed is None else self._reset(seed=seed)
+        return self._begin() if seed is None else self._begin(seed=seed)
+
+    def _begin(self, **arguments: Any) -> tuple[Any, Infos]:
+        observation, info = self._reset(**arguments)
         self.needs_reset = self.is_replacement = False
         return observation, [info] if info else []
 
     def end_episode(self, observation: Any, info: dict[str, Any]) -> tuple[Any, Infos]:
-        """Handles the last step of an episode: the observation to show, and the infos."""
+        """Handles the last step of an episode. Returns the observation to show, and the infos."""
         if self._mode is AutoresetMode.SAME_STEP:
             last = {"final_obs": observation, "final_info": info}
             observation, infos = self.start_episode()

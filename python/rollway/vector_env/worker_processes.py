@@ -83,30 +83,23 @@ class WorkerProcesses:
     def put(self, worker: int, payload: bytes) -> int:
         """Queues a message for a worker, and returns its number; `flush` sends it."""
         self.unflushed.add(worker)
-        return self._pipe(worker).put(payload)
+        return self.pipe(worker).put(payload)
 
     def flush(self, worker: int, deadline: float | None = None) -> None:
         """Sends what is queued for a worker. After `WorkerTimeout` the rest is still queued."""
-        self._pipe(worker).flush(deadline)
+        self.pipe(worker).flush(deadline)
         self.unflushed.discard(worker)
-
-    def receive(self, worker: int, deadline: float | None = None) -> Any:
-        """The next message of a worker, the same until `pop_received`. Also what it sent before it died."""
-        return self._pipe(worker).receive(deadline)
-
-    def pop_received(self, worker: int) -> None:
-        """Drops the message that `receive` returned last."""
-        self._pipe(worker).pop_received()
 
     def receive_expected(self, worker: int, expected: str) -> Any:
         """The content of the next message, which must be of this kind. For workers that start for the first time."""
         envs = list(self.envs_of[worker])
         try:
-            kind, content = self.receive(worker)
+            pipe = self.pipe(worker)
+            kind, content = pipe.receive(None)
         except WorkerGone:
             how = self.reap(worker)
             raise EnvDied(f"{describe_envs(envs)} could not be made: the worker process ended, {how}", envs) from None
-        self.pop_received(worker)
+        pipe.pop_received()
         if kind == "fault":
             env, fault = content
             raise_fault([env], fault, "could not be made")
@@ -118,10 +111,11 @@ class WorkerProcesses:
         pipe = self._pipes[worker]
         return [] if pipe is None else pipe.unread_messages()
 
-    def _pipe(self, worker: int) -> CallerPipe:
+    def pipe(self, worker: int) -> CallerPipe:
+        """The pipe to a worker. Raises `WorkerGone` when the worker has ended and was reaped."""
         pipe = self._pipes[worker]
         if pipe is None:
-            raise WorkerGone  # and was reaped
+            raise WorkerGone
         return pipe
 
     def reap(self, worker: int) -> str:
@@ -156,7 +150,7 @@ class WorkerProcesses:
     def cancel_start(self) -> None:
         """Tells workers that wait for the layout that there will be none.
 
-        To close their pipe would not tell them: a forked worker holds both ends of it.
+        A closed pipe would not end them, because a forked worker holds both ends of it.
         """
         for pipe in self._pipes:
             if pipe is not None:
@@ -194,11 +188,11 @@ class WorkerProcesses:
 def describe_exit(exitcode: int | None) -> str:
     """How a process ended, for people."""
     if exitcode is None:
-        return "it is still there, but has left its work"
+        return "it still runs, but has given up its work"
     if exitcode < 0:
         known = signal_of(exitcode)
-        name = f"signal {-exitcode}" if known is None else known.name  # those of real time have none
-        hints = {"SIGKILL": " (out of memory, or somebody's kill -9?)", "SIGBUS": " (is /dev/shm full?)"}
+        name = f"signal {-exitcode}" if known is None else known.name  # real-time signals have none
+        hints = {"SIGKILL": " (out of memory, or kill -9?)", "SIGBUS": " (is /dev/shm full?)"}
         return f"killed by {name}{hints.get(name, '')}"
     return f"it called exit with code {exitcode}" if exitcode else "it exited in the middle of its work, with code 0"
 
@@ -209,7 +203,7 @@ def _interrupts_held(method: str) -> Iterator[None]:
 
     A terminal sends Ctrl-C to all processes. A worker that is still importing would end with a useless traceback.
     """
-    if method == "forkserver":  # a server that is started now would pass the mask on to all that it ever forks
+    if method == "forkserver":  # a server that is started now would give the mask to all that it forks
         yield
         return
     if method == "spawn":

@@ -702,7 +702,7 @@ def test_ctrl_c_while_a_large_action_is_sent_to_one_worker_leaves_no_other_witho
         envs.reset()
         envs.send(large[:1], [0])  # busy from now on: its worker reads no more
         core = envs._pool.core
-        thread = interrupt_when(lambda: core.is_out(3))
+        thread = interrupt_when(lambda: core.is_busy(3))
         with pytest.raises(KeyboardInterrupt):
             envs.send(large[1:], [1, 2, 3])
         thread.join()

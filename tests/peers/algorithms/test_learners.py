@@ -177,7 +177,7 @@ def test_the_same_seed_gives_the_same_networks_and_leaves_the_global_generator_a
         ({"epochs": 0}, "epochs is 0"),
         ({"epochs": "many"}, "takes int"),
         ({"epochs": 2.5}, "takes int"),
-        ({"gamma": 1.5}, "between 0 and 1"),
+        ({"gamma": 1.5}, "from 0 to 1"),
         ({"hidden": "big"}, "64,64"),
         ({"learning_rate": -1}, "positive"),
         ({"learning_rate": "inf"}, "positive"),

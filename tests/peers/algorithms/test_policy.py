@@ -58,7 +58,7 @@ def test_a_save_without_room_on_the_disk_names_the_file_and_leaves_the_last_one(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(rollway.errors.SystemCallFailed, match=r"policy\.pt: File too large.*is whole"):
+        with pytest.raises(rollway.errors.SystemCallFailed, match=r"policy\.pt: File too large.*is unchanged"):
             policy.save(tmp_path / "policy.pt")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

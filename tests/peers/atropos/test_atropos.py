@@ -746,7 +746,7 @@ def test_an_environment_that_waits_for_its_learner_says_so_once(make, name, capl
     async def run():
         env = make(ToyEnv, transport="shm", shm_name=name, connect_timeout_s=SECONDS)
         waiting = asyncio.create_task(env.register_env())
-        await come_true(lambda: "no learner is there yet" in caplog.text, waiting)
+        await come_true(lambda: "no learner yet" in caplog.text, waiting)
         with rollway.RecordServer(ATROPOS_SCHEMA, rollway.ShmTransport(name)):
             await waiting
         env._rollway_sender.close()
@@ -772,12 +772,12 @@ def test_the_environment_class_is_left_alone_and_its_settings_are_kept():
 
 
 def test_the_mixin_must_stand_before_an_environment():
-    with pytest.raises(TypeError, match="Wrong: RollwayTransportMixin must stand before an Atropos environment"):
+    with pytest.raises(TypeError, match="Wrong: RollwayTransportMixin must come before an Atropos environment"):
 
         class Wrong(ToyEnv, RollwayTransportMixin):
             """Would send by HTTP, whatever its settings say."""
 
-    with pytest.raises(TypeError, match="dict: RollwayTransportMixin must stand before an Atropos environment"):
+    with pytest.raises(TypeError, match="dict: RollwayTransportMixin must come before an Atropos environment"):
         with_transport(dict)
 
 
@@ -785,7 +785,7 @@ def test_a_field_that_means_something_else_already_is_refused():
     class Clash(base.BaseEnvConfig):
         transport: str = "bicycle"
 
-    with pytest.raises(TypeError, match="fields that Rollway needs for itself: transport"):
+    with pytest.raises(TypeError, match="names of Rollway's settings: transport"):
         with_transport(type("Other", (ToyEnv,), {"env_config_cls": Clash}))
 
 

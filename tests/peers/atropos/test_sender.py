@@ -273,7 +273,10 @@ def test_a_group_that_grew_too_old_in_the_reader_is_not_handed_over(learner, sen
     ("label", "complaint"),
     [
         ({"metadata": {"group_size": 1}}, "a record without a key came from producer"),
-        ({"key": rollway.RecordKey("r", "train", 0, "odd", 0)}, "'odd', 0\\) is not what an Atropos environment sends"),
+        (
+            {"key": rollway.RecordKey("r", "train", 0, "odd", 0)},
+            "'odd', 0\\) does not come from an Atropos environment",
+        ),
         ({"key": rollway.RecordKey("r", "train", 0, "odd", 0), "metadata": {"group_size": "x"}}, "'odd'.*metadata is"),
         ({"key": rollway.RecordKey("r", "train", 0, "odd", 7), "metadata": {"group_size": 2}}, "'odd', 7"),
         ({"key": rollway.RecordKey("r", "train", 0, "odd", 0), "metadata": {"group_size": 10**12}}, "'odd', 0"),
@@ -312,7 +315,7 @@ def test_a_reason_with_half_a_character_is_told_to_the_learner(learner, sender):
 def test_after_the_learner_has_closed_there_is_nobody_to_generate_for(learner, sender):
     learner.close()
     assert sender.closed
-    with pytest.raises(rollway.ConnectionClosedError, match="nobody to generate for"):
+    with pytest.raises(rollway.ConnectionClosedError, match="the learner has closed the records"):
         sender.status()
     with pytest.raises(rollway.ConnectionClosedError):
         asyncio.run(sender.send(group(), "a", 0))
@@ -431,7 +434,7 @@ def test_over_tcp_what_waits_is_what_the_learner_has_not_taken_and_what_is_on_it
         held.release()
         learner.close()
         until(lambda: senders[0].closed)
-        with pytest.raises(rollway.ConnectionClosedError, match="nobody to generate for"):
+        with pytest.raises(rollway.ConnectionClosedError, match="the learner has closed the records"):
             senders[0].status()
         for sender in senders:
             sender.close()

@@ -50,3 +50,15 @@ def test_arrays_of_jax_are_records_and_stacked_samples():
         with rollway.ShmClient(ring.name, {"x": np.zeros(2, np.float32)}) as client:
             assert client.send_many({"x": jax.numpy.ones((3, 2))}) == 3
         assert ring.sample(timeout=5)["x"].tolist() == [[1, 1]] * 3
+
+
+def test_an_array_of_jax_never_changes_under_its_holder():
+    example = {"x": np.zeros((64, 64), np.float32)}
+    with rollway.Server(example, batch_size=1, num_buffers=2) as server:
+        server.submit({"x": np.ones((64, 64), np.float32)})
+        with server.sample(timeout=5) as sample:
+            array = sample.jax()["x"]
+        for _ in range(4):
+            server.submit({"x": np.full((64, 64), 7, np.float32)})
+            server.sample(timeout=5).release()
+        assert float(array.min()) == float(array.max()) == 1

@@ -106,7 +106,7 @@ def test_a_trainer_that_dies_before_it_is_ready_is_named(launch, script, name):
     [
         (["--trainer", "", "--env", "true"], "a command is empty: nothing was started"),
         (["--trainer", "touch {started}", "--env", ""], "a command is empty: nothing was started"),
-        (["--trainer", "touch {started}", "--env", "bash -c 'oops"], "not quoted as a shell wants it: No closing"),
+        (["--trainer", "touch {started}", "--env", "bash -c 'oops"], "not quoted as in a shell: No closing"),
         (["--trainer", "true", "--env", "true", "--ready-timeout-s", "nan"], "'nan' is no number of seconds"),
     ],
 )

@@ -392,7 +392,7 @@ def test_an_id_takes_arguments_and_wrappers():
         envs.reset()
         assert envs.observation_space.shape == (2, 5) and "CartPole-v1" in repr(envs) and envs.spec.id == "CartPole-v1"
         assert [envs.step([0, 1])[3].tolist() for _ in range(3)][-1] == [True, True]
-    with pytest.raises(rollway.InvalidArgument, match="go with an id"):
+    with pytest.raises(rollway.InvalidArgument, match="need an id"):
         rollway.make_vec(counters(2), wrappers=[gym.wrappers.TimeAwareObservation])
 
 

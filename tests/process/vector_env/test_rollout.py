@@ -231,7 +231,7 @@ def test_what_does_not_fit_is_refused():
             ({"rewards": slot["rewards"][:, :2]}, "rewards has shape"),
             ({"truncations": slot["truncated"][:2]}, "truncations has shape"),
             ({"observations": slot["obs"][:3]}, "or one row longer"),
-            ({"rewards": np.zeros((STEPS, ENVS))}, "does not lie in the shared memory"),
+            ({"rewards": np.zeros((STEPS, ENVS))}, "is not in the shared memory"),
             ({"rewards": [[0.0] * ENVS] * STEPS}, "rewards is a list; it must be an array of the slot"),
             ({"truncations": None}, "truncations is a NoneType; it must be an array of the slot"),
             ({"observations": None}, "observations is a NoneType; it must be an array of the slot"),

@@ -108,7 +108,7 @@ def test_recv_with_a_timeout_loses_nothing(tmp_path):
         envs.async_reset()
         envs.recv()
         envs.send([SLOW, CALM])
-        with pytest.raises(rollway.WaitTimeout, match=r"all of the 2 environments .* within 0.01 s. Nothing is lost"):
+        with pytest.raises(rollway.WaitTimeout, match=r"fewer than 2 environments .* within 0.01 s. Nothing is lost"):
             envs.recv(timeout=0.01)
         gate.touch()
         assert envs.recv()[0][:, 1].tolist() == [1, 1]
@@ -212,7 +212,7 @@ def test_a_worker_that_does_not_read_in_time_is_hung_and_hears_the_rest_later(tm
         envs.reset()
         envs._pool.deadlines.timeout_s = 0.1
         envs.step_async([CALM])
-        with pytest.raises(rollway.errors.EnvHung, match="Wait on with the same call"):
+        with pytest.raises(rollway.errors.EnvHung, match="Wait longer with the same call"):
             envs.call("add", large[0])
         (tmp_path / "gate").touch()
         envs._pool.deadlines.timeout_s = None
@@ -329,7 +329,7 @@ def test_workers_outlive_the_thread_that_made_them():
 def is_waiting(envs):
     """Whether a thread waits for environments."""
     try:
-        return envs._pool.core.out() < 0
+        return envs._pool.core.num_busy() < 0
     except RuntimeError:
         return True
 

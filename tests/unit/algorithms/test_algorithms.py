@@ -21,7 +21,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
 @pytest.mark.parametrize("package", ["torch", "gymnasium"])
 def test_a_missing_package_is_an_error_with_the_command_that_helps(package, monkeypatch, torch):
     real = importlib.util.find_spec
-    monkeypatch.setattr("rollway.algorithms.find_spec", lambda name: None if name == package else real(name))
+    monkeypatch.setattr("rollway.errors.find_spec", lambda name: None if name == package else real(name))
     with pytest.raises(rollway.errors.MissingExtra, match=rf"needs {package}: pip install '\.\[train\]' in the clone"):
         _ = rollway.algorithms.AppoRunner
 

@@ -112,7 +112,7 @@ def test_ls_says_when_there_are_none(shm):
 def test_ls_tells_the_living_from_the_stale(live, stale):
     rows = {line.split()[0]: line for line in run("ls").splitlines() if line.strip()}
     assert " live " in rows[live] and "1 (pid " in rows[live]
-    assert " stale " in rows[stale] and "nobody" in rows[stale]
+    assert " stale " in rows[stale] and "none" in rows[stale]
 
 
 def test_ls_as_json_gives_every_field(live, stale):

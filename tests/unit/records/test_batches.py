@@ -138,7 +138,7 @@ def test_an_output_that_does_not_fit_is_refused(server, out, said):
     ("arguments", "said"),
     [
         ({"out": np.zeros((2, 4), np.int32)}, "out is a ndarray; give a dict by leaf"),
-        ({"out": {"tokens": [[0] * 4] * 2}}, r"out\['tokens'\] is a list; it must be a numpy array or a tensor"),
+        ({"out": {"tokens": [[0] * 4] * 2}}, r"out\['tokens'\] is a list; it must be a numpy array or a CPU tensor"),
         ({"out": {"tokens": np.zeros((2, 8), np.int32)[:, ::2]}}, r"out\['tokens'\] must be contiguous, and writable"),
         (
             {"out": {"tokens": np.broadcast_to(np.int32(0), (2, 4))}},

@@ -594,7 +594,7 @@ def test_metadata_of_somebody_who_writes_no_json_is_an_error_and_the_rest_can_be
             server.submit(trajectory(3), key=KEY, metadata=said)
             overwrite(name, f'"{said}"'.encode(), b"!" + said.encode() + b"!" if said == "mine" else b"[" * 200_002)
             with server.read() as record:
-                with pytest.raises(rollway.InvalidArgument, match="no JSON"):
+                with pytest.raises(rollway.InvalidArgument, match="is not JSON"):
                     record.metadata
                 assert record.key == KEY and equal(record, trajectory(3))
 

@@ -72,9 +72,9 @@ def test_the_byte_order_in_a_text_is_kept():
         (b'[["a","<i4",[]],["a","<i4",[]]]', "same name"),
         (b'[["a","<i4",[]]] ', "something follows"),
         (b"[]", "no leaves"),
-        (b"{}", "no records"),
-        (b"7", "no records"),
-        (b"\xff", "no records"),
+        (b"{}", "these records cannot be read"),
+        (b"7", "these records cannot be read"),
+        (b"\xff", "these records cannot be read"),
     ],
 )
 def test_a_text_that_is_no_schema_is_refused(text, said):
@@ -211,7 +211,7 @@ def test_what_is_no_key_is_refused(server, key):
 
 @pytest.mark.parametrize("packed", [b"", b"short", RecordKey("run", "p", 0, "", 0).pack()[:-2]])
 def test_bytes_that_are_no_key_are_an_error(packed):
-    with pytest.raises(rollway.InvalidArgument, match="no key"):
+    with pytest.raises(rollway.InvalidArgument, match="not a key"):
         RecordKey.unpack(packed)
 
 

@@ -181,13 +181,13 @@ def test_an_example_that_looks_like_a_pair_stays_a_pair_of_leaves():
         ((1, 2), (3, 4)),
         (np.str_("a"), np.str_("float32")),
     ):
-        leaves = [leaf.path for leaf in Schema.of(example).leaves]
+        leaves = [leaf.name for leaf in Schema.of(example).leaves]
         assert len(leaves) >= 2
     assert [str(leaf) for leaf in Schema.of((1, "float32[3]")).leaves] == ["int64[]", "float32[3]"]
 
 
 def test_an_example_of_text_takes_no_memory():
-    assert Schema.of({"a": "uint8[1000000,1000000]"}).leaves[0].nbytes == 10**12
+    assert Schema.of({"a": "uint8[1000000,1000000]"}).leaves[0].row_bytes == 10**12
 
 
 def test_gymnasium_is_not_imported_for_the_other_forms():

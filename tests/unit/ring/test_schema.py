@@ -235,7 +235,7 @@ def test_threads_may_be_the_first_to_use_a_dataclass(monkeypatch):
     threads = [threading.Thread(target=lambda: found.append(Schema.of(Fresh(np.zeros(2))))) for _ in range(2)]
     [thread.start() for thread in threads]
     [thread.join(10) for thread in threads]
-    assert [[leaf.path for leaf in schema.leaves] for schema in found] == [["obs"], ["obs"]]
+    assert [[leaf.name for leaf in schema.leaves] for schema in found] == [["obs"], ["obs"]]
 
 
 @pytest.mark.parametrize("cls", [Transition, Step, np.float32])
@@ -419,7 +419,7 @@ def test_what_an_example_may_have_is_read_back_with_numpys_sizes(leaves):
     schema.plan()  # The core compares the sizes that it reads from the text with numpy's.
     for leaf, (path, dtype, dims) in zip(schema.leaves, read_schema(schema.text), strict=True):
         again = known_dtype(dtype)
-        assert (path, dims) == (leaf.path, leaf.shape)
+        assert (path, dims) == (leaf.name, leaf.shape)
         assert again.itemsize == leaf.dtype.itemsize and dtype_text(again) == dtype_text(leaf.dtype)
 
 

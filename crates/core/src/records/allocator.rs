@@ -1,11 +1,10 @@
 //! Room in the data area of one lane: which bytes are free. Private to the lane's producer; nothing of it is shared.
 //!
 //! First fit, lowest address first: a fast stream stays in a few hot pages, and a lane grows only as far as what is in
-//! flight needs. Free extents are kept in order and joined with their neighbours, so that what is held costs its own bytes
-//! only and nothing is lost between. They lie in two plain vectors: a stream has two or three of them, and
-//! taking from the front of one moves nothing.
+//! flight needs. Free extents are kept in order and joined with their neighbours, in two plain vectors: a stream has two or
+//! three extents.
 //!
-//! Not done here: whether the bytes exist (the producer grows the lane), and who holds them (the table).
+//! Not done here: whether the bytes exist (the producer grows the lane), and which process holds them (the table).
 
 use super::layout::ALIGN;
 

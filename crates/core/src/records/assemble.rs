@@ -29,10 +29,6 @@ pub enum Cost {
     Packed,
 }
 
-fn out(what: &'static str, value: usize, range: String) -> Error {
-    Error::OutOfRange { what, value: value as u64, range }
-}
-
 /// One array of a batch, and what it is made of: a row of it for each record.
 #[derive(Debug)]
 pub enum Part<'a> {
@@ -74,7 +70,7 @@ pub fn assemble(mut parts: Vec<Part<'_>>) -> Result<()> {
         portions.push(Mutex::new(portion));
     }
     for_each_parallel(&portions, threads, |portion| {
-        write(&mut portion.lock().unwrap_or_else(PoisonError::into_inner)); // Nobody else has it.
+        write(&mut portion.lock().unwrap_or_else(PoisonError::into_inner)); // Only this thread has it.
     });
     Ok(())
 }
@@ -133,38 +129,42 @@ impl<'a> Part<'a> {
             Part::Packed { to, rows } => {
                 let total: usize = rows.iter().map(|row| row.len()).sum();
                 if total != to.len() {
-                    return Err(out("bytes of the batch", to.len(), format!("{total}, the sum of its rows")));
+                    return Err(Error::out_of_range(
+                        "bytes of the batch",
+                        to.len(),
+                        format!("{total}, the sum of its rows"),
+                    ));
                 }
             }
             Part::Padded { to, rows, row_bytes, fill, .. } => {
                 if rows.len().checked_mul(*row_bytes) != Some(to.len()) {
                     let range = format!("{} rows of {row_bytes}", rows.len());
-                    return Err(out("bytes of the batch", to.len(), range));
+                    return Err(Error::out_of_range("bytes of the batch", to.len(), range));
                 }
                 if fill.is_empty() || !row_bytes.is_multiple_of(fill.len()) {
                     let range = format!("a divisor of the row's {row_bytes} bytes");
-                    return Err(out("bytes of the fill value", fill.len(), range));
+                    return Err(Error::out_of_range("bytes of the fill value", fill.len(), range));
                 }
                 for (index, row) in rows.iter().enumerate() {
                     if row.len() > *row_bytes {
                         let range = format!("at most {row_bytes} in this batch; record {index} has more");
-                        return Err(out("bytes of a row", row.len(), range));
+                        return Err(Error::out_of_range("bytes of a row", row.len(), range));
                     }
                     if !row.len().is_multiple_of(fill.len()) {
                         let range =
                             format!("a multiple of {}; record {index} has another length", fill.len());
-                        return Err(out("bytes of a row", row.len(), range));
+                        return Err(Error::out_of_range("bytes of a row", row.len(), range));
                     }
                 }
             }
             Part::Mask { to, counts, length, .. } => {
                 if counts.len().checked_mul(*length) != Some(to.len()) {
                     let range = format!("{} rows of {length}", counts.len());
-                    return Err(out("bytes of the mask", to.len(), range));
+                    return Err(Error::out_of_range("bytes of the mask", to.len(), range));
                 }
                 if let Some((index, &count)) = counts.iter().enumerate().find(|&(_, count)| count > length) {
                     let range = format!("at most {length} in this batch; record {index} has more");
-                    return Err(out("items of a row", count, range));
+                    return Err(Error::out_of_range("items of a row", count, range));
                 }
             }
         }
@@ -254,7 +254,7 @@ pub fn cu_seqlens(lens: &[usize]) -> Result<Vec<i32>> {
     for &len in lens {
         end = end.saturating_add(len);
         let short = i32::try_from(end)
-            .map_err(|_| out("items of a packed batch", end, "at most 2,147,483,647".to_owned()))?;
+            .map_err(|_| Error::out_of_range("items of a packed batch", end, "at most 2,147,483,647"))?;
         ends.push(short);
     }
     Ok(ends)
@@ -268,7 +268,7 @@ pub fn plan_budget(lens: &[usize], budget: usize, cost: Cost) -> Result<Vec<Rang
     for (index, &len) in lens.iter().enumerate() {
         if len > budget {
             let range = format!("at most the budget of {budget}; record {index} is longer");
-            return Err(out("length of a record", len, range));
+            return Err(Error::out_of_range("length of a record", len, range));
         }
         longest = longest.max(len);
         sum = sum.saturating_add(len);

@@ -1,21 +1,21 @@
 //! A consumer: takes single records, reads them in place, gives their room back.
 
-use super::protocol::{Stamp, Taken};
+use super::protocol::{Stamp, Taken, TakenRecord};
 use super::recovery::{self, RecoveredSeats};
 use super::{Deadline, IfExists, Records, RecordsSpec};
 use crate::error::{Damage, Error, Result};
 use crate::segment::{Census, Owner, PeerWatch, Role, Seat, Structure};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::prefetch::prefetch;
-use crate::sys::sync::{AtomicBool, AtomicUsize, Ordering, Woken};
-use crate::sys::wait::{LivenessPoll, LivenessTicker};
+use crate::sys::sync::{AtomicBool, AtomicUsize, Ordering};
+use crate::sys::wait::{LivenessTicker, wait_for};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How often a consumer looks again before it sleeps: to be woken costs its producer more than a record does. About a
-/// microsecond at first, twice as often whenever that paid, half as often whenever it did not. Never where there is one core:
-/// the producer could not commit meanwhile.
+/// How often a consumer looks again before it sleeps: to wake it costs the producer more than a record does. About a
+/// microsecond at first, twice as often whenever that paid, half as often whenever it did not. Never on one core, where the
+/// producer could not commit meanwhile.
 const LOOKS: std::ops::RangeInclusive<usize> = 16..=256;
 
 /// One consumer's handle. Threads may share it: each record goes to one of them.
@@ -83,10 +83,7 @@ impl Consumer {
 
     #[inline]
     fn owner(&self) -> Result<Owner> {
-        match self.seat.owner() {
-            Some(owner) => Ok(owner),
-            None => self.seat.rejoin(|seat| self.records.sweep(seat)), // This is a forked child.
-        }
+        self.seat.owner_or_rejoin(|seat| self.records.sweep(seat))
     }
 
     /// Takes the next record; the lanes have their turns. `None` only with [`Deadline::Now`], when there is none.
@@ -155,7 +152,7 @@ impl Consumer {
         Ok(turns.into_iter().map(|(_, taken)| taken).collect())
     }
 
-    /// Whoever comes to a damaged lane is told, and begins behind it the next time: it keeps nobody from the others.
+    /// The error for a damaged lane. The next call begins behind it, so that the other lanes are read.
     #[cold]
     fn report_damage(&self, damage: Damage, turn: usize) -> Error {
         self.turn.store(turn.wrapping_add(1), Ordering::Relaxed);
@@ -214,29 +211,21 @@ impl Consumer {
     }
 
     fn wait_for_record(&self, owner: Owner, deadline: Deadline) -> Result<Taken> {
-        let control = self.records.protocol().control;
-        let mut poll = LivenessPoll::start();
+        let readable = &self.records.protocol().control.readable;
         let mut peer_watch = PeerWatch::with_timeout(self.peer_timeout);
-        loop {
-            let ticket = control.readable.announce();
+        let take = || {
             self.check_open()?;
             let closed = self.records.is_closed();
-            if let Some(taken) = self.try_take(owner)? {
-                return Ok(taken);
+            match self.try_take(owner)? {
+                None if closed => Err(Error::Closed),
+                taken => Ok(taken),
             }
-            if closed {
-                return Err(Error::Closed);
-            }
-            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
-            match control.readable.wait(ticket, poll.pause().min(left)) {
-                Woken::Notified => {}
-                Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => {
-                    super::poll_liveness(&self.recovered, &self.records, &self.seat);
-                    self.check_producers(&mut peer_watch)?;
-                }
-            }
-        }
+        };
+        let check = || {
+            super::poll_liveness(&self.recovered, &self.records, &self.seat);
+            self.check_producers(&mut peer_watch)
+        };
+        wait_for(readable, || readable.announce(), deadline, take, check)?.ok_or(Error::Timeout)
     }
 
     /// Sleeps until there is a record (or the records or this handle are closed), and takes nothing: for event
@@ -244,20 +233,16 @@ impl Consumer {
     pub fn wait_readable(&self, deadline: Deadline) -> Result<bool> {
         self.owner()?;
         let protocol = self.records.protocol();
-        let mut poll = LivenessPoll::start();
-        loop {
-            let ticket = protocol.control.readable.announce();
+        let readable = &protocol.control.readable;
+        let look = || {
             let ready = protocol.has_ready().map_err(|damage| self.records.damaged(damage))?;
-            if ready || self.records.is_closed() || self.check_open().is_err() {
-                return Ok(true);
-            }
-            let Some(left) = deadline.remaining() else { return Ok(false) };
-            match protocol.control.readable.wait(ticket, poll.pause().min(left)) {
-                Woken::Notified => {}
-                Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => super::poll_liveness(&self.recovered, &self.records, &self.seat),
-            }
-        }
+            Ok((ready || self.records.is_closed() || self.check_open().is_err()).then_some(()))
+        };
+        let check = || {
+            super::poll_liveness(&self.recovered, &self.records, &self.seat);
+            Ok(())
+        };
+        Ok(wait_for(readable, || readable.announce(), deadline, look, check)?.is_some())
     }
 
     /// Leaves, and ends the calls that wait with this handle, in whichever thread. The last living consumer takes the name
@@ -273,8 +258,7 @@ impl Consumer {
         last.map(drop)
     }
 
-    /// Leaves without shutting anything down, also as the last: the name stays for whoever comes back to it, until somebody
-    /// collects it.
+    /// Leaves without shutting anything down, also as the last: the name stays for the next learner, until it is collected.
     pub fn leave(&self) {
         if self.start_leaving() {
             self.seat.leave();
@@ -288,12 +272,11 @@ impl Consumer {
     }
 
     fn end_calls(&self) {
-        // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
+        // A thread that announced itself before this wakes; one that does so later sees the flag (SYNC event.ticket).
         self.records.protocol().control.readable.notify();
     }
 
-    /// Refuses when this handle was closed and others are attached: what is there to take is theirs. Once all is shut down,
-    /// the rest may be taken.
+    /// An error when this handle was closed, but not the records: the rest is for the others. After a shutdown it may be taken.
     #[inline]
     fn check_open(&self) -> Result<()> {
         let left = self.left.load(Ordering::Relaxed) && !self.records.is_closed();
@@ -305,14 +288,14 @@ impl Consumer {
         self.seat.check_producers(watch, "record", String::new)
     }
 
-    /// Living producers, and the pids of those who died without closing.
+    /// Living producers, and the pids of those that died without closing.
     pub fn producers(&self) -> Census {
         self.seat.census(Role::Producer)
     }
 }
 
 impl Drop for Consumer {
-    /// A consumer that is dropped has left, as if it had closed. Nobody hears of a failure here; `close` tells.
+    /// As [`close`](Consumer::close), without its error.
     fn drop(&mut self) {
         let _ = self.close();
     }
@@ -341,31 +324,28 @@ impl<C: Deref<Target = Consumer>> Record<C> {
         self.taken.as_ref().expect("a record is taken until it is released")
     }
 
+    #[allow(clippy::len_without_is_empty)] // Nothing asks.
     pub fn len(&self) -> usize {
         self.taken().bytes
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Where it lies, at a multiple of 64; valid to read until release, and mapped as long as the segment is.
     #[inline]
     pub fn as_ptr(&self) -> *const u8 {
-        let &Taken { lane, start, bytes, .. } = self.taken();
+        let TakenRecord { lane, start, bytes, .. } = **self.taken();
         self.consumer.records.data(lane, start, bytes)
     }
 
     /// Its bytes.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the record is ours until release: its writer is done (I2), nobody writes before that (I6), and its place
-        // was checked against what exists of the lane.
+        // SAFETY: the record is ours until release: its writer is done (I2), none writes before that (I6), and its place was
+        // checked against what exists of the lane.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
     }
 
     pub fn info(&self) -> RecordInfo {
-        let &Taken { lane, number, .. } = self.taken();
+        let TakenRecord { lane, number, .. } = **self.taken();
         let entry = self.consumer.records.protocol().lane(lane).entry(number);
         RecordInfo { stamp: entry.stamp, committed_ns: entry.committed_ns, lane, number }
     }
@@ -380,7 +360,7 @@ impl<C: Deref<Target = Consumer>> Record<C> {
         self.consumer.records.protocol().control.dwell.record(dwell);
     }
 
-    /// Puts it back unread, for whoever asks next.
+    /// Puts it back unread, for the next consumer.
     pub fn give_back(mut self) {
         if let Some(taken) = self.take_if_ours() {
             self.consumer.records.protocol().lane(taken.lane).give_back(taken);

@@ -82,7 +82,7 @@ impl Shape {
     pub fn place(&self, counts: &[usize]) -> Result<Placement> {
         if counts.len() != self.ragged() {
             let range = format!("{}, one for each ragged leaf", self.ragged());
-            return Err(Error::OutOfRange { what: "counts", value: counts.len() as u64, range });
+            return Err(Error::out_of_range("counts", counts.len(), range));
         }
         let mut counts = counts.iter().copied();
         let rows = self.leaves.iter().map(|leaf| leaf.rows.or_else(|| counts.next()).unwrap_or_default());
@@ -99,21 +99,16 @@ impl Shape {
         let mut end = Some(self.head_bytes());
         for (leaf, &rows) in self.leaves.iter().zip(counts.iter()) {
             if u32::try_from(rows).is_err() {
-                return Err(Self::out_of_range("rows of a leaf", rows, "at most 4,294,967,295"));
+                return Err(Error::out_of_range("rows of a leaf", rows, "at most 4,294,967,295"));
             }
             let start = end.and_then(|end| end.checked_next_multiple_of(LEAF_ALIGN));
             offsets.push(start.unwrap_or_default());
             end = start.and_then(|start| start.checked_add(rows.checked_mul(leaf.row_bytes)?));
         }
         *bytes = end.filter(|&end| end <= isize::MAX as usize).ok_or_else(|| {
-            Self::out_of_range("bytes of a record", usize::MAX, "what the address space holds")
+            Error::out_of_range("bytes of a record", usize::MAX, "what the address space holds")
         })?;
         Ok(())
-    }
-
-    #[cold]
-    fn out_of_range(what: &'static str, value: usize, range: &str) -> Error {
-        Error::OutOfRange { what, value: value as u64, range: range.to_owned() }
     }
 
     /// Writes the counts of a record that has so many rows of each leaf to the start of its bytes.
@@ -153,7 +148,7 @@ impl Shape {
         }))
     }
 
-    /// Where the leaves of a record lie that somebody wrote. All of it is inside `bytes`, or it is damage.
+    /// Where the leaves of a written record lie. All of it is inside `bytes`, or it is damage.
     #[inline]
     pub fn parse(&self, bytes: &[u8]) -> Result<Placement, Damage> {
         let mut counts = self.counts(bytes)?;

@@ -1,9 +1,8 @@
 //! Puts the records of a group together, and decides what becomes of those that stay incomplete.
 //!
-//! It holds records and hands them out again; it reads nothing, waits for nothing and knows no clock. What a record is, it
-//! does not know either: see [`Member`]. A group is finished once, when all its repetitions are settled, by a record or by a
-//! reason why there is none. Then it is judged by the newest weights: ready, withheld, or dropped; and again, as long as
-//! nobody has taken it, whenever there are newer ones.
+//! It holds records and hands them out again; it reads nothing, waits for nothing and knows no clock. See [`Member`] for what it
+//! knows of a record. A group is finished once all its repetitions are settled, by a record or by a reason why there is none.
+//! Then the newest weights decide: it is ready, withheld or dropped. Newer weights decide again, until it is popped.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -15,7 +14,7 @@ pub type Name = Arc<[u8]>;
 pub trait Member {
     /// Of the weights that made it.
     fn version(&self) -> u32;
-    /// Gives its room back: nobody will want it.
+    /// Gives its room back: it is not needed.
     fn release(&self);
     fn is_same(&self, other: &Self) -> bool;
 }
@@ -190,7 +189,7 @@ impl<M: Member> Assembler<M> {
         }
     }
 
-    /// Takes one record. It is released here if nobody will want it.
+    /// Takes one record. It is released here if it is not needed.
     pub fn add(
         &mut self,
         name: &[u8],

@@ -21,15 +21,15 @@
 //!
 //! | word | | | |
 //! |---|---|---|---|
-//! | descriptor | number (40) | Free, Reserved, Ready, Taken (2) | who reserved or took it; of a Ready one, whether it was given back (22) |
-//! | owner of a lane | epoch (41) | whether anybody owns it (1) | who (22) |
+//! | descriptor | number (40) | Free, Reserved, Ready, Taken (2) | its producer or consumer; of a Ready one, whether it was given back (22) |
+//! | owner of a lane | epoch (41) | whether it has an owner (1) | the owner (22) |
 //!
 //! Numbers are compared modulo 2⁴⁰: a record must not be held while 2⁴⁰ others pass (twelve days at a million records a
 //! second).
 
 use crate::error::{Error, Result};
 use crate::segment::Owner;
-use crate::segment::header::{GEOMETRY_WORDS, PAGE};
+use crate::segment::header::{GEOMETRY_WORDS, PAGE, geometry_words};
 use crate::segment::histogram::Histogram;
 use crate::segment::lease::OWNER_BITS;
 use crate::sys::sync::{AtomicU32, AtomicU64, ClosedFlag, EventCount};
@@ -50,7 +50,7 @@ const _: () = assert!(NUMBER_BITS + 2 + OWNER_BITS == 64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub enum State {
-    /// Nobody has the record any more: released, dropped or aborted.
+    /// Released, dropped or aborted.
     Free = 0,
     /// Its producer is writing.
     Reserved = 1,
@@ -89,7 +89,7 @@ impl Word {
         Word::new(number, State::Ready, Owner::from_bits(NOBODY))
     }
 
-    /// Ready again, after somebody had taken it.
+    /// Ready again, after a consumer had taken it.
     pub fn ready_again(number: u64) -> Word {
         Word::new(number, State::Ready, Owner::from_bits(GIVEN_BACK))
     }
@@ -124,7 +124,7 @@ impl Word {
 
     /// Whether it is a Ready record before `number`, in the descriptor of `number`. A number is offered only when the one before
     /// it in the descriptor is settled, and one that is not settled any more says that it was given back (I3, I7). So this is
-    /// damage: nobody looks for that record any more.
+    /// damage: no consumer looks for that record.
     pub fn is_lost_before(self, number: u64) -> bool {
         let age = self.age(number);
         self.state == State::Ready && !self.was_given_back() && age != 0 && age < 1 << (NUMBER_BITS - 1)
@@ -137,7 +137,7 @@ impl Word {
     }
 }
 
-/// `{epoch, owner or nobody}`: the owner word of a lane, unpacked.
+/// `{epoch, owner or none}`: the owner word of a lane, unpacked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneOwner {
     /// How often the lane was taken.
@@ -148,18 +148,16 @@ pub struct LaneOwner {
 impl LaneOwner {
     #[inline]
     pub fn unpack(word: u64) -> LaneOwner {
-        let owner = (word >> OWNER_BITS & 1 == 1).then(|| Owner::from_bits(word));
-        LaneOwner { epoch: word >> (OWNER_BITS + 1), owner }
+        LaneOwner { epoch: word >> (OWNER_BITS + 1), owner: Owner::unpack_maybe(word) }
     }
 
     #[inline]
     pub fn pack(self) -> u64 {
-        let owner = self.owner.map_or(0, |owner| 1 << OWNER_BITS | owner.bits());
-        self.epoch << (OWNER_BITS + 1) | owner
+        self.epoch << (OWNER_BITS + 1) | Owner::pack_maybe(self.owner)
     }
 }
 
-/// What only the producer of a lane writes (and whoever takes the lane after it).
+/// What only the lane's owner writes.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct WriteLine {
@@ -171,7 +169,7 @@ pub struct WriteLine {
     pub grown: AtomicU64,
     /// Committed so far.
     pub sent: AtomicU64,
-    /// 1 once the lane's table exists. Nobody touches the table before.
+    /// 1 once the lane's table exists. No process touches the table before.
     pub tabled: AtomicU64,
     pub dropped_oldest: AtomicU64,
     pub dropped_newest: AtomicU64,
@@ -183,7 +181,7 @@ pub struct WriteLine {
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct ReadLine {
-    /// Nothing is to be found below this number, but for what was returned. A hint that anybody helps forward.
+    /// Below this number there are only returned records. A hint that every consumer helps forward.
     pub cursor: AtomicU64,
     /// Moves whenever a record was given back, or may have been: it is Ready again, and may be below the cursor.
     pub returned: AtomicU64,
@@ -250,7 +248,7 @@ pub struct Lane {
 pub struct Counters {
     /// Reservations taken back from dead producers.
     pub recovered: AtomicU64,
-    /// Records taken back from consumers, the dead and those who gave them back.
+    /// Records given back by consumers, or taken back from dead ones.
     pub returned: AtomicU64,
 }
 
@@ -318,22 +316,22 @@ pub struct Geometry {
 impl Geometry {
     /// Checks the sizes, rounds them up, and derives the offsets.
     pub fn new(lanes: usize, descriptors: usize, lane_bytes: usize) -> Result<Geometry> {
-        let out = |what, value: usize, range: &str| Error::OutOfRange {
-            what,
-            value: value as u64,
-            range: range.into(),
-        };
         if !(1..=1024).contains(&lanes) {
-            return Err(out("lanes", lanes, "1 to 1,024"));
+            return Err(Error::out_of_range("lanes", lanes, "1 to 1,024"));
         }
         if !(2..=1 << 24).contains(&descriptors) {
-            return Err(out("records of a lane", descriptors, "2 to 16,777,216"));
+            return Err(Error::out_of_range("records of a lane", descriptors, "2 to 16,777,216"));
         }
         if lane_bytes == 0 || lane_bytes > isize::MAX as usize {
-            return Err(out("lane_bytes", lane_bytes, "at least 1, and what the address space holds"));
+            return Err(Error::out_of_range(
+                "lane_bytes",
+                lane_bytes,
+                "at least 1, and what the address space holds",
+            ));
         }
-        Self::derive(lanes, descriptors.next_power_of_two(), lane_bytes)
-            .ok_or_else(|| out("lane_bytes", lane_bytes, "what the address space holds, times the lanes"))
+        Self::derive(lanes, descriptors.next_power_of_two(), lane_bytes).ok_or_else(|| {
+            Error::out_of_range("lane_bytes", lane_bytes, "what the address space holds, times the lanes")
+        })
     }
 
     fn derive(lanes: usize, descriptors: usize, lane_bytes: usize) -> Option<Geometry> {
@@ -356,11 +354,7 @@ impl Geometry {
 
     /// The numbers for the segment header.
     pub fn words(&self) -> [u64; GEOMETRY_WORDS] {
-        let mut words = [0; GEOMETRY_WORDS];
-        words[0] = self.lanes as u64;
-        words[1] = self.descriptors as u64;
-        words[2] = self.lane_bytes as u64;
-        words
+        geometry_words([self.lanes, self.descriptors, self.lane_bytes])
     }
 
     /// Where the table of a lane lies in the body, and how many bytes it has.

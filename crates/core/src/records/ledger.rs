@@ -1,11 +1,10 @@
 //! What the producer of a lane keeps to itself: which bytes of the lane are free, and which of its records still have some.
 //!
-//! Nothing of it is shared and nothing of it must survive: whoever takes the lane next draws it up again from the table.
+//! Nothing of it is shared, and nothing of it must survive: the next owner of the lane rebuilds it from the table.
 //! It runs over the [`protocol`](super::protocol) alone, so loom and the property tests run it, too.
 //!
-//! What was released is found by *sweeping* the list of records that are out. That is done when `released` has moved by an
-//! eighth of their number, so that it costs a few words for each record; and always when there is no room, for then the
-//! words decide.
+//! *Sweeping* the list of records that are out finds those that were released. That is done when `released` has moved by an
+//! eighth of their number, so that it costs a few words for each record; and always when there is no room.
 
 use super::allocator::{Allocator, Extent};
 use super::layout::{State, Word};
@@ -29,10 +28,20 @@ pub struct Room {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Attempt {
     Room(Room),
-    /// There is none, and what nobody has taken could be dropped for it.
+    /// There is none, and a record that no consumer has taken could be dropped for it.
     Unread,
     /// There is none.
     Full,
+}
+
+impl Attempt {
+    /// The room, if there is any.
+    pub fn room(self) -> Option<Room> {
+        match self {
+            Attempt::Room(room) => Some(room),
+            Attempt::Unread | Attempt::Full => None,
+        }
+    }
 }
 
 /// Why no attempt could be made.
@@ -85,7 +94,7 @@ impl Ledger {
         };
         lane.grown()?;
         for (index, descriptor) in lane.table.iter().enumerate() {
-            // SYNC records.ready: Acquire here, Release in `commit`.
+            // SYNC records.ready: Acquire here, Release in `publish`.
             let word = Word::unpack(descriptor.word.load(Ordering::Acquire));
             if !matches!(word.state, State::Ready | State::Taken) {
                 continue;
@@ -109,11 +118,6 @@ impl Ledger {
 
     pub fn owner(&self) -> Owner {
         self.owner
-    }
-
-    /// How many records are out: reserved, to be read, being read, or released and not yet swept.
-    pub fn outstanding(&self) -> usize {
-        self.out.len()
     }
 
     fn list(&mut self, index: usize, extent: Extent) {
@@ -143,11 +147,11 @@ impl Ledger {
         }
         self.refusal = None;
         let Some((number, extent)) = found else {
-            // Only what nobody has taken can be dropped, and that helps only where it is in the way.
+            // To drop an unread record helps only where it is in the way.
             return match lane.next_number() {
                 NextNumber::None => Ok(Attempt::Full),
                 NextNumber::Lost => {
-                    Err(Damage("the head of a lane is ahead of records that nobody has taken").into())
+                    Err(Damage("the head of a lane is ahead of records that were not taken").into())
                 }
                 NextNumber::Unread | NextNumber::Number(_) => Ok(Attempt::Unread),
             };
@@ -158,7 +162,7 @@ impl Ledger {
                 self.allocator.release(extent);
                 match self.find_grown_room(lane, bytes)? {
                     Some(found) => found,
-                    // Somebody will give room back, and the lane goes on at its present size.
+                    // Room will come back, and the lane goes on at its present size.
                     None if !self.out.is_empty() => {
                         self.refusal = Some(refusal);
                         return Ok(Attempt::Unread);
@@ -241,7 +245,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Takes back the room of a descriptor's record: nobody has it any more.
+    /// Takes back the room of a descriptor's record, which is over.
     #[inline]
     fn reclaim(&mut self, index: usize) {
         self.allocator.release(std::mem::take(&mut self.extents[index]));
@@ -306,7 +310,7 @@ impl Ledger {
         })
     }
 
-    /// Drops the lane's oldest record that nobody has taken; false when there is none.
+    /// Drops the lane's oldest record that no consumer has taken; false when there is none.
     pub fn drop_oldest(&mut self, lane: &LaneWords<'_>) -> Result<bool, Damage> {
         let dropped = lane.drop_oldest()?;
         if let Some(number) = dropped {

@@ -71,7 +71,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// Makes records that nobody can find yet: sit down, then publish their segment.
+    /// Makes records without a name: sit down, then publish their segment.
     fn create(spec: &RecordsSpec<'_>) -> Result<Records> {
         let geometry = Geometry::new(spec.lanes, spec.descriptors, spec.lane_bytes)?;
         let mut words = geometry.words();
@@ -97,7 +97,7 @@ impl Records {
         Ok(records)
     }
 
-    /// Opens named records. `schema`: refuse any other; `None`: whatever it is, [`Segment::schema`] says it.
+    /// Opens named records. `schema`: refuse any other; `None`: take any.
     fn open(name: &str, schema: Option<&[u8]>) -> Result<Records> {
         let segment = Segment::open(name, Some(KIND))?;
         segment.check_schema(schema)?;
@@ -129,7 +129,7 @@ impl Records {
         let geometry = &self.geometry;
         // SAFETY: the offsets were derived from checked counts, and the body is at least `body_bytes` long, page-aligned
         // and mapped as long as `self.segment`. What lies there is atomics. Tables that do not exist yet are mapped, too, and
-        // nobody looks into them (`Protocol::existing_lane`).
+        // no process looks into them (`Protocol::existing_lane`).
         unsafe {
             Protocol {
                 control: self.segment.control(),
@@ -161,11 +161,6 @@ impl Records {
         &self.segment
     }
 
-    /// What a producer does when there is no room, unless it chose otherwise.
-    pub fn on_full(&self) -> OnFull {
-        self.on_full
-    }
-
     pub fn is_closed(&self) -> bool {
         self.protocol().control.closed.is_set()
     }
@@ -178,18 +173,18 @@ impl Records {
         protocol.lanes.iter().for_each(|lane| lane.room.notify());
     }
 
-    /// Raises what keeps records of that name and schema from being attached to.
+    /// The error that attaching to records of that name and schema would meet.
     pub fn check(name: &str, schema: &[u8]) -> Result<()> {
         Records::open(name, Some(schema))?.unless_closed().map(drop)
     }
 
-    /// Tells everybody which weights are the newest.
+    /// Tells all processes which weights are the newest.
     pub fn publish(&self, version: u64) {
         // SYNC records.published: Release here, Acquire in `published`. Weights that lie in shared memory are written by then.
         self.protocol().control.published.store(version, Ordering::Release);
     }
 
-    /// The newest weights that somebody told of; 0 until then.
+    /// The newest weights that a process told of; 0 until then.
     pub fn published(&self) -> u64 {
         // SYNC records.published: Acquire here, Release in `publish`.
         self.protocol().control.published.load(Ordering::Acquire)
@@ -255,22 +250,6 @@ impl Records {
             recovered: read(&protocol.control.counters.recovered),
         }
     }
-
-    /// Who is writing records, by pid, and how many.
-    pub fn writers(&self) -> Vec<(u32, usize)> {
-        self.claims(State::Reserved)
-    }
-
-    /// Who holds records, by pid, and how many.
-    pub fn holders(&self) -> Vec<(u32, usize)> {
-        self.claims(State::Taken)
-    }
-
-    fn claims(&self, state: State) -> Vec<(u32, usize)> {
-        let descriptors = self.protocol().existing_lanes().flat_map(|lane| lane.table);
-        let words = descriptors.map(|descriptor| Word::unpack(descriptor.word.load(Ordering::Relaxed)));
-        self.segment.count_by_pid(words.filter(|word| word.state == state).map(|word| word.owner))
-    }
 }
 
 impl Structure for Records {
@@ -286,7 +265,7 @@ impl Structure for Records {
 /// What is in the records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Contents {
-    /// Lanes that somebody owns.
+    /// Lanes that have an owner.
     pub lanes: usize,
     /// Committed, and not in a consumer's hands.
     pub ready_records: usize,
@@ -300,7 +279,7 @@ pub struct Contents {
     pub grown_bytes: usize,
 }
 
-/// What happened since the records were made. Counted beside the records, not with them: a death can cost a count of one.
+/// What happened since the records were made. A death can cost a count of one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
     pub committed: u64,
@@ -312,7 +291,7 @@ pub struct Totals {
     pub dropped_newest: u64,
     /// Reservations given back.
     pub aborted: u64,
-    /// Records taken back from consumers, the dead and those who gave them back.
+    /// Records given back by consumers, or taken back from dead ones.
     pub returned: u64,
     /// Reservations taken back from dead producers.
     pub recovered: u64,

@@ -10,8 +10,8 @@ use crate::segment::header::PAGE;
 use crate::segment::{Census, Owner, PeerWatch, Role, Seat};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::fork;
-use crate::sys::sync::{AtomicU64, Ordering, Point, Woken, crash_point};
-use crate::sys::wait::{LivenessPoll, LivenessTicker};
+use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point};
+use crate::sys::wait::{LivenessTicker, wait_for};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -48,14 +48,12 @@ pub struct Producer {
     ticker: LivenessTicker,
 }
 
-/// What one process has of a producer. A forked child has its own, behind its parent's; so a lock that a thread of the parent
-/// held during the fork is nobody's business.
+/// What one process has of a producer. A forked child has its own, behind its parent's, and never takes a lock of its parent's.
 #[derive(Debug)]
 struct ProcessLane {
     generation: u32,
     owner: Owner,
     lane: usize,
-    /// The books of the lane.
     ledger: Mutex<Ledger>,
     /// Open reservations, and [`CLOSING`].
     open: AtomicU64,
@@ -109,7 +107,7 @@ impl ProcessLane {
         }
     }
 
-    /// Makes the table of a lane exist, if nobody had the lane before, and draws up its books.
+    /// Makes the table of a lane exist, if the lane had no owner before, and rebuilds its ledger.
     fn open_lane(records: &Records, lane: &LaneWords<'_>, owner: Owner) -> Result<Ledger> {
         let protocol = records.protocol();
         if protocol.existing_lane(lane.index).is_none() {
@@ -169,13 +167,13 @@ impl Producer {
         &self.records
     }
 
-    /// Living consumers, and the pids of those who died without closing.
+    /// Living consumers, and the pids of those that died without closing.
     pub fn consumers(&self) -> Census {
         self.seat.census(Role::Consumer)
     }
 
-    /// Whether no consumer lives, one of them died, and nobody can come: the name is gone, too. One that died when it had shut
-    /// everything down, and had woken nobody yet, has closed it.
+    /// Whether no consumer lives, one of them died, and none can come, because the name is gone. A consumer that died after it had
+    /// shut the records down has closed them.
     pub fn is_orphaned(&self) -> bool {
         self.seat.all_died_for_good(Role::Consumer) && !self.records.is_closed()
     }
@@ -191,7 +189,7 @@ impl Producer {
         self.process_lane.latest().producer_id
     }
 
-    /// A number that no other producer of these records was given, for somebody in whose name records will be committed.
+    /// A number that no other producer of these records has, for a client whose records will be committed here.
     pub fn next_producer_id(&self) -> u32 {
         self.records.next_producer_id()
     }
@@ -234,13 +232,13 @@ impl Producer {
         }
         let owner = self.seat.rejoin(|seat| self.records.sweep(seat))?;
         let process_lane = Box::new(ProcessLane::begin(&self.records, &self.seat, owner, self.chosen_id)?);
-        // No fork in between: the child would inherit a cell that is being filled by nobody.
+        // No fork in between: the child would inherit a cell that no thread of it fills.
         Ok(fork::without_fork(|| self.process_lane.latest().child.get_or_init(|| process_lane)))
     }
 
     /// Reserves room for a record of up to `bytes`. `None`: dropped, as the policy says. [`Error::Full`] when there is no
     /// room, and the policy is to say so, or to wait, and the deadline is now. [`Error::NoMemory`] or [`Error::NoRam`] when the lane
-    /// could not grow, and nobody gave room back in time.
+    /// could not grow, and no room came back in time.
     #[inline]
     pub fn reserve<P: Deref<Target = Producer>>(
         this: P,
@@ -298,7 +296,7 @@ impl Producer {
     /// A reservation is over.
     #[inline]
     fn done(&self, process_lane: &ProcessLane) {
-        // SYNC records.open: AcqRel here and in `close`. Whoever leaves the lane does so after every commit and abort in it.
+        // SYNC records.open: AcqRel here and in `close`. The lane is left after every commit and abort in it.
         if process_lane.open.fetch_sub(1, Ordering::AcqRel) == CLOSING | 1 {
             self.leave(process_lane);
         }
@@ -325,10 +323,7 @@ impl Producer {
             self.poll_liveness();
             attempt = self.try_reserve(process_lane, bytes)?;
         }
-        Ok(match attempt {
-            Attempt::Room(room) => Some(room),
-            Attempt::Unread | Attempt::Full => None,
-        })
+        Ok(attempt.room())
     }
 
     /// Tries to reserve, unless the records are closed or the record is too large.
@@ -414,11 +409,7 @@ impl Producer {
                         attempt = self.try_reserve(process_lane, bytes)?;
                     }
                 }
-                match attempt {
-                    Attempt::Room(room) => Ok(Some(room)),
-                    // What is left is being read, or being written.
-                    Attempt::Unread | Attempt::Full => Ok(None),
-                }
+                Ok(attempt.room()) // Without any, what is left is being read, or being written.
             }
         }
     }
@@ -439,31 +430,22 @@ impl Producer {
         }
         let lane = self.lane_of(process_lane);
         lane.line.write.blocked.fetch_add(1, Ordering::Relaxed);
-        let mut poll = LivenessPoll::start();
         let mut peer_watch = PeerWatch::with_timeout(self.peer_timeout);
-        loop {
-            let ticket = lane.announce_sleep();
+        let reserve = || {
             if self.records.is_closed() || process_lane.open.load(Ordering::Relaxed) & CLOSING != 0 {
                 return Err(Error::Closed);
             }
-            if let Attempt::Room(room) = self.try_reserve(process_lane, bytes)? {
-                return Ok(room);
-            }
-            let Some(left) = deadline.remaining() else {
-                return Err(self.refusal_or(process_lane, Error::Timeout));
-            };
-            match lane.line.room.wait(ticket, poll.pause().min(left)) {
-                Woken::Notified => {}
-                Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => {
-                    self.poll_liveness();
-                    self.check_learners(&mut peer_watch)?;
-                }
-            }
-        }
+            Ok(self.try_reserve(process_lane, bytes)?.room())
+        };
+        let check = || {
+            self.poll_liveness();
+            self.check_learners(&mut peer_watch)
+        };
+        wait_for(&lane.line.room, || lane.announce_sleep(), deadline, reserve, check)?
+            .ok_or_else(|| self.refusal_or(process_lane, Error::Timeout))
     }
 
-    /// What ends a search for room: that there is no memory for more of it, or what the caller takes it for.
+    /// The error that ends a search for room: that the lane could not grow, or the caller's.
     fn refusal_or(&self, process_lane: &ProcessLane, otherwise: Error) -> Error {
         process_lane.ledger().take_refusal().unwrap_or(otherwise)
     }
@@ -478,19 +460,15 @@ impl Producer {
         let process_lane = self.process_lane()?;
         self.check_size(bytes)?;
         let lane = self.lane_of(process_lane);
-        let mut poll = LivenessPoll::start();
-        loop {
-            let ticket = lane.announce_sleep();
-            if self.records.is_closed() || self.has_room(process_lane, bytes)? {
-                return Ok(true);
-            }
-            let Some(left) = deadline.remaining() else { return Ok(false) };
-            match lane.line.room.wait(ticket, poll.pause().min(left)) {
-                Woken::Notified => {}
-                Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => self.poll_liveness(),
-            }
-        }
+        let look = || {
+            let is_time = self.records.is_closed() || self.has_room(process_lane, bytes)?;
+            Ok(is_time.then_some(()))
+        };
+        let check = || {
+            self.poll_liveness();
+            Ok(())
+        };
+        Ok(wait_for(&lane.line.room, || lane.announce_sleep(), deadline, look, check)?.is_some())
     }
 
     fn has_room(&self, process_lane: &ProcessLane, bytes: usize) -> Result<bool> {
@@ -526,10 +504,10 @@ impl Producer {
         self.done(process_lane);
     }
 
-    /// Gives the lane to whoever comes next. What was committed stays to be read; what is reserved may still be committed.
+    /// Gives the lane back. What was committed stays to be read; what is reserved may still be committed.
     pub fn close(&self) {
         let Some(process_lane) = self.here() else { return }; // A forked child that sent nothing: the lane is its parent's.
-        // SYNC records.open: as in `done`.
+        // SYNC records.open: AcqRel here and in `done`.
         if process_lane.open.fetch_or(CLOSING, Ordering::AcqRel) == 0 {
             self.leave(process_lane);
         }
@@ -560,12 +538,9 @@ impl<P: Deref<Target = Producer>> Reservation<P> {
     }
 
     /// How many bytes there are to write.
+    #[allow(clippy::len_without_is_empty)] // Nothing asks.
     pub fn len(&self) -> usize {
         self.room().bytes
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Where to write them, at a multiple of 64; writable until commit.
@@ -590,7 +565,7 @@ impl<P: Deref<Target = Producer>> Reservation<P> {
         let room = self.room();
         if used > room.bytes {
             let range = format!("at most the {} bytes that were reserved", room.bytes);
-            return Err(Error::OutOfRange { what: "bytes of the record", value: used as u64, range });
+            return Err(Error::out_of_range("bytes of the record", used, range));
         }
         let Some(process_lane) = self.producer.process_lane_of(room) else {
             let seat = &self.producer.records.segment().seats()[room.claim.owner.seat()];

@@ -13,30 +13,30 @@
 //! I2  A record's bytes, place and stamp are written only by the owner named in its Reserved word. Ready is stored after
 //!     all of them (release); a consumer loads it before it reads any (acquire).
 //! I3  Record *n* lives in descriptor *n* mod *D*. The owner offers the numbers one by one. It skips a number whose descriptor
-//!     is Taken: somebody holds an older record there. It stops at one that is Reserved or Ready. So no number that is not
-//!     settled is more than *D* below `head`, and what is held for long stops nobody.
+//!     is Taken: a consumer holds an older record there. It stops at one that is Reserved or Ready. So no number that is not
+//!     settled is more than *D* below `head`, and what is held for long stops no producer.
 //! I4  Reserved(*n*) is stored before `head` moves past *n* (release). So for any *n* below `head` (acquire), a descriptor
 //!     with another number than *n* means that *n* was skipped, or is over.
 //! I5  Ready has two ends, each by one CAS: Taken by one consumer, or dropped by the lane's owner.
 //! I6  A descriptor is Free only after its reader is done (release), and the owner sees it Free before it uses the bytes
-//!     again (acquire): nobody writes under a reader. What the owner has allocated is, at any time, at least what the
+//!     again (acquire): no producer writes under a reader. What the owner has allocated is, at any time, at least what the
 //!     words that are not Free describe.
 //! I7  A number is settled when its record is Taken or Free, or was skipped. It stays settled, but for records that are
 //!     given back: their words say so, wherever the cursor is, and they are counted in `returned` after that. A consumer
 //!     that finds `returned` moved looks through the whole table for such words; one that found none notes in `looked` up
 //!     to which count. Both only grow.
 //! I8  `cursor` is a hint: all numbers below it are settled. It only grows; a lower one costs a longer look. It waits for a
-//!     reservation; `settled` notes how many numbers behind that one are settled, so that nobody looks at them again. `released`
+//!     reservation; `settled` notes how many numbers behind that one are settled, so that they are not looked at again. `released`
 //!     is a hint, too: the words are the truth about what can be reclaimed.
-//! I9  Wake-ups are those of event counts (B1): whoever makes a record Ready notifies `readable`, once for a run of them that it makes
-//!     Ready with nothing but copying in between; whoever makes one Free rings `room`, but not for each: a producer that
-//!     sleeps says after how many releases it wants to be woken, so that it does not wake, send one record and sleep
-//!     again. It never says more than there is to be read in its lane. A consumer that finds nothing to take wakes whoever
-//!     sleeps though something was released.
+//! I9  Wake-ups are those of event counts (B1). To make records Ready notifies `readable`, once for a run of them with nothing
+//!     but copying in between. To make one Free notifies `room`, but not each time: a producer that sleeps says after how
+//!     many releases it wants to be woken, so that it does not wake, send one record and sleep again. It never says more
+//!     than there is to be read in its lane. A consumer that finds nothing to take wakes producers that sleep though
+//!     something was released.
 
 use super::layout::{Control, Descriptor, FreeLine, Lane, LaneOwner, NUMBER_MASK, SettledRun, State, Word};
 use crate::error::Damage;
-use crate::segment::Owner;
+use crate::segment::{Owned, Owner};
 use crate::sys::sync::{Ordering, Point, crash_point, fence};
 use smallvec::SmallVec;
 
@@ -45,62 +45,27 @@ type Result<T> = std::result::Result<T, Damage>;
 /// Shorter runs are looked at again. Loom's lanes are short.
 const WORTH_NOTING: u64 = if cfg!(loom) { 1 } else { 16 };
 
-/// A record that its producer is writing. There is one for each reservation, and `commit` or `abort` takes it: nothing is
-/// committed twice, or after it was given back.
-#[must_use = "its record stays reserved until it is committed or aborted"]
-#[derive(Debug, PartialEq, Eq)]
-pub struct Claim {
-    pub(super) lane: usize,
-    pub(super) number: u64,
-    pub(super) owner: Owner,
+/// A record that its producer is writing, until it is committed or aborted.
+pub type Claim = Owned<ReservedRecord>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReservedRecord {
+    pub lane: usize,
+    pub number: u64,
+    pub owner: Owner,
 }
 
-impl Claim {
-    pub fn lane(&self) -> usize {
-        self.lane
-    }
+/// A record that one consumer owns, until it is released or given back.
+pub type Taken = Owned<TakenRecord>;
 
-    pub fn number(&self) -> u64 {
-        self.number
-    }
-
-    pub fn owner(&self) -> Owner {
-        self.owner
-    }
-}
-
-/// A record that one consumer owns. There is one for each record that is taken, and `release` or `give_back` takes it.
-#[must_use = "its record stays taken until it is released or given back"]
-#[derive(Debug, PartialEq, Eq)]
-pub struct Taken {
-    pub(super) lane: usize,
-    pub(super) number: u64,
-    pub(super) owner: Owner,
-    pub(super) start: usize,
-    pub(super) bytes: usize,
-}
-
-impl Taken {
-    pub fn lane(&self) -> usize {
-        self.lane
-    }
-
-    pub fn number(&self) -> u64 {
-        self.number
-    }
-
-    pub fn owner(&self) -> Owner {
-        self.owner
-    }
-
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TakenRecord {
+    pub lane: usize,
+    pub number: u64,
+    pub owner: Owner,
     /// Where it lies in the lane's data. Checked.
-    pub fn start(&self) -> usize {
-        self.start
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
+    pub start: usize,
+    pub bytes: usize,
 }
 
 /// Where a record lies, and what is written beside it.
@@ -113,7 +78,7 @@ pub struct Entry {
     pub committed_ns: u64,
 }
 
-/// Who made a record, and what it is.
+/// The producer of a record, and what the record is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stamp {
     /// Of the weights that it was made with.
@@ -129,7 +94,7 @@ pub struct Stamp {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextNumber {
     Number(u64),
-    /// Full: a record that nobody has taken is in the way.
+    /// Full: a record that no consumer has taken is in the way.
     Unread,
     /// Full, and there is nothing to drop: a reservation is in the way, or all of it is held.
     None,
@@ -172,7 +137,7 @@ impl<'a> Protocol<'a> {
         (0..self.lanes_used()).filter_map(move |index| this.existing_lane(index))
     }
 
-    /// One lane, for those who have something in it, or open it. The index comes from a handle, which has it from here.
+    /// One lane whose table exists, or is about to.
     #[inline]
     pub fn lane(&self, index: usize) -> LaneWords<'a> {
         let depth = self.descriptors.len() / self.lanes.len();
@@ -200,7 +165,7 @@ impl<'a> Protocol<'a> {
         self.control.lanes_used.fetch_max(index as u64 + 1, Ordering::AcqRel);
     }
 
-    /// Takes a lane that nobody owns, or whose owner `is_dead`: the lowest of those that have the least to be read, so that
+    /// Takes a lane that has no owner, or whose owner `is_dead`: the lowest of those that have the least to be read, so that
     /// a newcomer does not inherit a full one while another is empty. `None` when the living own them all.
     pub fn take_lane(&self, me: Owner, is_dead: impl Fn(Owner) -> bool) -> Option<usize> {
         loop {
@@ -212,7 +177,7 @@ impl<'a> Protocol<'a> {
             let mine =
                 LaneOwner { epoch: LaneOwner::unpack(word).epoch.wrapping_add(1), owner: Some(me) }.pack();
             let owner = &self.lanes[index].write.owner;
-            // SYNC records.lane: Acquire here, Release in `leave_lane`. `head`, `grown` and the table are ours (I1).
+            // SYNC records.lane: Acquire here, Release in `vacate`. `head`, `grown` and the table are ours (I1).
             if owner.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 crash_point(Point::LaneTaken);
                 return Some(index);
@@ -270,7 +235,7 @@ impl<'a> Protocol<'a> {
     /// Wakes producers that sleep though something was released in their lanes (I9).
     #[cold]
     fn wake_producers(&self) {
-        // SYNC event.dekker: this fence pairs with the one in `announce`.
+        // SYNC event.dekker: pairs with the fence in `EventCount::announce`.
         fence(Ordering::SeqCst);
         for lane in self.existing_lanes() {
             let FreeLine { released, slept_at, .. } = &lane.line.free;
@@ -301,6 +266,28 @@ impl<'a> Protocol<'a> {
     }
 }
 
+impl Descriptor {
+    /// Frees a reservation of the dead. Several processes may try; true for the one that did, which counts it.
+    pub(super) fn free_reserved(&self, reserved: u64) -> bool {
+        let free = Word::free(Word::unpack(reserved).number).pack();
+        // SYNC records.free: Release here, Acquire in `next_number` and `Ledger::sweep`.
+        self.word.compare_exchange(reserved, free, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
+
+impl Lane {
+    /// Takes the lane from its owner, if `is_over` says so. Its reservations are Free, or still to be committed.
+    pub(super) fn vacate(&self, is_over: impl FnOnce(Owner) -> bool) {
+        let word = self.write.owner.load(Ordering::Relaxed);
+        let LaneOwner { epoch, owner } = LaneOwner::unpack(word);
+        if owner.is_some_and(is_over) {
+            let vacant = LaneOwner { epoch, owner: None }.pack();
+            // SYNC records.lane: Release here, Acquire in `take_lane`.
+            let _ = self.write.owner.compare_exchange(word, vacant, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+}
+
 impl<'a> LaneWords<'a> {
     #[inline]
     fn at(&self, number: u64) -> &'a Descriptor {
@@ -315,7 +302,7 @@ impl<'a> LaneWords<'a> {
         number as usize & (self.table.len() - 1)
     }
 
-    /// About how many of its records nobody has taken: as far as the cursor knows.
+    /// About how many of its records no consumer has taken: as far as the cursor knows.
     fn unread(&self) -> u64 {
         let cursor = self.line.read.cursor.load(Ordering::Relaxed);
         self.line.write.head.load(Ordering::Relaxed).saturating_sub(cursor)
@@ -335,11 +322,7 @@ impl<'a> LaneWords<'a> {
             let word = descriptor.word.load(Ordering::Relaxed);
             let was = Word::unpack(word);
             if was.state == State::Reserved && was.owner != me {
-                let free = Word::free(was.number).pack();
-                // SYNC records.free: as in `abort`. A liveness poll may be at it, too: one of us counts it.
-                cleared +=
-                    descriptor.word.compare_exchange(word, free, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-                        as u64;
+                cleared += descriptor.free_reserved(word) as u64;
             }
         }
         self.control.counters.recovered.fetch_add(cleared, Ordering::Relaxed);
@@ -374,21 +357,20 @@ impl<'a> LaneWords<'a> {
         // SYNC records.head: Release here, Acquire in `span`. The word above comes first (I4).
         self.line.write.head.store(number.wrapping_add(1), Ordering::Release);
         crash_point(Point::RecordNumbered);
-        Claim { lane: self.index, number, owner: me }
+        Owned::new(ReservedRecord { lane: self.index, number, owner: me })
     }
 
-    /// Publishes a record, and wakes who waits for one. Its bytes are written.
+    /// Publishes a record, and wakes consumers. Its bytes are written.
     #[inline]
     pub fn commit(&self, claim: Claim, entry: &Entry) {
         self.publish(claim, entry);
         self.tell(1);
     }
 
-    /// Publishes a record of a run. Its bytes are written. Nobody is woken before [`tell`](Self::tell), which has to follow: wait
-    /// for nothing in between (I9).
+    /// Publishes a record of a run. Its bytes are written. [`tell`](Self::tell) has to follow: wait for nothing in between (I9).
     #[inline]
     pub fn publish(&self, claim: Claim, entry: &Entry) {
-        let Claim { number, .. } = claim;
+        let number = claim.number;
         let descriptor = self.at(number);
         debug_assert_eq!(
             descriptor.word.load(Ordering::Relaxed),
@@ -402,13 +384,13 @@ impl<'a> LaneWords<'a> {
         descriptor.version.store(entry.stamp.version, Ordering::Relaxed);
         descriptor.kind.store(entry.stamp.kind, Ordering::Relaxed);
         crash_point(Point::RecordWritten);
-        // SYNC records.ready: Release here, Acquire in `find_ready`, `ready_word`, `oldest_returned` and `Ledger::rebuild`.
-        // Publishes the bytes, the place and the stamp (I2).
+        // SYNC records.ready: Release here, Acquire in `find_ready`, `ready_word`, `has_ready`, `oldest_returned` and
+        // `Ledger::rebuild`. Publishes the bytes, the place and the stamp (I2).
         descriptor.word.store(Word::ready(number).pack(), Ordering::Release);
         crash_point(Point::RecordReady);
     }
 
-    /// Counts what was published, and wakes who waits for it.
+    /// Counts what was published, and wakes consumers.
     #[inline]
     pub fn tell(&self, published: u64) {
         self.line.write.sent.fetch_add(published, Ordering::Relaxed);
@@ -417,17 +399,17 @@ impl<'a> LaneWords<'a> {
 
     /// Gives a reservation back, unwritten or half-written.
     pub fn abort(&self, claim: Claim) {
-        // SYNC records.free: Release here, Acquire in `next_number` and `Ledger::sweep`. Nobody read it, and we are done writing.
+        // SYNC records.free: Release here, Acquire in `next_number` and `Ledger::sweep`. We are done writing.
         self.at(claim.number).word.store(Word::free(claim.number).pack(), Ordering::Release);
         self.line.free.aborted.fetch_add(1, Ordering::Relaxed);
         self.line.room.notify_if_waiting(); // Another thread may wait with the same handle (I9).
     }
 
-    /// Drops the lane's oldest record that nobody has taken; gives back its number.
+    /// Drops the lane's oldest record that no consumer has taken; gives back its number.
     pub fn drop_oldest(&self) -> Result<Option<u64>> {
         let dropped = self.find_ready(|descriptor, word, number| {
             let free = Word::free(number).pack();
-            // SYNC records.free: as in `release`; nobody has read it (I5).
+            // SYNC records.free: Release here, Acquire in `next_number` and `Ledger::sweep`. No consumer has read it (I5).
             let won =
                 descriptor.word.compare_exchange(word, free, Ordering::AcqRel, Ordering::Relaxed).is_ok();
             won.then_some(number)
@@ -441,14 +423,7 @@ impl<'a> LaneWords<'a> {
 
     /// Gives the lane back. What was committed in it stays to be read.
     pub fn leave_lane(&self, me: Owner) {
-        let owner = &self.line.write.owner;
-        let word = owner.load(Ordering::Relaxed);
-        let LaneOwner { epoch, owner: Some(there) } = LaneOwner::unpack(word) else { return };
-        if there == me {
-            let nobody = LaneOwner { epoch, owner: None }.pack();
-            // SYNC records.lane: Release here, Acquire in `take_lane`.
-            let _ = owner.compare_exchange(word, nobody, Ordering::AcqRel, Ordering::Relaxed);
-        }
+        self.line.vacate(|owner| owner == me);
     }
 
     // ── consumers ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -460,18 +435,18 @@ impl<'a> LaneWords<'a> {
         let (mut count, mut damaged) = (0, None);
         self.find_ready(|descriptor, word, number| {
             let mine = Word::new(number, State::Taken, me).pack();
-            // SYNC records.ready: the word was loaded with Acquire; this CAS makes the record ours alone (I5). AcqRel here, so that
-            // what `commit` published reaches who takes it after `make_ready_again`.
+            // SYNC records.ready: AcqRel here, as in `make_ready_again`: what `publish` stored reaches the next consumer, too. The
+            // word was loaded with Acquire; this CAS makes the record ours alone (I5).
             descriptor.word.compare_exchange(word, mine, Ordering::AcqRel, Ordering::Relaxed).ok()?;
             crash_point(Point::RecordTaken);
             match self.place(descriptor) {
                 Ok((start, bytes)) => {
-                    keep(Taken { lane: self.index, number, owner: me, start, bytes });
+                    keep(Owned::new(TakenRecord { lane: self.index, number, owner: me, start, bytes }));
                     count += 1;
                     (count == most).then_some(())
                 }
                 Err(damage) => {
-                    // It stays where it is, and whoever comes to it is told.
+                    // It stays, and every consumer that meets it gets the error.
                     self.make_ready_again(descriptor, mine);
                     damaged = Some(damage);
                     Some(())
@@ -510,7 +485,7 @@ impl<'a> LaneWords<'a> {
     /// The numbers that may not be settled, and `head`.
     #[inline]
     fn span(&self) -> Result<(u64, u64)> {
-        // SYNC records.cursor: Acquire here, Release in `find_ready`. Who moved it had seen a `head` that is not lower.
+        // SYNC records.cursor: Acquire here, Release in `find_ready`, after a `head` that is not lower was seen.
         let cursor = self.line.read.cursor.load(Ordering::Acquire);
         // SYNC records.head: Acquire here, Release in `reserve` (I4).
         let head = self.line.write.head.load(Ordering::Acquire);
@@ -521,7 +496,7 @@ impl<'a> LaneWords<'a> {
         Ok((cursor.max(head.saturating_sub(self.depth())), head))
     }
 
-    /// Whether a consumer would find a record now. Moves nothing: who looks and does not take settles nothing.
+    /// Whether a consumer would find a record now. It moves nothing.
     pub fn has_ready(&self) -> Result<bool> {
         let (first, head) = self.span()?;
         let read = &self.line.read;
@@ -533,7 +508,7 @@ impl<'a> LaneWords<'a> {
         }
         let mut number = first;
         while number < head {
-            // SYNC records.ready: Acquire here, Release in `commit` (I2).
+            // SYNC records.ready: Acquire here, Release in `publish` (I2).
             let was = Word::unpack(self.at(number).word.load(Ordering::Acquire));
             match was.state {
                 State::Ready if was.is_of(number) => return Ok(true),
@@ -552,7 +527,7 @@ impl<'a> LaneWords<'a> {
         reserved.saturating_add(1 + len)
     }
 
-    /// Notes that the numbers between a reservation and `end` are settled (I8). They stay so, whoever reads this and when.
+    /// Notes that the numbers between a reservation and `end` are settled (I8). They stay so.
     #[cold]
     fn note_settled(&self, reserved: u64, end: u64) {
         if end - reserved > WORTH_NOTING {
@@ -566,7 +541,7 @@ impl<'a> LaneWords<'a> {
     /// The word of a record, if it is Ready.
     #[inline]
     fn ready_word(&self, number: u64) -> Option<u64> {
-        // SYNC records.ready: Acquire here, Release in `commit` (I2).
+        // SYNC records.ready: Acquire here, Release in `publish` (I2).
         let word = self.at(number).word.load(Ordering::Acquire);
         let was = Word::unpack(word);
         (was.state == State::Ready && was.is_of(number)).then_some(word)
@@ -586,7 +561,7 @@ impl<'a> LaneWords<'a> {
         let mut reserved = SmallVec::<[u64; 8]>::new(); // Those that we passed.
         while number < head {
             let descriptor = self.at(number);
-            // SYNC records.ready: Acquire here, Release in `commit` (I2).
+            // SYNC records.ready: Acquire here, Release in `publish` (I2).
             let word = descriptor.word.load(Ordering::Acquire);
             let was = Word::unpack(word);
             match was.state {
@@ -603,9 +578,7 @@ impl<'a> LaneWords<'a> {
                     found = passed.or_else(|| claim(descriptor, word, number));
                 }
                 State::Ready if was.is_lost_before(number) => {
-                    return Err(Damage(
-                        "a record that nobody has taken is further back than its lane is deep",
-                    ));
+                    return Err(Damage("a record that was not taken is further back than its lane is deep"));
                 }
                 _ => {}
             }
@@ -662,7 +635,7 @@ impl<'a> LaneWords<'a> {
 
     /// The oldest record that is Ready again, with its word and how far it is below `head`.
     fn oldest_returned(&self, head: u64) -> Option<(&'a Descriptor, u64, u64)> {
-        // SYNC records.ready: Acquire here, AcqRel in `make_ready_again`, behind the Release in `commit` (I2).
+        // SYNC records.ready: Acquire here, AcqRel in `make_ready_again`, behind the Release in `publish` (I2).
         let words = self.table.iter().map(|descriptor| (descriptor, descriptor.word.load(Ordering::Acquire)));
         let returned = words.filter_map(|(descriptor, word)| {
             let was = Word::unpack(word);
@@ -681,7 +654,7 @@ impl<'a> LaneWords<'a> {
         crash_point(Point::RecordFreed);
         let FreeLine { released, slept_at, wake_after, .. } = &self.line.free;
         let released = released.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        // SYNC event.dekker: this fence pairs with the one in `announce`; what the sleeper says is stored before that.
+        // SYNC event.dekker: pairs with the fence in `EventCount::announce`. What the sleeper says is stored before that.
         fence(Ordering::SeqCst);
         if self.line.room.has_waiter()
             && released.wrapping_sub(slept_at.load(Ordering::Relaxed)) >= wake_after.load(Ordering::Relaxed)
@@ -698,7 +671,7 @@ impl<'a> LaneWords<'a> {
         self.line.room.announce()
     }
 
-    /// Puts a record back, unread, for whoever asks next.
+    /// Puts a record back, unread, for the next consumer.
     pub fn give_back(&self, taken: Taken) {
         let mine = Word::new(taken.number, State::Taken, taken.owner).pack();
         if self.make_ready_again(self.at(taken.number), mine) {
@@ -706,10 +679,10 @@ impl<'a> LaneWords<'a> {
         }
     }
 
-    /// Makes a Taken record Ready again, and counts it; false when somebody else was faster.
+    /// Makes a Taken record Ready again, and counts it; false when another process was faster.
     pub(super) fn make_ready_again(&self, descriptor: &Descriptor, taken: u64) -> bool {
         let ready = Word::ready_again(Word::unpack(taken).number).pack();
-        // SYNC records.ready: AcqRel here, so that what `commit` published reaches who loads this word with Acquire (I2).
+        // SYNC records.ready: AcqRel here, Acquire in `oldest_returned`. What `publish` stored reaches the next consumer (I2).
         let won = descriptor.word.compare_exchange(taken, ready, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if won {
             crash_point(Point::RecordReturned);
@@ -797,7 +770,7 @@ mod tests {
             let mut numbers = Vec::new();
             let mut take = || {
                 let taken = records.try_take(consumer, 0).unwrap()?;
-                numbers.push(taken.number());
+                numbers.push(taken.number);
                 records.lane(0).release(taken);
                 Some(())
             };

@@ -5,7 +5,7 @@
 
 use super::Table;
 use super::layout::{Geometry, LINE, Tally};
-use super::protocol::{Claim, ClaimCounts};
+use super::protocol::{Claim, ClaimedRows};
 use crate::error::{Error, Result};
 use crate::segment::header::PAGE;
 use crate::segment::lease::LivenessMemo;
@@ -46,7 +46,7 @@ pub struct Patch {
 
 // SAFETY: the pointers are to bytes that the caller of `Table::add` keeps alive and unchanged while they are read.
 unsafe impl Send for Source {}
-// SAFETY: as above; nobody writes through them.
+// SAFETY: as above; they are only read.
 unsafe impl Sync for Source {}
 
 impl Source {
@@ -100,10 +100,10 @@ impl Table {
                 positions.start = claim.positions().end;
                 // SAFETY: the claim is ours (I1); the sources have `count` rows, as the caller promises.
                 unsafe { self.fill(sources, *done, &claim) };
-                let counts = claim.counts();
+                let rows = *claim;
                 protocol.commit(claim);
-                *done += counts.rows;
-                self.tally(owner).note_commit(counts, std::mem::take(&mut passed));
+                *done += rows.len;
+                self.tally(owner).note_commit(rows, std::mem::take(&mut passed));
             }
             let missed = positions.end.wrapping_sub(positions.start) as usize;
             passed += missed;
@@ -132,7 +132,7 @@ impl Table {
     unsafe fn fill(&self, sources: &[Source], from: usize, claim: &Claim) {
         // SAFETY: as the caller promises.
         unsafe {
-            if self.streams_rows() && claim.rows().len() >= STREAM_ROWS {
+            if self.streams_rows() && claim.len >= STREAM_ROWS {
                 self.fill_streaming(sources, from, claim);
             } else {
                 self.fill_cached(sources, from, claim);
@@ -209,15 +209,15 @@ struct RowBuffer([u8; PAGE]);
 impl Tally {
     /// Counts a run that was committed, and the rows that were passed over before it.
     #[inline]
-    fn note_commit(&self, counts: ClaimCounts, passed: usize) {
+    fn note_commit(&self, rows: ClaimedRows, passed: usize) {
         let note = |counter: &AtomicU64, number: usize| {
             if number > 0 {
                 counter.fetch_add(number as u64, Ordering::Relaxed);
             }
         };
-        note(&self.added, counts.rows);
-        note(&self.overwritten, counts.overwritten);
-        note(&self.recovered, counts.recovered);
+        note(&self.added, rows.len);
+        note(&self.overwritten, rows.overwritten);
+        note(&self.recovered, rows.recovered);
         note(&self.skipped, passed);
     }
 }

@@ -136,7 +136,7 @@ impl Table {
     /// Copies the rows of one part of a batch.
     ///
     /// # Safety
-    /// Each piece has room for every place in `part`, which nobody else writes to.
+    /// Each piece has room for every place in `part`, to which only this call writes.
     unsafe fn gather(
         &self,
         draws: Draws,
@@ -175,7 +175,7 @@ impl Table {
         let Some(word) = protocol.begin_read(row) else { return false };
         let from = self.row(row);
         for piece in pieces {
-            // SAFETY: the piece lies in the row, and has room for this one. Somebody may write to the row meanwhile, which the
+            // SAFETY: the piece lies in the row, and has room for this one. An adder may write to the row meanwhile, which the
             // compiler must not know (C1): then these bytes mean nothing, and the look below says so (I3).
             unsafe {
                 copy_opaque(piece.data.add(place * piece.stride), from.add(piece.offset), piece.bytes);
@@ -219,7 +219,7 @@ impl Table {
                     return Ok(());
                 }
             }
-            std::thread::yield_now(); // Whoever writes there may need this core.
+            std::thread::yield_now(); // The adder may need this core.
         }
         Err(Error::Overrun { name: self.name().to_owned(), capacity: self.geometry.capacity as u64 })
     }

@@ -17,14 +17,14 @@
 //!
 //! | word | lap (40) | kind (2) | owner (22) |
 //! |---|---|---|---|
-//! | row | the lap it was last claimed for | Empty, Writing, Ready | who claimed it |
+//! | row | the lap it was last claimed for | Empty, Writing, Ready | its adder |
 //!
-//! Laps are compared modulo 2⁴⁰: nobody may sleep through 2³⁹ of them (six days of a table with one row, at a million rows a
+//! Laps are compared modulo 2⁴⁰: no process may sleep through 2³⁹ of them (six days of a table with one row, at a million rows a
 //! second).
 
 use crate::error::{Error, Result};
 use crate::segment::Owner;
-use crate::segment::header::{GEOMETRY_WORDS, PAGE};
+use crate::segment::header::{GEOMETRY_WORDS, PAGE, geometry_words};
 use crate::segment::lease::OWNER_BITS;
 use crate::sys::sync::{AtomicU64, ClosedFlag, EventCount};
 
@@ -118,7 +118,7 @@ const REPAIR_BITS: u32 = 24;
 const SETTLED_BITS: u32 = 64 - REPAIR_BITS;
 
 /// `{repairs, rows}`: so many rows from the first on hold something whole, or are being replaced by something whole. A
-/// repair anywhere changes the word, so that nobody moves it with an old view.
+/// repair anywhere changes the word, so that no process moves it with an old view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settled {
     pub repairs: u64,
@@ -139,17 +139,17 @@ impl Settled {
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct WriteLine {
-    /// The next position that was promised to nobody. A hint: the words decide who has a row.
+    /// The next position to promise. A hint: the words decide which adder has a row.
     pub head: AtomicU64,
 }
 
-/// What those who count the rows move.
+/// What counting the rows moves.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct ReadLine {
     /// A [`Settled`].
     pub settled: AtomicU64,
-    /// 1 once the last learner has left: nobody samples any more.
+    /// 1 once the last learner has left.
     pub closed: ClosedFlag,
 }
 
@@ -163,8 +163,7 @@ pub struct Control {
     pub changed: EventCount,
 }
 
-/// What one participant (and those who had its seat before) did. Counted beside the rows, not with them: a death can cost a
-/// count.
+/// What one participant did, with the earlier holders of its seat. A death can cost a count.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct Tally {
@@ -172,7 +171,7 @@ pub struct Tally {
     pub added: AtomicU64,
     /// Of these, how many replaced a whole one.
     pub overwritten: AtomicU64,
-    /// Rows passed over because somebody alive was writing them, or because others had gone round meanwhile.
+    /// Rows passed over because a living adder was writing them, or because others had gone round meanwhile.
     pub skipped: AtomicU64,
     /// Rows taken over from the dead.
     pub recovered: AtomicU64,
@@ -217,24 +216,24 @@ pub const LINE: usize = 64;
 impl Geometry {
     /// Checks the sizes and derives the offsets.
     pub fn new(capacity: usize, row_bytes: usize, fields: &[Field], seats: usize) -> Result<Geometry> {
-        let out = |what, value: usize, range: &str| Error::OutOfRange {
-            what,
-            value: value as u64,
-            range: range.into(),
-        };
         if capacity == 0 || capacity > MAX_CAPACITY {
-            return Err(out("capacity", capacity, "1 to 4,294,967,295"));
+            return Err(Error::out_of_range("capacity", capacity, "1 to 4,294,967,295"));
         }
         if fields.is_empty() || fields.len() > MAX_FIELDS {
-            return Err(out("fields", fields.len(), "1 to 1,024"));
+            return Err(Error::out_of_range("fields", fields.len(), "1 to 1,024"));
         }
         let inside =
             |field: &Field| field.offset.checked_add(field.bytes).is_some_and(|end| end <= row_bytes);
         if row_bytes == 0 || !fields.iter().all(inside) {
-            return Err(out("row bytes", row_bytes, "at least one, and room for every field"));
+            return Err(Error::out_of_range(
+                "row bytes",
+                row_bytes,
+                "at least one, and room for every field",
+            ));
         }
-        Self::derive(capacity, row_bytes, fields, seats)
-            .ok_or_else(|| out("table bytes", usize::MAX, "1 to what the address space holds"))
+        Self::derive(capacity, row_bytes, fields, seats).ok_or_else(|| {
+            Error::out_of_range("table bytes", usize::MAX, "1 to what the address space holds")
+        })
     }
 
     fn derive(capacity: usize, row_bytes: usize, fields: &[Field], seats: usize) -> Option<Geometry> {
@@ -266,11 +265,6 @@ impl Geometry {
 
     /// The numbers for the segment header: enough to tell two geometries apart.
     pub fn words(&self) -> [u64; GEOMETRY_WORDS] {
-        let mut words = [0; GEOMETRY_WORDS];
-        words[0] = self.capacity as u64;
-        words[1] = self.fields.len() as u64;
-        words[2] = self.row_bytes as u64;
-        words[3] = self.stride as u64;
-        words
+        geometry_words([self.capacity, self.fields.len(), self.row_bytes, self.stride])
     }
 }

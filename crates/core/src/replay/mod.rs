@@ -25,8 +25,8 @@ use crate::policies::IfExists;
 use crate::schema;
 use crate::segment::{Owner, Role, Seat, Segment, Spec, Structure};
 use crate::sys::fork::generation;
-use crate::sys::sync::{AtomicBool, AtomicU64, Ordering, Woken};
-use crate::sys::wait::{Deadline, LivenessPoll};
+use crate::sys::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::sys::wait::{Deadline, wait_for};
 pub use add::{Patch, Source};
 pub use gather::{Piece, Sampler};
 pub use layout::Field;
@@ -93,7 +93,7 @@ impl Table {
     fn sit_down(mapped: MappedTable, role: Role, resumed: bool) -> Result<Table> {
         let MappedTable { segment, geometry } = mapped;
         let seat = match role {
-            // The last learner to leave takes the name away; nobody comes in between.
+            // The last learner to leave takes the name away; no other comes in between.
             Role::Consumer => Seat::take_with_join_lock(segment.clone(), role)?,
             Role::Producer => {
                 Seat::take(segment.clone(), role, |seat| sweep(&protocol_over(&segment, &geometry), seat))?
@@ -108,7 +108,7 @@ impl Table {
     }
 
     /// Leaves, and ends the calls that wait with this handle, in whichever thread. The last learner takes the name away, and
-    /// lets the adders know that nobody samples any more.
+    /// closes the table for the adders.
     pub fn leave(&self) -> Result<()> {
         if generation() != self.generation || self.left.swap(true, Ordering::Relaxed) {
             return Ok(()); // A forked child does not leave in its parent's name.
@@ -118,13 +118,13 @@ impl Table {
             Role::Producer => Ok(false),
         };
         if !matches!(last, Ok(true)) {
-            // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
+            // A thread that announced itself before this wakes; one that does so later sees the flag (SYNC event.ticket).
             self.protocol().control.changed.notify();
         }
         last.map(drop)
     }
 
-    /// Takes the name away, whoever is in it, and tells everybody. Nobody can attach any more.
+    /// Takes the name away and closes the table, also while others are attached.
     pub fn unlink(&self) -> Result<()> {
         self.segment.unlink()?;
         self.shut_down();
@@ -202,7 +202,7 @@ impl Table {
         self.protocol().control.write.head.load(Ordering::Relaxed)
     }
 
-    /// Empties the rows that the dead were writing. Nobody has to ask: it is only done sooner.
+    /// Empties the rows that the dead were writing, sooner than adders would.
     pub fn recover(&self) -> usize {
         recovery::recover(&self.protocol(), |owner| !self.seat.is_alive(owner))
     }
@@ -212,23 +212,14 @@ impl Table {
         self.wait(deadline, || Ok((self.rows() >= rows).then_some(()))).map(|there| there.is_some())
     }
 
-    /// Sleeps until `begin_read` finds something.
+    /// Sleeps until `look` finds something.
     fn wait<T>(&self, deadline: Deadline, mut look: impl FnMut() -> Result<Option<T>>) -> Result<Option<T>> {
         let changed = &self.protocol().control.changed;
-        let mut poll = LivenessPoll::start();
-        loop {
-            let ticket = changed.announce();
-            if let Some(found) = look()? {
-                return Ok(Some(found));
-            }
-            if self.is_closed() || self.left.load(Ordering::Relaxed) {
-                return Err(Error::Closed);
-            }
-            let Some(left) = deadline.remaining() else { return Ok(None) };
-            if changed.wait(ticket, poll.pause().min(left)) == Woken::Interrupted {
-                return Err(Error::Interrupted);
-            }
-        }
+        let look = || match look()? {
+            None if self.is_closed() || self.left.load(Ordering::Relaxed) => Err(Error::Closed),
+            found => Ok(found),
+        };
+        wait_for(changed, || changed.announce(), deadline, look, || Ok(()))
     }
 
     fn damaged(&self, damage: Damage) -> Error {
@@ -252,14 +243,14 @@ impl Table {
         contents
     }
 
-    /// Who is writing rows, by pid, and how many.
+    /// How many rows each process is writing, by pid.
     pub fn writers(&self) -> Vec<(u32, usize)> {
         let words = self.protocol().words.iter().map(|word| RowWord::unpack(word.load(Ordering::Relaxed)));
         let writing = words.filter(|word| word.kind == RowKind::Writing);
         self.segment.count_by_pid(writing.map(|word| word.owner))
     }
 
-    /// Adds up what everybody counted.
+    /// Adds up the tallies.
     pub fn totals(&self) -> Totals {
         let sum = |which: fn(&Tally) -> &AtomicU64| {
             self.tallies().iter().map(|tally| which(tally).load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
@@ -275,7 +266,7 @@ impl Table {
     }
 }
 
-/// A table in memory, before somebody sits down in it.
+/// A mapped table, before a participant sits down in it.
 #[derive(Debug)]
 struct MappedTable {
     segment: Arc<Segment>,

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! I1  A row's bytes are written only by the owner named in its word, while that says Writing. A word that says so is
-//!     changed by nobody else as long as its owner lives; the kernel says whether it does.
+//!     changed only by its owner as long as that lives; the kernel says whether it does.
 //! I2  Ready is stored after every byte (release); a reader loads it before it copies any (acquire).
 //! I3  A reader keeps what it copied only if the word is the same afterwards. A claim is followed by a release fence before
 //!     the first byte, and the reader's second look by an acquire fence after the last one; so a copy that holds a byte of
@@ -18,36 +18,30 @@
 //!     old view.
 //! I5  `head` is a hint. A position that was promised and never claimed, because its adder died or came too late, leaves the
 //!     row as it was, for one lap more.
-//! I6  A row that somebody alive is writing, stopped or not, is passed over. One whose writer is dead is claimed like any
-//!     other. The kernel is asked only by one who stands before such a row.
-//! I7  `settled` counts rows that were Ready when they were counted and not given up since: whoever gives a row up lowers it
+//! I6  A row that a living adder is writing, stopped or not, is passed over. One whose writer is dead is claimed like any
+//!     other. Only an adder that meets such a row asks the kernel.
+//! I7  `settled` counts rows that were Ready when they were counted and not given up since: giving a row up lowers it
 //!     first. It never counts a row that was not written, or that is known to be lost; a row that was counted once still
 //!     counts while it is replaced.
 
 use super::layout::{Control, Lap, RowKind, RowWord, Settled};
 use crate::error::Damage;
-use crate::segment::Owner;
+use crate::segment::{Owned, Owner};
 use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point, fence};
 use std::ops::Range;
 
-/// A run of adjacent rows that one adder owns. There is one for each claim, and `commit` or `abort` takes it: nothing is
-/// committed twice, or after it was given back.
-#[must_use = "its rows stay claimed until it is committed or aborted"]
-#[derive(Debug, PartialEq, Eq)]
-pub struct Claim {
-    /// Of the first row.
-    position: u64,
-    row: usize,
-    lap: Lap,
-    owner: Owner,
-    counts: ClaimCounts,
-}
+/// A run of adjacent rows that one adder owns, until it is committed or aborted.
+pub type Claim = Owned<ClaimedRows>;
 
-/// How many rows a claim has, and what they were before.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ClaimCounts {
-    pub rows: usize,
-    /// How many of the rows were whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClaimedRows {
+    /// Of the first row.
+    pub position: u64,
+    pub row: usize,
+    pub len: usize,
+    pub lap: Lap,
+    pub owner: Owner,
+    /// How many of the rows were whole before.
     pub overwritten: usize,
     /// How many of the rows were taken over from the dead.
     pub recovered: usize,
@@ -86,7 +80,7 @@ impl Protocol<'_> {
         let capacity = self.capacity() as u64;
         let mut row = (positions.start % capacity) as usize;
         let mut lap = Lap::new(positions.start / capacity + 1);
-        let mut claim: Option<Claim> = None;
+        let mut claim: Option<ClaimedRows> = None;
         for position in positions {
             if row == self.capacity() {
                 if claim.is_some() {
@@ -95,11 +89,12 @@ impl Protocol<'_> {
                 (row, lap) = (0, lap.next());
             }
             match (self.claim_row(row, lap, owner, &mut is_dead), &mut claim) {
-                (Some(was), Some(claim)) => claim.counts.note(was),
+                (Some(was), Some(claim)) => claim.add_row(was),
                 (Some(was), None) => {
-                    let mut counts = ClaimCounts::default();
-                    counts.note(was);
-                    claim = Some(Claim { position, row, lap, owner, counts });
+                    let (len, overwritten, recovered) = (0, 0, 0);
+                    let mut first = ClaimedRows { position, row, len, lap, owner, overwritten, recovered };
+                    first.add_row(was);
+                    claim = Some(first);
                 }
                 (None, Some(_)) => break,
                 (None, None) => {}
@@ -111,7 +106,7 @@ impl Protocol<'_> {
         }
         // SYNC table.turn: Release fence here, Acquire fence in `is_unchanged`. The claims come before the bytes (I3).
         fence(Ordering::Release);
-        claim
+        claim.map(Owned::new)
     }
 
     /// The one step by which a row changes hands. Gives what it was.
@@ -141,7 +136,7 @@ impl Protocol<'_> {
 
     /// Whether there is a row that is not in the hands of the living. Every row was claimed for a position that was promised,
     /// so that the next promise of it is for a later lap (I4). One that is not, because the head or the word is wrong, is
-    /// damage: whoever waits for it would be promised rows for ever, and claim none.
+    /// damage: an adder that waits for it would be promised rows for ever, and claim none.
     pub fn has_room(&self, mut is_dead: impl FnMut(Owner) -> bool) -> Result<bool, Damage> {
         for (row, word) in self.words.iter().enumerate() {
             // SYNC table.ready: Acquire here, Release in `commit` and `give_up`. The promise of it came before that, so the
@@ -211,7 +206,7 @@ impl Protocol<'_> {
         RowWord::is_ready(word).then_some(word)
     }
 
-    /// Whether nobody claimed the row since [`begin_read`](Self::begin_read): then what was copied in between is whole.
+    /// Whether the row was not claimed since [`begin_read`](Self::begin_read): then what was copied in between is whole.
     #[inline]
     pub fn is_unchanged(&self, row: usize, word: u64) -> bool {
         // SYNC table.turn: Acquire fence here, Release fence in `claim`. A byte of a later claim shows its word (I3).
@@ -219,7 +214,7 @@ impl Protocol<'_> {
         self.words[row].load(Ordering::Relaxed) == word
     }
 
-    /// Whether somebody is writing over a row, of the first `reach`, that may have been whole before.
+    /// Whether an adder is writing over a row, of the first `reach`, that may have been whole before.
     pub fn is_being_replaced(&self, reach: usize) -> bool {
         self.words[..reach].iter().any(|word| {
             let there = RowWord::unpack(word.load(Ordering::Relaxed));
@@ -245,7 +240,7 @@ impl Protocol<'_> {
         }
         if prefix > settled {
             let moved = Settled { repairs, rows: prefix }.pack();
-            // Fails when anybody gave a row up or was faster; the next one counts again. The words are the truth.
+            // Fails when a row was given up, or another was faster; the next call counts again. The words are the truth.
             let settled = &self.control.read.settled;
             let _ = settled.compare_exchange(word, moved, Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -268,32 +263,21 @@ impl Protocol<'_> {
     }
 }
 
-impl Claim {
+impl ClaimedRows {
     /// The positions that were promised for the rows of the run.
     #[inline]
     pub fn positions(&self) -> Range<u64> {
-        self.position..self.position + self.counts.rows as u64
+        self.position..self.position + self.len as u64
     }
 
     /// The rows of the run.
     #[inline]
     pub fn rows(&self) -> Range<usize> {
-        self.row..self.row + self.counts.rows
+        self.row..self.row + self.len
     }
 
-    pub fn lap(&self) -> Lap {
-        self.lap
-    }
-
-    #[inline]
-    pub fn counts(&self) -> ClaimCounts {
-        self.counts
-    }
-}
-
-impl ClaimCounts {
-    fn note(&mut self, was: RowKind) {
-        self.rows += 1;
+    fn add_row(&mut self, was: RowKind) {
+        self.len += 1;
         self.overwritten += (was == RowKind::Ready) as usize;
         self.recovered += (was == RowKind::Writing) as usize;
     }

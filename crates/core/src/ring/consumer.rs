@@ -67,10 +67,7 @@ impl Consumer {
     }
 
     fn owner(&self) -> Result<Owner> {
-        match self.seat.owner() {
-            Some(owner) => Ok(owner),
-            None => self.seat.rejoin(|seat| self.ring.sweep(seat)), // This is a forked child.
-        }
+        self.seat.owner_or_rejoin(|seat| self.ring.sweep(seat))
     }
 
     /// Takes the oldest complete batch. At the deadline, when `at_least` is given, the oldest unfinished batch with
@@ -84,8 +81,7 @@ impl Consumer {
         Ok(taken.map(|taken| Batch { consumer: this, taken: Some(taken) }))
     }
 
-    /// Takes a batch if there is one and it is its turn; never waits. For those who come back soon: event loops, and
-    /// callers who try before they wait.
+    /// Takes a batch if there is one and it is its turn; never waits. For callers that come back soon, such as event loops.
     pub fn try_take_in_order<C: Deref<Target = Consumer>>(this: C) -> Result<Option<Batch<C>>> {
         let taken = this.try_take(this.owner()?)?;
         Ok(taken.map(|taken| Batch { consumer: this, taken: Some(taken) }))
@@ -124,8 +120,7 @@ impl Consumer {
         loop {
             let ticket = control.readable.announce();
             self.check_open()?;
-            let idle =
-                protocol.aim_unless(|batch| self.waits_for_order(batch)).map_err(|d| self.ring.damaged(d))?;
+            let idle = protocol.aim(|batch| self.waits_for_order(batch)).map_err(|d| self.ring.damaged(d))?;
             if !idle && let Some(taken) = self.try_take(owner)? {
                 control.readable.notify_if_waiting(); // Others may have relied on us for what else is complete.
                 return Ok(taken);
@@ -201,8 +196,7 @@ impl Consumer {
         taken.map_err(|d| self.ring.damaged(d))?.map(|taken| self.check_overtaken(taken)).transpose()
     }
 
-    /// An older batch that waits for a writer was passed over. Nothing is stuck, so no sleeper would check whether that
-    /// writer lives: this does, now and then.
+    /// Checks now and then whether the writer of an older batch that was passed over lives: nothing is stuck, so no sleeper does.
     fn check_overtaken(&self, taken: Taken) -> Result<Taken> {
         let protocol = self.ring.protocol();
         let rounds = protocol.buffers.len() as u64;
@@ -223,8 +217,7 @@ impl Consumer {
         let mut poll = LivenessPoll::start();
         loop {
             let ticket = protocol.control.readable.announce();
-            let idle =
-                protocol.aim_unless(|batch| self.waits_for_order(batch)).map_err(|d| self.ring.damaged(d))?;
+            let idle = protocol.aim(|batch| self.waits_for_order(batch)).map_err(|d| self.ring.damaged(d))?;
             if !idle || self.ring.is_closed() || self.check_open().is_err() {
                 return Ok(true);
             }
@@ -250,14 +243,13 @@ impl Consumer {
         }
         let last = self.seat.leave_and_unlink(|| self.ring.shut_down());
         if !matches!(last, Ok(true)) {
-            // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
+            // A thread that announced itself before this wakes; one that does so later sees the flag (SYNC event.ticket).
             self.ring.protocol().control.readable.notify();
         }
         last.map(drop)
     }
 
-    /// Refuses when this handle was closed and others are attached: what is there to take is theirs. Once all is shut down,
-    /// the rest may be taken.
+    /// An error when this handle was closed, but not the ring: the rest is for the others. After a shutdown it may be taken.
     fn check_open(&self) -> Result<()> {
         let left = self.closing.load(Ordering::Relaxed) && !self.ring.is_closed();
         if left { Err(Error::Closed) } else { Ok(()) }
@@ -273,21 +265,21 @@ impl Consumer {
         })
     }
 
-    /// Living producers, and the pids of those who died without closing.
+    /// Living producers, and the pids of those that died without closing.
     pub fn producers(&self) -> crate::segment::Census {
         self.seat.census(Role::Producer)
     }
 }
 
 impl Drop for Consumer {
-    /// A consumer that is dropped has left, as if it had closed. Nobody hears of a failure here; `close` tells.
+    /// As [`close`](Consumer::close), without its error.
     fn drop(&mut self) {
         let _ = self.close();
     }
 }
 
-/// Since when a consumer has held every batch, and how many had been released by then. Its threads hold them for a moment,
-/// while they work; one that waits for what it keeps itself would wait for ever.
+/// Since when a consumer has held every batch, and how many had been released by then. Threads that work hold them for a
+/// moment; a consumer that waits for what it holds itself would wait for ever.
 #[derive(Debug, Default)]
 struct AllHeldTimer(Option<(Instant, u64)>);
 
@@ -386,21 +378,22 @@ impl<C: Deref<Target = Consumer>> Batch<C> {
         self.consumer.ring.protocol().control.dwell.record(dwell);
     }
 
-    /// Puts it back unread, for whoever asks next.
+    /// Puts it back unread, for the next consumer.
     pub fn give_back(mut self) {
-        if let Some(taken) = self.taken.take()
-            && self.consumer.seat.owner() == Some(taken.owner)
-        {
+        if let Some(taken) = self.take_if_ours() {
             self.consumer.ring.protocol().give_back(taken);
         }
+    }
+
+    /// `None` in a forked child: the batch is its parent's.
+    fn take_if_ours(&mut self) -> Option<Taken> {
+        self.taken.take().filter(|taken| self.consumer.seat.owner() == Some(taken.owner))
     }
 }
 
 impl<C: Deref<Target = Consumer>> Drop for Batch<C> {
     fn drop(&mut self) {
-        if let Some(taken) = self.taken.take()
-            && self.consumer.seat.owner() == Some(taken.owner)
-        {
+        if let Some(taken) = self.take_if_ours() {
             let protocol = self.consumer.ring.protocol();
             let counters = &protocol.control.counters;
             counters.batches_released.fetch_add(1, Ordering::Relaxed);

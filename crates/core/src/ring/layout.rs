@@ -14,12 +14,12 @@
 //! ```
 //!
 //! A *batch* has a number that grows for ever. A *buffer* is the room for one batch; any free buffer may take the
-//! next batch, so one that is held for long blocks nobody. The words, from the high bits down:
+//! next batch, so one that is held for long blocks no producer. The words, from the high bits down:
 //!
 //! | word | batch (40) | kind (2) | owner (22) |
 //! |---|---|---|---|
-//! | slot | the batch it was last claimed for | Free, Claimed, Ready, Skipped | who claimed it |
-//! | buffer | the batch in it | Free, Filling, Taken | who took it |
+//! | slot | the batch it was last claimed for | Free, Claimed, Ready, Skipped | its producer |
+//! | buffer | the batch in it | Free, Filling, Taken | its consumer |
 //! | open | the batch being filled | – the buffer it is in (24) | |
 //!
 //! Batch numbers are compared modulo 2⁴⁰: a batch must not be held while 2³⁹ others pass (six days at a million
@@ -27,7 +27,7 @@
 
 use crate::error::{Error, Result};
 use crate::segment::Owner;
-use crate::segment::header::{GEOMETRY_WORDS, PAGE};
+use crate::segment::header::{GEOMETRY_WORDS, PAGE, geometry_words};
 use crate::segment::histogram::Histogram;
 use crate::segment::lease::OWNER_BITS;
 use crate::sys::sync::{AtomicU32, AtomicU64, ClosedFlag, EventCount};
@@ -90,7 +90,7 @@ pub enum SlotKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub enum BufferKind {
-    /// Nobody uses it; its last batch was released.
+    /// Its last batch was released.
     Free = 0,
     /// Producers fill it, or have filled it.
     Filling = 1,
@@ -327,22 +327,17 @@ const BLOCKS: usize = 16;
 impl Geometry {
     /// Checks the sizes and derives the offsets.
     pub fn new(batch_size: usize, num_buffers: usize, leaf_bytes: &[usize]) -> Result<Geometry> {
-        let out = |what, value: usize, range: &str| Error::OutOfRange {
-            what,
-            value: value as u64,
-            range: range.into(),
-        };
         if batch_size == 0 || batch_size > MAX_BATCH {
-            return Err(out("batch_size", batch_size, "1 to 8,388,607"));
+            return Err(Error::out_of_range("batch_size", batch_size, "1 to 8,388,607"));
         }
         if !(2..1 << 16).contains(&num_buffers) {
-            return Err(out("num_buffers", num_buffers, "2 to 65,535"));
+            return Err(Error::out_of_range("num_buffers", num_buffers, "2 to 65,535"));
         }
         if leaf_bytes.is_empty() {
-            return Err(out("leaves", 0, "at least one array"));
+            return Err(Error::out_of_range("leaves", 0, "at least one array"));
         }
         Self::derive(batch_size, num_buffers, leaf_bytes)
-            .ok_or_else(|| out("ring bytes", usize::MAX, "what the address space holds"))
+            .ok_or_else(|| Error::out_of_range("ring bytes", usize::MAX, "what the address space holds"))
     }
 
     fn derive(batch_size: usize, num_buffers: usize, leaf_bytes: &[usize]) -> Option<Geometry> {
@@ -376,12 +371,8 @@ impl Geometry {
 
     /// The numbers for the segment header: enough to tell two geometries apart.
     pub fn words(&self) -> [u64; GEOMETRY_WORDS] {
-        let mut words = [0; GEOMETRY_WORDS];
-        words[0] = self.batch_size as u64;
-        words[1] = self.num_buffers as u64;
-        words[2] = self.leaf_bytes.len() as u64;
-        words[3] = self.leaf_bytes.iter().map(|&b| b as u64).sum();
-        words[5] = (self.batch_size * self.num_buffers) as u64; // Word 4 is the policy.
-        words
+        let (leaves, bytes) = (self.leaf_bytes.len(), self.leaf_bytes.iter().sum());
+        let slots = self.batch_size * self.num_buffers;
+        geometry_words([self.batch_size, self.num_buffers, leaves, bytes, 0, slots]) // 0: the policy comes there.
     }
 }

@@ -19,10 +19,10 @@ pub mod recovery;
 use crate::error::{Error, Result};
 pub use crate::policies::{IfExists, OnFull};
 use crate::segment::{Owner, Seat, Segment, Spec, Structure};
-use crate::sys::sync::Ordering;
+use crate::sys::sync::{AtomicU64, Ordering};
 pub use crate::sys::wait::{self, Deadline};
 pub use consumer::{Batch, Consumer};
-use layout::{BufferKind, BufferWord, Geometry, KIND, Place, SlotKind, SlotWord, Stamp};
+use layout::{BufferKind, BufferWord, Geometry, KIND, SlotKind, SlotWord, Stamp};
 pub use producer::{Producer, Slot};
 use protocol::{Damage, Protocol};
 use recovery::Repairs;
@@ -55,7 +55,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Makes a ring that nobody can find yet: sit down, then publish its segment.
+    /// Makes a ring without a name: sit down, then publish its segment.
     fn create(spec: &RingSpec<'_>) -> Result<Ring> {
         let geometry = Geometry::new(spec.batch_size, spec.num_buffers, spec.leaf_bytes)?;
         let mut words = geometry.words();
@@ -178,17 +178,14 @@ impl Ring {
     fn has_room(&self) -> bool {
         let protocol = self.protocol();
         let write = &protocol.control.write;
-        // SYNC ring.open: Acquire here, AcqRel in `open_next`.
-        let open = Place::unpack(write.open.load(Ordering::Acquire));
+        let open = protocol.open();
         let claimable = |slot: &layout::Slot| {
             SlotWord::unpack(slot.word.load(Ordering::Relaxed)).is_claimable_for(open.batch)
         };
+        // Relaxed: a hint, as in `may_have_room`. The claim that follows looks for itself.
         write.holes.load(Ordering::Relaxed) != 0
             || protocol.slots_of(open.index).is_ok_and(|slots| slots.iter().rev().any(claimable))
-            || protocol
-                .buffers
-                .iter()
-                .any(|line| BufferWord::unpack(line.word.load(Ordering::Acquire)).kind == BufferKind::Free) // SYNC ring.free
+            || protocol.has_free_buffer()
     }
 
     /// Counts what is in the ring now.
@@ -217,7 +214,8 @@ impl Ring {
     /// Reads the counters.
     pub fn totals(&self) -> Totals {
         let counters = &self.protocol().control.counters;
-        let read = |counter: &crate::sys::sync::AtomicU64| counter.load(Ordering::Relaxed);
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let retries = self.segment.seats().iter().map(|seat| read(&seat.retries));
         Totals {
             samples_released: read(&counters.samples_released),
             batches_released: read(&counters.batches_released),
@@ -227,16 +225,11 @@ impl Ring {
             recovered_slots: read(&counters.recovered_slots),
             reoffered_batches: read(&counters.reoffered_batches),
             aborted: read(&counters.aborted),
-            claim_retries: self
-                .segment
-                .seats()
-                .iter()
-                .map(|seat| read(&seat.retries))
-                .fold(0, u64::wrapping_add),
+            claim_retries: retries.fold(0, u64::wrapping_add),
         }
     }
 
-    /// Describes those who keep unfinished batches from completing.
+    /// The producers that keep unfinished batches from completing: their pids, and how many slots each has claimed.
     pub fn writers(&self) -> Vec<(u32, usize)> {
         let slots = self.protocol().slots.iter();
         let words = slots.map(|slot| SlotWord::unpack(slot.word.load(Ordering::Relaxed)));
@@ -284,12 +277,12 @@ pub struct Totals {
     pub reoffered_batches: u64,
     /// Slots given back.
     pub aborted: u64,
-    /// Claims that another producer won first, by those who are attached.
+    /// Claims that another producer won first, of the attached producers.
     pub claim_retries: u64,
 }
 
 /// The stamp of a row. The caller has taken the buffer.
 fn stamp_of(slot: &layout::Slot) -> Stamp {
-    // SAFETY: the row is Ready and its batch is ours: its writer is done (I2), and nobody writes before release (I6).
+    // SAFETY: the row is Ready and its batch is ours: its writer is done (I2), and none writes before release (I6).
     unsafe { slot.stamp.get().read() }
 }

@@ -7,13 +7,13 @@ use crate::error::{Error, Result};
 pub use crate::policies::{OnFull, ProducerSpec};
 use crate::segment::{Census, Owner, PeerWatch, Role, Seat};
 use crate::sys::clock::monotonic_ns;
-use crate::sys::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Point, Woken, crash_point};
-use crate::sys::wait::{AdaptiveSpin, Deadline, LivenessPoll, LivenessTicker, SpinOutcome};
+use crate::sys::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Point, crash_point};
+use crate::sys::wait::{AdaptiveSpin, Deadline, LivenessTicker, SpinOutcome, wait_for};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Who made the samples of a claim: the stamps of its rows.
+/// The producer of the samples of a claim, for the stamps of its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Origin {
     pub producer_id: u32,
@@ -56,24 +56,18 @@ impl Producer {
     /// Sits down on an open ring.
     pub fn attach_to(ring: Arc<Ring>, spec: ProducerSpec) -> Result<Producer> {
         let seat = Seat::take(ring.segment().clone(), Role::Producer, |seat| ring.sweep(seat))?;
-        let producer_id = AtomicU32::new(spec.producer_id.unwrap_or_else(|| ring.next_producer_id()));
-        let chosen_id = spec.producer_id.is_some();
-        let on_full = spec.on_full.unwrap_or(ring.on_full);
-        let (peer_timeout, sequence) = (spec.peer_timeout, AtomicU64::new(0));
-        let lane = Default::default();
-        let (spin, closing, ticker) = (Mutex::default(), AtomicBool::new(false), LivenessTicker::default());
         Ok(Producer {
-            ring,
             seat,
-            producer_id,
-            chosen_id,
-            on_full,
-            peer_timeout,
-            sequence,
-            lane,
-            spin,
-            ticker,
-            closing,
+            producer_id: AtomicU32::new(spec.producer_id.unwrap_or_else(|| ring.next_producer_id())),
+            chosen_id: spec.producer_id.is_some(),
+            on_full: spec.on_full.unwrap_or(ring.on_full),
+            ring,
+            peer_timeout: spec.peer_timeout,
+            sequence: AtomicU64::new(0),
+            lane: AtomicU64::new(0),
+            spin: Mutex::default(),
+            ticker: LivenessTicker::default(),
+            closing: AtomicBool::new(false),
         })
     }
 
@@ -81,13 +75,13 @@ impl Producer {
         &self.ring
     }
 
-    /// Living consumers, and the pids of those who died without closing.
+    /// Living consumers, and the pids of those that died without closing.
     pub fn consumers(&self) -> Census {
         self.seat.census(Role::Consumer)
     }
 
-    /// Whether no consumer lives, one of them died, and nobody can come: the name is gone, too. One that died when it had shut
-    /// everything down, and had woken nobody yet, has closed it.
+    /// Whether no consumer lives, one of them died, and none can come, because the name is gone. A consumer that died after it had
+    /// shut the ring down has closed it.
     pub fn is_orphaned(&self) -> bool {
         self.seat.all_died_for_good(Role::Consumer) && !self.ring.is_closed()
     }
@@ -102,7 +96,7 @@ impl Producer {
         self.producer_id.load(Ordering::Relaxed)
     }
 
-    /// A number that no other producer of this ring was given, for somebody in whose name samples will be committed.
+    /// A number that no other producer of this ring has, for a client whose samples will be committed here.
     pub fn next_producer_id(&self) -> u32 {
         self.ring.next_producer_id()
     }
@@ -112,7 +106,7 @@ impl Producer {
         self.sequence.load(Ordering::Relaxed)
     }
 
-    /// Who claims through this handle. Sits down anew in a forked child.
+    /// The owner of claims through this handle. A forked child sits down anew.
     #[inline]
     pub fn owner(&self) -> Result<Owner> {
         match self.seat.owner() {
@@ -153,14 +147,20 @@ impl Producer {
         }
     }
 
+    /// Claims if there is room. Not for `send`'s way, which inlines it.
+    #[inline(never)]
+    fn try_claim(&self, owner: Owner, want: usize) -> Result<Option<Claim>> {
+        let claim = self.ring.protocol().try_claim(self.claimant(owner), want);
+        claim.map_err(|damage| self.ring.damaged(damage))
+    }
+
     #[cold]
     fn claim_in_full_ring(&self, owner: Owner, want: usize, deadline: Deadline) -> Result<Option<Claim>> {
         let counters = &self.ring.protocol().control.counters;
         let waits = self.on_full == OnFull::Block && deadline != Deadline::Now;
         if !waits && self.ticker.is_due() {
             self.ring.recover(&self.seat)?; // Blocking callers run recovery in their own wait loop.
-            let claim = self.ring.protocol().try_claim(self.claimant(owner), want);
-            if let Some(claim) = claim.map_err(|d| self.ring.damaged(d))? {
+            if let Some(claim) = self.try_claim(owner, want)? {
                 return Ok(Some(claim));
             }
         }
@@ -172,11 +172,9 @@ impl Producer {
                 Ok(None)
             }
             OnFull::DropOldest => loop {
-                let protocol = self.ring.protocol();
-                let dropped = protocol.drop_oldest().map_err(|d| self.ring.damaged(d))?;
+                let dropped = self.ring.protocol().drop_oldest().map_err(|d| self.ring.damaged(d))?;
                 counters.dropped_oldest.fetch_add(dropped.unwrap_or(0) as u64, Ordering::Relaxed);
-                let claim =
-                    protocol.try_claim(self.claimant(owner), want).map_err(|d| self.ring.damaged(d))?;
+                let claim = self.try_claim(owner, want)?;
                 if claim.is_some() {
                     return Ok(claim);
                 }
@@ -204,7 +202,7 @@ impl Producer {
                 SpinOutcome::Happened if self.is_closed() => return Err(Error::Closed),
                 SpinOutcome::Happened => {}
             }
-            let claim = protocol.try_claim(self.claimant(owner), want).map_err(|d| self.ring.damaged(d))?;
+            let claim = self.try_claim(owner, want)?;
             if claim.is_some() {
                 spin.finish();
                 protocol.control.counters.blocked.fetch_add(1, Ordering::Relaxed);
@@ -227,30 +225,21 @@ impl Producer {
     }
 
     fn sleep_for_room(&self, owner: Owner, want: usize, deadline: Deadline) -> Result<Claim> {
-        let protocol = self.ring.protocol();
-        let control = protocol.control;
+        let control = self.ring.protocol().control;
         control.counters.blocked.fetch_add(1, Ordering::Relaxed);
-        let mut poll = LivenessPoll::start();
         let mut peer_watch = PeerWatch::with_timeout(self.peer_timeout);
-        loop {
-            let ticket = control.writable.announce();
+        let claim = || {
             if self.is_closed() {
                 return Err(Error::Closed);
             }
-            let claim = protocol.try_claim(self.claimant(owner), want);
-            if let Some(claim) = claim.map_err(|d| self.ring.damaged(d))? {
-                return Ok(claim);
-            }
-            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
-            match control.writable.wait(ticket, poll.pause().min(left)) {
-                Woken::Notified => {}
-                Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => {
-                    self.ring.recover(&self.seat)?;
-                    self.check_learners(&mut peer_watch)?;
-                }
-            }
-        }
+            self.try_claim(owner, want)
+        };
+        let check = || {
+            self.ring.recover(&self.seat)?;
+            self.check_learners(&mut peer_watch)
+        };
+        let writable = &control.writable;
+        wait_for(writable, || writable.announce(), deadline, claim, check)?.ok_or(Error::Timeout)
     }
 
     /// Claims one slot or a run of them, with a guard.
@@ -275,8 +264,8 @@ impl Producer {
         self.commit_as(claim, origin);
     }
 
-    /// Gives the samples of a claim their numbers. For those who will commit it, whatever happens: they save a locked
-    /// instruction right after the copy, where it would wait for all of the copy's stores.
+    /// Gives the samples of a claim their numbers. A caller that is sure to commit it calls this before the copy: after it, the
+    /// locked instruction would wait for all of the copy's stores.
     #[inline]
     pub fn assign_sequence(&self, claim: &Claim, version: u32) -> Origin {
         let sequence = self.sequence.fetch_add(claim.len as u64, Ordering::Relaxed);
@@ -294,7 +283,7 @@ impl Producer {
         for (slot, sequence) in protocol.slots[first..first + claim.len].iter().zip(sequences) {
             debug_assert_eq!(SlotWord::unpack(slot.word.load(Ordering::Relaxed)).owner, claim.owner);
             let stamp = Stamp { sequence, committed_ns, producer_id, version };
-            // SAFETY: the slot is claimed by us, so nobody else reads or writes its stamp (I1).
+            // SAFETY: the slot is claimed by us, so only we read or write its stamp (I1).
             unsafe { slot.stamp.get().write(stamp) };
         }
         protocol.commit(claim);
@@ -318,20 +307,10 @@ impl Producer {
     /// Sleeps until there is room (or the ring or this handle is closed), and claims nothing: for event loops,
     /// which then try. False when the time was over first.
     pub fn wait_writable(&self, deadline: Deadline) -> Result<bool> {
-        let control = self.ring.protocol().control;
-        let mut poll = LivenessPoll::start();
-        loop {
-            let ticket = control.writable.announce();
-            if self.ring.has_room() || self.is_closed() {
-                return Ok(true);
-            }
-            let Some(left) = deadline.remaining() else { return Ok(false) };
-            match control.writable.wait(ticket, poll.pause().min(left)) {
-                Woken::Notified => {}
-                Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => drop(self.ring.recover(&self.seat)?),
-            }
-        }
+        let writable = &self.ring.protocol().control.writable;
+        let look = || Ok((self.ring.has_room() || self.is_closed()).then_some(()));
+        let check = || self.ring.recover(&self.seat).map(drop);
+        Ok(wait_for(writable, || writable.announce(), deadline, look, check)?.is_some())
     }
 
     /// Whether nothing more can be claimed: the ring is shut down, or this handle closed.
@@ -343,9 +322,9 @@ impl Producer {
     /// dropped: what is reserved may still be committed.
     pub fn close(&self) {
         self.closing.store(true, Ordering::Relaxed);
-        // Nobody waits with the handle of a forked child that has claimed nothing: leave its parent's sleepers alone.
+        // A forked child that has claimed nothing has no waiters of its own, and leaves its parent's alone.
         if self.seat.owner().is_some() {
-            // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
+            // A thread that announced itself before this wakes; one that does so later sees the flag (SYNC event.ticket).
             self.ring.protocol().control.writable.notify();
         }
     }
@@ -371,18 +350,21 @@ impl<P: Deref<Target = Producer>> Slot<P> {
     /// How many slots the run has.
     #[allow(clippy::len_without_is_empty)] // A run has at least one slot.
     pub fn len(&self) -> usize {
-        self.claim.as_ref().map_or(0, Claim::len)
+        self.claim().len
+    }
+
+    fn claim(&self) -> &Claim {
+        self.claim.as_ref().expect("a slot has its claim until it is committed or dropped")
     }
 
     /// The buffer in which the run lies.
     pub fn buffer(&self) -> usize {
-        self.claim.as_ref().expect("a slot has its claim until it is committed or dropped").buffer
+        self.claim().buffer
     }
 
     /// Where a leaf of the run lies; writable until commit.
     pub fn leaf(&self, leaf: usize) -> *mut u8 {
-        let claim = self.claim.as_ref().expect("a slot has its claim until it is committed or dropped");
-        self.producer.leaf(claim, leaf)
+        self.producer.leaf(self.claim(), leaf)
     }
 
     pub fn producer(&self) -> &Producer {
@@ -391,19 +373,20 @@ impl<P: Deref<Target = Producer>> Slot<P> {
 
     /// Publishes the run.
     pub fn commit(mut self, version: u32) {
-        if let Some(claim) = self.claim.take()
-            && self.producer.owns(&claim)
-        {
+        if let Some(claim) = self.take_if_ours() {
             self.producer.commit(claim, version);
         }
+    }
+
+    /// `None` in a forked child: the claim is its parent's.
+    fn take_if_ours(&mut self) -> Option<Claim> {
+        self.claim.take().filter(|claim| self.producer.owns(claim))
     }
 }
 
 impl<P: Deref<Target = Producer>> Drop for Slot<P> {
     fn drop(&mut self) {
-        if let Some(claim) = self.claim.take()
-            && self.producer.owns(&claim)
-        {
+        if let Some(claim) = self.take_if_ours() {
             self.producer.abort(claim);
         }
     }

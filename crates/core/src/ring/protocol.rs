@@ -17,22 +17,22 @@
 //!     *b*; so a producer that slept through any number of batches cannot claim with an old view.
 //! I4  `open` is the one truth about which batch is filled and where. Only a CAS on it turns a Free buffer into
 //!     another batch's, so a buffer seen Free stays Free while `open` has not moved. Marking the buffer Filling is a
-//!     second step that anybody may do; it is done before `open` moves on.
+//!     second step that any process may do; it is done before `open` moves on.
 //! I5  A batch is complete when each of its slots is Ready or Skipped. The words are the only record of that: there is
 //!     no counter that a death could leave wrong. Once complete, only the buffer word decides its fate, by one CAS:
 //!     taken by one consumer, or dropped by one producer.
 //! I6  A buffer is Free only after its release (release), and a producer sees it Free before it writes (acquire):
-//!     nobody writes under a reader.
+//!     no process writes under a reader.
 //! I7  Consumers take the oldest *complete* batch. One that waits for a writer is overtaken, though not at once: the
 //!     consumer decides how long it waits for the sake of order, and a writer that is stuck holds up its batch only.
-//! I8  Wake-ups. Whoever commits a batch's last slot, or the slot that is named as its target, while a consumer waits,
-//!     either finds the batch complete and rings, or names another target and sees it unsettled after that. A consumer
-//!     sleeps only after it saw its targets unsettled with the announcement and the targets out.
+//! I8  Wake-ups. A producer that commits a batch's last slot, or the slot that is named as its target, while a consumer
+//!     waits, either finds the batch complete and notifies, or names another target and sees it unsettled after that. A
+//!     consumer sleeps only after it saw its targets unsettled with the announcement and the targets out.
 //! I9  `cursor`, `holes` and `target` are hints. Wrong ones cost time: a scan, or a liveness poll.
 
 use super::layout::{BatchNo, Buffer, BufferKind, BufferWord, Control, Place, Slot, SlotKind, SlotWord};
 pub use crate::error::Damage;
-use crate::segment::Owner;
+use crate::segment::{Owned, Owner};
 use crate::sys::prefetch::prefetch_to_write;
 use crate::sys::sync::{AtomicU64, Ordering, Point, crash_point, fence};
 use std::ops::Range;
@@ -42,48 +42,24 @@ const AHEAD: usize = 32;
 
 type Result<T> = std::result::Result<T, Damage>;
 
-/// A run of adjacent slots that one producer owns. There is one for each claim, and `commit` or `abort` takes it: nothing is
-/// committed twice, or after it was given back.
-///
-/// ```compile_fail,E0382
-/// # use rollway_core::ring::protocol::{Claim, Protocol};
-/// fn commit_twice(ring: Protocol<'_>, claim: Claim) {
-///     ring.commit(claim);
-///     ring.commit(claim);
-/// }
-/// ```
-#[must_use = "its slots stay claimed until it is committed or aborted"]
-#[derive(Debug, PartialEq, Eq)]
-pub struct Claim {
-    pub(super) batch: BatchNo,
-    pub(super) buffer: usize,
-    pub(super) slot: usize,
+/// A run of adjacent slots that one producer owns, until it is committed or aborted.
+pub type Claim = Owned<ClaimedSlots>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClaimedSlots {
+    pub batch: BatchNo,
+    pub buffer: usize,
+    /// The first slot of the run, in its buffer.
+    pub slot: usize,
     pub(super) len: usize,
-    pub(super) owner: Owner,
+    pub owner: Owner,
 }
 
 #[allow(clippy::len_without_is_empty)] // A run has at least one slot.
-impl Claim {
-    pub fn batch(&self) -> BatchNo {
-        self.batch
-    }
-
-    pub fn buffer(&self) -> usize {
-        self.buffer
-    }
-
-    /// The first slot of the run, in its buffer.
-    pub fn slot(&self) -> usize {
-        self.slot
-    }
-
+impl ClaimedSlots {
     #[inline]
     pub fn len(&self) -> usize {
         self.len
-    }
-
-    pub fn owner(&self) -> Owner {
-        self.owner
     }
 }
 
@@ -93,7 +69,7 @@ pub struct Claimant<'a> {
     pub owner: Owner,
     /// A [`Place`]: the next slot of the block that it is filling. A hint of its own.
     pub lane: &'a AtomicU64,
-    /// How often somebody else was faster.
+    /// How often another producer was faster.
     pub retries: &'a AtomicU64,
 }
 
@@ -105,39 +81,18 @@ impl Claimant<'_> {
     }
 }
 
-/// A batch that one consumer owns. There is one for each batch that is taken, and `release` or `give_back` takes it.
-#[must_use = "its buffer stays taken until it is released or given back"]
-#[derive(Debug, PartialEq, Eq)]
-pub struct Taken {
-    pub(super) batch: BatchNo,
-    pub(super) buffer: usize,
-    pub(super) ready: usize,
-    pub(super) overtook: bool,
-    pub(super) owner: Owner,
-}
+/// A batch that one consumer owns, until it is released or given back.
+pub type Taken = Owned<TakenBatch>;
 
-impl Taken {
-    pub fn batch(&self) -> BatchNo {
-        self.batch
-    }
-
-    pub fn buffer(&self) -> usize {
-        self.buffer
-    }
-
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TakenBatch {
+    pub batch: BatchNo,
+    pub buffer: usize,
     /// Ready slots; fewer than the batch size when it was closed early.
-    pub fn ready(&self) -> usize {
-        self.ready
-    }
-
+    pub ready: usize,
     /// Whether an older batch was passed over because it is not complete.
-    pub fn overtook(&self) -> bool {
-        self.overtook
-    }
-
-    pub fn owner(&self) -> Owner {
-        self.owner
-    }
+    pub overtook: bool,
+    pub owner: Owner,
 }
 
 /// Whether a batch can be taken.
@@ -158,13 +113,13 @@ pub struct Protocol<'a> {
     pub buffers: &'a [Buffer],
     pub slots: &'a [Slot],
     pub batch_size: usize,
-    /// How many slots the cursor moves for one who sends single samples: as many small ones as keep two producers off
+    /// How many slots the cursor moves for a producer of single samples: as many small ones as keep two producers off
     /// each other's cache lines. A power of two.
     pub block: usize,
 }
 
 impl<'a> Protocol<'a> {
-    /// Makes zeroed words into an empty ring. Nobody else may see them yet.
+    /// Makes zeroed words into an empty ring, before it has a name.
     pub fn initialise(&self) {
         let first = Place { batch: BatchNo::FIRST, index: 0 };
         self.control.write.open.store(first.pack(), Ordering::Relaxed);
@@ -172,8 +127,11 @@ impl<'a> Protocol<'a> {
         self.buffers[0].word.store(BufferWord::filling(BatchNo::FIRST).pack(), Ordering::Relaxed);
     }
 
-    fn buffer(&self, index: usize) -> Result<&'a Buffer> {
-        self.buffers.get(index).ok_or(Damage("a buffer index is out of range"))
+    /// The batch that is being filled, and its buffer.
+    #[inline(always)]
+    pub(super) fn open(&self) -> Place {
+        // SYNC ring.open: Acquire here, AcqRel in `open_next`. The buffer was released before it was opened (I6).
+        Place::unpack(self.control.write.open.load(Ordering::Acquire))
     }
 
     /// The slots of one buffer.
@@ -187,20 +145,19 @@ impl<'a> Protocol<'a> {
     /// Claims up to `want` adjacent slots; `None` when the ring is full. Always inlined, like all that one `send` runs through:
     /// a claim that is handed on through memory costs more than it took to make.
     #[inline(always)]
-    pub fn try_claim(&self, who: Claimant<'_>, want: usize) -> Result<Option<Claim>> {
+    pub fn try_claim(&self, claimant: Claimant<'_>, want: usize) -> Result<Option<Claim>> {
         if self.control.write.holes.load(Ordering::Relaxed) != 0
-            && let Some(claim) = self.claim_hole(who)?
+            && let Some(claim) = self.claim_hole(claimant)?
         {
             return Ok(Some(claim));
         }
         loop {
-            // SYNC ring.open: Acquire here, AcqRel in `open_next`. The buffer was released before it was opened (I6).
-            let open = Place::unpack(self.control.write.open.load(Ordering::Acquire));
+            let open = self.open();
             let slots = self.slots_of(open.index)?;
-            if let Some(claim) = self.claim_in_lane(slots, open, who, want) {
+            if let Some(claim) = self.claim_in_lane(slots, open, claimant, want) {
                 return Ok(Some(claim));
             }
-            if let Some(claim) = self.claim_at_cursor(slots, open, who, want) {
+            if let Some(claim) = self.claim_at_cursor(slots, open, claimant, want) {
                 return Ok(Some(claim));
             }
             if !self.open_next(open)? {
@@ -212,47 +169,63 @@ impl<'a> Protocol<'a> {
     /// Whether to try again, after the ring was full with the batch `open` being filled. It promises nothing.
     pub fn may_have_room(&self, open: u64) -> bool {
         let write = &self.control.write;
-        let is_free =
-            |line: &Buffer| BufferWord::unpack(line.word.load(Ordering::Relaxed)).kind == BufferKind::Free;
         write.open.load(Ordering::Relaxed) != open
             || write.holes.load(Ordering::Relaxed) != 0
-            || self.buffers.iter().any(is_free)
+            || self.has_free_buffer()
+    }
+
+    /// A hint: only a claim makes sure.
+    pub(super) fn has_free_buffer(&self) -> bool {
+        let mut words = self.buffers.iter().map(|line| BufferWord::unpack(line.word.load(Ordering::Relaxed)));
+        words.any(|word| word.kind == BufferKind::Free)
     }
 
     /// Goes on in the block that the cursor gave it last, a run too: so one producer's samples stay in order.
     #[inline(always)]
-    fn claim_in_lane(&self, slots: &[Slot], open: Place, who: Claimant<'_>, want: usize) -> Option<Claim> {
-        let lane = Place::unpack(who.lane.load(Ordering::Relaxed));
+    fn claim_in_lane(
+        &self,
+        slots: &[Slot],
+        open: Place,
+        claimant: Claimant<'_>,
+        want: usize,
+    ) -> Option<Claim> {
+        let lane = Place::unpack(claimant.lane.load(Ordering::Relaxed));
         if lane.batch != open.batch || lane.index & (self.block - 1) == 0 {
             return None;
         }
         let end = self.block_end(lane.index);
-        let claim = self.claim_run(slots, open, who, lane.index..end, want);
-        who.resume_at(open.batch, claim.as_ref().map_or(0, |claim| claim.slot + claim.len));
+        let claim = self.claim_run(slots, open, claimant, lane.index..end, want);
+        claimant.resume_at(open.batch, claim.as_ref().map_or(0, |claim| claim.slot + claim.len));
         claim
     }
 
-    /// Moves the cursor past a run, or past a block for one who sends single samples, and claims in there. The words
-    /// decide all the same: what it does not claim, because it died or has not come to it, is left over for others.
+    /// Moves the cursor past a run, or past a block for a producer of single samples, and claims in there. The words decide:
+    /// what it does not claim, because it died or has not come to it, is left over for others.
     #[inline]
-    fn claim_at_cursor(&self, slots: &[Slot], open: Place, who: Claimant<'_>, want: usize) -> Option<Claim> {
+    fn claim_at_cursor(
+        &self,
+        slots: &[Slot],
+        open: Place,
+        claimant: Claimant<'_>,
+        want: usize,
+    ) -> Option<Claim> {
         let cursor = &self.control.write.cursor;
         loop {
             let word = cursor.load(Ordering::Relaxed);
             let from = self.index_in(Place::unpack(word), open)?;
             if from >= self.batch_size {
-                return self.claim_left_over(slots, open, who, want, from - self.batch_size);
+                return self.claim_left_over(slots, open, claimant, want, from - self.batch_size);
             }
             let end =
                 if want == 1 { self.block_end(from) } else { self.batch_size.min(from.saturating_add(want)) };
             let next = Place { batch: open.batch, index: end };
             if cursor.compare_exchange(word, next.pack(), Ordering::Relaxed, Ordering::Relaxed).is_err() {
-                who.retries.fetch_add(1, Ordering::Relaxed);
+                claimant.retries.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
             crash_point(Point::RunPromised);
-            if let Some(claim) = self.claim_run(slots, open, who, from..end, want) {
-                who.resume_at(open.batch, if want == 1 { claim.slot + 1 } else { 0 });
+            if let Some(claim) = self.claim_run(slots, open, claimant, from..end, want) {
+                claimant.resume_at(open.batch, if want == 1 { claim.slot + 1 } else { 0 });
                 return Some(claim);
             }
         }
@@ -269,15 +242,15 @@ impl<'a> Protocol<'a> {
         &self,
         slots: &[Slot],
         open: Place,
-        who: Claimant<'_>,
+        claimant: Claimant<'_>,
         want: usize,
         from: usize,
     ) -> Option<Claim> {
         if from >= self.batch_size {
             return None;
         }
-        let claim = self.claim_run(slots, open, who, from..self.batch_size, want);
-        // All before it is claimed, or was and is counted as a hole. A late store costs somebody a second look (I9).
+        let claim = self.claim_run(slots, open, claimant, from..self.batch_size, want);
+        // All before it is claimed, or was and is counted as a hole. A late store costs a second look (I9).
         let seen = claim.as_ref().map_or(self.batch_size, |claim| claim.slot + claim.len);
         let next = Place { batch: open.batch, index: self.batch_size + seen };
         self.control.write.cursor.store(next.pack(), Ordering::Relaxed);
@@ -300,7 +273,7 @@ impl<'a> Protocol<'a> {
         &self,
         slots: &[Slot],
         open: Place,
-        who: Claimant<'_>,
+        claimant: Claimant<'_>,
         range: Range<usize>,
         want: usize,
     ) -> Option<Claim> {
@@ -310,35 +283,42 @@ impl<'a> Protocol<'a> {
         if want > 1 {
             (range.start..end.min(range.start + AHEAD)).for_each(fetch);
         }
-        let slot = range.into_iter().find(|&slot| claim_slot(&slots[slot], open.batch, who))?;
+        let slot = range.into_iter().find(|&slot| claim_slot(&slots[slot], open.batch, claimant))?;
         crash_point(Point::SlotClaimed);
         let mut len = 1;
-        while len < want && slot + len < end && claim_slot(&slots[slot + len], open.batch, who) {
+        while len < want && slot + len < end && claim_slot(&slots[slot + len], open.batch, claimant) {
             if slot + len + AHEAD < end {
                 fetch(slot + len + AHEAD);
             }
             len += 1;
             crash_point(Point::RunPartlyClaimed);
         }
-        Some(Claim { batch: open.batch, buffer: open.index, slot, len, owner: who.owner })
+        Some(Owned::new(ClaimedSlots {
+            batch: open.batch,
+            buffer: open.index,
+            slot,
+            len,
+            owner: claimant.owner,
+        }))
     }
 
     /// Claims a slot that was given back, by its owner or in its name: it comes first, so that its row stays in order.
     #[cold]
-    fn claim_hole(&self, who: Claimant<'_>) -> Result<Option<Claim>> {
+    fn claim_hole(&self, claimant: Claimant<'_>) -> Result<Option<Claim>> {
         let holes = self.control.write.holes.load(Ordering::Relaxed);
         let mut after = None;
         while let Some((buffer, word)) = self.oldest_filling(after)? {
             for (slot, line) in self.slots_of(buffer)?.iter().enumerate() {
-                if claim_slot(line, word.batch, who) {
+                if claim_slot(line, word.batch, claimant) {
                     crash_point(Point::SlotClaimed);
                     self.count_hole_filled();
-                    return Ok(Some(Claim { batch: word.batch, buffer, slot, len: 1, owner: who.owner }));
+                    let (batch, owner) = (word.batch, claimant.owner);
+                    return Ok(Some(Owned::new(ClaimedSlots { batch, buffer, slot, len: 1, owner })));
                 }
             }
             after = Some(word.batch);
         }
-        // Nothing there: somebody died between counting and freeing, or was faster. If it is just about to free it,
+        // Nothing there: a process died between counting and freeing, or was faster. If it is just about to free the slot,
         // the next liveness poll counts again (I9).
         let _ = self.control.write.holes.compare_exchange(holes, 0, Ordering::Relaxed, Ordering::Relaxed);
         Ok(None)
@@ -357,45 +337,37 @@ impl<'a> Protocol<'a> {
         // The open buffer itself comes last: its batch may have been taken and released already.
         for step in 1..=count {
             let index = (open.index + step) % count;
-            // SYNC ring.free: Acquire here, Release in `release` and `drop_oldest`. Nobody reads it any more (I6).
+            // SYNC ring.free: Acquire here, Release in `release` and `drop_oldest`. No consumer reads it (I6).
             let word = BufferWord::unpack(self.buffers[index].word.load(Ordering::Acquire));
             if word.kind == BufferKind::Free {
                 if open.batch.is_before(word.batch) {
-                    // Unless somebody has moved on, and this is a batch that we have not heard of.
-                    let moved = self.control.write.open.load(Ordering::Acquire) != open.pack();
-                    return if moved {
-                        Ok(true)
-                    } else {
-                        Err(Damage("a free buffer is numbered after the open batch"))
-                    };
+                    // Another producer may have moved on, to a batch that we have not heard of.
+                    let damage = Damage("a free buffer is numbered after the open batch");
+                    return if self.open() == open { Err(damage) } else { Ok(true) };
                 }
                 let next = Place { batch: open.batch.next(), index };
-                // SYNC ring.open: AcqRel here, Acquire in `try_claim`. Whoever fails sees another's choice (I4).
-                let open_word = &self.control.write.open;
-                if open_word
-                    .compare_exchange(open.pack(), next.pack(), Ordering::AcqRel, Ordering::Relaxed)
-                    .is_ok()
-                {
+                let (word, before) = (&self.control.write.open, open.pack());
+                // SYNC ring.open: AcqRel here, Acquire in `open`. A producer that fails sees the choice of another (I4).
+                if word.compare_exchange(before, next.pack(), Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                     crash_point(Point::RingOpened);
                     self.assist(next)?;
                 }
                 return Ok(true);
             }
         }
-        // SYNC ring.open: Acquire here, AcqRel in `open_next`.
-        Ok(self.control.write.open.load(Ordering::Acquire) != open.pack())
+        Ok(self.open() != open)
     }
 
-    /// Marks the open buffer as Filling if its opener has not done so yet (I4).
+    /// Marks the open buffer as Filling, if the producer that opened it has not done so yet (I4).
     fn assist(&self, open: Place) -> Result<()> {
-        let line = self.buffer(open.index)?;
+        let line = self.buffers.get(open.index).ok_or(Damage("a buffer index is out of range"))?;
         // SYNC ring.free: Acquire here, Release in `release` and `drop_oldest` (I6).
         let word = line.word.load(Ordering::Acquire);
         let was = BufferWord::unpack(word);
         if was.kind == BufferKind::Free && was.batch.is_before(open.batch) {
             let filling = BufferWord::filling(open.batch).pack();
-            // SYNC ring.filling: Release here, Acquire wherever a buffer is looked for. `open` moved before the mark (I4).
-            // Fails when somebody assisted first; an old view fails because the word has moved on to a later batch.
+            // SYNC ring.filling: Release here, Acquire in `look_for_filling`. `open` moved before the mark (I4). It fails when
+            // another process assisted first; an old view fails because the word has moved on to a later batch.
             let _ = line.word.compare_exchange(word, filling, Ordering::AcqRel, Ordering::Relaxed);
         }
         Ok(())
@@ -418,8 +390,8 @@ impl<'a> Protocol<'a> {
         }
     }
 
-    /// Rings if the batch is complete. If it waits for others still, names the slot that it waits for, so that the reader
-    /// sleeps on: the work of [`aim`](Self::aim), done by one who is awake.
+    /// Notifies if the batch is complete. Otherwise names the next slot that the batch waits for, as [`aim`](Self::aim) does, so
+    /// that the reader sleeps on.
     #[cold]
     fn wake_reader(&self, claim: &Claim) {
         let line = &self.buffers[claim.buffer];
@@ -435,11 +407,11 @@ impl<'a> Protocol<'a> {
             && let Ok(Progress::Waiting { slot }) = self.progress(claim.buffer, claim.batch)
         {
             if named == Some(slot) {
-                return; // Whoever settles that slot comes here.
+                return; // The producer that settles that slot comes here.
             }
             named = Some(slot);
             line.target.store(slot as u64, Ordering::Relaxed);
-            // SYNC event.dekker: as in `aim`; the target is out before we look again.
+            // SYNC event.dekker: pairs with the fence in `commit`. The target is out before we look again.
             fence(Ordering::SeqCst);
         }
         // Complete; or taken meanwhile, and then we may have named a slot of the next batch in there: let them look.
@@ -456,7 +428,7 @@ impl<'a> Protocol<'a> {
             crash_point(Point::HoleCounted);
             // SYNC ring.claim: Release here, Acquire in `claim_slot`. We are done writing (I1).
             slot.word.store(free, Ordering::Release);
-            // Somebody may have looked for the hole in between, found none, and wiped the count.
+            // A producer may have looked for the hole in between, found none, and wiped the count.
             if self.control.write.holes.load(Ordering::Relaxed) == 0 {
                 self.control.write.holes.fetch_add(1, Ordering::Relaxed);
             }
@@ -466,7 +438,7 @@ impl<'a> Protocol<'a> {
         self.control.readable.notify_if_waiting(); // The batch may be sealed, and complete without this slot.
     }
 
-    /// Drops the oldest complete batch that nobody has taken; gives back how many samples it held.
+    /// Drops the oldest complete batch that no consumer has taken; gives back how many samples it held.
     pub fn drop_oldest(&self) -> Result<Option<usize>> {
         let dropped = self.find_complete(&|_| false, |line, word, ready| {
             let free = BufferWord::free(word.batch).pack();
@@ -499,21 +471,25 @@ impl<'a> Protocol<'a> {
                 let mine = BufferWord::taken(word.batch, owner).pack();
                 // SYNC ring.filling: Acquire here, AcqRel in `assist` and `give_back`; Release here, Acquire in `recover`. The
                 // slots' words were loaded with Acquire; this CAS makes the batch ours alone (I5).
-                let won = line
-                    .word
-                    .compare_exchange(word.pack(), mine, Ordering::AcqRel, Ordering::Relaxed)
-                    .is_ok();
+                let taking =
+                    line.word.compare_exchange(word.pack(), mine, Ordering::AcqRel, Ordering::Relaxed);
                 let buffer = self.index_of(line);
-                won.then_some(Taken { batch: word.batch, buffer, ready, overtook: false, owner })
+                taking.is_ok().then_some(TakenBatch {
+                    batch: word.batch,
+                    buffer,
+                    ready,
+                    overtook: false,
+                    owner,
+                })
             })?;
-            let Some(mut taken) = taken else { return Ok(None) };
+            let Some(taken) = taken else { return Ok(None) };
             crash_point(Point::BatchTaken);
             if taken.ready == 0 {
-                self.release(taken); // Sealed, and then every claim in it was given back.
+                self.release(Owned::new(taken)); // Sealed, and then every claim in it was given back.
                 continue;
             }
-            taken.overtook = self.has_older(taken.batch);
-            return Ok(Some(taken));
+            let overtook = self.has_older(taken.batch);
+            return Ok(Some(Owned::new(TakenBatch { overtook, ..taken })));
         }
     }
 
@@ -535,8 +511,7 @@ impl<'a> Protocol<'a> {
         must_wait: &impl Fn(BatchNo) -> bool,
         mut claim: impl FnMut(&'a Buffer, BufferWord, usize) -> Option<T>,
     ) -> Result<Option<T>> {
-        // SYNC ring.open: Acquire here, AcqRel in `open_next`.
-        self.assist(Place::unpack(self.control.write.open.load(Ordering::Acquire)))?;
+        self.assist(self.open())?;
         let (mut after, mut unfinished) = (None, None);
         while let Some((index, word)) = self.oldest_filling(after)? {
             match self.progress(index, word.batch)? {
@@ -572,9 +547,7 @@ impl<'a> Protocol<'a> {
                 continue;
             }
             // `open` moves before a buffer is marked. Without this, nonsense numbers could make the order circular.
-            // SYNC ring.open: Acquire here, AcqRel in `open_next`.
-            let open = Place::unpack(self.control.write.open.load(Ordering::Acquire));
-            if open.batch.is_before(word.batch) {
+            if self.open().batch.is_before(word.batch) {
                 return Err(Damage("a batch is numbered after the one that is open"));
             }
             let in_question = after.is_none_or(|a| a.is_before(word.batch));
@@ -587,7 +560,7 @@ impl<'a> Protocol<'a> {
 
     /// Looks at the slots of a batch, from the last to the first. In a sealed batch, closes what is not claimed.
     fn progress(&self, buffer: usize, batch: BatchNo) -> Result<Progress> {
-        // SYNC ring.sealed: Acquire here, AcqRel in `seal`.
+        // SYNC ring.sealed: Acquire here, Release in `seal`.
         let sealed = self.buffers[buffer].sealed.load(Ordering::Acquire) == batch.value();
         let mut ready = 0;
         for (slot, line) in self.slots_of(buffer)?.iter().enumerate().rev() {
@@ -613,17 +586,11 @@ impl<'a> Protocol<'a> {
     }
 
     /// Before sleeping: names in every unfinished batch the slot to be woken for. True when all is set and there is
-    /// nothing to take; false when there is. The event is announced already (I8).
-    pub fn aim(&self) -> Result<bool> {
-        self.aim_unless(|_| false)
-    }
-
-    /// As [`aim`](Self::aim), for a consumer that takes with [`try_take_unless`](Self::try_take_unless).
-    pub fn aim_unless(&self, must_wait: impl Fn(BatchNo) -> bool) -> Result<bool> {
+    /// nothing that [`try_take_unless`](Self::try_take_unless) would take; false when there is. The event is announced (I8).
+    pub fn aim(&self, must_wait: impl Fn(BatchNo) -> bool) -> Result<bool> {
         loop {
             let (mut moved, mut after, mut unfinished) = (false, None, None);
-            // SYNC ring.open: Acquire here, AcqRel in `open_next`.
-            self.assist(Place::unpack(self.control.write.open.load(Ordering::Acquire)))?;
+            self.assist(self.open())?;
             while let Some((index, word)) = self.oldest_filling(after)? {
                 match self.progress(index, word.batch)? {
                     Progress::Complete { .. } if unfinished.is_some_and(&must_wait) => {}
@@ -642,7 +609,7 @@ impl<'a> Protocol<'a> {
             if !moved {
                 return Ok(true);
             }
-            // SYNC event.dekker: the targets are out before we look again; pairs with the fence in `commit`.
+            // SYNC event.dekker: pairs with the fence in `commit`. The targets are out before we look again.
             fence(Ordering::SeqCst);
         }
     }
@@ -658,25 +625,25 @@ impl<'a> Protocol<'a> {
         self.control.writable.notify_if_waiting();
     }
 
-    /// Puts a batch back, unread, for whoever asks next.
+    /// Puts a batch back, unread, for the next consumer.
     pub fn give_back(&self, taken: Taken) {
         let line = &self.buffers[taken.buffer];
         let mine = BufferWord::taken(taken.batch, taken.owner).pack();
         let filling = BufferWord::filling(taken.batch).pack();
-        // SYNC ring.filling: Release here, Acquire in `oldest_filling`.
+        // SYNC ring.filling: Release here, Acquire in `look_for_filling`.
         let _ = line.word.compare_exchange(mine, filling, Ordering::AcqRel, Ordering::Relaxed);
         self.control.readable.notify_if_waiting();
     }
 
-    /// Closes early every unfinished batch that somebody has written to: it is complete once its writers are done.
+    /// Closes early every unfinished batch that has a sample or a claim: it is complete once its writers are done.
     pub fn flush(&self) -> Result<()> {
         self.seal(|committed, claimed| committed + claimed > 0)?;
         self.control.readable.notify_if_waiting();
         Ok(())
     }
 
-    /// Closes early the oldest unfinished batch with `at_least` committed samples, one that nobody is writing to if there
-    /// is one. False when there is none.
+    /// Closes early the oldest unfinished batch with `at_least` committed samples, if possible one without a writer. False when
+    /// there is none.
     pub fn seal_at_least(&self, at_least: usize) -> Result<bool> {
         let enough = at_least.max(1);
         let mut chosen = false;
@@ -695,12 +662,11 @@ impl<'a> Protocol<'a> {
 
     /// Closes the batches that `choose` picks, of those that are not complete and not closed yet, oldest first.
     fn seal(&self, mut choose: impl FnMut(usize, usize) -> bool) -> Result<()> {
-        // SYNC ring.open: Acquire here, AcqRel in `open_next`.
-        self.assist(Place::unpack(self.control.write.open.load(Ordering::Acquire)))?;
+        self.assist(self.open())?;
         let mut after = None;
         while let Some((index, word)) = self.oldest_filling(after)? {
             let sealed = &self.buffers[index].sealed;
-            // SYNC ring.sealed: Acquire here, AcqRel below.
+            // SYNC ring.sealed: Acquire here, Release in `seal`, below.
             let before = sealed.load(Ordering::Acquire);
             let (committed, claimed) = self.count(index, word.batch)?;
             let open = committed < self.batch_size && BatchNo::new(before).is_before(word.batch);
@@ -733,19 +699,19 @@ impl<'a> Protocol<'a> {
     }
 }
 
-/// Claims one slot for `batch`, if it may be claimed and nobody is faster.
+/// Claims one slot for `batch`, if it may be claimed and no other producer is faster.
 #[inline(always)]
-fn claim_slot(slot: &Slot, batch: BatchNo, who: Claimant<'_>) -> bool {
+fn claim_slot(slot: &Slot, batch: BatchNo, claimant: Claimant<'_>) -> bool {
     let word = slot.word.load(Ordering::Relaxed);
     if !SlotWord::unpack(word).is_claimable_for(batch) {
         return false;
     }
-    let claimed = SlotWord::new(batch, SlotKind::Claimed, who.owner).pack();
+    let claimed = SlotWord::new(batch, SlotKind::Claimed, claimant.owner).pack();
     // SYNC ring.claim: Acquire here, Release in `abort` and `recover`. AcqRel: the claim is the one step that names the
     // owner (I1, I3).
     let won = slot.word.compare_exchange(word, claimed, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     if !won {
-        who.retries.fetch_add(1, Ordering::Relaxed);
+        claimant.retries.fetch_add(1, Ordering::Relaxed);
     }
     won
 }

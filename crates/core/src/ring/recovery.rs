@@ -1,10 +1,10 @@
 //! What a dead process can leave in the ring, and how it is put right.
 //!
-//! | died after ([`Point`](crate::sys::sync::Point)) | state left | who notices | repaired to |
+//! | died after ([`Point`](crate::sys::sync::Point)) | state left | noticed by | repaired to |
 //! |---|---|---|---|
 //! | `RingOpened` | `open` names a buffer that is still marked Free | the next producer or consumer | Filling, by `assist` |
-//! | `RunPromised` | slots that the cursor has passed and nobody claimed | the next producer, when the cursor goes round again | claimed |
-//! | `SlotClaimed`, `RunPartlyClaimed`, `SlotHalfWritten`, `SlotWritten` | slots Claimed by the dead | whoever is stuck or overtakes | Free in the same batch, offered to the next producer |
+//! | `RunPromised` | slots that the cursor has passed and that are not claimed | the next producer, when the cursor goes round again | claimed |
+//! | `SlotClaimed`, `RunPartlyClaimed`, `SlotHalfWritten`, `SlotWritten` | slots Claimed by the dead | a process that is stuck or overtakes | Free in the same batch, offered to the next producer |
 //! | `SlotReady` | a complete batch, and a consumer asleep | the consumer's liveness poll | taken |
 //! | `HoleCounted` | one hole too many counted, the slot still Claimed | as for a claim | Free; holes counted anew |
 //! | `BatchTaken` | a buffer Taken by the dead | a stuck producer, the next consumer | Filling: offered again, whole |
@@ -13,9 +13,9 @@
 //! | `SeatLeaving`, `NameRemoved` | a ring that is not shut down, with or without its name | the producers' liveness poll | told of the death, at once where the name is gone |
 //! | `NotifyCleared`, `NotifyMoved` | sleepers with no one to wake them | their liveness poll | awake |
 //!
-//! Nothing here waits for a timer to decide that somebody is dead: the kernel says so ([`crate::segment::lease`]). The
-//! liveness poll only decides *when to ask*. A recoverer may itself be stopped or killed at any point: every repair is one CAS
-//! from a word that names the dead owner, so it can be done twice, or by two at once, and only one succeeds.
+//! The kernel says whether a process is dead ([`crate::segment::lease`]); the liveness poll only decides *when to ask*. A
+//! recoverer may itself be stopped or killed at any point: every repair is one CAS from a word that names the dead owner, so
+//! it can be done twice, or by two at once, and only one succeeds.
 
 use super::layout::{BatchNo, BufferKind, BufferWord, Place, SlotKind, SlotWord};
 use super::protocol::{Damage, Protocol};
@@ -32,7 +32,7 @@ pub struct Repairs {
     pub batches: usize,
 }
 
-/// Takes back everything that belongs to owners of whom `is_dead` says so, and counts the holes anew.
+/// Takes back everything of the owners that `is_dead` names, and counts the holes anew.
 pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<Repairs, Damage> {
     let mut memo = LivenessMemo::of(is_dead);
     let mut repairs = Repairs::default();
@@ -43,13 +43,12 @@ pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<R
         let buffer = BufferWord::unpack(word);
         if buffer.kind == BufferKind::Taken && memo.is_dead(buffer.owner) {
             let filling = BufferWord::filling(buffer.batch).pack();
-            // SYNC ring.filling: Release here, Acquire in `oldest_filling`.
+            // SYNC ring.filling: Release here, Acquire in `look_for_filling`.
             let won = line.word.compare_exchange(word, filling, Ordering::AcqRel, Ordering::Relaxed).is_ok();
             repairs.batches += won as usize;
         }
         // The open buffer may not be marked yet; its slots name the batch all the same.
-        // SYNC ring.open: Acquire here, AcqRel in `open_next`.
-        let open = Place::unpack(ring.control.write.open.load(Ordering::Acquire));
+        let open = ring.open();
         let batch = match buffer.kind {
             BufferKind::Filling => buffer.batch,
             _ if open.index == index => open.batch,
@@ -69,7 +68,7 @@ pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<R
                 repairs.slots += won as usize;
                 holes += won as u64;
             } else if claim.is_claimable_for(batch) && (position < passed || claim.batch == batch) {
-                holes += 1; // Nobody would come by, or it was given back: filled first, it keeps its row's place in order.
+                holes += 1; // No producer would come by, or it was given back: filled first, its row stays in order.
             }
         }
     }
@@ -90,8 +89,7 @@ pub fn recover(ring: &Protocol<'_>, is_dead: impl Fn(Owner) -> bool) -> Result<R
     Ok(repairs)
 }
 
-/// How many slots of a batch nobody will come by again: all of them, unless it is the open one. The cursor goes round that
-/// twice.
+/// How many slots of a batch the cursor will not pass again: all of them, unless it is the open one, which it passes twice.
 fn passed_by_cursor(ring: &Protocol<'_>, open: Place, batch: BatchNo) -> usize {
     if open.batch != batch {
         return ring.batch_size;

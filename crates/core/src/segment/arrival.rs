@@ -1,5 +1,4 @@
-//! Waiting for a segment to appear, or for a stale one to be replaced, by watching the directory: no polling, and
-//! no sleep that guesses.
+//! Waiting for a segment to appear, or for a stale one to be replaced, by watching the directory.
 
 use super::mapping::{Segment, check_name, directory, path_of};
 use crate::error::{Error, Result};
@@ -15,8 +14,8 @@ pub fn wait_for(name: &str, deadline: Deadline) -> Result<()> {
     attach(name, deadline, || Segment::open(name, None).map(drop))
 }
 
-/// Attaches to a segment of this name as soon as there is one. One of another shape in which nobody lives is as good as none:
-/// the learner that is about to start replaces it. What the last attempt met, when the time is over.
+/// Attaches to a segment of this name as soon as there is one. A stale one of another shape counts as none: the learner that
+/// is about to start replaces it. After the deadline, the error of the last attempt.
 pub fn attach<T>(name: &str, deadline: Deadline, mut attach: impl FnMut() -> Result<T>) -> Result<T> {
     check_name(name)?;
     // The watch comes before the look: what appears in between is an event.
@@ -27,8 +26,7 @@ pub fn attach<T>(name: &str, deadline: Deadline, mut attach: impl FnMut() -> Res
             Err(error @ Error::NotFound { .. }) => error,
             Err(error) if error.is_mismatch() && is_stale(name) => error,
             Err(error) if error.is_mismatch() => {
-                // Somebody lives there, perhaps since a moment ago: what we met may have been replaced. Once more, and again for
-                // each other segment that comes under this name.
+                // A participant lives there, perhaps in a successor of what we met. Once more for each segment of this name.
                 let there = identity(name);
                 if met.is_some() && (met == Some(there) || deadline.remaining().is_none()) {
                     return Err(error);
@@ -57,7 +55,7 @@ pub fn attach<T>(name: &str, deadline: Deadline, mut attach: impl FnMut() -> Res
     }
 }
 
-/// Whether nobody lives in it, or it is gone. Doubt counts as life.
+/// Whether it is stale, or gone. Doubt counts as life.
 fn is_stale(name: &str) -> bool {
     match Segment::open(name, None) {
         Err(error) => matches!(error, Error::NotFound { .. }),

@@ -1,9 +1,9 @@
 //! A block: one named run of zeroed bytes in shared memory, and nothing else.
 //!
-//! For those who bring a layout of their own and agree on who writes when: there is no protocol in it, and no wait. The
-//! maker's name lasts until it [unlinks](Block::unlink) it; after the death of everybody the next user collects it.
+//! For processes that bring a layout of their own, and agree among themselves which of them writes when. The name lasts until
+//! its maker [unlinks](Block::unlink) it; once all of them are dead, the next creation of a segment collects it.
 
-use super::header::GEOMETRY_WORDS;
+use super::header::geometry_words;
 use super::lease::{Role, Seat};
 use super::mapping::{Segment, Spec};
 use crate::error::{Error, Result};
@@ -24,15 +24,13 @@ pub struct Block {
 }
 
 impl Block {
-    /// Makes a block under a name that nobody chose.
+    /// Makes a block under an automatic name.
     pub fn create(name: &str, bytes: usize) -> Result<Block> {
-        let mut geometry = [0; GEOMETRY_WORDS];
-        geometry[0] = bytes as u64;
         let segment = Arc::new(Segment::create(&Spec {
             name: Some(name),
             kind: KIND,
             schema: b"",
-            geometry,
+            geometry: geometry_words([bytes]),
             body_bytes: bytes,
             reserved_bytes: bytes,
             seats: SEATS,
@@ -57,16 +55,12 @@ impl Block {
         Ok(Block { seat, bytes })
     }
 
-    pub fn name(&self) -> &str {
-        self.seat.segment().name()
-    }
-
     /// Where the bytes lie in this process, and how many there are.
     pub fn data(&self) -> (NonNull<u8>, usize) {
         (self.seat.segment().body().0, self.bytes)
     }
 
-    /// Takes the name away; the bytes stay for those who are attached. False when it was gone.
+    /// Takes the name away; the bytes stay for attached processes. False when it was gone.
     pub fn unlink(&self) -> Result<bool> {
         self.seat.segment().unlink()
     }

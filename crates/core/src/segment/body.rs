@@ -9,7 +9,7 @@ impl Segment {
     /// `count` words of the structure, from `offset` on in the body.
     ///
     /// # Safety
-    /// They lie inside the body, aligned. They are atomics, or the protocol of the structure says who touches them when.
+    /// They lie inside the body, aligned. They are atomics, or the protocol of the structure guards them.
     #[inline]
     pub(crate) unsafe fn words<T>(&self, offset: usize, count: usize) -> &[T] {
         let (body, bytes) = self.body();
@@ -55,7 +55,7 @@ impl Segment {
         Err(self.damaged(Damage("the geometry in its header does not fit its schema or its size")))
     }
 
-    /// Who holds claims, by pid, and how many.
+    /// How many claims each process holds, by pid.
     pub(crate) fn count_by_pid(&self, owners: impl Iterator<Item = Owner>) -> Vec<(u32, usize)> {
         let mut counts: Vec<(u32, usize)> = Vec::new();
         for owner in owners {

@@ -1,4 +1,4 @@
-//! The segments of this user: listing them, and collecting those in which nobody lives.
+//! The segments of this user: listing them, and collecting the stale ones.
 
 use super::header::{SeatRecord, seat_state};
 use super::lease::{self, StaleOwner};
@@ -45,11 +45,11 @@ pub fn collect_all() -> Result<Vec<Entry>> {
     Ok(removed)
 }
 
-/// So many segments are looked at by each creation: what it costs does not grow with how many there are.
+/// A creation looks at no more segments than this, however many there are.
 const LOOKS: usize = 64;
 
-/// Removes stale segments whose names nobody chose: no one can come back for them. Looks at a part of them where there are many,
-/// and at another one the next time.
+/// Removes stale segments with automatic names: no process comes back for them. Where there are many, it looks at some of them,
+/// and at others the next time.
 pub(super) fn collect_auto_named() -> Result<()> {
     let mut names = names()?;
     if names.len() > LOOKS {
@@ -59,13 +59,13 @@ pub(super) fn collect_auto_named() -> Result<()> {
         names.truncate(LOOKS);
     }
     for name in names.iter().filter(|name| looks_stale(name)) {
-        // What cannot be removed is no reason not to create another: `rollway ls` shows it.
+        // A failure does not stop the creation: `rollway ls` shows the segment.
         let _ = collect(name);
     }
     Ok(())
 }
 
-/// Whether nobody chose the name and nobody seems to live there. From the header and the locks alone, without a mapping.
+/// Whether the name is automatic and no participant seems to live. Reads the header and the locks, and maps nothing.
 fn looks_stale(name: &str) -> bool {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let Ok(file) = fs::open(path_of(name), flags, Mode::empty()) else { return false };
@@ -74,7 +74,7 @@ fn looks_stale(name: &str) -> bool {
         .is_ok_and(|(header, _)| header.auto_named == 1 && !lease::is_held_by_anybody(&file))
 }
 
-/// Removes the name of a segment in which nobody lives; false when somebody does, or when it is gone already.
+/// Removes the name of a stale segment; false when a participant lives, or the name is gone already.
 ///
 /// Only the holder of every lease of a file may remove its name. So between our look at the name and its removal,
 /// no process can have put another file there: it would have had to remove this one first.
@@ -82,7 +82,7 @@ pub fn collect(name: &str) -> Result<bool> {
     collect_unless(name, |_| false)
 }
 
-/// As [`collect`], but leaves a segment where it is of which `is_kept` says so. It is asked while nobody can sit down there.
+/// As [`collect`], but keeps a segment of which `is_kept` says so. No process can sit down there while it is asked.
 pub fn collect_unless(name: &str, is_kept: impl FnOnce(&Segment) -> bool) -> Result<bool> {
     let segment = match Segment::open(name, None) {
         Ok(segment) => segment,

@@ -1,10 +1,10 @@
-//! The first bytes of every segment: who made it, what it holds, where the rest lies.
+//! The first bytes of every segment: its creator, its contents, and where the rest lies.
 //!
 //! ```text
 //! 0        ┌──────────────────────────────┐
 //!          │ Header (one page)            │  written before the name exists; after that only the policy may change
 //! 4096     ├──────────────────────────────┤
-//!          │ SeatRecord × seats (64 B)    │  who is attached; the proof of life is a kernel lock, not this
+//!          │ SeatRecord × seats (64 B)    │  the participants; their proof of life is a kernel lock
 //!          ├──────────────────────────────┤
 //!          │ schema text (schema_bytes)   │  see `schema`
 //! body     ├──────────────────────────────┤  page-aligned
@@ -28,6 +28,13 @@ pub const LAYOUT_VERSION: u32 = 3;
 pub const PAGE: usize = 4096;
 /// Numbers for the structure in the body to describe itself with.
 pub const GEOMETRY_WORDS: usize = 16;
+/// The numbers for a header: these, and zeros.
+pub fn geometry_words<const N: usize>(first: [usize; N]) -> [u64; GEOMETRY_WORDS] {
+    let mut words = [0; GEOMETRY_WORDS];
+    words.iter_mut().zip(first).for_each(|(word, number)| *word = number as u64);
+    words
+}
+
 /// The widest owner index that fits into a slot word.
 pub const MAX_SEATS: usize = 1024;
 
@@ -44,7 +51,7 @@ pub struct Header {
     pub created_unix_ns: u64,
     pub schema_bytes: u64,
     pub body_bytes: u64,
-    /// 1 when nobody chose the name, so that nobody can come back for it.
+    /// 1 for an automatic name: no process comes back for it.
     pub auto_named: u64,
     pub geometry: [u64; GEOMETRY_WORDS],
 }
@@ -61,7 +68,7 @@ pub struct SeatRecord {
     pub role: AtomicU32,
     pub pid: AtomicU32,
     pub joined_unix_ns: AtomicU64,
-    /// Claims that somebody else won first.
+    /// Claims that another producer won first.
     pub retries: AtomicU64,
 }
 #[cfg(not(loom))]
@@ -74,7 +81,7 @@ pub mod seat_state {
     pub const JOINED: u32 = 1;
     /// Closed properly.
     pub const LEFT: u32 = 2;
-    /// Died, somebody noted; whether it is so, the kernel knows.
+    /// Seen dead, once. Only the kernel's lock says whether it is.
     pub const DIED: u32 = 3;
     /// About to close properly. One that dies in this state has died.
     pub const LEAVING: u32 = 4;

@@ -10,7 +10,7 @@ const SUB: usize = 1 << SUB_BITS;
 /// Values from 0 ns to 2⁴⁰ ns (18 minutes); longer ones count as that.
 #[cfg(not(loom))]
 const BUCKETS: usize = (40 - SUB_BITS as usize + 1) * SUB;
-#[cfg(loom)] // Nobody records under loom, and every atomic costs it time.
+#[cfg(loom)] // Its models record nothing, and every atomic costs time.
 const BUCKETS: usize = 1;
 
 /// Counts of durations in nanoseconds.

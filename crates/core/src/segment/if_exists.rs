@@ -19,8 +19,8 @@ pub(crate) trait Structure: Sized {
 }
 
 impl IfExists {
-    /// Opens what is there or makes a new one, and sits down in it; `sit_down` is told whether it was there. Others can find
-    /// what is new after that.
+    /// Opens what is there or makes a new one, and sits down in it; `sit_down` is told whether it was there. A new one gets
+    /// its name after that.
     pub(crate) fn open<T: Structure, H>(
         self,
         name: Option<&str>,
@@ -39,7 +39,7 @@ impl IfExists {
         })
     }
 
-    /// Opens what is there or makes a new one, as chosen; true when it was there. Without a name, nothing can be.
+    /// True when it was there. Without a name, nothing can be.
     fn open_or_create<T>(
         self,
         name: Option<&str>,
@@ -58,21 +58,14 @@ impl IfExists {
             IfExists::Resume => match open(name) {
                 Ok(found) => Ok((found, true)),
                 Err(Error::NotFound { .. }) => create().map(fresh),
-                // Another shape: replace it if nobody lives in it, otherwise say what differs.
-                Err(error) if error.is_mismatch() => {
-                    if catalog::collect(name)? {
-                        create().map(fresh)
-                    } else {
-                        Err(error)
-                    }
-                }
+                // Another shape: replace it if it is stale, otherwise say what differs.
+                Err(error) if error.is_mismatch() && catalog::collect(name)? => create().map(fresh),
                 Err(error) => Err(error),
             },
         }
     }
 
-    /// Opens until it is settled: between the look at a name and sitting down, somebody may collect the segment, shut it
-    /// down, or make it. Then it looks again.
+    /// Looks again when another process collects the segment, shuts it down or makes it between our look and sitting down.
     fn settle<T>(self, mut open_once: impl FnMut() -> Result<T>) -> Result<T> {
         for _ in 0..100 {
             match open_once() {

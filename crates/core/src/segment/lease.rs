@@ -1,18 +1,18 @@
 //! Proof of life, kept by the kernel: a byte-range lock that goes away with the process that holds it.
 //!
 //! A participant *sits down* on a seat by locking the seat's byte of the segment file with an open-file-description
-//! (OFD) lock. Whether somebody lives is asked by testing that lock, never by a timer, and it also works between
-//! containers that share the file system but not the process ids. A stopped process keeps its lock.
+//! (OFD) lock. A participant lives as long as its lock is held; no timer is asked. This also works between containers that
+//! share the file system but not the process ids. A stopped process keeps its lock.
 //!
 //! A process that writes where another one has claimed holds a [`DelegatedLease`] for it: the other counts as alive until both are gone.
 //!
-//! What would break it, and what stands against that:
+//! What would break it, and what prevents that:
 //!
 //! * OFD locks belong to the *open file*, which a mapping also keeps alive. So the lease has an open file of its own
 //!   that is never mapped; [`Segment`] maps through another.
 //! * A forked child inherits the open file, and would keep its parent's lock alive. A fork handler closes every lease
-//!   in the child, and moves [`generation`](crate::sys::fork::generation), by which every handle of the child notices that it has to sit down anew.
-//! * A descriptor that is open and not yet listed would escape that handler; forks wait while one is.
+//!   in the child, and moves [`generation`], by which every handle of the child notices that it has to sit down anew.
+//! * A descriptor that is open and not yet listed would escape that handler; forks wait while there is one.
 //! * `exec` without `fork`'s handlers (`vfork`, `posix_spawn`): the descriptor is close-on-exec.
 //!
 //! The locks that a seat takes are in the order of [`fork`](crate::sys::fork).
@@ -32,7 +32,7 @@ const LIFE_BITS: u32 = 12;
 /// Bits of an [`Owner`].
 pub const OWNER_BITS: u32 = 10 + LIFE_BITS;
 
-/// Who holds a claim: the seat, and which of its holders. Fits into [`OWNER_BITS`].
+/// The owner of a claim: a seat, and which of its holders. Fits into [`OWNER_BITS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner(u32);
 
@@ -50,6 +50,17 @@ impl Owner {
 
     pub fn bits(self) -> u64 {
         self.0 as u64
+    }
+
+    /// An owner or none, in one bit more than [`OWNER_BITS`]. None is 0.
+    #[inline]
+    pub fn pack_maybe(owner: Option<Owner>) -> u64 {
+        owner.map_or(0, |owner| 1 << OWNER_BITS | owner.bits())
+    }
+
+    #[inline]
+    pub fn unpack_maybe(word: u64) -> Option<Owner> {
+        (word >> OWNER_BITS & 1 == 1).then(|| Owner::from_bits(word))
     }
 
     pub fn seat(self) -> usize {
@@ -86,7 +97,7 @@ fn fcntl(fd: RawFd, command: i32, kind: i32, seat: usize, seats: usize) -> Resul
     }
 }
 
-/// Whether anybody holds a lock of the file. To be asked through an open file that holds none. Doubt counts as life.
+/// Whether any lock of the file is held. Ask through an open file that holds none. Doubt counts as life.
 pub(super) fn is_held_by_anybody(file: &impl AsRawFd) -> bool {
     fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, libc::F_WRLCK, 0, STALE_OWNER + 1)
         .map_or(true, |kind| kind != libc::F_UNLCK as i16)
@@ -112,11 +123,8 @@ impl Lease {
             None => {
                 // SAFETY: we just opened it.
                 unsafe { libc::close(fd) };
-                Err(Error::OutOfRange {
-                    what: "handles in this process",
-                    value: LEASES.capacity() as u64 + 1,
-                    range: format!("at most {}", LEASES.capacity()),
-                })
+                let most = LEASES.capacity();
+                Err(Error::out_of_range("handles in this process", most + 1, format!("at most {most}")))
             }
         }
     }
@@ -126,13 +134,13 @@ impl Lease {
         fcntl(self.fd, command, kind, seat, seats)
     }
 
-    /// Takes the locks of `seats` seats at once; false when anybody lives there.
+    /// Takes the locks of `seats` seats at once; false when one of them is held.
     fn try_lock(&self, seat: usize, seats: usize) -> bool {
         self.fcntl(libc::F_OFD_SETLK, libc::F_WRLCK, seat, seats).is_ok()
     }
 
-    /// Takes a seat's lock, unless somebody holds a delegated lease for the holder that died there. From then on nobody can any more: that
-    /// lock is ours as well, until a later life has begun and beyond.
+    /// Takes a seat's lock, unless a delegated lease is held for the holder that died there. From then on none can be: that
+    /// lock is ours, too, until a later life has begun and beyond.
     fn try_seat(&self, seat: usize, record: &SeatRecord) -> bool {
         if !self.try_lock(seat, 1) {
             return false;
@@ -146,12 +154,12 @@ impl Lease {
         free
     }
 
-    /// Whether somebody else sits there, or holds a delegated lease for this holder.
+    /// Whether another sits there, or holds a delegated lease for this holder.
     fn is_held(&self, owner: Owner) -> bool {
         self.is_locked(owner.seat(), 1) || self.is_locked(delegated_lock_of(owner), 1)
     }
 
-    /// Whether anybody but this lease holds one of the locks. Doubt counts as life.
+    /// Whether another lease holds one of the locks. Doubt counts as life.
     fn is_locked(&self, seat: usize, seats: usize) -> bool {
         self.fcntl(libc::F_OFD_GETLK, libc::F_WRLCK, seat, seats)
             .map_or(true, |kind| kind != libc::F_UNLCK as i16)
@@ -160,7 +168,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // In a forked child the handler has closed the descriptor, and its number may be somebody else's by now.
+        // In a forked child the handler has closed the descriptor, and its number may mean another file by now.
         if self.generation == generation() {
             // Not left to `close`: a child between vfork and exec has a copy of the descriptor.
             let _ = self.fcntl(libc::F_OFD_SETLK, libc::F_UNLCK, 0, DELEGATED + (1 << OWNER_BITS));
@@ -173,13 +181,13 @@ impl Drop for Lease {
     }
 }
 
-/// The byte behind the last seat, which only a stale owner locks: by it the others know that the seats are not taken.
+/// The byte behind the last seat, which only a stale owner locks. It tells the others that the seats are not taken.
 const STALE_OWNER: usize = super::header::MAX_SEATS;
 
 /// The byte that consumers lock while they sit down, and while they leave and look whether they were the last.
 const JOIN_LOCK: usize = STALE_OWNER + 1;
 
-/// The first of the bytes, one for each life on each seat, that are locked for reading by those who hold a delegated lease for it.
+/// The first of the bytes, one for each life on each seat, that a delegated lease for it locks for reading.
 const DELEGATED: usize = JOIN_LOCK + 1;
 
 fn delegated_lock_of(owner: Owner) -> usize {
@@ -192,14 +200,14 @@ fn delegated_lock_of(owner: Owner) -> usize {
 pub struct DelegatedLease(#[allow(dead_code)] Lease);
 
 impl DelegatedLease {
-    /// For the holder of a seat, who must be alive: then nothing was taken back before.
+    /// For the holder of a seat. It must be alive: then nothing was taken back before.
     pub fn hold_for(segment: &Segment, owner: Owner) -> Result<DelegatedLease> {
         let gone = || Error::PeersGone(format!("the one to write for in '{}' has died", segment.name()));
         let record = segment.seats().get(owner.seat()).ok_or_else(gone)?;
         let lease = Lease::open(segment)?;
         lease.fcntl(libc::F_OFD_SETLK, libc::F_RDLCK, delegated_lock_of(owner), 1).map_err(|_| gone())?;
-        // SYNC seat.life: Acquire here, AcqRel in `lock_seat`. After our lock: whoever takes the seat from now on meets it, and
-        // whoever has taken it before has kept us from it, or has begun another life.
+        // SYNC seat.life: Acquire here, AcqRel in `lock_seat`. After our lock: a later holder of the seat meets it, and one that
+        // took the seat before has kept us from it, or has begun another life.
         let life = record.life.load(Ordering::Acquire) & ((1 << LIFE_BITS) - 1);
         if life == owner.life() && lease.is_locked(owner.seat(), 1) {
             Ok(DelegatedLease(lease))
@@ -209,13 +217,13 @@ impl DelegatedLease {
     }
 }
 
-/// Held by a consumer that comes or goes, so that nobody sits down in a ring that is being shut down.
+/// Held by a consumer that comes or goes, so that none sits down in a ring that is being shut down.
 #[derive(Debug)]
 pub struct JoinLock(#[allow(dead_code)] Lease);
 
 impl JoinLock {
-    /// Waits for whoever is in it, a matter of microseconds. One that was stopped in there must not stop us: after a
-    /// second we go on without, and risk only that somebody comes in the same instant in which the last one leaves.
+    /// Waits for its holder, a matter of microseconds. A holder that was stopped must not stop us: after a second we go on
+    /// without, and risk only that a consumer comes in the instant in which the last one leaves.
     pub fn acquire(segment: &Segment) -> Result<Option<JoinLock>> {
         let lease = Lease::open(segment)?;
         for _ in 0..1000 {
@@ -228,38 +236,50 @@ impl JoinLock {
     }
 }
 
-/// Holds a whole stale segment, so that its name can be removed. `None` when anybody lives in it.
+/// Holds a whole stale segment, so that its name can be removed.
 #[derive(Debug)]
 pub struct StaleOwner(#[allow(dead_code)] Lease);
 
 impl StaleOwner {
+    /// `None` when a participant lives in it.
     pub fn of(segment: &Segment) -> Result<Option<StaleOwner>> {
         let lease = Lease::open(segment)?;
         Ok(lease.try_lock(0, STALE_OWNER + 1).then_some(StaleOwner(lease)))
     }
 }
 
-/// Counts those who live in a segment, without sitting down.
+/// Counts the living participants of a segment, without sitting down.
 pub fn count_alive(segment: &Segment) -> Result<usize> {
     Ok(seats_alive(segment)?.len())
 }
 
-/// The seats of those who live in a segment, without sitting down.
+/// The seats of the living participants of a segment, without sitting down.
 pub fn seats_alive(segment: &Segment) -> Result<Vec<usize>> {
     let lease = Lease::open(segment)?;
     if !lease.is_locked(0, super::header::MAX_SEATS) || lease.is_locked(STALE_OWNER, 1) {
-        return Ok(Vec::new()); // Nobody, or a stale owner: then nobody either.
+        return Ok(Vec::new()); // A stale owner has all locks, and is no participant.
     }
     Ok((0..segment.seats().len()).filter(|&seat| lease.is_locked(seat, 1)).collect())
 }
 
 impl SeatRecord {
-    /// Whether nobody sat here yet, or the last one left in good order.
+    /// Whether no holder was here yet, or the last one left in good order.
     fn is_left(&self) -> bool {
-        // SYNC seat.state: Acquire here and wherever it is looked at, Release where it changes: what a holder did before it
+        // SYNC seat.state: Acquire here, Release in `lock_seat`, `leave` and `leave_and_unlink`: what a holder did before it
         // left, and its role, pid and life before it joined.
-        matches!(self.state.load(Ordering::Acquire), seat_state::NEVER | seat_state::LEFT)
+        is_left(self.state.load(Ordering::Acquire))
     }
+}
+
+fn is_left(state: u32) -> bool {
+    matches!(state, seat_state::NEVER | seat_state::LEFT)
+}
+
+/// One that has not left.
+struct Member {
+    owner: Owner,
+    is_leaving: bool,
+    pid: u32,
 }
 
 /// A participant's place, for as long as it lives.
@@ -267,9 +287,9 @@ impl SeatRecord {
 pub struct Seat {
     segment: Arc<Segment>,
     role: Role,
-    /// `generation << 32 | owner`: one load on the hot path tells who we are, or that we were forked.
+    /// `generation << 32 | owner`: one load on the hot path tells our owner, or that we were forked.
     badge: AtomicU64,
-    /// Locked with no fork in between ([`without_fork`]): a child would inherit a mutex that nobody unlocks.
+    /// Locked with no fork in between ([`without_fork`]): a child would inherit a mutex that no thread unlocks.
     lease: Mutex<Lease>,
     /// For the one thread of a forked child that sits down anew.
     rejoining: ForkSafeLock,
@@ -299,9 +319,9 @@ impl Seat {
         }
         let record = &seats[index];
         let left_cleanly = record.is_left();
-        // First: from here on, claims of the last holder name a life that is over, and anybody may take them back. If
-        // we die or are stopped before we have done so, others can.
-        // SYNC seat.life: AcqRel here, Acquire wherever it is looked at. Who sees it knows that the lock changed hands before.
+        // First: from here on, claims of the last holder name a life that is over, and any process may take them back, should
+        // we die or be stopped before we have done so.
+        // SYNC seat.life: AcqRel here, Acquire in `is_alive`, `try_seat` and `members`. The lock changed hands before.
         let life = record.life.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
         if !left_cleanly {
             sweep(index);
@@ -310,19 +330,29 @@ impl Seat {
         record.pid.store(std::process::id(), Ordering::Relaxed);
         record.joined_unix_ns.store(unix_ns(), Ordering::Relaxed);
         record.retries.store(0, Ordering::Relaxed);
-        // SYNC seat.state: Release here.
+        // SYNC seat.state: Release here, Acquire in `is_left` and `members`.
         record.state.store(seat_state::JOINED, Ordering::Release);
         Ok((lease, Owner::new(index, life)))
     }
 
-    /// Who we are, if this process is the one that sat down.
+    /// Our owner, if this process is the one that sat down.
     #[inline]
     pub fn owner(&self) -> Option<Owner> {
         let badge = self.badge.load(Ordering::Relaxed);
         ((badge >> 32) as u32 == generation()).then(|| Owner::from_bits(badge))
     }
 
+    /// Our owner. A forked child sits down anew; `sweep` is as for [`take`](Self::take).
+    #[inline]
+    pub fn owner_or_rejoin(&self, sweep: impl Fn(usize)) -> Result<Owner> {
+        match self.owner() {
+            Some(owner) => Ok(owner),
+            None => self.rejoin(sweep),
+        }
+    }
+
     /// After a fork: sits down again, in the child.
+    #[cold]
     pub fn rejoin(&self, sweep: impl Fn(usize)) -> Result<Owner> {
         self.rejoin_as(self.role, sweep)
     }
@@ -365,15 +395,15 @@ impl Seat {
     pub fn is_alive(&self, owner: Owner) -> bool {
         let seats = self.segment.seats();
         let Some(record) = seats.get(owner.seat()) else { return false };
-        // SYNC seat.life: Acquire here, AcqRel in `take`.
+        // SYNC seat.life: Acquire here, AcqRel in `lock_seat`.
         if record.life.load(Ordering::Acquire) & ((1 << LIFE_BITS) - 1) != owner.life() {
-            return false; // Somebody else sits there now, and swept the seat first.
+            return false; // A later holder sits there, and swept the seat first.
         }
         if self.owner() == Some(owner) {
             return true;
         }
         let alive = self.with_lease(|lease| {
-            // Our own lock is nobody else's: another thread may have sat down since we looked.
+            // The lock does not test our own: another thread may have sat down since we looked.
             lease.generation != generation() || self.owner() == Some(owner) || lease.is_held(owner)
         });
         if !alive {
@@ -382,32 +412,28 @@ impl Seat {
         alive
     }
 
-    /// A note for people: a slow one may hit the next holder. Those who decide something ask the lock.
+    /// A note for people: a slow one may hit the next holder. Decisions ask the lock.
     fn note_death(&self, seat: usize) {
         let state = &self.segment.seats()[seat].state;
-        let _ = state.compare_exchange(
-            seat_state::JOINED,
-            seat_state::DIED,
-            Ordering::Relaxed,
-            Ordering::Relaxed,
-        );
+        let (joined, died) = (seat_state::JOINED, seat_state::DIED);
+        let _ = state.compare_exchange(joined, died, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Takes a seat while nobody in this role comes or goes. Nothing that could take long, or be stopped half-way, happens
-    /// in there: what the last holder left is the caller's to recover.
+    /// Takes a seat while no other in this role comes or goes. It does not sweep, which could take long: the caller recovers
+    /// what the last holder left.
     pub fn take_with_join_lock(segment: Arc<Segment>, role: Role) -> Result<Seat> {
         let _join_lock = JoinLock::acquire(&segment)?;
         Seat::take(segment, role, |_| {})
     }
 
-    /// Leaves (the lock stays until we are dropped). The last in our role takes the name away, so that whoever comes now finds
-    /// none, and then shuts down what is in the segment, also when the name could not be removed. True when we were the last.
+    /// Leaves (the lock stays until we are dropped). The last in our role takes the name away, so that newcomers find none, and
+    /// then shuts down what is in the segment, also when the name could not be removed. True when we were the last.
     pub fn leave_and_unlink(&self, shut_down: impl FnOnce()) -> Result<bool> {
-        // Without it where there is none to be had (no descriptor is left, say), as where somebody was stopped in there.
+        // Without it where it cannot be had: no descriptor is left, or its holder was stopped.
         let join_lock = JoinLock::acquire(&self.segment).ok().flatten();
-        // SYNC seat.state: Release here.
+        // SYNC seat.state: Release here, Acquire in `is_left` and `members`.
         self.record().state.store(seat_state::LEAVING, Ordering::Release);
-        // Of two who leave without the join lock at least one sees the other leave: this fence has itself for a partner.
+        // Of two that leave without the join lock at least one sees the other leave: this fence pairs with itself.
         fence(Ordering::SeqCst);
         let last = self.census(self.role).alive == 0;
         crash_point(Point::SeatLeaving);
@@ -423,59 +449,50 @@ impl Seat {
 
     /// Says that we have left; the lock stays until we are dropped.
     pub fn leave(&self) {
-        // SYNC seat.state: Release here.
+        // SYNC seat.state: Release here, Acquire in `is_left` and `members`.
         self.record().state.store(seat_state::LEFT, Ordering::Release);
     }
 
-    /// Whether nobody in a role lives, and at least one of them died instead of leaving.
+    /// Whether no participant in a role lives, and at least one died instead of leaving.
     pub fn all_died(&self, role: Role) -> bool {
-        let mut died = false;
-        for (index, record) in self.segment.seats().iter().enumerate() {
-            if record.role.load(Ordering::Relaxed) != role as u32 {
-                continue;
-            }
-            // SYNC seat.state, seat.life: Acquire here.
-            match record.state.load(Ordering::Acquire) {
-                seat_state::JOINED | seat_state::DIED | seat_state::LEAVING => {
-                    if self.is_alive(Owner::new(index, record.life.load(Ordering::Acquire))) {
-                        return false;
-                    }
-                    died = true;
-                }
-                _ => {}
-            }
-        }
-        died
+        let mut members = self.members(role).peekable();
+        members.peek().is_some() && members.all(|member| !self.is_alive(member.owner))
     }
 
-    /// Whether that is so, and nobody can come to change it: the last one died when it had taken the name away.
+    /// Those in a role that have not left: alive, leaving or dead.
+    fn members(&self, role: Role) -> impl Iterator<Item = Member> {
+        let seats = self.segment.seats().iter().enumerate();
+        let in_role = seats.filter(move |(_, record)| record.role.load(Ordering::Relaxed) == role as u32);
+        in_role.filter_map(|(index, record)| {
+            // SYNC seat.state: Acquire here, Release in `lock_seat`, `leave` and `leave_and_unlink`. One look: a holder that is
+            // leaving may have left at a second one.
+            let state = record.state.load(Ordering::Acquire);
+            // SYNC seat.life: Acquire here, AcqRel in `lock_seat`.
+            let owner = Owner::new(index, record.life.load(Ordering::Acquire));
+            let (is_leaving, pid) = (state == seat_state::LEAVING, record.pid.load(Ordering::Relaxed));
+            (!is_left(state)).then_some(Member { owner, is_leaving, pid })
+        })
+    }
+
+    /// Whether that is so for good: the last one died when it had taken the name away, so that none can come.
     pub fn all_died_for_good(&self, role: Role) -> bool {
         self.segment.is_unlinked().unwrap_or(false) && self.all_died(role)
     }
 
-    /// Looks at everybody in a role: how many live, and the pids of those who died without leaving.
+    /// How many in a role live, and the pids of those that died without leaving.
     pub fn census(&self, role: Role) -> Census {
         let mut census = Census::default();
-        for (index, record) in self.segment.seats().iter().enumerate() {
-            if record.role.load(Ordering::Relaxed) != role as u32 {
-                continue;
-            }
-            // SYNC seat.state, seat.life: Acquire here.
-            let owner = Owner::new(index, record.life.load(Ordering::Acquire));
-            match record.state.load(Ordering::Acquire) {
-                seat_state::JOINED | seat_state::DIED if self.is_alive(owner) => census.alive += 1,
-                seat_state::LEAVING if self.is_alive(owner) => {}
-                seat_state::JOINED | seat_state::DIED | seat_state::LEAVING => {
-                    census.died.push(record.pid.load(Ordering::Relaxed));
-                }
-                _ => {}
+        for member in self.members(role) {
+            match self.is_alive(member.owner) {
+                true => census.alive += !member.is_leaving as usize,
+                false => census.died.push(member.pid),
             }
         }
         census
     }
 }
 
-/// Remembers the last answer about an owner: the claims of one lie side by side, and asking is a system call.
+/// Remembers the last answer about an owner: its claims lie side by side, and asking is a system call.
 pub(crate) struct LivenessMemo<F> {
     ask: F,
     last: Option<(Owner, bool)>,
@@ -498,7 +515,7 @@ impl<F: Fn(Owner) -> bool> LivenessMemo<F> {
     }
 }
 
-/// Who is there, and who died.
+/// How many participants live, and the pids of the dead.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Census {
     pub alive: usize,

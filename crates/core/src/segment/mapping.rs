@@ -1,6 +1,6 @@
 //! The memory of a segment: made, opened and checked, mapped. It knows neither leases nor other segments.
 
-use super::header::{self, Extent, GEOMETRY_WORDS, Header, LAYOUT_VERSION, MAGIC, PAGE, SeatRecord};
+use super::header::{Extent, GEOMETRY_WORDS, Header, LAYOUT_VERSION, MAGIC, MAX_SEATS, PAGE, SeatRecord};
 use crate::error::{Error, Result};
 use crate::schema;
 use crate::sys::sync::{AtomicBool, Ordering};
@@ -64,7 +64,7 @@ pub struct Spec<'a> {
     pub seats: usize,
     /// Whether to insist on huge pages, or to do without. `None`: take them if the kernel gives them.
     pub huge_pages: Option<bool>,
-    /// Nobody chose the name: collect the segment as soon as it is stale.
+    /// The name is automatic: collect the segment as soon as it is stale.
     pub auto_named: bool,
 }
 
@@ -94,17 +94,14 @@ impl Segment {
     /// Makes and maps a segment that has no name yet.
     pub(super) fn make(spec: &Spec<'_>) -> Result<Segment> {
         let display = spec.name.unwrap_or("(in process)");
-        let range = format!("1 to {}", header::MAX_SEATS);
-        if spec.seats == 0 || spec.seats > header::MAX_SEATS {
-            return Err(Error::OutOfRange { what: "max_peers", value: spec.seats as u64, range });
+        if spec.seats == 0 || spec.seats > MAX_SEATS {
+            return Err(Error::out_of_range("max_peers", spec.seats, format!("1 to {MAX_SEATS}")));
         }
         if spec.schema.len() > schema::MAX_TEXT_BYTES {
             return Err(Error::BadSchema { what: "it is too long".to_owned() });
         }
-        let extent = Extent::of(spec.seats, spec.schema.len(), spec.body_bytes).ok_or(Error::OutOfRange {
-            what: "segment bytes",
-            value: spec.body_bytes as u64,
-            range: "what the address space holds".to_owned(),
+        let extent = Extent::of(spec.seats, spec.schema.len(), spec.body_bytes).ok_or_else(|| {
+            Error::out_of_range("segment bytes", spec.body_bytes, "what the address space holds")
         })?;
         let anchor = Self::nameless_file(spec.name)?;
         let reserved = extent.body + spec.reserved_bytes.min(spec.body_bytes);
@@ -130,7 +127,7 @@ impl Segment {
             Some(true) => segment.ask_for_huge_pages()?,
             None => drop(segment.ask_for_huge_pages()), // Without them it is a little slower.
         }
-        // SAFETY: the mapping is `extent.total` bytes, page-aligned, and nobody else can see it yet (S1).
+        // SAFETY: the mapping is `extent.total` bytes, page-aligned, and has no name yet (S1).
         unsafe {
             segment.base.as_ptr().cast::<Header>().write(header);
             let schema = segment.base.as_ptr().add(extent.schema);
@@ -175,7 +172,7 @@ impl Segment {
 
     /// Reserves pages now (S2).
     fn reserve(file: &OwnedFd, name: &str, named: bool, from: usize, bytes: usize) -> Result<()> {
-        // The kernel would not refuse what there is no memory for: it would look for somebody to kill.
+        // The kernel would not refuse it when memory is short: it would kill a process.
         if let Some(shortage) = super::memory::shortage(Path::new("/"), bytes as u64) {
             return Err(Error::NoRam { name: name.to_owned(), need: bytes as u64, shortage });
         }
@@ -323,13 +320,12 @@ impl Segment {
         }
     }
 
-    /// The error for a name that nobody has.
+    /// The error for a name that no segment has.
     pub(crate) fn not_found(&self) -> Error {
         not_found(&self.name)
     }
 
-    /// The error for what was shut down. Its last consumer takes the name away first: then there is none, and the next one may
-    /// be made.
+    /// The error for what was shut down: the last consumer takes the name away first, so there may be none.
     pub(crate) fn shut_down(&self) -> Result<Error> {
         Ok(if self.is_unlinked()? { self.not_found() } else { Error::Closed })
     }
@@ -343,13 +339,12 @@ impl Segment {
         Err(Error::Geometry { name, creator, what, theirs: theirs as u64, ours: ours as u64 })
     }
 
-    /// The header, as it was when the segment was made or opened, and checked against the size of the file. It is not read
-    /// again: somebody who writes over it later changes nothing here.
+    /// The header, as it was when the segment was made or opened, and checked (S5).
     pub fn header(&self) -> Header {
         self.header
     }
 
-    /// The schema text. As the header, it was read once.
+    /// The schema text (S5).
     pub fn schema(&self) -> Vec<u8> {
         self.schema.to_vec()
     }
@@ -389,7 +384,7 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: nobody holds a pointer into the mapping any more: handles and views own an Arc of this (S4).
+        // SAFETY: no pointer into the mapping is left: handles and views own an Arc of this (S4).
         let _ = unsafe { mm::munmap(self.base.as_ptr().cast(), self.extent.total) };
     }
 }

@@ -1,14 +1,12 @@
 //! How much memory there is to be had: what the kernel says is available, and what the control groups of this process leave.
 //!
 //! The kernel does not refuse shared memory for which there is no room in a control group: it kills a process of the group. So
-//! creation asks first. Every group from our own up to the root of what is mounted has a limit of its own, and each counts.
-//! What a group has used already is taken off, without the file cache: the kernel drops that before it kills.
-//! Shared memory is no file cache, and counts as used.
+//! creation asks first. Every group from our own up to the mounted root counts. What a group uses already is taken off, but for
+//! the file cache, which the kernel drops before it kills. Shared memory is no file cache.
 //!
 //! Both versions of control groups are read, also side by side: version 2 (`memory.max`) and version 1
 //! (`memory.limit_in_bytes`). Where the groups lie is read from `/proc/self/cgroup` and `/proc/self/mountinfo`. Not counted: swap,
-//! and `memory.high`, above which the kernel slows a group down but kills nobody. What cannot be read, or makes no sense,
-//! limits nothing.
+//! and `memory.high`, above which the kernel only slows a group down. A file that cannot be read limits nothing.
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};

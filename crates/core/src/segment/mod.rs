@@ -9,11 +9,10 @@
 //! S1  A name never leads to a half-made segment: the file gets its name after its header is whole and its creator
 //!     has a lease. A creator that dies before that leaves nothing behind.
 //! S2  Every page exists before the first touch, or creation fails: no SIGBUS later. A body may be sparse: what is not
-//!     reserved at creation is reserved by [`Segment::grow`] before somebody touches it.
-//! S3  A name is removed only by someone who lives in the segment, or who holds every lease of it.
+//!     reserved at creation is reserved by [`Segment::grow`] before the first touch.
+//! S3  A name is removed only by a process that lives in the segment, or that holds every lease of it.
 //! S4  The mapping lives as long as any handle or view of it; unlinking takes away the name only.
-//! S5  Header and schema are read once, when the segment is opened, and checked. Everybody uses that copy: what somebody
-//!     writes over them later is never looked at.
+//! S5  Header and schema are read once, when the segment is opened, and checked. Later changes to them are never looked at.
 //!
 //! Not done here: what the body means. Python's resource tracker has no part in any of this.
 //!
@@ -23,7 +22,8 @@
 //! | `mapping` | [`Segment`]: made, opened and checked, mapped |
 //! | [`lease`] | proof of life, kept by the kernel: seats |
 //! | `peers` | [`PeerWatch`]: notices that every peer is dead |
-//! | [`catalog`] | the segments of this user: listed, and collected where nobody lives |
+//! | [`catalog`] | the segments of this user: listed, and collected when they are stale |
+//! | `owned` | [`Owned`]: what one participant owns until it gives it up |
 //! | `body` | what the structures in bodies need of their segment |
 //! | `naming`, `if_exists` | giving a segment its name; opening or making one |
 //! | [`arrival`] | waiting for a segment to appear |
@@ -41,9 +41,11 @@ pub mod lease;
 mod mapping;
 pub mod memory;
 mod naming;
+mod owned;
 mod peers;
 
 pub(crate) use if_exists::Structure;
 pub use lease::{Census, DelegatedLease, Owner, Role, Seat};
 pub use mapping::{PREFIX, Segment, Spec, directory};
+pub use owned::Owned;
 pub use peers::PeerWatch;

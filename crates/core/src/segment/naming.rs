@@ -1,4 +1,4 @@
-//! The name of a segment: given to it, refused where the living have it, and taken from the stale.
+//! The name of a segment: given to it, refused where a live segment has it, and taken from stale ones.
 
 use super::header::{GEOMETRY_WORDS, Header};
 use super::mapping::{Segment, Spec, check_name, path_of};
@@ -32,16 +32,12 @@ impl Segment {
                     self.published.store(true, Ordering::Relaxed);
                     return Ok(());
                 }
-                Err(Errno::EXIST) => {
-                    if !catalog::collect(&self.name)? {
-                        let there = Segment::open(&self.name, None);
-                        match there {
-                            Err(Error::NotFound { .. }) => continue,
-                            Err(error) => return Err(error),
-                            Ok(there) => return Err(there.in_use()?),
-                        }
-                    }
-                }
+                Err(Errno::EXIST) if catalog::collect(&self.name)? => {}
+                Err(Errno::EXIST) => match Segment::open(&self.name, None) {
+                    Err(Error::NotFound { .. }) => {}
+                    Err(error) => return Err(error),
+                    Ok(there) => return Err(there.in_use()?),
+                },
                 Err(e) => return Err(Error::io(format!("naming segment '{}'", self.name), e)),
             }
         }
@@ -53,7 +49,7 @@ impl Segment {
             .ok_or_else(|| self.damaged(Damage("its policy is unknown")))
     }
 
-    /// Changes the policy of a segment in which nobody lives, for those who open it from now on; refuses to where somebody does.
+    /// Changes the policy of a stale segment, for later openers. An error where a participant lives.
     pub(crate) fn change_policy(&self, word: usize, theirs: OnFull, ours: OnFull) -> Result<()> {
         if theirs == ours {
             return Ok(());
@@ -65,18 +61,18 @@ impl Segment {
         }
         let offset = std::mem::offset_of!(Header, geometry) + word * size_of::<u64>();
         assert!(word < GEOMETRY_WORDS, "a header has so many words");
-        // SAFETY: the word lies in the header page, aligned. Whoever opens the segment meanwhile reads one policy or the other.
+        // SAFETY: the word lies in the header page, aligned. An opener reads one policy or the other.
         unsafe { self.base.as_ptr().add(offset).cast::<u64>().write_volatile(ours as u64) };
         Ok(())
     }
 
-    /// The error for a name that is taken by the living.
+    /// The error for a name that a live segment has.
     pub fn in_use(&self) -> Result<Error> {
         let alive = lease::count_alive(self)?;
         Ok(Error::InUse { name: self.name.clone(), creator: self.header().creator_pid, alive })
     }
 
-    /// Whether anybody lives here.
+    /// Whether a participant lives here.
     pub fn is_live(&self) -> Result<bool> {
         Ok(lease::count_alive(self)? > 0)
     }

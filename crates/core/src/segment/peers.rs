@@ -1,9 +1,9 @@
-//! Peer watch: notices, while a call waits, that its peers are dead. A dead process cannot wake anybody.
+//! Peer watch: notices, while a call waits, that its peers are dead. A dead process wakes no waiter.
 //!
 //! Blocking calls check in their wait loops, whenever they poll for liveness. Event loops check periodically, through the same
 //! methods of the handles: `check_learners` of producers, `check_producers` of consumers. So every caller gets the same words.
 //!
-//! | who waits | what is the matter | when it is an error |
+//! | the waiter | what is wrong | when it is an error |
 //! |---|---|---|
 //! | a producer, for room | every learner is gone, one died, and the name is gone: none can come | at once |
 //! | a producer, for room | every learner is gone, and one died | after the timeout |
@@ -39,30 +39,30 @@ impl PeerWatch {
 }
 
 impl Seat {
-    /// For a producer that waits for room. `waiting`: what nobody has read, to be said in the error.
+    /// For a producer that waits for room. `waiting`: what was not read, for the error.
     pub(crate) fn check_learners(
         &self,
         watch: &mut PeerWatch,
         is_orphaned: bool,
         waiting: impl FnOnce() -> String,
     ) -> Result<()> {
-        let who = || {
+        let death = || {
             format!("the learner on '{}' died (pid {})", self.segment().name(), self.dead(Role::Consumer).1)
         };
         if is_orphaned {
             return Err(Error::PeersGone(format!(
-                "{}, and the name is gone: nobody can take its place, and {} are lost. Start another learner, and attach to it \
+                "{}, and the name is gone: no learner can take its place, and {} are lost. Start another learner, and attach to it \
                  anew",
-                who(),
+                death(),
                 waiting(),
             )));
         }
         match watch.has_timed_out(|| self.all_died(Role::Consumer)) {
             None => Ok(()),
             Some(timeout) => Err(Error::PeersGone(format!(
-                "{} and nobody took its place in {timeout:.0?}: there is no room, and {} wait to be read. Start a learner with \
+                "{} and no other took its place in {timeout:.0?}: there is no room, and {} wait to be read. Start a learner with \
                  the same name to go on with them, or raise peer_timeout_s",
-                who(),
+                death(),
                 waiting(),
             ))),
         }

@@ -1,8 +1,7 @@
 //! A thread that blocks for an event loop, and makes a file descriptor readable when the loop should look.
 //!
-//! A futex cannot be waited for together with sockets; an eventfd can. The thread sleeps in whatever wait it was given, takes
-//! nothing, and makes the eventfd readable once per [`arm`](EventfdWaiter::arm). No interpreter runs between the notification
-//! and the loop that wakes. It polls for liveness as any sleeper does, so it also notices dead peers.
+//! A futex cannot be waited for together with sockets; an eventfd can. The thread sleeps in the wait that it was given, takes
+//! nothing, and makes the eventfd readable once per [`arm`](EventfdWaiter::arm). It polls for liveness as any sleeper does.
 //!
 //! ```text
 //! Idle ──arm──▶ Armed ──the wait is over──▶ Idle, and the descriptor readable

@@ -1,8 +1,8 @@
 //! What a forked child inherits and must not keep: descriptors, and locks that threads of its parent hold.
 //!
-//! A child closes its copies of listed descriptors at once, in a fork handler. A lease would keep its parent's lock alive. A
-//! socket would leave the port of a dead learner taken and its clients connected to nobody. The threads that own them are not
-//! in the child, so nobody there misses them. Handles notice by [`generation`] that they are in a child.
+//! A child closes its copies of listed descriptors at once, in a fork handler. A lease would keep its parent's lock alive; a
+//! socket would keep the port of a dead learner taken and its clients connected. The child has none of the threads that own
+//! them. Handles notice by [`generation`] that they are in a child.
 //!
 //! **Lock order.** A thread takes these locks in the order of their [`Rank`], and never one of a lower or the same rank. Debug
 //! builds check it ([`RankGuard`]).
@@ -120,7 +120,7 @@ impl Drop for ForkSafeGuard<'_> {
 }
 
 extern "C" fn before_fork() {
-    // SYNC fork.listing: Acquire here, Release wherever it is let go. What was listed before is seen.
+    // SYNC fork.listing: Acquire here, Release in `after_fork_in_parent` and `after_fork_in_child`. What was listed before is seen.
     while LISTING.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
         std::thread::yield_now();
     }
@@ -147,7 +147,7 @@ pub(crate) fn without_fork<T>(change: impl FnOnce() -> T) -> T {
 }
 
 extern "C" fn after_fork_in_child() {
-    // SYNC fork.listing: as in `after_fork_in_parent`.
+    // SYNC fork.listing: Release here, Acquire in `before_fork`.
     LISTING.store(false, Ordering::Release);
     GENERATION.fetch_add(1, Ordering::Relaxed);
     LEASES.close_all();

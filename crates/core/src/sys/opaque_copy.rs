@@ -1,14 +1,12 @@
 //! Copies of bytes that another process may be changing, or that no cache holds. Weights and replay use it.
 //!
 //! C1  A reader may copy from memory that its writer is overwriting: it finds out afterwards and throws the copy away. To the
-//!     compiler that would be a data race, about which it may assume what it likes. So both of them move the bytes with atomics,
-//!     or with code that the compiler cannot see (assembly, or a function whose address is loaded with a volatile read), which
-//!     may well copy word by word with atomics. What such a copy brings is never looked at before it was found whole.
+//!     compiler that would be a data race. So both move the bytes with atomics, or with code that the compiler cannot see
+//!     (assembly, or a function whose address is loaded with a volatile read). No copy is looked at before it was found whole.
 //!
 //! C2  Large copies go around the cache, four pages side by side: a plain copy would first read every line that it is about to
-//!     overwrite. Such stores keep no order with others, so each copy is fenced before and after: nothing of it is seen
-//!     before what was stored before it, or after what is stored after it. Single lines are not fenced: a caller that copies lines does
-//!     it once, for all of them.
+//!     overwrite. Such stores keep no order with others, so each copy is fenced before and after. Single lines are not
+//!     fenced: a caller that copies lines fences once, for all of them.
 //!
 //! C3  `vzeroupper` clears the upper halves of the sixteen registers ymm0 to ymm15. Each block that ends with it names all of
 //!     them as clobbered, because a compiler that may use AVX keeps values in them across the block.
@@ -36,10 +34,10 @@ pub unsafe fn copy_opaque(to: *mut u8, from: *const u8, bytes: usize) {
 /// As [`copy_opaque`], without a call for the sizes of single numbers (C1): those are stored with atomics.
 ///
 /// # Safety
-/// As for `copy_nonoverlapping`, and nobody writes to `from`; but see C1 about `to`.
+/// As for `copy_nonoverlapping`, and `from` does not change; but see C1 about `to`.
 #[inline]
 pub unsafe fn copy_field(to: *mut u8, from: *const u8, bytes: usize) {
-    // SAFETY: as the caller promises. Each atomic is aligned, and lies in the bytes at `to`, to which nobody else stores.
+    // SAFETY: as the caller promises. Each atomic is aligned, and lies in the bytes at `to`, to which only the caller stores.
     unsafe {
         let store_eight = |at: usize| {
             let value = from.add(at).cast::<u64>().read_unaligned();
@@ -61,15 +59,12 @@ pub unsafe fn copy_field(to: *mut u8, from: *const u8, bytes: usize) {
 }
 
 /// The best way to copy to where no cache holds anything (C2).
-#[cfg(not(target_arch = "x86_64"))]
 pub fn streaming_copy() -> CopyFn {
+    #[cfg(target_arch = "x86_64")]
+    if can_stream_lines() {
+        return copy_streaming;
+    }
     copy_opaque
-}
-
-/// The best way to copy to where no cache holds anything (C2).
-#[cfg(target_arch = "x86_64")]
-pub fn streaming_copy() -> CopyFn {
-    if std::arch::is_x86_feature_detected!("avx") { copy_streaming } else { copy_opaque }
 }
 
 /// Four pages.
@@ -94,41 +89,27 @@ unsafe fn copy_streaming(to: *mut u8, from: *const u8, bytes: usize) {
     }
 }
 
+/// Each instruction, with the offset of a page in its address.
+#[cfg(target_arch = "x86_64")]
+macro_rules! at_page {
+    ($page:literal: $($before:literal $after:literal)+) => { concat!($($before, $page, $after, "\n"),+) };
+}
+
 /// One 128-byte stretch of one of the four pages.
 #[cfg(target_arch = "x86_64")]
 macro_rules! stretch {
     ($page:literal) => {
-        concat!(
-            "vmovdqu ymm0, [{from} + ",
-            $page,
-            "]\n",
-            "vmovdqu ymm1, [{from} + ",
-            $page,
-            " + 32]\n",
-            "vmovdqu ymm2, [{from} + ",
-            $page,
-            " + 64]\n",
-            "vmovdqu ymm3, [{from} + ",
-            $page,
-            " + 96]\n",
-            "prefetcht0 [{from} + ",
-            $page,
-            " + 256]\n",
-            "prefetcht0 [{from} + ",
-            $page,
-            " + 320]\n",
-            "vmovntdq [{to} + ",
-            $page,
-            "], ymm0\n",
-            "vmovntdq [{to} + ",
-            $page,
-            " + 32], ymm1\n",
-            "vmovntdq [{to} + ",
-            $page,
-            " + 64], ymm2\n",
-            "vmovntdq [{to} + ",
-            $page,
-            " + 96], ymm3\n",
+        at_page!($page:
+            "vmovdqu ymm0, [{from} + " "]"
+            "vmovdqu ymm1, [{from} + " " + 32]"
+            "vmovdqu ymm2, [{from} + " " + 64]"
+            "vmovdqu ymm3, [{from} + " " + 96]"
+            "prefetcht0 [{from} + " " + 256]"
+            "prefetcht0 [{from} + " " + 320]"
+            "vmovntdq [{to} + " "], ymm0"
+            "vmovntdq [{to} + " " + 32], ymm1"
+            "vmovntdq [{to} + " " + 64], ymm2"
+            "vmovntdq [{to} + " " + 96], ymm3"
         )
     };
 }
@@ -173,15 +154,11 @@ unsafe fn copy_blocks(to: *mut u8, from: *const u8, blocks: usize) {
 }
 
 /// Whether single lines can be copied around the cache.
-#[cfg(not(target_arch = "x86_64"))]
 pub fn can_stream_lines() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("avx");
+    #[cfg(not(target_arch = "x86_64"))]
     false
-}
-
-/// Whether single lines can be copied around the cache.
-#[cfg(target_arch = "x86_64")]
-pub fn can_stream_lines() -> bool {
-    std::arch::is_x86_feature_detected!("avx")
 }
 
 /// Copies whole cache lines around the cache, in no order with other stores (C2): call [`stream_fence`] before they are published.

@@ -1,5 +1,5 @@
-//! Work that several threads share. Who does what is decided while it runs: each takes the next piece when it is done with its
-//! last one, so a thread that starts late, or that another process keeps from its core, holds up no more than a piece.
+//! Work that several threads share. Each takes the next piece when it has done its last one, so a thread that starts late, or
+//! loses its core, holds up no more than a piece.
 
 use crate::sys::sync::{AtomicUsize, Ordering};
 use std::sync::OnceLock;
@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 /// More threads than this do not make memory faster.
 const MOST_THREADS: usize = 4;
 
-/// How many threads copy, unless somebody says: as many as this process may use, at most four.
+/// How many threads copy by default: as many as this process may use, at most four.
 pub fn default_threads() -> usize {
     static THREADS: OnceLock<usize> = OnceLock::new(); // Asking takes ten microseconds: the kernel's files are read for it.
     *THREADS
@@ -18,7 +18,7 @@ pub fn default_threads() -> usize {
 pub fn for_each_parallel<T: Sync>(items: &[T], threads: usize, work: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
     let take_items = || {
-        // Relaxed: a number that nobody else gets is all that is asked of it. The scope's end orders the rest.
+        // Relaxed: no other thread gets the number. The scope's end orders the rest.
         while let Some(piece) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
             work(piece);
         }
@@ -28,7 +28,7 @@ pub fn for_each_parallel<T: Sync>(items: &[T], threads: usize, work: impl Fn(&T)
     }
     std::thread::scope(|scope| {
         for _ in 1..threads {
-            // Where no further thread is to be had, the others do its share.
+            // Where no thread can be started, the others do its share.
             let _ =
                 std::thread::Builder::new().name("rollway-copy".to_owned()).spawn_scoped(scope, take_items);
         }

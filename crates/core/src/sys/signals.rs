@@ -1,7 +1,7 @@
-//! Signals that come just before a thread falls asleep, and so wake nobody.
+//! Signals that come just before a thread falls asleep, and so do not end its sleep.
 //!
-//! An interpreter's handler leaves a note and is done; whoever was about to sleep has looked for notes already. A thread that
-//! is to come back for them sleeps in naps, and looks again after each. Only a process's first thread runs such handlers.
+//! An interpreter's handler only leaves a note. A thread that was about to sleep has looked for notes already. So a thread that
+//! has to notice them sleeps in naps, and looks again after each. Only a process's first thread runs such handlers.
 
 use crate::sys::clock::monotonic_ns;
 use rustix::{process, thread};

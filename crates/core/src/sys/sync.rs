@@ -1,10 +1,9 @@
 //! Atomics, the event count, and crash points. Every other module takes its atomics from here, so that loom can stand in.
-//! Loom's atomics live in a model, not in statics or at an address in a segment: where the standard library's are needed for
-//! that reason, the import says so.
+//! Loom's atomics live in a model, not in statics or in a segment: an import of the standard library's says why it needs those.
 //!
-//! An [`EventCount`] is how every thread waits for another: *check, announce, fence, check again, sleep*. The thread that
-//! changes the state fences, and notifies when a waiter is announced. There is no memory of "was full" or "was empty" to go
-//! stale: an announcement is made before every sleep, and cleared by the notification that answers it.
+//! Every thread waits for another on an [`EventCount`]: *check, announce, fence, check again, sleep*. The thread that changes
+//! the state fences, and notifies when a waiter is announced. An announcement is made before every sleep, and cleared by the
+//! notification that answers it.
 
 #[cfg(loom)]
 pub use loom::sync::atomic::{Ordering, fence};
@@ -19,8 +18,8 @@ pub use watched::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 use crate::sys::signals;
 use std::time::Duration;
 
-/// [`std::sync::atomic::fence`], without `mfence`, which the compiler makes of a SeqCst one: any locked instruction orders
-/// loads after stores just as well, and costs a `send` 30 ns less.
+/// [`std::sync::atomic::fence`], but a SeqCst one is a locked instruction in place of `mfence`: it orders loads after stores
+/// just as well, and costs a `send` 30 ns less.
 #[cfg(not(loom))]
 #[inline(always)]
 pub fn fence(ordering: Ordering) {
@@ -99,8 +98,8 @@ impl EventCount {
         if self.has_waiter() {
             self.notify();
         } else {
-            // SYNC event.moved: Release here, Acquire in `count`. A thread that sees it move sees the change. One that announces itself
-            // just now does not sleep on its ticket.
+            // SYNC event.moved: Release here, Acquire in `count`. A thread that sees it move sees the change. One that
+            // announces itself just now does not sleep on its ticket.
             self.epoch.fetch_add(1, Ordering::Release);
         }
     }
@@ -115,6 +114,7 @@ impl EventCount {
         self.waiting.store(0, Ordering::Relaxed);
         crash_point(Point::NotifyCleared);
         // SYNC event.ticket: Release here, Acquire in `announce`. The clearing above comes first (B2).
+        // SYNC event.moved: Release here, Acquire in `count`.
         self.epoch.fetch_add(1, Ordering::Release);
         crash_point(Point::NotifyMoved);
         self.wake_all();
@@ -172,13 +172,13 @@ impl EventCount {
     }
 }
 
-/// Whether something was shut down: set once, for all who share the memory.
+/// Whether something was shut down. It is set once, for all processes that share the memory.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub struct ClosedFlag(AtomicU32);
 
 impl ClosedFlag {
-    /// What was done before the shutdown is found by a look after this.
+    /// A thread that sees it set sees what was done before the shutdown.
     pub fn is_set(&self) -> bool {
         // SYNC event.closed: Acquire here, Release in `set`.
         self.0.load(Ordering::Acquire) != 0
@@ -190,167 +190,129 @@ impl ClosedFlag {
         self.0.load(Ordering::Relaxed) != 0
     }
 
-    /// Notify those who wait after this: it wakes those who looked before.
+    /// Notify the waiters after this, to wake those that looked before.
     pub fn set(&self) {
         // SYNC event.closed: Release here, Acquire in `is_set`.
         self.0.store(1, Ordering::Release);
     }
 }
 
-/// The steps between which a process can die and leave something behind. The `recovery.rs` of the ring, of records,
-/// of weights, or of a table has a row for each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Point {
-    /// A producer moved `open`, and has not marked the buffer.
-    RingOpened,
-    /// A producer moved the cursor past a run, and has not claimed any of it.
-    RunPromised,
-    /// A producer owns a slot, and has not moved the cursor.
-    SlotClaimed,
-    /// A producer owns only a part of the run it wants.
-    RunPartlyClaimed,
-    /// A producer is filling its slot.
-    SlotHalfWritten,
-    /// A producer filled its slot, and has not committed it.
-    SlotWritten,
-    /// A producer committed, and has not woken the consumer.
-    SlotReady,
-    /// A producer counted a hole, and has not yet freed the slot.
-    HoleCounted,
-    /// A consumer took a batch.
-    BatchTaken,
-    /// A consumer gave a batch back, and has not woken the producers.
-    BatchFreed,
-    /// A consumer closed an unfinished batch for new claims.
-    BatchSealed,
-    /// A producer took a lane, and has not looked into it.
-    LaneTaken,
-    /// A producer reserved more pages for its lane, and has not noted it.
-    LaneGrown,
-    /// A producer owns a descriptor, and has not moved the head past it.
-    RecordReserved,
-    /// A producer moved the head past its record, and has not begun to write.
-    RecordNumbered,
-    /// A producer is filling its record.
-    RecordHalfWritten,
-    /// A producer filled and described its record, and has not committed it.
-    RecordWritten,
-    /// A producer committed, and has not woken the consumers.
-    RecordReady,
-    /// A producer dropped its oldest record, and has not counted it.
-    RecordDropped,
-    /// A consumer took a record, and has not moved the cursor.
-    RecordTaken,
-    /// A consumer gave a record back, and has not told the producer.
-    RecordFreed,
-    /// A record of a dead consumer is Ready again, and not yet counted.
-    RecordReturned,
-    /// A writer of weights noted its name, and has not looked at what the last one left.
-    WriterTaken,
-    /// A writer reserved one more buffer, and has not noted it.
-    BufferGrown,
-    /// A writer marked its buffer as being written.
-    BufferOpened,
-    /// A writer or reader of weights is in the middle of a leaf.
-    LeafHalfCopied,
-    /// A writer finished its buffer, and has not pointed anybody to it.
-    BufferWritten,
-    /// A writer published a version, and has not woken the readers.
-    VersionPublished,
-    /// A reader pinned a buffer, and has not read it.
-    ReaderPinned,
-    /// An adder was promised rows, and has not claimed any of them.
-    RowsPromised,
-    /// An adder owns only a part of the rows it wants.
-    RowsPartlyClaimed,
-    /// An adder is filling a row.
-    RowHalfWritten,
-    /// An adder filled its rows, and has not committed any.
-    RowsWritten,
-    /// An adder committed a part of its rows.
-    RowsPartlyCommitted,
-    /// An adder committed its rows, and has not woken anybody.
-    RowsCommitted,
-    /// Somebody who gives a row up has taken it out of the count, and has not emptied it.
-    RowUnsettled,
-    /// A forked child takes a seat of its own, and has not opened its lease.
-    SeatRejoining,
-    /// The last learner said that it leaves, and has not removed the name.
-    SeatLeaving,
-    /// The last learner removed the name, and has not shut down what it led to.
-    NameRemoved,
-    /// A notifier cleared the announcement, and has not moved the futex.
-    NotifyCleared,
-    /// A notifier moved the futex, and has not woken the sleepers.
-    NotifyMoved,
+/// Declares the crash points: those that structures share, then those of each structure, with what it shares.
+macro_rules! points {
+    (
+        shared { $($(#[$shared_doc:meta])+ $other:ident,)+ }
+        $($structure:ident [$($shared:ident),+] { $($(#[$doc:meta])+ $point:ident,)+ })+
+    ) => {
+        /// The steps between which a process can die and leave something behind. The `recovery.rs` of the ring, of records,
+        /// of weights and of a table has a row for each.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Point {
+            $($($(#[$doc])+ $point,)+)+
+            $($(#[$shared_doc])+ $other,)+
+        }
+
+        impl Point {
+            $(
+                /// Every point of this structure, for its kill matrix.
+                pub const $structure: &[Point] = &[$(Point::$point,)+ $(Point::$shared),+];
+            )+
+        }
+    };
 }
 
-impl Point {
-    /// Every point in a ring, for its kill matrix.
-    pub const RING: [Point; 15] = [
-        Point::RingOpened,
-        Point::RunPromised,
-        Point::SlotClaimed,
-        Point::RunPartlyClaimed,
-        Point::SlotHalfWritten,
-        Point::SlotWritten,
-        Point::SlotReady,
-        Point::HoleCounted,
-        Point::BatchTaken,
-        Point::BatchFreed,
-        Point::BatchSealed,
-        Point::SeatLeaving,
-        Point::NameRemoved,
-        Point::NotifyCleared,
-        Point::NotifyMoved,
-    ];
-
-    /// Every point in weights, for theirs.
-    pub const WEIGHTS: [Point; 9] = [
-        Point::WriterTaken,
-        Point::BufferGrown,
-        Point::BufferOpened,
-        Point::LeafHalfCopied,
-        Point::BufferWritten,
-        Point::VersionPublished,
-        Point::ReaderPinned,
-        Point::NotifyCleared,
-        Point::NotifyMoved,
-    ];
-
-    /// Every point in records, for theirs.
-    pub const RECORDS: [Point; 15] = [
-        Point::LaneTaken,
-        Point::LaneGrown,
-        Point::RecordReserved,
-        Point::RecordNumbered,
-        Point::RecordHalfWritten,
-        Point::RecordWritten,
-        Point::RecordReady,
-        Point::RecordDropped,
-        Point::RecordTaken,
-        Point::RecordFreed,
-        Point::RecordReturned,
-        Point::SeatLeaving,
-        Point::NameRemoved,
-        Point::NotifyCleared,
-        Point::NotifyMoved,
-    ];
-
-    /// Every point in a table, for its own.
-    pub const REPLAY: [Point; 11] = [
-        Point::RowsPromised,
-        Point::RowsPartlyClaimed,
-        Point::RowHalfWritten,
-        Point::RowsWritten,
-        Point::RowsPartlyCommitted,
-        Point::RowsCommitted,
-        Point::RowUnsettled,
-        Point::SeatLeaving,
-        Point::NameRemoved,
-        Point::NotifyCleared,
-        Point::NotifyMoved,
-    ];
+points! {
+    shared {
+        /// A forked child takes a seat of its own, and has not opened its lease.
+        SeatRejoining,
+        /// The last learner said that it leaves, and has not removed the name.
+        SeatLeaving,
+        /// The last learner removed the name, and has not shut down what it led to.
+        NameRemoved,
+        /// A notifier cleared the announcement, and has not moved the futex.
+        NotifyCleared,
+        /// A notifier moved the futex, and has not woken the sleepers.
+        NotifyMoved,
+    }
+    RING [SeatLeaving, NameRemoved, NotifyCleared, NotifyMoved] {
+        /// A producer moved `open`, and has not marked the buffer.
+        RingOpened,
+        /// A producer moved the cursor past a run, and has not claimed any of it.
+        RunPromised,
+        /// A producer owns a slot, and has not moved the cursor.
+        SlotClaimed,
+        /// A producer owns only a part of the run it wants.
+        RunPartlyClaimed,
+        /// A producer is filling its slot.
+        SlotHalfWritten,
+        /// A producer filled its slot, and has not committed it.
+        SlotWritten,
+        /// A producer committed, and has not woken the consumer.
+        SlotReady,
+        /// A producer counted a hole, and has not yet freed the slot.
+        HoleCounted,
+        /// A consumer took a batch.
+        BatchTaken,
+        /// A consumer gave a batch back, and has not woken the producers.
+        BatchFreed,
+        /// A consumer closed an unfinished batch for new claims.
+        BatchSealed,
+    }
+    RECORDS [SeatLeaving, NameRemoved, NotifyCleared, NotifyMoved] {
+        /// A producer took a lane, and has not looked into it.
+        LaneTaken,
+        /// A producer reserved more pages for its lane, and has not noted it.
+        LaneGrown,
+        /// A producer owns a descriptor, and has not moved the head past it.
+        RecordReserved,
+        /// A producer moved the head past its record, and has not begun to write.
+        RecordNumbered,
+        /// A producer is filling its record.
+        RecordHalfWritten,
+        /// A producer filled and described its record, and has not committed it.
+        RecordWritten,
+        /// A producer committed, and has not woken the consumers.
+        RecordReady,
+        /// A producer dropped its oldest record, and has not counted it.
+        RecordDropped,
+        /// A consumer took a record, and has not moved the cursor.
+        RecordTaken,
+        /// A consumer gave a record back, and has not told the producer.
+        RecordFreed,
+        /// A record of a dead consumer is Ready again, and not yet counted.
+        RecordReturned,
+    }
+    WEIGHTS [NotifyCleared, NotifyMoved] {
+        /// A writer of weights noted its name, and has not looked at what the last one left.
+        WriterTaken,
+        /// A writer reserved one more buffer, and has not noted it.
+        BufferGrown,
+        /// A writer marked its buffer as being written.
+        BufferOpened,
+        /// A writer or reader of weights is in the middle of a leaf.
+        LeafHalfCopied,
+        /// A writer finished its buffer, and has not pointed the readers to it.
+        BufferWritten,
+        /// A writer published a version, and has not woken the readers.
+        VersionPublished,
+        /// A reader pinned a buffer, and has not read it.
+        ReaderPinned,
+    }
+    REPLAY [SeatLeaving, NameRemoved, NotifyCleared, NotifyMoved] {
+        /// An adder was promised rows, and has not claimed any of them.
+        RowsPromised,
+        /// An adder owns only a part of the rows it wants.
+        RowsPartlyClaimed,
+        /// An adder is filling a row.
+        RowHalfWritten,
+        /// An adder filled its rows, and has not committed any.
+        RowsWritten,
+        /// An adder committed a part of its rows.
+        RowsPartlyCommitted,
+        /// An adder committed its rows, and has not woken the waiters.
+        RowsCommitted,
+        /// A process that gives a row up has taken it out of the count, and has not emptied it.
+        RowUnsettled,
+    }
 }
 
 /// A place where the kill matrix may stop or kill the process. Nothing at all in a release build.

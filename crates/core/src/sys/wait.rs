@@ -1,7 +1,8 @@
 //! How long to wait, when to check for dead peers while waiting, and when to spin.
 
+use crate::error::{Error, Result};
 use crate::sys::clock::monotonic_ns;
-use crate::sys::sync::{AtomicU64, Ordering};
+use crate::sys::sync::{AtomicU64, EventCount, Ordering, Woken};
 use std::time::{Duration, Instant};
 
 /// Until when a call may block.
@@ -58,6 +59,30 @@ impl LivenessPoll {
         let pause = self.next;
         self.next = (pause * 2).min(Self::LONGEST);
         pause
+    }
+}
+
+/// Sleeps on `event` until `look` finds something. `None` when the deadline came first. `announce` announces the sleep on the
+/// event, before each look. `check` runs whenever it is time to check for dead peers.
+pub fn wait_for<T>(
+    event: &EventCount,
+    announce: impl Fn() -> u32,
+    deadline: Deadline,
+    mut look: impl FnMut() -> Result<Option<T>>,
+    mut check: impl FnMut() -> Result<()>,
+) -> Result<Option<T>> {
+    let mut poll = LivenessPoll::start();
+    loop {
+        let ticket = announce();
+        if let Some(found) = look()? {
+            return Ok(Some(found));
+        }
+        let Some(left) = deadline.remaining() else { return Ok(None) };
+        match event.wait(ticket, poll.pause().min(left)) {
+            Woken::Notified => {}
+            Woken::Interrupted => return Err(Error::Interrupted),
+            Woken::Timeout => check()?,
+        }
     }
 }
 

@@ -1,11 +1,11 @@
-//! The caller: asks environments, waits for their answers, and notices who died or hangs.
+//! The caller: asks environments, waits for their answers, and notices workers that died and environments that hang.
 
 use super::VectorEnv;
-use super::layout::{Answer, Geometry, MAX_ARGUMENT, Occupant, Request, env_range};
+use super::layout::{Answer, Geometry, MAX_ARGUMENT, Request, env_range};
 #[cfg(not(loom))]
 use super::parent::ProcessWatch;
 use crate::error::{Error, Result};
-use crate::segment::{Role, Seat};
+use crate::segment::{Owner, Role, Seat};
 use crate::sys::sync::{Ordering, Woken};
 use crate::sys::wait::{Deadline, LivenessPoll};
 use std::sync::Arc;
@@ -45,13 +45,12 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Makes a vector environment, under a name that nobody chose.
+    /// Makes a vector environment, under an automatic name.
     pub fn create(name: &str, workers: usize, envs: usize, data_bytes: usize) -> Result<Caller> {
         let vector_env = Arc::new(VectorEnv::create(name, Geometry::new(workers, envs, data_bytes)?)?);
         let seat = Seat::take(vector_env.segment().clone(), Role::Consumer, |_| {})?;
-        let owner = Occupant(seat.owner());
         // SYNC control.caller: Release here, Acquire in `Worker::caller_lives`.
-        vector_env.protocol().control.caller.store(owner.pack(), Ordering::Release);
+        vector_env.protocol().control.caller.store(Owner::pack_maybe(seat.owner()), Ordering::Release);
         vector_env.segment().publish()?;
         Ok(Caller {
             vector_env,
@@ -63,11 +62,11 @@ impl Caller {
         })
     }
 
-    /// Nobody is this worker any more. Before another process is started as it.
+    /// Forgets the process of a worker, before another one is started in its place.
     pub fn vacate(&mut self, worker: usize) -> Result<()> {
         let line =
             self.vector_env.protocol().lines.get(worker).ok_or_else(|| self.no_such("worker", worker))?;
-        line.owner.store(Occupant(None).pack(), Ordering::Relaxed);
+        line.owner.store(Owner::pack_maybe(None), Ordering::Relaxed);
         Ok(())
     }
 
@@ -84,17 +83,14 @@ impl Caller {
     fn no_such(&self, what: &'static str, value: usize) -> Error {
         let geometry = self.vector_env.geometry();
         let range = format!("there are {} environments and {} workers", geometry.envs, geometry.workers);
-        Error::OutOfRange { what, value: value as u64, range }
+        Error::out_of_range(what, value, range)
     }
 
     /// Asks environments, and wakes their workers. Their rows are their workers' until they have answered.
     pub fn ask(&mut self, envs: impl Iterator<Item = usize>, what: u8, argument: u32) -> Result<()> {
         if argument > MAX_ARGUMENT {
-            return Err(Error::OutOfRange {
-                what: "argument",
-                value: argument as u64,
-                range: format!("at most {MAX_ARGUMENT}"),
-            });
+            let range = format!("at most {MAX_ARGUMENT}");
+            return Err(Error::out_of_range("argument", argument as usize, range));
         }
         let protocol = self.vector_env.protocol();
         let now = Instant::now();
@@ -203,12 +199,12 @@ impl Caller {
         Some(answers)
     }
 
-    /// An answer that is missing will not come if somebody else has changed the request, or answered one that was never asked.
+    /// A missing answer will not come if the request was changed, or if one was answered that was never asked.
     fn check_words(&self) -> Result<()> {
         let protocol = self.vector_env.protocol();
         for env in self.missing() {
             let number = self.requests[env].number;
-            // Our own word: nobody else writes it.
+            // Our own word: only we write it.
             if Request::unpack(protocol.asked[env].load(Ordering::Relaxed)).number != number {
                 return Err(self.vector_env.damaged("a request is not the one that was asked"));
             }
@@ -260,7 +256,7 @@ impl Caller {
     fn is_dead(&self, worker: usize) -> bool {
         // SYNC line.owner: Acquire here, Release in `Worker::attach`. Its lock is held, if it lives.
         let word = self.vector_env.protocol().lines[worker].owner.load(Ordering::Acquire);
-        match Occupant::unpack(word).0 {
+        match Owner::unpack_maybe(word) {
             Some(owner) => !self.seat.is_alive(owner),
             #[cfg(not(loom))]
             None => self.expected[worker].as_ref().is_some_and(ProcessWatch::has_ended),
@@ -273,11 +269,6 @@ impl Caller {
     pub fn env_range(&self, worker: usize) -> std::ops::Range<usize> {
         let geometry = self.vector_env.geometry();
         env_range(worker, geometry.workers, geometry.envs)
-    }
-
-    /// Tells the workers to end, and takes the name away.
-    pub fn close(&self) -> Result<()> {
-        self.vector_env.close()
     }
 
     pub fn vector_env(&self) -> &Arc<VectorEnv> {

@@ -9,7 +9,7 @@
 //!      │ asked    u64 × environments      written by the caller      │
 //!      │ answered u64 × environments      written by its worker      │
 //! page ├─────────────────────────────────────────────────────────────┤
-//!      │ data: arrays, laid out by those who use them                │
+//!      │ data: arrays, laid out by their users                       │
 //!      └─────────────────────────────────────────────────────────────┘
 //! ```
 //!
@@ -21,9 +21,7 @@
 //! Worker `w` of `W` has the environments from `w·n/W` up to `(w+1)·n/W`.
 
 use crate::error::{Error, Result};
-use crate::segment::Owner;
-use crate::segment::header::{GEOMETRY_WORDS, PAGE};
-use crate::segment::lease::OWNER_BITS;
+use crate::segment::header::{GEOMETRY_WORDS, PAGE, geometry_words};
 use crate::sys::sync::{AtomicU32, AtomicU64, ClosedFlag, EventCount};
 use std::ops::Range;
 
@@ -38,7 +36,7 @@ pub struct Control {
     pub closed: ClosedFlag,
     /// How many answers may be missing when the sleeping caller is woken.
     pub limit: AtomicU32,
-    /// Who the caller is: an [`Occupant`].
+    /// The caller: an [`Owner`](crate::segment::Owner) or none.
     pub caller: AtomicU64,
     /// Rung when the caller has the answers that it waits for.
     pub answered: EventCount,
@@ -48,7 +46,7 @@ pub struct Control {
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct WorkerLine {
-    /// Who the worker is: an [`Occupant`].
+    /// The worker: an [`Owner`](crate::segment::Owner) or none.
     pub owner: AtomicU64,
     /// How many messages the caller has sent it, by another way.
     pub messages_sent: AtomicU64,
@@ -61,20 +59,6 @@ const _: () = {
     assert!(size_of::<WorkerLine>() == 128);
     assert!(size_of::<Control>() == 128);
 };
-
-/// Who sits in a place, packed: nobody is 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Occupant(pub Option<Owner>);
-
-impl Occupant {
-    pub fn unpack(word: u64) -> Occupant {
-        Occupant((word >> OWNER_BITS & 1 == 1).then(|| Owner::from_bits(word)))
-    }
-
-    pub fn pack(self) -> u64 {
-        self.0.map_or(0, |owner| 1 << OWNER_BITS | owner.bits())
-    }
-}
 
 /// What the caller asks of one environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,19 +119,19 @@ pub struct Geometry {
 impl Geometry {
     /// Checks the sizes, and derives the offsets.
     pub fn new(workers: usize, envs: usize, data_bytes: usize) -> Result<Geometry> {
-        let out = |what, value: usize, range: &str| Error::OutOfRange {
-            what,
-            value: value as u64,
-            range: range.into(),
-        };
         if !(1..=1 << 20).contains(&envs) {
-            return Err(out("num_envs", envs, "1 to 1,048,576"));
+            return Err(Error::out_of_range("num_envs", envs, "1 to 1,048,576"));
         }
         if workers == 0 || workers > envs || workers > MAX_WORKERS {
-            return Err(out("num_workers", workers, "1 to the number of environments, at most 1,000"));
+            return Err(Error::out_of_range(
+                "num_workers",
+                workers,
+                "1 to the number of environments, at most 1,000",
+            ));
         }
-        Self::derive(workers, envs, data_bytes)
-            .ok_or_else(|| out("bytes of all observations", data_bytes, "what the address space holds"))
+        Self::derive(workers, envs, data_bytes).ok_or_else(|| {
+            Error::out_of_range("bytes of all observations", data_bytes, "what the address space holds")
+        })
     }
 
     fn derive(workers: usize, envs: usize, data_bytes: usize) -> Option<Geometry> {
@@ -171,12 +155,8 @@ impl Geometry {
 
     /// The numbers for the segment header.
     pub fn words(&self) -> [u64; GEOMETRY_WORDS] {
-        let mut words = [0; GEOMETRY_WORDS];
-        words[0] = self.workers as u64;
-        words[1] = self.envs as u64;
-        words[2] = self.data_bytes as u64;
-        words[3] = (self.workers * self.envs) as u64; // So that one wrong word above shows.
-        words
+        let check = self.workers * self.envs; // So that one wrong word before it shows.
+        geometry_words([self.workers, self.envs, self.data_bytes, check])
     }
 
     /// Every worker has a seat, the caller has one, and a new worker may come before an old one is buried.

@@ -8,7 +8,7 @@
 //! | [`parent`] | workers end with their caller |
 //!
 //! Only control lives here. What an observation is, and where in the data it lies, is agreed upon above; what does not fit
-//! into shared memory travels by a way that the caller and its workers have of their own ([`Protocol::post`]).
+//! into shared memory travels by a way that the caller and its workers have of their own ([`Protocol::post_message`]).
 
 pub mod caller;
 pub mod layout;

@@ -16,17 +16,14 @@ pub struct ProcessWatch(OwnedFd);
 impl ProcessWatch {
     /// The caller makes sure that the pid is still the one it means.
     pub fn process(pid: u32) -> Result<ProcessWatch> {
-        let id = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Error::OutOfRange {
-            what: "pid",
-            value: pid as u64,
-            range: "that of a process".to_owned(),
-        })?;
+        let id = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let id = id.ok_or_else(|| Error::out_of_range("pid", pid as usize, "that of a process"))?;
         let handle = pidfd_open(id, PidfdFlags::empty())
             .map_err(|e| Error::io(format!("opening process {pid}, to know when it ends"), e))?;
         Ok(ProcessWatch(handle))
     }
 
-    /// Whether it has ended (also when nobody has waited for it yet).
+    /// Whether it has ended, also if its parent has not waited for it yet.
     pub fn has_ended(&self) -> bool {
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)

@@ -1,4 +1,4 @@
-//! The hand-over between one caller and its workers: who may touch an environment's data, and who wakes whom.
+//! The hand-over between one caller and its workers: which of them may touch an environment's data, and how they wake each other.
 //!
 //! ```text
 //!            ask (caller)                      answer (worker)
@@ -13,7 +13,7 @@
 //! V5  The caller sleeps with a limit: how many answers may be missing. A worker that answers counts what is missing, and rings
 //!     when that is within the limit. There is no counter that a death could leave wrong: the words are the truth.
 //!
-//! | a worker dies | what is left | who notices | repaired to |
+//! | a worker dies | what is left | noticed by | repaired to |
 //! |---|---|---|---|
 //! | idle, or between requests | nothing | the caller, with the next request, by the lease | a successor, asked again |
 //! | between ask and answer | asked, rows half-written | the caller, by the lease, when it polls for liveness | the same; the rows belong to a request that is void |
@@ -57,7 +57,7 @@ impl Protocol<'_> {
 
     /// Caller: calls `workers`, after asking. Those that are awake pay no more than a look at a word.
     pub fn wake_workers(&self, workers: impl Iterator<Item = usize>) {
-        // SYNC event.dekker: the requests come before the look at who is announced (B1).
+        // SYNC event.dekker: pairs with the fence in `EventCount::announce`. The requests come before the look at waiters (B1).
         fence(Ordering::SeqCst);
         for worker in workers {
             self.lines[worker].work.advance();
@@ -82,7 +82,7 @@ impl Protocol<'_> {
         env_range(worker, self.lines.len(), self.asked.len()).filter_map(|env| {
             // SYNC env.asked: Acquire here, Release in `ask`. The actions are there (V2).
             let request = Request::unpack(self.asked[env].load(Ordering::Acquire));
-            // Our own word: nobody else writes it.
+            // Our own word: only we write it.
             let answer = Answer::unpack(self.answered[env].load(Ordering::Relaxed));
             (answer.number != request.number).then_some(Task { env, request })
         })
@@ -97,8 +97,8 @@ impl Protocol<'_> {
 
     /// Worker: wakes the caller if this was what it waits for.
     pub fn wake_caller(&self) {
-        // SYNC event.dekker: our answers come before the look at the announcement, and before the count: of two workers that
-        // answer last, the one whose fence is later sees both answers (B1, V5).
+        // SYNC event.dekker: pairs with the fence in `EventCount::announce`. Our answers come before the look at the waiter and
+        // before the count: of two workers that answer last, the one whose fence is later sees both answers (B1, V5).
         fence(Ordering::SeqCst);
         let event = &self.control.answered;
         if event.has_waiter() && self.missing() <= self.control.limit.load(Ordering::Relaxed) as usize {
@@ -124,7 +124,7 @@ impl Protocol<'_> {
 
     /// Caller: says that it is about to sleep until at most `limit` answers are missing. Look once more, then wait.
     pub fn announce(&self, limit: usize) -> u32 {
-        // Before the announcement, and with it before the fence: who sees the one after its own fence sees the other (V5).
+        // Before the announcement, and so before its fence: a worker that sees the waiter sees the limit (V5).
         self.control.limit.store(limit as u32, Ordering::Relaxed);
         self.control.answered.announce()
     }

@@ -1,10 +1,10 @@
 //! A worker: waits for requests to its environments, and answers them.
 
 use super::VectorEnv;
-use super::layout::{Occupant, env_range};
+use super::layout::env_range;
 use super::protocol::Task;
 use crate::error::{Error, Result};
-use crate::segment::{Role, Seat};
+use crate::segment::{Owner, Role, Seat};
 use crate::sys::sync::{AtomicU64, Ordering, Woken};
 use crate::sys::wait::{AdaptiveSpin, SpinOutcome};
 use std::ops::Range;
@@ -46,25 +46,24 @@ impl Worker {
         let vector_env = Arc::new(VectorEnv::open(name)?);
         let workers = vector_env.geometry().workers;
         if index >= workers {
-            let range = format!("below {workers}");
-            return Err(Error::OutOfRange { what: "worker", value: index as u64, range });
+            return Err(Error::out_of_range("worker", index, format!("below {workers}")));
         }
         let seat = Seat::take(vector_env.segment().clone(), Role::Producer, |_| {})?;
         let owner = seat.owner().ok_or(Error::Closed)?;
         let protocol = vector_env.protocol();
         // SYNC line.owner: Release here, Acquire in `Caller::is_dead`. Our lock is held.
-        protocol.lines[index].owner.store(Occupant(Some(owner)).pack(), Ordering::Release);
+        protocol.lines[index].owner.store(Owner::pack_maybe(Some(owner)), Ordering::Release);
         // Messages to our predecessor were lost with it.
         let messages = AtomicU64::new(protocol.messages_sent(index));
         Ok(Worker { vector_env, seat, index, messages, spin: AdaptiveSpin::for_waiters(workers).into() })
     }
 
-    /// Whether the caller lives. Asked once, after the watch on its process was set up ([`super::parent`]): then that was the
-    /// caller's, and not that of somebody who got its number later.
+    /// Whether the caller lives. Asked once, after the watch on its process was set up ([`super::parent`]): then the watched
+    /// process is the caller, and not a later one with the same pid.
     pub fn caller_lives(&self) -> bool {
         // SYNC control.caller: Acquire here, Release in `Caller::create`.
         let word = self.vector_env.protocol().control.caller.load(Ordering::Acquire);
-        Occupant::unpack(word).0.is_some_and(|caller| self.seat.is_alive(caller))
+        Owner::unpack_maybe(word).is_some_and(|caller| self.seat.is_alive(caller))
     }
 
     /// Waits until there is something to do: awake where the last wait was short, then asleep.
@@ -108,7 +107,7 @@ impl Worker {
                 self.messages.store(messages.wrapping_add(1), Ordering::Relaxed);
                 Ok(Some(Call::Message))
             }
-            _ => Err(self.vector_env.damaged("a worker has more messages than anybody sends")),
+            _ => Err(self.vector_env.damaged("a worker has more messages than a caller sends")),
         }
     }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const PIECE: usize = 1 << 20;
 /// A further thread must have this much to do: starting one costs as much as copying some hundred kilobytes.
 const SHARE: usize = 4 << 20;
-/// Copies of this much altogether go around the cache. Below it, whoever reads next may find them there.
+/// Copies of this much altogether go around the cache. Smaller ones stay in it for the next reader.
 const STREAM: usize = 16 << 20;
 
 /// One leaf's way from here to there.
@@ -32,8 +32,8 @@ unsafe impl Sync for LeafCopy {}
 /// Copies all of it with at most `threads` threads.
 ///
 /// # Safety
-/// Every copy's bytes are mapped for reading and writing respectively until this returns; nobody else writes to `to`, and
-/// no two copies overlap there. Whoever may be writing to `from` meanwhile throws the copy away.
+/// Every copy's bytes are mapped for reading and writing respectively until this returns; only this call writes to `to`, and
+/// no two copies overlap there. If `from` may change meanwhile, the caller throws the copy away then.
 pub unsafe fn copy_all(copies: &[LeafCopy], threads: usize) {
     let mut pieces = Vec::with_capacity(copies.len());
     for copy in copies {
@@ -64,7 +64,7 @@ pub unsafe fn copy_all(copies: &[LeafCopy], threads: usize) {
 /// The checksum of each copy's bytes where they arrived, in order.
 ///
 /// # Safety
-/// Every copy's `to` is mapped for reading, and nobody writes to it until this returns.
+/// Every copy's `to` is mapped for reading, and does not change until this returns.
 pub unsafe fn checksums(copies: &[LeafCopy], threads: usize) -> Vec<u64> {
     let sums: Vec<_> = copies.iter().map(|_| AtomicU64::new(0)).collect();
     let numbered: Vec<LeafCopy> =

@@ -1,7 +1,7 @@
 //! A version in the making, in place. [`Writer::write`] fills it from memory, a mirror from a socket.
 //!
 //! The buffer is open (sequence 0) from the first byte to the last, so a draft that is dropped, or whose process dies,
-//! leaves nothing that anybody would read (I4). A mirror publishes under the number that the version has at home.
+//! leaves nothing that a reader would read (I4). A mirror publishes under the number that the version has at home.
 
 use super::copy::{self, LeafCopy};
 use super::layout::Latest;
@@ -41,7 +41,7 @@ impl Writer {
         let version = version.unwrap_or(least);
         if !(least..=MAX_VERSION).contains(&version) {
             let range = format!("{least} to {MAX_VERSION}");
-            return Err(Error::OutOfRange { what: "version", value: version, range });
+            return Err(Error::out_of_range("version", version as usize, range));
         }
         let mut given = vec![false; geometry.leaves()];
         for &leaf in leaves {
@@ -70,7 +70,7 @@ impl Writer {
             let (from, to) = (weights.leaf(latest.buffer, leaf), weights.leaf(buffer, leaf));
             copies.push(LeafCopy { leaf, from, to, bytes: geometry.leaf_bytes[leaf] });
         }
-        // SAFETY: the latest buffer is whole and nobody writes it (I2), and the selected one is ours (I1).
+        // SAFETY: the latest buffer is whole and not written (I2), and the selected one is ours (I1).
         unsafe { copy::copy_all(&copies, self.threads()) };
         let next = Latest { version, buffer };
         Ok(Draft { writer: self, next, leaves: leaves.to_vec(), _turn: turn })

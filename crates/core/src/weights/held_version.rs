@@ -1,4 +1,4 @@
-//! The latest version, held where it lies: for those who send it on, and need no copy of their own.
+//! The latest version, held in place: for the network, which sends it without a copy of its own.
 //!
 //! A hold is a pin (I3) with a longer life than a copy's. The writer does not wait for it. If there are more holds than pins,
 //! or the writer has no other buffer left, the bytes may change under it; [`HeldVersion::is_whole`] says whether they did.
@@ -21,7 +21,7 @@ pub struct HeldVersion {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChangedLeaf {
     pub leaf: usize,
-    /// 0 where nobody asked for checksums.
+    /// 0 without checksums.
     pub checksum: u64,
 }
 
@@ -62,7 +62,7 @@ impl HeldVersion {
             .collect()
     }
 
-    /// Where a leaf lies, and how many bytes it has. Whoever reads them must bear that they change meanwhile.
+    /// Where a leaf lies, and how many bytes it has. They may change while they are read.
     pub fn leaf(&self, leaf: usize) -> (*const u8, usize) {
         let weights = self.reader.weights();
         (weights.leaf(self.latest.buffer, leaf), weights.geometry().leaf_bytes[leaf])

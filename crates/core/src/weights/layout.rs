@@ -23,13 +23,13 @@
 //! | word | | |
 //! |---|---|---|
 //! | latest | version (56) | buffer (8) |
-//! | pin, writer | what is pinned (8; 0 for the writer) | whether there is anybody (1), who (22) |
+//! | pin, writer | what is pinned (8; 0 for the writer) | whether there is an owner (1), the owner (22) |
 //!
 //! Version 0 is "nothing was published yet". A sequence of 0 is "nothing to rely on": never written, or being written.
 
 use crate::error::{Error, Result};
 use crate::segment::Owner;
-use crate::segment::header::{GEOMETRY_WORDS, PAGE};
+use crate::segment::header::{GEOMETRY_WORDS, PAGE, geometry_words};
 use crate::segment::lease::OWNER_BITS;
 use crate::sys::sync::{AtomicU64, ClosedFlag, EventCount};
 
@@ -69,11 +69,11 @@ impl Latest {
     }
 }
 
-/// The writer word of weights whose writer died, once its seat has another holder: it names nobody, and says that the writer
+/// The writer word of weights whose writer died, once its seat has another holder: it names no owner, and says that the writer
 /// may come back.
 pub const ABANDONED: u64 = 1 << 63;
 
-/// A word that names an owner, and for a pin which buffer it reads. 0 is nobody.
+/// A word that names an owner, and for a pin which buffer it reads. 0 names none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holder {
     pub owner: Owner,
@@ -84,12 +84,12 @@ impl Holder {
     #[inline]
     pub fn unpack(word: u64) -> Option<Holder> {
         let buffer = (word >> (OWNER_BITS + 1)) as usize & (MAX_BUFFERS - 1);
-        (word >> OWNER_BITS & 1 == 1).then(|| Holder { owner: Owner::from_bits(word), buffer })
+        Owner::unpack_maybe(word).map(|owner| Holder { owner, buffer })
     }
 
     #[inline]
     pub fn pack(self) -> u64 {
-        (self.buffer as u64) << (OWNER_BITS + 1) | 1 << OWNER_BITS | self.owner.bits()
+        (self.buffer as u64) << (OWNER_BITS + 1) | Owner::pack_maybe(Some(self.owner))
     }
 }
 
@@ -103,13 +103,13 @@ pub struct PublishLine {
     pub grown: AtomicU64,
 }
 
-/// Who writes.
+/// The writer's line.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct WriterLine {
     /// A [`Holder`]; 0: the last writer left in good order, or there was none; [`ABANDONED`]: it died.
     pub writer: AtomicU64,
-    /// 1 once somebody took the name away for good.
+    /// 1 once the weights are shut down.
     pub closed: ClosedFlag,
 }
 
@@ -136,8 +136,8 @@ pub struct Control {
     pub counters: Counters,
 }
 
-/// What the holder of one seat reads: one word for each of its threads. Only that holder stores pins; those of the dead are
-/// cleared by anybody, with a CAS from the word that names them.
+/// What the holder of one seat reads: one word for each of its threads. Only that holder stores pins. Any process clears those of
+/// the dead, with a CAS from the word that names them.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct PinLine {
@@ -158,7 +158,7 @@ pub struct BufferHead {
 pub struct LeafEntry {
     /// The version that changed the leaf last.
     pub version: AtomicU64,
-    /// Of its bytes; 0 where nobody asked for checksums.
+    /// Of its bytes; 0 without checksums.
     pub checksum: AtomicU64,
 }
 
@@ -193,16 +193,23 @@ pub struct Geometry {
 impl Geometry {
     /// Checks the sizes and derives the offsets.
     pub fn new(seats: usize, max_buffers: usize, leaf_bytes: Vec<usize>) -> Result<Geometry> {
-        let out = |what, value: usize, range: String| Error::OutOfRange { what, value: value as u64, range };
         if !(FIRST_BUFFERS..=MAX_BUFFERS).contains(&max_buffers) {
-            return Err(out("max_buffers", max_buffers, format!("{FIRST_BUFFERS} to {MAX_BUFFERS}")));
+            return Err(Error::out_of_range(
+                "max_buffers",
+                max_buffers,
+                format!("{FIRST_BUFFERS} to {MAX_BUFFERS}"),
+            ));
         }
         if leaf_bytes.is_empty() || leaf_bytes.len() > 1 << 24 {
-            return Err(out("leaves", leaf_bytes.len(), "1 to 16,777,216".to_owned()));
+            return Err(Error::out_of_range("leaves", leaf_bytes.len(), "1 to 16,777,216"));
         }
         let bytes = leaf_bytes.iter().fold(0usize, |sum, &bytes| sum.saturating_add(bytes));
         Self::derive(seats, max_buffers, leaf_bytes).ok_or_else(|| {
-            out("bytes of all leaves", bytes, "what the address space holds, times max_buffers".to_owned())
+            Error::out_of_range(
+                "bytes of all leaves",
+                bytes,
+                "what the address space holds, times max_buffers",
+            )
         })
     }
 
@@ -248,11 +255,7 @@ impl Geometry {
 
     /// The numbers for the segment header.
     pub fn words(&self) -> [u64; GEOMETRY_WORDS] {
-        let mut words = [0; GEOMETRY_WORDS];
-        words[0] = self.leaves() as u64;
-        words[1] = self.buffer_bytes as u64;
-        words[2] = self.max_buffers as u64;
-        words
+        geometry_words([self.leaves(), self.buffer_bytes, self.max_buffers])
     }
 
     /// Where a buffer lies in the body.

@@ -9,7 +9,7 @@ use crate::weights::{Reader, Writer};
 use std::sync::Arc;
 
 /// Becomes the writer of a mirror of `lineage`. One of that name that was left by the dead is gone on with, if it has the same
-/// history and leaves; another is shut down. What is no mirror, or has a writer who lives, is an error.
+/// history and leaves; another is shut down. What is no mirror, or has a living writer, is an error.
 pub fn open(spec: &WeightsSpec<'_>, lineage: u64, threads: usize) -> Result<Writer> {
     if let Some(name) = spec.name
         && let Some(there) = find(name)?
@@ -44,12 +44,12 @@ fn find(name: &str) -> Result<Option<Weights>> {
     }
 }
 
-/// A mirror of another history, which nobody can find yet. [`replace`] gives it the name.
+/// A mirror of another history, without a name. [`replace`] gives it the name.
 pub fn successor(spec: &WeightsSpec<'_>, lineage: u64, threads: usize) -> Result<Writer> {
     Writer::attach_to(Arc::new(Weights::create(spec, lineage)?), threads)
 }
 
-/// Gives `new` the name of `old`. Who is attached to the old one is told that nothing more will come to it.
+/// Gives `new` the name of `old`. Readers of the old one learn that nothing more will come to it.
 pub fn replace(old: &Weights, new: &Weights) -> Result<()> {
     old.shut_down()?;
     new.segment().publish()

@@ -1,4 +1,4 @@
-//! Weights: whole versions of many leaves, from one writer to any number of readers, never torn, and nobody waits for anybody.
+//! Weights: whole versions of many leaves, from one writer to any number of readers, never torn. The writer does not wait for readers.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -7,10 +7,10 @@
 //! | [`recovery`] | what the dead leave behind |
 //! | [`copy`] | bytes from here to there, by several threads |
 //! | [`writer`], [`reader`] | the two handles |
-//! | [`draft`], [`held_version`] | a version written, and one read, where it lies: for the network |
+//! | [`draft`], [`held_version`] | a version written, and one read, in place: for the network |
 //! | [`mirror`] | weights whose versions come from elsewhere |
 //!
-//! A version lies in one of several buffers. The writer fills one that nobody reads, then points everybody to it with one
+//! A version lies in one of several buffers. The writer fills one that no reader reads, then points all readers to it with one
 //! store. A reader pins the buffer it reads. Not done here: what a leaf means, and waking event loops.
 
 pub mod copy;
@@ -56,7 +56,7 @@ pub struct WeightsSpec<'a> {
 }
 
 const CHECKSUM_WORD: usize = 3;
-/// Whose versions these are, in weights that mirror others; 0: their own.
+/// The lineage of the origin, in weights that mirror others; otherwise 0.
 const LINEAGE_WORD: usize = 4;
 
 /// Mapped weights, shared by the handles on them.
@@ -68,7 +68,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Makes weights that nobody can find yet: sit down, then publish their segment.
+    /// Makes weights without a name: sit down, then publish their segment.
     fn create(spec: &WeightsSpec<'_>, lineage: u64) -> Result<Weights> {
         let bad = |what: String| Error::BadSchema { what };
         let schema = schema::weights(spec.schema).map_err(|invalid| bad(invalid.to_string()))?;
@@ -93,7 +93,7 @@ impl Weights {
         })?;
         segment.populate_body(0, existing);
         for (leaf, &bytes) in geometry.leaf_bytes.iter().enumerate() {
-            // SAFETY: the table lies inside the body, by the way `Geometry` was derived, and nobody else can see it yet.
+            // SAFETY: the table lies inside the body, by the way `Geometry` was derived, and the segment has no name yet.
             unsafe {
                 let table = segment.body().0.add(geometry.sizes_offset).cast::<u64>();
                 table.add(leaf).write(bytes as u64);
@@ -104,7 +104,7 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Opens named weights. `schema`: refuse any other; `None`: whatever it is, [`Segment::schema`] says it.
+    /// Opens named weights. `schema`: refuse any other; `None`: take any.
     pub fn open(name: &str, schema: Option<&[u8]>) -> Result<Weights> {
         let segment = Segment::open(name, Some(KIND))?;
         let header = segment.header();
@@ -128,7 +128,7 @@ impl Weights {
         let geometry = Geometry::new(seats, max_buffers, leaf_bytes.collect())
             .map_err(|error| segment.bad_geometry(error))?;
         segment.check_geometry(&geometry.words()[..CHECKSUM_WORD], geometry.body_bytes)?;
-        // Whoever reads makes room for what the schema says, and copies what the geometry says.
+        // A reader makes room for what the schema says, and copies what the geometry says.
         if !parsed.fits(&geometry.leaf_bytes) {
             return Err(damaged("its leaves do not have the sizes that its schema says"));
         }
@@ -197,8 +197,8 @@ impl Weights {
         &self.segment
     }
 
-    /// Whose versions these are: a number for the history in which a version number names one set of bytes and no other.
-    /// Weights that are made anew begin another one; mirrors have that of their origin.
+    /// A number for the history in which a version number names one set of bytes and no other. Weights that are made anew begin
+    /// another one; mirrors have that of their origin.
     pub fn lineage(&self) -> u64 {
         let header = self.segment.header();
         match header.geometry[LINEAGE_WORD] {
@@ -227,13 +227,13 @@ impl Weights {
         Ok(latest.map_or(0, |latest| latest.version))
     }
 
-    /// Whether somebody took the name away for good.
+    /// Whether they were shut down.
     pub fn is_closed(&self) -> bool {
         self.protocol().control.write.closed.is_set()
     }
 
-    /// Takes the name away, and tells those who wait that nothing more will come. What was published stays readable for those
-    /// who are attached.
+    /// Takes the name away, and tells waiting readers that nothing more will come. Attached readers can still read what was
+    /// published.
     pub fn shut_down(&self) -> Result<()> {
         let control = self.protocol().control;
         self.segment.unlink()?;
@@ -242,10 +242,10 @@ impl Weights {
         Ok(())
     }
 
-    /// Takes the name away if nobody lives here any more, and nobody will come back for what is here. For those who have left.
+    /// Takes the name away if no participant lives, and no writer will come back. For a process that has left.
     ///
-    /// A writer that died comes back under the name, and goes on with its version. So what it published stays, unless nobody
-    /// chose the name; [`catalog::collect`] takes away that, too.
+    /// A writer that died may come back under the name, and go on with its version. So what it published stays, unless the name
+    /// is automatic; [`catalog::collect`] takes away that, too.
     pub fn collect(name: &str) -> Result<bool> {
         catalog::collect_unless(name, |segment| {
             let header = segment.header();
@@ -264,7 +264,7 @@ impl Weights {
         self.segment.seats().get(owner.seat()).map_or(0, |seat| seat.pid.load(Ordering::Relaxed))
     }
 
-    /// The pid of the one who writes, alive or dead; `None` when nobody does.
+    /// The pid of the writer, alive or dead; `None` when there is none.
     pub fn writer_pid(&self) -> Option<u32> {
         self.protocol().writer().map(|owner| self.pid_of(owner))
     }

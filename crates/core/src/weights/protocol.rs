@@ -18,7 +18,7 @@
 //! I5  A leaf of a buffer with a sequence other than 0 has the bytes that the leaf had in the version its entry names. A writer
 //!     that takes over from a dead one zeroes the sequences that were never published (above `latest`), for their version
 //!     will come again, with other bytes.
-//! I6  Wake-ups are those of event counts (B1): whoever moves `latest` notifies `published`.
+//! I6  Wake-ups are those of event counts (B1): the writer notifies `published` after it moved `latest`.
 //!
 //! What is copied while the buffer may be written (I4) goes through [`super::copy`], which the compiler cannot look into.
 
@@ -73,7 +73,7 @@ impl<'a> Protocol<'a> {
         (self.control.publish.grown.load(Ordering::Acquire) as usize).min(self.heads.len())
     }
 
-    /// Lets everybody use the buffers below `buffers`. Their pages exist.
+    /// Lets all processes use the buffers below `buffers`. Their pages exist.
     pub fn note_grown(&self, buffers: usize) {
         // SYNC weights.grown: Release here, Acquire in `grown`.
         self.control.publish.grown.store(buffers as u64, Ordering::Release);
@@ -88,7 +88,7 @@ impl<'a> Protocol<'a> {
 
     // ── the writer ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Becomes the writer (I1), in place of nobody or of one who `is_dead`. The owner who lives, if not.
+    /// Becomes the writer (I1), if there is none or it `is_dead`. Otherwise the living writer.
     pub fn take_writer(&self, me: Owner, is_dead: impl Fn(Owner) -> bool) -> std::result::Result<(), Owner> {
         let mine = Holder { owner: me, buffer: 0 }.pack();
         loop {
@@ -112,16 +112,16 @@ impl<'a> Protocol<'a> {
     /// Stops being the writer.
     pub fn leave_writer(&self, me: Owner) {
         let mine = Holder { owner: me, buffer: 0 }.pack();
-        // SYNC weights.writer: Release here, Acquire in `take_writer`. Somebody who swept us may have been faster.
+        // SYNC weights.writer: Release here, Acquire in `take_writer`. A process that swept our seat may have been faster.
         let _ = self.control.write.writer.compare_exchange(mine, 0, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// Who writes; `None` when nobody does.
+    /// The writer, if there is one.
     pub fn writer(&self) -> Option<Owner> {
         Holder::unpack(self.control.write.writer.load(Ordering::Relaxed)).map(|holder| holder.owner)
     }
 
-    /// The buffer for the next version: one that nobody reads; else one whose readers are dead; else a new one, if `grow`
+    /// The buffer for the next version: one that no reader pins; else one whose readers are dead; else a new one, if `grow`
     /// makes it; else the oldest, whose readers will notice (I4). It never waits.
     pub fn select(&self, is_dead: impl Fn(Owner) -> bool, grow: impl FnOnce(usize) -> bool) -> Result<usize> {
         let latest = self.latest()?.map(|latest| latest.buffer);
@@ -166,7 +166,7 @@ impl<'a> Protocol<'a> {
         let sequence = &self.heads[buffer].sequence;
         let reliable = sequence.load(Ordering::Relaxed) != 0;
         sequence.store(0, Ordering::Relaxed);
-        // SYNC weights.sequence: this fence pairs with the one in `is_whole`. Who sees a byte of ours sees the 0 (I4).
+        // SYNC weights.sequence: this fence pairs with the one in `is_whole`. A reader that sees a byte of ours sees the 0 (I4).
         fence(Ordering::Release);
         crash_point(Point::BufferOpened);
         reliable
@@ -174,7 +174,7 @@ impl<'a> Protocol<'a> {
 
     /// Ends it: every leaf and entry of `next` is written.
     pub fn publish(&self, next: Latest) {
-        // SYNC weights.sequence: Release here, the Acquire fence in `is_whole`. Who loads the number sees every byte of the version.
+        // SYNC weights.sequence: Release here, the Acquire fence in `is_whole`. A reader of the number sees every byte of it.
         self.heads[next.buffer].sequence.store(next.version, Ordering::Release);
         crash_point(Point::BufferWritten);
         // SYNC weights.latest: Release here, Acquire in `latest` and `pin` (I2).
@@ -209,13 +209,13 @@ impl<'a> Protocol<'a> {
             }
         }
         self.unpin(pin);
-        Err(Damage("its latest version changes faster than anybody can write"))
+        Err(Damage("its latest version changes faster than a writer can write"))
     }
 
     /// Whether what was read since [`pin`](Self::pin) is `latest`, whole. The reader has read its last byte.
     #[inline]
     pub fn is_whole(&self, latest: Latest) -> bool {
-        // SYNC weights.sequence: this fence pairs with the one in `open`. Who has read a newer byte loads a newer word (I4).
+        // SYNC weights.sequence: this fence pairs with the one in `open`. A reader of a newer byte loads a newer word (I4).
         fence(Ordering::Acquire);
         self.heads[latest.buffer].sequence.load(Ordering::Relaxed) == latest.version
     }

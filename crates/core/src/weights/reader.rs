@@ -1,4 +1,4 @@
-//! A reader: copies the latest version, whole. It keeps nobody waiting, and waits only when asked to.
+//! A reader: copies the latest version, whole. The writer does not wait for it, and it waits only when asked to.
 
 use super::copy::{self, LeafCopy};
 use super::layout::PINS;
@@ -9,8 +9,8 @@ use crate::policies::IfExists;
 use crate::segment::{Owner, PeerWatch, Role, Seat};
 use crate::sys::fork;
 use crate::sys::signals;
-use crate::sys::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, Woken};
-use crate::sys::wait::{Deadline, LivenessPoll};
+use crate::sys::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sys::wait::{Deadline, wait_for};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub struct Reading {
     pub copied: Vec<usize>,
 }
 
-/// One who reads. Threads may share it.
+/// One reader's handle. Threads may share it.
 #[derive(Debug)]
 pub struct Reader {
     weights: Arc<Weights>,
@@ -49,7 +49,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Opens or makes weights, to read them. Those that are made so have no writer, at no time, until somebody becomes it.
+    /// Opens or makes weights, to read them. New ones have no writer at first.
     pub fn open(spec: &WeightsSpec<'_>, if_exists: IfExists, threads: usize) -> Result<Reader> {
         Weights::open_or_create(spec, if_exists, |weights| Reader::attach_to(weights, threads))
     }
@@ -66,12 +66,9 @@ impl Reader {
         &self.weights
     }
 
-    /// Who we are; a forked child sits down on a seat of its own first.
+    /// Our owner; a forked child sits down on a seat of its own first.
     pub(super) fn owner(&self) -> Result<Owner> {
-        match self.seat.owner() {
-            Some(owner) => Ok(owner),
-            None => self.seat.rejoin(|seat| self.weights.sweep(seat)),
-        }
+        self.seat.owner_or_rejoin(|seat| self.weights.sweep(seat))
     }
 
     /// Copies the leaves that changed after version `since` (0: all of them) into their targets. `None`: nothing was
@@ -81,7 +78,7 @@ impl Reader {
     /// an error the targets may hold anything.
     ///
     /// # Safety
-    /// Each target has as many bytes as its leaf, mapped for writing, and nobody else uses them until this returns.
+    /// Each target has as many bytes as its leaf, mapped for writing, and only this call uses them.
     pub unsafe fn read(&self, targets: &[Target], since: u64) -> Result<Option<Reading>> {
         loop {
             // SAFETY: as the caller promises.
@@ -191,51 +188,43 @@ impl Reader {
     pub fn wait_for(&self, version: u64, deadline: Deadline, peer_timeout: Option<Duration>) -> Result<u64> {
         self.owner()?;
         let event = &self.weights.protocol().control.published;
-        let (mut poll, mut peer_watch) = (LivenessPoll::start(), PeerWatch::with_timeout(peer_timeout));
-        loop {
-            let ticket = event.announce();
+        let mut peer_watch = PeerWatch::with_timeout(peer_timeout);
+        let look = || {
             let closed = self.weights.is_closed() || self.closing.load(Ordering::Relaxed);
-            let there = self.weights.version()?;
-            if there >= version {
-                return Ok(there);
+            match self.weights.version()? {
+                there if there >= version => Ok(Some(there)),
+                _ if closed => Err(Error::Closed),
+                _ => Ok(None),
             }
-            if closed {
-                return Err(Error::Closed);
-            }
-            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
-            match event.wait(ticket, poll.pause().min(left)) {
-                Woken::Notified => {}
-                Woken::Interrupted => return Err(Error::Interrupted),
-                Woken::Timeout => {
-                    if let Some(timeout) = peer_watch.has_timed_out(|| !self.has_writer()) {
-                        return Err(self.writer_gone(version, there, timeout));
-                    }
-                }
-            }
-        }
+        };
+        let check = || match peer_watch.has_timed_out(|| !self.has_writer()) {
+            None => Ok(()),
+            Some(timeout) => Err(self.writer_gone(version, self.weights.version()?, timeout)),
+        };
+        wait_for(event, || event.announce(), deadline, look, check)?.ok_or(Error::Timeout)
     }
 
     /// Ends the calls that wait with this handle, in whichever thread, and every later one. The seat stays until it is dropped.
     pub fn close(&self) {
         self.closing.store(true, Ordering::Relaxed);
-        // Nobody waits with the handle of a forked child that has read nothing: leave its parent's sleepers alone.
+        // A forked child that has read nothing has no waiters of its own, and leaves its parent's alone.
         if self.seat.owner().is_some() {
-            // Who announced itself before this wakes; who does so after it sees the flag (SYNC event.ticket).
+            // A thread that announced itself before this wakes; one that does so later sees the flag (SYNC event.ticket).
             self.weights.protocol().control.published.notify();
         }
     }
 
-    /// Whether somebody writes, and lives. Asks the kernel.
+    /// Whether there is a living writer. Asks the kernel.
     pub fn has_writer(&self) -> bool {
         self.weights.protocol().writer().is_some_and(|writer| self.seat.is_alive(writer))
     }
 
     fn writer_gone(&self, version: u64, there: u64, timeout: Duration) -> Error {
-        let who = self.weights.writer_pid().map_or("there is no writer".to_owned(), |pid| {
+        let death = self.weights.writer_pid().map_or("there is no writer".to_owned(), |pid| {
             format!("the writer (pid {pid}) died without closing")
         });
         Error::PeersGone(format!(
-            "{who}: version {version} of '{}' did not come, {there} is the latest, and nobody took over in {timeout:.0?}. Look at \
+            "{death}: version {version} of '{}' did not come, {there} is the latest, and no writer took over in {timeout:.0?}. Look at \
              the learner's log, or raise peer_timeout_s",
             self.weights.segment().name(),
         ))

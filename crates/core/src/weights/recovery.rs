@@ -1,24 +1,24 @@
 //! What a dead process can leave in the weights, and how it is put right.
 //!
-//! | died after ([`Point`](crate::sys::sync::Point)) | state left | who notices | repaired to |
+//! | died after ([`Point`](crate::sys::sync::Point)) | state left | noticed by | repaired to |
 //! |---|---|---|---|
 //! | `WriterTaken`, or any time until it leaves | a writer word that names the dead | the next writer, which asks the kernel; the next holder of the seat | its own name; `ABANDONED` |
-//! | `BufferGrown` | pages that exist beyond `grown` | nobody needs to | reserved again by the next who grows |
+//! | `BufferGrown` | pages that exist beyond `grown` | – | reserved again by the next growth |
 //! | `BufferOpened`, `LeafHalfCopied` (the writer) | a buffer with sequence 0, some leaves new, one torn; `latest` is elsewhere | readers: never | written anew, every leaf of it |
 //! | `BufferWritten` | a whole buffer with a sequence above `latest` | the next writer | sequence 0: its version comes again |
 //! | `VersionPublished` | a new version, and readers asleep | their liveness poll | awake |
 //! | `ReaderPinned`, or any time in the copy | a pin that names the dead | the writer, when it finds no free buffer; the next holder of the seat | cleared |
 //! | `NotifyCleared`, `NotifyMoved` | sleepers with no one to wake them | their liveness poll | awake |
 //!
-//! Nothing here waits for a timer to decide that somebody is dead: the kernel says so ([`crate::segment::lease`]). Every
-//! repair is one CAS from a word that names the dead, or a store by the one writer that there is; each can be done twice.
+//! The kernel says whether a process is dead ([`crate::segment::lease`]). Every repair is one CAS from a word that names the
+//! dead, or a store by the one writer; each can be done twice.
 
 use super::layout::{ABANDONED, BufferHead, Control, Holder, Latest, PinLine};
 use crate::segment::Owner;
 use crate::segment::lease::LivenessMemo;
 use crate::sys::sync::Ordering;
 
-/// Clears the pins of readers of whom `is_dead` says so; how many.
+/// Clears the pins of the readers that `is_dead` names; how many.
 pub fn clear_dead_pins(control: &Control, pins: &[PinLine], is_dead: impl Fn(Owner) -> bool) -> usize {
     let mut memo = LivenessMemo::of(is_dead);
     let mut cleared = 0;
@@ -34,7 +34,7 @@ pub fn clear_dead_pins(control: &Control, pins: &[PinLine], is_dead: impl Fn(Own
     cleared
 }
 
-/// For a new writer: what the last one wrote and did not publish is nobody's (I5).
+/// For a new writer: discards what the last one wrote and did not publish (I5).
 pub fn discard_unpublished(control: &Control, heads: &[BufferHead]) {
     let published = Latest::unpack(control.publish.latest.load(Ordering::Relaxed));
     for head in heads {

@@ -1,4 +1,4 @@
-//! The writer: fills the next buffer and publishes it. It waits for nobody.
+//! The writer: fills the next buffer and publishes it. It waits for no reader.
 
 use super::copy::{self, LeafCopy};
 use super::{Weights, WeightsSpec};
@@ -19,7 +19,7 @@ unsafe impl Send for Source {}
 // SAFETY: as above.
 unsafe impl Sync for Source {}
 
-/// The one who writes. A second one is refused as long as this one lives.
+/// The writer's handle. A second writer is refused as long as this one lives.
 #[derive(Debug)]
 pub struct Writer {
     weights: Arc<Weights>,
@@ -69,7 +69,7 @@ impl Writer {
         if self.weights.protocol().writer() == Some(me) {
             return Ok(());
         }
-        Err(self.weights.damaged(super::Damage("somebody else became its writer while this one lives")))
+        Err(self.weights.damaged(super::Damage("another process became its writer while this one lives")))
     }
 
     /// The buffer for the next version.
@@ -114,7 +114,7 @@ impl Writer {
 }
 
 pub(super) fn out_of_range(leaf: usize, leaves: usize) -> Error {
-    Error::OutOfRange { what: "leaf", value: leaf as u64, range: format!("below {leaves}") }
+    Error::out_of_range("leaf", leaf, format!("below {leaves}"))
 }
 
 impl Drop for Writer {

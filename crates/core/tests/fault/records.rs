@@ -75,7 +75,7 @@ impl matrix::Role for Role {
         Role::Recovers,
         Role::Leaves,
     ];
-    const POINTS: &'static [Point] = &Point::RECORDS;
+    const POINTS: &'static [Point] = Point::RECORDS;
 
     fn traps(self) -> &'static [(Point, &'static [usize])] {
         match self {

@@ -45,7 +45,7 @@ enum Role {
 
 impl matrix::Role for Role {
     const ROLES: &'static [Role] = &[Role::Adds, Role::Wakes, Role::Recovers, Role::Leaves];
-    const POINTS: &'static [Point] = &Point::REPLAY;
+    const POINTS: &'static [Point] = Point::REPLAY;
 
     fn traps(self) -> &'static [(Point, &'static [usize])] {
         match self {

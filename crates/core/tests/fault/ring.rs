@@ -223,7 +223,7 @@ impl Case {
 
 #[test]
 fn every_point_has_a_role_that_falls_there() {
-    for point in Point::RING {
+    for &point in Point::RING {
         let reached = ROLES.iter().any(|role| role.traps().iter().any(|(trap, _)| *trap == point));
         assert!(reached, "no role of the kill matrix reaches {point:?}");
     }

@@ -35,7 +35,7 @@ enum Role {
 
 impl matrix::Role for Role {
     const ROLES: &'static [Role] = &[Role::Writes, Role::Wakes, Role::Reads];
-    const POINTS: &'static [Point] = &Point::WEIGHTS;
+    const POINTS: &'static [Point] = Point::WEIGHTS;
 
     fn traps(self) -> &'static [(Point, &'static [usize])] {
         match self {

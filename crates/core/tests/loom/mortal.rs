@@ -5,7 +5,8 @@
 
 use loom::thread;
 use rollway_core::segment::Owner;
-use rollway_core::sys::sync::{AtomicU32, Ordering, Point, fault};
+use rollway_core::sys::sync::{AtomicU32, EventCount, Ordering, Point, fault};
+use rollway_core::sys::wait::{Deadline, wait_for};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -34,6 +35,16 @@ pub fn spawn<H: 'static, T: 'static>(
 ) -> thread::JoinHandle<T> {
     let heap = heap.clone();
     thread::spawn(move || run(&heap))
+}
+
+/// Waits as the shipped handles do, without a deadline. No time passes here: a lost wake-up is a deadlock, which loom reports.
+pub fn wait_until<T>(
+    event: &EventCount,
+    announce: impl Fn() -> u32,
+    mut look: impl FnMut() -> Option<T>,
+) -> T {
+    let found = wait_for(event, announce, Deadline::Never, || Ok(look()), || unreachable!("no time passes"));
+    found.unwrap().expect("there is no deadline")
 }
 
 pub fn sorted(mut values: Vec<u64>) -> Vec<u64> {

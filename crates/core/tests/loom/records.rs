@@ -7,16 +7,15 @@
 //! [`Ledger`], so what is allocated twice shows as two writers of one cell. Who survives a death acts beside it, and looks once more
 //! when it is over, for loom has no clock for a liveness poll.
 
-use crate::mortal::{Mortal, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn};
+use crate::mortal::{Mortal, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn, wait_until};
 use loom::cell::UnsafeCell;
 use rollway_core::records::layout::{Control, Descriptor, Lane};
-use rollway_core::records::ledger::{Attempt, Ledger, Room};
+use rollway_core::records::ledger::{Ledger, Room};
 use rollway_core::records::protocol::{Entry, LaneWords, Protocol, Stamp, Taken};
 use rollway_core::records::recovery::recover;
 use rollway_core::segment::Owner;
-use rollway_core::sys::sync::{Ordering, Point, crash_point};
+use rollway_core::sys::sync::{Point, crash_point};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// The data of one record in two halves, so that a half-written one can be told from a whole one.
 struct Cell([UnsafeCell<u64>; 2]);
@@ -76,25 +75,17 @@ impl Heap {
 
     fn try_reserve(&self, ledger: &mut Ledger) -> Option<Room> {
         let lane = self.lane(ledger.lane());
-        match ledger.try_reserve(&lane, CELL, |_, to| Ok(to)).unwrap() {
-            Attempt::Room(room) => Some(room),
-            Attempt::Unread | Attempt::Full => None,
-        }
+        ledger.try_reserve(&lane, CELL, |_, to| Ok(to)).unwrap().room()
     }
 
     /// As a blocked producer does it, without its liveness poll.
     fn reserve(&self, ledger: &mut Ledger) -> Room {
-        loop {
-            let ticket = self.lane(ledger.lane()).announce_sleep();
-            if let Some(room) = self.try_reserve(ledger) {
-                return room;
-            }
-            self.lanes[ledger.lane()].room.wait(ticket, Duration::ZERO);
-        }
+        let lane = self.lane(ledger.lane());
+        wait_until(&lane.line.room, || lane.announce_sleep(), || self.try_reserve(ledger))
     }
 
     fn write(&self, room: &Room, value: u64) {
-        let cell = self.cell(room.claim.lane(), room.start);
+        let cell = self.cell(room.claim.lane, room.start);
         // SAFETY: the room is ours; loom checks.
         cell.0[0].with_mut(|half| unsafe { *half = value });
         crash_point(Point::RecordHalfWritten);
@@ -109,7 +100,7 @@ impl Heap {
 
     fn commit(&self, room: Room, value: u64) {
         let entry = Heap::entry(&room, value);
-        self.lane(room.claim.lane()).commit(room.claim, &entry);
+        self.lane(room.claim.lane).commit(room.claim, &entry);
     }
 
     /// As a run does it: room for all, then each is written and published, then one event.
@@ -137,31 +128,26 @@ impl Heap {
 
     /// As a waiting consumer does it, without its liveness poll.
     fn take(&self, who: Owner) -> Taken {
-        loop {
-            let ticket = self.control.readable.announce();
-            if let Some(taken) = self.try_take(who) {
-                return taken;
-            }
-            self.control.readable.wait(ticket, Duration::ZERO);
-        }
+        let readable = &self.control.readable;
+        wait_until(readable, || readable.announce(), || self.try_take(who))
     }
 
     fn read(&self, taken: &Taken) -> u64 {
-        assert_eq!(taken.bytes(), CELL);
-        let cell = self.cell(taken.lane(), taken.start());
+        assert_eq!(taken.bytes, CELL);
+        let cell = self.cell(taken.lane, taken.start);
         // SAFETY: the record is ours; loom checks.
         let [one, two] = [0, 1].map(|half| cell.0[half].with(|half| unsafe { *half }));
         assert_eq!(one, two, "a half-written record was shown");
         assert_eq!(
             one,
-            self.lane(taken.lane()).entry(taken.number()).stamp.sequence,
+            self.lane(taken.lane).entry(taken.number).stamp.sequence,
             "the stamp of another record"
         );
         one
     }
 
     fn release(&self, taken: Taken) {
-        self.lane(taken.lane()).release(taken);
+        self.lane(taken.lane).release(taken);
     }
 
     fn receive(&self, who: Owner) -> u64 {
@@ -480,14 +466,12 @@ fn a_sleeping_consumer_hears_of_the_shutdown() {
     explore(2, || {
         let heap = Heap::new(1, 2, 1);
         let consumer = spawn(&heap, |heap| {
-            loop {
-                let ticket = heap.control.readable.announce();
+            let readable = &heap.control.readable;
+            let look = || {
                 assert!(!heap.records().has_ready().unwrap(), "nothing was sent");
-                if heap.control.closed.is_set() {
-                    break;
-                }
-                heap.control.readable.wait(ticket, Duration::ZERO);
-            }
+                heap.control.closed.is_set().then_some(())
+            };
+            wait_until(readable, || readable.announce(), look);
         });
         // As `Records::shut_down` does it.
         heap.control.closed.set();

@@ -5,7 +5,7 @@
 //! The words lie on loom's heap. A row is two relaxed atomics, since its readers may look while it is written: what they
 //! keep must have equal halves. A death is a panic at a crash point, caught in its thread.
 
-use crate::mortal::explore;
+use crate::mortal::{explore, wait_until};
 use loom::thread;
 use rollway_core::replay::layout::{Control, RowKind, RowWord};
 use rollway_core::replay::protocol::{Claim, Protocol};
@@ -14,7 +14,6 @@ use rollway_core::segment::Owner;
 use rollway_core::sys::sync::{AtomicU32, AtomicU64, Ordering, Point, crash_point, fault};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// One table on loom's heap, whose rows hold a number twice.
 struct Heap {
@@ -61,7 +60,7 @@ impl Heap {
         while let Some(claim) = table.claim(owner(seat), positions.clone(), |other| self.is_dead(other)) {
             positions.start = claim.positions().end;
             self.write(&claim, value);
-            added += claim.counts().rows;
+            added += claim.len;
             table.commit(claim);
         }
         added
@@ -219,13 +218,8 @@ fn one_who_waits_for_rows_hears_of_them() {
     explore(2, || {
         let heap = Heap::new(2);
         let adders: Vec<_> = (1..3).map(|n| spawn(&heap, move |heap| heap.try_add(n, 1, 1))).collect();
-        loop {
-            let ticket = heap.control.changed.announce();
-            if heap.table().count() == 2 {
-                break;
-            }
-            heap.control.changed.wait(ticket, Duration::ZERO);
-        }
+        let changed = &heap.control.changed;
+        wait_until(changed, || changed.announce(), || (heap.table().count() == 2).then_some(()));
         adders.into_iter().for_each(|adder| assert_eq!(adder.join().unwrap(), 1));
     });
 }

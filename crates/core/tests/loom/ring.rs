@@ -7,7 +7,7 @@
 //! where somebody dies (or gives a slot back, which is only a hint to the others), the survivors look again and again
 //! instead of sleeping.
 
-use crate::mortal::{Mortal, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn};
+use crate::mortal::{Mortal, Testament, VICTIM, explore, kill_everywhere, owner, sorted, spawn, wait_until};
 use loom::cell::UnsafeCell;
 use loom::thread;
 use rollway_core::ring::layout::{Buffer, Control, Slot, SlotWord};
@@ -75,18 +75,13 @@ impl Heap {
         if let Some(claim) = self.try_claim(owner, want) {
             return claim;
         }
-        loop {
-            let ticket = self.control.writable.announce();
-            if let Some(claim) = self.try_claim(owner, want) {
-                return claim;
-            }
-            self.control.writable.wait(ticket, Duration::ZERO);
-        }
+        let writable = &self.control.writable;
+        wait_until(writable, || writable.announce(), || self.try_claim(owner, want))
     }
 
     /// Writes `first`, `first + 1`, … into the rows of a claim, each in two halves.
     fn write(&self, claim: &Claim, first: u64) {
-        let start = claim.buffer() * self.batch_size + claim.slot();
+        let start = claim.buffer * self.batch_size + claim.slot;
         for (value, row) in (first..).zip(&self.rows[start..start + claim.len()]) {
             // SAFETY: the row is claimed by us; loom checks.
             row.0[0].with_mut(|half| unsafe { *half = value });
@@ -121,7 +116,7 @@ impl Heap {
         }
         loop {
             let ticket = self.control.readable.announce();
-            if self.ring().aim().unwrap() {
+            if self.ring().aim(|_| false).unwrap() {
                 self.control.readable.wait(ticket, Duration::ZERO);
             } else if let Some(taken) = self.try_take(owner) {
                 return taken;
@@ -131,10 +126,10 @@ impl Heap {
 
     /// The samples of a taken batch, in the order of their rows.
     fn read(&self, taken: &Taken) -> Vec<u64> {
-        let first = taken.buffer() * self.batch_size;
+        let first = taken.buffer * self.batch_size;
         let rows = self.slots[first..first + self.batch_size].iter().zip(&self.rows[first..]);
         let ready = rows.filter(|(slot, _)| {
-            SlotWord::unpack(slot.word.load(Ordering::Relaxed)).is_ready_for(taken.batch())
+            SlotWord::unpack(slot.word.load(Ordering::Relaxed)).is_ready_for(taken.batch)
         });
         let values: Vec<u64> = ready
             .map(|(_, row)| {
@@ -144,7 +139,7 @@ impl Heap {
                 one
             })
             .collect();
-        assert_eq!(values.len(), taken.ready(), "the batch holds as many samples as it says");
+        assert_eq!(values.len(), taken.ready, "the batch holds as many samples as it says");
         values
     }
 
@@ -226,14 +221,12 @@ fn a_sleeping_consumer_hears_of_the_shutdown() {
     explore(2, || {
         let heap = Heap::new(1, 2);
         let consumer = spawn(&heap, |heap| {
-            loop {
-                let ticket = heap.control.readable.announce();
-                assert!(heap.ring().aim().unwrap(), "nothing was sent");
-                if heap.control.closed.is_set() {
-                    break;
-                }
-                heap.control.readable.wait(ticket, Duration::ZERO);
-            }
+            let readable = &heap.control.readable;
+            let look = || {
+                assert!(heap.ring().aim(|_| false).unwrap(), "nothing was sent");
+                heap.control.closed.is_set().then_some(())
+            };
+            wait_until(readable, || readable.announce(), look);
         });
         // As `Ring::shut_down` does it.
         heap.control.closed.set();
@@ -619,7 +612,7 @@ fn aim_beside_a_sleeper(preemptions: usize, then: fn(&Heap)) {
             let _ = heap.take(owner(CONSUMER));
         });
         heap.control.readable.announce();
-        if !heap.ring().aim().unwrap() {
+        if !heap.ring().aim(|_| false).unwrap() {
             then(&heap);
         }
         producer.join().unwrap();
@@ -704,7 +697,7 @@ fn a_killed_producer_leaves_of_its_run_what_it_had_committed() {
         });
         let mut received = Vec::new();
         heap.control.readable.announce();
-        if !heap.ring().aim().unwrap() {
+        if !heap.ring().aim(|_| false).unwrap() {
             heap.drain(owner(CONSUMER), &mut received);
         }
         recover_from(&victim, &heap);

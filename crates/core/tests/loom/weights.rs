@@ -6,14 +6,13 @@
 //! leaves of one version must be read together, or the copy thrown away. A death is a panic at a crash point, caught in
 //! its thread.
 
-use crate::mortal::{explore, owner, spawn};
+use crate::mortal::{explore, owner, spawn, wait_until};
 use rollway_core::segment::Owner;
 use rollway_core::sys::sync::{AtomicU64, Ordering, Point, crash_point, fault};
 use rollway_core::weights::layout::{BufferHead, Control, Latest, LeafEntry, PinLine};
 use rollway_core::weights::protocol::Protocol;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
 const LEAVES: usize = 2;
 
@@ -152,13 +151,7 @@ fn a_reader_that_waits_for_a_version_is_woken() {
             heap.write(ALL, 1, nobody_is_dead);
         });
         let event = &heap.control.published;
-        loop {
-            let ticket = event.announce();
-            if heap.weights().latest().unwrap().is_some() {
-                break;
-            }
-            event.wait(ticket, Duration::ZERO); // A lost wake-up is a deadlock.
-        }
+        wait_until(event, || event.announce(), || heap.weights().latest().unwrap());
         assert_eq!(heap.attempt(0), Some((1, [1; LEAVES], true)));
         writer.join().unwrap();
     });

@@ -1,10 +1,11 @@
 //! The bytes on the wire, for any bytes: what is written is read back, what is not whole is not read, and nothing panics.
 
+use crate::frame_probe::frame_bytes;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use rollway_core::net::wire::frame::{
-    self, Content, ENTRY_BYTES, Entry, GoodbyeReason, HEADER_BYTES, Header, Hello, Kind, MAX_SEQUENCE,
-    MAX_TEXT_BYTES, News, PREAMBLE_BYTES, Preamble, RecordLimits, Refusal, Welcome, probe,
+    self, Content, ENTRY_BYTES, Entry, GoodbyeReason, HEADER_BYTES, Header, Hello, Kind, LearnerStatus,
+    MAX_SEQUENCE, MAX_TEXT_BYTES, PREAMBLE_BYTES, Preamble, RecordLimits, Refusal, Welcome,
 };
 
 fn kinds() -> impl Strategy<Value = Kind> {
@@ -127,8 +128,8 @@ proptest! {
         producer_id: u32, max_rows in 1u32.., max_bytes: u32, credit in 1u32.., next: u64, version: u32,
         waiting: u32,
     ) {
-        let news = News { version, waiting };
-        let welcome = Welcome { producer_id, max_rows, max_bytes, credit, next, news };
+        let status = LearnerStatus { version, waiting };
+        let welcome = Welcome { producer_id, max_rows, max_bytes, credit, next, status };
         let bytes = welcome.frame();
         let header = Header::parse(&bytes).unwrap().unwrap();
         prop_assert_eq!(Welcome::parse(&header, &bytes[HEADER_BYTES..]), Ok(welcome));
@@ -195,7 +196,7 @@ proptest! {
 
     #[test]
     fn any_bytes_are_read_without_harm(bytes in vec(any::<u8>(), 0..300)) {
-        probe(&bytes);
+        frame_bytes(&bytes);
     }
 
     #[test]
@@ -205,6 +206,6 @@ proptest! {
     ) {
         let mut bytes: Vec<u8> = frames.into_iter().flat_map(|(header, payload)| header.with(&payload)).collect();
         bytes.extend(tail);
-        probe(&bytes);
+        frame_bytes(&bytes);
     }
 }

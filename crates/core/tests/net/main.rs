@@ -6,6 +6,8 @@
 
 #[path = "../support/mod.rs"]
 mod fixture;
+#[path = "../support/frame_probe.rs"]
+mod frame_probe;
 #[path = "../support/net.rs"]
 mod harness;
 

@@ -1,14 +1,14 @@
 //! Records over real sockets: sizes, order, cuts, full lanes, policies, wrong servers and hostile bytes.
 
 use crate::fixture::*;
-use crate::harness::{Certificate, Proxy, Raw, Way, cut_everywhere, data, resident, unacknowledged};
+use crate::harness::{
+    Certificate, Proxy, Raw, Way, connect_as, connect_records, cut_everywhere, data, resident, unacknowledged,
+};
 use proptest::prelude::*;
 use rollway_core::net::wire::frame::{
-    Content, Entry, GoodbyeReason, Header, Hello, Kind, News, Refusal, Welcome,
+    Content, Entry, GoodbyeReason, Header, Hello, Kind, LearnerStatus, Refusal, Welcome,
 };
-use rollway_core::net::{
-    RecordIngress, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec, Transport,
-};
+use rollway_core::net::{RecordIngress, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec};
 use rollway_core::records::format::{LeafShape, Shape};
 use rollway_core::records::producer::Label;
 use rollway_core::records::{Consumer, Producer, RecordsSpec};
@@ -41,20 +41,15 @@ impl Learner {
     }
 
     fn with(lane_bytes: usize, on_full: OnFull, spec: TcpServerSpec) -> Learner {
-        Learner::open(lane_bytes, on_full, spec, RecordIngress::new)
+        Learner::open(lane_bytes, on_full, spec, None)
     }
 
     /// One that takes only records of [`shape`].
     fn checked(spec: TcpServerSpec) -> Learner {
-        Learner::open(64 * KIB, OnFull::Block, spec, |producer| RecordIngress::checked(producer, shape()))
+        Learner::open(64 * KIB, OnFull::Block, spec, Some(shape()))
     }
 
-    fn open(
-        lane_bytes: usize,
-        on_full: OnFull,
-        spec: TcpServerSpec,
-        ingress: impl Fn(Producer) -> Result<RecordIngress>,
-    ) -> Learner {
+    fn open(lane_bytes: usize, on_full: OnFull, spec: TcpServerSpec, shape: Option<Shape>) -> Learner {
         let records = RecordsSpec {
             name: None,
             auto_named: false,
@@ -67,7 +62,8 @@ impl Learner {
             preallocate: false,
         };
         let consumer = Arc::new(Consumer::open(&records, IfExists::Resume, None).unwrap());
-        let server = TcpServer::start(ingress(producer(&consumer)).unwrap(), spec).unwrap();
+        let ingress = RecordIngress::new(producer(&consumer), shape).unwrap();
+        let server = TcpServer::start(ingress, spec).unwrap();
         Learner { server, consumer }
     }
 
@@ -133,7 +129,7 @@ fn record_of(value: u32, bytes: usize) -> Vec<u8> {
 }
 
 fn connect(spec: TcpClientSpec) -> Result<TcpRecordClient> {
-    TcpRecordClient::connect(spec, SCHEMA)
+    connect_records(spec, SCHEMA)
 }
 
 /// Sends one record.
@@ -252,15 +248,15 @@ fn clients_that_ask_are_told_how_many_records_wait_whoever_sent_them() {
     }
     before.wait(soon()).unwrap();
     let client = learner.client();
-    assert_eq!(client.news(), News { version: 0, waiting: 5 }, "told with the welcome");
+    assert_eq!(client.learner_status(), LearnerStatus { version: 0, waiting: 5 }, "told with the welcome");
     put(&client, 5, 10);
-    assert_eq!(client.news().waiting, 6, "what is on its way waits as well");
+    assert_eq!(client.learner_status().waiting, 6, "what is on its way waits as well");
     for _ in 0..4 {
         learner.take();
     }
     learner.consumer.records().publish(3);
-    assert!(eventually(|| client.news() == News { version: 3, waiting: 2 }));
-    assert!(eventually(|| before.news() == News { version: 3, waiting: 2 }));
+    assert!(eventually(|| client.learner_status() == LearnerStatus { version: 3, waiting: 2 }));
+    assert!(eventually(|| before.learner_status() == LearnerStatus { version: 3, waiting: 2 }));
 }
 
 #[test]
@@ -270,9 +266,9 @@ fn a_record_that_is_in_the_learners_hands_does_not_wait_and_one_given_back_does(
     put(&client, 7, 10);
     client.wait(soon()).unwrap();
     let held = Consumer::take(learner.consumer.clone(), soon()).unwrap().unwrap();
-    assert!(eventually(|| client.news().waiting == 0));
+    assert!(eventually(|| client.learner_status().waiting == 0));
     held.give_back();
-    assert!(eventually(|| client.news().waiting == 1));
+    assert!(eventually(|| client.learner_status().waiting == 1));
 }
 
 #[test]
@@ -283,14 +279,14 @@ fn the_count_of_what_waits_outlives_a_lost_connection() {
     put(&client, 0, 10);
     client.wait(soon()).unwrap();
     for _ in 0..20 {
-        client.news();
+        client.learner_status();
         proxy.cut();
     }
     put(&client, 1, 10);
     client.wait(soon()).unwrap();
-    assert!(eventually(|| client.news().waiting == 2));
+    assert!(eventually(|| client.learner_status().waiting == 2));
     learner.take();
-    assert!(eventually(|| client.news().waiting == 1), "asks again after a question that was lost");
+    assert!(eventually(|| client.learner_status().waiting == 1), "asks again after a question that was lost");
 }
 
 #[test]
@@ -352,12 +348,11 @@ fn records_go_over_tls_with_a_token_and_resume_after_a_cut() {
 }
 
 #[test]
-fn the_transport_of_samples_is_one_of_records_too() {
+fn two_servers_feed_one_set_of_records() {
     let learner = Learner::new(64 * KIB);
-    let ingress = RecordIngress::new(producer(&learner.consumer)).unwrap();
-    let another = TcpServerSpec::default().start(ingress).unwrap();
-    let port = another.address().rsplit_once(':').unwrap().1.parse().unwrap();
-    let client = connect(TcpClientSpec { port, ..learner.spec() }).unwrap();
+    let ingress = RecordIngress::new(producer(&learner.consumer), None).unwrap();
+    let another = TcpServer::start(ingress, TcpServerSpec::default()).unwrap();
+    let client = connect(TcpClientSpec { port: another.port(), ..learner.spec() }).unwrap();
     put(&client, 7, 100);
     client.wait(soon()).unwrap();
     assert_eq!(learner.values(1), [7]);
@@ -702,7 +697,7 @@ fn a_learner_that_comes_back_with_smaller_lanes_ends_a_client_with_a_larger_reco
 #[test]
 fn a_client_of_samples_is_told_that_the_server_takes_records() {
     let learner = Learner::new(64 * KIB);
-    let error = TcpClient::connect(learner.spec(), SCHEMA, LEAVES).unwrap_err();
+    let error = connect_as(learner.spec(), SCHEMA, LEAVES).unwrap_err();
     assert!(matches!(&error, Error::WrongContent { .. }), "{error}");
     assert!(error.to_string().contains("takes records"), "{error}");
     assert_eq!(learner.server.last_refusal().unwrap().code, Refusal::Content);
@@ -720,7 +715,7 @@ fn a_client_of_records_is_told_that_the_server_takes_samples() {
 #[test]
 fn another_schema_is_refused_with_both_texts() {
     let learner = Learner::new(64 * KIB);
-    let error = TcpRecordClient::connect(learner.spec(), b"something else").unwrap_err();
+    let error = connect_records(learner.spec(), b"something else").unwrap_err();
     assert!(matches!(&error, Error::ForeignSchema { theirs, .. } if theirs == SCHEMA), "{error}");
 }
 

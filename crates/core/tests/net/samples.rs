@@ -3,11 +3,10 @@
 use crate::fixture::*;
 use crate::harness::*;
 use rollway_core::Error;
-use rollway_core::net::{Endpoint, SampleIngress, TcpClient, TcpClientSpec, TcpServerSpec, Transport};
+use rollway_core::net::{Feed, TcpClientSpec, TcpServer, TcpServerSpec};
 use rollway_core::ring::producer::Origin;
 use rollway_core::ring::{Consumer, Deadline, RingSpec};
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 // ── delivery ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -98,7 +97,7 @@ fn samples_may_have_many_leaves_and_empty_ones() {
     };
     let ring = RingSpec { leaf_bytes: &LEAVES, ..crate::fixture::spec(None, 4, 2) };
     let learner = Learner::with(&ring, TcpServerSpec::default());
-    let client = TcpClient::connect(learner.spec(), SCHEMA, &LEAVES).unwrap();
+    let client = connect_as(learner.spec(), SCHEMA, &LEAVES).unwrap();
     let stack: Vec<u8> = (0..=255).collect();
     let leaves: Vec<*const u8> = (0..80).map(|leaf| stack[leaf..].as_ptr()).collect();
     // SAFETY: each leaf has four rows of at most three bytes behind it.
@@ -118,7 +117,7 @@ fn samples_may_be_empty_or_larger_than_a_frame() {
     for bytes in [0, 3 << 20] {
         let ring = RingSpec { leaf_bytes: &[bytes], ..crate::fixture::spec(None, 2, 2) };
         let learner = Learner::with(&ring, TcpServerSpec::default());
-        let client = TcpClient::connect(learner.spec(), SCHEMA, &[bytes]).unwrap();
+        let client = connect_as(learner.spec(), SCHEMA, &[bytes]).unwrap();
         let sample = vec![7; bytes];
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -166,61 +165,28 @@ fn a_conversation_that_comes_byte_by_byte_is_understood() {
 
 #[test]
 fn another_transport_needs_nothing_but_the_ingress() {
-    /// Takes whole samples from a channel.
-    struct Letters(Mutex<Option<mpsc::Receiver<u64>>>);
-    struct MirrorThread(Mutex<Option<std::thread::JoinHandle<()>>>);
-
-    impl Transport for Letters {
-        fn start(&self, ingress: SampleIngress) -> rollway_core::Result<Box<dyn Endpoint>> {
-            let letters = self.0.lock().unwrap().take().unwrap();
-            let producer_id = ingress.next_producer_id();
-            let work = move || {
-                for (sequence, value) in (0..).zip(letters) {
-                    let run = loop {
-                        match ingress.claim(1) {
-                            Err(Error::Full) => assert!(ingress.wait_room(soon()).unwrap()),
-                            claimed => break claimed.unwrap().unwrap(),
-                        }
-                    };
-                    write_sample([run.leaf(0), run.leaf(1)], value, || {});
-                    run.commit(Origin { producer_id, sequence, version: 0 });
-                }
-            };
-            Ok(Box::new(MirrorThread(Mutex::new(Some(std::thread::spawn(work))))))
-        }
-    }
-
-    impl Endpoint for MirrorThread {
-        fn address(&self) -> String {
-            "a channel".to_owned()
-        }
-
-        fn stats(&self) -> Vec<(&'static str, u64)> {
-            Vec::new()
-        }
-
-        fn stop(&self) {
-            if let Some(thread) = self.0.lock().unwrap().take() {
-                thread.join().unwrap();
-            }
-        }
-    }
-
     let consumer = shared(private(2, 2));
-    let (post, letters) = mpsc::channel();
-    let transports: [Box<dyn Transport>; 2] =
-        [Box::new(Letters(Mutex::new(Some(letters)))), Box::new(TcpServerSpec::default())];
-    let endpoints = transports.map(|transport| transport.start(ingress(&consumer)).unwrap());
-    let port = endpoints[1].address().rsplit_once(':').unwrap().1.parse().unwrap();
-    let client = connect(TcpClientSpec { port, ..TcpClientSpec::default() }).unwrap();
-    (0..20).for_each(|value| post.send(value).unwrap());
-    drop(post);
+    let server = TcpServer::start(ingress(&consumer), TcpServerSpec::default()).unwrap();
+    let client = connect(TcpClientSpec { port: server.port(), ..TcpClientSpec::default() }).unwrap();
+    let other = ingress(&consumer);
     std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let producer_id = other.next_producer_id();
+            for value in 0..20 {
+                let run = loop {
+                    match other.claim(1) {
+                        Err(Error::Full) => assert!(other.wait_room(soon()).unwrap()),
+                        claimed => break claimed.unwrap().unwrap(),
+                    }
+                };
+                write_sample([run.leaf(0), run.leaf(1)], value, || {});
+                run.commit(Origin { producer_id, sequence: value, version: 0 });
+            }
+        });
         scope.spawn(|| put_many(&client, 20..40));
         let all: Vec<u64> = (0..20).flat_map(|_| receive(&consumer)).collect();
         assert_eq!(sorted(all), (0..40).collect::<Vec<_>>());
     });
-    endpoints.iter().for_each(|endpoint| endpoint.stop());
 }
 
 // ── cuts ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,7 +4,7 @@ use crate::fixture::*;
 use crate::harness::*;
 use rollway_core::Error;
 use rollway_core::net::wire::frame::{
-    Content, GoodbyeReason, Header, Hello, Kind, News, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal,
+    Content, GoodbyeReason, Header, Hello, Kind, LearnerStatus, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal,
     SHARE_BYTES, Welcome,
 };
 use rollway_core::net::wire::token::{Side, Token};
@@ -517,7 +517,7 @@ fn strangers_learn_nothing_but_the_protocol() {
 #[test]
 fn another_schema_is_refused_and_both_sides_see_both_texts() {
     let learner = Learner::new(2, 3);
-    let error = TcpClient::connect(learner.spec(), b"something else", LEAVES).unwrap_err();
+    let error = connect_as(learner.spec(), b"something else", LEAVES).unwrap_err();
     match &error {
         Error::ForeignSchema { ours, theirs, .. } => {
             assert_eq!((&ours[..], &theirs[..]), (&b"something else"[..], SCHEMA));
@@ -578,8 +578,14 @@ fn a_client_says_when_the_other_side_is_no_learner() {
 fn a_learner_that_never_stops_talking_keeps_nobody() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let welcome =
-        Welcome { producer_id: 0, max_rows: 64, credit: 4, max_bytes: 0, next: 0, news: News::default() };
+    let welcome = Welcome {
+        producer_id: 0,
+        max_rows: 64,
+        credit: 4,
+        max_bytes: 0,
+        next: 0,
+        status: LearnerStatus::default(),
+    };
     std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
         let mut raw = Raw(stream);

@@ -1,7 +1,7 @@
 //! Clients that stop in the middle of a frame: the others go on, and the frame arrives once when its client does.
 
 use crate::fixture::*;
-use crate::harness::{Proxy, Raw};
+use crate::harness::{Proxy, Raw, connect_as, connect_records};
 use rollway_core::net::wire::frame::{Content, Entry, GoodbyeReason, Header, Kind};
 use rollway_core::net::{RecordIngress, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec};
 use rollway_core::records::{self, RecordsSpec};
@@ -46,7 +46,7 @@ impl Samples {
 
     fn client(&self) -> TcpClient {
         let spec = TcpClientSpec { port: self.server.port(), ..TcpClientSpec::default() };
-        TcpClient::connect(spec, SCHEMA, &self.leaves).unwrap()
+        connect_as(spec, SCHEMA, &self.leaves).unwrap()
     }
 
     /// A frame of the samples with these numbers, the first of them as its sequence number.
@@ -323,7 +323,7 @@ fn a_real_client_whose_frame_is_evicted_delivers_it_after_its_reconnect() {
     let learner = Samples::new(bytes, OnFull::Block, spec);
     let proxy = Proxy::new(learner.server.port(), None, 64 * KIB);
     let spec = TcpClientSpec { port: proxy.port, ..TcpClientSpec::default() };
-    let client = TcpClient::connect(spec, SCHEMA, &learner.leaves).unwrap();
+    let client = connect_as(spec, SCHEMA, &learner.leaves).unwrap();
     proxy.freeze_after(MIB);
     learner.send(&client, 100);
     learner.await_staged(1);
@@ -380,13 +380,13 @@ impl Lanes {
         };
         let consumer = Arc::new(records::Consumer::open(&wanted, IfExists::Resume, None).unwrap());
         let producer = records::Producer::attach_to(consumer.records().clone(), ANYONE).unwrap();
-        let server = TcpServer::start(RecordIngress::new(producer).unwrap(), spec).unwrap();
+        let server = TcpServer::start(RecordIngress::new(producer, None).unwrap(), spec).unwrap();
         Lanes { server, consumer }
     }
 
     fn client(&self) -> TcpRecordClient {
         let spec = TcpClientSpec { port: self.server.port(), ..TcpClientSpec::default() };
-        TcpRecordClient::connect(spec, SCHEMA).unwrap()
+        connect_records(spec, SCHEMA).unwrap()
     }
 
     fn enter(&self, session: u8, next: u64) -> Raw {

@@ -3,7 +3,7 @@
 use crate::fixture::{DEADLINE, Name, briefly, eventually, soon, weight_schema};
 use crate::harness::{Certificate, Learner, Proxy, Raw, cut_everywhere};
 use rollway_core::net::wire::frame::{
-    Content, GoodbyeReason, Header, Hello, Inventory, Kind, LeafList, Refusal, Verdict,
+    Content, GoodbyeReason, Header, Hello, Inventory, Kind, LeafList, Refusal, VersionEnd,
 };
 use rollway_core::net::{TcpServer, TcpServerSpec, WeightMirror, WeightMirrorSpec};
 use rollway_core::ring::IfExists;
@@ -48,7 +48,7 @@ impl Origin {
 
     fn with(weights: &WeightsSpec<'_>, server: TcpServerSpec) -> Origin {
         let writer = Writer::open(weights, IfExists::Resume, 1).unwrap();
-        let server = TcpServer::with_weights(None, writer.weights().clone(), server).unwrap();
+        let server = TcpServer::serve(None, Some(writer.weights().clone()), server).unwrap();
         let words = [0, 1, 2].map(|leaf| weights.leaf_bytes[leaf] / 8);
         Origin { server, writer, words }
     }
@@ -171,7 +171,7 @@ fn leaves_may_be_many_and_tiny() {
     let schema = weight_schema(&leaf_bytes);
     let weights = WeightsSpec { schema, leaf_bytes: &leaf_bytes, ..spec(None, &[0; 3]) };
     let writer = Writer::open(&weights, IfExists::Resume, 1).unwrap();
-    let server = TcpServer::with_weights(None, writer.weights().clone(), TcpServerSpec::default()).unwrap();
+    let server = TcpServer::serve(None, Some(writer.weights().clone()), TcpServerSpec::default()).unwrap();
     let stack: Vec<u8> = (0..=255).cycle().take(4000).collect();
     let sources: Vec<Source> = (0..3000).map(|leaf| Source { leaf, from: stack[leaf..].as_ptr() }).collect();
     // SAFETY: behind each source there are more bytes than its leaf has.
@@ -224,7 +224,7 @@ fn samples_go_up_and_weights_come_down_on_one_port() {
     let writer = Writer::open(&spec(None, &leaf_bytes), IfExists::Resume, 1).unwrap();
     let ingress = crate::harness::ingress(&learner.consumer).into();
     let server =
-        TcpServer::with_weights(Some(ingress), writer.weights().clone(), TcpServerSpec::default()).unwrap();
+        TcpServer::serve(Some(ingress), Some(writer.weights().clone()), TcpServerSpec::default()).unwrap();
     let origin = Origin { server, writer, words: SMALL };
     let mirror = origin.mirror();
     let client = crate::harness::connect(rollway_core::net::TcpClientSpec {
@@ -369,11 +369,11 @@ fn a_version_that_was_overwritten_on_its_way_is_void() {
     origin.write_all(3);
     origin.write_all(4);
     assert!(origin.writer.weights().totals().overtaken > 0);
-    let (verdict, _) = first.expect(Kind::Verdict);
-    assert_eq!((verdict.code, verdict.sequence), (Verdict::Void as u16, 1));
+    let (version_end, _) = first.expect(Kind::VersionEnd);
+    assert_eq!((version_end.code, version_end.sequence), (VersionEnd::Overwritten as u16, 1));
     fetch(&mut first, 0);
     assert_eq!(first.expect(Kind::Version).0.sequence, 4);
-    assert_eq!(first.expect(Kind::Verdict).0.code, Verdict::Whole as u16);
+    assert_eq!(first.expect(Kind::VersionEnd).0.code, VersionEnd::Complete as u16);
 }
 
 #[test]
@@ -420,7 +420,7 @@ fn a_server_that_comes_back_with_the_same_weights_goes_on_where_it_was() {
     assert!(eventually(|| !mirror.is_connected() && mirror.last_error().is_some()));
     assert_eq!(read(&mirror, origin.words, 0), (1, [1, 1]), "while it is away, the last version is there");
     origin.server =
-        TcpServer::with_weights(None, origin.writer.weights().clone(), TcpServerSpec::default()).unwrap();
+        TcpServer::serve(None, Some(origin.writer.weights().clone()), TcpServerSpec::default()).unwrap();
     proxy.redirect(origin.server.port());
     let before = mirror.stats().bytes;
     origin.write(&[2], 2);
@@ -607,7 +607,7 @@ fn a_client_that_speaks_out_of_turn_is_cut() {
     let origin = Origin::new(SMALL);
     let twice = [Header::new(Kind::Fetch).bytes(), Header::new(Kind::Fetch).bytes()].concat();
     let from_the_future = Header { sequence: 1, ..Header::new(Kind::Fetch) }.bytes();
-    for nonsense in [&twice[..], &from_the_future, &Header::new(Kind::Verdict).bytes(), &[0x33; 32]] {
+    for nonsense in [&twice[..], &from_the_future, &Header::new(Kind::VersionEnd).bytes(), &[0x33; 32]] {
         let (mut raw, _, _) = enter(origin.server.port(), &[]);
         raw.write(nonsense);
         let (header, _) = raw.expect(Kind::Goodbye);
@@ -664,22 +664,22 @@ fn what_no_honest_learner_sends_is_thrown_away() {
     let piece = |version, bytes: usize| {
         Header { sequence: version, ..Header::new(Kind::Piece) }.with(&vec![9; bytes])
     };
-    let verdict = |version, code: u16| {
-        Header { sequence: version, code, ..Header::new(Kind::Verdict) }.bytes().to_vec()
+    let version_end = |version, code: u16| {
+        Header { sequence: version, code, ..Header::new(Kind::VersionEnd) }.bytes().to_vec()
     };
-    let whole = Verdict::Whole as u16;
+    let whole = VersionEnd::Complete as u16;
     let both = list(&[0, 1]).frame(3);
     for (what, frames) in [
-        ("a first version that is not whole", vec![list(&[0]).frame(3), piece(3, 16), verdict(3, whole)]),
-        ("more than the leaves hold", vec![both.clone(), piece(3, 25), verdict(3, whole)]),
-        ("less than the leaves hold", vec![both.clone(), piece(3, 23), verdict(3, whole)]),
-        ("a piece of another version", vec![both.clone(), piece(4, 24), verdict(3, whole)]),
-        ("a verdict on another version", vec![both.clone(), piece(3, 24), verdict(4, whole)]),
-        ("a verdict that nobody knows", vec![both.clone(), piece(3, 24), verdict(3, 9)]),
-        ("a leaf twice", vec![list(&[1, 1]).frame(3), piece(3, 24), verdict(3, whole)]),
-        ("a leaf that is none", vec![list(&[0, 2]).frame(3), piece(3, 24), verdict(3, whole)]),
-        ("version 0", vec![list(&[0, 1]).frame(0), piece(0, 24), verdict(0, whole)]),
-        ("a piece before its version", vec![piece(3, 24), verdict(3, whole)]),
+        ("a first version that is not whole", vec![list(&[0]).frame(3), piece(3, 16), version_end(3, whole)]),
+        ("more than the leaves hold", vec![both.clone(), piece(3, 25), version_end(3, whole)]),
+        ("less than the leaves hold", vec![both.clone(), piece(3, 23), version_end(3, whole)]),
+        ("a piece of another version", vec![both.clone(), piece(4, 24), version_end(3, whole)]),
+        ("a version_end on another version", vec![both.clone(), piece(3, 24), version_end(4, whole)]),
+        ("a version_end that nobody knows", vec![both.clone(), piece(3, 24), version_end(3, 9)]),
+        ("a leaf twice", vec![list(&[1, 1]).frame(3), piece(3, 24), version_end(3, whole)]),
+        ("a leaf that is none", vec![list(&[0, 2]).frame(3), piece(3, 24), version_end(3, whole)]),
+        ("version 0", vec![list(&[0, 1]).frame(0), piece(0, 24), version_end(0, whole)]),
+        ("a piece before its version", vec![piece(3, 24), version_end(3, whole)]),
     ] {
         let port = impostor(frames.concat());
         let mirror =
@@ -687,8 +687,8 @@ fn what_no_honest_learner_sends_is_thrown_away() {
         assert!(eventually(|| mirror.stats().connects == 2), "{what}");
         assert_eq!(mirror.version().unwrap(), 0, "{what}");
     }
-    let void = [both.clone(), piece(3, 20), verdict(3, Verdict::Void as u16)].concat();
-    let port = impostor([void, list(&[0, 1]).frame(4), piece(4, 24), verdict(4, whole)].concat());
+    let void = [both.clone(), piece(3, 20), version_end(3, VersionEnd::Overwritten as u16)].concat();
+    let port = impostor([void, list(&[0, 1]).frame(4), piece(4, 24), version_end(4, whole)].concat());
     let mirror = connect(WeightMirrorSpec { port, token: known(), ..WeightMirrorSpec::default() }).unwrap();
     assert_eq!(mirror.wait_for(3, soon()).unwrap(), 4, "and what an honest one sends is not");
     assert_eq!((mirror.stats().voids, mirror.stats().versions), (1, 1));

@@ -219,7 +219,7 @@ impl World {
         }
         let who = who % self.producers.len();
         let ledger = &self.producers[who];
-        if self.rooms.iter().any(|room| room.claim.owner() == ledger.owner()) {
+        if self.rooms.iter().any(|room| room.claim.owner == ledger.owner()) {
             return; // A handle leaves when its last reservation is over.
         }
         self.lane(ledger.lane()).leave_lane(ledger.owner());
@@ -244,14 +244,10 @@ impl World {
         for rec in &self.model.lanes[index] {
             let apart = rec.start + rec.room <= start || end <= rec.start || rec.room == 0 || len == 0;
             assert!(apart, "{start}..{end} is the room of {rec:?}");
-            assert_ne!(
-                rec.number % DEPTH as u64,
-                room.claim.number() % DEPTH as u64,
-                "two in one descriptor"
-            );
+            assert_ne!(rec.number % DEPTH as u64, room.claim.number % DEPTH as u64, "two in one descriptor");
         }
         let fate = Fate::Reserved(owner);
-        let (number, value) = (room.claim.number(), self.next_value);
+        let (number, value) = (room.claim.number, self.next_value);
         self.next_value += 1;
         self.model.lanes[index].push(Rec { number, value, start, room: len, bytes, fate });
         self.rooms.push(room);
@@ -260,9 +256,9 @@ impl World {
     fn commit(&mut self, which: usize, less: usize) {
         let Some(room) = self.pick_room(which) else { return };
         let used = room.bytes - less.min(room.bytes);
-        let index = room.claim.lane();
+        let index = room.claim.lane;
         let words = records(&self.control, &self.lanes, &self.descriptors).lane(index);
-        let ledger = self.producers.iter_mut().find(|ledger| ledger.owner() == room.claim.owner()).unwrap();
+        let ledger = self.producers.iter_mut().find(|ledger| ledger.owner() == room.claim.owner).unwrap();
         if Ledger::leaves_room(&room, used) {
             ledger.trim(&words, &room, used);
         }
@@ -277,7 +273,7 @@ impl World {
         }
         let ledger = &self.producers[who % self.producers.len()];
         let (index, owner) = (ledger.lane(), ledger.owner());
-        let run: Vec<Room> = self.rooms.extract_if(.., |room| room.claim.owner() == owner).collect();
+        let run: Vec<Room> = self.rooms.extract_if(.., |room| room.claim.owner == owner).collect();
         let published = run.len() as u64;
         for room in run {
             let entry = self.note_commit(&room, room.bytes);
@@ -288,7 +284,7 @@ impl World {
 
     /// Makes a record Ready in the model; gives what is written beside it.
     fn note_commit(&mut self, room: &Room, used: usize) -> Entry {
-        let rec = self.model.rec(room.claim.lane(), room.claim.number());
+        let rec = self.model.rec(room.claim.lane, room.claim.number);
         (rec.fate, rec.bytes, rec.room) = (Fate::Ready, used, used.next_multiple_of(64));
         let stamp = Stamp { sequence: rec.value, ..Stamp::default() };
         self.model.committed += 1;
@@ -301,9 +297,9 @@ impl World {
 
     fn abort(&mut self, which: usize) {
         let Some(room) = self.pick_room(which) else { return };
-        let words = records(&self.control, &self.lanes, &self.descriptors).lane(room.claim.lane());
-        let ledger = self.producers.iter_mut().find(|ledger| ledger.owner() == room.claim.owner()).unwrap();
-        self.model.remove(room.claim.lane(), room.claim.number());
+        let words = records(&self.control, &self.lanes, &self.descriptors).lane(room.claim.lane);
+        let ledger = self.producers.iter_mut().find(|ledger| ledger.owner() == room.claim.owner).unwrap();
+        self.model.remove(room.claim.lane, room.claim.number);
         ledger.abort(&words, room.claim);
     }
 
@@ -331,13 +327,13 @@ impl World {
             self.model.next(lane).map(|rec| (lane, rec.number, rec.start, rec.bytes, rec.value))
         });
         let found = taken.as_ref().map(|taken| {
-            let value = self.lane(taken.lane()).entry(taken.number()).stamp.sequence;
+            let value = self.lane(taken.lane).entry(taken.number).stamp.sequence;
             // Where a record of no bytes lies is nobody's business.
-            (taken.lane(), taken.number(), taken.start(), taken.bytes(), value)
+            (taken.lane, taken.number, taken.start, taken.bytes, value)
         });
         assert_eq!(found, expected);
         if let Some(taken) = taken {
-            self.model.rec(taken.lane(), taken.number()).fate = Fate::Taken(me);
+            self.model.rec(taken.lane, taken.number).fate = Fate::Taken(me);
             self.held.push(taken);
         }
     }
@@ -348,15 +344,15 @@ impl World {
 
     fn release(&mut self, which: usize) {
         let Some(taken) = self.pick_held(which) else { return };
-        self.model.remove(taken.lane(), taken.number());
-        self.lane(taken.lane()).release(taken);
+        self.model.remove(taken.lane, taken.number);
+        self.lane(taken.lane).release(taken);
         self.model.over += 1;
     }
 
     fn give_back(&mut self, which: usize) {
         let Some(taken) = self.pick_held(which) else { return };
-        self.model.rec(taken.lane(), taken.number()).fate = Fate::Returned;
-        self.lane(taken.lane()).give_back(taken);
+        self.model.rec(taken.lane, taken.number).fate = Fate::Returned;
+        self.lane(taken.lane).give_back(taken);
     }
 
     fn kill_producer(&mut self, who: usize) {
@@ -365,14 +361,14 @@ impl World {
         }
         let ledger = self.producers.remove(who % self.producers.len());
         self.dead.push(ledger.owner());
-        self.rooms.retain(|room| room.claim.owner() != ledger.owner());
+        self.rooms.retain(|room| room.claim.owner != ledger.owner());
     }
 
     fn kill_consumer(&mut self, who: usize) {
         let who = who % self.consumers.len();
         let dead = self.consumers[who];
         self.dead.push(dead);
-        self.held.retain(|taken| taken.owner() != dead);
+        self.held.retain(|taken| taken.owner != dead);
         self.consumers[who] = Owner::new(100 + who, self.next_life);
         self.next_life += 1;
     }

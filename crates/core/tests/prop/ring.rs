@@ -125,41 +125,41 @@ impl Model {
     /// Checks a claim against what there was to be had, and notes it.
     fn claimed(&mut self, claim: &Claim, want: usize) {
         assert!((1..=want).contains(&claim.len()), "asked for {want}, got {claim:?}");
-        let number = self.number(claim.batch());
+        let number = self.number(claim.batch);
         if number > self.last_opened {
             assert_eq!(number, self.last_opened + 1, "batches are numbered one after the other");
             assert!(!self.has_empty_row(), "a batch was opened while an older one had a slot left");
             assert!(self.batches.len() < self.num_buffers, "a batch was opened without a free buffer");
             assert!(
-                self.batches.values().all(|batch| batch.buffer != claim.buffer()),
+                self.batches.values().all(|batch| batch.buffer != claim.buffer),
                 "a buffer in use was opened"
             );
             let rows = vec![Row::Empty; self.batch_size];
-            self.batches.insert(number, Rows { buffer: claim.buffer(), rows, sealed: false, holder: None });
+            self.batches.insert(number, Rows { buffer: claim.buffer, rows, sealed: false, holder: None });
             self.last_opened = number;
         }
         let batch = self.batches.get_mut(&number).expect("claims are made in batches that are not released");
-        assert_eq!(batch.buffer, claim.buffer());
-        for row in &mut batch.rows[claim.slot()..claim.slot() + claim.len()] {
+        assert_eq!(batch.buffer, claim.buffer);
+        for row in &mut batch.rows[claim.slot..claim.slot + claim.len()] {
             assert_eq!(*row, Row::Empty, "a slot was claimed that was not free");
-            *row = Row::Claimed(claim.owner());
+            *row = Row::Claimed(claim.owner);
         }
     }
 
     fn committed(&mut self, claim: &Claim, first: u64) {
-        let number = self.number(claim.batch());
+        let number = self.number(claim.batch);
         let batch = self.batches.get_mut(&number).unwrap();
-        for (value, row) in (first..).zip(&mut batch.rows[claim.slot()..claim.slot() + claim.len()]) {
-            assert_eq!(*row, Row::Claimed(claim.owner()));
+        for (value, row) in (first..).zip(&mut batch.rows[claim.slot..claim.slot + claim.len()]) {
+            assert_eq!(*row, Row::Claimed(claim.owner));
             *row = Row::Ready(value);
             self.committed.push(value);
         }
     }
 
     fn aborted(&mut self, claim: &Claim) {
-        let number = self.number(claim.batch());
+        let number = self.number(claim.batch);
         let batch = self.batches.get_mut(&number).unwrap();
-        batch.rows[claim.slot()..claim.slot() + claim.len()].fill(Row::Empty);
+        batch.rows[claim.slot..claim.slot + claim.len()].fill(Row::Empty);
     }
 
     /// The next complete batch that nobody holds.
@@ -323,22 +323,22 @@ impl Heap {
     }
 
     fn write(&mut self, claim: &Claim, first: u64) {
-        let start = claim.buffer() * self.batch_size + claim.slot();
+        let start = claim.buffer * self.batch_size + claim.slot;
         for (value, place) in (first..).zip(&mut self.payload[start..start + claim.len()]) {
             *place = value;
         }
     }
 
     fn write_row(&mut self, claim: &Claim, row: usize, value: u64) {
-        self.payload[claim.buffer() * self.batch_size + claim.slot() + row] = value;
+        self.payload[claim.buffer * self.batch_size + claim.slot + row] = value;
     }
 
     /// The samples in the hands of a consumer, each with its row.
     fn read(&self, taken: &Taken) -> Vec<(usize, u64)> {
-        let first = taken.buffer() * self.batch_size;
+        let first = taken.buffer * self.batch_size;
         let is_ready = |row: &usize| {
             let word = self.slots[first + row].word.load(Ordering::Acquire);
-            SlotWord::unpack(word).is_ready_for(taken.batch())
+            SlotWord::unpack(word).is_ready_for(taken.batch)
         };
         (0..self.batch_size).filter(is_ready).map(|row| (row, self.payload[first + row])).collect()
     }
@@ -450,7 +450,7 @@ impl Duel {
             Call::Release { held } if !self.held.is_empty() => self.release(held % self.held.len()),
             Call::GiveBack { held } if !self.held.is_empty() => {
                 let (taken, _) = self.held.swap_remove(held % self.held.len());
-                self.model.given_back(taken.batch());
+                self.model.given_back(taken.batch);
                 self.heap.ring().give_back(taken);
             }
             Call::ConsumerDies { consumer } => self.bury(PRODUCERS + consumer),
@@ -505,10 +505,10 @@ impl Duel {
             return false;
         };
         let samples = self.heap.read(&taken);
-        assert_eq!(taken.ready(), samples.len());
-        let (buffer, overtook) = (taken.buffer(), taken.overtook());
+        assert_eq!(taken.ready, samples.len());
+        let (buffer, overtook) = (taken.buffer, taken.overtook);
         let got =
-            Expected { batch: self.model.number(taken.batch()), buffer, samples: samples.clone(), overtook };
+            Expected { batch: self.model.number(taken.batch), buffer, samples: samples.clone(), overtook };
         assert_eq!(Some(got), expected);
         self.seen.extend(samples.iter().map(|(_, value)| value));
         self.held.push((taken, samples));
@@ -518,15 +518,15 @@ impl Duel {
     fn release(&mut self, index: usize) {
         let (taken, samples) = self.held.swap_remove(index);
         self.received.extend(samples.iter().map(|(_, value)| value));
-        self.model.released(taken.batch());
+        self.model.released(taken.batch);
         self.heap.ring().release(taken);
     }
 
     /// Somebody died, and somebody noticed; another comes in its place.
     fn bury(&mut self, participant: usize) {
         let dead = self.owner(participant);
-        let left: Vec<Taken> = self.held.extract_if(.., |(t, _)| t.owner() == dead).map(|(t, _)| t).collect();
-        self.claims.retain(|(claim, _)| claim.owner() != dead);
+        let left: Vec<Taken> = self.held.extract_if(.., |(t, _)| t.owner == dead).map(|(t, _)| t).collect();
+        self.claims.retain(|(claim, _)| claim.owner != dead);
         let repairs = recover(&self.heap.ring(), |owner| owner == dead).unwrap();
         assert_eq!(repairs, self.model.recovered(dead));
         assert_eq!(self.heap.ring().held_by(dead), 0);
@@ -554,7 +554,7 @@ impl Duel {
         }
         for consumer in PRODUCERS..PRODUCERS + CONSUMERS {
             let owner = self.owner(consumer);
-            let held = self.held.iter().filter(|(taken, _)| taken.owner() == owner).count();
+            let held = self.held.iter().filter(|(taken, _)| taken.owner == owner).count();
             assert_eq!(ring.held_by(owner), held);
         }
     }
@@ -632,7 +632,7 @@ type Samples = Vec<(usize, u64)>;
 const LEAVES: [usize; 2] = [8, 3];
 
 fn write_row(producer: &Producer, claim: &Claim, offset: usize, value: u64) {
-    let leaf = |leaf: usize| producer.ring().leaf(claim.buffer(), leaf, claim.slot() + offset);
+    let leaf = |leaf: usize| producer.ring().leaf(claim.buffer, leaf, claim.slot + offset);
     // SAFETY: the row is claimed by this producer, and the leaves are as long as LEAVES says.
     unsafe {
         leaf(0).cast::<u64>().write_unaligned(value);
@@ -725,7 +725,7 @@ impl<'a> Handles<'a> {
             }
             Step::ProducerDies => {
                 if let Some((claim, _)) = self.claims.first() {
-                    self.bury(claim.owner());
+                    self.bury(claim.owner);
                 }
                 self.claims.clear();
                 self.producer = Self::producer(self.consumer);
@@ -870,7 +870,7 @@ fn slots_that_were_given_back_are_filled_first_also_after_a_patrol() {
         let rows: Vec<usize> = (0..8)
             .map(|_| {
                 duel.claim(0, 1);
-                duel.claims.last().unwrap().0.slot()
+                duel.claims.last().unwrap().0.slot
             })
             .collect();
         assert_eq!(rows, [0, 1, 2, 3, 4, 5, 6, 7], "one producer's samples keep their order");
@@ -917,8 +917,8 @@ proptest! {
                 Call::Claim { want, .. } => {
                     duel.play(&Call::Claim { producer: 0, want: *want });
                     if let Some((claim, _)) = duel.claims.first() {
-                        let room = (1..=batch_size - claim.slot()).rev();
-                        let block_end = |len: &usize| (claim.slot() + len).is_multiple_of(1 << block_bits);
+                        let room = (1..=batch_size - claim.slot).rev();
+                        let block_end = |len: &usize| (claim.slot + len).is_multiple_of(1 << block_bits);
                         let whole = room.clone().filter(block_end).chain(room.take(1)).any(|len| claim.len() == len.min(*want));
                         prop_assert!(whole, "a run is as long as asked, or as the batch, or as the block it goes on in: {claim:?}, {want}");
                         duel.play(&Call::Commit { claim: 0 });

@@ -9,7 +9,7 @@ use rollway_core::net::wire::frame::{
 use rollway_core::net::wire::token::{Side, Token};
 use rollway_core::net::wire::token_file::{self, TokenFile};
 use rollway_core::net::{
-    ClientTls, SampleIngress, ServerTls, TcpClient, TcpClientSpec, TcpServer, TcpServerSpec,
+    ClientTls, SampleIngress, ServerTls, TcpClient, TcpClientSpec, TcpRecordClient, TcpServer, TcpServerSpec,
 };
 use rollway_core::ring::{Consumer, Deadline, OnFull, RingSpec};
 use rollway_core::{Error, Result};
@@ -80,7 +80,19 @@ pub fn ingress(consumer: &Consumer) -> SampleIngress {
 }
 
 pub fn connect(spec: TcpClientSpec) -> Result<TcpClient> {
-    TcpClient::connect(spec, SCHEMA, LEAVES)
+    connect_as(spec, SCHEMA, LEAVES)
+}
+
+pub fn connect_as(spec: TcpClientSpec, schema: &[u8], leaf_bytes: &[usize]) -> Result<TcpClient> {
+    let client = TcpClient::start(spec, schema, leaf_bytes)?;
+    client.ready(Deadline::Never)?;
+    Ok(client)
+}
+
+pub fn connect_records(spec: TcpClientSpec, schema: &[u8]) -> Result<TcpRecordClient> {
+    let client = TcpRecordClient::start(spec, schema)?;
+    client.ready(Deadline::Never)?;
+    Ok(client)
 }
 
 /// Sends one sample.

@@ -386,7 +386,7 @@ proptest! {
                         first..behind.unwrap_or(positions.end.min(end))
                     });
                     let claim = table.claim(owner, positions.clone(), |other| !alive(other));
-                    let got = claim.as_ref().map(Claim::positions);
+                    let got = claim.as_ref().map(|claim| claim.positions());
                     prop_assert_eq!(got, run.clone());
                     for position in run.clone().unwrap_or(0..0) {
                         let lap = position / capacity as u64 + 1;
@@ -397,11 +397,11 @@ proptest! {
                     claims[who] = claim;
                 }
                 Call::Commit { who } => if let Some(claim) = claims[who].take() {
-                    claim.rows().for_each(|row| model[row] = Cell::Ready { lap: claim.lap().value() });
+                    claim.rows().for_each(|row| model[row] = Cell::Ready { lap: claim.lap.value() });
                     table.commit(claim);
                 },
                 Call::Abort { who } => if let Some(claim) = claims[who].take() {
-                    claim.rows().for_each(|row| model[row] = Cell::Empty { lap: claim.lap().value() });
+                    claim.rows().for_each(|row| model[row] = Cell::Empty { lap: claim.lap.value() });
                     table.abort(claim);
                 },
                 Call::Die { who } => {

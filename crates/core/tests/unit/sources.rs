@@ -30,18 +30,76 @@ fn label(line: &str) -> Option<&str> {
     label.contains('.').then(|| label.trim_end_matches('.'))
 }
 
-#[test]
-fn every_sync_label_has_two_ends() {
-    let mut ends: BTreeMap<String, Vec<String>> = BTreeMap::new();
+/// A comment that names an ordering: where it is, in which function, its label, and what it says.
+struct Sync {
+    place: String,
+    function: String,
+    label: String,
+    text: String,
+}
+
+fn syncs() -> Vec<Sync> {
+    let mut syncs = Vec::new();
     for (path, code) in sources() {
-        for (number, line) in (1..).zip(code.lines()) {
-            if let Some(label) = label(line) {
-                ends.entry(label.to_owned()).or_default().push(format!("{}:{number}", path.display()));
+        let (lines, mut function) = (code.lines().map(str::trim).collect::<Vec<_>>(), String::new());
+        for (at, line) in lines.iter().enumerate() {
+            if let Some((before, after)) = line.split_once("fn ")
+                && !before.contains("//")
+            {
+                function = after.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            }
+            if let Some(label) = label(line).filter(|_| line.contains("// SYNC ")).map(str::to_owned) {
+                let following = lines[at + 1..].iter();
+                let rest = following.take_while(|line| line.starts_with("//") && !line.contains("SYNC "));
+                let text = std::iter::once(line).chain(rest).map(|line| line.trim_start_matches("// "));
+                let (place, text) =
+                    (format!("{}:{}", path.display(), at + 1), text.collect::<Vec<_>>().join(" "));
+                syncs.push(Sync { place, function: function.clone(), label, text });
             }
         }
     }
-    ends.retain(|_, places| places.len() < 2);
-    assert!(ends.is_empty(), "these labels are named once only: {ends:#?}");
+    syncs
+}
+
+/// The functions that a comment names as the other ends: "Acquire in `a` and `Type::b`".
+fn partners(text: &str) -> Vec<&str> {
+    let mut partners = Vec::new();
+    for mut rest in text.split(" in `").skip(1) {
+        while let Some((name, after)) = rest.split_once('`') {
+            partners.push(name.rsplit("::").next().unwrap_or(name));
+            let Some(more) = after.strip_prefix(", `").or_else(|| after.strip_prefix(" and `")) else {
+                break;
+            };
+            rest = more;
+        }
+    }
+    partners
+}
+
+#[test]
+fn every_sync_label_has_two_ends() {
+    let syncs = syncs();
+    let mut ends: BTreeMap<&str, Vec<&Sync>> = BTreeMap::new();
+    syncs.iter().for_each(|sync| ends.entry(&sync.label).or_default().push(sync));
+    for (label, ends) in &ends {
+        for side in [["Acquire", "AcqRel", "fence"], ["Release", "AcqRel", "fence"]] {
+            let has_side = ends.iter().any(|end| side.iter().any(|ordering| end.text.contains(ordering)));
+            assert!(ends.len() > 1 && has_side, "{label} has one end only: {}", ends[0].place);
+        }
+    }
+}
+
+#[test]
+fn every_end_of_a_sync_label_names_another() {
+    let syncs = syncs();
+    for sync in &syncs {
+        let partners = partners(&sync.text);
+        assert!(!partners.is_empty(), "{} names no partner: {}", sync.place, sync.text);
+        for partner in partners {
+            let is_end = |other: &Sync| other.label == sync.label && other.function == partner;
+            assert!(syncs.iter().any(is_end), "{}: `{partner}` is no end of {}", sync.place, sync.label);
+        }
+    }
 }
 
 #[test]

@@ -88,7 +88,7 @@ fn all_answers_come_with_their_flags_and_in_order() {
             assert_eq!(outcome, Outcome::Answered(expected));
             assert_eq!(caller.outstanding(), 0);
         }
-        caller.close().unwrap();
+        caller.vector_env().close().unwrap();
     });
 }
 
@@ -107,7 +107,7 @@ fn part_of_the_answers_come_in_turn_and_nobody_is_passed_over() {
         caller.ask(answers.iter().map(|&(env, _)| env), 1, 0).unwrap();
     }
     assert_eq!(order, [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]);
-    caller.close().unwrap();
+    caller.vector_env().close().unwrap();
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn half_of_the_answers_are_waited_for_while_workers_go_on() {
             assert!(answers.iter().all(|&(env, _)| !caller.is_outstanding(env)));
             caller.ask(answers.iter().map(|&(env, _)| env), 1, 0).unwrap();
         }
-        caller.close().unwrap();
+        caller.vector_env().close().unwrap();
     });
 }
 
@@ -148,7 +148,7 @@ fn a_worker_that_leaves_with_work_undone_is_reported() {
         caller.ask(2..4, 1, 9).unwrap();
         let expected = vec![(0, 0), (1, 0), (2, 9), (3, 9)];
         assert_eq!(caller.wait(4, None, LONG).unwrap(), Outcome::Answered(expected));
-        caller.close().unwrap();
+        caller.vector_env().close().unwrap();
     });
 }
 
@@ -164,7 +164,7 @@ fn an_answer_to_a_request_that_was_asked_again_counts_for_nothing() {
     let Call::Tasks(new) = worker.wait().unwrap() else { panic!() };
     worker.answer(&new, &[8]);
     assert_eq!(caller.wait(1, None, LONG).unwrap(), Outcome::Answered(vec![(0, 8)]));
-    caller.close().unwrap();
+    caller.vector_env().close().unwrap();
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn an_environment_that_takes_too_long_is_reported_and_may_still_answer() {
     let Call::Tasks(tasks) = slow.wait().unwrap() else { panic!() };
     slow.answer(&tasks, &[0]);
     assert_eq!(caller.wait(2, limit, LONG).unwrap(), Outcome::Answered(vec![(0, 0), (1, 0)]));
-    caller.close().unwrap();
+    caller.vector_env().close().unwrap();
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn a_process_that_ends_before_it_sits_down_is_reported() {
     caller.ask(0..1, 1, 0).unwrap();
     assert_eq!(caller.wait(1, None, LONG).unwrap(), Outcome::Died(vec![0]));
     child.wait().unwrap();
-    caller.close().unwrap();
+    caller.vector_env().close().unwrap();
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn messages_wake_a_worker_one_by_one_and_work_comes_first() {
     worker.answer(&tasks, &[0]);
     assert_eq!(worker.wait().unwrap(), Call::Message);
     assert_eq!(worker.wait().unwrap(), Call::Message);
-    caller.close().unwrap();
+    caller.vector_env().close().unwrap();
     assert_eq!(worker.wait().unwrap(), Call::Closed);
 }
 
@@ -218,7 +218,7 @@ fn strangers_and_numbers_out_of_range_are_refused() {
     assert!(matches!(caller.ask(2..3, 1, 0), Err(Error::OutOfRange { .. })));
     assert!(matches!(caller.ask(0..1, 1, MAX_ARGUMENT + 1), Err(Error::OutOfRange { .. })));
     assert!(matches!(caller.post_message(1), Err(Error::OutOfRange { .. })));
-    caller.close().unwrap();
+    caller.vector_env().close().unwrap();
     assert!(matches!(Worker::attach(&name, 0), Err(Error::NotFound { .. })));
 }
 
@@ -236,7 +236,7 @@ fn messages_that_nobody_can_have_sent_are_damage_and_keep_no_worker_busy() {
         }
     });
     assert!(matches!(result, Err(Error::Corrupt { .. })), "{result:?}");
-    caller.close().unwrap();
+    caller.vector_env().close().unwrap();
 }
 
 #[test]
@@ -258,5 +258,5 @@ fn an_answer_to_a_request_that_was_never_asked_is_damage_and_no_endless_wait() {
         (caller, result)
     });
     assert!(matches!(result, Err(Error::Corrupt { .. })), "a request that somebody else changed: {result:?}");
-    caller.close().unwrap();
+    caller.vector_env().close().unwrap();
 }

@@ -2,6 +2,7 @@
 
 use crate::convert::leaf::Leaf;
 use numpy::npyffi::{self, NpyTypes, PY_ARRAY_API, npy_intp};
+use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use smallvec::SmallVec;
@@ -66,6 +67,21 @@ pub unsafe fn over<'py>(
         }
         Ok(array)
     }
+}
+
+/// The same memory as an array that may be written to, for libraries that know no read-only memory.
+#[pyfunction]
+pub fn writable_view<'py>(array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let view = array.call_method0("view")?;
+    let view_array = view.as_ptr().cast::<npyffi::PyArrayObject>();
+    // SAFETY: the type is checked; the GIL is held.
+    unsafe {
+        if ffi::Py_TYPE(view.as_ptr()) != ndarray_type(array.py()) {
+            return Err(PyTypeError::new_err("writable_view takes an array"));
+        }
+        (*view_array).fields.flags |= npyffi::NPY_ARRAY_WRITEABLE;
+    }
+    Ok(view)
 }
 
 /// Takes the right to write away from an array that we made.

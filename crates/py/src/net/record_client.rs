@@ -37,8 +37,8 @@ impl TcpRecordSender {
     /// How far the learner is, as of its last answer, with what is on its way there: the version that it published, and how
     /// many records wait to be taken. Asks again, for the next call.
     fn learner_news(&self) -> (u32, u32) {
-        let news = self.core.news();
-        (news.version, news.waiting)
+        let status = self.core.learner_status();
+        (status.version, status.waiting)
     }
 
     /// The newest weights that the learner told of, as of its last word; 0 until it did.

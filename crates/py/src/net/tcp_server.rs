@@ -69,13 +69,12 @@ impl TcpServer {
         };
         let seat = ProducerSpec { producer_id: None, on_full: None, peer_timeout: None };
         let weights = weights.map(|weights| weights.core(py)).transpose()?;
-        let start = |ingress: Option<Ingress>| match (ingress, &weights) {
-            (ingress, Some(weights)) => Core::with_weights(ingress, weights.clone(), spec.clone()),
-            (Some(ingress), None) => Core::start(ingress, spec.clone()),
-            (None, None) => {
+        let start = |ingress: Option<Ingress>| {
+            if ingress.is_none() && weights.is_none() {
                 let range = "a learner, weights, or both".to_owned();
-                Err(Error::OutOfRange { what: "things to serve", value: 0, range })
+                return Err(Error::OutOfRange { what: "things to serve", value: 0, range });
             }
+            Core::serve(ingress, weights.clone(), spec.clone())
         };
         let (core, endpoints) = match &consumer {
             Some(Learner::Ring(consumer)) => {
@@ -87,7 +86,8 @@ impl TcpServer {
                 let records = consumer.core(py)?.records().clone();
                 let shape = consumer.shape();
                 let ingress = || {
-                    RecordIngress::checked(RecordProducer::attach_to(records.clone(), seat)?, shape.clone())
+                    let producer = RecordProducer::attach_to(records.clone(), seat)?;
+                    RecordIngress::new(producer, Some(shape.clone()))
                 };
                 (blocking(py, || start(Some(ingress()?.into())))?, Some(consumer.endpoints()))
             }

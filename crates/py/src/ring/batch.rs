@@ -6,19 +6,29 @@ use crate::gil::GilCell;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use rollway_core::ring::{Batch as CoreBatch, Consumer as Core, Ring};
+use std::ffi::c_void;
 use std::sync::Arc;
 
 /// Released when `release` is called, or when it and every array of it are gone. Not for users.
 #[pyclass(frozen, module = "rollway._core")]
 pub struct Batch {
-    batch: GilCell<Option<CoreBatch<Arc<Core>>>>,
+    batch: GilCell<Option<Held>>,
     /// Keeps the mapping after release: a view may be old then, but never dangles.
     ring: Arc<Ring>,
     buffer: usize,
 }
 
+type Held = CoreBatch<Arc<Core>>;
+
+/// # Safety
+/// `held` comes from `release_later`, and this is its only call.
+unsafe extern "C" fn release_batch(held: *mut c_void) {
+    // SAFETY: as the caller promises.
+    drop(unsafe { Box::from_raw(held.cast::<Held>()) });
+}
+
 impl Batch {
-    pub fn new(batch: CoreBatch<Arc<Core>>) -> Batch {
+    pub fn new(batch: Held) -> Batch {
         let (ring, buffer) = (batch.consumer().ring().clone(), batch.number().1);
         Batch { batch: GilCell::new(Some(batch)), ring, buffer }
     }
@@ -26,6 +36,13 @@ impl Batch {
     /// Gives the room back now. Views of it stay mapped; their contents will change.
     pub fn release(&self, py: Python<'_>) {
         drop(self.batch.replace(py, None));
+    }
+
+    /// A C function and its argument, which give the room back when they are called: once, from any thread, without the GIL.
+    /// `None` when it was given back already.
+    pub fn release_later(&self, py: Python<'_>) -> Option<(usize, usize)> {
+        let batch = self.batch.replace(py, None)?;
+        Some((release_batch as *const () as usize, Box::into_raw(Box::new(batch)) as usize))
     }
 
     /// Puts it back, for whoever asks next.

@@ -58,11 +58,32 @@ impl Sample {
         Sample { batch, info, room: None }
     }
 
+    /// The batch as torch tensors, in the memory where it lies: no copy. They keep the room as the arrays do.
+    fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        py.import("rollway.torch")?.call_method1("as_tensors", (&self.batch,))
+    }
+
+    /// The batch as a `TensorDict`, in the memory where it lies: no copy. Needs the package tensordict.
+    fn tensordict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        py.import("rollway.torch")?.call_method1("as_tensordict", (&self.batch, self.__len__()))
+    }
+
+    /// The batch as arrays of JAX on a device, which are copies: they never change, also not after `release`.
+    #[pyo3(signature = (device=None))]
+    fn jax<'py>(&self, py: Python<'py>, device: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
+        py.import("rollway.jax")?.call_method1("as_arrays", (&self.batch, device))
+    }
+
     /// Gives the room back to the producers now. Does nothing the second time.
     fn release(&self, py: Python<'_>) {
         if let Some(room) = &self.room {
             room.get().release(py);
         }
+    }
+
+    /// See `Batch::release_later`. For `rollway.torch.device_iter`.
+    fn _release_later(&self, py: Python<'_>) -> Option<(usize, usize)> {
+        self.room.as_ref().and_then(|room| room.get().release_later(py))
     }
 
     /// Whether the room was given back.

@@ -9,7 +9,7 @@ pub fn contents(kind: u32) -> (&'static str, &'static str) {
         ring::layout::KIND => ("ring", "the samples of a Server (ShmClient)"),
         records::layout::KIND => ("records", "the records of a RecordServer (ShmRecordClient)"),
         weights::layout::KIND => ("weights", "weights (SharedWeightSync)"),
-        replay::layout::KIND => ("table", "rows to sample (ReplayBuffer)"),
+        replay::layout::KIND => ("replay", "rows to sample (ReplayBuffer)"),
         vector_env::layout::KIND => ("vector env", "a vector environment"),
         block::KIND => ("block", "a block of plain memory"),
         _ => ("unknown", "something that this version does not know"),

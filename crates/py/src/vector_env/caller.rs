@@ -83,7 +83,7 @@ impl EnvCaller {
         view(py, self.vector_env.data(), self.vector_env.clone())
     }
 
-    /// Nobody is this worker any more.
+    /// No process is this worker any more.
     fn vacate(&self, py: Python<'_>, worker: usize) -> PyResult<()> {
         self.core()?.vacate(worker).map_err(|e| to_py(py, e))
     }
@@ -103,8 +103,8 @@ impl EnvCaller {
         .map_err(|e| to_py(py, e))
     }
 
-    /// There is a message for a worker.
-    fn post(&self, py: Python<'_>, worker: usize) -> PyResult<()> {
+    /// Wakes a worker to receive a message by the pipe.
+    fn announce_message(&self, py: Python<'_>, worker: usize) -> PyResult<()> {
         self.core()?.post_message(worker).map_err(|e| to_py(py, e))
     }
 
@@ -131,20 +131,14 @@ impl EnvCaller {
         Ok(describe(wait_outcome(py, &mut *self.core()?, count, limit, timeout)?))
     }
 
-    /// How many environments were asked, and their answers not taken.
-    fn out(&self) -> PyResult<usize> {
+    /// How many environments have a request whose answer was not taken yet.
+    fn num_busy(&self) -> PyResult<usize> {
         Ok(self.core()?.outstanding())
     }
 
-    /// Whether this one was.
-    fn is_out(&self, env: usize) -> PyResult<bool> {
+    /// Whether this environment has such a request.
+    fn is_busy(&self, env: usize) -> PyResult<bool> {
         Ok(self.core()?.is_outstanding(env))
-    }
-
-    /// First and last plus one of a worker's environments.
-    fn share(&self, worker: usize) -> PyResult<(usize, usize)> {
-        let range = self.core()?.env_range(worker);
-        Ok((range.start, range.end))
     }
 
     /// Tells the workers to end, takes the name away, and ends a wait of another thread.

@@ -54,7 +54,7 @@ impl EnvWorker {
     }
 
     /// Steps environments when it is asked to, and sleeps meanwhile, until there is something else to do:
-    /// `("tasks", what, argument, envs)`, all of one kind; or `"mail"` or `"closed"`.
+    /// `("tasks", what, argument, envs)`, all of one kind; or `"message"` or `"closed"`.
     ///
     /// `steps` has a function for each environment, or `None` where the next step is none; `sinks` where results of a buffer
     /// go, if that can be done here; `in_hand` is told who is being stepped. Everything else is asked of the desk.
@@ -73,7 +73,7 @@ impl EnvWorker {
             let call = blocking(py, || self.core.wait())?.map_err(|e| to_py(py, e))?;
             let mut tasks = match call {
                 Call::Tasks(tasks) => tasks,
-                Call::Message => return Ok(("mail", 0, 0, Vec::new())),
+                Call::Message => return Ok(("message", 0, 0, Vec::new())),
                 Call::Closed => return Ok(("closed", 0, 0, Vec::new())),
             };
             let first = tasks[0].request;

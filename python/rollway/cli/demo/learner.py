@@ -1,7 +1,8 @@
 """The demo's learner, and its two sources of batches: RingSource (Rollway) and QueueSource (multiprocessing.Queue).
 
-A source hands over batches of stacked samples, one at a time. The learner is a thread that takes and checks them; the
-main thread stays free to watch the workers, because a queue whose writer was killed may never return from `get`.
+A source has `take`, which waits a moment for a batch of stacked samples and gives it to a function. The learner is a
+thread that takes and checks batches. The main thread watches the workers, because `get` of a queue whose writer was
+killed may never return.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,31 +23,16 @@ from rollway.transport.shm import ShmTransport
 _TICK_S = 0.1
 
 
-class BatchSource(Protocol):
-    """Where the learner gets its batches from."""
-
-    ring: str | None
-    """The ring that workers send through; ``None`` for the queue."""
-
-    def take(self, use: Callable[[Item, int], None]) -> bool:
-        """Waits a moment for a batch; calls ``use(batch, arrived_ns)``. False when none came."""
-
-    def waiting(self) -> int:
-        """Samples sent and not yet taken."""
-
-    def close(self) -> None:
-        """Lets go."""
-
-
 class RingSource:
     """Batches as views into a ring."""
 
     def __init__(self, batch_size: int, num_buffers: int) -> None:
         self._server = Server(example(), batch_size, ShmTransport(), num_buffers)
         self.ring = self._server.name
+        """The ring that workers send through."""
 
     def take(self, use: Callable[[Item, int], None]) -> bool:
-        """Takes a whole batch, or after a moment what there is of one."""
+        """Calls ``use(batch, arrived_ns)`` with a batch, or with part of one after a moment. False when none came."""
         try:
             sample = self._server.sample(timeout=_TICK_S, at_least=1)
         except WaitTimeout:
@@ -70,13 +56,13 @@ class RingSource:
 class QueueSource:
     """Batches stacked from the items of a queue, as a learner has to."""
 
+    ring = None
+
     def __init__(self, link: Any, batch_size: int) -> None:
-        self.ring: str | None = None
-        self._queue = link
-        self._batch_size = batch_size
+        self._queue, self._batch_size = link, batch_size
 
     def take(self, use: Callable[[Item, int], None]) -> bool:
-        """Gets ``batch_size`` items, or after a moment what there is."""
+        """As for a ring."""
         items: list[Item] = []
         try:
             while len(items) < self._batch_size:
@@ -93,7 +79,10 @@ class QueueSource:
         return int(self._queue.qsize())
 
     def close(self) -> None:
-        """Nothing: the queue belongs to `WorkerProcesses`."""
+        """Does nothing: the queue belongs to `WorkerProcesses`."""
+
+
+BatchSource = RingSource | QueueSource
 
 
 class Learner(threading.Thread):
@@ -102,25 +91,23 @@ class Learner(threading.Thread):
     Args:
         source: Where they come from.
         tally: Checks them.
-        note: Is told of every batch, as ``note(arrived_ns, keys)``.
+        note: Called for every batch, as ``note(arrived_ns, keys)``.
     """
 
     def __init__(self, source: BatchSource, tally: Tally, note: Callable[[int, Array], None]) -> None:
         super().__init__(name="learner", daemon=True)
         self.error: Exception | None = None
-        self._source = source
-        self._tally = tally
-        self._note = note
+        self._source, self._tally, self._note = source, tally, note
         self._expected: int | None = None
         self._idle_s: float | None = None
         self._stopped = False
 
     def run(self) -> None:
-        """Takes until told that it was the last, or that nothing more is to be had."""
+        """Takes batches until all that was sent has come, or until no more comes."""
         try:
             idle_since = time.monotonic()
-            while not self._stopped and not self._complete():
-                if self._source.take(self._use):
+            while not (self._stopped or (self._expected is not None and self._tally.received >= self._expected)):
+                if self._source.take(lambda batch, arrived_ns: self._note(arrived_ns, self._tally.check(batch))):
                     idle_since = time.monotonic()
                 elif self._idle_s is not None and time.monotonic() - idle_since > self._idle_s:
                     return
@@ -128,15 +115,9 @@ class Learner(threading.Thread):
             self.error = error
 
     def expect(self, samples: int | None, idle_s: float) -> None:
-        """Ends when so many samples have come, or when none has come for so long."""
+        """Ends when this many samples have come, or when none has come for ``idle_s`` seconds."""
         self._expected, self._idle_s = samples, idle_s
 
     def stop(self) -> None:
-        """Ends after the batch in hand."""
+        """Ends after the current batch."""
         self._stopped = True
-
-    def _complete(self) -> bool:
-        return self._expected is not None and self._tally.received >= self._expected
-
-    def _use(self, batch: Item, arrived_ns: int) -> None:
-        self._note(arrived_ns, self._tally.check(batch))

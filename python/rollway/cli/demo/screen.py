@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from rollway.cli import signals
-from rollway.cli.console import console, count, plain, print_json, size
-from rollway.cli.demo.stages import (
-    BATCH_SIZE,
-    LATENCY,
-    QUEUE,
-    ROLLWAY,
-    SENDS_PER_S,
-    THROUGHPUT,
-    Demo,
-    Outcome,
-    Progress,
-    Stage,
-)
+from rollway.cli.console import LiveScreen, console, count, plain, print_json, size
+from rollway.cli.demo.stages import BATCH_SIZE, QUEUE, ROLLWAY, SENDS_PER_S, Demo, Outcome, Progress, Stage, Watcher
 from rollway.cli.demo.trajectory import SAMPLE_BYTES
 from rollway.cli.demo.worker_processes import Death
 
@@ -34,9 +21,9 @@ _COLUMNS_OF_WORKERS = 4
 
 
 def show(seconds: float, workers: int, *, as_json: bool) -> int:
-    """Runs the demo and shows it. Gives the exit status."""
+    """Runs the demo and shows it. Returns the exit status."""
     out = console(stderr=as_json)
-    screen = Silent() if as_json else Screen(out, workers)
+    screen = Watcher() if as_json else Screen(out, workers)
     demo = Demo(seconds, workers, screen)
     with signals.exit_on_signals():
         try:
@@ -56,61 +43,17 @@ def show(seconds: float, workers: int, *, as_json: bool) -> int:
     return 0 if demo.succeeded else 1
 
 
-class Silent:
-    """Shows nothing; for JSON."""
-
-    def __enter__(self) -> Silent:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def started(self, pids: Sequence[int]) -> None:
-        """Nothing."""
-
-    def began(self, stage: Stage) -> None:
-        """Nothing."""
-
-    def progressed(self, progress: Progress) -> None:
-        """Nothing."""
-
-    def died(self, death: Death) -> None:
-        """Nothing."""
-
-    def ended(self, outcome: Outcome) -> None:
-        """Nothing."""
-
-
-class Screen:
+class Screen(LiveScreen, Watcher):
     """Shows a running demo: the stage in progress below, what is over above it."""
 
     def __init__(self, out: Console, workers: int) -> None:
-        self._out = out
-        self._workers = workers
+        samples = f": LLM trajectories of {size(SAMPLE_BYTES)}, in batches of {BATCH_SIZE}"
+        heading = Text.assemble((f"{count(workers, 'worker')} -> 1 learner", "bold"), samples)
+        super().__init__(out, heading, "workers")
         self._recent: deque[tuple[float, int]] = deque(maxlen=11)
-        self._live = Live(console=out, auto_refresh=False, transient=True) if out.is_terminal else None
-
-    def __enter__(self) -> Screen:
-        self._out.print(
-            f"[bold]{count(self._workers, 'worker')} -> 1 learner[/]: LLM trajectories of {size(SAMPLE_BYTES)}, "
-            f"in batches of {BATCH_SIZE}"
-        )
-        if self._live is not None:
-            self._live.start()
-            self._live.update(Text("starting the workers ...", style="dim"), refresh=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.update(Text(""), refresh=True)
-            self._live.stop()
-
-    def started(self, pids: Sequence[int]) -> None:
-        """Names the workers: who wants to can kill one, and see."""
-        self._out.print(f"workers: pid {', '.join(map(str, pids))}", style="dim")
 
     def began(self, stage: Stage) -> None:
-        """Announces a stage, where nothing live will show it."""
+        """Announces a stage on a console that is no terminal."""
         self._recent.clear()
         if self._live is None:
             self._out.print(f"measuring: {_title(stage)}, {stage.seconds:.1f} s")
@@ -122,11 +65,11 @@ class Screen:
             self._live.update(_draw(progress, self._rate(), self._out.width), refresh=True)
 
     def died(self, death: Death) -> None:
-        """Says who died, and how."""
+        """Says which worker died, and how."""
         self._out.print(plain(f"{death}", "bold red"))
 
     def ended(self, outcome: Outcome) -> None:
-        """One line per stage that is over."""
+        """Prints one line for a stage that is over."""
         if self._live is not None:
             self._live.update(Text(""), refresh=True)
         self._out.print(Text.assemble(("done: ", "green"), (_title(outcome.stage), "bold"), ": ", _figures(outcome)))
@@ -174,9 +117,8 @@ def _figures(outcome: Outcome) -> str:
 
 
 def _conclude(out: Console, demo: Demo) -> None:
-    if any(demo.outcome(path, THROUGHPUT) for path in (ROLLWAY, QUEUE)):
-        out.print(_table(demo))
     if demo.outcomes:
+        out.print(_table(demo))
         out.print(Text(f"{demo.verdict}", style="bold green" if demo.verdict.flawless else "bold red"))
         out.print(
             "(the learner compared every element of every sample, through either path, with what its worker wrote)",
@@ -192,7 +134,7 @@ def _conclude(out: Console, demo: Demo) -> None:
 
 
 def _sequel(demo: Demo) -> str:
-    """What the death of a worker meant for the rest."""
+    """Says what the death of a worker means for the rest."""
     others = demo.workers - len(demo.deaths)
     if demo.arrived_of_the_dead and others:
         return f"  The other {others} went on. The demo ends here, after the stage in which it happened."
@@ -206,19 +148,11 @@ def _table(demo: Demo) -> Table:
     table.add_column("", overflow="fold")
     for heading in ("samples/s", "GB/s", "latency p50", "latency p99"):
         table.add_column(heading, justify="right", no_wrap=True)
-    cells: list[list[float | None]] = []
-    for path in (ROLLWAY, QUEUE):
-        rate, delay = demo.outcome(path, THROUGHPUT), demo.outcome(path, LATENCY)
-        row = [
-            rate.samples_per_s if rate else None,
-            rate.gb_per_s if rate else None,
-            delay.p50_us if delay else None,
-            delay.p99_us if delay else None,
-        ]
-        cells.append(row)
-        texts = [_number(row[0], ",.0f"), _number(row[1], ".2f"), _us(row[2]), _us(row[3])]
+    rows = [list(demo.figures(path).values()) for path in (ROLLWAY, QUEUE)]
+    for path, (rate, gigabytes, p50, p99) in zip((ROLLWAY, QUEUE), rows, strict=True):
+        texts = [_number(rate, ",.0f"), _number(gigabytes, ".2f"), _us(p50), _us(p99)]
         table.add_row(path, *texts, style="bold" if path == ROLLWAY else "")
-    (rate_a, bytes_a, p50_a, p99_a), (rate_b, bytes_b, p50_b, p99_b) = cells
+    (rate_a, bytes_a, p50_a, p99_a), (rate_b, bytes_b, p50_b, p99_b) = rows
     ratios = [_ratio(rate_a, rate_b), _ratio(bytes_a, bytes_b), _ratio(p50_b, p50_a), _ratio(p99_b, p99_a)]
     if any(ratios):
         table.add_section()

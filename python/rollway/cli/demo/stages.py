@@ -1,6 +1,6 @@
 """Demo: what is measured, in which order: throughput and latency, through Rollway and through multiprocessing.Queue.
 
-It runs the stages and keeps the results; a `Watcher` is told of everything as it happens, and does the showing.
+It runs the stages and keeps the results. A `Watcher` gets the events; `screen` has one that shows them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Self
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from rollway.cli.demo.worker_processes import Death, WorkerProcesses
 BATCH_SIZE = 32
 NUM_BUFFERS = 3
 SENDS_PER_S = 1_000
-_LATENCY_BUFFERS = 64  # batches of one: a learner that is late for a moment does not hold up the sender
+_LATENCY_BUFFERS = 64  # batches of one: a learner that is late for a moment does not delay the sender
 _TICK_S = 0.1
 _LAST_SAMPLES_S = 5.0
 _QUIET_S = 0.5
@@ -45,7 +45,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a stage gave: a rate, or latencies."""
+    """The result of a stage: a rate, or latencies."""
 
     stage: Stage
     verdict: Verdict
@@ -71,32 +71,35 @@ class Progress:
     per_worker: Sequence[int]
 
 
-class Watcher(Protocol):
-    """Is told what happens."""
+class Watcher:
+    """Gets the events of a run. This one ignores them."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
     def started(self, pids: Sequence[int]) -> None:
-        """The workers are there."""
+        """The workers have started."""
 
     def began(self, stage: Stage) -> None:
         """A stage begins."""
 
     def progressed(self, progress: Progress) -> None:
-        """Ten times a second."""
+        """Called ten times a second."""
 
     def died(self, death: Death) -> None:
-        """A worker is dead."""
+        """A worker has died."""
 
     def ended(self, outcome: Outcome) -> None:
         """A stage is over."""
 
 
 class Demo:
-    """Runs the stages one after the other, with one processes of workers. After a death the current stage is the last.
+    """Runs the stages one after the other, with the same workers. After a death the current stage is the last.
 
-    Args:
-        seconds: How long each throughput stage takes; a latency stage takes a third of it.
-        workers: How many.
-        watcher: Is told what happens.
+    A throughput stage takes ``seconds``, a latency stage a third of it.
     """
 
     def __init__(self, seconds: float, workers: int, watcher: Watcher) -> None:
@@ -105,7 +108,7 @@ class Demo:
         self.outcomes: list[Outcome] = []
         self.deaths: list[Death] = []
         self.arrived_of_the_dead: dict[int, int] = {}
-        """What a worker killed while it sent through Rollway had committed, and what therefore arrived."""
+        """By worker that died while it sent through Rollway: how many samples arrived."""
         self.verified_now = 0
         """Samples of the stage in progress."""
         self._watcher = watcher
@@ -127,11 +130,11 @@ class Demo:
 
     @property
     def succeeded(self) -> bool:
-        """Whether all stages ran, nobody died and nothing was lost, repeated or torn."""
+        """Whether all stages ran, no worker died and no sample was lost, repeated or torn."""
         return len(self.outcomes) == len(self.stages) and not self.deaths and self.verdict.flawless
 
     def run(self) -> None:
-        """Runs all stages. `outcomes` and `deaths` tell the rest, also when it was interrupted."""
+        """Runs all stages. `outcomes` and `deaths` have the results, also when it was interrupted."""
         with WorkerProcesses(self.workers, queue_size=BATCH_SIZE * NUM_BUFFERS) as processes:
             self._watcher.started(processes.pids)
             self._notice_deaths(processes)
@@ -146,9 +149,19 @@ class Demo:
                     self._watcher.ended(outcome)
 
     def outcome(self, path: str, quantity: str) -> Outcome | None:
-        """What a stage gave, if it was run to its end."""
+        """The outcome of a stage, if it was run to its end."""
         wanted = (path, quantity)
         return next((o for o in self.outcomes if (o.stage.path, o.stage.quantity) == wanted), None)
+
+    def figures(self, path: str) -> dict[str, float | None]:
+        """What was measured through a path; ``None`` for what was not."""
+        rate, delay = self.outcome(path, THROUGHPUT), self.outcome(path, LATENCY)
+        return {
+            "samples_per_s": rate.samples_per_s if rate else None,
+            "gb_per_s": rate.gb_per_s if rate else None,
+            "latency_p50_us": delay.p50_us if delay else None,
+            "latency_p99_us": delay.p99_us if delay else None,
+        }
 
     def as_json(self) -> dict[str, Any]:
         """Everything, for other programs."""
@@ -157,22 +170,10 @@ class Demo:
             "seconds": self.seconds,
             "sample_bytes": SAMPLE_BYTES,
             "batch_size": BATCH_SIZE,
-            "paths": {path: self._figures(path) for path in (ROLLWAY, QUEUE)},
-            "verified": self.verdict.verified,
-            "lost": self.verdict.lost,
-            "repeated": self.verdict.repeated,
-            "torn": self.verdict.torn,
+            "paths": {path: self.figures(path) for path in (ROLLWAY, QUEUE)},
+            **vars(self.verdict),
             "deaths": [vars(death) for death in self.deaths],
             "ok": self.succeeded,
-        }
-
-    def _figures(self, path: str) -> dict[str, float | None]:
-        rate, delay = self.outcome(path, THROUGHPUT), self.outcome(path, LATENCY)
-        return {
-            "samples_per_s": rate.samples_per_s if rate else None,
-            "gb_per_s": rate.gb_per_s if rate else None,
-            "latency_p50_us": delay.p50_us if delay else None,
-            "latency_p99_us": delay.p99_us if delay else None,
         }
 
     def _run(self, stage: Stage, processes: WorkerProcesses) -> Outcome | None:
@@ -200,7 +201,7 @@ class Demo:
                 self._progress(stage, began, tally, source)
                 self._notice_deaths(processes)
                 if self.deaths and stage.path == QUEUE:
-                    return None  # who was killed may have had the queue's lock, or left half a message in its pipe
+                    return None  # the dead worker may have held the queue's lock, or left half a message in its pipe
             if learner.error is not None:
                 raise learner.error
         if stage.path == ROLLWAY:
@@ -215,7 +216,7 @@ class Demo:
         return RingSource(batch_size, NUM_BUFFERS if stage.quantity == THROUGHPUT else _LATENCY_BUFFERS)
 
     def _sent(self, processes: WorkerProcesses, sender: int | None) -> list[int | None]:
-        """How many samples each worker has sent; ``None`` where it died before it could say."""
+        """How many samples each worker has sent; ``None`` for a worker that died before its report."""
         sent: list[int | None] = []
         for worker in range(self.workers):
             report = processes.report(worker)
@@ -260,7 +261,7 @@ class _RateMeter:
 
 
 class _Stopwatch:
-    """Time from just before a send until the learner has the sample in its hands."""
+    """Time from just before a send until the learner has the sample."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers

@@ -2,13 +2,13 @@
 
 A sample is known by its key, ``counter * workers + worker``, which the four bytes of its score hold. Its other leaves
 are windows into fixed random texts, at an offset given by the key. So a worker can make any sample, the learner knows
-every element that it must have, and a sample put together from two others is seen to be torn.
+every element that it must have, and a sample put together from two others is recognised as torn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ def trajectory(key: int) -> Item:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of the samples that were sent."""
+    """How many samples arrived, and how many arrived wrong or not at all."""
 
     verified: int = 0
     lost: int = 0
@@ -57,12 +57,7 @@ class Verdict:
         return not (self.lost or self.repeated or self.torn)
 
     def __add__(self, other: Verdict) -> Verdict:
-        return Verdict(
-            self.verified + other.verified,
-            self.lost + other.lost,
-            self.repeated + other.repeated,
-            self.torn + other.torn,
-        )
+        return Verdict(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     def __str__(self) -> str:
         return f"verified {self.verified:,} samples: {self.lost:,} lost, {self.repeated:,} repeated, {self.torn:,} torn"
@@ -90,7 +85,7 @@ class Tally:
         self._seen = np.zeros(1 << 16, np.uint8)
 
     def check(self, batch: Item) -> Array:
-        """Compares every element of a batch with what it must be, and counts its samples. Gives their keys."""
+        """Compares every element of a batch with what it must be, and counts its samples. Returns their keys."""
         keys: Array = batch["score"].view(np.int32)[:, 0].copy()
         whole = keys >= 0
         for leaf, windows in _WINDOWS.items():
@@ -104,9 +99,9 @@ class Tally:
         return keys
 
     def verdict(self, sent: Sequence[int | None]) -> Verdict:
-        """What became of ``sent[worker]`` samples of each worker.
+        """The verdict on the samples, when each worker has sent ``sent[worker]``.
 
-        ``None``: the worker died before it could say. Then everything up to the last sample seen of it must be there.
+        ``None``: the worker died before its report. Then everything up to the last sample seen of it must be there.
         """
         lost = repeated = 0
         for worker, count in enumerate(sent):
@@ -114,7 +109,7 @@ class Tally:
             arrived = np.flatnonzero(times)
             until = count if count is not None else (int(arrived[-1]) + 1 if len(arrived) else 0)
             lost += int(np.count_nonzero(times[:until] == 0)) + max(0, until - len(times))
-            # What nobody says he sent has been seen once too often.
+            # A sample that no worker reports to have sent counts as repeated.
             repeated += int(np.sum(times[:until][times[:until] > 1] - 1)) + int(np.sum(times[until:]))
         return Verdict(self.received - self._torn, lost, repeated, self._torn)
 

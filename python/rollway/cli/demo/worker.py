@@ -6,7 +6,6 @@ It ends when the learner closes the pipe of its orders, also by dying. It import
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from rollway.cli.demo.trajectory import Item, example, trajectory
 from rollway.errors import ConnectionClosedError
 from rollway.ring.shm_client import ShmClient
+from rollway.runner.collector import Collector
 
 _LEARNER_GONE_S = 10.0
 
@@ -40,31 +40,16 @@ class Report:
     sent_at_ns: list[int]
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a worker gives up."""
-
-    why: str
-
-
-def work(index: int, workers: int, orders: Connection, link: Any) -> None:
-    """The life of a worker: take a job, do it, report; ``link`` is the queue of the comparison."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the learner decides
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    link.cancel_join_thread()  # nobody reads what is still in the queue when the learner goes
-    try:
+def work(collector: Collector, workers: int, orders: Connection, link: Any) -> None:
+    """Main function of a worker: takes a job, does it, reports, again. ``link`` is the queue of the comparison."""
+    link.cancel_join_thread()  # no process reads the rest of the queue after the learner
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, ConnectionClosedError):  # the end
         orders.send(Report(0, []))  # ready
         while True:
             job = orders.recv()
-            with _sender(job, index, link) as send:
-                report = _stream(job, index, workers, send)
+            with _sender(job, collector.index, link) as send:
+                report = _stream(job, collector.index, workers, send)
             orders.send(report)
-    except (EOFError, BrokenPipeError, ConnectionResetError, ConnectionClosedError):
-        return
-    except Exception as error:  # noqa: BLE001  told to the learner, which ends the demo
-        with contextlib.suppress(OSError):
-            orders.send(Failure(f"{type(error).__name__}: {error}"))
-        raise SystemExit(1) from None
 
 
 @contextlib.contextmanager

@@ -1,24 +1,23 @@
-"""WorkerProcesses: the demo's worker processes. Starts them, assigns jobs, reads reports, notices deaths.
+"""WorkerProcesses: the demo's worker processes. A `CollectorSupervisor` starts them and notices deaths.
 
-Jobs and reports go through one pipe per worker, and the operating system reports deaths. Workers share nothing with
-each other, so one of them can be killed at any moment without harm to the others.
+Jobs and reports go through one pipe per worker. Workers share nothing with each other, so one of them can be killed at
+any moment without harm to the others.
 """
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import signal
 import time
 from dataclasses import dataclass
 from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
-from types import TracebackType
 from typing import Any
 
 from rollway.cli import signals
-from rollway.cli.demo.worker import Failure, Job, Report, work
+from rollway.cli.demo.worker import Job, Report, work
+from rollway.runner.collector_error import signal_of
+from rollway.runner.supervisor import CollectorSupervisor
 
 _SPAWN = multiprocessing.get_context("spawn")
 _START_S = 60.0
@@ -38,7 +37,7 @@ class Death:
 
 
 class WorkerProcesses:
-    """The worker processes. The end of the ``with`` block ends them all; after an error it kills them.
+    """The worker processes. The end of the ``with`` block ends them all.
 
     Args:
         size: How many.
@@ -47,50 +46,58 @@ class WorkerProcesses:
 
     def __init__(self, size: int, queue_size: int) -> None:
         self.size = size
-        resource_tracker.ensure_running()  # not while signals are held back: it lets them through
-        with signals.deferred():  # a semaphore that is made, and not noted yet, would stay in /dev/shm
+        resource_tracker.ensure_running()  # not while signals are deferred: its start would unblock them
+        with signals.deferred():  # an interrupted Queue() would leave a semaphore in /dev/shm
             self.queue: Any = _SPAWN.Queue(queue_size)
-        self.deaths: list[Death] = []
-        self._processes: list[SpawnProcess] = []
+        self._supervisor = CollectorSupervisor(stop_timeout_s=0.0, kill_timeout_s=_LEAVE_S)
         self._pipes: dict[int, Connection] = {}
         self._reports: dict[int, Report] = {}
-        self._failures: dict[int, str] = {}
-        self._busy: set[int] = set()
+        self._busy = set(range(size))
 
     def __enter__(self) -> WorkerProcesses:
         try:
             self._start()
         except BaseException:
-            self._end(kill=True)
+            self._end()
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._end(kill=kind is not None or bool(self.deaths))
+    def __exit__(self, *_: object) -> None:
+        self._end()
 
     @property
     def pids(self) -> list[int]:
-        """The process ids, by worker."""
-        return [process.pid or 0 for process in self._processes]
+        """The process ids of the living workers."""
+        return list(self._supervisor.pids().values())
 
-    def assign(self, job: Job, who: int | None = None) -> None:
+    @property
+    def deaths(self) -> list[Death]:
+        """The workers that died, in order."""
+        return [
+            Death(e.index, e.pid, _describe_exit(e.exitcode, f"{e.kind}: {e.message}" if e.kind else None))
+            for e in self._supervisor.deaths
+        ]
+
+    def assign(self, job: Job, worker: int | None = None) -> None:
         """Gives a job to one worker, or to all."""
         self._reports.clear()
         for index, pipe in self._pipes.items():
-            if who in (None, index):
+            if worker in (None, index):
                 self._busy.add(index)
                 with contextlib.suppress(OSError):  # dead: `poll` will notice
                     pipe.send(job)
 
     def poll(self, timeout: float) -> bool:
-        """Waits for reports and deaths, at most so long. True when no worker is busy any more."""
-        sentinels = {p.sentinel: i for i, p in enumerate(self._processes) if i in self._pipes}
-        pipes = {pipe: index for index, pipe in self._pipes.items()}
-        for ready in connection.wait([*sentinels, *pipes], timeout):
-            if isinstance(ready, Connection):
-                self._receive(pipes[ready], ready)
-        for index in [i for s, i in sentinels.items() if i in self._pipes and connection.wait([s], 0)]:
-            self._reap(index)
+        """Waits for reports and deaths, at most ``timeout`` seconds. True when no worker is busy any more."""
+        ready = connection.wait(list(self._pipes.values()), timeout)
+        for index, pipe in [one for one in self._pipes.items() if one[1] in ready]:
+            try:
+                self._reports[index] = pipe.recv()
+                self._busy.discard(index)
+            except (EOFError, OSError):  # the worker has ended
+                self._pipes.pop(index).close()
+        self._supervisor.reports()  # notices deaths
+        self._busy.intersection_update(self._supervisor.pids())
         return not self._busy
 
     def report(self, worker: int) -> Report | None:
@@ -98,54 +105,21 @@ class WorkerProcesses:
         return self._reports.get(worker)
 
     def _start(self) -> None:
-        with signals.deferred():  # so Ctrl-C cannot reach a worker before it ignores it
+        with signals.deferred():  # no worker is left behind half started
             for index in range(self.size):
-                ours, theirs = _SPAWN.Pipe()
-                process = _SPAWN.Process(
-                    target=work, args=(index, self.size, theirs, self.queue), name=f"worker-{index}", daemon=True
-                )
-                process.start()
+                self._pipes[index], theirs = _SPAWN.Pipe()
+                self._supervisor.start(work, 1, self.size, theirs, self.queue)
                 theirs.close()
-                self._processes.append(process)
-                self._pipes[index] = ours
-        self._busy = set(range(self.size))
         deadline = time.monotonic() + _START_S
         while not self.poll(deadline - time.monotonic()):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the workers did not start within {_START_S:g} s")
 
-    def _receive(self, index: int, pipe: Connection) -> bool:
-        """Reads a message of a worker; false when no more will come."""
-        try:
-            message = pipe.recv()
-        except (EOFError, OSError):
-            return False  # the sentinel will tell
-        if isinstance(message, Failure):
-            self._failures[index] = message.why
-        else:
-            self._reports[index] = message
-            self._busy.discard(index)
-        return True
-
-    def _reap(self, index: int) -> None:
-        process, pipe = self._processes[index], self._pipes.pop(index)
-        while pipe.poll() and self._receive(index, pipe):
-            pass
-        pipe.close()
-        process.join()
-        self._busy.discard(index)
-        self.deaths.append(Death(index, process.pid or 0, _describe_exit(process.exitcode, self._failures.get(index))))
-
-    def _end(self, kill: bool) -> None:
+    def _end(self) -> None:
         with signals.deferred():
             for pipe in self._pipes.values():
                 pipe.close()
-            deadline = time.monotonic() + (0 if kill else _LEAVE_S)
-            for process in self._processes:
-                process.join(max(0, deadline - time.monotonic()))
-                if process.exitcode is None:
-                    process.kill()
-                process.join()
+            self._supervisor.stop()
             self.queue.close()
 
 
@@ -153,8 +127,6 @@ def _describe_exit(exit_code: int | None, failure: str | None) -> str:
     if failure is not None:
         return f"failed: {failure}"
     if exit_code is not None and exit_code < 0:
-        try:
-            return f"was killed by {signal.Signals(-exit_code).name}"
-        except ValueError:
-            return f"was killed by signal {-exit_code}"
+        known = signal_of(exit_code)
+        return f"was killed by {f'signal {-exit_code}' if known is None else known.name}"
     return f"ended early with exit code {exit_code}"

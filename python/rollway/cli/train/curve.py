@@ -1,4 +1,4 @@
-"""Curve: what was learnt over the steps of a run, and where the time went, as one picture. Draws, and nothing else."""
+"""Curve: the learning curve of a run, and the waiting times, as one picture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEARNER, _COLLECTORS, _RETURN, _DEATH = "#c2410c", "#0f766e", "#1d4ed8", "#b91c
 
 
 def draw(path: Path, history: Sequence[Progress], title: str, goal: float | None) -> None:
-    """Writes a PNG. Above: the mean return, the goal, the deaths of collectors. Below: who waited, and staleness."""
+    """Writes a PNG. Above: the mean return, the goal, the deaths of collectors. Below: the shares of waiting time."""
     seen = [moment for moment in history if moment.episodes]
     figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)

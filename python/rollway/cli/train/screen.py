@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from rollway.algorithms.progress import Progress
-from rollway.cli.console import count, plain
+from rollway.cli.console import LiveScreen, count, plain
 
 _LINE_EVERY_S = 2.0
 _FRAME_EVERY_S = 0.1
 
 
-class Screen:
+class Screen(LiveScreen):
     """Shows one run.
 
     Args:
@@ -31,32 +29,12 @@ class Screen:
     """
 
     def __init__(self, out: Console, heading: str, steps: int, goal: float | None, unit: str) -> None:
-        self._out = out
-        self._heading = heading
-        self._steps = steps
-        self._goal = goal
-        self._unit = unit
+        super().__init__(out, plain(heading, "bold"), "collectors")
+        self._steps, self._goal, self._unit = steps, goal, unit
         self._shown_s = -math.inf
-        self._live = Live(console=out, auto_refresh=False, transient=True) if out.is_terminal else None
-
-    def __enter__(self) -> Screen:
-        self._out.print(plain(self._heading, "bold"))
-        if self._live is not None:
-            self._live.start()
-            self._live.update(Text("starting the collectors ...", style="dim"), refresh=True)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self._live is not None:
-            self._live.update(Text(""), refresh=True)
-            self._live.stop()
-
-    def started(self, pids: list[int]) -> None:
-        """Names the collectors: who wants to can kill one, and see."""
-        self._out.print(f"collectors: pid {', '.join(map(str, pids))}", style="dim")
 
     def died(self, how: str) -> None:
-        """Says who died, and how, in one line."""
+        """Prints how a collector died, in one line."""
         self._out.print(plain(how.splitlines()[0].split(". ")[0], "bold red"), soft_wrap=True)
 
     def progressed(self, now: Progress) -> None:
@@ -83,7 +61,8 @@ class Screen:
         body.add_column(justify="right", no_wrap=True)
         body.add_column(style="dim")
         goal = "" if self._goal is None else f", ends at {self._goal:g}"
-        body.add_row("return", Text(_number(now.mean_return), style="bold cyan"), _window(now) + goal)
+        window = f"mean of the last {now.averaged} of {count(now.episodes, 'episode')}"
+        body.add_row("return", Text(_number(now.mean_return), style="bold cyan"), window + goal)
         body.add_row("speed", f"{now.steps_per_s:,.0f}", "steps/s")
         body.add_row("staleness", f"{now.staleness:.1f}", f"versions behind the learner's {now.version:,}")
         body.add_row("queue", f"{now.queue_depth}", f"{self._unit}s wait for the learner")
@@ -111,10 +90,6 @@ def line(now: Progress) -> str:
     if now.deaths:
         parts.append(f"{count(now.deaths, 'death')}, {count(now.restarts, 'restart')}")
     return "  ".join(parts)
-
-
-def _window(now: Progress) -> str:
-    return f"mean of the last {now.averaged} of {count(now.episodes, 'episode')}"
 
 
 def _number(value: float) -> str:

@@ -1,7 +1,4 @@
-"""Session: one run of `rollway train`. Builds the runner, drives it, decides when it is over, saves what was learnt.
-
-`train` is what the command calls; `Screen` shows, `curve` draws.
-"""
+"""Session: one run of `rollway train`. Builds the runner, runs it, decides when to end, saves the policy."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ class TrainRequest:
 
 
 def train(request: TrainRequest) -> int:
-    """Runs it, shows it, and gives the exit status."""
+    """Runs it, shows it, and returns the exit status."""
     out = console()
     logging.getLogger("rollway.collectors").addHandler(logging.NullHandler())  # deaths are shown on the screen
     try:
@@ -93,10 +90,10 @@ class _Session:
         self.policy_path = self.log_dir / "policy.pt"
         self.title = f"{request.algorithm.upper()} on {request.env}"
         self.history: list[Progress] = []
-        self._told = 0
+        self._deaths_shown = 0
 
     def run(self) -> int:
-        """Trains until the steps are done, the return is reached, or somebody interrupts; then saves and sums up."""
+        """Trains until the steps are done, the return is reached, or a signal comes; then saves, and reports."""
         heading = (
             f"{self.title}: {count(self.request.collectors, 'collector')} x {count(self.request.envs, 'environment')}, "
             f"{self.request.steps:,} steps" + ("" if self.goal is None else f" or a mean return of {self.goal:g}")
@@ -124,27 +121,27 @@ class _Session:
             self._note(progress)
             if len(self.history) == 1:
                 screen.started(sorted(self.runner.supervisor.pids().values()))
-            for death in self.runner.supervisor.deaths[self._told :]:
+            for death in self.runner.supervisor.deaths[self._deaths_shown :]:
                 screen.died(str(death))
-            self._told = len(self.runner.supervisor.deaths)
+            self._deaths_shown = len(self.runner.supervisor.deaths)
             screen.progressed(progress)
             if self._reached():
                 return f"the mean return reached {self.goal:g}"
             if progress.env_steps >= self.request.steps:
                 return "the steps are done"
-        raise AssertionError("train() goes on until it is told otherwise")
+        raise AssertionError("train() does not end by itself")
 
     def _note(self, progress: Progress) -> None:
         self.history.append(progress)
         if len(self.history) > _MAX_HISTORY:
-            del self.history[1:-1:2]  # a coarser past: the picture has no room for more
+            del self.history[1:-1:2]  # the picture has no room for more
 
     def _reached(self) -> bool:
         last = self.history[-1]
         return self.goal is not None and last.window_full and last.mean_return >= self.goal
 
     def _save(self) -> None:
-        """Ends the collectors, and keeps what was learnt: before anything else, for it took the longest."""
+        """Ends the collectors and saves the policy, before anything else."""
         self.runner.close()
         self.log_dir.mkdir(parents=True, exist_ok=True)
         self.runner.save(self.policy_path)

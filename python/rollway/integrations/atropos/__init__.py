@@ -1,9 +1,17 @@
 """Atropos environments over shared memory or TCP: `with_transport` for an environment, `GroupReader` for a trainer.
 
-`encoding` (groups as records), `group_sender` and `group_reader` (the two ends), `transport` (what steps into an
-environment), `config` (its flags), `identity` (names of items), `hub` (feeds Atropos' own API server), and
-``python -m rollway.integrations.atropos``, which runs an environment's file unedited. Nothing here imports atroposlib
-before it is used.
+```text
+transport.py      `with_transport`: makes an environment send records in place of HTTP requests
+config.py         the settings that the environment gets for it
+identity.py       the names of an environment's items
+encoding.py       groups as records, and back
+group_sender.py   the environment's end
+group_reader.py   the trainer's end
+hub.py            feeds Atropos' own API server from records
+__main__.py       runs an environment's file unedited
+```
+
+atroposlib is imported on use.
 """
 
 from rollway.integrations.atropos.encoding import ATROPOS_SCHEMA, decode_group, decode_trajectory, encode_group

@@ -1,4 +1,4 @@
-"""``python -m rollway.integrations.atropos``: runs any Atropos environment with Rollway's transport, its file unedited.
+"""``python -m rollway.integrations.atropos``: runs the file of an Atropos environment with Rollway's transport.
 
 ```text
 python -m rollway.integrations.atropos path/to/env.py:MyEnv serve --env.transport shm --env.shm_name run1 …
@@ -64,11 +64,11 @@ def serve_api(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser("python -m rollway.integrations.atropos api", description=hub.__doc__)
     parser.add_argument("--host", default="0.0.0.0", help="of the API server")
     parser.add_argument("--port", type=int, default=8000, help="of the API server")
-    parser.add_argument("--shm-name", help="let environments on this machine in by this name")
-    parser.add_argument("--tcp-port", type=int, help="let environments on other machines in at this port")
-    parser.add_argument("--tcp-host", default="127.0.0.1", help="address to listen on for them")
-    parser.add_argument("--token-file", type=Path, help="file with the secret that they have to know")
-    parser.add_argument("--tls-cert", type=Path, help="certificate to show to them (PEM); turns TLS on")
+    parser.add_argument("--shm-name", help="segment for environments on this machine")
+    parser.add_argument("--tcp-port", type=int, help="port for environments on other machines")
+    parser.add_argument("--tcp-host", default="127.0.0.1", help="address of that port")
+    parser.add_argument("--token-file", type=Path, help="file with the token that they need")
+    parser.add_argument("--tls-cert", type=Path, help="certificate for that port (PEM); turns TLS on")
     parser.add_argument("--tls-key", type=Path, help="its private key (PEM)")
     parser.add_argument(
         "--lane-bytes", type=int, default=64 << 20, help="room for the groups of each environment; one has to fit"
@@ -87,8 +87,8 @@ def serve_api(arguments: list[str]) -> None:
             parser.error(str(error))
         transports.append(rollway.TcpTransport(chosen.tcp_port, chosen.tcp_host, token=token, tls=tls))
     if not transports:
-        parser.error("say how environments come in: --shm-name, --tcp-port, or both")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the records are closed on the way out
+        parser.error("environments need a way in: give --shm-name, --tcp-port, or both")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the records are closed
     with rollway.RecordServer(ATROPOS_SCHEMA, transports, lane_bytes=chosen.lane_bytes) as server:
         try:
             sys.exit(asyncio.run(hub.serve(server, chosen.host, chosen.port)))
@@ -97,7 +97,7 @@ def serve_api(arguments: list[str]) -> None:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Imports a file as Python runs a script: its directory comes first on the path; but it is not ``__main__``."""
+    """Imports a file as Python runs a script: its directory is first on the path. Its name is not ``__main__``."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
         sys.exit(f"there is no file {path}")
@@ -113,7 +113,7 @@ def _from_name(name: str) -> ModuleType:
     except ModuleNotFoundError as missing:
         if missing.name != name.partition(".")[0] and missing.name != name:
             raise
-        sys.exit(f"there is no module {name}, and it is no file either (those end in .py)")
+        sys.exit(f"there is no module {name}. The name of a file ends in .py")
 
 
 def _environments(module: ModuleType) -> dict[str, type[Any]]:

@@ -1,4 +1,4 @@
-"""The settings that an environment gets in addition: `TransportConfig`, laid over its own config class.
+"""The settings that are added to an environment's own: `TransportConfig`, a base class for its config class.
 
 Atropos makes its command line and its YAML from the config class, so each field is a flag as well:
 ``--env.transport shm``. Needs pydantic, which comes with Atropos.
@@ -57,14 +57,14 @@ class TransportConfig(BaseModel):
 def with_transport_fields(config_class: Any) -> Any:
     """The config class of an environment, with the fields of `TransportConfig`.
 
-    `TypeError` if it has fields of these names already, for then a flag would mean two things.
+    `TypeError` if it has fields of the same names.
     """
     if issubclass(config_class, TransportConfig):
         return config_class
     taken = sorted(TransportConfig.model_fields.keys() & config_class.model_fields.keys())
     if taken:
         raise TypeError(
-            f"{config_class.__name__} has fields that Rollway needs for itself: {', '.join(taken)}. Rename them"
+            f"{config_class.__name__} has fields with names of Rollway's settings: {', '.join(taken)}. Rename them"
         )
     body = {"__module__": config_class.__module__, "__doc__": config_class.__doc__}
     bases = (config_class, TransportConfig)
@@ -72,7 +72,7 @@ def with_transport_fields(config_class: Any) -> Any:
 
 
 def extend(config: Any) -> Any:
-    """The config, with the additional fields at their defaults; the same object if it has them already."""
+    """The config with the added fields at their defaults; the same object if it has them already."""
     if isinstance(config, TransportConfig):
         return config
     values = {name: getattr(config, name) for name in type(config).model_fields}
@@ -81,7 +81,7 @@ def extend(config: Any) -> Any:
 
 
 def check(config: Any) -> None:
-    """Raises `InvalidArgument` that names the flag if something is missing for the chosen transport, or unreadable."""
+    """Raises `InvalidArgument` that names the flag if a setting of the chosen transport is missing or unreadable."""
     if config.transport == "shm" and not config.shm_name:
         raise InvalidArgument("transport shm needs the name of the learner's shared memory: --env.shm_name run1")
     if config.transport == "tcp":
@@ -90,11 +90,11 @@ def check(config: Any) -> None:
     if config.delivery == "direct":
         if config.batch_size <= 0:
             raise InvalidArgument(
-                "without an API server nobody tells the environment the size of a batch: --env.batch_size 64"
+                "without an API server, the environment needs the size of a batch: --env.batch_size 64"
             )
         if config.total_steps < 0:
             raise InvalidArgument(
-                "without an API server nobody tells the environment how many steps there are: --env.total_steps 1000"
+                "without an API server, the environment needs the number of steps: --env.total_steps 1000"
             )
         if config.group_size > config.batch_size:
             raise InvalidArgument(

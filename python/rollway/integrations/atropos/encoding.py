@@ -1,16 +1,12 @@
-"""A `ScoredDataGroup` as records, one for each trajectory, and back: equal, with every field it had.
+"""Encoding: a `ScoredDataGroup` as records, one for each trajectory, and back without loss.
 
-What is made of numbers travels as arrays (`ATROPOS_SCHEMA`), so that a trainer reads it in place. The rest (messages,
-images, overrides, keys that nobody has thought of yet) travels as the JSON metadata of the records. This module knows
-nothing of Atropos' code, of transports or of keys.
-
-How a field travels:
+Numbers are sent as arrays (`ATROPOS_SCHEMA`), which a trainer reads in place. Everything else (messages, images,
+overrides, unknown keys) is sent as the JSON metadata of the records.
 
 ```text
-a list with one entry for each trajectory ── entry i goes with record i: as an array if the schema has one for it and
-                                              the entry fits it exactly, otherwise as JSON under "own"
-anything else, None too ──────────────────── whole, as JSON under "whole", with every record
-absent ───────────────────────────────────── stays absent
+a list with one entry for each trajectory ── entry i is in record i: as an array if the schema has one for it and the
+                                              entry fits it exactly, otherwise as JSON under "own"
+anything else, None too ──────────────────── as JSON under "whole", in every record
 ```
 """
 
@@ -37,22 +33,22 @@ ATROPOS_SCHEMA: dict[str, str] = {
     "distill_token_ids": "int32[*]",
     "distill_logprobs": "float64[*]",
 }
-"""What a trajectory of Atropos looks like as a record.
+"""The schema of a trajectory of Atropos as a record.
 
-``masks`` holds token ids, and −100 where nothing is trained, as Atropos has it. Numbers with a fraction are doubles, as
-in JSON: nothing is rounded on the way. A field that the group does not have is empty; ``score`` is NaN then. Fields
-with more than one dimension are flattened here, and `decode_group` restores them.
+As in Atropos, ``masks`` holds token ids, and −100 where nothing is trained. Numbers with a fraction are doubles, as in
+JSON, so nothing is rounded. A field that the group does not have is empty; a missing ``score`` is NaN. Fields with more
+than one dimension are flattened; `decode_group` restores them.
 """
 
 LARGEST_GROUP = 1 << 16
-"""Trajectories of a group, at most. Who assembles it counts them one by one, and the number is another process's."""
+"""The largest number of trajectories in a group. Another process sends the number, and a reader counts up to it."""
 
 _LEAF_OF = {"scores": "score", **{name: name for name in ATROPOS_SCHEMA if name != "score"}}
 _DTYPES = {name: np.dtype(notation.partition("[")[0]) for name, notation in ATROPOS_SCHEMA.items()}
 _NEEDED = ("tokens", "masks", "scores")
 _EXACT = 2.0**53  # whole numbers up to here are exact as doubles
 _FORMAT = 1
-_SAID = {"group_size": int, "whole": dict, "own": dict, "leaves": dict, "bytes": str}  # by every record of this format
+_SAID = {"group_size": int, "whole": dict, "own": dict, "leaves": dict, "bytes": str}  # in the metadata of every record
 
 Array = np.ndarray[Any, Any]
 
@@ -65,7 +61,7 @@ class EncodedRecord(NamedTuple):
 
 
 class RecordLike(Protocol):
-    """What `decode_group` reads: a `rollway.records.Record`, or anything like it."""
+    """What `decode_group` reads: a `rollway.records.Record`, or an object with these members."""
 
     @property
     def metadata(self) -> Any:
@@ -81,8 +77,8 @@ class RecordLike(Protocol):
 def encode_group(group: Mapping[str, Any]) -> list[EncodedRecord]:
     """The trajectories of a `ScoredDataGroup`, in order.
 
-    Raises `SchemaMismatch` if tokens or masks are not whole numbers of 32 bits, one list for each trajectory, and
-    `InvalidArgument` if a field holds something that neither JSON nor an array can say. The group is left as it was.
+    Raises `SchemaMismatch` if tokens or masks are not one list of 32-bit whole numbers for each trajectory, and
+    `InvalidArgument` if a field holds a value that neither JSON nor an array can hold. The group is not changed.
 
     >>> group = {"tokens": [[1, 2, 3], [1, 4]], "masks": [[-100, 2, 3], [-100, 4]], "scores": [1.0, 0.0]}
     >>> records = encode_group({**group, "images": None})
@@ -97,7 +93,7 @@ def encode_group(group: Mapping[str, Any]) -> list[EncodedRecord]:
 
 
 def group_size(record: RecordLike) -> int | None:
-    """How many trajectories its group has; None if it is no record of `encode_group`."""
+    """How many trajectories the group of a record has; ``None`` if `encode_group` did not make it."""
     said = record.metadata
     if not isinstance(said, dict) or said.get("atropos") != _FORMAT:
         return None
@@ -113,9 +109,9 @@ def metadata_beginning(size: int) -> bytes:
 
 
 def decode_trajectory(record: RecordLike) -> dict[str, Any]:
-    """One trajectory by itself: its own entry of each field, and the fields of its group as a whole.
+    """One trajectory: its own entry of each field, and the fields of the whole group.
 
-    Numbers are views of the record where they have one dimension; copy what must outlive it. ``scores`` is a float.
+    Arrays with one dimension are views of the record; copy what must outlive it. ``scores`` is a float.
     """
     said = _description(record)
     with _sensible(record):
@@ -130,7 +126,7 @@ def decode_trajectory(record: RecordLike) -> dict[str, Any]:
 
 
 def decode_group(records: Iterable[RecordLike]) -> dict[str, Any]:
-    """The `ScoredDataGroup` that these records were made of, in plain lists: the arrays are copied.
+    """The `ScoredDataGroup` of these records, in plain lists.
 
     The records may come in any order, but must be all of one group; otherwise `InvalidArgument`.
     """
@@ -197,7 +193,7 @@ def _encode_one(
 
 
 def _exact(value: Any, dtype: np.dtype[Any]) -> Array | None:
-    """The value as an array of this dtype; None where that would change it."""
+    """The value as an array of this dtype; ``None`` if that would change it."""
     try:
         natural = np.asarray(value)
     except (ValueError, TypeError, RuntimeError, OverflowError):  # lists of uneven length; a tensor on a device
@@ -212,13 +208,13 @@ def _exact(value: Any, dtype: np.dtype[Any]) -> Array | None:
     else:
         if natural.dtype.kind not in "biuf":
             return None
-        # Large whole numbers among others may have been rounded before anybody could look: JSON keeps them.
+        # Large whole numbers may have been rounded by `asarray`: JSON keeps them.
         fits = not np.any(np.isfinite(natural) & (np.abs(natural) >= _EXACT))
     return np.ascontiguousarray(natural, dtype).reshape(natural.shape) if fits else None
 
 
 def _plain(name: str, value: Any, marker: str) -> Any:
-    """The value as JSON can say it. Tuples become lists and keys become text, as over HTTP."""
+    """The value in JSON types. Tuples become lists and keys become text, as over HTTP."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
@@ -236,7 +232,7 @@ def _plain(name: str, value: Any, marker: str) -> Any:
 
 
 def _restored(value: Any, marker: str) -> Any:
-    """What `_plain` was given."""
+    """The inverse of `_plain`."""
     if isinstance(value, dict):
         if value.keys() == {marker}:
             return base64.b64decode(value[marker])
@@ -255,12 +251,12 @@ def _description(record: RecordLike) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _sensible(record: RecordLike) -> Iterator[None]:
-    """What a description says that nobody here wrote may be anything: then it is an `InvalidArgument`."""
+    """Raises `InvalidArgument` for metadata that this module did not write."""
     try:
         yield
     except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise InvalidArgument(
-            f"what record {record.key} says of itself makes no group of an Atropos environment: {error!r}"
+            f"the metadata of record {record.key} does not describe a group of an Atropos environment: {error!r}"
         ) from error
 
 

@@ -1,8 +1,7 @@
 """GroupReader: whole groups of trajectories from a `RecordServer` of `ATROPOS_SCHEMA`. For a trainer, and for the hub.
 
-Groups may differ in size, as Atropos lets them: every record says how many belong to its group. A group that an
-environment gave up is skipped as soon as its tombstone is read; one whose environment was killed in the middle, after a
-deadline.
+Groups may differ in size: every record says how many belong to its group. A group that an environment gave up is
+skipped as soon as its tombstone is read, and a group whose environment was killed in the middle after a timeout.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ _MOST = 64  # records per read
 class GroupReader:
     """Reads groups that are complete. Not for several threads.
 
-    A record that no Atropos environment sends (no key, no group size, a repetition outside its group) is released, and
-    `read` raises `InvalidArgument` that names it. The others are kept: the next `read` goes on with them.
+    A record that does not come from an Atropos environment (no key, no group size, a repetition outside its group) is
+    released, and `read` raises `InvalidArgument` that names it. The next `read` continues with the other records.
 
     Args:
-        server: Reads records; stays yours to close. Publish the step on it, or the environments stand still.
-        group_timeout_s: How long the rest of a group may take from its first record. An environment sends a group at
-            once, so only a dead one, or a full lane, takes longer than a moment.
-        max_groups: Unfinished groups that are held at most.
-        max_staleness: Groups that began more steps than this before the published one are dropped, at the latest
-            when it is their turn to be read; ``None``: none is too old.
+        server: Where records are read. You close it, and you publish the step on it: environments wait for it.
+        group_timeout_s: How long the rest of a group may take after its first record. An environment sends a group at
+            once, so only a dead environment or a full lane takes long.
+        max_groups: How many incomplete groups to hold.
+        max_staleness: Groups that began more than this many steps before the published step are dropped; ``None``:
+            none is.
 
     >>> import rollway
     >>> from rollway.integrations.atropos import ATROPOS_SCHEMA, decode_group, encode_group
@@ -67,16 +66,16 @@ class GroupReader:
             max_groups=max_groups,
             max_staleness=max_staleness,
         )
-        self._assembler(size=1)  # refuses what means nothing now, and not when the first record comes
+        self._assembler(size=1)  # checks the arguments now, not when the first record comes
         self._by_size: dict[int, GroupAssembler] = {}
-        self._at_once = 1  # records to read: to the end of a group. Those taken in advance would not count as waiting
+        self._at_once = 1  # records to read, up to the end of a group: more would not count as waiting any more
         self.tombstones = 0
-        """Groups of which an environment said that they will not come, or not in full."""
+        """How many groups environments gave up."""
 
     def read(self, timeout: float | None = None) -> Group | None:
         """Waits for a group. ``None`` once the server is shut down; `WaitTimeout` when the time is over.
 
-        Its records hold their room until ``group.release()``, or until they are forgotten.
+        Its records keep their memory until ``group.release()``, or until they are garbage.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while (group := self._pop()) is None:
@@ -106,16 +105,16 @@ class GroupReader:
 
     @property
     def pending(self) -> int:
-        """Groups of which some records are there, but not all."""
+        """How many groups are incomplete."""
         return sum(assembler.pending for assembler in self._by_size.values())
 
     def close(self) -> None:
-        """Gives back what is held."""
+        """Releases the records of incomplete groups."""
         for assembler in self._by_size.values():
             assembler.close()
 
     def _add(self, records: list[Record]) -> None:
-        """Takes all that can be taken, and then raises what is wrong with the first that cannot."""
+        """Adds all usable records, and then raises the error of the first unusable one."""
         wrong: list[InvalidArgument] = []
         for record in records:
             try:
@@ -129,7 +128,7 @@ class GroupReader:
     def _add_one(self, record: Record) -> None:
         key, size = _place(record)
         if record.is_tombstone:
-            # It comes after those records of its group that did go out: a lane keeps its order.
+            # It comes after the records of its group that were sent: a lane keeps its order.
             self.tombstones += 1
             for assembler in self._by_size.values():
                 assembler.give_up(key)
@@ -142,7 +141,7 @@ class GroupReader:
         self._at_once = min(left or size, _MOST)
 
     def _pop(self) -> Group | None:
-        """The next group that is complete, and young enough now; looks at the deadlines, too."""
+        """The next group that is complete and not too old; drops groups that are late."""
         version = self._server.published_version
         for size, assembler in self._by_size.items():
             assembler.set_version(version)
@@ -152,7 +151,7 @@ class GroupReader:
         return None
 
     def _wait_s(self, deadline: float | None) -> float | None:
-        """Until the caller's time is over, or some group's."""
+        """Seconds until the caller's deadline, or that of a group."""
         ends = [assembler.next_deadline_s for assembler in self._by_size.values()]
         if deadline is not None:
             ends.append(max(deadline - time.monotonic(), 0.0))
@@ -172,17 +171,17 @@ class GroupReader:
 
 
 def _place(record: Record) -> tuple[RecordKey, int]:
-    """The key of a record and the size of its group; of a tombstone, which has none, 0."""
+    """The key of a record and the size of its group; 0 for a tombstone."""
     key, said = record.key, record.metadata
     if key is None:
         raise InvalidArgument(
-            f"a record without a key came from producer {record.producer_id}: nobody knows to which group it belongs"
+            f"a record without a key came from producer {record.producer_id}, so its group is unknown"
         )
     if record.is_tombstone:
         return key, 0
     size = said.get("group_size") if isinstance(said, dict) else None
     if not isinstance(size, int) or not 0 <= key.repetition_id < size <= LARGEST_GROUP:
         raise InvalidArgument(
-            f"the record {tuple(key)} is not what an Atropos environment sends: its metadata is {said!r:.200}"
+            f"the record {tuple(key)} does not come from an Atropos environment: its metadata is {said!r:.200}"
         )
     return key, size

@@ -1,12 +1,11 @@
-"""GroupSender: an environment's end of the line. It names groups, and sends each of them whole or says what is missing.
+"""GroupSender: the environment's end. Gives each group a key, and sends it completely or sends a tombstone.
 
-Keys. The run of a key is ``name:incarnation``: the second half is random, made anew by each sender. The instance is
-what the item says, and the step counts how often this sender has named it before: in an environment that goes through
-its dataset, the epoch. So no two groups ever have the same key: not in the next epoch, not from two processes with the
-same dataset, and not after a restart, when the half group that a killed environment left must stay half.
+The run in a key is ``name:number``, with a random number for each sender. The instance is the name of the item, and the
+step counts how often this sender has sent it before: the epoch, in an environment that goes through its dataset. So no
+two groups have the same key: not in the next epoch, not from two processes with the same dataset, and not after a
+restart, when a killed environment has left an incomplete group.
 
-A group leaves whole unless the process dies: once its first record is out, cancelling the sender's task waits for the
-last; and where that fails, a tombstone says that the group will not be whole.
+Once the first record of a group is sent, a cancelled task sends the rest before it ends.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from rollway.records.key import GroupKey, RecordKey
 from rollway.waiting.peer_watch import LearnerWatch
 
 PHASE = "train"  # evaluation stays inside the environment: Atropos sends none of it
-_ALONE_S = 60.0  # how long an environment waits for a learner that died
+_ALONE_S = 60.0  # how long an environment waits for a new learner after one died
 _LONGEST_REASON = 1000  # characters: an error may quote a whole group
-_REMEMBERED = 1 << 20  # instances of which the visits are counted
+_REMEMBERED = 1 << 20  # instances whose visits are counted
 
 
 class GroupSender:
@@ -43,9 +42,9 @@ class GroupSender:
         self.run = f"{name}:{secrets.token_hex(4)}"
         self.groups_sent = 0
         self._turn = asyncio.Lock()
-        self._visits: dict[str, int] = {}  # by instance, the one that was named longest ago first
+        self._visits: dict[str, int] = {}  # by instance; the one that was sent longest ago is first
         self._alone_since: float | None = None
-        self._forgotten = 0  # more visits than any instance has that was forgotten
+        self._forgotten = 0  # the visits of an instance that is counted no more are fewer
 
     @property
     def closed(self) -> bool:
@@ -60,9 +59,8 @@ class GroupSender:
     def status(self) -> tuple[int, int]:
         """The learner's step, and how many records, of all environments, wait to be taken by it.
 
-        The count is not older than the step, so no record is in it that an earlier step has used.
-        `ConnectionClosedError` at the end; `PeerDied` when the learner is dead, and nobody has come back to the records
-        for a minute.
+        The count is not older than the step, so it has no record that an earlier step has used. Raises
+        `ConnectionClosedError` when the learner has closed, and `PeerDied` when it died and none came back in a minute.
         """
         self._check_open()
         self._alone_since = LearnerWatch(self._client.learners, self._client.is_orphaned, _ALONE_S).check(
@@ -78,13 +76,12 @@ class GroupSender:
         version: int,
         begun: Callable[[], None] = lambda: None,
     ) -> GroupKey:
-        """Sends a group; returns when its last record is out. A task cancelled before the first record sends nothing.
+        """Sends a group, and returns when its last record is sent. A task cancelled before the first one sends nothing.
 
-        ``begun`` is called when the first record is out: from there on, the group arrives or the learner is told.
+        ``begun`` is called after the first record: from then on, the group or a tombstone reaches the learner.
 
-        A group that cannot be sent, or not in full, raises, and a tombstone tells the learner: `RecordTooLarge` if it
-        is larger than a lane. `TypeError` for an ``instance_id`` that is neither text nor a whole number: then there is
-        no key for a tombstone either.
+        Raises if a group cannot be sent completely, after a tombstone: `RecordTooLarge` if it is larger than a lane.
+        `TypeError`, without a tombstone, if ``instance_id`` is neither text nor a whole number.
         """
         key = self._next_key(instance_id)
         try:
@@ -95,29 +92,29 @@ class GroupSender:
                 begun()
                 await _uninterrupted(self._send_rest(key, records, version))
         except PeerDied:
-            raise  # there is no learner to be told
-        except Exception as error:  # whatever it was, the learner has to know
+            raise  # no learner would read a tombstone
+        except Exception as error:
             await self._send_tombstone(key, version, str(error))
             raise
         return key
 
     async def tombstone(self, instance_id: str | int, version: int, reason: str) -> GroupKey:
-        """Tells the learner that a group of this instance was made, and will not come."""
+        """Tells the learner that a group of this instance will not come."""
         key = self._next_key(instance_id)
         await self._send_tombstone(key, version, reason)
         return key
 
     def close(self) -> None:
-        """Leaves. What was sent stays to be read."""
+        """Closes the client. The learner can still read what was sent."""
         self._client.close()
 
     def _check_open(self) -> None:
         if self.closed:
-            raise ConnectionClosedError("the learner has closed the records; there is nobody to generate for")
+            raise ConnectionClosedError("the learner has closed the records")
 
     def _check_room(self, records: Sequence[EncodedRecord]) -> None:
-        """Who reads a group holds what has come of it until the rest is there: so all of it has to fit."""
-        if self._lane_bytes is None:  # a learner on another host says it when it is reached, if it is below 1 GiB
+        """Checks that a whole group fits into a lane, because the learner holds its records until the last one came."""
+        if self._lane_bytes is None:  # over TCP it is known after the connection is made, if it is below 1 GiB
             self._lane_bytes = self._client.stats().get("lane_bytes")
         if self._lane_bytes is None:
             return
@@ -132,7 +129,7 @@ class GroupSender:
         name = as_text(instance_id)
         step = self._visits.pop(name, self._forgotten)
         self._visits[name] = step + 1
-        if len(self._visits) > _REMEMBERED:  # an environment that invents its items never repeats one
+        if len(self._visits) > _REMEMBERED:  # an environment that generates its items never repeats one
             oldest = next(iter(self._visits))
             self._forgotten = max(self._forgotten, self._visits.pop(oldest))
         return GroupKey(self.run, PHASE, step, name)
@@ -151,11 +148,11 @@ class GroupSender:
         try:
             await _uninterrupted(self._client.tombstone_async(key.whole, reason[:_LONGEST_REASON], version=version))
         except ConnectionClosedError:
-            return  # nobody is left to be told
+            return  # no learner would read it
 
 
 class TcpGroupSender(GroupSender):
-    """Sends groups through one `TcpRecordClient`. How far the learner is, it says itself, as often as it is asked."""
+    """Sends groups through one `TcpRecordClient`."""
 
     @property
     def closed(self) -> bool:
@@ -163,19 +160,19 @@ class TcpGroupSender(GroupSender):
         return bool(self._client.closed or self._client.over)
 
     def status(self) -> tuple[int, int]:
-        """As of the learner's last answer, with what is on its way there. A call asks for the next answer."""
+        """As of the learner's last answer, plus what is on its way there. Each call asks for the next answer."""
         self._check_open()
         step, waiting = self._client.learner_news()
         return int(step), int(waiting)
 
 
 def _bytes_of(record: EncodedRecord) -> int:
-    """What it takes at least."""
+    """The least number of bytes that a record takes."""
     return sum(array.nbytes for array in record.data.values()) + len(record_metadata.encode(record.metadata))
 
 
 async def _uninterrupted(work: Coroutine[Any, Any, Any]) -> None:
-    """Waits for something even if this task is cancelled meanwhile; then hands the cancellation on."""
+    """Waits for the work even if this task is cancelled meanwhile; then raises the cancellation."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -1,7 +1,7 @@
-"""The hub: Atropos' own API server, with a second door. Groups come in as records and wait in its queue as any others.
+"""The hub: Atropos' own API server, which also takes groups from records. They wait in its queue like all others.
 
-Registration, ``/batch``, the mixing of environments, status: all as it was; a trainer notices nothing. The hub lives in
-the process of the API server and hands over objects, so a group costs no request and no JSON. Needs atroposlib.
+Registration, ``/batch``, the mixing of environments and the status are unchanged for a trainer. The hub runs in the
+process of the API server and hands over objects, without HTTP requests and JSON. Needs atroposlib.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ _WHOLE_NUMBERS = ("tokens", "masks")
 async def feed(server: RecordServer, reader: GroupReader | None = None) -> None:
     """Moves groups from a record server of `ATROPOS_SCHEMA` into the API server of this process, until it is closed.
 
-    What could not come over HTTP, or would be refused there, is refused here: logged, and gone. So are bytes,
-    infinities and NaN: ``/batch`` is strict JSON, and one such group would cost a trainer its batch. So is a record
-    that no Atropos environment sends, and what comes while no trainer is registered, after ``/reset_data``: it belongs
-    to the run that was reset.
+    Logs and drops: records that do not come from an Atropos environment; groups that the API server refuses; groups
+    with bytes, infinities or NaN, because ``/batch`` is strict JSON and one such group would spoil a trainer's batch;
+    and groups that come while no trainer is registered, because they belong to a run before ``/reset_data``.
     """
     from atroposlib.api import server as api
     from pydantic import ValidationError
@@ -48,11 +47,11 @@ async def feed(server: RecordServer, reader: GroupReader | None = None) -> None:
                 await api.scored_data(api.ScoredData(**_check_json(decode_group(group.records))))
             except (InvalidArgument, ValidationError) as error:
                 _log.error("Atropos refuses group %s: %s", group.key, error)
-        group.release()  # only now: until it is in the queue, it counts as waiting
+        group.release()  # only now: until it is in the queue, its records count as waiting
 
 
 def _check_json(group: dict[str, Any]) -> dict[str, Any]:
-    """The group, if JSON can say it."""
+    """The group, if JSON can hold it. Otherwise raises."""
     for name, value in group.items():
         if name not in _WHOLE_NUMBERS and (what := _not_json(value)) is not None:
             raise InvalidArgument(f"field '{name}' holds {what}, which /batch cannot give to a trainer")
@@ -60,7 +59,7 @@ def _check_json(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _not_json(value: Any) -> str | None:
-    """What JSON has no word for, the first that is found."""
+    """The first value that JSON cannot hold, in words; ``None`` if there is none."""
     if isinstance(value, float):
         return None if math.isfinite(value) else str(value)
     if isinstance(value, bytes):
@@ -72,7 +71,7 @@ def _not_json(value: Any) -> str | None:
 async def serve(server: RecordServer, host: str, port: int) -> int:
     """Runs the API server and feeds it, until SIGINT or SIGTERM, or until one of the two fails.
 
-    Gives the exit code: 0, or what a handler of SIGTERM, or the API server when it cannot begin, gave to ``sys.exit``.
+    Returns the exit code: 0, or the code of a `SystemExit` from a handler of SIGTERM or from the API server's start.
     """
     import uvicorn
     from atroposlib.api.server import app
@@ -80,7 +79,7 @@ async def serve(server: RecordServer, host: str, port: int) -> int:
     web = uvicorn.Server(uvicorn.Config(app, host=host, port=port))
     serving, feeding = asyncio.create_task(_exit_code(web)), asyncio.create_task(feed(server))
     await asyncio.wait({serving, feeding}, return_when=asyncio.FIRST_COMPLETED)
-    web.should_exit = True  # the feed has ended: so does the server, after the requests that it is at
+    web.should_exit = True  # after the end of the feed, the server ends with its current requests
     code = await serving
     if feeding.done():
         feeding.result()
@@ -89,7 +88,7 @@ async def serve(server: RecordServer, host: str, port: int) -> int:
 
 
 async def _exit_code(web: Any) -> int:
-    """Serves. A task that `SystemExit` ends takes the loop with it, and asyncio reports it as if it were a mistake."""
+    """Serves. Turns `SystemExit` into a result, because in a task it would end the event loop."""
     try:
         await web.serve()
     except SystemExit as ended:

@@ -1,11 +1,11 @@
-"""Which instance an item of an Atropos environment is: the same text for the same item, in every process.
+"""Identity: the name of an item of an Atropos environment. The same item has the same name in every process.
 
-Environments hand out items of any kind, most often a row of a dataset or a tuple of prompt and answer. An id of its own
-is taken as it is; otherwise the content is hashed.
+Items may be anything, most often a row of a dataset or a tuple of prompt and answer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ _LONGEST = 64
 def instance_id(item: Any) -> str:
     """The id of an item.
 
-    A whole number, or a text of up to 64 characters, is its own id; a row (a mapping) is named by the first of
-    ``instance_id``, ``id``, ``task_id``, ``problem_id``, ``question_id``, ``uid``, ``uuid``, ``idx`` and ``index`` that
-    it has. Everything else is named by a hash of its content. `TypeError` if an item has no content that could be
-    compared between processes: give ``with_transport`` an ``instance_id`` of your own then.
+    A whole number, or a text of up to 64 characters, is its own id. The id of a mapping is the first it has of
+    ``instance_id``, ``id``, ``task_id``, ``problem_id``, ``question_id``, ``uid``, ``uuid``, ``idx`` and ``index``. The
+    id of everything else is a hash of its content. `TypeError` if the content cannot be hashed the same way in every
+    process: then give ``with_transport`` an ``instance_id`` of your own.
 
     >>> instance_id(17), instance_id({"id": "math-3", "question": "…"})
     ('17', 'math-3')
@@ -40,35 +40,29 @@ def instance_id(item: Any) -> str:
 
 
 def as_text(name: Any) -> str:
-    """An instance's name, as a key has it: text as it is, a whole number as text. `TypeError` for anything else.
+    """The name of an instance in a key: text, or a whole number as text. `TypeError` for anything else.
 
     >>> as_text(17)
     '17'
     """
-    if isinstance(name, str) and _is_unicode(name):
-        return name
-    if _is_name(name) and not isinstance(name, str):
+    if isinstance(name, str):
+        with contextlib.suppress(UnicodeEncodeError):  # a lone surrogate cannot be sent
+            name.encode()
+            return name
+    elif _is_name(name):
         return str(name)
     raise TypeError(f"the instance_id of an item must be text or a whole number, not {name!r}")
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half a character: nobody could read it
-        return False
-    return True
-
-
 def _is_name(value: Any) -> bool:
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of numpy's
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a numpy number
         value = value.item()
     whole = isinstance(value, int) and not isinstance(value, bool)
     return whole or (isinstance(value, str) and 0 < len(value) <= _LONGEST)
 
 
 def _canonical(value: Any) -> Any:
-    """The content in one order: sets have none, and a dict's does not count."""
+    """The content in a fixed order: the order of sets and dicts does not count."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, bytes | bytearray):
@@ -85,6 +79,5 @@ def _canonical(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return _canonical(value.model_dump())
     raise TypeError(
-        f"an item holds a {type(value).__name__}, of which no id can be made. "
-        "Use with_transport(Env, instance_id=lambda item: …)"
+        f"an item holds a {type(value).__name__}, which has no id. Use with_transport(Env, instance_id=lambda item: …)"
     )

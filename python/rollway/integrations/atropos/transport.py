@@ -1,8 +1,8 @@
 """RollwayTransportMixin and `with_transport`: an Atropos environment that sends records in place of HTTP requests.
 
-The mixin stands before the environment in the MRO and steps in where Atropos' own loop talks to its API server: when it
-registers, asks for the status, and sends a group. Everything else, the environment's code included, stays as it is; and
-with ``transport="http"`` all of it does.
+The mixin comes before the environment in the MRO. It overrides the methods in which Atropos' own loop talks to its API
+server: to register, to ask for the status, to send a group. The environment's code is unchanged, and with
+``transport="http"`` everything is.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from rollway.records.key import GroupKey
 
 _log = logging.getLogger(__name__)
-_SILENT_S = 5.0  # how long a learner may take to appear before somebody wonders
-_LEAVING_S = 10.0  # how long cancelled workers have for what they had begun to send
+_SILENT_S = 5.0  # after this time, the log says that there is no learner yet
+_LEAVING_S = 10.0  # how long cancelled workers may take to send the rest of their groups
 _FORGOTTEN = ("inference_logprobs", "distill_token_ids", "distill_logprobs")
 
 
 @dataclass
 class _GroupInProgress:
-    """One item on its way through the environment: what it is, and which weights it began with."""
+    """An item that the environment works on: its name, and the version of the weights at its start."""
 
     instance_id: str
     version: int
-    settled: int = 0  # groups that were sent or buried
-    sent: list[int] = field(default_factory=list)  # identities of the groups that were given to the sender
-    owed: set[int] = field(default_factory=set)  # of those, the ones of which the learner knows nothing yet
+    settled: int = 0  # groups that were sent, or have a tombstone
+    sent: list[int] = field(default_factory=list)  # the `id` of each group that was given to the sender
+    owed: set[int] = field(default_factory=set)  # of those, the groups of which the learner has no record yet
 
     def settle(self, group: int) -> None:
-        """The learner knows of it, or will. Safe to call twice."""
+        """A record or a tombstone of the group was sent. Safe to call twice."""
         if group in self.owed:
             self.owed.remove(group)
             self.settled += 1
@@ -59,8 +59,8 @@ def with_transport(environment: type[Any], *, instance_id: Callable[[Any], str |
 
     Args:
         environment: A subclass of Atropos' `BaseEnv`. It is not changed.
-        instance_id: Names an item; must give the same text, or whole number, for the same item. By default the item's
-            own id, or a hash of its content; a method ``instance_id`` of the environment comes first.
+        instance_id: Returns the same text or whole number for the same item. By default the method ``instance_id`` of
+            the environment; without one, the item's own id, or a hash of its content.
     """
     if issubclass(environment, RollwayTransportMixin):
         return environment
@@ -72,9 +72,9 @@ def with_transport(environment: type[Any], *, instance_id: Callable[[Any], str |
 
 
 class RollwayTransportMixin:
-    """Put before an environment: ``class Fast(RollwayTransportMixin, MyEnv)``. `with_transport` does just that."""
+    """For a class statement, in place of `with_transport`: ``class Fast(RollwayTransportMixin, MyEnv)``."""
 
-    if TYPE_CHECKING:  # what the environment brings
+    if TYPE_CHECKING:  # attributes of the environment
         config: Any
         server: Any
         workers: set[asyncio.Task[Any]]
@@ -94,13 +94,13 @@ class RollwayTransportMixin:
         super().__init__(extend(config), *args, **kwargs)  # type: ignore[call-arg]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Adds the settings to the environment's config class. Behind the environment, the mixin would do nothing."""
+        """Adds the settings to the environment's config class. Checks that the mixin comes before the environment."""
         from rollway.integrations.atropos.config import with_transport_fields
 
         behind = cls.__mro__[cls.__mro__.index(RollwayTransportMixin) + 1 :]
         if not any("env_config_cls" in vars(base) for base in behind):
             raise TypeError(
-                f"{cls.__name__}: RollwayTransportMixin must stand before an Atropos environment, as in "
+                f"{cls.__name__}: RollwayTransportMixin must come before an Atropos environment, as in "
                 "class Fast(RollwayTransportMixin, MyEnv)"
             )
         super().__init_subclass__(**kwargs)
@@ -108,7 +108,7 @@ class RollwayTransportMixin:
 
     @classmethod
     def config_init(cls) -> tuple[Any, Any]:
-        """The environment's own defaults; the command line is made from them."""
+        """The environment's own defaults, from which Atropos makes the command line."""
         from rollway.integrations.atropos.config import extend
 
         config, servers = super().config_init()  # type: ignore[misc]
@@ -117,12 +117,12 @@ class RollwayTransportMixin:
     # ── hooks ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def instance_id(self, item: Any) -> str | int:
-        """Names an item in the keys of its records."""
+        """The name of an item in the keys of its records."""
         own: Callable[[Any], str | int] = getattr(super(), "instance_id", identity.instance_id)
         return own(item)
 
     def weight_version(self) -> int:
-        """The version that the records of an item carry, asked when its collection begins: the trainer's step."""
+        """The version for the records of an item, read when its collection begins: the trainer's step."""
         own: Callable[[], int] | None = getattr(super(), "weight_version", None)
         if own is not None:
             return own()
@@ -130,10 +130,10 @@ class RollwayTransportMixin:
             return self._rollway_sender.published_version
         return self.curr_step
 
-    # ── where Atropos asks its API server ─────────────────────────────────────────────────────────────────────────
+    # ── requests to the API server ───────────────────────────────────────────────────────────────────────────────
 
     async def env_manager(self) -> None:
-        """Atropos' loop. The learner's end is the environment's: the loop returns when the learner closes."""
+        """Atropos' loop. It returns when the learner closes."""
         if self.config.transport == "http":
             return await super().env_manager()  # type: ignore[misc]
         from rollway.integrations.atropos.config import check
@@ -177,17 +177,17 @@ class RollwayTransportMixin:
                 self.load_checkpoint()
 
     async def get_server_info(self) -> None:
-        """Without an API server, the config says how large a batch is and how long a sequence may be."""
+        """Without an API server, the config has the length that a sequence may have."""
         if not self._is_direct:
             await super().get_server_info()  # type: ignore[misc]
         else:
             self.max_token_len = self.config.trainer_max_token_len
 
     async def get_status(self) -> None:
-        """The step and the queue, by which Atropos' loop decides whether to generate, evaluate or stop.
+        """Sets the step and the queue size, by which Atropos' loop decides whether to generate, evaluate or stop.
 
-        Records that nobody has taken from the lanes are in the queue as well. What a trainer has taken is not, as in
-        Atropos' own queue: it may need many batches for a step, and keep them until it is done.
+        Records in the lanes count as queued. Records that a trainer has taken do not, as in Atropos' own queue: it may
+        take many batches for a step, and hold them until the step is done.
         """
         if self._rollway_failure is not None:
             raise self._rollway_failure
@@ -209,22 +209,22 @@ class RollwayTransportMixin:
             self.max_num_workers = per_node if self.config.max_num_workers == -1 else self.config.max_num_workers
             await self.server.update_weight(1.0)
         else:
-            # While the API server answers, groups move into its queue and new ones are sent. None is left out of the
-            # sum; some may be in it twice, until the next time.
+            # While the API server answers, groups move into its queue and new ones are sent. The sum has all of them;
+            # some may count twice until the next time.
             before = sender.groups_sent
             try:
                 await super().get_status()  # type: ignore[misc]
             except Exception:
-                sender.status()  # a hub that has closed takes its API server along: then this says so
+                sender.status()  # raises ConnectionClosedError if the hub has closed, and its API server with it
                 raise
             waiting += sender.groups_sent - before
             self.status_dict["queue_size"] += waiting
             self.status_dict["self_queue_size"] += waiting
 
-    # ── where groups leave ────────────────────────────────────────────────────────────────────────────────────────
+    # ── sending groups ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def handle_env(self, item_uuid: str) -> Any:
-        """One item, from collection to sending. An item of which nothing came gets a tombstone."""
+        """Collects and sends one item. An item without any group gets a tombstone."""
         if self._rollway_sender is None:
             return await super().handle_env(item_uuid)  # type: ignore[misc]
         item = self.running_items[item_uuid]["item"]
@@ -247,7 +247,7 @@ class RollwayTransportMixin:
         do_send_to_api: bool = True,
         abort_on_any_max_length_exceeded: bool = True,
     ) -> None:
-        """Atropos filters and sends; each group that it dropped gets a tombstone, with the reason."""
+        """Atropos filters and sends; each group that it drops gets a tombstone with the reason."""
         arguments = (scored_data, item, do_send_to_api, abort_on_any_max_length_exceeded)
         if self._rollway_sender is None or not do_send_to_api:
             return await super().handle_send_to_api(*arguments)  # type: ignore[misc]
@@ -256,7 +256,7 @@ class RollwayTransportMixin:
             before, failure = len(in_progress.sent), None
             try:
                 await super().handle_send_to_api(*arguments)  # type: ignore[misc]
-            except Exception as error:  # noqa: BLE001 (raised below, once the learner knows)
+            except Exception as error:  # noqa: BLE001 (raised below, after the tombstones)
                 failure = error
             sent = in_progress.sent[before:]
             dropped = [group for group in groups if id(group) not in sent]
@@ -287,14 +287,14 @@ class RollwayTransportMixin:
                 except PeerDied as error:
                     self._rollway_failure = error
                     raise
-                except Exception as error:  # noqa: BLE001 (the sender has told the learner; the caller logs it)
+                except Exception as error:  # noqa: BLE001 (the sender sent a tombstone; the caller logs the error)
                     begun()
                     failures.append(error)
         if failures:
             raise failures[0]
 
     async def collect_trajectories(self, item: Any) -> Any:
-        """Atropos' own way of gathering trajectories forgets their logprobs; they are put back."""
+        """Puts back the logprobs, which Atropos' own implementation drops."""
         if self._rollway_sender is None or not self._gathers_by_default():
             return await super().collect_trajectories(item)  # type: ignore[misc]
         results: list[Any] = []
@@ -311,14 +311,14 @@ class RollwayTransportMixin:
         return group, backlog
 
     async def collect_trajectory(self, item: Any) -> Any:
-        """As the environment does it."""
+        """The environment's own; also keeps the result for `collect_trajectories`."""
         result = await super().collect_trajectory(item)  # type: ignore[misc]
         gathered = _results.get()
         if gathered is not None:
             gathered.append(result[0])
         return result
 
-    # ── within ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── private ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def _is_direct(self) -> bool:
@@ -334,20 +334,20 @@ class RollwayTransportMixin:
         return getattr(super().collect_trajectories, "__func__", None) is BaseEnv.collect_trajectories  # type: ignore[misc]
 
     def _is_tried_again(self, item: Any, item_uuid: str) -> bool:
-        """Whether Atropos has put a cancelled item back, and perhaps begun with it anew."""
+        """Whether Atropos has put a cancelled item back into its backlog, or started it again."""
         others = (entry["item"] for uuid, entry in self.running_items.items() if uuid != item_uuid)
         return any(kept is item for kept in (*self.backlog, *others))
 
     @contextlib.contextmanager
     def _collecting(self, item: Any) -> Iterator[_GroupInProgress]:
-        """The item that this task is about: known already, or from here on."""
+        """The item of this task; in the block, `_current_group` has it."""
         in_progress = _current_group.get()
         if in_progress is not None:
             yield in_progress
             return
         try:
             in_progress = _GroupInProgress(identity.as_text(self.instance_id(item)), self.weight_version())
-        except Exception as error:  # no item will have a name: the loop has to end, and not only this worker
+        except Exception as error:  # every item would raise it: the loop has to end, not only this worker
             self._rollway_failure = error
             raise
         before = _current_group.set(in_progress)
@@ -364,9 +364,9 @@ class RollwayTransportMixin:
         _log.debug("no group %s: %s", key, reason)
 
     def _why_dropped(self, group: Any, no_overlong: bool) -> str:
-        """The first of Atropos' own tests that the group does not pass."""
+        """The first of Atropos' own checks that the group fails."""
         if group is None:
-            return "the environment gave no group"
+            return "the environment returned no group"
         tokens, scores = group.get("tokens"), group.get("scores")  # lists, arrays or nothing
         lengths = [] if tokens is None else [len(one) for one in tokens]
         wanted = (group.get("group_overrides") or {}).get("group_size", self.config.group_size)
@@ -379,7 +379,7 @@ class RollwayTransportMixin:
         return "the environment did not send it"
 
     async def _shut_down(self) -> None:
-        """Lets the workers finish what they had begun to send, and closes the client: at the end, and only there."""
+        """Lets the workers send the rest of their groups, and closes the client."""
         for worker in self.workers:
             worker.cancel()
         if self.workers:
@@ -387,15 +387,12 @@ class RollwayTransportMixin:
         if self._rollway_sender is not None:
             try:
                 await asyncio.to_thread(self._rollway_sender.close)
-            except ConnectionClosedError as lost:  # over TCP: it says how much nobody has acknowledged
+            except ConnectionClosedError as lost:  # over TCP: says how many records were not acknowledged
                 _log.warning("the environment has left: %s", lost)
 
 
 async def _connected(config: Any, name: str) -> GroupSender:
-    """As `connect`, on a thread that nobody waits for at the end: Ctrl-C ends an environment without a learner.
-
-    If that takes long, the log says once what is waited for, and for how long.
-    """
+    """Runs `connect` in a daemon thread, so that Ctrl-C can end an environment that waits for its learner."""
     found: Future[GroupSender] = Future()
 
     def work() -> None:
@@ -410,7 +407,7 @@ async def _connected(config: Any, name: str) -> GroupSender:
     wondering = asyncio.get_running_loop().call_later(
         _SILENT_S,
         _log.warning,
-        "no learner is there yet (%s): the environment waits for it, up to %g s in all (--env.connect_timeout_s)",
+        "no learner yet (%s): the environment waits for it, up to %g s in all (--env.connect_timeout_s)",
         where,
         config.connect_timeout_s,
     )
@@ -421,19 +418,14 @@ async def _connected(config: Any, name: str) -> GroupSender:
 
 
 def connect(config: Any, name: str) -> GroupSender:
-    """The sender that a config asks for. Waits for the learner, so not for the event loop's thread."""
+    """Makes the sender of a config. Waits for the learner, so do not call it in the event loop's thread."""
     import rollway
     from rollway.integrations.atropos.config import host_and_port, token
 
-    patience = config.connect_timeout_s
+    timeout_s = config.connect_timeout_s
     if config.transport == "shm":
-        client = rollway.ShmRecordClient(config.shm_name, ATROPOS_SCHEMA, on_full="block", connect_timeout_s=patience)
+        client = rollway.ShmRecordClient(config.shm_name, ATROPOS_SCHEMA, on_full="block", connect_timeout_s=timeout_s)
         return GroupSender(client, name)
-    remote = rollway.TcpRecordClient(
-        *host_and_port(config.address),
-        ATROPOS_SCHEMA,
-        token=token(config),
-        ca=config.tls_ca,
-        connect_timeout_s=patience,
-    )
-    return TcpGroupSender(remote, name)
+    host, port = host_and_port(config.address)
+    options = {"token": token(config), "ca": config.tls_ca, "connect_timeout_s": timeout_s}
+    return TcpGroupSender(rollway.TcpRecordClient(host, port, ATROPOS_SCHEMA, **options), name)

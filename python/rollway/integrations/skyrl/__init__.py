@@ -6,8 +6,8 @@ Atropos environment ──records: shared memory or TCP──▶ AtroposSHMGener
         ▲──────────────── version of the weights ◀──────────── publish, in place of a weight push ◀──────┘
 ```
 
-No fork of SkyRL: `entrypoint` is given to its ``trainer.override_entrypoint``. The names below are imported on first
-use, because importing skyrl takes seconds and the launcher does not need it.
+SkyRL is not changed: its ``trainer.override_entrypoint`` names `entrypoint`. The public names are imported on first
+use, because the import of skyrl takes seconds and the launcher does not need it.
 
 ```text
 entrypoint.py         builds everything below from SkyRL's configuration
@@ -21,18 +21,20 @@ trainers.py           SkyRL's trainers, which publish a version and push no weig
 inference_client.py   `NoOpInferenceClient`: takes the place of an inference engine
 errors.py             what goes wrong between an environment and SkyRL
 launch.py             starts the trainer and the environments, and stops them
-typed_dict.py         what SkyRL needs on Python 3.11
 ```
 """
 
 from __future__ import annotations
 
+import sys
+import typing
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rollway.integrations.skyrl import typed_dict
+if sys.version_info < (3, 12):  # SkyRL's pydantic models need the `TypedDict` of Python 3.12
+    import typing_extensions
 
-typed_dict.install()
+    typing.TypedDict = typing_extensions.TypedDict
 
 if TYPE_CHECKING:
     from rollway.integrations.skyrl.config import ExternalConfig, ExternalTrainConfig

@@ -1,11 +1,11 @@
 """The configuration of external generation: ``generator.external.*`` in SkyRL's own, strict dataclasses.
 
-`prepare` turns command-line overrides into a config that SkyRL's validation accepts: ``backend=none`` becomes the name
-that the code behind it knows, and what only an engine of SkyRL's own could use is switched off. So is evaluation,
-unless it is asked for: Atropos sends none.
+`prepare` turns command-line overrides into a config that SkyRL's validation accepts. It removes ``backend=none``, which
+SkyRL does not know, and switches off what needs an inference engine of SkyRL's own. It also switches off evaluation,
+unless the user has set it: Atropos sends no records for it.
 """
 
-# No `from __future__ import annotations` here: SkyRL reads the types of these fields, and wants them as types.
+# No `from __future__ import annotations` here: SkyRL needs the types of these fields as types, not as text.
 
 import logging
 import warnings
@@ -40,7 +40,7 @@ class ExternalConfig(BaseConfig):
     shm_name: str = "skyrl"
     """The segment that environments attach to (``--env.shm_name``)."""
     if_exists: str = "resume"
-    """When there is one already: ``resume`` goes on with what is in it, ``replace`` begins anew, ``error`` refuses."""
+    """When the segment exists: ``resume`` continues with its records, ``replace`` makes a new one, ``error`` raises."""
     address: str = "127.0.0.1:50061"
     """``host:port`` to listen on, with ``tcp``."""
     token_file: str | None = None
@@ -49,7 +49,7 @@ class ExternalConfig(BaseConfig):
     tls_key: str | None = None
     """Certificate and private key (PEM files) for TCP; both, or neither."""
     match: str = "stream"
-    """``stream``: the next whole group fills the next place. ``id``: the next group of the same instance does."""
+    """``stream``: a request gets the next complete group. ``id``: it gets the next group of the same instance."""
     on_missing: str | None = None
     """When a group was dropped, is too old, or has nothing to train on: ``substitute`` takes the next one in its place
     (the default with ``stream``), ``raise`` ends training (always so with ``id``: no other group has that instance)."""
@@ -58,23 +58,22 @@ class ExternalConfig(BaseConfig):
     max_staleness: int | None = None
     """Versions that a trajectory may be behind the trainer. None: any."""
     max_stash: int = 4096
-    """Trajectories held back that nobody has asked for yet."""
+    """How many trajectories to hold that no call has requested yet."""
     group_timeout_s: float | None = 300.0
-    """A group still incomplete after this long counts as missing (its environment may have died)."""
+    """An incomplete group counts as missing after this time: its environment may have died."""
     lanes: int = 64
     """How many environment workers at once."""
     lane_bytes: int = 1 << 30
-    """Room for each of them, and for one trajectory in every 16 KiB of it.
+    """Room for the trajectories of one worker, one for each 16 KiB.
 
-    The memory is taken only when used, but for a table of 64 bytes for each trajectory: 4 MiB for each worker that
-    comes. What one call of ``generate`` asks for has to fit, if it may all come from one worker: it is held until it is
-    complete.
+    Memory is used as data comes, except for a table of 64 bytes per trajectory: 4 MiB per worker. All that one call of
+    ``generate`` requests has to fit, because it may come from one worker and is held until it is complete.
     """
     peer_timeout_s: float | None = 60.0
     """How long to wait for a new environment when all have died."""
 
     def __post_init__(self) -> None:
-        """Checks what can be checked without SkyRL's part of the configuration."""
+        """Checks the values."""
         _one_of("transport", self.transport, ("shm", "tcp", "both"))
         _one_of("match", self.match, ("stream", "id"))
         _one_of("if_exists", self.if_exists, ("resume", "replace", "error"))
@@ -90,7 +89,7 @@ class ExternalConfig(BaseConfig):
             raise InvalidArgument("TLS needs generator.external.tls_cert and tls_key, both")
         if self.match == "id" and self.on_missing == "substitute":
             raise InvalidArgument(
-                "generator.external.on_missing=substitute cannot be had with match=id: no other group has the "
+                "generator.external.on_missing=substitute does not work with match=id: no other group has the "
                 "instance. Use match=stream, or on_missing=raise and an environment that drops no groups "
                 "(Atropos: ensure_scores_are_not_same=false)"
             )
@@ -101,7 +100,7 @@ class ExternalConfig(BaseConfig):
         return self.match == "stream" and self.on_missing != "raise"
 
     def open(self) -> RecordServer:
-        """Makes the records that environments attach to, or finds them again after a restart."""
+        """Makes the records that environments attach to, or attaches to them after a restart."""
         transports: list[ShmTransport | TcpTransport] = []
         if self.transport in ("shm", "both"):
             transports.append(ShmTransport(self.shm_name, if_exists=self.if_exists))  # type: ignore[arg-type]
@@ -112,12 +111,7 @@ class ExternalConfig(BaseConfig):
             token = read_token(self.token_file, "generator.external.token_file")
             tls = None if self.tls_cert is None or self.tls_key is None else Tls(self.tls_cert, self.tls_key)
             transports.append(TcpTransport(int(port), host.strip("[]"), token=token, tls=tls))
-        server = RecordServer(
-            ATROPOS_SCHEMA,
-            transport=transports,
-            lanes=self.lanes,
-            lane_bytes=self.lane_bytes,
-        )
+        server = RecordServer(ATROPOS_SCHEMA, transports, lanes=self.lanes, lane_bytes=self.lane_bytes)
         server.start()
         return server
 
@@ -147,9 +141,7 @@ def prepare(arguments: Sequence[str]) -> ExternalTrainConfig:
     external: ExternalConfig = cfg.generator.external
     if not external.enabled:
         if engineless:
-            raise InvalidArgument(
-                "generator.inference_engine.backend=none needs generator.external.enabled=true: somebody must generate"
-            )
+            raise InvalidArgument("generator.inference_engine.backend=none needs generator.external.enabled=true")
         validate_cfg(cfg)
         return cfg
     for wanted, what in (
@@ -158,21 +150,21 @@ def prepare(arguments: Sequence[str]) -> ExternalTrainConfig:
     ):
         if wanted:
             raise InvalidArgument(f"{what}=true is not supported with generator.external.enabled=true: set it to false")
-    # Nothing shares GPUs with an engine, nothing is put to sleep, and there is no engine to ask for statistics.
+    # There is no engine that shares the GPUs or has statistics.
     cfg.trainer.placement.colocate_all = False
     cfg.generator.inference_engine.enable_ray_prometheus_stats = False
     if cfg.trainer.eval_interval > 0 and not _asks_for_evaluation(kept, cfg.trainer.eval_before_train):
         cfg.trainer.eval_interval, cfg.trainer.eval_before_train = -1, False
         _log.warning(
             "SkyRL's evaluation is off (trainer.eval_interval=-1 trainer.eval_before_train=false): an Atropos "
-            "environment sends nothing of phase 'eval'. If one of yours does, set trainer.eval_interval yourself"
+            "environment sends nothing of phase 'eval'. If one of yours does, set trainer.eval_interval"
         )
     validate_cfg(cfg)
     return cfg
 
 
 def _by_its_new_name(argument: str) -> str:
-    """The argument, with the name that its setting has now."""
+    """Replaces the old name of a setting in an argument."""
     if not argument.startswith(_OLD_GROUP_TIMEOUT):
         return argument
     warnings.warn(
@@ -182,7 +174,7 @@ def _by_its_new_name(argument: str) -> str:
 
 
 def _asks_for_evaluation(arguments: Sequence[str], before_train: bool) -> bool:
-    """Whether the user has set the interval himself, or the evaluation before training."""
+    """Whether the user has set the interval, or the evaluation before training."""
     names = (_EVAL_INTERVAL, _EVAL_BEFORE_TRAIN) if before_train else (_EVAL_INTERVAL,)
     return any(argument.startswith(names) for argument in arguments)
 

@@ -1,12 +1,11 @@
-"""Dispatcher: gives each of many waiting coroutines the groups that it asked for, from one server of records.
+"""Dispatcher: gives each waiting coroutine the groups that it requested, from one server of records.
 
-It reads for all of them, and only while a call waits; what it reads goes through the `Stash` to the call that waits
-longest for it. So no two calls can take each other's trajectories, and unwanted records stay in the ring, where the
-environments see how full it is. It does not poll: the event loop calls it when the ring has something, and it reads at
-once, one loop iteration earlier than a task would. While a call waits, a timer checks once a second for what cannot
-wake it: dead environments, deadlines of incomplete groups, and an environment that has no room to send.
+It reads only while a call waits. Records go through the `Stash` to the call that has waited longest. So calls cannot
+take each other's trajectories, and other records stay in the ring, where environments see how full it is. The event
+loop calls it when there are records, one loop iteration earlier than a task would run. While a call waits, a timer
+checks once a second for dead environments, late groups, and environments that have no room to send.
 
-It knows nothing of SkyRL. Use it from one event loop at a time.
+Use it from one event loop at a time.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rollway import ConnectionClosedError, InvalidArgument, PeerDied, RecordServer, segments
+from rollway.integrations.skyrl.config import ExternalConfig
 from rollway.integrations.skyrl.errors import StashFull, TrajectoryMissing, TrajectoryTimeout, TrajectoryUnusable
 from rollway.integrations.skyrl.request import GroupRequest
 from rollway.integrations.skyrl.stash import Slot, Stash
@@ -41,35 +41,14 @@ class _Waiter:
 
 
 class Dispatcher:
-    """Hands groups from a server to the calls that request them.
+    """Hands groups from a server, through a stash, to the calls that request them. `ExternalConfig` has the limits."""
 
-    Args:
-        server: Where the records come from.
-        stash: Where they wait.
-        timeout_s: How long a call waits before `TrajectoryTimeout`; ``None``: for ever.
-        max_staleness: How many versions behind `version` a group may be; ``None``: any.
-        max_stash: How many records to hold that no call waits for, before `StashFull`.
-        peer_timeout_s: How long to wait for a new environment when all are gone and one died, before `PeerDied`.
-    """
-
-    def __init__(
-        self,
-        server: RecordServer,
-        stash: Stash,
-        *,
-        timeout_s: float | None,
-        max_staleness: int | None,
-        max_stash: int,
-        peer_timeout_s: float | None,
-    ) -> None:
+    def __init__(self, server: RecordServer, stash: Stash, limits: ExternalConfig) -> None:
         self.version = 0
         """The version of the newest weights."""
-        self._server = server
-        self._stash = stash
-        self._timeout_s = timeout_s
-        self._max_staleness = max_staleness
-        self._max_stash = max_stash
-        self._peer_timeout_s = peer_timeout_s
+        self._server, self._stash = server, stash
+        self._timeout_s, self._peer_timeout_s = limits.timeout_s, limits.peer_timeout_s
+        self._max_staleness, self._max_stash = limits.max_staleness, limits.max_stash
         self._waiters: list[_Waiter] = []
         self._loop: asyncio.AbstractEventLoop | None = None  # in which calls wait
         self._on_readable = partial(self._read, is_callback=True)
@@ -101,12 +80,12 @@ class Dispatcher:
             raise
 
     def put_back(self, groups: Sequence[Group]) -> None:
-        """Puts unused groups back to where they were."""
+        """Puts unused groups back where they were."""
         self._stash.put_back(groups)
         self._serve_remaining()
 
     def _serve_remaining(self) -> None:
-        """Demand dropped: serves the remaining waiters, and has the number of records to read counted again."""
+        """Demand dropped: serves the remaining waiters, and counts again how many records to read."""
         self._next_count = None
         self._serve()
 
@@ -155,7 +134,7 @@ class Dispatcher:
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Serves a call that waits in this loop: reads what there is, and has the loop call back for the rest."""
+        """Serves a call that waits in this loop: reads what there is, and makes the loop call back for the rest."""
         if self._loop is not loop:
             self._loop, self._callback_pending, self._check_timer = loop, False, None
         if self._check_timer is None:
@@ -164,7 +143,7 @@ class Dispatcher:
         self._read()
 
     def _read(self, is_callback: bool = False) -> None:
-        """Reads what there is while calls wait for it; then has the loop call back when there is more.
+        """Reads while calls wait and there are records; then makes the loop call back when there are more.
 
         ``is_callback``: the loop calls it, because there is something to read or the server is closed.
         """
@@ -242,12 +221,10 @@ class Dispatcher:
             now = time.monotonic()
             self._alone_since = self._alone_since or now
             if self._peer_timeout_s is not None and now - self._alone_since >= self._peer_timeout_s:
-                self._fail(
-                    PeerDied(
-                        f"every environment is gone, at least one died, and none came back within "
-                        f"{self._peer_timeout_s} s: {self._explain(self._waiters[0].request)}"
-                    )
+                gone = (
+                    f"every environment is gone, at least one died, and none came back within {self._peer_timeout_s} s"
                 )
+                self._fail(PeerDied(f"{gone}: {self._explain(self._waiters[0].request)}"))
         else:
             self._alone_since = None
 
@@ -261,11 +238,11 @@ class Dispatcher:
         stats = self._server.stats()
         return bool(self._waiters) and not stats["producers_alive"] and bool(stats["producers_died"])
 
-    # ── words ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── texts ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _full(self) -> StashFull:
         return StashFull(
-            f"{len(self._stash)} trajectories are here and none fills the place that is waited for: "
+            f"{len(self._stash)} trajectories are stashed, and none of them is requested: "
             f"{self._stash.describe(self._waiters[0].request)}. Use match=stream, make the environment produce what "
             f"the dataset asks for, or allow more with max_stash (now {self._max_stash})"
         )
@@ -275,7 +252,7 @@ class Dispatcher:
         name = self._server.name
         pids = sorted({pid for one in segments() if one.name == name for pid in one.pids})
         where = f"segment '{name}' (processes attached, this one too: {pids})" if name else f"port {self._server.port}"
-        others_came = bool(self._stash.phases) and request.phase not in self._stash.phases  # then somebody runs
+        others_came = bool(self._stash.phases) and request.phase not in self._stash.phases  # an environment runs
         lost = ", ".join(f"{count} {why.replace('_', ' ')}" for why, count in self._stash.counts().items() if count)
         return (
             f"{self._stash.describe(request)}. At {where}: {stats['producers_alive']} environment workers live, "

@@ -5,10 +5,9 @@ python -m skyrl.train.entrypoints.main_base trainer.override_entrypoint=rollway.
     generator.inference_engine.backend=none generator.external.shm_name=run1 …
 ```
 
-or ``python -m rollway.integrations.skyrl …``, which is the same, and the only way on Python 3.11 (see `typed_dict`).
-The training loop runs in a Ray task, as SkyRL's own does; a simulated one needs no Ray and runs here. Either way a
-trainer that gets SIGTERM, or Ctrl-C, closes its records before it goes: the environments are told, and no segment is
-left.
+or ``python -m rollway.integrations.skyrl …``, which does the same, and is the only way on Python 3.11. The training
+loop runs in a Ray task, as SkyRL's own does; a simulated one needs no Ray and runs in this process. SIGTERM and Ctrl-C
+close the records first: environments end, and no segment is left.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from rollway.integrations.skyrl.trainers import (
     ExternalRayPPOTrainer,
 )
 
-_LEAVING_S = 5.0  # how long the training loop may take to end when it is told to
+_LEAVING_S = 5.0  # how long the training loop may take to end
 
 
 class ExternalExp(BasePPOExp):
-    """SkyRL's experiment, with records where the inference engine was."""
+    """SkyRL's experiment, with records in place of the inference engine."""
 
     generator: AtroposSHMGenerator | None = None
 
@@ -43,7 +42,7 @@ class ExternalExp(BasePPOExp):
         return NoOpInferenceClient(self.cfg.trainer.policy.model.path)
 
     def get_generator(self, cfg: Any, tokenizer: Any, inference_engine_client: Any) -> AtroposSHMGenerator:
-        """Makes the records, so that environments can attach from here on."""
+        """Makes the records, to which environments can attach from then on."""
         self.generator = AtroposSHMGenerator.from_config(cfg.generator)
         return self.generator
 
@@ -102,16 +101,18 @@ def main() -> None:
     if not cfg.generator.external.enabled:
         ray.get(skyrl_entrypoint.remote(cfg))
         return
-    _end_by_sigterm()  # Ray has put a handler of its own there
+    _end_by_sigterm()  # after Ray, which sets a handler of its own
     training = external_entrypoint.remote(cfg)
     try:
         ray.get(training)
     except (KeyboardInterrupt, SystemExit):
-        ray.cancel(training)  # Ctrl-C for it. If we just went, Ray would kill it before it has closed the records
+        ray.cancel(
+            training
+        )  # raises KeyboardInterrupt there; without it, Ray kills the task before it closes the records
         ray.wait([training], timeout=_LEAVING_S)
         raise
 
 
 def _end_by_sigterm() -> None:
-    """From here on SIGTERM ends the process as an exception does, and not on the spot."""
+    """Makes SIGTERM raise SystemExit, so that ``finally`` blocks run."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -1,15 +1,4 @@
-"""What goes wrong between an environment and SkyRL, beyond what the transport itself raises.
-
-```text
-RollwayError
-├── TrajectoryMissing (LookupError)      a trajectory that was asked for will never come: dropped, too old, untrainable
-├── TrajectoryTimeout (WaitTimeout)      it did not come in time; says what is missing and who is attached
-├── StashFull                            only trajectories come that nobody asks for
-├── TrajectoryUnusable (ValueError)      it came, and SkyRL has no place for what it holds
-├── NoInferenceEngine (RuntimeError)     somebody asked the engine that does not exist to generate
-└── LaunchFailed (RuntimeError)          one side of a launch did not come up; says which, and how it ended
-```
-"""
+"""What goes wrong between an environment and SkyRL, in addition to what the transport raises."""
 
 from __future__ import annotations
 
@@ -17,24 +6,24 @@ from rollway.errors import RollwayError, WaitTimeout
 
 
 class TrajectoryMissing(RollwayError, LookupError):
-    """The environment said that this trajectory will never come, or it is too old, or has nothing to train on."""
+    """A requested trajectory will never come: it was dropped, it is too old, or nothing in it is trained."""
 
 
 class TrajectoryTimeout(WaitTimeout):
-    """The trajectories that were asked for did not come in time."""
+    """The requested trajectories did not come in time. Says what is missing, and which processes are attached."""
 
 
 class StashFull(RollwayError):
-    """There is no more room for trajectories that nobody asks for, and none of those asked for is among them."""
+    """There is no more room for trajectories that no call requests, and no requested one is among them."""
 
 
 class TrajectoryUnusable(RollwayError, ValueError):
-    """A trajectory cannot be put into SkyRL's terms without losing something."""
+    """A trajectory came that SkyRL's format cannot hold without a loss."""
 
 
 class NoInferenceEngine(RollwayError, RuntimeError):
-    """There is no inference engine here: the environment generates."""
+    """A caller asked for tokens, but there is no inference engine here: the environment generates."""
 
 
 class LaunchFailed(RollwayError, RuntimeError):
-    """One side did not come up."""
+    """The trainer or an environment did not start. Says which, and how it ended."""

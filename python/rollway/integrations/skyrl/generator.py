@@ -1,7 +1,7 @@
 """AtroposSHMGenerator: SkyRL's generator, where an Atropos environment generates.
 
-`generate` waits for trajectories and hands them over in SkyRL's terms. Any number of calls may wait at once; who gets
-what is the `Dispatcher`'s business. It does not run environments, and does not touch weights.
+`generate` waits for trajectories and returns them in SkyRL's format. Any number of calls may wait at once; the
+`Dispatcher` decides which call gets which group. The generator runs no environments and moves no weights.
 """
 
 from __future__ import annotations
@@ -22,24 +22,27 @@ from rollway.integrations.skyrl.stash import Match, Stash
 from rollway.integrations.skyrl.trajectory import Trajectory, trajectory_of
 from rollway.records import Group
 
+_RULES = ("match", "on_missing", "timeout_s", "max_staleness", "max_stash", "group_timeout_s", "peer_timeout_s")
+"""Settings that `ExternalConfig` and the generator have in common."""
+
 
 class AtroposSHMGenerator(GeneratorInterface):
     """Moves trajectories from Atropos environments into SkyRL's trainer, in place of its inference engine.
 
     Args:
         server: Where the records come from, with `ATROPOS_SCHEMA`. It is closed by `close`.
-        match: ``"stream"``: the next whole group fills the next place, whatever its instance. ``"id"``: the next group
-            of the same phase and instance does; the environment must produce what the dataset asks for.
-        on_missing: When a group was dropped by the environment, is too old, or has nothing to train on:
-            ``"substitute"`` takes the next one in its place (only ``"stream"`` can), ``"raise"`` raises
-            `TrajectoryMissing`. No response is ever made up.
+        match: ``"stream"``: a request gets the next complete group, of any instance. ``"id"``: it gets the next group
+            of the same phase and instance; the environment must produce what the dataset asks for.
+        on_missing: When the environment dropped a group, or it is too old, or nothing in it is trained:
+            ``"substitute"`` takes the next one in its place (only with ``"stream"``), ``"raise"`` raises
+            `TrajectoryMissing`.
         group_size: Trajectories per group in training: ``generator.n_samples_per_prompt``, which the environment's
             group_size must be too.
         eval_group_size: The same in evaluation.
-        timeout_s: How long a call waits before `TrajectoryTimeout` says what is missing; ``None``: for ever.
+        timeout_s: How long a call waits before it raises `TrajectoryTimeout`; ``None``: for ever.
         max_staleness: How many versions behind the last `publish` a trajectory may be; ``None``: any.
-        max_stash: How many records to hold that nobody waits for, before `StashFull`.
-        group_timeout_s: After how long a group that is not whole counts as missing; ``None``: never.
+        max_stash: How many records to hold that no call waits for, before `StashFull`.
+        group_timeout_s: After how long an incomplete group counts as missing; ``None``: never.
         peer_timeout_s: How long a call waits for a new environment when every one is gone and at least one died, before
             it raises `PeerDied`; ``None``: until the timeout.
         zero_reward_on_non_stop: As in SkyRL's own generator.
@@ -75,33 +78,20 @@ class AtroposSHMGenerator(GeneratorInterface):
         sizes = {"train": group_size, "eval": eval_group_size}
         self._server = server
         self._stash = Stash(match, sizes, substitutes=rules.substitutes, group_timeout_s=group_timeout_s)
-        self._dispatcher = Dispatcher(
-            server,
-            self._stash,
-            timeout_s=timeout_s,
-            max_staleness=max_staleness,
-            max_stash=max_stash,
-            peer_timeout_s=peer_timeout_s,
-        )
+        self._dispatcher = Dispatcher(server, self._stash, rules)
         self._group_size = group_size
         self._zero_reward_on_non_stop = zero_reward_on_non_stop
         self._overlong_filtering = overlong_filtering
 
     @classmethod
     def from_config(cls, generator_cfg: Any) -> AtroposSHMGenerator:
-        """As SkyRL's ``cfg.generator`` says, with ``external`` in it. Makes the records too."""
+        """Makes the records and the generator from SkyRL's ``cfg.generator``, with ``external`` in it."""
         external: ExternalConfig = generator_cfg.external
         return cls(
             external.open(),
-            match=external.match,  # type: ignore[arg-type]
-            on_missing=external.on_missing,
+            **{name: getattr(external, name) for name in _RULES},
             group_size=generator_cfg.n_samples_per_prompt,
             eval_group_size=generator_cfg.eval_n_samples_per_prompt,
-            timeout_s=external.timeout_s,
-            max_staleness=external.max_staleness,
-            max_stash=external.max_stash,
-            group_timeout_s=external.group_timeout_s,
-            peer_timeout_s=external.peer_timeout_s,
             zero_reward_on_non_stop=generator_cfg.zero_reward_on_non_stop,
             overlong_filtering=generator_cfg.apply_overlong_filtering,
         )
@@ -117,19 +107,19 @@ class AtroposSHMGenerator(GeneratorInterface):
         return self._dispatcher.version
 
     def publish(self, version: int) -> None:
-        """Tells the environments which weights are the newest, and counts staleness from there."""
+        """Tells the environments the version of the newest weights. Staleness is relative to it."""
         self._server.publish(version)
         self._dispatcher.version = version
 
     def stats(self) -> dict[str, int]:
-        """The server's numbers, with how many records are stashed and how many groups were not used, by why."""
+        """The server's numbers, the number of stashed records, and how many groups were not used, by reason."""
         return {**self._server.stats(), "stashed_records": len(self._stash), **self._stash.counts()}
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
-        """Waits for as many trajectories as there are prompts, and gives them in the same order.
+        """Waits for as many trajectories as there are prompts, and returns them in the same order.
 
-        A call that is cancelled takes nothing: what it would have got goes to the next. `TrajectoryUnusable` costs the
-        groups that are unusable; the others go to the next call, too.
+        A cancelled call takes nothing: its groups go to the next call. `TrajectoryUnusable` drops the unusable groups;
+        the others go to the next call, too.
         """
         groups = await self._dispatcher.get(request_of(input_batch, self._group_size))
         used, wrong = _converted(input_batch, groups)
@@ -143,7 +133,7 @@ class AtroposSHMGenerator(GeneratorInterface):
         return self._output(input_batch, [row for rows in used for row in rows])
 
     def close(self) -> None:
-        """Closes the records: environments are told. Safe to call twice."""
+        """Closes the records, which ends the environments. Safe to call twice."""
         self._server.close()
 
     def _output(self, batch: Mapping[str, Any], rows: list[Trajectory]) -> GeneratorOutput:
@@ -154,7 +144,7 @@ class AtroposSHMGenerator(GeneratorInterface):
             rewards = [reward if stop == "stop" else 0.0 for reward, stop in zip(rewards, stops, strict=True)]
         if self._overlong_filtering:
             masks = apply_overlong_filtering(masks, stops)
-        # A trainer that went back to a checkpoint gets what was made with later weights than its own: not old.
+        # After a return to a checkpoint, trajectories may have later weights than the trainer: they are not stale.
         behind = [max(self.version - row.version, 0) for row in rows]
         metrics = get_rollout_metrics(responses, rewards, loss_masks=masks)
         metrics["rollway/staleness_mean"] = sum(behind) / len(behind)
@@ -174,7 +164,7 @@ class AtroposSHMGenerator(GeneratorInterface):
 def _converted(
     batch: Mapping[str, Any], groups: Sequence[Group]
 ) -> tuple[list[list[Trajectory]], TrajectoryUnusable | InvalidArgument | None]:
-    """The rows of each group, none where it is unusable; and what is wrong with the first of those."""
+    """The rows of each group, none for an unusable one; and the error of the first unusable group."""
     made: list[list[Trajectory]] = []
     wrong: TrajectoryUnusable | InvalidArgument | None = None
     for group in groups:
@@ -192,7 +182,7 @@ def _converted(
 
 
 def _logprobs(batch: Mapping[str, Any], rows: list[Trajectory]) -> list[list[float]] | None:
-    """All or none: SkyRL mixes no rows with and without. Asked for by its sampling parameters."""
+    """The log-probabilities of all rows, if SkyRL's sampling parameters ask for them; otherwise ``None``."""
     sampling = batch.get("sampling_params")
     if sampling is not None and sampling.get("logprobs") is None:
         return None

@@ -1,8 +1,6 @@
-"""NoOpInferenceClient: stands where SkyRL expects an inference engine, when the environment has its own.
+"""NoOpInferenceClient: takes the place of SkyRL's inference engine, when the environment has its own.
 
-It holds no connection and no memory. Life-cycle calls (sleep, wake up, pause, weights) do nothing, because there is
-nothing to do them to. Calls that would have to produce tokens raise `NoInferenceEngine`. What the interface does not
-have, this does not have: a call that SkyRL adds later is an AttributeError, not a silent None.
+Life-cycle calls (sleep, wake up, pause, weights) do nothing. Calls that would produce tokens raise `NoInferenceEngine`.
 """
 
 from __future__ import annotations
@@ -71,10 +69,10 @@ class NoOpInferenceClient(InferenceEngineInterface):
         """Nothing holds memory."""
 
     async def init_weight_update_communicator(self, init_info: Any) -> None:
-        """Nobody receives weights from here; their version is published instead."""
+        """No weights are pushed; their version is published instead."""
 
     async def update_named_weights(self, request: Any) -> None:
-        """Nobody receives weights from here; their version is published instead."""
+        """No weights are pushed; their version is published instead."""
 
     async def teardown(self) -> None:
         """Nothing was set up."""

@@ -6,14 +6,13 @@ python -m rollway.integrations.skyrl.launch --shm-name run1 \\
     --env "python -m rollway.integrations.atropos my_env.py serve --env.transport shm --env.shm_name run1 …"
 ```
 
-The trainer makes the segment. The environments are started when its header can be read: the launcher watches the
-directory of segments, and sleeps until the kernel tells it of a file, a death or a signal. A segment that an earlier
-run left behind counts as well: environments attach to it, and the trainer goes on with what is in it (with
-``if_exists=replace`` it could not: run ``rollway gc`` before).
+The trainer makes the segment, and the environments are started when its header can be read. A segment of an earlier
+run counts as well: environments attach to it, and the trainer continues with its records (with ``if_exists=replace``
+it cannot: run ``rollway gc`` before).
 
-Each process is a process group of its own; what a command leaves behind in it has a moment to end by itself (Python's
-resource tracker, say, which cleans up after the others), and is killed then. If the launcher itself is killed,
-the kernel kills the commands that it started (not what they started). It knows nothing of SkyRL or Atropos.
+Each command has a process group of its own. Processes that a command leaves behind in it, for instance Python's
+resource tracker, get a moment to end, and are killed then. If the launcher itself is killed, the kernel kills the
+commands, but not what they started. The launcher does not depend on SkyRL or Atropos.
 """
 
 from __future__ import annotations
@@ -32,17 +31,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from rollway._core import shm_directory
 from rollway.integrations.skyrl.errors import LaunchFailed
 from rollway.machine.catalog import segments
 from rollway.runner.collector_error import signal_of
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
-_IN_CREATE_OR_MOVED_TO = 0x100 | 0x80
+_LOOK_S = 0.1  # how often to look for the segment
 _GROUP_END_S = 2.0  # how long the rest of a group may outlive its command
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -55,7 +52,7 @@ class LaunchedProcess:
     process: subprocess.Popen[bytes]
     pidfd: int
     asked: bool = False
-    """Whether it was sent a signal, which it may need time to obey."""
+    """Whether it was sent a signal, and may need time to end."""
 
     @classmethod
     def start(cls, name: str, command: Sequence[str]) -> LaunchedProcess:
@@ -65,7 +62,7 @@ class LaunchedProcess:
         # `rollway.runner.parent_watch` says why collectors and environments do it in another way.
         def die_with_the_launcher() -> None:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it died before we could ask
+            if os.getppid() != parent:  # the launcher died before the call
                 os.kill(os.getpid(), signal.SIGKILL)
 
         try:
@@ -88,7 +85,7 @@ class LaunchedProcess:
         return f"the {self.name} (pid {self.process.pid}) was killed by {by}{hint}"
 
     def others(self) -> list[int]:
-        """Who lives in its group, the command itself aside."""
+        """The living processes of its group, except the command itself."""
         return [pid for pid in _living(self.process.pid) if pid != self.process.pid]
 
     def send(self, number: int) -> None:
@@ -99,26 +96,20 @@ class LaunchedProcess:
 
 
 class ProcessWatch:
-    """What the launcher waits for: the end of a process, a new file among the segments, a signal."""
+    """Waits for the end of a process, or for a signal."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._inotify = _LIBC.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-        directory = os.fsencode(shm_directory())
-        if self._inotify < 0 or _LIBC.inotify_add_watch(self._inotify, directory, _IN_CREATE_OR_MOVED_TO) < 0:
-            error = ctypes.get_errno()
-            raise LaunchFailed(f"{os.fsdecode(directory)} cannot be watched: {os.strerror(error)}")
-        self._selector.register(self._inotify, selectors.EVENT_READ)
-        self._signals: list[int] = []
         self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._pipe[0], selectors.EVENT_READ)
+        self._signals: list[int] = []
 
     def add(self, process: LaunchedProcess) -> None:
-        """Watches for its end too."""
+        """Also waits for the end of this process."""
         self._selector.register(process.pidfd, selectors.EVENT_READ, process)
 
     def wait(self, timeout: float | None = None) -> list[LaunchedProcess]:
-        """Sleeps until something happens, or the time is over. Gives the processes that have ended."""
+        """Sleeps until something happens, at most ``timeout`` seconds. Returns the processes that have ended."""
         ended = []
         for ready, _ in self._selector.select(timeout):
             if isinstance(ready.data, LaunchedProcess):
@@ -126,9 +117,7 @@ class ProcessWatch:
                 self._selector.unregister(ready.fd)
                 ended.append(ready.data)
             else:
-                with contextlib.suppress(BlockingIOError):
-                    while os.read(ready.fd, 4096):
-                        pass
+                self._signals += [number for number in os.read(ready.fd, 4096) if number in _PASSED_ON]
         return ended
 
     def take_signals(self) -> list[int]:
@@ -138,24 +127,20 @@ class ProcessWatch:
 
     @contextlib.contextmanager
     def recording_signals(self) -> Iterator[None]:
-        """Within it, SIGINT, SIGTERM and SIGHUP are noted instead of ending the launcher."""
-
-        def note(number: int, _frame: FrameType | None) -> None:
-            self._signals.append(number)
-            with contextlib.suppress(BlockingIOError):  # full: it will wake up anyway
-                os.write(self._pipe[1], b"!")
-
-        before: dict[signal.Signals, Any] = {number: signal.signal(number, note) for number in _PASSED_ON}
+        """In the block, SIGINT, SIGTERM and SIGHUP are recorded instead of ending the launcher."""
+        before: dict[int, Any] = {number: signal.signal(number, lambda *_: None) for number in _PASSED_ON}
+        wakeup = signal.set_wakeup_fd(self._pipe[1])
         try:
             yield
         finally:
+            signal.set_wakeup_fd(wakeup)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
     def close(self) -> None:
         """Stops watching."""
         self._selector.close()
-        for descriptor in (self._inotify, *self._pipe):
+        for descriptor in self._pipe:
             os.close(descriptor)
 
 
@@ -167,10 +152,10 @@ def launch(
     ready_timeout_s: float = 600.0,
     grace_s: float = 10.0,
 ) -> int:
-    """Runs a trainer and its environments until the trainer ends, or one of them fails. Gives the exit code.
+    """Runs a trainer and its environments until the trainer ends, or one of them fails. Returns the exit code.
 
-    An environment that ends well is left to it: it may have had enough. One that fails ends the launch. Call it from
-    the main thread: SIGINT, SIGTERM and SIGHUP are passed on to both processes while it runs.
+    An environment may end with exit code 0; one that fails ends the launch. Call it from the main thread: SIGINT,
+    SIGTERM and SIGHUP are passed on to all processes.
 
     Args:
         trainer_command: Makes the segment. Its exit code is the result; 128 + n if signal n ended it, as in a shell.
@@ -204,13 +189,13 @@ def launch(
 
 
 def _ready(watch: ProcessWatch, trainer: LaunchedProcess, shm_name: str, timeout: float) -> int:
-    """Waits for the segment. Gives the number of the signal that ended the launch before, or 0."""
+    """Waits for the segment. Returns the number of a signal that ended the wait, or 0."""
     deadline = time.monotonic() + timeout
     while not any(one.name == shm_name and one.problem is None for one in segments()):
         left = deadline - time.monotonic()
         if left <= 0:
             raise LaunchFailed(f"the trainer has not made the segment '{shm_name}' within {timeout} s")
-        ended = watch.wait(left)
+        ended = watch.wait(min(left, _LOOK_S))
         if number := _forward_signals(watch, [trainer]):
             return number
         if ended:
@@ -234,7 +219,7 @@ def _supervise(watch: ProcessWatch, trainer: LaunchedProcess, processes: list[La
 
 
 def _forward_signals(watch: ProcessWatch, processes: list[LaunchedProcess]) -> int:
-    """Gives the signals that came to all processes. The first of them, or 0."""
+    """Sends the recorded signals to all processes. Returns the first of them, or 0."""
     taken = watch.take_signals()
     for number in taken:
         for process in processes:
@@ -243,7 +228,7 @@ def _forward_signals(watch: ProcessWatch, processes: list[LaunchedProcess]) -> i
 
 
 def _stop(watch: ProcessWatch, processes: list[LaunchedProcess], grace_s: float) -> None:
-    """Ends every group: asks, unless a signal that was passed on has asked already; waits; lets linger; kills."""
+    """Ends every group: sends SIGTERM, unless a signal was passed on already; waits; kills what is left."""
     running = [process for process in processes if process.process.returncode is None]
     for process in running:
         if not process.asked:
@@ -254,14 +239,14 @@ def _stop(watch: ProcessWatch, processes: list[LaunchedProcess], grace_s: float)
         running = [process for process in running if process not in ended]
     _end_groups([process for process in processes if process not in running], min(_GROUP_END_S, grace_s))
     for process in processes:
-        if process in running or process.others():  # nobody is left: the number of the group may be another's by now
+        if process in running or process.others():  # otherwise the number of the group may belong to another
             process.send(signal.SIGKILL)
         process.process.wait()
         os.close(process.pidfd)
 
 
 def _end_groups(processes: list[LaunchedProcess], limit_s: float) -> None:
-    """Waits for those who are left in the groups of commands that have ended, but not for long."""
+    """Waits a moment for processes that are left in the groups of ended commands."""
     deadline = time.monotonic() + limit_s
     while (left := deadline - time.monotonic()) > 0 and (
         pids := [pid for process in processes for pid in process.others()]
@@ -275,7 +260,7 @@ def _end_groups(processes: list[LaunchedProcess], limit_s: float) -> None:
 
 
 def _living(group: int) -> list[int]:
-    """The processes of a group that have not ended; the dead may lie there for long, if nobody buries them."""
+    """The processes of a group that have not ended. Zombies count as ended."""
     living = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
@@ -291,7 +276,7 @@ def _code(process: LaunchedProcess) -> int:
 
 
 def _seconds(text: str) -> float:
-    """For the command line."""
+    """A number of seconds, from the command line."""
     with contextlib.suppress(ValueError):
         if 0 <= (seconds := float(text)) < float("inf"):
             return seconds
@@ -318,15 +303,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         trainer, *environments = map(shlex.split, [given.trainer, *given.env])
     except ValueError as error:
-        parser.error(f"a command is not quoted as a shell wants it: {error}")
+        parser.error(f"a command is not quoted as in a shell: {error}")
     try:
-        return launch(
-            trainer,
-            environments,
-            given.shm_name,
-            ready_timeout_s=given.ready_timeout_s,
-            grace_s=given.grace_s,
-        )
+        times = {"ready_timeout_s": given.ready_timeout_s, "grace_s": given.grace_s}
+        return launch(trainer, environments, given.shm_name, **times)
     except LaunchFailed as error:
         _print(str(error))
         return 1

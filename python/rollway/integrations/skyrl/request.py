@@ -1,4 +1,4 @@
-"""GroupRequest: which trajectories one call of ``generate`` wants. Reads SkyRL's input; knows nothing of records."""
+"""GroupRequest: which trajectories one call of ``generate`` wants, read from SkyRL's input."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class GroupRequest:
 
 
 def request_of(batch: Mapping[str, Any], group_size: int) -> GroupRequest:
-    """What SkyRL's ``GeneratorInput`` asks for.
+    """The request of SkyRL's ``GeneratorInput``.
 
-    Without trajectory ids, the prompts are taken for groups of ``group_size`` in a row, with made-up names.
+    Without trajectory ids, each ``group_size`` prompts in a row count as one group, with an invented name.
     """
     prompts, ids, metadata = batch["prompts"], batch.get("trajectory_ids"), batch.get("batch_metadata")
     if ids is None:

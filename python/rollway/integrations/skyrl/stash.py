@@ -1,10 +1,9 @@
-"""Stash: records that have come and are not yet used, as whole groups, in the order in which they became whole.
+"""Stash: records that came and are not used yet, as groups, in the order in which the groups became complete.
 
-With ``match="stream"`` a group waits for the next place of its phase; with ``"id"`` for the next place of its phase
-that names its instance. Groups are told apart by their whole key (run, phase, step and instance), so neither another
-epoch's nor an evaluation's group of the same instance can replace one. A stash holds the records themselves, not
-copies (unless they are all that an environment has room for: `Stash.detach`): until they are taken out they go back to
-the ring if this process dies. It is plain: no waiting, no asyncio.
+With ``match="stream"`` a group goes to the next request of its phase; with ``"id"`` to the next request of its phase
+and instance. The whole key (run, phase, step and instance) identifies a group, so groups of different epochs, or of
+training and evaluation, never mix. A stash holds the records themselves: they return to the ring if this process dies.
+`Stash.detach` copies them when an environment has no other room. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _NAMED = 4  # how many of something an error names
 
 @dataclass(slots=True, frozen=True)
 class Missing:
-    """A group that will never come."""
+    """A group that will never come, and why."""
 
     key: GroupKey
     reason: str
@@ -55,13 +54,13 @@ class _Phase(NamedTuple):
 
 
 class Stash:
-    """Where records wait for somebody who asks for them.
+    """Holds records until a call requests them.
 
     Args:
-        match: How a place finds its group.
+        match: How a request finds its group.
         sizes: How many trajectories a group has, by phase.
-        substitutes: Whether the next group takes the place of one that is missing. Only a stream can.
-        group_timeout_s: After how long a group that is still not whole counts as missing; ``None``: never.
+        substitutes: Whether the next group takes the place of a missing one. Only with ``"stream"``.
+        group_timeout_s: After how long an incomplete group counts as missing; ``None``: never.
     """
 
     def __init__(
@@ -81,21 +80,21 @@ class Stash:
         self._queues: dict[tuple[str, str], deque[Group | Missing]] = {}
         self._unused: Counter[str] = Counter()
         self.phases: set[str] = set()
-        """Those of which anything has come so far."""
+        """The phases of the records that came so far."""
         self.whole = 0
-        """What `len` counts, without groups that may yet become whole."""
+        """What `len` counts, without incomplete groups."""
 
     def __len__(self) -> int:
-        """Records held, and one for each group of which there is only the reason why it will not come."""
+        """How many records are held, plus one for each missing group."""
         return self.whole + sum(map(_HELD, self._assemblers))
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When to call `settle` even if nothing comes."""
+        """Seconds until `settle` has something to do even if no record comes."""
         return min((left for one in self._assemblers if (left := one.next_deadline_s) is not None), default=None)
 
     def add(self, record: Record) -> None:
-        """Takes in a record, or a tombstone: one is enough to end its group."""
+        """Adds a record, or a tombstone, which ends its group."""
         phase = record.phase or ""
         there = self._phases.get(phase)
         if there is None or record.is_tombstone or not record.metadata_starts(there.mark):
@@ -105,35 +104,35 @@ class Stash:
         self.phases.add(phase)
 
     def settle(self) -> None:
-        """Looks which groups have become whole, or never will."""
+        """Queues groups that became complete, or never will."""
         for phase, there in self._phases.items():
             self._settle(phase, there.assembler)
 
     def slots(self, request: GroupRequest) -> list[Slot]:
-        """What a request wants, for `take`."""
+        """The slots of a request, for `take`."""
         by_id = self._match == "id"
         return [Slot((request.phase, rows[0].instance_id if by_id else ""), len(rows)) for rows in request.groups]
 
     def take(self, slots: Sequence[Slot], oldest: int) -> list[Group] | None:
-        """A group for each slot, of weights ``oldest`` or later; None if not all of them are here.
+        """A group for each slot, of weights ``oldest`` or later; ``None`` if not all of them are here.
 
         Raises `TrajectoryMissing` when one of them will never come.
         """
-        spoken_for: dict[tuple[str, str], int] = {}  # by queue, how many of its groups
+        taken: dict[tuple[str, str], int] = {}  # by queue: how many of its groups
         groups = []
         for slot in slots:
-            at = spoken_for.get(slot.queue, 0)
+            at = taken.get(slot.queue, 0)
             group = self._find(slot, at, oldest)
             if group is None:
                 return None
             groups.append(group)
-            spoken_for[slot.queue] = at + 1
+            taken[slot.queue] = at + 1
         for slot in slots:
             self._take_out(slot.queue, 0)
         return groups
 
     def put_back(self, groups: Sequence[Group]) -> None:
-        """Takes back what was taken for somebody who has gone, to where it was."""
+        """Puts groups back where they were, when the call that took them does not use them."""
         for group in reversed(groups):
             self.whole += len(group.records)
             self._queue(group.key.phase, group).appendleft(group)
@@ -148,7 +147,7 @@ class Stash:
                     record.detach()
 
     def counts(self) -> dict[str, int]:
-        """What was not used, by why, since the beginning."""
+        """How much was not used since the start, by reason."""
         refused = {
             "records_duplicate": sum(assembler.counts.duplicates for assembler in self._assemblers),
             "records_late": sum(assembler.counts.late for assembler in self._assemblers),
@@ -156,7 +155,7 @@ class Stash:
         return {"groups_missing": self._unused["missing"], "groups_stale": self._unused["stale"], **refused}
 
     def describe(self, request: GroupRequest) -> str:
-        """What is here and what is not, in words."""
+        """Says which groups are here and which are missing."""
         wanted = Counter(slot.queue for slot in self.slots(request))
         lacking = {name: count - len(self._queues.get(name, ())) for name, count in wanted.items()}
         lacking = {name: count for name, count in lacking.items() if count > 0}
@@ -178,12 +177,12 @@ class Stash:
         )
 
     def _add_odd(self, record: Record) -> None:
-        """Takes in a tombstone, or what an environment of another group_size sent, or says what is wrong with it."""
+        """Adds a tombstone, or a record whose metadata begins differently. Raises what is wrong with it."""
         key = record.key
         if key is None:
             raise TrajectoryUnusable(
-                f"a record without a key came from producer {record.producer_id}: nobody knows to which group it "
-                "belongs. Send it with key=RecordKey(…)"
+                f"a record without a key came from producer {record.producer_id}, so its group is unknown. Send it "
+                "with key=RecordKey(…)"
             )
         if key.phase not in self._phases:
             raise TrajectoryUnusable(f"{group_text(key.group)}: SkyRL has only the phases {_some(list(self._phases))}")
@@ -191,7 +190,7 @@ class Stash:
         if not record.is_tombstone:
             size = group_size(record)
             if size is None or not 0 <= key.repetition_id < size:
-                raise TrajectoryUnusable(f"the record {tuple(key)} is not what an Atropos environment sends")
+                raise TrajectoryUnusable(f"the record {tuple(key)} does not come from an Atropos environment")
             if size != assembler.size:
                 raise TrajectoryUnusable(
                     f"the group of {group_text(key.group)} has {size} trajectories, but SkyRL asks for "
@@ -199,7 +198,7 @@ class Stash:
                     "evaluation generator.eval_n_samples_per_prompt)"
                 )
         reason = tombstone_reason(record) if record.is_tombstone else None
-        if reason is not None and key.repetition_id >= assembler.size:  # its group was too large; the others say so too
+        if reason is not None and key.repetition_id >= assembler.size:  # its group is too large; its records raise that
             record.release()
             return
         assembler.add(record)
@@ -208,12 +207,12 @@ class Stash:
         self._settle(key.phase, assembler)
 
     def _queue(self, phase: str, entry: Group | Missing) -> deque[Group | Missing]:
-        """Where it belongs. Its key is made only if that matters."""
+        """The queue of a group. Reads its key only with match="id", because that takes time."""
         name = (phase, entry.key.instance_id if self._match == "id" else "")
         return self._queues.get(name) or self._queues.setdefault(name, deque())
 
     def _take_out(self, name: tuple[str, str], at: int) -> None:
-        """Takes one out of its queue, and the queue away with the last: with match="id" each instance has its own."""
+        """Removes an entry from its queue, and an empty queue: with match="id" each instance has its own."""
         queue = self._queues[name]
         self.whole -= len(queue[at].records) or 1
         del queue[at]
@@ -221,7 +220,7 @@ class Stash:
             del self._queues[name]
 
     def _settle(self, phase: str, assembler: GroupAssembler) -> None:
-        """Puts groups of which nothing more will come where somebody finds them."""
+        """Queues the groups that are complete or have ended."""
         while (group := assembler.pop()) is not None:
             entry: Group | Missing = group
             if (reason := _reason(group)) is not None:
@@ -233,7 +232,7 @@ class Stash:
             self._queue(phase, entry).append(entry)
 
     def _find(self, slot: Slot, at: int, oldest: int) -> Group | None:
-        """The group for a slot, behind ``at`` others of its queue. What does not fit and never will is dropped."""
+        """The group for a slot, after ``at`` others of its queue. Drops groups that are too old."""
         while (queue := self._queues.get(slot.queue)) is not None and at < len(queue):
             entry = queue[at]
             if isinstance(entry, Missing):
@@ -276,7 +275,7 @@ def group_text(key: GroupKey) -> str:
 
 
 def _reason(group: Group) -> str | None:
-    """Why it cannot be trained on; None if it can."""
+    """Why a group cannot be trained on; ``None`` if it can."""
     if group.tombstones:
         return next(iter(group.tombstones.values())) or _DROPPED
     if group.missing:

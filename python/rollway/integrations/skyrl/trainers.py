@@ -1,8 +1,7 @@
 """SkyRL's trainers for external generation: no weights are pushed; their version is published instead.
 
-`ExternalGeneration` is the whole difference, as a mixin before one of SkyRL's trainers. The version is the trainer's
-``global_step``, so it goes on where it was when training is resumed from a checkpoint. Forward, update, checkpoints and
-everything else stay SkyRL's.
+`ExternalGeneration` is a mixin before one of SkyRL's trainers, which stay unchanged otherwise. The version is the
+trainer's ``global_step``, so it continues when training resumes from a checkpoint.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ class ExternalGeneration:
             )
 
     def init_weight_sync_state(self) -> None:
-        """Called by ``train`` before the first step: from here on, what would push weights publishes their version."""
+        """Called by ``train`` before the first step: replaces the call that pushes weights."""
         self.dispatch.save_weights_for_sampler = self.publish_weights
 
     async def publish_weights(self, model_id: str | None = None) -> None:
-        """Says that the weights of this step are there. How they get to the environments is not our business."""
+        """Publishes the version of the weights. It does not move the weights to the environments."""
         self.inference_engine_client.increment_weight_version()
         self.generator.publish(self.global_step)
 
@@ -52,7 +51,7 @@ class ExternalFullyAsyncRayPPOTrainer(ExternalGeneration, FullyAsyncRayPPOTraine
 
 
 class ExternalFullyAsyncTrainerSim(ExternalGeneration, FullyAsyncTrainerSim):
-    """SkyRL's trainer without a model (``fully_async.simulate_training=true``): times the way of the trajectories."""
+    """SkyRL's trainer without a model (``fully_async.simulate_training=true``), to time the trajectories."""
 
     def init_weight_sync_state(self) -> None:
         """Keeps the simulated pause, and publishes after it."""

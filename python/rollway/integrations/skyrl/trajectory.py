@@ -1,8 +1,8 @@
 """Trajectory: one Atropos record in SkyRL's terms.
 
-Atropos knows one sequence with a mask (−100 where nothing is trained); SkyRL knows a prompt and a response. The
-response begins at the first trained token, so that a tool's answer in the middle stays in it, masked. Everything is
-copied out: a trajectory does not keep its record's room.
+Atropos has one sequence with a mask (−100 where nothing is trained); SkyRL has a prompt and a response. The response
+begins at the first trained token, so a tool's answer in the middle is part of it, masked. A trajectory is a copy: its
+record can be released.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Trajectory:
 
 
 def trajectory_of(record: Record) -> Trajectory:
-    """Converts a record that an Atropos environment sent. `TrajectoryUnusable` says what SkyRL has no place for."""
+    """Converts a record of an Atropos environment. `TrajectoryUnusable` says what SkyRL's format cannot hold."""
     if group_size(record) is None:
-        raise TrajectoryUnusable(f"{_name(record)} is not what an Atropos environment sends")
+        raise TrajectoryUnusable(f"{_name(record)} does not come from an Atropos environment")
     tokens, masks, logprobs = record["tokens"], record["masks"], record["inference_logprobs"]
     if len(masks) != len(tokens):
         raise TrajectoryUnusable(f"{_name(record)} has {len(tokens)} tokens but {len(masks)} masks")
@@ -57,7 +57,7 @@ def trajectory_of(record: Record) -> Trajectory:
     begin = int(trained.argmax())
     trained = trained[begin:]
     overrides = own.get("overrides")
-    overrides = overrides if isinstance(overrides, dict) else {}  # an environment may have its own idea of them
+    overrides = overrides if isinstance(overrides, dict) else {}  # an environment may send anything here
     return Trajectory(
         prompt_ids=tokens[:begin].tolist(),
         response_ids=tokens[begin:].tolist(),

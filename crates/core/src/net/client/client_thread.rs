@@ -1,43 +1,35 @@
 //! The client's own thread: connects, reads acknowledgements, writes what the callers could not, and connects again.
 //!
-//! It sleeps on the socket and on the client's wakeup descriptor, never with the lock held. What it meets it leaves in the shared
-//! state, and wakes those who wait.
+//! It sleeps on the socket and on the client's wakeup descriptor, never with the lock held. It leaves results and errors in the
+//! shared state, and wakes the callers that wait.
 
 use super::dial::{Connector, GOODBYE_TIMEOUT, TIME_IS_UP, dial};
-use super::failure::Failure;
-use super::link::wait_ready;
-use super::reconnect::{Disconnect, Reconnecting, reconnect};
-use super::shared::{Ended, LearnerReport, Shared, State};
+use super::disconnect::{Disconnect, Ended};
+use super::link::{unless_blocked, wait_ready};
+use super::reconnect::{Contact, Reconnecting, reconnect};
+use super::shared::{LearnerReport, Shared, State};
 use crate::net::wire::frame::{
-    GoodbyeReason, HEADER_BYTES, Header, Hello, Kind, MAX_TEXT_BYTES, News, Welcome, goodbye,
+    GoodbyeReason, HEADER_BYTES, Header, Hello, Kind, LearnerStatus, MAX_TEXT_BYTES, Welcome, goodbye,
 };
-use crate::net::wire::limits::SILENCES;
 use crate::net::wire::stats::add;
-use std::io::ErrorKind;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const INBOX_BYTES: usize = 2 * (HEADER_BYTES + MAX_TEXT_BYTES);
-/// How often it reads before it lets others have their turn.
+/// Reads before the thread lets go of the lock.
 const READS: usize = 64;
 
 /// The thread of one client.
 pub struct ClientThread<'a> {
     shared: &'a Shared,
-    /// When the learner was last heard, or the connection was lost.
-    contact: Instant,
-    pinged: Instant,
-    welcomed: bool,
-    /// Connections that were tried.
-    attempt: u32,
+    contact: Contact,
 }
 
 impl<'a> ClientThread<'a> {
     pub fn new(shared: &'a Shared) -> ClientThread<'a> {
-        let now = Instant::now();
-        ClientThread { shared, contact: now, pinged: now, welcomed: false, attempt: 0 }
+        ClientThread { shared, contact: Contact::new() }
     }
 
-    /// The whole life of the thread. Whatever ends it, the callers are told.
+    /// The work of the thread. Callers learn why it ended.
     pub fn run(mut self) {
         let work = std::panic::AssertUnwindSafe(|| reconnect(&mut self));
         let ended = std::panic::catch_unwind(work).unwrap_or_else(|_| {
@@ -47,61 +39,37 @@ impl<'a> ClientThread<'a> {
         state.link = None;
         state.ended.get_or_insert(ended);
         drop(state);
-        self.shared.progress.notify();
+        self.shared.connector.progress.notify();
     }
 
-    /// What a failure means: before the first welcome the caller is told its kind, afterwards what is lost by it.
-    fn give_up_error(&self, failure: Failure) -> Ended {
-        match (self.welcomed, failure) {
-            (_, Failure::Cancelled) => Ended::Closed,
-            (false, Failure::Token(why)) => Ended::Token(why),
-            (false, Failure::Schema(theirs)) => Ended::Schema(theirs),
-            (false, Failure::Content(why)) => Ended::Content(why),
-            (false, Failure::Protocol(what)) => Ended::Protocol(what),
-            (false, Failure::Tls(what)) => Ended::Tls(what),
-            (true, Failure::Schema(_)) => Ended::Lost("the learner came back with another schema".to_owned()),
-            (
-                _,
-                Failure::Passing(why)
-                | Failure::Late(why)
-                | Failure::Token(why)
-                | Failure::Content(why)
-                | Failure::Protocol(why)
-                | Failure::Tls(why)
-                | Failure::Final(why),
-            ) => Ended::Lost(why),
-        }
-    }
-
-    fn try_connect(&mut self, deadline: Instant) -> Result<(), Failure> {
+    fn try_connect(&mut self, deadline: Instant) -> Result<(), Disconnect> {
         let shared = self.shared;
-        self.attempt += 1;
+        self.contact.attempts += 1;
         let hello = {
             let state = shared.lock();
             Hello {
                 content: state.outbound.layout().content(),
                 session: shared.session,
                 producer_id: state.producer_id,
-                attempt: self.attempt,
+                attempt: self.contact.attempts,
                 next: state.outbound.touched,
                 oldest: state.outbound.acked,
                 schema: shared.schema.clone(),
             }
         };
         let (link, header, payload) = dial(&shared.connector, &hello, Kind::Welcome, deadline)?;
-        let welcome =
-            Welcome::parse(&header, &payload).map_err(|damage| Failure::Protocol(damage.to_string()))?;
+        let welcome = Welcome::parse(&header, &payload)?;
         let mut state = shared.lock();
-        state.outbound.resume(&welcome, &shared.counters).map_err(Failure::Final)?;
-        (state.producer_id, state.published) = (Some(welcome.producer_id), welcome.news.version);
-        state.report = LearnerReport { news: welcome.news, counted: welcome.next, asked: false };
+        state.outbound.resume(&welcome, &shared.counters).map_err(Ended::Lost)?;
+        (state.producer_id, state.published) = (Some(welcome.producer_id), welcome.status.version);
+        state.report = LearnerReport { status: welcome.status, counted: welcome.next, asked: false };
         state.link = Some(link);
         state.broken = false;
         add(&shared.counters.connects, 1);
-        add(&shared.counters.resumed, self.welcomed as u64);
-        (self.welcomed, self.contact) = (true, Instant::now());
+        add(&shared.counters.resumed, self.contact.welcomed as u64);
+        (self.contact.welcomed, self.contact.heard) = (true, Instant::now());
         drop(state);
-        shared.progress.notify_if_waiting();
+        shared.connector.progress.notify_if_waiting();
         Ok(())
     }
 
@@ -109,12 +77,12 @@ impl<'a> ClientThread<'a> {
     fn read_and_write(&mut self) -> Option<Ended> {
         let mut inbox = Inbox { bytes: vec![0; INBOX_BYTES], have: 0, skip: 0 };
         let socket = self.shared.lock().link.as_ref()?.socket();
-        let mut news = true; // TLS may hold bytes already.
+        let mut readable = true; // TLS may hold bytes already.
         let outcome = loop {
             let mut state = self.shared.lock();
             state.called = false;
             let mut more = false;
-            if news || state.broken {
+            if readable || state.broken {
                 more = match self.read_frames(&mut state, &mut inbox) {
                     Ok(more) => more,
                     Err(outcome) => break outcome,
@@ -130,15 +98,14 @@ impl<'a> ClientThread<'a> {
                 self.say_goodbye(&socket);
                 break Some(Ended::Closed);
             }
-            let quiet = self.contact.elapsed();
-            let keepalive = self.shared.spec.keepalive;
-            if quiet >= keepalive * SILENCES {
-                break None;
-            }
-            if quiet >= keepalive && self.pinged.elapsed() >= keepalive {
-                self.pinged = Instant::now();
-                state.outbound.queue(&Header::new(Kind::Ping).bytes());
-                state.outbound.blocked = false;
+            let keepalive = self.shared.connector.keepalive();
+            match self.contact.check_silence(keepalive) {
+                Ok(false) => {}
+                Ok(true) => {
+                    state.outbound.queue(&Header::new(Kind::Ping).bytes());
+                    state.outbound.blocked = false;
+                }
+                Err(_) => break None,
             }
             state = self.shared.pump(state, false);
             if state.broken {
@@ -149,15 +116,11 @@ impl<'a> ClientThread<'a> {
             let writing = state.outbound.blocked;
             drop(state);
             let now = Instant::now();
-            let beat = if more { now } else { now + keepalive / 2 };
-            match wait_ready(
-                Some(&socket),
-                &self.shared.connector.wakeup,
-                writing,
-                Some(gathers.unwrap_or(beat).min(beat)),
-            ) {
+            let check = if more { now } else { now + keepalive / 2 };
+            let until = gathers.unwrap_or(check).min(check);
+            match wait_ready(Some(&socket), &self.shared.connector.wakeup, writing, until) {
                 Ok(seen) => {
-                    news = seen.readable || more;
+                    readable = seen.readable || more;
                     if seen.writable {
                         self.shared.lock().outbound.blocked = false;
                     }
@@ -171,31 +134,24 @@ impl<'a> ClientThread<'a> {
         outcome
     }
 
-    /// Reads what there is, or much of it: then there may be more. An error ends the connection: `None`, or the client.
+    /// Reads what there is, or much of it (true: there may be more). An error ends the connection (`None`), or the client.
     fn read_frames(&mut self, state: &mut State, inbox: &mut Inbox) -> Result<bool, Option<Ended>> {
-        let (mut heard, mut reads) = (false, 0);
-        let outcome = loop {
-            if reads == READS {
-                break Ok(true);
+        let mut heard = false;
+        let mut read_all = || {
+            for _ in 0..READS {
+                let link = state.link.as_mut().ok_or(None)?;
+                let read = unless_blocked(link.read(&mut inbox.bytes[inbox.have..])).map_err(|_| None)?;
+                let Some(read) = read else { return Ok(false) };
+                heard = true;
+                inbox.have += read;
+                self.handle_frames(state, inbox)?;
             }
-            reads += 1;
-            let Some(link) = &mut state.link else { break Err(None) };
-            match link.read(&mut inbox.bytes[inbox.have..]) {
-                Ok(read) => {
-                    heard = true;
-                    inbox.have += read;
-                    if let Err(outcome) = self.handle_frames(state, inbox) {
-                        break Err(outcome);
-                    }
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break Ok(false),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => break Err(None),
-            }
+            Ok(true)
         };
+        let outcome = read_all();
         if heard {
-            self.contact = Instant::now();
-            self.shared.progress.notify_if_waiting();
+            self.contact.heard = Instant::now();
+            self.shared.connector.progress.notify_if_waiting();
         }
         outcome
     }
@@ -235,8 +191,11 @@ impl<'a> ClientThread<'a> {
                 }
                 Kind::Pong => {
                     state.published = header.version;
-                    state.report =
-                        LearnerReport { news: News::of(&header), counted: header.sequence, asked: false };
+                    state.report = LearnerReport {
+                        status: LearnerStatus::of(&header),
+                        counted: header.sequence,
+                        asked: false,
+                    };
                 }
                 Kind::Goodbye => {
                     let Some(text) =
@@ -269,7 +228,7 @@ impl<'a> ClientThread<'a> {
                 return;
             }
             drop(state);
-            let _ = wait_ready(Some(socket), &self.shared.connector.wakeup, true, Some(until));
+            let _ = wait_ready(Some(socket), &self.shared.connector.wakeup, true, until);
         }
     }
 }
@@ -282,21 +241,15 @@ impl Reconnecting for ClientThread<'_> {
         &self.shared.connector
     }
 
-    fn contact(&mut self) -> &mut Instant {
+    fn contact(&mut self) -> &mut Contact {
         &mut self.contact
     }
 
-    fn limit(&self) -> Duration {
-        let spec = &self.shared.spec;
-        if self.welcomed { spec.reconnect_timeout } else { spec.connect_timeout }
+    fn connect(&mut self, deadline: Instant) -> Result<(), Disconnect> {
+        self.try_connect(deadline).map_err(|disconnect| disconnect.map_final(|ended| self.end(ended)))
     }
 
-    fn connect(&mut self, deadline: Instant) -> Result<(), Disconnect<Ended>> {
-        self.try_connect(deadline)
-            .map_err(|failure| Disconnect::of(failure, |failure| self.give_up_error(failure)))
-    }
-
-    fn serve(&mut self, (): ()) -> Disconnect<Ended> {
+    fn serve(&mut self, (): ()) -> Disconnect {
         match self.read_and_write() {
             None => Disconnect::Late(TIME_IS_UP.to_owned()),
             Some(ended) => Disconnect::Final(ended),
@@ -311,16 +264,11 @@ impl Reconnecting for ClientThread<'_> {
         add(&self.shared.counters.failed_connects, 1);
     }
 
-    fn away_too_long(&self, away: Duration, why: &str) -> Ended {
-        if self.welcomed {
-            Ended::Lost(format!("the learner has been away for {away:.1?} ({why})"))
-        } else {
-            Ended::Unreachable(why.to_owned())
+    fn end(&self, ended: Ended) -> Ended {
+        match self.contact.welcomed {
+            true => ended.after_welcome("the learner came back with another schema"),
+            false => ended,
         }
-    }
-
-    fn closed(&self) -> Ended {
-        Ended::Closed
     }
 }
 

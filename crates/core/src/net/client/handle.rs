@@ -1,9 +1,9 @@
-//! The worker's end, whatever it sends: takes it, keeps it until the learner has it, connects and connects again.
+//! The worker's end: takes samples or records, keeps them until the learner has them, connects and reconnects.
 //!
-//! [`TcpClient`](super::TcpClient) and [`TcpRecordClient`](super::TcpRecordClient) say what goes into a frame. With nothing
-//! under way the frame leaves at once, on the calling thread; otherwise samples gather until an acknowledgement comes, the
-//! frame is full, or 100 µs are over. One thread per client connects, reads acknowledgements, writes what the socket did
-//! not take at once, and connects again when a connection breaks.
+//! [`TcpClient`](super::TcpClient) and [`TcpRecordClient`](super::TcpRecordClient) fill the frames. With nothing under way a
+//! frame leaves at once, on the calling thread; otherwise samples gather until an acknowledgement comes, the frame is full, or
+//! 100 µs are over. One thread per client connects, reads acknowledgements, writes what the socket did not take at once, and
+//! reconnects.
 //!
 //! ```text
 //! start ──▶ dialling ──welcome──▶ connected ──broken──▶ dialling (backoff, until `reconnect_timeout`)
@@ -11,53 +11,40 @@
 //!              └──── refused, ring closed, too late, closed by us ──▶ ended, with the reason
 //! ```
 //!
-//! Calls wait on a futex that signals interrupt ([`Error::Interrupted`]: call again). What the thread meets is told
-//! to the next caller.
+//! Calls wait on a futex that signals interrupt ([`Error::Interrupted`]: call again). The next caller gets the thread's error.
 
 use super::client_thread::ClientThread;
-use super::dial::Connector;
+use super::disconnect::Ended;
 use super::outbound::Outbound;
 use super::packing::Layout;
-use super::shared::{Ended, LearnerReport, Shared, State, TcpClientSpec};
+use super::shared::{LearnerReport, Shared, State};
+use super::spec::TcpClientSpec;
 use crate::error::{Error, Result};
-use crate::net::wire::frame::{Header, Kind, News};
-use crate::net::wire::limits::within_reason;
+use crate::net::wire::frame::{Header, Kind, LearnerStatus, MAX_SCHEMA_BYTES};
+use crate::net::wire::limits::{check, check_at_least_one, check_at_most};
 use crate::net::wire::stats::{ClientCounters, ClientStats};
 use crate::net::wire::token::random;
 use crate::ring::Deadline;
-use crate::sys::sync::{EventCount, Ordering, Woken};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use crate::sys::sync::Ordering;
+use crate::sys::thread::OwnedThread;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What clients of samples and of records have in common. Threads may share it.
 #[derive(Debug)]
 pub struct Client {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
-    pid: u32,
+    thread: OwnedThread,
 }
 
 impl Client {
     /// Begins to connect, and returns at once; [`ready`](Self::ready) says how it went.
-    pub(super) fn start(mut spec: TcpClientSpec, schema: &[u8], layout: Layout) -> Result<Client> {
-        for time in [&mut spec.connect_timeout, &mut spec.reconnect_timeout, &mut spec.keepalive] {
-            *time = within_reason(*time);
-        }
-        if schema.len() > crate::net::wire::frame::MAX_SCHEMA_BYTES {
-            let range = format!("at most {}", crate::net::wire::frame::MAX_SCHEMA_BYTES);
-            return Err(Error::OutOfRange { what: "schema bytes", value: schema.len() as u64, range });
-        }
-        if spec.max_inflight_msgs == 0 {
-            let range = "at least 1".to_owned();
-            return Err(Error::OutOfRange { what: "max_inflight_msgs", value: 0, range });
-        }
-        if spec.producer_id == Some(u32::MAX) {
-            let range = "at most 4294967294".to_owned();
-            return Err(Error::OutOfRange { what: "producer_id", value: u32::MAX as u64, range });
-        }
-        let (token, tls) = (spec.token.as_deref(), spec.tls.as_ref());
+    pub(super) fn start(spec: TcpClientSpec, schema: &[u8], layout: Layout) -> Result<Client> {
+        check_at_most("schema bytes", schema.len(), MAX_SCHEMA_BYTES)?;
+        check_at_least_one("max_inflight_msgs", spec.max_inflight_msgs)?;
+        let has_number = spec.producer_id != Some(u32::MAX);
+        check(has_number, "producer_id", u32::MAX as usize, "at most 4294967294")?;
         let shared = Arc::new(Shared {
-            connector: Connector::new((&spec.host, spec.port), token, tls, spec.keepalive)?,
+            connector: spec.connector()?,
             schema: schema.to_vec(),
             session: random()?,
             state: Mutex::new(State {
@@ -74,18 +61,16 @@ impl Client {
                 watches_clock: false,
                 called: false,
             }),
-            progress: EventCount::default(),
             counters: ClientCounters::default(),
-            spec,
         });
-        let thread = crate::sys::thread::spawn("rollway-client", {
+        let thread = OwnedThread::spawn("rollway-client", {
             let shared = shared.clone();
             move || ClientThread::new(&shared).run()
         })?;
-        Ok(Client { shared, thread: Mutex::new(Some(thread)), pid: std::process::id() })
+        Ok(Client { shared, thread })
     }
 
-    /// Waits until the learner has let us in, for the first time. Ends by itself after `connect_timeout`.
+    /// Waits for the first connection, for at most `connect_timeout`.
     pub fn ready(&self, deadline: Deadline) -> Result<()> {
         self.wait_until(deadline, |mut state| {
             self.shared.check(&mut state)?;
@@ -93,9 +78,8 @@ impl Client {
         })
     }
 
-    /// Has `append` put up to `want` samples or records into the outbound: it is told how many went before, and says how
-    /// many it put, 0 when there is no room. Fewer than `want` are taken when the time was over, or a signal came, in
-    /// between.
+    /// Calls `append` until it has put `want` samples or records into the outbound queue. `append` gets the number before, and
+    /// returns how many it put; 0 when there is no room. Takes fewer than `want` when the time is over or a signal comes.
     pub(super) fn take(
         &self,
         want: usize,
@@ -134,17 +118,14 @@ impl Client {
         }
     }
 
-    /// Waits until there is room for a sample (of 0 bytes, here), or for a record of so many.
+    /// Waits until there is room for a record of so many bytes, or for a sample (`bytes` is 0).
     pub(super) fn wait_room(&self, bytes: u64, deadline: Deadline) -> Result<bool> {
         self.check_process()?;
         let room = self.wait_until(deadline, |state| {
             state.outbound.check_record(bytes)?;
             Ok(state.ended.is_some() || state.outbound.has_room(bytes))
         });
-        match room {
-            Err(Error::Timeout) => Ok(false),
-            other => other.map(|()| true),
-        }
+        in_time(room)
     }
 
     /// Waits until everything that was sent is acknowledged: committed by the learner.
@@ -160,22 +141,18 @@ impl Client {
         })
     }
 
-    /// Waits until [`wait`](Self::wait) would not, whatever it would say then, and takes nothing: false when the time was over.
+    /// Waits until [`wait`](Self::wait) would return at once. False when the time was over first.
     pub fn wait_settled(&self, deadline: Deadline) -> Result<bool> {
         self.check_process()?;
         let settled = self.wait_until(deadline, |state| {
             let told = state.refused.is_some() || state.ended.is_some();
             Ok(told || state.outbound.unacknowledged() == 0)
         });
-        match settled {
-            Err(Error::Timeout) => Ok(false),
-            other => other.map(|()| true),
-        }
+        in_time(settled)
     }
 
-    /// Waits as [`wait`](Self::wait) does, until `deadline`, says goodbye and ends the thread. An error
-    /// says what is not acknowledged; the client is closed all the same, unless a signal came
-    /// ([`Error::Interrupted`]).
+    /// Waits as [`wait`](Self::wait) does, says goodbye and ends the thread. An error says what is not acknowledged; the client is
+    /// closed all the same, except after [`Error::Interrupted`].
     pub fn close(&self, deadline: Deadline) -> Result<()> {
         self.check_process()?;
         if matches!(self.shared.lock().ended, Some(Ended::Closed)) {
@@ -194,31 +171,30 @@ impl Client {
         flushed
     }
 
-    /// Ends the thread, with a goodbye if there is somebody to say it to.
+    /// Ends the thread, which says goodbye if there is a connection.
     fn end(&self) {
         self.shared.connector.request_stop();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
-            let _ = thread.join();
-        }
+        self.thread.join();
         self.shared.lock().ended = Some(Ended::Closed);
-        self.shared.progress.notify();
+        self.shared.connector.progress.notify();
     }
 
-    /// How far the learner is, as of its last answer, and with what we have sent since among what waits. Asks again: the
-    /// answer is there soon, for the next call.
-    pub(super) fn news(&self) -> News {
+    /// The learner's last answer, plus what was sent since. Asks again, for the next call.
+    pub(super) fn learner_status(&self) -> LearnerStatus {
         if self.check_process().is_err() {
-            return News::default();
+            return LearnerStatus::default();
         }
         let mut state = self.shared.lock();
-        let LearnerReport { news, counted, asked } = state.report;
+        let LearnerReport { status, counted, asked } = state.report;
         let since = state.outbound.next.saturating_sub(counted);
         if !asked && state.link.is_some() {
             state.report.asked = state.outbound.queue(&Header::new(Kind::Ping).bytes());
             self.shared.push(state, false);
         }
-        News { waiting: since.saturating_add(news.waiting as u64).min(u32::MAX as u64) as u32, ..news }
+        LearnerStatus {
+            waiting: since.saturating_add(status.waiting as u64).min(u32::MAX as u64) as u32,
+            ..status
+        }
     }
 
     /// Samples, or records, that were taken.
@@ -235,13 +211,12 @@ impl Client {
         self.read(|state| state.outbound.unacknowledged())
     }
 
-    /// How much room for records the learner has, for all of its clients; `None` before it was reached, and where it has more
-    /// than the largest record may take.
+    /// The size of the learner's lane; `None` before it is known, and when it is larger than the largest record may be.
     pub fn lane_bytes(&self) -> Option<u64> {
         self.read(|state| state.outbound.lane_bytes())
     }
 
-    /// The name on what we send, once the learner has said it.
+    /// The number on what we send, once it is known.
     pub fn producer_id(&self) -> Option<u32> {
         self.read(|state| state.producer_id)
     }
@@ -251,7 +226,7 @@ impl Client {
         self.read(|state| matches!(state.ended, Some(Ended::Closed)))
     }
 
-    /// Whether it is of no more use, for whatever reason.
+    /// Whether it ended, for whatever reason.
     pub fn is_over(&self) -> bool {
         self.read(|state| state.ended.is_some())
     }
@@ -271,28 +246,24 @@ impl Client {
     }
 
     fn check_process(&self) -> Result<()> {
-        if self.pid != std::process::id() {
-            return Err(Error::Forked { what: "client", owner: self.pid });
-        }
-        Ok(())
+        self.thread.check_process("client")
     }
 
-    /// Looks again whenever the thread has news.
+    /// Checks again whenever the thread reports progress.
     fn wait_until(
         &self,
         deadline: Deadline,
         mut done: impl FnMut(MutexGuard<'_, State>) -> Result<bool>,
     ) -> Result<()> {
-        loop {
-            let ticket = self.shared.progress.announce();
-            if done(self.shared.lock())? {
-                return Ok(());
-            }
-            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
-            if self.shared.progress.wait(ticket, left) == Woken::Interrupted {
-                return Err(Error::Interrupted);
-            }
-        }
+        self.shared.connector.wait_until(deadline, || Ok(done(self.shared.lock())?.then_some(())))
+    }
+}
+
+/// False when the time was over first.
+fn in_time(waited: Result<()>) -> Result<bool> {
+    match waited {
+        Err(Error::Timeout) => Ok(false),
+        other => other.map(|()| true),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The client's end of one connection: a non-blocking socket, with TLS or without.
 //!
-//! Every call does what can be done now and says `WouldBlock` for the rest. Signals are never raised
-//! (`MSG_NOSIGNAL`): this is a library in somebody else's process.
+//! Every call does what can be done now and says `WouldBlock` for the rest. No call raises SIGPIPE (`MSG_NOSIGNAL`), because the
+//! process belongs to the application.
 
 use crate::sys::fork::CloseOnFork;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -54,12 +54,12 @@ impl Link {
         Link { _close_on_fork: CloseOnFork::of(&socket), socket: Arc::new(socket), tls: tls.map(Box::new) }
     }
 
-    /// Whether the socket can be written to without us.
+    /// Whether other threads may write to the socket directly.
     pub fn is_plain(&self) -> bool {
         self.tls.is_none()
     }
 
-    /// To poll on, or to write to, while others have the link.
+    /// To poll, or to write to, without a borrow of the link.
     pub fn socket(&self) -> Arc<TcpStream> {
         self.socket.clone()
     }
@@ -89,25 +89,19 @@ impl Link {
         self.read_vectored(&mut [IoSliceMut::new(room)])
     }
 
-    /// Reads some bytes into the first of `rooms` that have room.
+    /// Reads some bytes into `rooms`, which it fills in their order; the end of the stream is an error.
     pub fn read_vectored(&mut self, rooms: &mut [IoSliceMut<'_>]) -> Result<usize> {
-        let read = match &mut self.tls {
-            None => (&*self.socket).read_vectored(rooms)?,
-            Some(tls) => loop {
-                match tls.reader().read_vectored(rooms) {
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                    read => break read?,
-                }
-                if tls.read_tls(&mut &*self.socket)? == 0 {
-                    break 0;
-                }
-                tls.process_new_packets().map_err(|error| Error::new(ErrorKind::InvalidData, error))?;
-            },
-        };
-        if read == 0 {
-            return Err(Error::new(ErrorKind::UnexpectedEof, "the learner hung up"));
+        loop {
+            let read = match &mut self.tls {
+                None => (&*self.socket).read_vectored(rooms),
+                Some(tls) => read_from_tls(tls, &self.socket, rooms),
+            };
+            match read {
+                Ok(0) => return Err(hung_up()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                read => return read,
+            }
         }
-        Ok(read)
     }
 
     /// The handshake of TLS, as far as it goes; true when it is done.
@@ -117,16 +111,44 @@ impl Link {
             flush_tls(tls, &self.socket)?;
             if tls.wants_read() {
                 if tls.read_tls(&mut &*self.socket)? == 0 {
-                    return Err(Error::new(ErrorKind::UnexpectedEof, "the learner hung up"));
+                    return Err(hung_up());
                 }
                 if let Err(error) = tls.process_new_packets() {
-                    let _ = flush_tls(tls, &self.socket); // It is told why.
+                    let _ = flush_tls(tls, &self.socket); // Tells the learner why.
                     return Err(Error::new(ErrorKind::InvalidData, error));
                 }
             }
         }
         flush_tls(tls, &self.socket)?;
         Ok(true)
+    }
+}
+
+fn hung_up() -> Error {
+    Error::new(ErrorKind::UnexpectedEof, "the learner hung up")
+}
+
+/// `None` in place of `WouldBlock`.
+pub fn unless_blocked<T>(done: Result<T>) -> Result<Option<T>> {
+    match done {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+        done => done.map(Some),
+    }
+}
+
+fn read_from_tls(
+    tls: &mut ClientConnection,
+    socket: &TcpStream,
+    rooms: &mut [IoSliceMut<'_>],
+) -> Result<usize> {
+    loop {
+        if let Some(read) = unless_blocked(tls.reader().read_vectored(rooms))? {
+            return Ok(read);
+        }
+        if tls.read_tls(&mut &*socket)? == 0 {
+            return Ok(0);
+        }
+        tls.process_new_packets().map_err(|error| Error::new(ErrorKind::InvalidData, error))?;
     }
 }
 
@@ -137,26 +159,22 @@ fn flush_tls(tls: &mut ClientConnection, socket: &TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Why [`wait_ready`] came back.
+/// What can be done with a socket.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Readiness {
     pub readable: bool,
     pub writable: bool,
-    /// Somebody called.
-    pub called: bool,
 }
 
-/// Sleeps until the socket can be read (or written, if `writing`), somebody calls, or it is `until`.
+/// Sleeps until the socket can be read (or written, if `writing`), another thread writes to `wakeup`, or it is `until`.
 pub fn wait_ready(
     socket: Option<&TcpStream>,
     wakeup: &OwnedFd,
     writing: bool,
-    until: Option<Instant>,
+    until: Instant,
 ) -> Result<Readiness> {
-    let limit = until.map(|until| {
-        let left = until.saturating_duration_since(Instant::now()).min(Duration::from_secs(3600));
-        Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos() as i64 }
-    });
+    let left = until.saturating_duration_since(Instant::now()).min(Duration::from_secs(3600));
+    let limit = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos() as i64 };
     let interest = if writing { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
     let mut fds = [
         PollFd::new(wakeup, PollFlags::IN),
@@ -165,19 +183,16 @@ pub fn wait_ready(
             None => PollFd::new(wakeup, PollFlags::empty()),
         },
     ];
-    match poll(&mut fds, limit.as_ref()) {
+    match poll(&mut fds, Some(&limit)) {
         Err(Errno::INTR) => return Ok(Readiness::default()),
         other => other?,
     };
-    let (called, events) = (!fds[0].revents().is_empty(), fds[1].revents());
-    if called {
-        let mut count = [0; 8];
-        let _ = rustix::io::read(wakeup, &mut count); // Non-blocking; only resets it.
+    if !fds[0].revents().is_empty() {
+        let _ = rustix::io::read(wakeup, &mut [0; 8]); // Non-blocking; only resets the counter.
     }
-    let broken = PollFlags::ERR | PollFlags::HUP;
+    let (events, broken) = (fds[1].revents(), PollFlags::ERR | PollFlags::HUP);
     Ok(Readiness {
         readable: socket.is_some() && events.intersects(PollFlags::IN | broken),
         writable: socket.is_some() && events.intersects(PollFlags::OUT | broken),
-        called,
     })
 }

@@ -1,22 +1,22 @@
-//! The addresses of a host by its name, asked for by a thread of its own: the system's resolver cannot be told when to stop.
+//! Looks up a host name on a thread of its own, because a call of the system's resolver cannot be cancelled.
 //!
-//! A [`Resolver`] has at most one question under way. Who cannot wait any longer leaves it there, and the next attempt goes on
-//! with it: a name server that does not answer costs one thread of a client, however often that tries. When the client is
-//! closed first, the thread ends with the resolver's own timeout (`timeout` and `attempts` in resolv.conf). What is an address
-//! already is asked of nobody.
+//! A [`Resolver`] has at most one call under way. An attempt whose time is over leaves it running, and the next attempt waits for
+//! it: a name server that does not answer costs one thread per client. When the client is closed first, the thread ends with
+//! the resolver's own timeout (`timeout` and `attempts` in resolv.conf). An IP address needs no lookup.
 
-use super::failure::Failure;
+use super::disconnect::{Disconnect, Ended};
 use super::link::wait_ready;
+use crate::sys::thread::{lock, spawn};
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 type Answer = io::Result<Vec<SocketAddr>>;
 
-/// Where a client finds the addresses of its learner.
+/// The learner's host and port, and the lookup that is under way.
 #[derive(Debug)]
 pub struct Resolver {
     host: String,
@@ -33,50 +33,50 @@ impl Resolver {
         format!("{}:{}", self.host, self.port)
     }
 
-    /// Waits for the addresses, until `deadline` or until `is_closing` says so; whoever makes it do so writes to `wakeup`.
+    /// Waits for the addresses, until `deadline` or until the client is closing and its closer has written to `wakeup`.
     pub fn resolve(
         &self,
         wakeup: &Arc<OwnedFd>,
         deadline: Instant,
         is_closing: impl Fn() -> bool,
-    ) -> Result<Vec<SocketAddr>, Failure> {
+    ) -> Result<Vec<SocketAddr>, Disconnect> {
         let host = &self.host;
         if let Ok(address) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(address, self.port)]);
         }
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asked = lock(&self.asked);
         let answer = match asked.take() {
             Some(answer) => answer,
-            None => self.ask(wakeup.clone()).map_err(|error| Failure::Passing(error.to_string()))?,
+            None => self.ask(wakeup.clone()).map_err(|error| Disconnect::Broken(error.to_string()))?,
         };
         loop {
             match answer.try_recv() {
                 Ok(Ok(found)) if found.is_empty() => {
-                    return Err(Failure::Passing(format!("'{host}' has no address")));
+                    return Err(Disconnect::Broken(format!("'{host}' has no address")));
                 }
                 Ok(found) => return Ok(found?),
                 Err(TryRecvError::Disconnected) => {
-                    return Err(Failure::Passing(format!("the thread that looked up '{host}' failed")));
+                    return Err(Disconnect::Broken(format!("the thread that looked up '{host}' failed")));
                 }
                 Err(TryRecvError::Empty) => {}
             }
             if is_closing() {
-                return Err(Failure::Cancelled);
+                return Err(Ended::Closed.into());
             }
             if Instant::now() >= deadline {
                 *asked = Some(answer);
-                return Err(Failure::Late(format!("the name '{host}' was not resolved in time")));
+                return Err(Disconnect::Late(format!("the name '{host}' was not resolved in time")));
             }
-            wait_ready(None, wakeup, false, Some(deadline))?;
+            wait_ready(None, wakeup, false, deadline)?;
         }
     }
 
     fn ask(&self, wakeup: Arc<OwnedFd>) -> crate::error::Result<Receiver<Answer>> {
         let (tell, answer) = channel();
         let (host, port) = (self.host.clone(), self.port);
-        crate::sys::thread::spawn("rollway-lookup", move || {
+        spawn("rollway-lookup", move || {
             let found = (host.as_str(), port).to_socket_addrs().map(Iterator::collect);
-            let _ = tell.send(found); // Nobody hears it when the client is closed.
+            let _ = tell.send(found); // Fails when the client is closed.
             let _ = rustix::io::write(&*wakeup, &1u64.to_ne_bytes());
         })?;
         Ok(answer)
@@ -199,7 +199,7 @@ mod tests {
         let (resolver, wakeup) = (Resolver::new("asked.twice", 7), wakeup());
         for _ in 0..2 {
             let late = resolver.resolve(&wakeup, Instant::now() + Duration::from_millis(20), || false);
-            assert!(matches!(late, Err(Failure::Late(why)) if why.contains("not resolved in time")));
+            assert!(matches!(late, Err(Disconnect::Late(why)) if why.contains("not resolved in time")));
         }
         answer("asked.twice");
         let found = resolver.resolve(&wakeup, Instant::now() + Duration::from_secs(20), || false).unwrap();

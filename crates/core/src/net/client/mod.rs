@@ -2,18 +2,19 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | `spec` | the settings of clients and mirrors |
 //! | `shared` | what the thread and the callers share |
-//! | `handle` | [`Client`]: what callers hold, whatever they send |
-//! | `sample_client`, `record_client`, `packing` | [`TcpClient`], [`TcpRecordClient`]: what goes into their frames |
+//! | `handle` | [`Client`]: what clients of samples and of records have in common |
+//! | `sample_client`, `record_client`, `packing` | [`TcpClient`], [`TcpRecordClient`]; the layout of their frames |
 //! | `outbound` | frames that are not acknowledged |
 //! | `client_thread` | the thread that connects, sends and reads the answers |
 //! | `dial`, `lookup`, `link` | names to addresses, addresses to connections; one connection |
-//! | `reconnect` | the loop that connects again; mirrors run it, too |
-//! | `failure` | why there is no connection |
+//! | `reconnect` | the reconnect loop of clients and mirrors |
+//! | `disconnect` | why there is no connection |
 
 mod client_thread;
 pub(super) mod dial;
-pub(super) mod failure;
+pub(super) mod disconnect;
 mod handle;
 pub(super) mod link;
 mod lookup;
@@ -23,8 +24,9 @@ pub(super) mod reconnect;
 mod record_client;
 mod sample_client;
 mod shared;
+mod spec;
 
 pub use handle::Client;
 pub use record_client::TcpRecordClient;
 pub use sample_client::TcpClient;
-pub use shared::TcpClientSpec;
+pub use spec::{TcpClientSpec, WeightMirrorSpec};

@@ -1,19 +1,18 @@
-//! What a client has to send, and keeps until it is acknowledged.
+//! Frames that a client has to send, and keeps until they are acknowledged.
 //!
 //! ```text
 //! append ──▶ open frame ──seal──▶ queue: ▣ ▣ ▣ │ ▢ ▢        ▣ written, not acknowledged (`written` of them)
 //!                                       acknowledged ◀┘        ▢ not written on this connection
 //! ```
 //!
-//! What lies in a frame is a matter of its [`Layout`]; here samples and records are numbers in a row. Buffers are used
-//! again; there are at most as many as frames may be under way, and one. Nothing here sleeps or locks; the client does.
+//! The [`Layout`] says what is in a frame; here samples and records are numbers in a row. Buffers are reused; there are at most
+//! one more than frames may be under way. Nothing here sleeps or locks; the client does.
 //!
 //! O1  `acked ≤ every queued sample < next`, without gaps: what is not acknowledged is here.
-//! O2  `touched` is one past the last sample that was ever given to a socket. What lies behind it cannot have
-//!     arrived.
+//! O2  `touched` is one past the last sample that was ever given to a socket. Later samples cannot have arrived.
 //! O3  A frame that was begun on a connection is finished on it before anything else is written.
-//! O4  One thread at a time writes: the one that has the [`Piece`]. It needs no lock for that; samples are added, and
-//!     acknowledged, meanwhile. Then it looks for the next piece, so what other threads left to it is not forgotten.
+//! O4  One thread at a time writes: the one that has the [`Piece`]. It writes without the lock, while samples are added and
+//!     acknowledged. Then it looks for the next piece, so that it also writes what other threads left to it.
 
 use super::packing::{Frame, Layout};
 use crate::error::{Error, Result};
@@ -58,13 +57,13 @@ pub struct Outbound {
     control_sent: usize,
     /// The socket takes no more.
     pub blocked: bool,
-    /// Somebody has a [`Piece`] of this connection, and will look for the next one when it is written (O4).
+    /// A thread has a [`Piece`] of this connection, and will look for the next one when it is written (O4).
     writing: bool,
     /// Counts the connections.
     connection: u64,
 }
 
-/// What one write is about, so that it can be done while others add samples.
+/// What one write sends, while other threads may add samples.
 #[derive(Debug)]
 pub struct Piece {
     connection: u64,
@@ -103,7 +102,7 @@ impl Outbound {
         }
     }
 
-    /// What a learner of records said about its lane.
+    /// The size of the learner's lane, if it is known and smaller than the largest record may be.
     pub fn lane_bytes(&self) -> Option<u64> {
         let is_said = matches!(*self.layout, Layout::Records) && self.frame_rows > 0;
         (is_said && self.record_bytes < MAX_SAMPLE_BYTES as u64).then_some(self.record_bytes)
@@ -113,7 +112,7 @@ impl Outbound {
         self.next - self.acked
     }
 
-    /// Begins on a new connection, with what the learner wants next. An error is what it cannot want.
+    /// Begins on a new connection. An error says what in the welcome cannot be.
     pub fn resume(&mut self, welcome: &Welcome, counters: &ClientCounters) -> Result<(), String> {
         let frames = || self.queue.iter().map(|frame| &**frame).chain(&self.open);
         let largest = frames().map(|frame| frame.rows).max().unwrap_or(0);
@@ -154,16 +153,16 @@ impl Outbound {
         while self.queue.front().is_some_and(|frame| frame.end() <= next)
             && let Some(frame) = self.queue.pop_front()
         {
-            // Not if somebody still writes it to a connection that was lost.
+            // Not if a thread still writes it to a connection that was lost.
             self.spare.extend(Arc::into_inner(frame).filter(|frame| self.layout.is_reusable(frame)));
             self.written = self.written.saturating_sub(1);
         }
     }
 
-    /// The learner has settled everything below `next`. An error is what it cannot have.
+    /// The learner has settled everything below `next`. An error says why it cannot have.
     pub fn acknowledge(&mut self, next: u64, credit: u32) -> Result<(), &'static str> {
-        // The one that is being written may be there before its writer has told; of records, the first ones are committed
-        // while the others are on their way.
+        // The frame that is being written may arrive before `finish` is called; of a frame of records, the first ones are
+        // committed while the others are on their way.
         let given = self.written + (self.writing || self.offset > 0) as usize;
         let written = given.min(self.queue.len()).checked_sub(1).and_then(|last| self.queue.get(last));
         let through = written.map_or(self.acked, |frame| frame.end()).max(self.resumed_at);
@@ -175,7 +174,7 @@ impl Outbound {
         Ok(())
     }
 
-    /// Copies rows in, as many as there is room for; says how many.
+    /// Copies as many rows as there is room for; returns how many.
     ///
     /// # Safety
     ///
@@ -192,7 +191,7 @@ impl Outbound {
         self.added(part)
     }
 
-    /// Has `write` write a record, if there is room for it; says how many it took: 0 or 1.
+    /// Calls `write` with room for a record, if there is some; returns 0 or 1.
     pub fn append_record(&mut self, entry: Entry, write: impl FnOnce(&mut [u8])) -> Result<usize> {
         let layout = self.layout.clone();
         self.check_record(entry.bytes)?;
@@ -204,7 +203,7 @@ impl Outbound {
         Ok(self.added(1))
     }
 
-    /// Whether the learner takes records of so many bytes. Before it has said so, all is well.
+    /// Whether the learner takes records of so many bytes, if that is known.
     pub fn check_record(&self, bytes: u64) -> Result<()> {
         if self.frame_rows > 0 && bytes > self.record_bytes {
             return Err(Error::RecordTooLarge { bytes, lane_bytes: self.record_bytes });
@@ -212,7 +211,7 @@ impl Outbound {
         Ok(())
     }
 
-    /// Sees to it that the open frame has room for a row at least, and `fits`.
+    /// Makes the open frame have room for a row, and fulfil `fits`.
     fn make_room(&mut self, fits: impl Fn(&Frame) -> bool, version: u32, bytes: usize) -> bool {
         let (layout, rows) = (&self.layout, self.frame_rows);
         let takes = |open: &Frame| !layout.is_full(open, rows) && fits(open);
@@ -263,13 +262,13 @@ impl Outbound {
         }
     }
 
-    /// Puts a small frame behind the one that is being written; says whether it did.
+    /// Queues a small frame behind the one that is being written; returns whether it did.
     pub fn queue(&mut self, frame: &[u8]) -> bool {
         if self.control_sent == self.control.len() {
             self.control.clear();
             self.control_sent = 0;
         }
-        // A learner that does not read is not worth more words.
+        // Not for a learner that does not read.
         let listens = self.control.len() < 64 * HEADER_BYTES;
         if listens {
             self.control.extend_from_slice(frame);
@@ -299,19 +298,19 @@ impl Outbound {
         self.control_sent == self.control.len()
     }
 
-    /// Whether somebody should write, and nobody does.
+    /// Whether there is something to write, and no thread writes.
     pub fn has_work(&self) -> bool {
         let data = self.written < self.queue.len() && self.written < self.window();
         !self.writing && !self.blocked && (data || self.offset > 0 || !self.control_is_sent())
     }
 
-    /// Whether data is under way: somebody else than the sender may write the rest.
+    /// Whether data is under way, so that the client's thread may write the rest.
     pub fn is_under_way(&self) -> bool {
         self.written > 0
     }
 
-    /// The next thing to write, if anything may be written now. `eager`: the open frame, too, though it has room left.
-    /// Whoever has a piece writes some of it and brings it back to [`finish`](Self::finish).
+    /// The next thing to write, if anything may be written now. `eager`: also the open frame, though it has room left. The caller
+    /// writes some of the piece and gives it to [`finish`](Self::finish).
     pub fn begin(&mut self, eager: bool) -> Option<Piece> {
         if self.writing || self.blocked {
             return None;
@@ -356,7 +355,7 @@ impl Outbound {
         self.layout.clone()
     }
 
-    /// Notes how a write went. An error ends the connection; that of one which is over already does not matter.
+    /// Notes the result of a write. An error ends the connection, unless the piece is of an earlier one.
     pub fn finish(
         &mut self,
         piece: Piece,
@@ -382,7 +381,7 @@ impl Outbound {
                 let waits = self.queue.get(self.written).is_some_and(|next| Arc::ptr_eq(next, &frame));
                 if self.offset == HEADER_BYTES + self.layout.length(&frame, skip) {
                     self.offset = 0;
-                    self.written += waits as usize; // Unless it is acknowledged already, and gone.
+                    self.written += waits as usize; // Unless it is acknowledged, and gone.
                     add(&counters.frames, 1);
                 } else if !waits {
                     return Err(io::Error::new(ErrorKind::InvalidData, "acknowledged before it was sent"));
@@ -394,7 +393,7 @@ impl Outbound {
 }
 
 impl Piece {
-    /// Hands the bytes to `write`, which says how many it took.
+    /// Calls `write` with the bytes; it returns how many it took.
     pub fn write(
         &self,
         layout: &Layout,
@@ -421,7 +420,7 @@ impl Piece {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::wire::frame::News;
+    use crate::net::wire::frame::LearnerStatus;
 
     const WELCOME: Welcome = Welcome {
         producer_id: 0,
@@ -429,7 +428,7 @@ mod tests {
         max_bytes: 1000,
         credit: 4,
         next: 0,
-        news: News { version: 0, waiting: 0 },
+        status: LearnerStatus { version: 0, waiting: 0 },
     };
 
     /// Three records of 3, 0 and 5 bytes, not written yet.

@@ -1,12 +1,12 @@
-//! How samples and records lie in the frames of a client: pure copying, no queue and no socket.
+//! The layout of samples and records in a client's frames. No queue and no socket.
 //!
 //! ```text
 //! samples   │ leaf 0 of every row │ leaf 1 of every row │ …        one buffer with room for `capacity` rows
 //! records   │ entry │ entry │ …   and   │ record │ record │ …      an index, and the bytes one after the other
 //! ```
 //!
-//! All samples of a frame have one version, which is in its header; records have theirs in the index. A frame leaves
-//! with one vectored write, and may leave without its first rows, which have arrived over another connection.
+//! All samples of a frame have one version, which is in its header; records have theirs in the index. A frame leaves with one
+//! vectored write, without the first rows that arrived over an earlier connection.
 
 use crate::net::wire::frame::{Content, ENTRY_BYTES, Entry, Kind};
 use crate::net::wire::limits::{FRAME_BYTES, MAX_FRAME_RECORDS};
@@ -96,8 +96,7 @@ impl Layout {
         }
     }
 
-    /// An empty frame with room for rows of `bytes` bytes together, in the buffers of one that is done with if there is
-    /// one.
+    /// An empty frame with room for `bytes` bytes, in the buffers of a spare one if there is one.
     pub fn open(&self, spare: &mut Vec<Frame>, first: u64, version: u32, bytes: usize) -> Frame {
         let usual = self.buffer_bytes();
         let reused = if bytes <= usual { spare.pop() } else { None };
@@ -109,7 +108,7 @@ impl Layout {
         Frame { first, rows: 0, version, index, buffer, used: 0 }
     }
 
-    /// Whether its buffers are of use for another frame: not those of a record that was larger than a frame.
+    /// Whether its buffers can be reused: not those of a record that is larger than a frame.
     pub fn is_reusable(&self, frame: &Frame) -> bool {
         frame.buffer.len() == self.buffer_bytes()
     }
@@ -135,7 +134,7 @@ impl Layout {
         (frame.buffer.len() - frame.used) as u64 >= bytes
     }
 
-    /// Has `write` write a record behind those that are there. The frame has room for it.
+    /// Calls `write` with room for a record behind those that are there. The frame has room for it.
     pub fn put_record(&self, frame: &mut Frame, entry: Entry, write: impl FnOnce(&mut [u8])) {
         let end = frame.used + entry.bytes as usize;
         write(&mut frame.buffer[frame.used..end]);

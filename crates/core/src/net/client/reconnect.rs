@@ -1,28 +1,46 @@
-//! The reconnect loop: connects, serves the connection until it ends, and connects again, until something ends it for good. The
-//! thread of a client and that of a mirror both run it.
+//! The reconnect loop: connects, serves the connection until it ends, and connects again, until something ends it for good.
+//! The threads of clients and of mirrors run it.
 
-use super::dial::{ATTEMPT, Connector, FIRST_PAUSE, LONGEST_PAUSE, SHORT_PAUSE, TIME_IS_UP};
-use super::failure::Failure;
+use super::dial::{Connector, TIME_IS_UP};
+use super::disconnect::{Disconnect, Ended};
+use crate::net::wire::limits::SILENCES;
 use std::time::{Duration, Instant};
 
-/// Why there is no connection any more.
-pub enum Disconnect<E> {
-    /// May be better with the next.
-    Broken(String),
-    /// The same, but it only says that the time was over: a reason from before says more.
-    Late(String),
-    /// There will be no other.
-    Final(E),
+/// Pauses between attempts: the first, the longest while the learner answers, the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const SHORT_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// One attempt to connect and shake hands.
+const ATTEMPT: Duration = Duration::from_secs(10);
+
+/// When the learner was last heard, and whether it ever let us in.
+#[derive(Debug)]
+pub struct Contact {
+    /// When the learner was last heard, or the connection was lost.
+    pub heard: Instant,
+    pinged: Instant,
+    pub welcomed: bool,
+    /// Connections that were tried.
+    pub attempts: u32,
 }
 
-impl<E> Disconnect<E> {
-    /// `give_up`: what ends it, of a failure that another attempt does not mend.
-    pub fn of(failure: Failure, give_up: impl FnOnce(Failure) -> E) -> Disconnect<E> {
-        match failure {
-            Failure::Passing(why) => Disconnect::Broken(why),
-            Failure::Late(why) => Disconnect::Late(why),
-            failure => Disconnect::Final(give_up(failure)),
+impl Contact {
+    pub fn new() -> Contact {
+        let now = Instant::now();
+        Contact { heard: now, pinged: now, welcomed: false, attempts: 0 }
+    }
+
+    /// Whether to ping now. An error, with the time, after three keepalive intervals of silence.
+    pub fn check_silence(&mut self, keepalive: Duration) -> Result<bool, Duration> {
+        let silence = self.heard.elapsed();
+        if silence >= keepalive * SILENCES {
+            return Err(silence);
         }
+        let ping = silence >= keepalive && self.pinged.elapsed() >= keepalive;
+        if ping {
+            self.pinged = Instant::now();
+        }
+        Ok(ping)
     }
 }
 
@@ -34,10 +52,7 @@ pub trait Reconnecting {
     type End;
 
     fn connector(&self) -> &Connector;
-    /// When the learner was last heard, or the connection was lost.
-    fn contact(&mut self) -> &mut Instant;
-    /// How long it tries without contact: longer, most often, once it was welcomed.
-    fn limit(&self) -> Duration;
+    fn contact(&mut self) -> &mut Contact;
     fn connect(&mut self, deadline: Instant) -> Result<Self::Link, Disconnect<Self::End>>;
     /// Works with a connection until that ends.
     fn serve(&mut self, link: Self::Link) -> Disconnect<Self::End>;
@@ -45,25 +60,24 @@ pub trait Reconnecting {
     fn progress(&self) -> u64;
     /// Counts a failed attempt.
     fn connect_failed(&self);
-    /// Takes note of why there is no connection.
+    /// Notes why there is no connection.
     fn disconnected(&self, _why: &str) {}
-    /// The end when the learner has been away for too long, when it was closed.
-    fn away_too_long(&self, away: Duration, why: &str) -> Self::End;
-    fn closed(&self) -> Self::End;
+    fn end(&self, ended: Ended) -> Self::End;
 }
 
 /// Connects and serves, again and again, until something ends it.
 pub fn reconnect<C: Reconnecting>(client: &mut C) -> C::End {
     let (mut pause, mut reason) = (Duration::ZERO, None);
     loop {
-        let give_up_at = *client.contact() + client.limit();
+        let (heard, welcomed) = (client.contact().heard, client.contact().welcomed);
+        let give_up_at = heard + client.connector().time_limit(welcomed);
         let disconnect = match client.connect((Instant::now() + ATTEMPT).min(give_up_at)) {
             Ok(link) => {
                 let before = client.progress();
                 reason = None;
                 let disconnect = client.serve(link);
-                *client.contact() = Instant::now(); // From here on it counts how long the learner is away.
-                // Somebody is there. Unless nothing gets through, there is no reason to keep away.
+                client.contact().heard = Instant::now(); // The learner is away from now on.
+                // The learner answers. Unless nothing gets through, there is no reason for a long pause.
                 pause = if client.progress() == before { pause.min(SHORT_PAUSE) } else { Duration::ZERO };
                 disconnect
             }
@@ -80,15 +94,18 @@ pub fn reconnect<C: Reconnecting>(client: &mut C) -> C::End {
         }
         let why = reason.as_deref().unwrap_or(TIME_IS_UP);
         client.disconnected(why);
-        let (away, limit) = (client.contact().elapsed(), client.limit());
+        let (heard, welcomed) = (client.contact().heard, client.contact().welcomed);
+        let (away, limit) = (heard.elapsed(), client.connector().time_limit(welcomed));
         if away >= limit {
-            return client.away_too_long(away, why);
+            return client.end(match welcomed {
+                true => Ended::Lost(format!("the learner has been away for {away:.1?} ({why})")),
+                false => Ended::Unreachable(why.to_owned()),
+            });
         }
         pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-        let give_up_at = *client.contact() + limit;
-        client.connector().pause(pause, give_up_at);
+        client.connector().pause(pause, heard + limit);
         if client.connector().is_closing() {
-            return client.closed();
+            return client.end(Ended::Closed);
         }
     }
 }

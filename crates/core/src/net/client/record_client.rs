@@ -2,9 +2,9 @@
 
 use super::handle::Client;
 use super::packing::Layout;
-use super::shared::TcpClientSpec;
+use super::spec::TcpClientSpec;
 use crate::error::{Error, Result};
-use crate::net::wire::frame::{Entry, News};
+use crate::net::wire::frame::{Entry, LearnerStatus};
 use crate::records::Outgoing;
 use crate::records::producer::run::first_run;
 use crate::ring::Deadline;
@@ -22,16 +22,8 @@ impl TcpRecordClient {
         Ok(TcpRecordClient { client: Client::start(spec, schema, Layout::Records)? })
     }
 
-    /// Connects, and returns when records may be sent. A signal ends it; `start` and `ready` can go on after one.
-    pub fn connect(spec: TcpClientSpec, schema: &[u8]) -> Result<TcpRecordClient> {
-        let client = TcpRecordClient::start(spec, schema)?;
-        client.ready(Deadline::Never)?;
-        Ok(client)
-    }
-
-    /// Takes one record of so many bytes. `write` is called once, when there is room, with just as many, and writes all of
-    /// them; the client is locked meanwhile. A record that no lane of the learner has room for is an error here
-    /// ([`RecordTooLarge`](crate::Error::RecordTooLarge)), and nothing is sent.
+    /// Takes one record of so many bytes. Calls `write` once, when there is room, with exactly that room, while the client is locked.
+    /// A record that no lane of the learner has room for is an error ([`RecordTooLarge`](crate::Error::RecordTooLarge)).
     pub fn send(
         &self,
         bytes: usize,
@@ -52,8 +44,8 @@ impl TcpRecordClient {
         taken.map(drop)
     }
 
-    /// Takes several records, in their order, and says how many, and what ended it. Who waits is sent back to look for signals
-    /// ([`Interrupted`](crate::Error::Interrupted)) also when nothing but the time was over in the middle of them.
+    /// Takes several records, in their order; returns how many, and what ended it. A call that waits may also end with
+    /// [`Interrupted`](crate::Error::Interrupted) when only its time was over.
     pub fn send_many<R: Outgoing>(&self, records: &[R], deadline: Deadline) -> (usize, Result<()>) {
         let mut sent = 0;
         while sent < records.len() {
@@ -70,7 +62,7 @@ impl TcpRecordClient {
             });
             match taken {
                 Err(error) => return (sent, Err(error)),
-                // A signal may be why: its handler has run, and nobody would hear of it if we slept again.
+                // A signal may be the reason: its handler must run before we sleep again.
                 Ok(taken) if taken < run.len() && deadline != Deadline::Now => {
                     return (sent, Err(Error::Interrupted));
                 }
@@ -85,21 +77,20 @@ impl TcpRecordClient {
         self.client.read(|state| Some(state.outbound.check_record(bytes as u64))).unwrap_or(Ok(()))
     }
 
-    /// The version of the newest weights that the learner told of, as of its last word: it comes with the welcome, with
-    /// acknowledgements, with pings when there is nothing to acknowledge, and with answers to [`news`](Self::news). 0 until then.
+    /// The version of the newest weights that the learner announced: with the welcome, acknowledgements, pings, and answers to
+    /// [`learner_status`](Self::learner_status). 0 until then.
     pub fn published(&self) -> u32 {
         self.client.read(|state| state.published)
     }
 
-    /// How far the learner is: the version of the newest weights, and how many records, from all who send, wait to be taken
-    /// by it, those of ours that are on their way among them. Both as of the learner's last answer. Asks again, so that the
-    /// next call knows more; never waits.
-    pub fn news(&self) -> News {
-        self.client.news()
+    /// How far the learner is: the version of the newest weights, and how many records of all clients wait to be taken, including
+    /// ours that are on their way. Both as of the learner's last answer. Never waits; asks again for the next call.
+    pub fn learner_status(&self) -> LearnerStatus {
+        self.client.learner_status()
     }
 
-    /// Waits until there is room for a record of so many bytes, and takes none: for event loops, which then try. False when
-    /// the time was over first. One that no lane has room for is an error, as with `send`.
+    /// Waits until there is room for a record of so many bytes: for event loops, which then try. False when the time was over
+    /// first. A record that no lane has room for is an error, as with `send`.
     pub fn wait_writable(&self, bytes: usize, deadline: Deadline) -> Result<bool> {
         self.client.wait_room(bytes as u64, deadline)
     }

@@ -2,9 +2,9 @@
 
 use super::handle::Client;
 use super::packing::Layout;
-use super::shared::TcpClientSpec;
-use crate::error::{Error, Result};
-use crate::net::wire::limits::{FRAME_BYTES, MAX_FRAME_ROWS, check_sample_bytes};
+use super::spec::TcpClientSpec;
+use crate::error::Result;
+use crate::net::wire::limits::{FRAME_BYTES, MAX_FRAME_ROWS, MAX_SAMPLE_BYTES, check, check_at_most};
 use crate::ring::Deadline;
 use std::ops::Deref;
 
@@ -19,21 +19,14 @@ impl TcpClient {
     /// Begins to connect, and returns at once; [`ready`](Client::ready) says how it went.
     pub fn start(spec: TcpClientSpec, schema: &[u8], leaf_bytes: &[usize]) -> Result<TcpClient> {
         let sample_bytes = leaf_bytes.iter().sum::<usize>();
-        check_sample_bytes(sample_bytes)?;
+        check_at_most("sample bytes", sample_bytes, MAX_SAMPLE_BYTES)?;
         let capacity = (FRAME_BYTES / sample_bytes.max(1)).clamp(1, MAX_FRAME_ROWS);
         let client = Client::start(spec, schema, Layout::samples(leaf_bytes, capacity))?;
         Ok(TcpClient { client, leaves: leaf_bytes.len() })
     }
 
-    /// Connects, and returns when samples may be sent. A signal ends it; `start` and `ready` can go on after one.
-    pub fn connect(spec: TcpClientSpec, schema: &[u8], leaf_bytes: &[usize]) -> Result<TcpClient> {
-        let client = TcpClient::start(spec, schema, leaf_bytes)?;
-        client.ready(Deadline::Never)?;
-        Ok(client)
-    }
-
-    /// Takes samples: `rows` of them, each leaf's one after the other. Says how many were taken: fewer than `rows`
-    /// when the time was over, or a signal came, in between; call again for the rest.
+    /// Takes `rows` samples, leaf by leaf. Returns how many it took: fewer than `rows` when the time was over or a signal came; call
+    /// again for the rest.
     ///
     /// # Safety
     ///
@@ -45,18 +38,15 @@ impl TcpClient {
         version: u32,
         deadline: Deadline,
     ) -> Result<usize> {
-        if leaves.len() != self.leaves {
-            let range = format!("{}, as in the schema", self.leaves);
-            return Err(Error::OutOfRange { what: "leaves", value: leaves.len() as u64, range });
-        }
+        let expected = self.leaves;
+        check(leaves.len() == expected, "leaves", leaves.len(), &format!("{expected}, as in the schema"))?;
         self.client.take(rows, deadline, |outbound, taken| {
             // SAFETY: the caller vouches for the leaves.
             Ok(unsafe { outbound.append(leaves, taken, rows - taken, version) })
         })
     }
 
-    /// Waits until there is room for a sample, and takes none: for event loops, which then try. False when the time was
-    /// over first.
+    /// Waits until there is room for a sample: for event loops, which then try. False when the time was over first.
     pub fn wait_writable(&self, deadline: Deadline) -> Result<bool> {
         self.client.wait_room(0, deadline)
     }

@@ -1,86 +1,32 @@
-//! What a client's thread and its callers share: the settings, the state, and how what is to be sent reaches the socket.
+//! What a client's thread and its callers share: the state, and the writing to the socket.
 
 use super::dial::Connector;
-use super::link::{Link, write_to};
+use super::disconnect::Ended;
+use super::link::{Link, unless_blocked, write_to};
 use super::outbound::Outbound;
 use crate::error::{Error, Result};
-use crate::net::wire::frame::News;
+use crate::net::wire::frame::LearnerStatus;
 use crate::net::wire::stats::ClientCounters;
-use crate::net::wire::tls::ClientTls;
-use crate::sys::sync::EventCount;
-use std::io::ErrorKind;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-
-/// Where the learner is, and how to treat it. `..TcpClientSpec::default()` fills in the rest.
-#[derive(Debug, Clone)]
-pub struct TcpClientSpec {
-    pub host: String,
-    pub port: u16,
-    pub token: Option<Vec<u8>>,
-    pub tls: Option<ClientTls>,
-    /// The name on what it sends; chosen by the learner when `None`.
-    pub producer_id: Option<u32>,
-    /// Frames without acknowledgement, at most. Each is a buffer of about 256 KiB, or one sample or record that is larger.
-    pub max_inflight_msgs: usize,
-    /// For the first connection; the learner may start later than we.
-    pub connect_timeout: Duration,
-    /// How long to try again after a connection was lost.
-    pub reconnect_timeout: Duration,
-    pub keepalive: Duration,
-}
-
-impl Default for TcpClientSpec {
-    fn default() -> TcpClientSpec {
-        TcpClientSpec {
-            host: "127.0.0.1".to_owned(),
-            port: 0,
-            token: None,
-            tls: None,
-            producer_id: None,
-            max_inflight_msgs: 32,
-            connect_timeout: Duration::from_secs(10),
-            reconnect_timeout: Duration::from_secs(60),
-            keepalive: Duration::from_secs(5),
-        }
-    }
-}
-
-/// Why a client is of no more use.
-#[derive(Debug, Clone)]
-pub enum Ended {
-    Closed,
-    /// After it was let in.
-    Lost(String),
-    /// Before.
-    Unreachable(String),
-    Token(String),
-    Schema(Vec<u8>),
-    Content(String),
-    Protocol(String),
-    Tls(String),
-}
+use crate::sys::thread::lock;
+use std::sync::{Mutex, MutexGuard};
 
 /// What the client's thread and its callers share.
 #[derive(Debug)]
 pub struct Shared {
-    pub spec: TcpClientSpec,
     pub connector: Connector,
     pub schema: Vec<u8>,
     pub session: [u8; 16],
     pub state: Mutex<State>,
-    /// Notified by the thread, to wake callers.
-    pub progress: EventCount,
     pub counters: ClientCounters,
 }
 
-/// How far the learner is, as it said last.
+/// The learner's last answer about how far it is.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LearnerReport {
-    pub news: News,
-    /// What we sent below this number is in its count, if it still waits.
+    pub status: LearnerStatus,
+    /// Our records below this number are in the count, if they still wait.
     pub counted: u64,
-    /// A ping that asks for more of it is on its way.
+    /// A ping that asks again is on its way.
     pub asked: bool,
 }
 
@@ -89,44 +35,29 @@ pub struct State {
     pub outbound: Outbound,
     pub link: Option<Link>,
     pub producer_id: Option<u32>,
-    /// The newest weights that the learner told of.
+    /// The newest weights that the learner announced.
     pub published: u32,
     pub report: LearnerReport,
     pub ended: Option<Ended>,
-    /// Refused by the ring's policy, and not yet told: first, and how many.
+    /// Refused by the ring's policy, and no caller knows: first, and how many.
     pub refused: Option<(u64, u64)>,
-    /// Refusals below this number were heard; after a reconnect the learner may repeat some.
+    /// Refusals below this number are known; after a reconnect the learner may repeat some.
     pub refused_until: u64,
     /// A write failed; the thread has to see what came before it.
     pub broken: bool,
-    /// What the thread is waiting for, so that it is not woken for that.
+    /// What the thread waits for, so that callers need not wake it for that.
     pub watches_out: bool,
     pub watches_clock: bool,
-    /// Somebody has called it, and it has not looked since.
+    /// A caller has woken the thread, which has not looked since.
     pub called: bool,
 }
 
 impl Shared {
     pub fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
-    /// The error for a caller that comes after the end.
-    pub fn error(&self, state: &State, ended: &Ended) -> Error {
-        let address = self.connector.address();
-        match ended.clone() {
-            Ended::Closed => Error::Closed,
-            Ended::Lost(why) => self.closed(state, why, "Make a new client when the learner is back"),
-            Ended::Unreachable(why) => Error::Unreachable { address, why },
-            Ended::Token(why) => Error::Token { address, why },
-            Ended::Schema(theirs) => Error::ForeignSchema { address, ours: self.schema.clone(), theirs },
-            Ended::Content(why) => Error::WrongContent { address, why },
-            Ended::Protocol(what) => Error::Protocol { address, what },
-            Ended::Tls(what) => Error::Tls { what: format!("{address}: {what}") },
-        }
-    }
-
-    /// Says what is not acknowledged.
+    /// The error of a connection that ended while something was not acknowledged.
     pub fn closed(&self, state: &State, why: String, advice: &'static str) -> Error {
         Error::ConnectionClosed {
             address: self.connector.address(),
@@ -138,28 +69,32 @@ impl Shared {
         }
     }
 
-    /// What has to be told to the next caller, before anything is done.
+    /// What the next caller has to learn before anything else: a refusal, or why the client ended.
     pub fn check(&self, state: &mut State) -> Result<()> {
         if let Some((first, count)) = state.refused.take() {
             return Err(Error::Refused { content: state.outbound.layout().content().name(), first, count });
         }
         match state.ended.clone() {
-            Some(ended) => Err(self.error(state, &ended)),
+            Some(ended) => Err(ended.error(self.connector.address(), &self.schema, |why| {
+                self.closed(state, why, "Make a new client when the learner is back")
+            })),
             None => Ok(()),
         }
     }
 
-    /// Writes what the socket takes, if nobody else is at it. Lets go of the lock for each write.
+    /// Writes what the socket takes, unless another thread does. Releases the lock for each write.
     pub fn pump<'a>(&'a self, mut state: MutexGuard<'a, State>, eager: bool) -> MutexGuard<'a, State> {
         loop {
             if state.broken {
                 return state;
             }
             let State { outbound, link: Some(link), .. } = &mut *state else { return state };
-            if let Err(error) = link.flush() {
-                let full = error.kind() == ErrorKind::WouldBlock;
-                (state.outbound.blocked, state.broken) = (full, !full);
-                return state;
+            match unless_blocked(link.flush()) {
+                Ok(Some(())) => {}
+                flushed => {
+                    (state.outbound.blocked, state.broken) = (flushed.is_ok(), flushed.is_err());
+                    return state;
+                }
             }
             let Some(piece) = outbound.begin(eager) else { return state };
             let written = if link.is_plain() {
@@ -176,8 +111,8 @@ impl Shared {
         }
     }
 
-    /// Gets things going on the caller's thread, and leaves the rest to the other. With data under way it leaves all of
-    /// it: then copying and writing go side by side, and the caller is back sooner.
+    /// Writes on the caller's thread, and wakes the client's thread for the rest. With data under way the client's thread does all
+    /// of it, so that copying and writing overlap.
     pub fn push<'a>(&'a self, state: MutexGuard<'a, State>, eager: bool) {
         let alone = eager || !state.outbound.is_under_way();
         let mut state = if alone { self.pump(state, eager) } else { state };

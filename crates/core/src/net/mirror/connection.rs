@@ -3,31 +3,26 @@
 use super::shared::{LocalCopy, Shared};
 use crate::error::{Error, Result};
 use crate::net::client::dial::GOODBYE_TIMEOUT;
-use crate::net::client::link::{Link, wait_ready};
-use crate::net::client::reconnect;
+use crate::net::client::disconnect;
+use crate::net::client::link::{Link, unless_blocked, wait_ready};
+use crate::net::client::reconnect::Contact;
 use crate::net::wire::frame::{
-    Damage, GoodbyeReason, HEADER_BYTES, Header, Kind, LeafList, Verdict, goodbye,
+    Damage, GoodbyeReason, HEADER_BYTES, Header, Kind, LeafList, VersionEnd, goodbye,
 };
-use crate::net::wire::limits::SILENCES;
+use crate::net::wire::leaf_cursor::{LeafCursor, Part};
 use crate::net::wire::stats::add;
 use crate::weights::{Draft, mirror};
-use std::io::{ErrorKind, IoSlice, IoSliceMut};
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes that may wait for the learner to read: all that we say are small frames, one at a time.
+/// Bytes that may wait for the learner to read. The mirror sends only small frames, one at a time.
 const MOST_UNSENT: usize = 16 * 1024;
 
 /// Rooms of one read.
 const ROOMS: usize = 64;
 
-type Disconnect = reconnect::Disconnect<Error>;
-
-impl From<std::io::Error> for Disconnect {
-    fn from(error: std::io::Error) -> Disconnect {
-        Disconnect::Broken(error.to_string())
-    }
-}
+type Disconnect = disconnect::Disconnect<Error>;
 
 impl From<Damage> for Disconnect {
     fn from(damage: Damage) -> Disconnect {
@@ -39,8 +34,7 @@ impl From<Damage> for Disconnect {
 pub struct MirrorConnection<'a> {
     shared: &'a Shared,
     local: Arc<LocalCopy>,
-    contact: &'a mut Instant,
-    pinged: Instant,
+    contact: &'a mut Contact,
     link: Link,
     outbox: Vec<u8>,
     /// The next header, as far as it is here.
@@ -52,14 +46,13 @@ impl<'a> MirrorConnection<'a> {
     pub fn new(
         shared: &'a Shared,
         local: Arc<LocalCopy>,
-        contact: &'a mut Instant,
+        contact: &'a mut Contact,
         link: Link,
     ) -> MirrorConnection<'a> {
         MirrorConnection {
             shared,
             local,
             contact,
-            pinged: Instant::now(),
             link,
             outbox: Vec::new(),
             head: [0; HEADER_BYTES],
@@ -80,7 +73,7 @@ impl<'a> MirrorConnection<'a> {
         disconnect
     }
 
-    /// Asks for a version that is newer than ours, waits for it and publishes it. One that is void is asked for again.
+    /// Asks for a version that is newer than ours, waits for it and publishes it, unless the learner overwrote it meanwhile.
     fn fetch(&mut self) -> Result<(), Disconnect> {
         let have = self.local.version().map_err(Disconnect::Final)?;
         self.queue(&Header { sequence: have, ..Header::new(Kind::Fetch) }.bytes());
@@ -120,33 +113,33 @@ impl<'a> MirrorConnection<'a> {
         Ok(LeafList::parse(header.rows, leaves, &payload)?)
     }
 
-    /// Reads the pieces into the draft; false when they are void.
+    /// Reads the pieces into the draft; false when the learner overwrote them meanwhile.
     fn receive(&mut self, draft: &Draft<'_>, list: &LeafList, version: u64) -> Result<bool, Disconnect> {
-        let mut places = LeafRooms::new(list.leaves.iter().map(|&leaf| draft.place(leaf)));
+        let mut leaves = LeafCursor::new(list.leaves.iter().map(|&leaf| draft.place(leaf)));
         loop {
-            let header = self.expect(&[Kind::Piece, Kind::Verdict])?;
+            let header = self.expect(&[Kind::Piece, Kind::VersionEnd])?;
             if header.sequence != version {
                 return Err(Damage("a piece is of another version").into());
             }
             if header.kind == Kind::Piece {
                 let mut left = header.length as usize;
-                if left > places.left {
+                if left > leaves.left() {
                     return Err(Damage("a version is longer than its leaves").into());
                 }
                 while left > 0 {
-                    left -= self.fill(&mut places, left)?;
+                    left -= self.fill(&mut leaves, left)?;
                 }
                 continue;
             }
-            return match Verdict::from_code(header.code) {
-                Some(Verdict::Whole) if places.left == 0 => Ok(true),
-                Some(Verdict::Void) => Ok(false),
+            return match VersionEnd::from_code(header.code) {
+                Some(VersionEnd::Complete) if leaves.left() == 0 => Ok(true),
+                Some(VersionEnd::Overwritten) => Ok(false),
                 _ => Err(Damage("a version is shorter than its leaves").into()),
             };
         }
     }
 
-    /// A whole version is in the local segment: it is the callers' from now on.
+    /// Tells callers about a new version, and gives them a new local segment if the lineage is new (M1).
     fn publish(&mut self) -> Result<()> {
         let mut state = self.shared.lock();
         let before = state.local.clone().filter(|before| before.lineage != self.local.lineage);
@@ -157,11 +150,11 @@ impl<'a> MirrorConnection<'a> {
         }
         add(&self.shared.counters.versions, 1);
         drop(state);
-        self.shared.progress.notify_if_waiting();
+        self.shared.connector.progress.notify_if_waiting();
         Ok(())
     }
 
-    /// The next frame of one of these kinds; others that may come at any time are dealt with.
+    /// Waits for a frame of one of these kinds, and handles those that may come at any time.
     fn expect(&mut self, kinds: &[Kind]) -> Result<Header, Disconnect> {
         loop {
             while self.have < HEADER_BYTES {
@@ -175,7 +168,7 @@ impl<'a> MirrorConnection<'a> {
             match header.kind {
                 kind if kinds.contains(&kind) => return Ok(header),
                 Kind::Ping if self.outbox.len() > MOST_UNSENT => {
-                    return Err(Damage("it asks, and does not read the answers").into());
+                    return Err(Damage("it pings, and does not read the answers").into());
                 }
                 Kind::Ping => self.queue(&Header { kind: Kind::Pong, ..header }.bytes()),
                 Kind::Pong => {}
@@ -184,7 +177,7 @@ impl<'a> MirrorConnection<'a> {
                     self.read_exact(&mut text)?;
                     let text = String::from_utf8_lossy(&text).into_owned();
                     return Err(match GoodbyeReason::from_code(header.code) {
-                        // Nothing more will come. A learner that merely stops may be back.
+                        // A learner that merely stops may come back.
                         Some(GoodbyeReason::RingClosed) => Disconnect::Final(self.shared.lost(text)),
                         _ => Disconnect::Broken(text),
                     });
@@ -213,52 +206,51 @@ impl<'a> MirrorConnection<'a> {
         Ok(())
     }
 
-    /// Reads at most `most` bytes into their places, and what comes of the next header behind them; says how many of the former.
-    fn fill(&mut self, places: &mut LeafRooms, most: usize) -> Result<usize, Disconnect> {
-        let mut head = self.head;
+    /// Reads at most `most` bytes into the leaves of a draft, and the start of the next header if it follows. Returns how many
+    /// bytes went into the leaves.
+    fn fill(&mut self, leaves: &mut LeafCursor, most: usize) -> Result<usize, Disconnect> {
+        let (mut head, mut parts) = (self.head, [Part::default(); ROOMS]);
         let mut rooms: [IoSliceMut<'_>; ROOMS + 1] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
-        let (mut count, bytes) = places.rooms(most, &mut rooms[..ROOMS]);
+        let (mut count, bytes) = leaves.parts(most, &mut parts);
+        for (room, part) in rooms.iter_mut().zip(&parts[..count]) {
+            // SAFETY: the part is in the buffer of a draft, which only we write to (I1 of the weights). The draft outlives the
+            // cursor, and the parts do not overlap.
+            *room = IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(part.start, part.bytes) });
+        }
         if bytes == most {
             rooms[count] = IoSliceMut::new(&mut head);
             count += 1;
         }
         let read = self.read(&mut rooms[..count])?;
         let placed = read.min(bytes);
-        places.advance(placed);
+        leaves.advance(placed);
         self.head = head;
         self.have = read - placed;
         add(&self.shared.counters.bytes, placed as u64);
         Ok(placed)
     }
 
-    /// Reads some bytes; says what is to be said meanwhile, and breaks silence with pings, of which three are borne.
+    /// Waits for some bytes. Meanwhile it writes what is queued, and pings a silent learner.
     fn read(&mut self, rooms: &mut [IoSliceMut<'_>]) -> Result<usize, Disconnect> {
-        let keepalive = self.shared.spec.keepalive;
+        let connector = &self.shared.connector;
         loop {
             let blocked = self.flush()?;
-            match self.link.read_vectored(rooms) {
-                Ok(read) => {
-                    *self.contact = Instant::now();
-                    return Ok(read);
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => return Err(error.into()),
+            if let Some(read) = unless_blocked(self.link.read_vectored(rooms))? {
+                self.contact.heard = Instant::now();
+                return Ok(read);
             }
-            if self.shared.connector.is_closing() {
+            if connector.is_closing() {
                 return Err(Disconnect::Final(Error::Closed));
             }
-            let quiet = self.contact.elapsed();
-            if quiet >= keepalive * SILENCES {
-                return Err(Disconnect::Broken(format!("nothing was heard of the learner for {quiet:.1?}")));
-            }
-            if quiet >= keepalive && self.pinged.elapsed() >= keepalive {
-                self.pinged = Instant::now();
+            let ping = self.contact.check_silence(connector.keepalive()).map_err(|silence| {
+                Disconnect::Broken(format!("nothing was heard of the learner for {silence:.1?}"))
+            })?;
+            if ping {
                 self.queue(&Header::new(Kind::Ping).bytes());
                 continue;
             }
-            let beat = Instant::now() + keepalive / 2;
-            wait_ready(Some(&self.link.socket()), &self.shared.connector.wakeup, blocked, Some(beat))?;
+            let check = Instant::now() + connector.keepalive() / 2;
+            wait_ready(Some(&self.link.socket()), &connector.wakeup, blocked, check)?;
         }
     }
 
@@ -266,19 +258,15 @@ impl<'a> MirrorConnection<'a> {
         self.outbox.extend_from_slice(frame);
     }
 
-    /// Writes what the socket takes; true when it does not take all of it.
+    /// Writes what the socket takes; true when something is left.
     fn flush(&mut self) -> Result<bool, Disconnect> {
         while !self.outbox.is_empty() {
-            match self.link.write(&[IoSlice::new(&self.outbox)]) {
-                Ok(written) => drop(self.outbox.drain(..written)),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(true),
-                Err(error) => return Err(error.into()),
+            match unless_blocked(self.link.write(&[IoSlice::new(&self.outbox)]))? {
+                Some(written) => drop(self.outbox.drain(..written)),
+                None => return Ok(true),
             }
         }
-        match self.link.flush() {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(true),
-            done => Ok(done.map(|()| false)?),
-        }
+        Ok(unless_blocked(self.link.flush())?.is_none())
     }
 
     /// Says goodbye, if the socket takes it.
@@ -286,55 +274,7 @@ impl<'a> MirrorConnection<'a> {
         let until = Instant::now() + GOODBYE_TIMEOUT;
         self.queue(&goodbye(GoodbyeReason::Finished, ""));
         while Instant::now() < until && matches!(self.flush(), Ok(true)) {
-            let _ = wait_ready(Some(&self.link.socket()), &self.shared.connector.wakeup, true, Some(until));
-        }
-    }
-}
-
-/// Where the bytes of a version go, in order.
-struct LeafRooms {
-    places: Vec<(*mut u8, usize)>,
-    /// The next byte: in which of them, and where in it.
-    at: (usize, usize),
-    left: usize,
-}
-
-impl LeafRooms {
-    fn new(places: impl Iterator<Item = (*mut u8, usize)>) -> LeafRooms {
-        let places: Vec<_> = places.collect();
-        let left = places.iter().map(|(_, bytes)| bytes).sum();
-        LeafRooms { places, at: (0, 0), left }
-    }
-
-    /// Puts the next rooms into `rooms`, of at most `most` bytes; says how many rooms, and bytes.
-    fn rooms<'a>(&'a mut self, most: usize, rooms: &mut [IoSliceMut<'a>]) -> (usize, usize) {
-        let (mut at, mut count, mut bytes) = (self.at, 0, 0);
-        while bytes < most && count < rooms.len() {
-            let (start, size) = self.places[at.0];
-            let length = (size - at.1).min(most - bytes);
-            if length > 0 {
-                // SAFETY: the place is in the buffer of a draft, which is ours alone to write (I1 of the weights) as long as the
-                // draft, and the draft outlives this. The parts do not overlap.
-                let room = unsafe { std::slice::from_raw_parts_mut(start.add(at.1), length) };
-                rooms[count] = IoSliceMut::new(room);
-                count += 1;
-                bytes += length;
-            }
-            at = (at.0 + 1, 0);
-        }
-        (count, bytes)
-    }
-
-    fn advance(&mut self, mut read: usize) {
-        self.left -= read;
-        while read > 0 {
-            let size = self.places[self.at.0].1;
-            let length = (size - self.at.1).min(read);
-            read -= length;
-            self.at.1 += length;
-            if self.at.1 == size {
-                self.at = (self.at.0 + 1, 0);
-            }
+            let _ = wait_ready(Some(&self.link.socket()), &self.shared.connector.wakeup, true, until);
         }
     }
 }

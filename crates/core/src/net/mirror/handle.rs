@@ -1,49 +1,40 @@
 //! [`WeightMirror`]: what callers hold.
 
 use super::mirror_thread::MirrorThread;
-use super::shared::{LocalCopy, Shared, State, WeightMirrorSpec};
+use super::shared::{LocalCopy, Shared, State};
 use crate::error::{Error, Result};
-use crate::net::client::dial::Connector;
-use crate::net::wire::limits::within_reason;
+use crate::net::client::WeightMirrorSpec;
 use crate::net::wire::stats::{MirrorCounters, MirrorStats};
-use crate::sys::sync::{EventCount, Woken};
-use crate::sys::thread::spawn;
+use crate::sys::thread::OwnedThread;
 use crate::sys::wait::Deadline;
 use crate::weights::reader::Reading;
 use crate::weights::{Target, Weights};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A copy of a learner's weights. Threads may share it; it belongs to the process that made it.
 #[derive(Debug)]
 pub struct WeightMirror {
     shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
-    pid: u32,
+    thread: OwnedThread,
 }
 
 impl WeightMirror {
     /// Begins to connect, and returns at once; [`ready`](Self::ready) says how it went.
-    pub fn start(mut spec: WeightMirrorSpec) -> Result<WeightMirror> {
-        for time in [&mut spec.connect_timeout, &mut spec.reconnect_timeout, &mut spec.keepalive] {
-            *time = within_reason(*time);
-        }
-        let (token, tls) = (spec.token.as_deref(), spec.tls.as_ref());
+    pub fn start(spec: WeightMirrorSpec) -> Result<WeightMirror> {
         let shared = Arc::new(Shared {
-            connector: Connector::new((&spec.host, spec.port), token, tls, spec.keepalive)?,
+            connector: spec.connector()?,
             spec,
             state: Mutex::default(),
-            progress: EventCount::default(),
             counters: MirrorCounters::default(),
         });
-        let thread = spawn("rollway-mirror", {
+        let thread = OwnedThread::spawn("rollway-mirror", {
             let shared = shared.clone();
             move || MirrorThread::new(&shared).run()
         })?;
-        Ok(WeightMirror { shared, thread: Mutex::new(Some(thread)), pid: std::process::id() })
+        Ok(WeightMirror { shared, thread })
     }
 
-    /// Waits until the learner has let us in, for the first time; not for a version. Ends by itself after `connect_timeout`.
+    /// Waits for the first connection, not for a version, for at most `connect_timeout`.
     pub fn ready(&self, deadline: Deadline) -> Result<()> {
         self.wait_until(deadline, |state| Ok(state.local.is_some().then_some(())))
     }
@@ -58,12 +49,12 @@ impl WeightMirror {
         Ok(self.local()?.weights().geometry().leaf_bytes.clone())
     }
 
-    /// The latest version that is here, whole; 0 before the first.
+    /// The latest version of the copy; 0 before the first.
     pub fn version(&self) -> Result<u64> {
         self.local()?.version()
     }
 
-    /// Copies the leaves that changed after version `since` (0: all of them) into their targets. `None`: nothing came yet.
+    /// Copies the leaves that changed after version `since` (0: all of them) into their targets. `None`: there is no version yet.
     ///
     /// # Safety
     /// As for [`Reader::read`].
@@ -83,14 +74,14 @@ impl WeightMirror {
         unsafe { local.reader.try_read(targets, since) }
     }
 
-    /// The copy, and `since` as a number of its lineage (M2); 0 when it may be a number of a lineage that is ended.
+    /// The copy, and `since`; 0 in place of a number that may be of an earlier lineage (M2).
     fn local_since(&self, since: u64) -> Result<(Arc<LocalCopy>, u64)> {
         let local = self.local()?;
         let since = if since > local.floor { since } else { 0 };
         Ok((local, since))
     }
 
-    /// Sleeps until a version of at least `version` is here, or the first one of a learner that began anew (M2); says which is.
+    /// Waits for a version of at least `version`, or for the first one of a learner that began anew (M2); returns its number.
     pub fn wait_for(&self, version: u64, deadline: Deadline) -> Result<u64> {
         let known = self.look()?.seen;
         self.wait_until(deadline, |state| {
@@ -124,33 +115,29 @@ impl WeightMirror {
         self.shared.counters.snapshot()
     }
 
-    /// Ends the thread, and lets go of the copy. The last one to leave takes its name away. Idempotent.
+    /// Ends the thread, and closes the copy. The last process to detach removes its name. Idempotent.
     pub fn close(&self) {
-        if self.pid != std::process::id() {
+        if !self.thread.is_here() {
             return; // A forked child: the thread is not in it.
         }
         self.shared.connector.request_stop();
-        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            let _ = thread.join();
-        }
+        self.thread.join();
         let local = self.shared.lock().local.take();
-        self.shared.progress.notify();
+        self.shared.connector.progress.notify();
         drop(local);
         if let Some(name) = &self.shared.spec.name {
-            // A name that stays behind is collected by whoever looks next.
+            // The next process that opens the name removes what stays behind.
             let _ = Weights::collect(name);
         }
     }
 
     fn look(&self) -> Result<MutexGuard<'_, State>> {
         // In a forked child the lock may be held by a thread that is not there.
-        if self.pid != std::process::id() {
-            return Err(Error::Forked { what: "copy of weights", owner: self.pid });
-        }
+        self.thread.check_process("copy of weights")?;
         Ok(self.shared.lock())
     }
 
-    /// The copy, whose numbers the caller knows from now on.
+    /// The copy. The caller knows its lineage from now on.
     fn local(&self) -> Result<Arc<LocalCopy>> {
         let mut state = self.look()?;
         let Some(local) = state.local.clone() else { return Err(Error::Closed) };
@@ -158,27 +145,19 @@ impl WeightMirror {
         Ok(local)
     }
 
-    /// Looks again whenever the thread has news.
+    /// Checks again whenever the thread reports progress.
     fn wait_until<T>(
         &self,
         deadline: Deadline,
         mut done: impl FnMut(&mut State) -> Result<Option<T>>,
     ) -> Result<T> {
-        loop {
-            let ticket = self.shared.progress.announce();
+        self.shared.connector.wait_until(deadline, || {
             let mut state = self.look()?;
-            if let Some(done) = done(&mut state)? {
-                return Ok(done);
+            match (done(&mut state)?, &mut state.ended) {
+                (None, Some(ended)) => Err(self.shared.error(ended)),
+                (done, _) => Ok(done),
             }
-            if let Some(ended) = &mut state.ended {
-                return Err(self.shared.error(ended));
-            }
-            drop(state);
-            let Some(left) = deadline.remaining() else { return Err(Error::Timeout) };
-            if self.shared.progress.wait(ticket, left) == Woken::Interrupted {
-                return Err(Error::Interrupted);
-            }
-        }
+        })
     }
 }
 

@@ -1,39 +1,43 @@
 //! The thread of a mirror: connects, fetches, and connects again, until something ends it.
 
 use super::connection::MirrorConnection;
-use super::inventory::check_inventory;
 use super::shared::{Ended, LocalCopy, Shared};
 use crate::error::{Error, Result};
+use crate::net::client::WeightMirrorSpec;
 use crate::net::client::dial::{Connector, dial};
-use crate::net::client::failure::Failure;
+use crate::net::client::disconnect::{Disconnect, Ended as ConnectionEnded};
 use crate::net::client::link::Link;
-use crate::net::client::reconnect::{Disconnect, Reconnecting, reconnect};
+use crate::net::client::reconnect::{Contact, Reconnecting, reconnect};
 use crate::net::wire::frame::{Content, Hello, Inventory, Kind, MAX_SCHEMA_BYTES};
 use crate::net::wire::stats::add;
 use crate::net::wire::token::random;
+use crate::schema;
+use crate::segment::memory;
 use crate::sys::sync::Ordering;
+use crate::weights::layout::{FIRST_BUFFERS, Geometry};
 use crate::weights::{Reader, WeightsSpec, mirror};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
+
+const OTHER_WEIGHTS: &str = "the learner came back with other weights";
 
 /// The mirror's thread: connects, fetches, and connects again.
 pub struct MirrorThread<'a> {
     shared: &'a Shared,
     session: [u8; 16],
-    attempt: u32,
-    /// When the learner was last heard, or the connection was lost.
-    contact: Instant,
-    /// What the next version goes into: that of the callers, or its successor (M1).
+    contact: Contact,
+    /// The segment that receives the next version: the callers' own, or its successor (M1).
     local: Option<Arc<LocalCopy>>,
 }
 
 impl<'a> MirrorThread<'a> {
     pub fn new(shared: &'a Shared) -> MirrorThread<'a> {
-        let session = random().unwrap_or_default(); // Nothing hangs on it.
-        MirrorThread { shared, session, attempt: 0, contact: Instant::now(), local: None }
+        let session = random().unwrap_or_default(); // The server does not read it.
+        MirrorThread { shared, session, contact: Contact::new(), local: None }
     }
 
-    /// The whole life of the thread. Whatever ends it, the callers are told.
+    /// The work of the thread. Callers learn why it ended.
     pub fn run(mut self) {
         let work = std::panic::AssertUnwindSafe(|| reconnect(&mut self));
         let error = std::panic::catch_unwind(work).unwrap_or_else(|_| {
@@ -45,31 +49,31 @@ impl<'a> MirrorThread<'a> {
             other => other.to_string(),
         };
         let mut state = self.shared.lock();
-        // Who comes later is told why nothing comes; the kind of the error is for who waits for the first connection.
+        // The caller that waits for the first connection gets the error itself; later callers get its text.
         let error = state.local.is_none().then_some(error);
         (state.connected, state.last_error) = (false, Some(why.clone()));
         state.ended = Some(Ended { error, why });
         drop(state);
-        self.shared.progress.notify();
+        self.shared.connector.progress.notify();
     }
 
-    /// Comes in, and has a local segment ready for what the learner has.
+    /// Connects, and prepares a local segment for the learner's weights.
     fn try_connect(&mut self, deadline: Instant) -> Result<Link, Disconnect<Error>> {
         let shared = self.shared;
-        self.attempt += 1;
-        // Once it is known, the learner can say what differs; before, it tells us.
+        self.contact.attempts += 1;
+        // Empty at first: then the learner sends its schema, and does not compare.
         let known = self.local.as_ref().map(|local| local.schema.clone());
         let schema = known.filter(|schema| schema.len() <= MAX_SCHEMA_BYTES).unwrap_or_default();
-        let (session, attempt) = (self.session, self.attempt);
+        let (session, attempt) = (self.session, self.contact.attempts);
         let content = Content::Weights;
         let hello = Hello { content, session, producer_id: None, attempt, next: 0, oldest: 0, schema };
-        let (link, _, payload) = dial(&shared.connector, &hello, Kind::Inventory, deadline)
-            .map_err(|failure| Disconnect::of(failure, |failure| self.give_up_error(failure)))?;
-        let inventory = Inventory::parse(&payload)
-            .map_err(|damage| Disconnect::Final(self.give_up_error(Failure::Protocol(damage.to_string()))))?;
+        let dialled = dial(&shared.connector, &hello, Kind::Inventory, deadline)
+            .and_then(|(link, _, payload)| Ok((link, Inventory::parse(&payload)?)));
+        let (link, inventory) =
+            dialled.map_err(|disconnect| disconnect.map_final(|ended| self.end(ended)))?;
         self.prepare(&inventory).map_err(Disconnect::Final)?;
         add(&shared.counters.connects, 1);
-        self.contact = Instant::now();
+        (self.contact.welcomed, self.contact.heard) = (true, Instant::now());
         let mut state = shared.lock();
         state.connected = true;
         if state.local.is_none() {
@@ -77,33 +81,8 @@ impl<'a> MirrorThread<'a> {
             state.seen = inventory.lineage;
         }
         drop(state);
-        shared.progress.notify_if_waiting();
+        shared.connector.progress.notify_if_waiting();
         Ok(link)
-    }
-
-    /// What a failure means: before the first welcome the caller is told its kind, afterwards that nothing more comes.
-    fn give_up_error(&self, failure: Failure) -> Error {
-        let address = self.shared.connector.address();
-        match (self.local.is_some(), failure) {
-            (_, Failure::Cancelled) => Error::Closed,
-            (false, Failure::Token(why)) => Error::Token { address, why },
-            (false, Failure::Content(why)) => Error::WrongContent { address, why },
-            (false, Failure::Protocol(what)) => Error::Protocol { address, what },
-            (false, Failure::Tls(what)) => Error::Tls { what: format!("{address}: {what}") },
-            (_, Failure::Schema(_)) => {
-                self.shared.lost("the learner came back with other weights".to_owned())
-            }
-            (
-                _,
-                Failure::Passing(why)
-                | Failure::Late(why)
-                | Failure::Token(why)
-                | Failure::Content(why)
-                | Failure::Protocol(why)
-                | Failure::Tls(why)
-                | Failure::Final(why),
-            ) => self.shared.lost(why),
-        }
     }
 
     /// Makes the local segment, or its successor (M1).
@@ -112,9 +91,9 @@ impl<'a> MirrorThread<'a> {
         let sizes = inventory.leaf_bytes.iter().map(|&bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
         let leaf_bytes: Vec<usize> = sizes.collect();
         if let Some(local) = &self.local {
-            // Who reads has made room for these leaves.
+            // Readers have made room for these leaves.
             if local.schema != inventory.schema || local.weights().geometry().leaf_bytes != leaf_bytes {
-                return Err(self.shared.lost("the learner came back with other weights".to_owned()));
+                return Err(self.shared.lost(OTHER_WEIGHTS.to_owned()));
             }
             if local.lineage == inventory.lineage {
                 return Ok(());
@@ -131,7 +110,7 @@ impl<'a> MirrorThread<'a> {
             max_peers: spec.max_peers,
             checksum: inventory.checksums,
         };
-        // The callers' is the one before; what was prepared for a learner that went away again is not.
+        // Not `self.local`: that may have been prepared for a learner that went away again.
         let before = self.shared.lock().local.clone();
         let writer = match &before {
             None => mirror::open(&segment, inventory.lineage, spec.threads)?,
@@ -160,13 +139,8 @@ impl Reconnecting for MirrorThread<'_> {
         &self.shared.connector
     }
 
-    fn contact(&mut self) -> &mut Instant {
+    fn contact(&mut self) -> &mut Contact {
         &mut self.contact
-    }
-
-    fn limit(&self) -> Duration {
-        let spec = &self.shared.spec;
-        if self.local.is_some() { spec.reconnect_timeout } else { spec.connect_timeout }
     }
 
     fn connect(&mut self, deadline: Instant) -> Result<Link, Disconnect<Error>> {
@@ -191,14 +165,39 @@ impl Reconnecting for MirrorThread<'_> {
         (state.connected, state.last_error) = (false, Some(why.to_owned()));
     }
 
-    fn away_too_long(&self, away: Duration, why: &str) -> Error {
-        match self.local {
-            None => Error::Unreachable { address: self.shared.connector.address(), why: why.to_owned() },
-            Some(_) => self.shared.lost(format!("the learner has been away for {away:.1?} ({why})")),
+    fn end(&self, ended: ConnectionEnded) -> Error {
+        let ended = if self.contact.welcomed { ended.after_welcome(OTHER_WEIGHTS) } else { ended };
+        let ours = self.shared.spec.wanted.as_deref().unwrap_or_default();
+        ended.error(self.shared.connector.address(), ours, |why| self.shared.lost(why))
+    }
+}
+
+/// Refuses an inventory that contradicts itself, other leaves than the callers have room for, and more than fits into memory
+/// (M3).
+fn check_inventory(
+    spec: &WeightMirrorSpec,
+    address: String,
+    inventory: &Inventory,
+    leaf_bytes: &[usize],
+) -> Result<()> {
+    let protocol = |what: String| Error::Protocol { address: address.clone(), what };
+    let theirs = schema::weights(&inventory.schema)
+        .map_err(|invalid| protocol(format!("the schema of its weights cannot be read: {invalid}")))?;
+    if !theirs.fits(leaf_bytes) {
+        return Err(protocol("the sizes of its leaves do not fit their shapes".to_owned()));
+    }
+    if let Some(wanted) = &spec.wanted {
+        let ours = schema::weights(wanted).map_err(|bad| Error::BadSchema { what: bad.to_string() })?;
+        if ours.leaves != theirs.leaves {
+            let (ours, theirs) = (wanted.clone(), inventory.schema.clone());
+            return Err(Error::ForeignSchema { address, ours, theirs });
         }
     }
-
-    fn closed(&self) -> Error {
-        Error::Closed
+    let geometry = Geometry::new(spec.max_peers, spec.max_buffers, leaf_bytes.to_vec())?;
+    let need = geometry.buffer_offset(FIRST_BUFFERS) as u64;
+    let limit = spec.max_bytes.or_else(|| memory::left(Path::new("/")).map(|left| left / 2));
+    match limit.filter(|&limit| need > limit) {
+        Some(limit) => Err(Error::TooLarge { address, need, copies: FIRST_BUFFERS, limit }),
+        None => Ok(()),
     }
 }

@@ -1,35 +1,31 @@
 //! A worker's copy of a learner's weights on another host, kept up to date by a thread of its own.
 //!
 //! ```text
-//! socket ── one vectored read ──▶ the next buffer of a local segment ── verdict: whole ──▶ published, under the learner's number
-//!                                                                    └─ void, or cut ────▶ it was never there
+//! socket ── vectored reads ──▶ the next buffer of a local segment ── complete ──▶ published, under the learner's number
+//!                                                                 └─ overwritten, or cut ──▶ thrown away
 //! ```
 //!
-//! Whoever attaches to the local segment by its name reads the same copy. While there is no connection, readers keep the last
-//! whole version.
+//! Other processes attach to the local segment by its name, and read the same copy. While there is no connection, readers keep
+//! the last whole version.
 //!
 //! M1  A local segment holds versions of one *lineage*: the history in which a number means the same bytes. When a learner
 //!     comes back with another one (it was restarted, and its numbers begin anew), a second segment receives its first version
 //!     and then takes the place of the first.
 //! M2  A version number that a caller got before that may name another version now. So `since` counts only if it is above every
-//!     number of the lineages before, and a wait for a number of a lineage that is over ends with the first version of the new
-//!     one.
-//! M3  What a learner says about its weights is checked before memory is reserved or a name given: the schema parses, the
-//!     sizes are those of the schema, the leaves are those that the callers have room for, and they fit into `max_bytes`.
+//!     number of earlier lineages, and a wait for a number of an earlier lineage ends with the first version of the new one.
+//! M3  The inventory is checked before memory is reserved or a name given: the schema parses, the sizes are those of the
+//!     schema, the leaves are those that the callers have room for, and they fit into `max_bytes`.
 //!
 //! | module | what it is |
 //! |---|---|
 //! | `handle` | [`WeightMirror`]: what callers hold |
 //! | `shared` | what the thread and the callers share |
-//! | `mirror_thread` | connects, fetches, and connects again |
-//! | `inventory` | what a learner says about its weights, checked (M3) |
+//! | `mirror_thread` | connects, checks what the learner offers (M3), fetches, and reconnects |
 //! | `connection` | one connection: versions from the socket into the local segment |
 
 mod connection;
 mod handle;
-mod inventory;
 mod mirror_thread;
 mod shared;
 
 pub use handle::WeightMirror;
-pub use shared::WeightMirrorSpec;

@@ -1,30 +1,30 @@
-//! One client's connection, from its first byte to its last: a task that reads as a story.
+//! One client's connection, from its first byte to its last.
 //!
-//! Handshake, then frames. For a data frame: wait for its first payload byte, claim its slots, read it into them,
-//! commit, acknowledge: [`super::sample_frames`] and [`super::record_frames`] tell that part. What a connection keeps is a
-//! constant: its header, its outbox, and the list of its claims; and one frame in staging memory, if its client is slow.
+//! First the handshake, then frames. For a data frame: wait for its first payload byte, claim its slots, read it into them,
+//! commit, acknowledge ([`super::sample_frames`], [`super::record_frames`]). A connection keeps its header, its outbox and the
+//! list of its claims, and one frame in staging memory if its client is slow.
 //!
 //! C1  Slots, or room, are claimed when the payload has begun to arrive, and given back when the task ends, however it ends:
 //!     they are in the [`FrameScatter`], which is cleared before the session is left (E1).
-//! C2  Commits and the step of the session's `next` have no await in between.
-//! C3  Nothing is read while what came before it is not settled: a client that ignores its credit is slowed by TCP.
+//! C2  There is no await between a commit and the step of the session's `next`.
+//! C3  The next frame is read when the frame before it is settled. TCP slows a client that ignores its credit.
 //! C4  Claims of a frame that is not whole are held for at most `claim_timeout`. Then the frame is moved to staging memory
 //!     ([`super::staging`]), and its claims are given back. A connection whose frame was late stages its next frames from the
 //!     start, until one of them arrives within that time. For a second after that, so do all connections: many hosts may vanish
 //!     at once, and must not hold claims one after the other. The staging memory is in the [`FrameScatter`], too (C1), or in
 //!     the future that places the frame.
-//! C5  A client gets on, or is cut: each `frame_timeout` brings [`PROGRESS_BYTES`], or the rest of the frame.
+//! C5  Each `frame_timeout` brings [`PROGRESS_BYTES`], or the rest of the frame. Otherwise the connection is cut.
 
-use super::end::{End, HAS_CLOSED, Never, evicted, too_slow};
+use super::end::{End, HAS_CLOSED, Never, evicted, in_time, too_slow, until_end};
 use super::frame_scatter::FrameScatter;
 use super::handshake::authenticate;
-use super::header_reader::{HeaderReader, budget, goodbye, skip};
+use super::header_reader::{HeaderReader, handle_control};
 use super::ingress::Ingress;
-use super::room_waiter::RoomWaiter;
+use super::room_waiter::{Place, RoomWaiter};
 use super::session::Progress;
 use super::shared::{Admission, FIRST_CREDIT, Shared};
 use super::staging::StagingRoom;
-use super::stream::{FrameStream, Stream};
+use super::stream::{Ack, FrameStream, Stream};
 use super::weight_frames::{serve_weights, weights_ended};
 use crate::net::wire::frame;
 use crate::net::wire::frame::{
@@ -40,34 +40,17 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// Rooms of one read: enough for most schemas, and more reads for the others.
 const ROOMS: usize = 32;
-/// Those who wait for their turn look this often whether there is room all the same.
-pub const LOOK: Duration = Duration::from_millis(100);
-/// How long a parting word may take.
+/// Connections that wait for their turn check this often whether there is room all the same.
+const RECHECK: Duration = Duration::from_millis(100);
+/// How long a goodbye may take.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Less than this of a frame in the time of `frame_timeout` is no progress, unless it is the rest of the frame (C5).
 const PROGRESS_BYTES: usize = 64 * 1024;
 /// How often the staging memory is told how far a frame is.
 const NOTE: Duration = Duration::from_millis(100);
-/// Does `work`, unless something ends it.
-async fn until_end<T>(
-    work: impl Future<Output = Result<T, End>>,
-    end: impl Future<Output = End>,
-) -> Result<T, End> {
-    let (mut work, mut end) = (std::pin::pin!(work), std::pin::pin!(end));
-    std::future::poll_fn(|cx| match end.as_mut().poll(cx) {
-        std::task::Poll::Ready(end) => std::task::Poll::Ready(Err(end)),
-        std::task::Poll::Pending => work.as_mut().poll(cx),
-    })
-    .await
-}
 
 /// Serves one client.
 pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, admission: Admission) {
-    let mut stop = server.stop.subscribe();
-    let stopped = async move {
-        let _ = stop.wait_for(|stop| *stop).await;
-        End::Goodbye(GoodbyeReason::Stopping, "the learner stops serving".to_owned())
-    };
     let (mut wire, mut wants_weights) = (None, false);
     let end = until_end(
         async {
@@ -98,7 +81,7 @@ pub async fn serve(stream: TcpStream, peer: String, server: Arc<Shared>, admissi
                 _ => Err(End::Stranger), // Those were refused.
             }
         },
-        stopped,
+        server.stopped(),
     )
     .await;
     let Err(mut end) = end;
@@ -127,8 +110,8 @@ async fn accept(stream: TcpStream, server: &Shared) -> Result<Stream, End> {
     }
 }
 
-/// Says the last word, and reads on for a moment: a socket that is closed with bytes unread throws away what was
-/// said. In the middle of a piece there is nothing to say that would be understood.
+/// Tells the client why, and reads on for a moment, because a socket that is closed with unread bytes discards what was sent. In
+/// the middle of a piece the client would not understand it.
 async fn say_goodbye(mut wire: FrameStream, end: &End, server: &Shared) {
     match end {
         _ if !wire.has_sent() || wire.piece_left() > 0 => return,
@@ -155,7 +138,7 @@ async fn say_goodbye(mut wire: FrameStream, end: &End, server: &Shared) {
     .await;
 }
 
-/// From the hello on: finds the session, waits until it is ours, and serves it.
+/// Serves a client of samples or records from its hello on: finds the session, and waits until it is ours.
 async fn serve_session(
     wire: &mut FrameStream,
     hello: &Hello,
@@ -171,7 +154,7 @@ async fn serve_session(
         .map_err(|(code, text)| End::Refused(code, text, None))?;
     let succeeded = session.succeeded();
     let resumed = session.resumed;
-    let mut scatter = FrameScatter::new(ingress.leaf_bytes());
+    let mut scatter = FrameScatter::new(&ingress.facts().leaf_bytes);
     let mut progress = None;
     let served = async {
         let progress = progress.insert(session.progress().await);
@@ -184,13 +167,14 @@ async fn serve_session(
         }
         add(&server.counters.accepted, 1);
         add(&server.counters.resumed, resumed as u64);
+        let samples = hello.content == Content::Samples;
         let welcome = Welcome {
             producer_id: session.producer_id,
-            max_rows: ingress.max_rows() as u32,
-            max_bytes: ingress.max_record_bytes() as u32,
+            max_rows: ingress.facts().max_rows as u32,
+            max_bytes: if samples { 0 } else { ingress.facts().largest as u32 },
             credit: FIRST_CREDIT.min(server.window),
             next: progress.next,
-            news: ingress.news(),
+            status: ingress.status(),
         };
         wire.queue(&welcome.frame());
         for (sequence, rows) in progress.refused_from(hello.oldest) {
@@ -216,7 +200,7 @@ async fn serve_session(
         End::Goodbye(GoodbyeReason::TakenOver, "this client came again over another connection".to_owned())
     };
     let end = until_end(served, taken_over).await;
-    scatter.clear(); // C1: before the session is anybody else's.
+    scatter.clear(); // C1: before another connection has the session.
     drop(progress);
     if matches!(end, Err(End::Goodbye(GoodbyeReason::Finished, _))) {
         session.finish();
@@ -239,53 +223,27 @@ pub struct Connection<'a> {
 impl Connection<'_> {
     async fn run(&mut self, progress: &mut Progress) -> Result<Never, End> {
         loop {
-            let header = self.header().await?;
-            let budget = self.budget(&header);
-            match header.kind {
-                Kind::Data | Kind::Records => match (self.ingress, header.kind) {
-                    (Ingress::Samples(ingress), Kind::Data) => {
-                        self.receive_samples(ingress, &header, progress).await?;
-                    }
-                    (Ingress::Records(ingress), Kind::Records) => {
-                        self.receive_records(ingress, &header, progress).await?;
-                    }
-                    _ => return Err(End::Damaged("a frame is of the wrong kind".to_owned())),
-                },
-                Kind::Ping => {
-                    // All that it has said before is settled (C3), so of its own, those below `next` are in the count.
-                    let pong = self.ingress.news().header(Kind::Pong);
-                    self.wire.queue(&Header { sequence: progress.next, ..pong }.bytes());
+            let ingress = self.ingress;
+            let ping = |wire: &mut FrameStream| wire.ping(ingress.published());
+            let header = self.header_reader.header(self.wire, &self.server.spec, ping).await?;
+            match (ingress, header.kind) {
+                (Ingress::Samples(ingress), Kind::Data) => {
+                    self.receive_samples(ingress, &header, progress).await?;
                 }
-                Kind::Pong => {}
-                Kind::Goodbye => return Err(goodbye(self.wire, &header, budget).await?),
-                Kind::Extension(_) => skip(self.wire, header.length, budget).await?,
-                _ => return Err(End::Damaged("a frame is out of turn".to_owned())),
-            }
-            if self.wire.unsent() > 4096 {
-                // It does not read what we say.
-                timeout(self.server.spec.frame_timeout, self.wire.flush())
-                    .await
-                    .map_err(|_| too_slow())??;
+                (Ingress::Records(ingress), Kind::Records) => {
+                    self.receive_records(ingress, &header, progress).await?;
+                }
+                // What the client sent before is settled (C3), so of its records those below `next` are in the count.
+                _ => {
+                    let (ingress, sequence) = (self.ingress, progress.next);
+                    let pong = || Header { sequence, ..ingress.status().header(Kind::Pong) };
+                    handle_control(self.wire, &self.server.spec, &header, pong).await?;
+                }
             }
         }
     }
 
-    /// How long a frame may take from its first payload byte on.
-    pub fn budget(&self, header: &Header) -> Duration {
-        budget(&self.server.spec, header.length)
-    }
-
-    /// The next header. Silence is broken by pings, and borne for three of them.
-    async fn header(&mut self) -> Result<Header, End> {
-        let ingress = self.ingress;
-        let ping = |wire: &mut FrameStream| {
-            wire.set_version(ingress.published());
-            wire.ping();
-        };
-        self.header_reader.header(self.wire, &self.server.spec, ping).await
-    }
-
-    /// How many rows of a frame are here already. A gap is damage.
+    /// How many rows of a frame came before. A gap is damage.
     pub fn rows_known(&self, header: &Header, progress: &Progress) -> Result<usize, End> {
         if header.sequence > progress.next {
             let (sequence, next) = (header.sequence, progress.next);
@@ -310,13 +268,7 @@ impl Connection<'_> {
 
     /// Everything below `next` is settled.
     pub fn acknowledge(&mut self, next: u64, credit: u32, bytes: u64) {
-        self.wire.set_version(self.ingress.published());
-        self.wire.acknowledge(next, credit, bytes);
-    }
-
-    fn ping(&mut self) {
-        self.wire.set_version(self.ingress.published());
-        self.wire.ping();
+        self.wire.acknowledge(Ack { next, credit, version: self.ingress.published() }, bytes);
     }
 
     /// Notes what the policy has refused, and says so.
@@ -328,29 +280,37 @@ impl Connection<'_> {
 
     /// Waits until something can be read of a frame.
     pub async fn readable(&mut self) -> Result<(), End> {
-        let first = timeout(self.server.spec.frame_timeout, self.wire.readable()).await;
-        Ok(first.map_err(|_| too_slow())??)
+        in_time(self.server.spec.frame_timeout, self.wire.readable()).await
     }
 
-    /// Waits for room; a little longer when that was futile, because others were faster or the hints in shared memory are
-    /// wrong.
-    pub async fn room(&mut self, room_waiter: &RoomWaiter, want: usize, futile: &mut u32) -> Result<(), End> {
+    /// Waits for a turn, or with a turn for room. Returns also when there may be room before it is our turn.
+    pub async fn wait_room(
+        &mut self,
+        room_waiter: &RoomWaiter,
+        place: &mut Place,
+        want: usize,
+    ) -> Result<(), End> {
+        if !place.has_turn() {
+            // Those before us may be slow, or need more: there may be room for this one.
+            let _ = self.wait_with_pings(timeout(RECHECK, place.wait_turn())).await?;
+            return Ok(());
+        }
         self.wait_with_pings(room_waiter.room(want)).await?;
-        *futile += 1;
-        if *futile > 2 {
+        place.futile += 1;
+        if place.futile > 2 {
+            // Others were faster, or the hints in shared memory are wrong.
             self.wait_with_pings(sleep(Duration::from_millis(1))).await?;
         }
         Ok(())
     }
 
-    /// Waits, and lets the client know from time to time that we are alive: what it says is behind what we do not
-    /// read.
+    /// Waits, and pings from time to time, because the client's own pings are behind what we do not read.
     pub async fn wait_with_pings<T>(&mut self, other: impl Future<Output = T>) -> Result<T, End> {
         let mut other = std::pin::pin!(other);
         loop {
             match timeout(self.server.spec.keepalive, self.wire.flush_while(other.as_mut())).await {
                 Ok(done) => return Ok(done?),
-                Err(_) if self.wire.unsent() < 1024 => self.ping(),
+                Err(_) if self.wire.unsent() < 1024 => self.wire.ping(self.ingress.published()),
                 Err(_) => {}
             }
         }
@@ -377,18 +337,11 @@ impl Connection<'_> {
         }
     }
 
-    /// Whether the next frame is staged from the start, if there is memory for it (C4).
-    pub fn stages_early(&self) -> bool {
-        self.is_late || self.server.was_late_lately()
-    }
-
-    /// Staging memory for a frame that is about to arrive, if the last one was late, or that of another connection a moment ago,
-    /// and if there is some (C4).
+    /// Staging memory for a frame that is about to arrive, if there is some, and if the last frame was late, or one of another
+    /// connection within the last second (C4).
     pub fn stage_early(&self, bytes: usize) -> Option<StagingRoom> {
-        if bytes == 0 || !self.stages_early() {
-            return None;
-        }
-        self.stage_now(bytes)
+        let early = bytes > 0 && (self.is_late || self.server.was_late_lately());
+        if early { self.stage_now(bytes) } else { None }
     }
 
     /// Staging memory for a frame that is about to arrive, if there is some.

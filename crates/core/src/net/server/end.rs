@@ -3,25 +3,26 @@
 use crate::error::Error;
 use crate::net::wire::frame::{Content, Damage, GoodbyeReason, Refusal};
 use std::io::{self, ErrorKind};
+use std::task::Poll;
+use std::time::Duration;
 
 /// Why a connection ends.
 #[derive(Debug)]
 pub enum End {
-    /// Not one of ours: not a word.
+    /// Not a Rollway client, or not one with a right to be here: closed without a goodbye.
     Stranger,
-    /// The socket failed, or the client hung up: there is nobody to tell.
+    /// The socket failed, or the client hung up.
     Broken,
     Damaged(String),
     /// A record does not fit the schema.
     Malformed(String),
-    /// With the client's schema, and of what it is one, where that is the reason.
+    /// With the client's schema and its content, if the schema is the reason.
     Refused(Refusal, String, Option<(Content, Vec<u8>)>),
     Goodbye(GoodbyeReason, String),
 }
 
 impl From<io::Error> for End {
-    /// A host that is gone is met here as well, if the kernel noticed first ([`crate::net::wire::limits::give_up_after`]): with what it
-    /// heard of the way there, or with a timeout.
+    /// The kernel may notice first that a host is gone ([`crate::net::wire::limits::give_up_after`]).
     fn from(error: io::Error) -> End {
         match error.kind() {
             ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => silent(),
@@ -36,7 +37,7 @@ impl From<Damage> for End {
     }
 }
 
-/// What a connection gives back that goes on until something ends it.
+/// The result of a connection, which goes on until something ends it.
 pub type Never = std::convert::Infallible;
 
 pub const HAS_CLOSED: &str = "the learner has closed, and takes nothing more";
@@ -63,4 +64,25 @@ pub fn evicted() -> End {
 
 pub fn silent() -> End {
     End::Goodbye(GoodbyeReason::Silent, "nothing was heard of the client".to_owned())
+}
+
+/// Does `work`, unless `end` comes first.
+pub async fn until_end<T>(
+    work: impl Future<Output = Result<T, End>>,
+    end: impl Future<Output = End>,
+) -> Result<T, End> {
+    let (mut work, mut end) = (std::pin::pin!(work), std::pin::pin!(end));
+    std::future::poll_fn(|cx| match end.as_mut().poll(cx) {
+        Poll::Ready(end) => Poll::Ready(Err(end)),
+        Poll::Pending => work.as_mut().poll(cx),
+    })
+    .await
+}
+
+/// Does `work` in time, or ends the connection as too slow.
+pub async fn in_time<T, E: Into<End>>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, E>>,
+) -> Result<T, End> {
+    tokio::time::timeout(limit, work).await.map_err(|_| too_slow())?.map_err(Into::into)
 }

@@ -1,24 +1,23 @@
-//! Where the bytes of one data frame go: leaf by leaf, into slots, a spill buffer, or nowhere; or into the room of records.
+//! Where the bytes of one data frame go: into slots, a spill buffer, the room of records, or nowhere.
 //!
-//! The rows of a frame fall into *spans*: claimed runs of slots, rows for which there was no slot (spilled), rows
-//! that nobody wants (dropped, refused, or here already). The payload is leaf-major, so each leaf visits every span
-//! once. Of records, each is a span, and its rows are bytes of the only leaf. What arrives too slowly is moved to the spill
-//! buffer, and then it is *staged*. A [`FrameScatter`] hands out the next rooms to read into and is told how much was read. Cleared, it gives back
-//! what it has claimed.
+//! The rows of a frame are divided into *spans*: claimed runs of slots, rows without a slot (spilled), and rows to discard
+//! (dropped, refused, or known). The payload is leaf-major, so each leaf visits every span once. In a frame of records, each
+//! record is a span, and its rows are bytes of the only leaf. What arrives too slowly is *staged*: moved to the spill buffer. A
+//! [`FrameScatter`] gives out the next rooms to read into, and counts what was read. Clearing it gives back its claims.
 
 use super::record_ingress::Room;
 use super::sample_ingress::Run;
 use super::staging::StagingRoom;
 use std::io::IoSliceMut;
 
-/// Bytes that nobody wants are read through a buffer of this size.
+/// Bytes to discard are read through a buffer of this size.
 const SCRATCH_BYTES: usize = 16 * 1024;
 
 /// Some adjacent rows of a frame.
 #[derive(Debug)]
 pub enum Span {
     Slots(Run),
-    /// Rows that wait in the spill buffer; at most one per frame, and no slots behind it. Or a staged record.
+    /// Rows in the spill buffer; at most one such span per frame, and no slots behind it. Or a staged record.
     Spill(usize),
     Discard(usize),
     /// The room of one record.
@@ -50,7 +49,7 @@ struct Cursor {
 }
 
 /// The places for one frame.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct FrameScatter {
     leaf_bytes: Vec<usize>,
     spans: Vec<Span>,
@@ -65,26 +64,15 @@ pub struct FrameScatter {
 
 impl FrameScatter {
     pub fn new(leaf_bytes: &[usize]) -> FrameScatter {
-        FrameScatter {
-            leaf_bytes: leaf_bytes.to_vec(),
-            spans: Vec::new(),
-            spill: Vec::new(),
-            scratch: Vec::new(),
-            at: Cursor::default(),
-            arrived: 0,
-            staged: None,
-        }
+        FrameScatter { leaf_bytes: leaf_bytes.to_vec(), ..FrameScatter::default() }
     }
 
     /// Forgets the last frame, and gives back what it had claimed.
     pub fn clear(&mut self) {
-        self.spans.clear();
-        self.spans.shrink_to(64);
-        self.spill = Vec::new();
-        self.scratch = Vec::new();
-        self.at = Cursor::default();
-        self.arrived = 0;
-        self.staged = None;
+        let (leaf_bytes, mut spans) = (std::mem::take(&mut self.leaf_bytes), std::mem::take(&mut self.spans));
+        spans.clear();
+        spans.shrink_to(64);
+        *self = FrameScatter { leaf_bytes, spans, ..FrameScatter::default() };
     }
 
     pub fn push(&mut self, span: Span) {
@@ -96,7 +84,7 @@ impl FrameScatter {
         self.spans.push(span);
     }
 
-    /// Has `rows` rows staged from the start.
+    /// Adds `rows` rows that are staged from the start.
     pub fn push_staged(&mut self, rows: usize, room: StagingRoom) {
         self.push(Span::Spill(rows));
         self.staged = Some(room);
@@ -116,7 +104,7 @@ impl FrameScatter {
         self.spans.iter().any(|span| matches!(span, Span::Slots(_) | Span::Record(_)))
     }
 
-    /// Moves what has arrived of the rows to the heap, and gives the slots back. The frame is not whole.
+    /// Moves what has arrived of a frame to the heap, and gives the slots back. The frame is not whole.
     pub fn stage_rows(&mut self, room: StagingRoom) {
         let Some(first) = self.spans.iter().position(Span::holds_rows) else { return };
         let held = &self.spans[first..];
@@ -157,18 +145,18 @@ impl FrameScatter {
         (self.spill, self.at, self.staged) = (heap, at, Some(room));
     }
 
-    /// Of records: takes out the first ones, which are whole.
+    /// Takes out the first records, which are whole.
     pub fn take_first(&mut self, count: usize) -> impl Iterator<Item = Span> + use<'_> {
         self.at.span = self.at.span.saturating_sub(count);
         self.spans.drain(..count)
     }
 
-    /// Of records: how many are whole.
+    /// How many records are whole.
     pub fn whole(&self) -> usize {
         self.at.span
     }
 
-    /// Of records, where the first is not whole: how many bytes it has, if some of them lie in claimed room.
+    /// The bytes of the first record, which is not whole, if some of them are in claimed room.
     pub fn record_to_stage(&self) -> Option<usize> {
         match self.spans.first() {
             Some(Span::Record(room)) if self.at.offset > 0 => Some(room.len()),
@@ -176,14 +164,14 @@ impl FrameScatter {
         }
     }
 
-    /// Moves what has arrived of the first record to the heap, if there is room for it, and gives back all claims.
+    /// Moves what has arrived of the first record to the heap, if there is `staging` for it, and gives back all claims.
     pub fn stage_record(&mut self, staging: Option<StagingRoom>) {
         self.spans.truncate(1);
         if let (Some(Span::Record(room)), Some(staging)) = (self.spans.first(), staging) {
             let mut heap = vec![0; room.len()];
             let arrived = self.at.offset;
             // SAFETY: the room is ours until it is committed (I2), and has more bytes than have arrived.
-            unsafe { heap[..arrived].as_mut_ptr().copy_from_nonoverlapping(room.start(), arrived) };
+            unsafe { heap[..arrived].as_mut_ptr().copy_from_nonoverlapping(room.as_mut_ptr(), arrived) };
             let bytes = room.len();
             (self.spill, self.staged) = (heap, Some(staging));
             self.spans[0] = Span::Spill(bytes);
@@ -195,16 +183,16 @@ impl FrameScatter {
         Some((std::mem::take(&mut self.spill), self.staged.take()?))
     }
 
-    /// Copies a record that was staged into its room, if it has got one.
+    /// Copies a staged record into its room, if it has one.
     pub fn fill(&mut self, staged: &[u8]) {
         if let Some(Span::Record(room)) = self.spans.first() {
             let bytes = room.len().min(staged.len());
             // SAFETY: the room is ours until it is committed (I2), and has as many bytes.
-            unsafe { room.start().copy_from_nonoverlapping(staged.as_ptr(), bytes) };
+            unsafe { room.as_mut_ptr().copy_from_nonoverlapping(staged.as_ptr(), bytes) };
         }
     }
 
-    /// Returns when the staging memory of this frame was given to a faster one. Never, if it has none.
+    /// Returns when the staging memory of this frame was given to a faster one; never, if the frame has none.
     pub fn evicted(&self) -> impl Future<Output = ()> + 'static {
         let evicted = self.staged.as_ref().map(StagingRoom::evicted);
         async move {
@@ -252,7 +240,7 @@ impl FrameScatter {
         }
     }
 
-    /// Puts the next rooms into `rooms`, and behind the last one `after`, if there is room for it. Says how many.
+    /// Puts the next rooms into `rooms`, and `after` behind the last one, if it fits; returns how many.
     pub fn rooms<'a>(&'a mut self, rooms: &mut [IoSliceMut<'a>], after: &'a mut [u8]) -> usize {
         let (mut at, mut count) = (self.at, 0);
         let scratch = self.scratch.as_mut_ptr();
@@ -270,7 +258,7 @@ impl FrameScatter {
                     (spill.wrapping_add(rows * before + at.offset), left)
                 }
                 Span::Discard(_) => (scratch, left.min(SCRATCH_BYTES)),
-                Span::Record(room) => (room.start().wrapping_add(at.offset), left),
+                Span::Record(room) => (room.as_mut_ptr().wrapping_add(at.offset), left),
             };
             if len > 0 {
                 // SAFETY: slots are claimed by the run, which we hold (I1), and a claim's rows of a leaf lie side by
@@ -288,7 +276,7 @@ impl FrameScatter {
         count
     }
 
-    /// Notes that so many bytes were read; gives back how many of them lie behind the frame.
+    /// Counts bytes that were read; returns how many of them are behind the frame.
     pub fn advance(&mut self, mut read: usize) -> usize {
         self.arrived += read;
         while !self.is_behind(self.at) {

@@ -1,16 +1,16 @@
-//! Wrong proofs, counted for each address: after many of them in a second the address gets its answers one by one.
+//! Counts wrong proofs for each address, and slows an address down that sends many.
 //!
-//! An exchange tests one guess ([`crate::net::wire::token`]), so the number of exchanges bounds the guesses. A client that was given a wrong
-//! token comes a few times and notices nothing of this. An address with more than [`FREE`] wrong proofs in a second gets one
-//! answer in [`SPACING`] for [`SLOW_FOR`] after the last of them, right or wrong; what would have to wait for longer than
-//! [`LONGEST_WAIT`] is told to come again. The wait is that of its own connection: other addresses do not notice.
+//! An exchange tests one guess ([`crate::net::wire::token`]), so the number of exchanges bounds the guesses. An address with more
+//! than [`FREE`] wrong proofs in a second gets one answer in [`SPACING`], right or wrong, until [`SLOW_FOR`] after the last wrong
+//! one; an answer that would have to wait for longer than [`LONGEST_WAIT`] is a refusal. Other addresses do not notice.
 //!
-//! Only for tokens that a person chose. A token that the server made cannot be guessed, and without a reason nobody on an address
-//! should be able to slow down others on it: on loopback these are the other users of the machine.
+//! Only for tokens that a person chose. A token that the server made cannot be guessed, and then no user of a machine should be
+//! able to slow down the others on its loopback address.
 
+use crate::sys::thread::lock;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// Wrong proofs of an address in a second that cost it nothing.
@@ -28,7 +28,7 @@ struct Guesser {
     since: Instant,
     wrong: u32,
     last: Instant,
-    /// When it has become slow, the end of that.
+    /// Until when it is slowed down.
     slow_until: Option<Instant>,
     /// When the next answer may be given.
     next: Instant,
@@ -39,9 +39,9 @@ struct Guesser {
 pub struct Guesses(Mutex<HashMap<IpAddr, Guesser>>);
 
 impl Guesses {
-    /// How long an answer to this address has to wait. `None`: for too long; it should come again.
+    /// How long an answer to this address has to wait. `None`: too long; the client should try again later.
     pub fn wait(&self, address: IpAddr, now: Instant) -> Option<Duration> {
-        let mut guessers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guessers = lock(&self.0);
         let Some(guesser) = guessers.get_mut(&host(address)) else { return Some(Duration::ZERO) };
         if guesser.slow_until.is_none_or(|end| now >= end) {
             return Some(Duration::ZERO);
@@ -57,7 +57,7 @@ impl Guesses {
 
     /// Notes a wrong proof.
     pub fn note_wrong(&self, address: IpAddr, now: Instant) {
-        let mut guessers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guessers = lock(&self.0);
         let host = host(address);
         if guessers.len() >= MOST && !guessers.contains_key(&host) {
             let oldest = guessers.iter().min_by_key(|(_, guesser)| guesser.last).map(|(host, _)| *host);
@@ -77,7 +77,7 @@ impl Guesses {
     }
 }
 
-/// What counts as one address: of IPv6, the network of 64 bits that one host may choose its address from.
+/// What counts as one address: for IPv6 the 64-bit network, within which a host chooses its address.
 fn host(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {

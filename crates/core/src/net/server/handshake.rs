@@ -1,7 +1,7 @@
-//! The server's half of the handshake: who is there, may it come in, does it bring what we expect.
+//! The server's half of the handshake: checks the client's protocol, its token, its content and its schema.
 //!
 //! ```text
-//! client  preamble ─────────────▶          not RLWY: the connection is closed without a word (but TLS is answered, plainly)
+//! client  preamble ─────────────▶          not RLWY: the connection is closed silently (TLS gets a plain answer)
 //!         ◀───────────── preamble  server  another protocol: closed; the preamble says which we speak
 //!         ◀──────────────── share          unless the client has no token: refused
 //!         share, proof ─────────▶          no point of the group: closed; wrong: refused
@@ -10,8 +10,8 @@
 //!         ◀────────────── welcome          (`connection` goes on from here; `weight_frames` with an inventory)
 //! ```
 //!
-//! Before the proof a peer learns the protocol version and that a token is asked for; [`crate::net::wire::token`] says why it learns nothing
-//! about the token. All of it has one deadline.
+//! Before the proof a peer learns the protocol version and that a token is needed, but nothing about the token
+//! ([`crate::net::wire::token`]). The whole handshake has one deadline.
 
 use super::end::End;
 use super::guesses::Guesses;
@@ -20,12 +20,12 @@ use crate::net::wire::frame::{
     Content, HEADER_BYTES, Header, Hello, Kind, PREAMBLE_BYTES, PROTOCOL, Preamble, Refusal,
 };
 use crate::net::wire::tls::is_record;
-use crate::net::wire::token::{Side, Token, nonce};
+use crate::net::wire::token::{Side, Token, random};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// Listens until the client has proved itself and said who it is. `expects`: the schema of what it brings or wants, or why it
-/// is wrong here. The schema is compared, and not kept; a client of weights may bring none, and is told.
+/// Returns the hello of a client that has proved itself. `expects`: the schema of a content, or why it is refused. The client's
+/// schema is compared, and not kept; a client of weights may bring none.
 pub async fn authenticate<'a>(
     wire: &mut FrameStream,
     (token, guesses, peer): (&Token, Option<&Guesses>, IpAddr),
@@ -37,11 +37,11 @@ pub async fn authenticate<'a>(
     if client.is_err() && !is_record(&client_bytes) {
         return Err(End::Stranger);
     }
-    let nonce = nonce().map_err(|_| End::Stranger)?;
+    let nonce = random().map_err(|_| End::Stranger)?;
     let server_bytes = Preamble { protocol: PROTOCOL, token: true, nonce }.bytes();
     wire.queue(&server_bytes);
     let Ok(client) = client else {
-        // It cannot read this as TLS, and knows why.
+        // The client cannot read this as TLS, and explains it to its user.
         let what = "the client speaks TLS, and the learner does not".to_owned();
         return Err(End::Refused(Refusal::Protocol, what, None));
     };
@@ -59,7 +59,7 @@ pub async fn authenticate<'a>(
     drop(payload);
     let schema =
         expects(hello.content).map_err(|why| End::Refused(Refusal::Content, why.to_owned(), None))?;
-    let theirs = std::mem::take(&mut hello.schema); // It may be long, and the connection too.
+    let theirs = std::mem::take(&mut hello.schema); // It may be long, and is not needed any more.
     let asks = hello.content == Content::Weights && theirs.is_empty();
     if theirs != schema && !asks {
         let text = match hello.content {
@@ -102,7 +102,7 @@ async fn prove(
     Ok(())
 }
 
-/// The next frame, which must be of that kind. Its length was checked against the kind.
+/// Reads the next frame, which must be of that kind. The kind bounds its length.
 async fn frame(wire: &mut FrameStream, kind: Kind) -> Result<(Header, Vec<u8>), End> {
     let mut header = [0; HEADER_BYTES];
     wire.read_exact(&mut header).await?;

@@ -3,8 +3,8 @@
 //! | module | what it is |
 //! |---|---|
 //! | `tcp_server`, `connection` | [`TcpServer`]: its threads; one connection |
-//! | `shared`, `end` | what the tasks of a server share; why a connection ends |
-//! | `handshake`, `guesses` | who is let in; addresses that guess tokens |
+//! | `shared`, `end` | what the tasks share; why a connection ends |
+//! | `handshake`, `guesses` | checks clients; slows addresses that guess tokens |
 //! | `header_reader`, `stream` | frame headers from a socket; bytes from and to it, with or without TLS |
 //! | `ingress` | what a server feeds: a ring or a lane |
 //! | [`sample_ingress`], [`record_ingress`] | the way into the ring, or a lane, that every transport uses |
@@ -34,7 +34,7 @@ mod tcp_server;
 mod weight_frames;
 mod weight_source;
 
-pub use ingress::Ingress;
+pub use ingress::{Feed, Ingress};
 pub use record_ingress::RecordIngress;
 pub use sample_ingress::SampleIngress;
 pub use shared::{Refused, TcpServerSpec};

@@ -1,18 +1,19 @@
 //! A frame of records on the server: an index, and records that go straight into room of the lane.
 //!
-//! The index is read first, and says what each record needs. Then, a part of the frame at a time: reserve room for as many
-//! records as there is room for, read them into it, commit, acknowledge. What there is no room for stays in the socket,
-//! and what waits holds nothing (N1).
+//! The index is read first, and says what each record needs. Then, for a part of the frame at a time: reserve room for as many
+//! records as fit, read them into it, commit, acknowledge. The other records stay in the socket. A frame that waits holds no
+//! room (N1).
 //!
-//! A part that arrives slowly holds its room for a moment only (C4). Then its whole records are committed, the next one goes on in staging memory
-//! until it is whole, and the room of the others is given back: they are a part of their own later.
+//! A part that arrives slowly holds its room for `claim_timeout` at most (C4). Then its whole records are committed, the next one
+//! goes on in staging memory until it is whole, and the room of the others is given back: they are a later part.
 //!
-//! The policy drops a record, or older ones in favour of it, only when all bytes before its end have arrived, or when it is
-//! the first of its part. What is dropped is counted when it is settled, because a part may be placed again.
+//! The policy drops a record, or older ones in favour of it, only when all bytes before its end have arrived, or when it is the
+//! first of its part. What is dropped is counted when it is settled, because a part may be placed again.
 
-use super::connection::{Connection, LOOK};
-use super::end::{End, closed, too_slow};
+use super::connection::Connection;
+use super::end::{End, closed, in_time};
 use super::frame_scatter::Span;
+use super::ingress::Feed;
 use super::record_ingress::{RecordIngress, Room};
 use super::session::Progress;
 use super::staging::StagingRoom;
@@ -21,7 +22,6 @@ use crate::net::wire::frame::{ENTRY_BYTES, Entry, Header};
 use crate::net::wire::stats::add;
 use crate::records::producer::Label;
 use crate::ring::OnFull;
-use tokio::time::timeout;
 
 /// A part of a frame for which there are places.
 #[derive(Debug, Default)]
@@ -62,7 +62,7 @@ struct Rest<'a> {
     index: &'a [u8],
     sequence: u64,
     bytes: usize,
-    /// So many of the first records are here already.
+    /// So many of the first records came before.
     known: usize,
 }
 
@@ -92,8 +92,7 @@ impl Connection<'_> {
         let (index_bytes, bytes) = limits.parts(header)?;
         let known = self.rows_known(header, progress)?;
         let mut index = vec![0; index_bytes];
-        let read = timeout(self.server.spec.frame_timeout, self.wire.read_exact(&mut index)).await;
-        read.map_err(|_| too_slow())??;
+        in_time(self.server.spec.frame_timeout, self.wire.read_exact(&mut index)).await?;
         limits.check(&index, bytes)?;
         let mut rest = Rest { index: &index, sequence: header.sequence, bytes, known };
         while !rest.index.is_empty() {
@@ -117,7 +116,7 @@ impl Connection<'_> {
                 let room = staged.map(|bytes| self.staging_room(bytes, began)).transpose()?;
                 self.scatter.stage_record(room);
                 if self.scatter.has_claims() {
-                    continue; // Nothing of the next record is here yet.
+                    continue; // Nothing of the next record has arrived.
                 }
                 part = next;
                 self.read_into_staging(part.bytes == rest.bytes, began).await?;
@@ -136,7 +135,7 @@ impl Connection<'_> {
         self.finish_frame(header, progress).await
     }
 
-    /// Has the first record staged from the start, if the last frame was late.
+    /// Stages the first record from the start, if the last frame was late.
     fn stage_first(&mut self, rest: &Rest<'_>) -> Option<Part> {
         let bytes = Entry::all(rest.index).next()?.bytes as usize;
         if rest.known > 0 {
@@ -147,8 +146,8 @@ impl Connection<'_> {
         Some(Part { rows: 1, bytes, refused: 0 })
     }
 
-    /// Finds places for the first records of `index`, one at least. Waits only while it holds nothing (N1). `arrived`: so
-    /// many bytes of them are here, and may be placed at the cost of others.
+    /// Finds places for the first records of `index`, at least one. Waits only while it holds nothing (N1). `arrived`: bytes that
+    /// have arrived, so that the policy may drop other records for them.
     async fn place_records(
         &mut self,
         ingress: &RecordIngress,
@@ -188,7 +187,7 @@ impl Connection<'_> {
                     Err(Error::Full) if part.rows > 0 => break,
                     Err(Error::Full) if ingress.on_full() == OnFull::DropNewest => Span::Discard(bytes),
                     Err(Error::Full) if ingress.on_full() == OnFull::DropOldest => {
-                        // Nothing is dropped for it as long as it may not arrive, if there is memory to wait for it.
+                        // Nothing is dropped for a record that may never arrive, if there is memory to stage it.
                         if let Some(room) = self.stage_now(bytes) {
                             self.scatter.push_staged(bytes, room);
                             return Ok(Part { rows: 1, bytes, refused: 0 });
@@ -217,8 +216,8 @@ impl Connection<'_> {
         Ok(part)
     }
 
-    /// Waits in the queue until there is room for a record. If the record `may_stage` and frames are late at the moment, it is
-    /// staged instead (C4): it could be late, too.
+    /// Waits in the queue until there is room for a record. While frames are late, a record that `may_stage` is staged instead
+    /// (C4).
     async fn wait_for_room(
         &mut self,
         ingress: &RecordIngress,
@@ -228,14 +227,8 @@ impl Connection<'_> {
         add(&self.server.counters.waited, 1);
         let room_waiter = ingress.room_waiter();
         let mut turn = room_waiter.enqueue();
-        let mut futile = 0;
         loop {
-            if turn.has_turn() {
-                self.room(room_waiter, bytes, &mut futile).await?;
-            } else {
-                // Those before us may need more, and there may be room for this one.
-                let _ = self.wait_with_pings(timeout(LOOK, turn.wait_turn())).await?;
-            }
+            self.wait_room(room_waiter, &mut turn, bytes).await?;
             if let Some(room) = may_stage.then(|| self.stage_early(bytes)).flatten() {
                 return Ok(Found::Staging(room));
             }
@@ -247,25 +240,9 @@ impl Connection<'_> {
         }
     }
 
-    /// Settles a part. A record that nobody could read ends the connection; those before it are acknowledged first.
+    /// Publishes the records of a part, and steps over those that were dropped or refused (C2). A record that does not fit the schema
+    /// ends the connection: those before it are acknowledged, it and those behind it are given back.
     async fn publish(
-        &mut self,
-        ingress: &RecordIngress,
-        rest: &Rest<'_>,
-        part: &Part,
-        progress: &mut Progress,
-    ) -> Result<(), End> {
-        let settled = self.settle_records(ingress, rest, part, progress);
-        if settled.is_err() {
-            self.acknowledge(progress.next, self.server.credit(), 0);
-            self.wire.flush_ready().await?;
-        }
-        settled
-    }
-
-    /// Publishes what has landed of a part, and steps over what was dropped or refused (C2). Stops at a record that does not
-    /// fit the schema: it and those behind it are given back.
-    fn settle_records(
         &mut self,
         ingress: &RecordIngress,
         rest: &Rest<'_>,
@@ -275,13 +252,14 @@ impl Connection<'_> {
         let (producer_id, mut samples, mut dropped, mut malformed) = (self.producer_id, 0, 0, None);
         let numbered = Entry::all(rest.index).zip(rest.sequence..);
         for ((entry, sequence), span) in numbered.zip(self.scatter.take_first(part.rows)) {
-            if let Span::Record(room) = span {
-                if let Err(Damage(what)) = ingress.check(room.bytes()) {
+            if let Span::Record(mut room) = span {
+                if let Err(Damage(what)) = ingress.check(&mut room) {
                     malformed = Some((sequence, what));
                     break;
                 }
                 let Entry { version, kind, .. } = entry;
-                room.commit(Label { version, kind, origin: Some((producer_id, sequence)) });
+                let label = Label { version, kind, origin: Some((producer_id, sequence)) };
+                let _ = room.commit(entry.bytes as usize, label); // Fails only in a forked child.
                 samples += 1;
             } else if drops(ingress) && sequence >= rest.sequence + rest.known as u64 {
                 dropped += 1;
@@ -294,6 +272,8 @@ impl Connection<'_> {
             ingress.count_dropped(dropped);
         }
         if let Some((sequence, what)) = malformed {
+            self.acknowledge(progress.next, self.server.credit(), 0);
+            self.wire.flush_ready().await?;
             let text = format!(
                 "record {sequence} of producer {producer_id} does not fit the schema: {what}. It was not taken. \
                  Use the same version of rollway for the learner and its workers"

@@ -1,31 +1,28 @@
-//! The room waiter: a thread that sleeps in shared memory, so that event loops need not.
+//! The room waiter: a thread that sleeps until shared memory has room, so that event loops need not.
 //!
-//! Those who need room stand in a queue ([`RoomWaiter::enqueue`]); the first few of it have a *turn*, and wait for room
-//! ([`RoomWaiter::room`]). While somebody does, the room waiter sleeps where room is announced, and wakes them; otherwise it
-//! sleeps on a condition variable. What room is, and for what, is a matter of its [`RoomSource`].
-//!
-//! Turns are given in the order in which they were asked for; nobody should claim past those who wait
-//! ([`RoomWaiter::has_waiters`]).
+//! Connections that need room queue up ([`RoomWaiter::enqueue`]). The first few of the queue have a *turn*, and wait for room
+//! ([`RoomWaiter::room`]). Turns are given in the order of the requests; no connection should claim past those that wait
+//! ([`RoomWaiter::has_waiters`]). While a connection waits for room, the thread sleeps in its [`RoomSource`]; otherwise it
+//! sleeps on a condition variable.
 
 use crate::error::{Error, Result};
 use crate::ring::Deadline;
 use crate::sys::sync::{AtomicBool, AtomicUsize, Ordering};
+use crate::sys::thread::{OwnedThread, lock};
 use std::fmt::Debug;
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// How many may wait for room at once. One would do for liveness; with several, one who needs much, or is slow, does not
-/// hold up the others.
+/// Connections that may wait for room at once. With several, one that needs much room, or is slow, does not hold up the others.
 pub const MAX_TURNS: usize = 8;
-/// The room waiter looks up this often, to see whether it is still needed.
+/// The thread checks this often whether a connection still waits.
 const SLICE: Duration = Duration::from_millis(100);
 
-/// A place in shared memory that may be full.
+/// A ring or a lane, which may be full.
 pub trait RoomSource: Debug + Send + Sync {
-    /// Sleeps until there is room for `want` (slots, or bytes), or the place is closed. False when the time was over first.
+    /// Blocks until there is room for `want` (slots, or bytes), or the source is closed. False when the time was over first.
     fn wait_room(&self, want: usize, deadline: Deadline) -> Result<bool>;
 }
 
@@ -33,14 +30,13 @@ pub trait RoomSource: Debug + Send + Sync {
 #[derive(Debug)]
 pub struct RoomWaiter {
     shared: Arc<WaiterShared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: OwnedThread,
     turns: Arc<Semaphore>,
-    /// Those who wait for their turn or for room.
+    /// Connections that wait for their turn or for room.
     queue: Arc<AtomicUsize>,
-    pid: u32,
 }
 
-/// What the room waiter shares with those who wait.
+/// What the thread shares with the connections.
 #[derive(Debug)]
 struct WaiterShared {
     source: Arc<dyn RoomSource>,
@@ -52,9 +48,9 @@ struct WaiterShared {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// How much each of them wants.
+    /// How much each connection wants.
     wants: Vec<usize>,
-    /// Somebody came after the last time that the room waiter said there is room.
+    /// A connection came after the thread last announced room.
     anew: bool,
 }
 
@@ -67,54 +63,45 @@ impl RoomWaiter {
             room: Notify::new(),
             stop: AtomicBool::new(false),
         });
-        let thread = crate::sys::thread::spawn("rollway-room", {
+        let thread = OwnedThread::spawn("rollway-room", {
             let shared = shared.clone();
             move || shared.run()
         })?;
-        Ok(RoomWaiter {
-            shared,
-            thread: Mutex::new(Some(thread)),
-            turns: Arc::new(Semaphore::new(MAX_TURNS)),
-            queue: Arc::default(),
-            pid: std::process::id(),
-        })
+        Ok(RoomWaiter { shared, thread, turns: Arc::new(Semaphore::new(MAX_TURNS)), queue: Arc::default() })
     }
 
-    /// Whether somebody waits, whom nobody should overtake.
+    /// Whether connections wait, which others should not overtake.
     pub fn has_waiters(&self) -> bool {
         self.queue.load(Ordering::Relaxed) != 0
     }
 
-    /// Stands in the queue. Dropping it is leaving.
+    /// Joins the queue. Dropping the place leaves it.
     pub fn enqueue(&self) -> Place {
         self.queue.fetch_add(1, Ordering::Relaxed);
         let turns = self.turns.clone();
         // The semaphore is never closed.
         let turn = Box::pin(async move { turns.acquire_owned().await.ok() });
         let (turns, queue) = (self.turns.clone(), self.queue.clone());
-        Place { turns, queue, turn, permit: None, waits: true }
+        Place { turns, queue, turn, permit: None, waits: true, futile: 0 }
     }
 
-    /// Returns when there may be room for `want`, or the place is closed. Try then; others may have been faster.
+    /// Returns when there may be room for `want`, or the source is closed. Others may be faster.
     pub async fn room(&self, want: usize) {
         let mut notified = std::pin::pin!(self.shared.room.notified());
-        notified.as_mut().enable(); // Before the room waiter is called: what it says from now on is heard.
+        notified.as_mut().enable(); // Before the request, so that no notification is missed.
         let _request = RoomRequest::begin(&self.shared, want);
         notified.await;
     }
 
-    /// Ends the thread: nobody will wait for room any more. Idempotent.
+    /// Ends the thread, when no connection will wait for room any more. Idempotent.
     pub fn stop(&self) {
-        if self.pid != std::process::id() {
-            return; // A forked child: the room waiter is not in it.
+        if !self.thread.is_here() {
+            return; // A forked child: the thread is not in it.
         }
         self.shared.stop.store(true, Ordering::Relaxed);
-        drop(self.shared.lock()); // The room waiter is asleep, or will see the flag.
+        drop(self.shared.lock()); // The thread is asleep, or will see the flag.
         self.shared.called.notify_all();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
-            let _ = thread.join();
-        }
+        self.thread.join();
     }
 }
 
@@ -141,7 +128,7 @@ impl WaiterShared {
             drop(waiting);
             match self.source.wait_room(want, Deadline::At(Instant::now() + SLICE)) {
                 Ok(false) | Err(Error::Interrupted) => {}
-                // Damage, too: whoever claims will meet it, and say so.
+                // After an error, too: the next claim fails with it.
                 Ok(true) | Err(_) => {
                     self.lock().anew = false;
                     self.room.notify_waiters();
@@ -151,7 +138,7 @@ impl WaiterShared {
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.waiting)
     }
 }
 
@@ -183,18 +170,20 @@ impl Drop for RoomRequest<'_> {
 
 type TurnFuture = Pin<Box<dyn Future<Output = Option<OwnedSemaphorePermit>> + Send>>;
 
-/// A place in the queue, and, once it was reached, a turn.
+/// A place in the queue, and later a turn.
 pub struct Place {
     turns: Arc<Semaphore>,
     queue: Arc<AtomicUsize>,
-    /// Kept between calls, and with it our place.
+    /// Kept between calls, because it holds our place.
     turn: TurnFuture,
     permit: Option<OwnedSemaphorePermit>,
     waits: bool,
+    /// Waits for room in a row after which there was none.
+    pub futile: u32,
 }
 
 impl Place {
-    /// Waits until it is our turn to wait for room. May be dropped and called again.
+    /// Waits for our turn. The future may be dropped, and the call repeated.
     pub async fn wait_turn(&mut self) {
         if self.permit.is_none() {
             self.permit = self.turn.as_mut().await;
@@ -213,14 +202,14 @@ impl Place {
         self.permit.is_some()
     }
 
-    /// We have not all that we came for: others stand back again.
+    /// Joins the queue again, for what is still missing.
     pub fn wait_again(&mut self) {
         if !std::mem::replace(&mut self.waits, true) {
             self.queue.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// We have what we came for, and nobody need stand back for us.
+    /// Leaves the queue but keeps the turn: others may claim.
     pub fn serve(&mut self) {
         if std::mem::take(&mut self.waits) {
             self.queue.fetch_sub(1, Ordering::Relaxed);

@@ -1,9 +1,10 @@
-//! A frame of samples on the server: its rows claim slots of the ring, land in them, and are committed. A frame that arrives
-//! slowly is staged, and claims slots when all of it is there.
+//! A frame of samples on the server: claims slots of the ring for its rows, reads them into the slots, and commits. A frame that
+//! arrives slowly is staged, and claims slots when it is whole.
 
-use super::connection::{Connection, LOOK};
+use super::connection::Connection;
 use super::end::{End, closed};
 use super::frame_scatter::{FrameScatter, Span};
+use super::ingress::Feed;
 use super::room_waiter::Place;
 use super::sample_ingress::SampleIngress;
 use super::session::Progress;
@@ -14,7 +15,6 @@ use crate::net::wire::stats::add;
 use crate::ring::OnFull;
 use crate::ring::producer::Origin;
 use crate::sys::sync::Ordering;
-use tokio::time::timeout;
 
 /// One frame in so many is timed for the ring's `memcpy` histogram: the system call that copies it into its slots.
 const TIMED: u64 = 16;
@@ -28,7 +28,7 @@ impl Connection<'_> {
         progress: &mut Progress,
     ) -> Result<(), End> {
         let (server, rows) = (self.server, header.rows as usize);
-        let most = ingress.max_frame_rows();
+        let most = ingress.facts().max_rows;
         if rows == 0 || rows > most {
             return Err(End::Damaged(format!("a frame has {rows} rows; 1 to {most} are allowed")));
         }
@@ -38,7 +38,7 @@ impl Connection<'_> {
             return Err(End::Damaged(format!("a frame of {rows} rows has {length} bytes, not {expected}")));
         }
         self.scatter.clear();
-        // What is here already is not wanted again.
+        // Rows that came before are discarded.
         let known = self.rows_known(header, progress)?;
         if known > 0 {
             self.scatter.push(Span::Discard(known));
@@ -61,7 +61,7 @@ impl Connection<'_> {
                 let bytes = self.scatter.rows_to_stage() * ingress.sample_bytes();
                 let room = self.staging_room(bytes, began)?;
                 self.scatter.stage_rows(room);
-                placed.turn = None; // Others wait; this frame does not, as long as it is not whole.
+                placed.turn = None; // A frame that is not whole does not wait for room.
             }
             self.read_into_staging(true, began).await?;
         }
@@ -72,7 +72,7 @@ impl Connection<'_> {
         self.finish_frame(header, progress).await
     }
 
-    /// Finds a place for `rows` rows. Holds slots, or waits; never both (N1).
+    /// Finds places for `rows` rows. Holds slots or waits, never both (N1).
     async fn place(&mut self, ingress: &SampleIngress, rows: usize) -> Result<Placed, End> {
         let mut left = rows;
         if rows == 0 {
@@ -96,16 +96,10 @@ impl Connection<'_> {
         }
         add(&self.server.counters.waited, 1);
         let mut turn = ingress.room_waiter().enqueue();
-        let mut futile = 0;
         while left > 0 && (left == rows || !turn.try_turn()) {
             self.scatter.give_back();
             left = rows;
-            if turn.has_turn() {
-                self.room(ingress.room_waiter(), 1, &mut futile).await?;
-            } else {
-                // Those before us may be slow, and there may be room for all of this frame.
-                let _ = self.wait_with_pings(timeout(LOOK, turn.wait_turn())).await?;
-            }
+            self.wait_room(ingress.room_waiter(), &mut turn, 1).await?;
             // While we waited, others were late: this frame may be the next (C4).
             if let Some(room) = self.stage_early(rows * ingress.sample_bytes()) {
                 self.scatter.push_staged(rows, room);
@@ -121,7 +115,7 @@ impl Connection<'_> {
         Ok(Placed { refused: 0, turn: Some(turn) })
     }
 
-    /// Publishes what has landed (C2), then what was spilled, as room comes.
+    /// Publishes the rows in slots (C2), and then the spilled rows when there is room.
     async fn settle(
         &mut self,
         ingress: &SampleIngress,
@@ -144,7 +138,7 @@ impl Connection<'_> {
                     continue;
                 }
                 Span::Discard(_) | Span::Record(_) if spilled > 0 => {
-                    behind = rows; // Of what is spilled: dropped or refused.
+                    behind = rows; // Dropped or refused rows behind the spilled ones.
                     continue;
                 }
                 Span::Discard(_) | Span::Record(_) => {}
@@ -152,7 +146,7 @@ impl Connection<'_> {
             sequence += rows as u64;
         }
         progress.next = progress.next.max(sequence);
-        let (mut done, mut futile) = (0, 0);
+        let mut done = 0;
         while done < spilled {
             let is_fair = ingress.on_full() == OnFull::Block && placed.turn.is_none();
             let stands_back = is_fair && ingress.room_waiter().has_waiters();
@@ -162,7 +156,8 @@ impl Connection<'_> {
                     self.scatter.copy_spilled(&run, done, spilled);
                     run.commit(origin(progress.next));
                     progress.next += rows as u64;
-                    (done, futile) = (done + rows, 0);
+                    done += rows;
+                    placed.turn.iter_mut().for_each(|turn| turn.futile = 0);
                     add(&server.counters.samples, rows as u64);
                 }
                 Ok(None) => {
@@ -181,11 +176,7 @@ impl Connection<'_> {
                         ingress.room_waiter().enqueue()
                     });
                     turn.wait_again();
-                    if turn.has_turn() {
-                        self.room(ingress.room_waiter(), 1, &mut futile).await?;
-                    } else {
-                        let _ = self.wait_with_pings(timeout(LOOK, turn.wait_turn())).await?;
-                    }
+                    self.wait_room(ingress.room_waiter(), turn, 1).await?;
                 }
                 Err(error) => return Err(closed(error)),
             }
@@ -198,7 +189,7 @@ impl Connection<'_> {
             self.refuse(end - placed.refused as u64, placed.refused, progress);
         }
         if spilled > 0 {
-            self.scatter.clear(); // Its memory is for others.
+            self.scatter.clear(); // Frees the spill buffer.
         }
         Ok(())
     }

@@ -1,22 +1,22 @@
-//! What a transport needs to put samples into a ring, and nothing else: claims, where their leaves lie, commits in
-//! somebody's name, and waiting for room without holding any.
+//! The way from a transport into a ring: claims, the places of their leaves, commits, and waiting for room without holding any.
 //!
-//! An [`SampleIngress`] is one seat in the ring, shared by everything that a transport serves. A [`Run`] is a claim with a
-//! guard: dropped, it is given back. The TCP transport uses nothing of the ring but this, and another transport
-//! (RDMA, a message queue) needs no more.
+//! A [`SampleIngress`] is one producer of the ring, shared by everything that a transport serves. A [`Run`] is a claim with a
+//! guard: dropped, it is given back. The TCP server uses nothing else of the ring, and another transport (RDMA, a message
+//! queue) needs no more.
 //!
-//! **No deadlock.** N1: nobody who waits holds a slot. A run of rows that finds only a part of its slots commits that
-//! part at once, and keeps the rest in a *spill* buffer; there are as many as the [`RoomWaiter`] gives turns. Whoever has a
-//! turn can use any single slot that becomes free; whoever waits for one holds nothing. So each free slot is of
-//! use to somebody who is awake, batches become complete, and the learner goes on. Had a run kept its slots and
-//! waited for more, the learner could wait for the very batch that these slots belong to; had it given them back and
-//! waited for all at once, the last slots of a batch would stay empty while no other batch is free.
+//! **No deadlock.** N1: a connection that waits holds no slot. A run of rows that finds only a part of its slots commits that
+//! part at once, and keeps the rest in a *spill* buffer; there are as many buffers as the [`RoomWaiter`] gives turns. A
+//! connection with a turn can use any single slot that becomes free, so batches become complete, and the learner goes on. If a
+//! run kept its slots and waited for more, the learner could wait for the very batch that these slots belong to. If it gave
+//! them back and waited for all at once, the last slots of a batch would stay empty while no other batch is free.
 //!
-//! **Fair.** Turns, and with them spill buffers and the right to wait for room, are given in the order in which they were
-//! asked for; nobody claims past those who wait.
+//! **Fair.** Turns, and with them spill buffers and the right to wait for room, are given in the order of the requests. No
+//! connection claims past those that wait.
 
+use super::ingress::{Feed, FeedFacts};
 use super::room_waiter::{RoomSource, RoomWaiter};
 use crate::error::Result;
+use crate::net::wire::frame::Content;
 use crate::net::wire::limits::{MAX_FRAME_BYTES, MAX_FRAME_ROWS};
 use crate::ring::producer::Origin;
 use crate::ring::protocol::Claim;
@@ -32,9 +32,8 @@ pub struct SampleIngress {
 #[derive(Debug)]
 struct Shared {
     producer: Arc<Producer>,
-    room_waiter: RoomWaiter,
-    schema: Vec<u8>,
     sample_bytes: usize,
+    facts: FeedFacts,
 }
 
 impl RoomSource for Producer {
@@ -44,59 +43,40 @@ impl RoomSource for Producer {
 }
 
 impl SampleIngress {
-    /// Takes over a seat in the ring.
+    /// Takes over a producer of the ring.
     pub fn new(producer: Producer) -> Result<SampleIngress> {
-        let ring = producer.ring();
-        let schema = ring.segment().schema();
-        let sample_bytes = ring.geometry().leaf_bytes.iter().sum();
+        let (schema, geometry) = (producer.ring().segment().schema(), producer.ring().geometry());
+        let (leaf_bytes, batch_size) = (geometry.leaf_bytes.clone(), geometry.batch_size);
+        let sample_bytes = leaf_bytes.iter().sum();
+        // About 1 MiB of rows, and not more than a batch.
+        let max_rows =
+            (MAX_FRAME_BYTES / usize::max(sample_bytes, 1)).clamp(1, MAX_FRAME_ROWS).min(batch_size);
         let producer = Arc::new(producer);
-        let room_waiter = RoomWaiter::new(producer.clone())?;
-        Ok(SampleIngress { shared: Arc::new(Shared { producer, room_waiter, schema, sample_bytes }) })
-    }
-
-    /// The text that clients must bring, byte for byte.
-    pub fn schema(&self) -> &[u8] {
-        &self.shared.schema
-    }
-
-    /// Bytes of one sample of each leaf.
-    pub fn leaf_bytes(&self) -> &[usize] {
-        &self.producer().ring().geometry().leaf_bytes
+        let facts = FeedFacts {
+            content: Content::Samples,
+            schema,
+            leaf_bytes,
+            max_rows,
+            largest: max_rows * sample_bytes,
+            room_waiter: RoomWaiter::new(producer.clone())?,
+        };
+        Ok(SampleIngress { shared: Arc::new(Shared { producer, sample_bytes, facts }) })
     }
 
     pub fn sample_bytes(&self) -> usize {
         self.shared.sample_bytes
     }
 
-    pub fn batch_size(&self) -> usize {
-        self.producer().ring().geometry().batch_size
-    }
-
-    /// Rows of a frame, at most: of about 1 MiB, and not more than a batch.
-    pub fn max_frame_rows(&self) -> usize {
-        let fit = (MAX_FRAME_BYTES / self.sample_bytes().max(1)).clamp(1, MAX_FRAME_ROWS);
-        self.batch_size().min(fit)
-    }
-
     pub fn on_full(&self) -> OnFull {
         self.producer().on_full()
-    }
-
-    pub fn is_closed(&self) -> bool {
-        self.producer().ring().is_closed()
-    }
-
-    /// A number for somebody who brought none.
-    pub fn next_producer_id(&self) -> u32 {
-        self.producer().next_producer_id()
     }
 
     fn producer(&self) -> &Producer {
         &self.shared.producer
     }
 
-    /// Claims up to `want` slots, now. `None`: dropped, as the policy says, and counted; [`Full`](crate::Error::Full):
-    /// wait, or say so, as the policy is.
+    /// Claims up to `want` slots, now. `None`: the policy drops the samples, and counts them. [`Full`](crate::Error::Full): the
+    /// policy is to wait, or to tell the client.
     pub fn claim(&self, want: usize) -> Result<Option<Run>> {
         let claim = self.producer().claim(want, Deadline::Now)?;
         Ok(claim.map(|claim| Run { ingress: self.clone(), len: claim.len(), claim: Some(claim) }))
@@ -107,14 +87,23 @@ impl SampleIngress {
         self.producer().ring().protocol().control.memcpy.record(ns);
     }
 
-    /// The thread that waits for room, and the queue of connections that need some.
-    pub fn room_waiter(&self) -> &RoomWaiter {
-        &self.shared.room_waiter
-    }
-
-    /// Waits until there is room: for threads. False when the time was over first.
+    /// Blocks until there is room. False when the time was over first.
     pub fn wait_room(&self, deadline: Deadline) -> Result<bool> {
         self.producer().wait_writable(deadline)
+    }
+}
+
+impl Feed for SampleIngress {
+    fn facts(&self) -> &FeedFacts {
+        &self.shared.facts
+    }
+
+    fn is_closed(&self) -> bool {
+        self.producer().ring().is_closed()
+    }
+
+    fn next_producer_id(&self) -> u32 {
+        self.producer().next_producer_id()
     }
 }
 

@@ -1,19 +1,21 @@
-//! Who has sent how much: the memory by which a client that lost its connection goes on where it was.
+//! What each client has delivered, so that a client that lost its connection can go on where it was.
 //!
-//! A session is a client's random name and the number of the next sample that it owes. It outlives its connections.
+//! A session is a client's random name and the number of the next sample that the server expects of it. It outlives its
+//! connections.
 //!
-//! E1  Only the holder of the session's lock commits its samples and moves its `next`, with no await in between. A
-//!     second connection of the same client makes the first one leave, and is told `next` only when it has the lock:
-//!     no commit of the first is under way then, and none will follow. Bytes of a connection that the client gave up
-//!     long ago may still be on their way: the client numbers its connections, and only a younger one takes over.
-//! E2  A session with a connection is never forgotten. Without one it is, after a while, or when there are too many;
-//!     those whose clients said goodbye go first.
+//! E1  Only the holder of the session's lock commits its samples and moves its `next`, with no await in between. A second
+//!     connection of the same client ends the first one, and learns `next` only when it has the lock: no commit of the first
+//!     is under way then, and none will follow. Bytes of a connection that the client gave up long ago may still arrive: the
+//!     client numbers its connections, and only a younger one takes over.
+//! E2  A session with a connection is never forgotten. Without one it is forgotten after a while, or when there are too many
+//!     sessions; those whose clients said goodbye go first.
 //! E3  A client with samples of unknown fate is never let into a session that was forgotten.
 
 use crate::net::wire::frame::{Hello, Refusal};
 use crate::net::wire::limits::MAX_FRAME_RECORDS;
+use crate::sys::thread::lock;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedMutexGuard, watch};
 
@@ -29,8 +31,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Notes a refusal. A client that keeps to its credit has heard of all but those in its last `window` frames. A frame that
-    /// arrives slowly is settled record by record, and may have a refusal for each of them; those side by side become one.
+    /// Notes a refusal. A client that keeps to its credit knows all refusals but those of its last `window` frames. A frame that
+    /// arrives slowly may have a refusal for each record; adjacent ones become one.
     pub fn refuse(&mut self, first: u64, count: u32, window: usize) {
         match self.refused.back_mut() {
             Some((start, length)) if *start + u64::from(*length) == first && u32::MAX - *length >= count => {
@@ -43,7 +45,7 @@ impl Progress {
         }
     }
 
-    /// The refusals that a client with everything below `oldest` settled may not have heard of.
+    /// The refusals from `oldest` on, which the client may not know.
     pub fn refused_from(&self, oldest: u64) -> impl Iterator<Item = (u64, u32)> {
         self.refused.iter().filter_map(move |&(first, count)| {
             let (from, end) = (first.max(oldest), first + u64::from(count));
@@ -63,7 +65,7 @@ struct Session {
     /// Connections now.
     connections: usize,
     left: Instant,
-    /// Its client said goodbye. It is kept all the same, so that its bytes, should they come again, are not new.
+    /// Its client said goodbye. The session is kept, so that late bytes of it are known.
     finished: bool,
 }
 
@@ -82,14 +84,14 @@ impl Sessions {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Id, Session>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 
     pub fn count(&self) -> usize {
         self.lock().len()
     }
 
-    /// Finds or makes the session of a client. `new_id` gives a number to one that has none.
+    /// Finds or makes the session of a client. `new_id` gives a number to a client that brought none.
     pub fn enter(
         self: &Arc<Self>,
         hello: &Hello,
@@ -135,7 +137,7 @@ impl Sessions {
         })
     }
 
-    /// Forgets a session whose client is done, or has been without a connection for longest, if there are too many.
+    /// If there are too many sessions, forgets a finished one, or the one that has been without a connection for longest.
     fn make_room(&self, table: &mut HashMap<Id, Session>) -> Result<(), (Refusal, String)> {
         if table.len() < self.most {
             return Ok(());
@@ -166,7 +168,7 @@ pub struct SessionLease {
 }
 
 impl SessionLease {
-    /// Waits until the connection before us is out (E1).
+    /// Waits until the connection before us has ended (E1).
     pub async fn progress(&self) -> OwnedMutexGuard<Progress> {
         self.progress.clone().lock_owned().await
     }
@@ -255,7 +257,7 @@ mod tests {
         assert_eq!(sessions.count(), 2);
         assert!(matches!(sessions.enter(&hello(2, 3, 5), || 9), Err((Refusal::SessionUnknown, _))));
         assert!(matches!(sessions.enter(&hello(4, 0, 0), || 9), Err((Refusal::Busy, _))));
-        third.finish(); // Goes before anybody who may come back.
+        third.finish(); // Forgotten before clients that may come back.
         assert!(!sessions.enter(&hello(2, 5, 5), || 9).unwrap().resumed);
     }
 }

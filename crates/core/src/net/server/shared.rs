@@ -1,4 +1,4 @@
-//! What the tasks of a server share: the settings, what it feeds, the counters, and who was admitted.
+//! What the tasks of a server share: the settings, the ingress, the weights, the counters, and the admissions.
 
 use super::end::End;
 use super::guesses::Guesses;
@@ -12,12 +12,13 @@ use crate::net::wire::tls::ServerTls;
 use crate::net::wire::token::Token;
 use crate::sys::clock::monotonic_ns;
 use crate::sys::sync::{AtomicU64, Ordering};
+use crate::sys::thread::lock;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 
-/// Frames that a client may have under way before the first acknowledgement, and while others wait for room.
+/// Frames that a client may have under way before the first acknowledgement, and while other clients wait for room.
 pub const FIRST_CREDIT: u32 = 4;
 /// For how long all connections stage their frames after one was late.
 const LATE: Duration = Duration::from_secs(1);
@@ -35,7 +36,7 @@ pub struct TcpServerSpec {
     pub host: String,
     /// 0: any that is free.
     pub port: u16,
-    /// `None`: makes one, and keeps it where clients of the same user find it ([`token_file`]).
+    /// `None`: the server makes one, in a file that clients of the same user find ([`token_file`]).
     pub token: Option<Vec<u8>>,
     pub tls: Option<ServerTls>,
     pub io_threads: usize,
@@ -82,13 +83,13 @@ impl Default for TcpServerSpec {
 /// What the tasks share.
 #[derive(Debug)]
 pub struct Shared {
-    /// `None`: nobody brings anything here.
+    /// `None`: the server only sends weights.
     pub ingress: Option<Ingress>,
-    /// `None`: nobody gets weights here.
+    /// `None`: the server has no weights.
     pub weight_source: Option<WeightSource>,
     pub spec: TcpServerSpec,
     pub token: Token,
-    /// `None`: the token is one that we made, and nobody guesses it.
+    /// `None`: the server made the token, which cannot be guessed.
     pub guesses: Option<Guesses>,
     pub tls: Option<Arc<rustls::ServerConfig>>,
     pub sessions: Arc<Sessions>,
@@ -109,9 +110,8 @@ pub struct Refused {
     pub peer: String,
     pub code: Refusal,
     pub text: String,
-    /// What the client brought, where the schema was the reason, and of what it is one.
+    /// The client's content and schema, if the schema was the reason.
     pub schema: Option<(Content, Vec<u8>)>,
-    /// When that was.
     pub at: Instant,
 }
 
@@ -141,19 +141,19 @@ impl Shared {
         if others_wait { FIRST_CREDIT.min(self.window) } else { self.window }
     }
 
-    /// The schema of what a client may bring, or get, here; or what it is told that wants something else.
+    /// The schema of this content; or, if the server has no such content, why the client is refused.
     pub fn expects(&self, content: Content) -> Result<&[u8], &'static str> {
         match (content, &self.ingress, &self.weight_source) {
             (Content::Weights, _, Some(weight_source)) => Ok(&weight_source.inventory().schema),
             (Content::Weights, _, None) => Err(NO_WEIGHTS),
-            (_, Some(ingress), _) if ingress.content() == content => Ok(ingress.schema()),
+            (_, Some(ingress), _) if ingress.facts().content == content => Ok(&ingress.facts().schema),
             (_, Some(Ingress::Records(_)), _) => Err(ONLY_RECORDS),
             (_, Some(Ingress::Samples(_)), _) => Err(ONLY_SAMPLES),
             (_, None, _) => Err(ONLY_WEIGHTS),
         }
     }
 
-    /// Whether a client of weights need not come again.
+    /// Whether the weights are shut down, so that their clients need not come back.
     pub fn has_no_more_weights(&self) -> bool {
         self.weight_source.as_ref().is_some_and(WeightSource::is_over)
     }
@@ -167,10 +167,7 @@ impl Shared {
             End::Damaged(_) => add(&counters.cut_damaged, 1),
             End::Malformed(text) => {
                 add(&counters.refused_records, 1);
-                let (peer, text) = (peer.to_owned(), text.clone());
-                let at = Instant::now();
-                let refused = Refused { peer, code: Refusal::Protocol, text, schema: None, at };
-                *lock(&self.last_refusal) = Some(refused);
+                self.note_refusal(peer, Refusal::Protocol, text, None);
             }
             End::Refused(code, text, schema) => {
                 let counter = match code {
@@ -183,14 +180,7 @@ impl Shared {
                     Refusal::SessionUnknown | Refusal::Closed => &counters.refused_other,
                 };
                 add(counter, 1);
-                let refused = Refused {
-                    peer: peer.to_owned(),
-                    code: *code,
-                    text: text.clone(),
-                    schema: schema.clone(),
-                    at: Instant::now(),
-                };
-                *lock(&self.last_refusal) = Some(refused);
+                self.note_refusal(peer, *code, text, schema.clone());
             }
             End::Goodbye(GoodbyeReason::TooSlow, _) => add(&counters.cut_slow, 1),
             End::Goodbye(GoodbyeReason::Silent, _) => add(&counters.cut_silent, 1),
@@ -198,8 +188,22 @@ impl Shared {
         }
     }
 
-    /// Admits a connection as unauthenticated, in place of the oldest such one if need be. `None`: full of those who have a right
-    /// to be.
+    fn note_refusal(&self, peer: &str, code: Refusal, text: &str, schema: Option<(Content, Vec<u8>)>) {
+        let (peer, text, at) = (peer.to_owned(), text.to_owned(), Instant::now());
+        *lock(&self.last_refusal) = Some(Refused { peer, code, text, schema, at });
+    }
+
+    /// Returns when the server stops.
+    pub fn stopped(&self) -> impl Future<Output = End> + 'static {
+        let mut stop = self.stop.subscribe();
+        async move {
+            let _ = stop.wait_for(|stop| *stop).await;
+            End::Goodbye(GoodbyeReason::Stopping, "the learner stops serving".to_owned())
+        }
+    }
+
+    /// Admits a connection as unauthenticated, in place of the oldest such one if need be. `None`: all connections are
+    /// authenticated, and there are as many as allowed.
     pub fn admit(self: &Arc<Self>) -> Option<Admission> {
         let mut unauthenticated = lock(&self.unauthenticated);
         if self.counters.connections.load(Ordering::Relaxed) >= self.spec.max_connections as u64 {
@@ -213,10 +217,6 @@ impl Shared {
     }
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The admission of one connection, which is unauthenticated at first.
 #[derive(Debug)]
 pub struct Admission {
@@ -226,7 +226,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Returns when a newcomer needs our place.
+    /// Returns when a new connection takes our place.
     pub fn evicted(&self) -> impl Future<Output = End> + 'static {
         let receiver = lock(&self.evicted).take();
         async move {

@@ -1,8 +1,8 @@
 //! Memory for frames that arrive slowly: on the heap, and bounded for the whole server.
 //!
 //! A frame lies in claimed room (slots of the ring, or room of the lane) for `claim_timeout` at most, because others need that
-//! room. A frame that takes longer is moved to a [`StagingRoom`], and its claims are given back. It is placed again
-//! when all of it has arrived. While it arrives, it holds up nobody.
+//! room. A frame that takes longer is moved to a [`StagingRoom`], and its claims are given back. It is placed again when all
+//! of it has arrived.
 //!
 //! G1  The sizes of all rooms together are at most the limit. The limit is at least the largest frame.
 //! G2  A room is given back once: when it is dropped, or before that when it is evicted.
@@ -10,7 +10,8 @@
 //!     the memory. A frame that has arrived is never evicted. An evicted frame was not committed, so its client sends
 //!     it again after it has reconnected.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::sys::thread::lock;
+use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -51,10 +52,10 @@ impl Staging {
     }
 
     fn lock(&self) -> MutexGuard<'_, StagingState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
-    /// Room for a frame that begins now, if nobody has to be evicted for it.
+    /// Room for a frame that begins now, if none has to be evicted for it.
     pub fn try_take(self: &Arc<Self>, bytes: usize) -> Option<StagingRoom> {
         self.enter(&mut self.lock(), bytes, 0, Instant::now())
     }
@@ -178,7 +179,7 @@ mod tests {
         drop(slowest); // It has nothing left to give back.
         assert_eq!(staging.lock().used, 90);
         assert!(staging.take(40, 1, ago(10)).is_none(), "the slowest of all is itself");
-        assert!(staging.take(70, 1000, ago(1)).is_none(), "nobody is evicted when that is not enough");
+        assert!(staging.take(70, 1000, ago(1)).is_none(), "none is evicted when that is not enough");
         assert!(faster.finish());
     }
 }

@@ -1,11 +1,11 @@
 //! The server's end of one connection: bytes in, small frames out, over a plain socket or TLS.
 //!
-//! Reading goes straight to where the bytes belong ([`FrameStream::fill`]); with TLS there is one more copy, out of the
-//! decrypted record. Writing never waits on its own: frames gather in a small outbox, acknowledgements merge into
-//! one, and both leave whenever nothing more is readable. Every future here may be dropped at any await: what was
-//! read stays counted by the caller, and what is to be written stays in the outbox.
+//! Reads go straight to where the bytes belong ([`FrameStream::fill`]); TLS needs one more copy, out of the decrypted record.
+//! Writes gather in a small outbox, acknowledgements merge into one, and both leave when nothing more is readable. Every future
+//! here may be dropped at any await: the caller counts what was read, and what is to be written stays in the outbox.
 
 use crate::net::wire::frame::{HEADER_BYTES, Header, Kind};
+use crate::net::wire::leaf_cursor::Part;
 use crate::sys::clock::monotonic_ns;
 use crate::sys::fork::CloseOnFork;
 use crate::weights::copy::{LeafCopy, copy_all};
@@ -22,26 +22,13 @@ use tokio_rustls::server::TlsStream;
 const ACK_BYTES: u64 = 64 * 1024;
 const ACK_FRAMES: u32 = 8;
 
-/// Through a buffer of this size what lies in shared memory gets into TLS: one record's worth.
+/// Bytes of shared memory are copied into TLS through a buffer of this size: one TLS record.
 const TLS_SCRATCH: usize = 16 * 1024;
 /// Parts of one write, and what is in the outbox before them.
 const MAX_PARTS: usize = 65;
 
-/// What an outbox keeps of its memory.
+/// Memory that an empty outbox keeps.
 const LARGEST_OUTBOX: usize = 64 * 1024;
-
-/// Bytes in shared memory, which somebody may be writing to.
-#[derive(Debug, Clone, Copy)]
-pub struct Part {
-    pub start: *const u8,
-    pub bytes: usize,
-}
-
-impl Default for Part {
-    fn default() -> Part {
-        Part { start: std::ptr::null(), bytes: 0 }
-    }
-}
 
 /// A socket, with TLS or without.
 pub enum Stream {
@@ -50,7 +37,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// Reads into the first of `rooms` that have room. 0 bytes are an error: nobody hangs up in the middle.
+    /// Reads into `rooms`, which it fills in their order. The end of the stream is an error.
     fn poll_fill(&mut self, cx: &mut Context<'_>, rooms: &mut [IoSliceMut<'_>]) -> Poll<Result<usize>> {
         let read = match self {
             Stream::Plain(stream) => loop {
@@ -88,11 +75,11 @@ impl Stream {
         Poll::Ready(if some { Ok(()) } else { Err(hung_up()) })
     }
 
-    /// Bytes that can be read now, as far as we know.
+    /// Bytes that can be read now, at least.
     fn available(&self) -> usize {
         match self {
             Stream::Plain(stream) => rustix::io::ioctl_fionread(stream).map_or(0, |bytes| bytes as usize),
-            Stream::Tls(_) => 0, // The socket has bytes, and they may be a part of a TLS record.
+            Stream::Tls(_) => 0, // Unknown: what the socket has may be a part of a TLS record.
         }
     }
 
@@ -102,7 +89,7 @@ impl Stream {
             Stream::Tls(stream) => {
                 let mut stream = Pin::new(&mut **stream);
                 let written = ready!(stream.as_mut().poll_write(cx, bytes))?;
-                // The record leaves as far as the socket takes it; the rest goes with the next flush.
+                // Writes as much of the record as the socket takes; the rest leaves with the next flush.
                 let _ = stream.poll_flush(cx)?;
                 Poll::Ready(Ok(written))
             }
@@ -121,24 +108,30 @@ fn hung_up() -> Error {
     Error::new(ErrorKind::UnexpectedEof, "the client hung up")
 }
 
+/// Everything below `next` is settled; so many frames may be under way; `version` is that of the newest weights.
+#[derive(Debug, Clone, Copy)]
+pub struct Ack {
+    pub next: u64,
+    pub credit: u32,
+    pub version: u32,
+}
+
 /// One connection.
 pub struct FrameStream {
     _close_on_fork: CloseOnFork,
     stream: Stream,
     outbox: Vec<u8>,
     sent: usize,
-    /// The acknowledgement that is due: next sequence and credit.
-    ack: Option<(u64, u32)>,
+    /// The acknowledgement that is due.
+    ack: Option<Ack>,
     ack_bytes: u64,
     ack_frames: u32,
-    /// Of the newest weights, as acknowledgements and pings tell.
-    version: u32,
     /// The last read brought less than there was room for: nothing more is likely to be there.
     drained: bool,
     has_queued: bool,
-    /// Bytes of a piece whose header was said.
+    /// Bytes of a piece whose header was sent.
     piece_left: usize,
-    /// Time spent in reads since somebody asked for it, in nanoseconds.
+    /// Time spent in reads since `start_clock`, in nanoseconds.
     clock: Option<u64>,
 }
 
@@ -156,7 +149,6 @@ impl FrameStream {
             ack: None,
             ack_bytes: 0,
             ack_frames: 0,
-            version: 0,
             drained: true,
             has_queued: false,
             piece_left: 0,
@@ -164,7 +156,7 @@ impl FrameStream {
         }
     }
 
-    /// Reads some bytes into `rooms`. Before it waits, everything that is to be said is said.
+    /// Reads some bytes into `rooms`. Before it waits, it writes the outbox.
     pub async fn fill(&mut self, rooms: &mut [IoSliceMut<'_>]) -> Result<usize> {
         let wanted: usize = rooms.iter().map(|room| room.len()).sum();
         let read = poll_fn(|cx| {
@@ -190,12 +182,12 @@ impl FrameStream {
         Ok(read)
     }
 
-    /// From now on, notes how long reads take; waiting for something to read is not counted.
+    /// Measures how long reads take from now on, without the time that they wait.
     pub fn start_clock(&mut self) {
         self.clock = Some(0);
     }
 
-    /// What was noted, in nanoseconds.
+    /// What was measured, in nanoseconds.
     pub fn stop_clock(&mut self) -> Option<u64> {
         self.clock.take()
     }
@@ -205,7 +197,7 @@ impl FrameStream {
         self.stream.available()
     }
 
-    /// Waits for a byte, and leaves it where it is.
+    /// Waits for a byte, and does not take it.
     pub async fn readable(&mut self) -> Result<()> {
         poll_fn(|cx| match self.stream.poll_readable(cx) {
             Poll::Pending => {
@@ -237,18 +229,13 @@ impl FrameStream {
         self.outbox.extend_from_slice(frame);
     }
 
-    /// Which weights are the newest: told with the next acknowledgement.
-    pub fn set_version(&mut self, version: u32) {
-        self.version = version;
+    /// Asks whether the client is there, and tells it the version of the newest weights.
+    pub fn ping(&mut self, version: u32) {
+        self.ack.iter_mut().for_each(|ack| ack.version = version); // It is sent later.
+        self.queue(&Header { version, ..Header::new(Kind::Ping) }.bytes());
     }
 
-    /// Asks whether the other side is there, and tells which weights are the newest.
-    pub fn ping(&mut self) {
-        self.queue(&Header { version: self.version, ..Header::new(Kind::Ping) }.bytes());
-    }
-
-    /// Whether the other side was ever told anything. It expects our preamble first, and would not understand a
-    /// goodbye.
+    /// Whether anything was sent. The client expects our preamble first, and would not understand a goodbye.
     pub fn has_sent(&self) -> bool {
         self.has_queued
     }
@@ -258,9 +245,9 @@ impl FrameStream {
         self.outbox.len() - self.sent
     }
 
-    /// Everything below `next` is settled; `bytes` more than the last time.
-    pub fn acknowledge(&mut self, next: u64, credit: u32, bytes: u64) {
-        self.ack = Some((next, credit));
+    /// Acknowledges `bytes` more than the last time.
+    pub fn acknowledge(&mut self, ack: Ack, bytes: u64) {
+        self.ack = Some(ack);
         self.ack_bytes += bytes;
         self.ack_frames += 1;
     }
@@ -273,12 +260,11 @@ impl FrameStream {
     /// Writes what the socket takes. Pending: the rest, when it is writable.
     fn poll_outbox(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         loop {
-            // An acknowledgement that was not sent yet is overtaken by the next one.
+            // The next acknowledgement replaces one that was not sent yet.
             if self.unsent() == 0
-                && let Some((sequence, credit)) = self.ack.take()
+                && let Some(Ack { next: sequence, credit, version }) = self.ack.take()
             {
                 (self.ack_bytes, self.ack_frames) = (0, 0);
-                let version = self.version;
                 self.queue(&Header { sequence, credit, version, ..Header::new(Kind::Ack) }.bytes());
             }
             if self.unsent() == 0 {
@@ -313,7 +299,7 @@ impl FrameStream {
         .await
     }
 
-    /// Announces a piece, which [`send_piece`](Self::send_piece) sends. Until it is sent, nothing else can be said.
+    /// Announces a piece. Until [`send_piece`](Self::send_piece) has sent it, nothing else can be sent.
     pub fn begin_piece(&mut self, piece: &Header) {
         self.queue(&piece.bytes());
         self.piece_left = piece.length as usize;
@@ -324,8 +310,8 @@ impl FrameStream {
         self.piece_left
     }
 
-    /// Writes what is in the outbox, and then some of these parts; says how many bytes of the parts. What is overwritten meanwhile
-    /// arrives as anything.
+    /// Writes the outbox, and then some of these parts; returns how many bytes of the parts. Bytes that another process overwrites
+    /// meanwhile arrive as anything.
     ///
     /// # Safety
     /// The parts are mapped for reading until the future is done or dropped, and no more than the piece has left.
@@ -343,7 +329,7 @@ impl FrameStream {
         match &mut self.stream {
             Stream::Plain(stream) => loop {
                 ready!(stream.poll_write_ready(cx))?;
-                let outbox = Part { start: self.outbox[self.sent..].as_ptr(), bytes: unsent };
+                let outbox = Part { start: self.outbox[self.sent..].as_mut_ptr(), bytes: unsent };
                 // SAFETY: the outbox is ours; the rest is as the caller promises.
                 match stream.try_io(Interest::WRITABLE, || unsafe { send_parts(stream, outbox, parts) }) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -374,14 +360,14 @@ impl FrameStream {
     }
 }
 
-/// Hands the bytes to the kernel without looking at them: to the compiler, nobody here reads what others may be writing.
+/// Hands the bytes to the kernel without reading them, because other processes may be writing to them.
 ///
 /// # Safety
 /// All parts are mapped for reading.
 unsafe fn send_parts(stream: &TcpStream, first: Part, parts: &[Part]) -> Result<usize> {
     let mut vectors = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; MAX_PARTS];
     let all = std::iter::once(&first).chain(parts).zip(&mut vectors).map(|(part, vector)| {
-        *vector = libc::iovec { iov_base: part.start.cast_mut().cast(), iov_len: part.bytes };
+        *vector = libc::iovec { iov_base: part.start.cast(), iov_len: part.bytes };
     });
     let count = all.count();
     // SAFETY: a header of zeroes is an empty one; the vectors live until the call is over, and are as the caller promises.
@@ -394,7 +380,7 @@ unsafe fn send_parts(stream: &TcpStream, first: Part, parts: &[Part]) -> Result<
     if sent < 0 { Err(Error::last_os_error()) } else { Ok(sent as usize) }
 }
 
-/// Copies as much of the parts as there is room for; says how much.
+/// Copies as much of the parts as there is room for; returns how much.
 ///
 /// # Safety
 /// All parts are mapped for reading.
@@ -407,7 +393,7 @@ unsafe fn gather(parts: &[Part], room: &mut [u8]) -> usize {
         length += bytes;
     }
     // SAFETY: the sources are as the caller promises, and the targets lie in the room one after the other. If a source changes
-    // meanwhile, what was sent is declared void (C1 of `copy`).
+    // meanwhile, the client is told to throw away what was sent (C1 of `copy`).
     unsafe { copy_all(&copies, 1) };
     length
 }

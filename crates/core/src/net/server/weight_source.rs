@@ -1,56 +1,48 @@
-//! The way out of a TCP server: the learner's weights, for those who ask for them.
+//! The learner's weights, for the connections of a TCP server.
 //!
-//! A weight source is one reader of the weights, for all connections of its server. Connections that send the same version share
-//! one pin. A thread of its own, the *version watcher*, sleeps until the weights have a new version and tells the event loops; it sends
-//! nothing itself. `weight_frames` does.
+//! A weight source is one reader of the weights. Connections that send the same version share one pin. Its thread, the *version
+//! watcher*, sleeps until the weights have a new version, and tells the event loops. `weight_frames` sends.
 
-use crate::error::{Error, Result};
-use crate::net::wire::frame::{self, Inventory};
+use crate::error::Result;
+use crate::net::wire::frame::{Inventory, MAX_LEAVES, MAX_WEIGHTS_SCHEMA_BYTES};
+use crate::net::wire::limits::check_at_most;
 use crate::sys::sync::{AtomicBool, Ordering};
+use crate::sys::thread::{OwnedThread, lock};
 use crate::sys::wait::LivenessPoll;
 use crate::weights::{HeldVersion, Reader, Weights};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, Weak};
 use tokio::sync::watch;
 
 /// What the version watcher knows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct VersionNews {
+pub struct LatestVersion {
     /// The latest; 0 before the first.
     pub version: u64,
     /// Nothing more will come: the weights are shut down, or damaged.
     pub over: bool,
 }
 
-/// The way out.
+/// One reader of the weights, and the version watcher.
 #[derive(Debug)]
 pub struct WeightSource {
     weights: Arc<Weights>,
     /// `None` when it is closed.
     reader: Mutex<Option<Arc<Reader>>>,
-    /// The version that was held last, as long as somebody sends it.
+    /// The version that was held last, as long as a connection sends it.
     held: Mutex<Weak<HeldVersion>>,
     inventory: Inventory,
-    news: watch::Sender<VersionNews>,
+    latest: watch::Sender<LatestVersion>,
     stop: Arc<AtomicBool>,
-    watcher: Mutex<Option<JoinHandle<()>>>,
-    pid: u32,
+    watcher: OwnedThread,
 }
 
 impl WeightSource {
-    /// Takes a seat at the weights, and starts the version watcher.
+    /// Attaches a reader to the weights, and starts the version watcher.
     pub fn new(weights: Arc<Weights>) -> Result<WeightSource> {
         let geometry = weights.geometry();
         let schema = weights.segment().schema();
-        for (what, value, most) in [
-            ("leaves", geometry.leaves(), frame::MAX_LEAVES),
-            ("schema bytes", schema.len(), frame::MAX_WEIGHTS_SCHEMA_BYTES),
-        ] {
-            if value > most {
-                let range = format!("at most {most} over a network");
-                return Err(Error::OutOfRange { what, value: value as u64, range });
-            }
-        }
+        check_at_most("leaves", geometry.leaves(), MAX_LEAVES)?;
+        check_at_most("schema bytes", schema.len(), MAX_WEIGHTS_SCHEMA_BYTES)?;
         let inventory = Inventory {
             lineage: weights.lineage(),
             checksums: weights.has_checksums(),
@@ -58,20 +50,19 @@ impl WeightSource {
             schema,
         };
         let reader = Arc::new(Reader::attach_to(weights.clone(), 1)?);
-        let (news, stop) = (watch::Sender::new(look(&weights)), Arc::new(AtomicBool::new(false)));
-        let watcher = crate::sys::thread::spawn("rollway-version", {
-            let (weights, news, stop) = (weights.clone(), news.clone(), stop.clone());
-            move || watch_versions(&weights, &news, &stop)
+        let (latest, stop) = (watch::Sender::new(look(&weights)), Arc::new(AtomicBool::new(false)));
+        let watcher = OwnedThread::spawn("rollway-version", {
+            let (weights, latest, stop) = (weights.clone(), latest.clone(), stop.clone());
+            move || watch_versions(&weights, &latest, &stop)
         })?;
         Ok(WeightSource {
             weights,
             reader: Mutex::new(Some(reader)),
             held: Mutex::default(),
             inventory,
-            news,
+            latest,
             stop,
-            watcher: Mutex::new(Some(watcher)),
-            pid: std::process::id(),
+            watcher,
         })
     }
 
@@ -79,9 +70,9 @@ impl WeightSource {
         &self.inventory
     }
 
-    /// Where news come in.
-    pub fn news(&self) -> watch::Receiver<VersionNews> {
-        self.news.subscribe()
+    /// Tells of new versions.
+    pub fn latest(&self) -> watch::Receiver<LatestVersion> {
+        self.latest.subscribe()
     }
 
     /// Whether the weights are shut down.
@@ -94,7 +85,7 @@ impl WeightSource {
         self.weights.version()
     }
 
-    /// Holds the latest version, together with those who send it already. `None`: there is none, or the weight source is closed.
+    /// Holds the latest version; connections that send it share the hold. `None`: there is none, or the source is closed.
     pub fn hold(&self) -> Result<Option<Arc<HeldVersion>>> {
         let mut held = lock(&self.held);
         let latest = self.weights.version()?;
@@ -107,18 +98,16 @@ impl WeightSource {
         Ok(hold)
     }
 
-    /// Ends the version watcher, and leaves the seat. The last one to leave takes the name away. Idempotent.
+    /// Ends the version watcher, and detaches the reader. The last process to detach removes the name. Idempotent.
     pub fn close(&self) {
-        if self.pid != std::process::id() {
+        if !self.watcher.is_here() {
             return; // A forked child: the version watcher is not in it.
         }
         self.stop.store(true, Ordering::Relaxed);
         self.weights.protocol().control.published.notify();
-        if let Some(watcher) = lock(&self.watcher).take() {
-            let _ = watcher.join();
-        }
+        self.watcher.join();
         if lock(&self.reader).take().is_some() {
-            // A name that stays behind is collected by whoever looks next.
+            // The next process that opens the name removes what stays behind.
             let _ = Weights::collect(self.weights.segment().name());
         }
     }
@@ -130,20 +119,16 @@ impl Drop for WeightSource {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn look(weights: &Weights) -> VersionNews {
+fn look(weights: &Weights) -> LatestVersion {
     let over = weights.is_closed();
     match weights.version() {
-        Ok(version) => VersionNews { version, over },
-        Err(_) => VersionNews { version: 0, over: true }, // Who holds it next is told why.
+        Ok(version) => LatestVersion { version, over },
+        Err(_) => LatestVersion { version: 0, over: true }, // The next hold says why.
     }
 }
 
-/// The work of the version watcher. The liveness poll is for a writer that died after it published and before it notified.
-fn watch_versions(weights: &Weights, news: &watch::Sender<VersionNews>, stop: &AtomicBool) {
+/// The work of the version watcher. It polls, too, because a writer may die after it published and before it notified.
+fn watch_versions(weights: &Weights, latest: &watch::Sender<LatestVersion>, stop: &AtomicBool) {
     let event = &weights.protocol().control.published;
     let mut poll = LivenessPoll::start();
     loop {
@@ -152,7 +137,7 @@ fn watch_versions(weights: &Weights, news: &watch::Sender<VersionNews>, stop: &A
             return;
         }
         let now = look(weights);
-        news.send_if_modified(|told| std::mem::replace(told, now) != now);
+        latest.send_if_modified(|told| std::mem::replace(told, now) != now);
         event.wait(ticket, poll.pause());
     }
 }

@@ -1,4 +1,4 @@
-//! The bytes on the wire: what a frame looks like, and nothing that reads or writes a socket.
+//! The bytes on the wire. No I/O.
 //!
 //! ```text
 //! preamble  ┌ "RLWY" │ protocol u16 │ flags u16 │ nonce 32 ┐                                      40 bytes, once each way
@@ -8,11 +8,11 @@
 //! leaf      ┌ number u32 │ 0 u32 │ checksum u64 ┐        16 bytes, one for each leaf of a version that was changed
 //! ```
 //!
-//! Little-endian throughout. Every function here is pure, takes what it is given and checks it: unknown kinds,
-//! lengths that do not fit their kind and texts that are too long are [`Damage`]; too few bytes are `None`. The
-//! meaning of each field is in `docs/design/net.md`.
+//! Little-endian throughout. Every function here is pure, and checks what it reads: unknown kinds, lengths that do not fit their
+//! kind and texts that are too long are [`Damage`]. `docs/design/net.md` explains each field.
 
-use std::fmt;
+pub use crate::error::Damage;
+use std::ops::RangeInclusive;
 
 /// The first bytes of both preambles.
 pub const MAGIC: [u8; 4] = *b"RLWY";
@@ -32,10 +32,10 @@ pub const LEAF_BYTES: usize = 16;
 pub const MAX_SCHEMA_BYTES: usize = 1 << 20;
 /// The longest text of a refusal or a goodbye.
 pub const MAX_TEXT_BYTES: usize = 4096;
-/// The longest frame of a kind that we do not know, and skip.
+/// The longest frame of an unknown kind, which is skipped.
 pub const MAX_EXTENSION_BYTES: u64 = 16 << 20;
 
-/// Where a client may go on at most: no sum of a sequence number and a count overflows.
+/// The highest sequence number. The sum of it and a count does not overflow.
 pub const MAX_SEQUENCE: u64 = 1 << 62;
 
 /// Leaves of weights, at most.
@@ -47,28 +47,43 @@ pub const MAX_PIECE_BYTES: usize = 1 << 20;
 
 const HELLO_BYTES: usize = 40;
 const INVENTORY_BYTES: usize = 16;
+const MAX_INVENTORY_BYTES: u64 = (INVENTORY_BYTES + 8 * MAX_LEAVES + MAX_WEIGHTS_SCHEMA_BYTES) as u64;
 const WELCOME_BYTES: usize = 24;
 const NO_PRODUCER_ID: u32 = u32::MAX;
 
-/// Bytes that no honest peer can have sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Damage(pub &'static str);
-
-impl fmt::Display for Damage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-}
-
 fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at + N)?.try_into().ok()
+}
+
+/// Reads the fields of a payload, one after the other.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn next<const N: usize>(&mut self) -> Result<[u8; N], Damage> {
+        let (field, rest) = self.0.split_first_chunk().ok_or(Damage("a payload is too short"))?;
+        self.0 = rest;
+        Ok(*field)
+    }
+
+    fn u32(&mut self) -> Result<u32, Damage> {
+        self.next().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, Damage> {
+        self.next().map(u64::from_le_bytes)
+    }
+
+    /// What follows the fields: a schema.
+    fn schema(self, most: usize) -> Result<Vec<u8>, Damage> {
+        if self.0.len() > most { Err(Damage("a schema is too long")) } else { Ok(self.0.to_vec()) }
+    }
 }
 
 /// What each side says first, before any secret or schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preamble {
     pub protocol: u16,
-    /// The client brings a token; the server asks for one, always.
+    /// The client has a token; the server always asks for one.
     pub token: bool,
     pub nonce: [u8; NONCE_BYTES],
 }
@@ -93,113 +108,84 @@ impl Preamble {
     }
 }
 
-/// What a frame is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// Both ways: proof that the sender knows the token.
-    Proof,
-    /// Both ways: the sender's part of the key that only those who know the token get.
-    Share,
-    /// Client: who it is, what it has sent, and its schema.
-    Hello,
-    /// Server: where to go on, and how much at once.
-    Welcome,
-    /// Server: why not.
-    Refuse,
-    /// Server, to a client of weights: whose versions these are, what leaves they have, and their schema.
-    Inventory,
-    /// Client: a run of samples, leaf by leaf.
-    Data,
-    /// Client: an index, and the records that it describes, one after the other.
-    Records,
-    /// Server: everything below `sequence` is settled; `credit` frames may be under way.
-    Ack,
-    /// Server: `rows` samples or records from `sequence` on found no room, and the policy is to say so.
-    Full,
-    /// Client of weights: it has version `sequence`, and wants a newer one as soon as there is one.
-    Fetch,
-    /// Server: version `sequence` follows; which leaves of it.
-    Version,
-    /// Server: the next bytes of these leaves, one after the other.
-    Piece,
-    /// Server: that was all of version `sequence`, or the rest will not come. `code` says which.
-    Verdict,
-    Ping,
-    Pong,
-    /// Either: the last frame, and why.
-    Goodbye,
-    /// 0x80 and above: to be skipped by those who do not know it.
-    Extension(u8),
+fn exactly(bytes: usize) -> RangeInclusive<u64> {
+    bytes as u64..=bytes as u64
 }
 
-impl Kind {
-    fn from_byte(byte: u8) -> Option<Kind> {
-        Some(match byte {
-            0x01 => Kind::Proof,
-            0x02 => Kind::Hello,
-            0x03 => Kind::Welcome,
-            0x04 => Kind::Refuse,
-            0x05 => Kind::Inventory,
-            0x06 => Kind::Share,
-            0x10 => Kind::Data,
-            0x11 => Kind::Ack,
-            0x12 => Kind::Full,
-            0x13 => Kind::Records,
-            0x14 => Kind::Fetch,
-            0x15 => Kind::Version,
-            0x16 => Kind::Piece,
-            0x17 => Kind::Verdict,
-            0x20 => Kind::Ping,
-            0x21 => Kind::Pong,
-            0x22 => Kind::Goodbye,
-            0x80.. => Kind::Extension(byte),
-            _ => return None,
-        })
-    }
+fn up_to(bytes: usize) -> RangeInclusive<u64> {
+    0..=bytes as u64
+}
 
-    pub fn byte(self) -> u8 {
-        match self {
-            Kind::Proof => 0x01,
-            Kind::Hello => 0x02,
-            Kind::Welcome => 0x03,
-            Kind::Refuse => 0x04,
-            Kind::Inventory => 0x05,
-            Kind::Share => 0x06,
-            Kind::Data => 0x10,
-            Kind::Ack => 0x11,
-            Kind::Full => 0x12,
-            Kind::Records => 0x13,
-            Kind::Fetch => 0x14,
-            Kind::Version => 0x15,
-            Kind::Piece => 0x16,
-            Kind::Verdict => 0x17,
-            Kind::Ping => 0x20,
-            Kind::Pong => 0x21,
-            Kind::Goodbye => 0x22,
-            Kind::Extension(byte) => byte,
+/// Declares the kinds of frames: the byte of each, and how long its payload may be.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident = $byte:literal, $lengths:expr;)*) => {
+        /// What a frame is for.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Kind {
+            $($(#[$doc])* $kind,)*
+            /// 0x80 and above: a receiver that does not know it skips it.
+            Extension(u8),
         }
-    }
 
-    /// How long its payload may be. What a frame of samples or records may hold, the server checks.
-    fn lengths(self) -> std::ops::RangeInclusive<u64> {
-        match self {
-            Kind::Proof => PROOF_BYTES as u64..=PROOF_BYTES as u64,
-            Kind::Share => SHARE_BYTES as u64..=SHARE_BYTES as u64,
-            Kind::Hello => HELLO_BYTES as u64..=(HELLO_BYTES + MAX_SCHEMA_BYTES) as u64,
-            Kind::Welcome => WELCOME_BYTES as u64..=WELCOME_BYTES as u64,
-            Kind::Refuse => 4..=(4 + MAX_TEXT_BYTES + MAX_SCHEMA_BYTES) as u64,
-            Kind::Inventory => {
-                let most = INVENTORY_BYTES + 8 * MAX_LEAVES + MAX_WEIGHTS_SCHEMA_BYTES;
-                INVENTORY_BYTES as u64..=most as u64
+        impl Kind {
+            fn from_byte(byte: u8) -> Option<Kind> {
+                match byte {
+                    $($byte => Some(Kind::$kind),)*
+                    0x80.. => Some(Kind::Extension(byte)),
+                    _ => None,
+                }
             }
-            Kind::Version => 0..=(LEAF_BYTES * MAX_LEAVES) as u64,
-            Kind::Piece => 1..=MAX_PIECE_BYTES as u64,
-            Kind::Data | Kind::Records => 0..=u64::MAX,
-            Kind::Ack | Kind::Full | Kind::Fetch | Kind::Verdict | Kind::Ping | Kind::Pong => 0..=0,
-            Kind::Goodbye => 0..=MAX_TEXT_BYTES as u64,
-            Kind::Extension(_) => 0..=MAX_EXTENSION_BYTES,
+
+            pub fn byte(self) -> u8 {
+                match self {
+                    $(Kind::$kind => $byte,)*
+                    Kind::Extension(byte) => byte,
+                }
+            }
+
+            fn lengths(self) -> RangeInclusive<u64> {
+                match self {
+                    $(Kind::$kind => $lengths,)*
+                    Kind::Extension(_) => 0..=MAX_EXTENSION_BYTES,
+                }
+            }
         }
-    }
+    };
+}
+
+kinds! {
+    /// Both ways: proof that the sender knows the token.
+    Proof = 0x01, exactly(PROOF_BYTES);
+    /// Client: its session, what it has sent, and its schema.
+    Hello = 0x02, HELLO_BYTES as u64..=(HELLO_BYTES + MAX_SCHEMA_BYTES) as u64;
+    /// Server: where to go on, and how much at once.
+    Welcome = 0x03, exactly(WELCOME_BYTES);
+    /// Server: why the client is not let in.
+    Refuse = 0x04, 4..=(4 + MAX_TEXT_BYTES + MAX_SCHEMA_BYTES) as u64;
+    /// Server, to a client of weights: their lineage, their leaves, and their schema.
+    Inventory = 0x05, INVENTORY_BYTES as u64..=MAX_INVENTORY_BYTES;
+    /// Both ways: the sender's share of the key exchange.
+    Share = 0x06, exactly(SHARE_BYTES);
+    /// Client: a run of samples, leaf by leaf. The server checks the length.
+    Data = 0x10, 0..=u64::MAX;
+    /// Server: everything below `sequence` is settled; `credit` frames may be under way.
+    Ack = 0x11, exactly(0);
+    /// Server: `rows` samples or records from `sequence` on found no room, and the policy is to say so.
+    Full = 0x12, exactly(0);
+    /// Client: an index, and the records that it describes, one after the other. The server checks the length.
+    Records = 0x13, 0..=u64::MAX;
+    /// Client of weights: it has version `sequence`, and wants a newer one as soon as there is one.
+    Fetch = 0x14, exactly(0);
+    /// Server: version `sequence` follows; which leaves of it.
+    Version = 0x15, up_to(LEAF_BYTES * MAX_LEAVES);
+    /// Server: the next bytes of these leaves, one after the other.
+    Piece = 0x16, 1..=MAX_PIECE_BYTES as u64;
+    /// Server: no more pieces of version `sequence` follow. `code` is a [`VersionEnd`].
+    VersionEnd = 0x17, exactly(0);
+    Ping = 0x20, exactly(0);
+    Pong = 0x21, exactly(0);
+    /// Either: the last frame, and why.
+    Goodbye = 0x22, up_to(MAX_TEXT_BYTES);
 }
 
 /// The fixed part of every frame. Fields that a kind does not use are 0.
@@ -262,7 +248,7 @@ impl Header {
     }
 }
 
-/// Who a client is, and where its stream of samples stands.
+/// The session of a client, and how far its stream of samples is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
     /// In the header's `code`.
@@ -270,7 +256,7 @@ pub struct Hello {
     /// Chosen at random by the client, for its lifetime.
     pub session: [u8; 16],
     pub producer_id: Option<u32>,
-    /// Counts the connections of this session, from 1. One that comes late, after a younger one, is not let in.
+    /// Counts the connections of this session, from 1. One that comes after a younger one is refused.
     pub attempt: u32,
     /// One past the last sample that was ever put on a wire.
     pub next: u64,
@@ -282,35 +268,32 @@ pub struct Hello {
 impl Hello {
     /// `code`: of its header.
     pub fn parse(code: u16, payload: &[u8]) -> Result<Hello, Damage> {
-        let short = Damage("a hello is too short");
+        let mut fields = Fields(payload);
         let hello = Hello {
             content: Content::from_code(code).ok_or(Damage("a client brings what we do not know"))?,
-            session: array(payload, 0).ok_or(short)?,
-            producer_id: Some(u32::from_le_bytes(array(payload, 16).ok_or(short)?))
-                .filter(|&id| id != NO_PRODUCER_ID),
-            attempt: u32::from_le_bytes(array(payload, 20).ok_or(short)?),
-            next: u64::from_le_bytes(array(payload, 24).ok_or(short)?),
-            oldest: u64::from_le_bytes(array(payload, 32).ok_or(short)?),
-            schema: payload[HELLO_BYTES..].to_vec(),
+            session: fields.next()?,
+            producer_id: Some(fields.u32()?).filter(|&id| id != NO_PRODUCER_ID),
+            attempt: fields.u32()?,
+            next: fields.u64()?,
+            oldest: fields.u64()?,
+            schema: fields.schema(MAX_SCHEMA_BYTES)?,
         };
         if hello.oldest > hello.next || hello.next > MAX_SEQUENCE {
             return Err(Damage("the sequence numbers of a hello are out of order or out of range"));
-        }
-        if hello.schema.len() > MAX_SCHEMA_BYTES {
-            return Err(Damage("a schema is too long"));
         }
         Ok(hello)
     }
 
     pub fn frame(&self) -> Vec<u8> {
-        let mut payload = Vec::with_capacity(HELLO_BYTES + self.schema.len());
-        payload.extend_from_slice(&self.session);
-        payload.extend_from_slice(&self.producer_id.unwrap_or(NO_PRODUCER_ID).to_le_bytes());
-        payload.extend_from_slice(&self.attempt.to_le_bytes());
-        payload.extend_from_slice(&self.next.to_le_bytes());
-        payload.extend_from_slice(&self.oldest.to_le_bytes());
-        payload.extend_from_slice(&self.schema);
-        Header { code: self.content as u16, ..Header::new(Kind::Hello) }.with(&payload)
+        let payload = [
+            &self.session[..],
+            &self.producer_id.unwrap_or(NO_PRODUCER_ID).to_le_bytes(),
+            &self.attempt.to_le_bytes(),
+            &self.next.to_le_bytes(),
+            &self.oldest.to_le_bytes(),
+            &self.schema,
+        ];
+        Header { code: self.content as u16, ..Header::new(Kind::Hello) }.with(&payload.concat())
     }
 }
 
@@ -383,18 +366,18 @@ impl RecordLimits {
     }
 }
 
-/// What a learner of records tells in the header of a [`Welcome`] and of each pong: how far it is.
+/// How far a learner of records is: in the header of a [`Welcome`] and of each pong.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct News {
-    /// In `version`: of the newest weights that the learner told of.
+pub struct LearnerStatus {
+    /// In `version`: that of the newest weights that the learner announced.
     pub version: u32,
-    /// In `rows`: the records, whoever sent them, that wait to be taken. Counted after `version` was read.
+    /// In `rows`: the records of all clients that wait to be taken. Counted after `version` was read.
     pub waiting: u32,
 }
 
-impl News {
-    pub fn of(header: &Header) -> News {
-        News { version: header.version, waiting: header.rows }
+impl LearnerStatus {
+    pub fn of(header: &Header) -> LearnerStatus {
+        LearnerStatus { version: header.version, waiting: header.rows }
     }
 
     pub fn header(&self, kind: Kind) -> Header {
@@ -414,20 +397,19 @@ pub struct Welcome {
     pub credit: u32,
     /// The sequence number of the first sample that is not settled.
     pub next: u64,
-    pub news: News,
+    pub status: LearnerStatus,
 }
 
 impl Welcome {
     pub fn parse(header: &Header, payload: &[u8]) -> Result<Welcome, Damage> {
-        let short = Damage("a welcome is too short");
-        let word = |at| array(payload, at).map(u32::from_le_bytes).ok_or(short);
+        let mut fields = Fields(payload);
         let welcome = Welcome {
-            producer_id: word(0)?,
-            max_rows: word(4)?,
-            credit: word(8)?,
-            max_bytes: word(12)?,
-            next: u64::from_le_bytes(array(payload, 16).ok_or(short)?),
-            news: News::of(header),
+            producer_id: fields.u32()?,
+            max_rows: fields.u32()?,
+            credit: fields.u32()?,
+            max_bytes: fields.u32()?,
+            next: fields.u64()?,
+            status: LearnerStatus::of(header),
         };
         if welcome.max_rows == 0 || welcome.credit == 0 {
             return Err(Damage("a welcome allows nothing"));
@@ -436,20 +418,15 @@ impl Welcome {
     }
 
     pub fn frame(&self) -> Vec<u8> {
-        let mut payload = [0; WELCOME_BYTES];
-        payload[..4].copy_from_slice(&self.producer_id.to_le_bytes());
-        payload[4..8].copy_from_slice(&self.max_rows.to_le_bytes());
-        payload[8..12].copy_from_slice(&self.credit.to_le_bytes());
-        payload[12..16].copy_from_slice(&self.max_bytes.to_le_bytes());
-        payload[16..].copy_from_slice(&self.next.to_le_bytes());
-        self.news.header(Kind::Welcome).with(&payload)
+        let words = [self.producer_id, self.max_rows, self.credit, self.max_bytes].map(u32::to_le_bytes);
+        self.status.header(Kind::Welcome).with(&[words.as_flattened(), &self.next.to_le_bytes()].concat())
     }
 }
 
 /// What a client of weights is told when it is let in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inventory {
-    /// In which history a version number means the same bytes.
+    /// The history within which a version number means the same bytes.
     pub lineage: u64,
     /// Whether the lists of leaves have checksums.
     pub checksums: bool,
@@ -460,34 +437,29 @@ pub struct Inventory {
 
 impl Inventory {
     pub fn parse(payload: &[u8]) -> Result<Inventory, Damage> {
-        let short = Damage("an inventory is too short");
-        let leaves = u32::from_le_bytes(array(payload, 8).ok_or(short)?) as usize;
-        let flags = u32::from_le_bytes(array(payload, 12).ok_or(short)?);
+        let mut fields = Fields(payload);
+        let (lineage, leaves, flags) = (fields.u64()?, fields.u32()? as usize, fields.u32()?);
         if leaves == 0 || leaves > MAX_LEAVES {
             return Err(Damage("an inventory has no leaves, or too many"));
         }
         if flags > 1 {
             return Err(Damage("an inventory says what we do not know"));
         }
-        let sizes = payload.get(INVENTORY_BYTES..INVENTORY_BYTES + 8 * leaves).ok_or(short)?;
-        let leaf_bytes =
-            sizes.chunks_exact(8).filter_map(|size| array(size, 0)).map(u64::from_le_bytes).collect();
-        let schema = payload[INVENTORY_BYTES + 8 * leaves..].to_vec();
-        if schema.len() > MAX_WEIGHTS_SCHEMA_BYTES {
-            return Err(Damage("a schema is too long"));
-        }
-        let lineage = u64::from_le_bytes(array(payload, 0).ok_or(short)?);
+        let leaf_bytes = (0..leaves).map(|_| fields.u64()).collect::<Result<_, _>>()?;
+        let schema = fields.schema(MAX_WEIGHTS_SCHEMA_BYTES)?;
         Ok(Inventory { lineage, checksums: flags == 1, leaf_bytes, schema })
     }
 
     pub fn frame(&self) -> Vec<u8> {
-        let mut payload = Vec::with_capacity(INVENTORY_BYTES + 8 * self.leaf_bytes.len() + self.schema.len());
-        payload.extend_from_slice(&self.lineage.to_le_bytes());
-        payload.extend_from_slice(&(self.leaf_bytes.len() as u32).to_le_bytes());
-        payload.extend_from_slice(&(self.checksums as u32).to_le_bytes());
-        payload.extend(self.leaf_bytes.iter().flat_map(|bytes| bytes.to_le_bytes()));
-        payload.extend_from_slice(&self.schema);
-        Header::new(Kind::Inventory).with(&payload)
+        let sizes: Vec<[u8; 8]> = self.leaf_bytes.iter().map(|bytes| bytes.to_le_bytes()).collect();
+        let payload = [
+            &self.lineage.to_le_bytes()[..],
+            &(self.leaf_bytes.len() as u32).to_le_bytes(),
+            &(self.checksums as u32).to_le_bytes(),
+            sizes.as_flattened(),
+            &self.schema,
+        ];
+        Header::new(Kind::Inventory).with(&payload.concat())
     }
 }
 
@@ -505,28 +477,24 @@ impl LeafList {
         if payload.len() != rows as usize * LEAF_BYTES {
             return Err(Damage("a list of leaves is not whole"));
         }
-        let mut list = LeafList::default();
-        for entry in payload.chunks_exact(LEAF_BYTES) {
-            let words = (array(entry, 0), array(entry, 4), array(entry, 8));
-            let (Some(leaf), Some(zero), Some(checksum)) = words else { continue };
-            let (leaf, zero) = (u32::from_le_bytes(leaf) as usize, u32::from_le_bytes(zero));
+        let (mut list, mut fields) = (LeafList::default(), Fields(payload));
+        for _ in 0..rows {
+            let (leaf, zero, checksum) = (fields.u32()? as usize, fields.u32()?, fields.u64()?);
             if leaf >= of || zero != 0 || list.leaves.last().is_some_and(|&last| leaf <= last) {
                 return Err(Damage("a list of leaves is out of order or out of range"));
             }
             list.leaves.push(leaf);
-            list.checksums.push(u64::from_le_bytes(checksum));
+            list.checksums.push(checksum);
         }
         Ok(list)
     }
 
     pub fn frame(&self, version: u64) -> Vec<u8> {
-        let mut payload = Vec::with_capacity(self.leaves.len() * LEAF_BYTES);
-        for (&leaf, checksum) in self.leaves.iter().zip(&self.checksums) {
-            payload.extend_from_slice(&(leaf as u64).to_le_bytes());
-            payload.extend_from_slice(&checksum.to_le_bytes());
-        }
+        let entries = self.leaves.iter().zip(&self.checksums);
+        let payload: Vec<[u8; 8]> =
+            entries.flat_map(|(&leaf, sum)| [(leaf as u64).to_le_bytes(), sum.to_le_bytes()]).collect();
         let rows = self.leaves.len() as u32;
-        Header { rows, sequence: version, ..Header::new(Kind::Version) }.with(&payload)
+        Header { rows, sequence: version, ..Header::new(Kind::Version) }.with(payload.as_flattened())
     }
 }
 
@@ -554,23 +522,23 @@ codes! {
         Samples = 0,
         /// Each of its own size, for the lane of the transport.
         Records = 1,
-        /// The other way: versions of the learner's weights.
+        /// From the server to the client: versions of the learner's weights.
         Weights = 2,
     }
 }
 
 codes! {
     /// How the pieces of a version end.
-    Verdict {
+    VersionEnd {
         /// All of it was sent, and all of it is of that version.
-        Whole = 1,
-        /// The learner has overwritten it meanwhile: to be thrown away, and fetched again.
-        Void = 2,
+        Complete = 1,
+        /// The learner overwrote it meanwhile: the client throws the pieces away and fetches again.
+        Overwritten = 2,
     }
 }
 
 impl Content {
-    /// As the texts of errors call it.
+    /// Its name in error texts.
     pub fn name(self) -> &'static str {
         match self {
             Content::Samples => "samples",
@@ -581,7 +549,7 @@ impl Content {
 }
 
 codes! {
-    /// Why a client may not come in.
+    /// Why a client is not let in.
     Refusal {
         /// The server asks for a token, and the client has none.
         TokenNeeded = 1,
@@ -589,15 +557,14 @@ codes! {
         /// The client has a token, and the server asks for none.
         TokenUnexpected = 3,
         Schema = 4,
-        /// As many connections or sessions as are allowed. Come again.
+        /// There are as many connections or sessions as are allowed. The client tries again.
         Busy = 5,
-        /// The server does not know the session, and samples of it are unaccounted for.
+        /// The server does not know the session, so the fate of its unacknowledged samples is unknown.
         SessionUnknown = 6,
         Protocol = 7,
         /// The ring is closed, or the server stops.
         Closed = 8,
-        /// The client sends samples, and the server takes records; or the other way round; or it wants weights, and there are
-        /// none here.
+        /// The client sends samples and the server takes records, or the other way round; or the server has no weights.
         Content = 9,
     }
 }
@@ -605,7 +572,7 @@ codes! {
 codes! {
     /// Why a connection ends.
     GoodbyeReason {
-        /// The client is done, and everything is acknowledged or given up. Its session may be forgotten.
+        /// The client is done. Its session may be forgotten.
         Finished = 1,
         /// The learner has closed its ring, or its records; or one of them is damaged, or cannot grow.
         RingClosed = 2,
@@ -613,9 +580,9 @@ codes! {
         Stopping = 3,
         /// The session goes on over another connection.
         TakenOver = 4,
-        /// A frame was not finished in time. Come again.
+        /// A frame was not finished in time. The client reconnects.
         TooSlow = 5,
-        /// Nothing was heard for too long. Come again.
+        /// Nothing was heard for too long. The client reconnects.
         Silent = 6,
         Protocol = 7,
     }
@@ -630,13 +597,12 @@ pub fn refuse(code: Refusal, text: &str, schema: &[u8]) -> Vec<u8> {
 
 /// The text and the schema of a refusal.
 pub fn parse_refuse(payload: &[u8]) -> Result<(String, Vec<u8>), Damage> {
-    let damage = Damage("a refusal is not whole");
-    let text_len = u32::from_le_bytes(array(payload, 0).ok_or(damage)?) as usize;
-    let rest = &payload[4..];
-    if text_len > MAX_TEXT_BYTES || text_len > rest.len() {
-        return Err(damage);
+    let mut fields = Fields(payload);
+    let length = fields.u32()? as usize;
+    if length > MAX_TEXT_BYTES || length > fields.0.len() {
+        return Err(Damage("a refusal is not whole"));
     }
-    let (text, schema) = rest.split_at(text_len);
+    let (text, schema) = fields.0.split_at(length);
     Ok((String::from_utf8_lossy(text).into_owned(), schema.to_vec()))
 }
 
@@ -651,80 +617,4 @@ fn clip(text: &str) -> &str {
         end -= 1;
     }
     &text[..end]
-}
-
-/// Reads `bytes` as everything that may come over a wire, and checks that what was understood is written back as it
-/// was read. For the property tests and the fuzzer; panics only where this module is wrong.
-pub fn probe(bytes: &[u8]) {
-    if let Some(preamble) = array(bytes, 0)
-        && let Ok(read) = Preamble::parse(&preamble)
-    {
-        assert_eq!(Preamble::parse(&read.bytes()), Ok(read));
-    }
-    let mut rest = bytes;
-    while let Ok(Some(header)) = Header::parse(rest) {
-        assert_eq!(header.bytes(), rest[..HEADER_BYTES]);
-        let Some(payload) =
-            usize::try_from(header.length).ok().and_then(|length| rest[HEADER_BYTES..].get(..length))
-        else {
-            break;
-        };
-        probe_payload(&header, payload);
-        rest = &rest[HEADER_BYTES + payload.len()..];
-    }
-    for kind in [Kind::Hello, Kind::Welcome, Kind::Refuse, Kind::Inventory] {
-        probe_payload(&Header::new(kind), bytes);
-    }
-    // As a frame of as many records as the first byte says.
-    let rows = bytes.first().map_or(0, |&rows| rows as u32);
-    probe_payload(&Header { rows, length: bytes.len() as u64, ..Header::new(Kind::Records) }, bytes);
-    probe_payload(&Header { rows, ..Header::new(Kind::Version) }, bytes);
-}
-
-fn probe_payload(header: &Header, payload: &[u8]) {
-    match header.kind {
-        Kind::Hello => {
-            if let Ok(hello) = Hello::parse(header.code, payload) {
-                let code = hello.content as u16;
-                assert_eq!(Hello::parse(code, &hello.frame()[HEADER_BYTES..]), Ok(hello));
-            }
-        }
-        Kind::Welcome => {
-            if let Ok(welcome) = Welcome::parse(header, payload) {
-                assert_eq!(Welcome::parse(header, &welcome.frame()[HEADER_BYTES..]), Ok(welcome));
-            }
-        }
-        Kind::Records => {
-            let limits = RecordLimits { rows: 64, frame_bytes: 1 << 16, record_bytes: 1 << 12 };
-            let Ok((index, records)) = limits.parts(header) else { return };
-            assert_eq!(index + records, payload.len());
-            if limits.check(&payload[..index], records).is_ok() {
-                assert_eq!(Entry::all(&payload[..index]).count(), header.rows as usize);
-                assert_eq!(
-                    Entry::all(&payload[..index]).map(|entry| entry.bytes).sum::<u64>(),
-                    records as u64
-                );
-                let again: Vec<u8> =
-                    Entry::all(&payload[..index]).flat_map(|entry| entry.encoded()).collect();
-                assert_eq!(again, payload[..index]);
-            }
-        }
-        Kind::Inventory => {
-            if let Ok(inventory) = Inventory::parse(payload) {
-                assert_eq!(Inventory::parse(&inventory.frame()[HEADER_BYTES..]), Ok(inventory));
-            }
-        }
-        Kind::Version => {
-            if let Ok(list) = LeafList::parse(header.rows, 64, payload) {
-                assert_eq!(list.frame(header.sequence)[HEADER_BYTES..], *payload);
-            }
-        }
-        Kind::Refuse => {
-            if let Ok((text, schema)) = parse_refuse(payload) {
-                let again = refuse(Refusal::Busy, &text, &schema);
-                assert_eq!(parse_refuse(&again[HEADER_BYTES..]), Ok((clip(&text).to_owned(), schema)));
-            }
-        }
-        _ => {}
-    }
 }

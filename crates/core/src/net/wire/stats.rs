@@ -1,4 +1,4 @@
-//! What a transport and a client count. Relaxed adds; a reader may see one number before another.
+//! The counters of servers, clients and mirrors. They are independent: a reader may see one change before another.
 
 use crate::sys::sync::{AtomicU64, Ordering};
 
@@ -30,7 +30,7 @@ macro_rules! counters {
 counters! {
     /// Of one server transport.
     ServerCounters -> ServerStats {
-        /// Connections now, those that still shake hands among them.
+        /// Connections now, including those in the handshake.
         connections,
         /// Connections that came, and those that were let in.
         arrived,
@@ -61,8 +61,7 @@ counters! {
         /// Frames that found the ring full, and those of them that were split.
         waited,
         spilled,
-        /// Frames and records that arrived so slowly that they were moved out of claimed room, and those of them that were given up
-        /// for faster ones.
+        /// Frames and records that arrived slowly and were moved out of claimed room, and those that were evicted for faster ones.
         staged,
         evicted,
         /// Clients of weights now.
@@ -105,7 +104,7 @@ counters! {
         voids,
         /// Bytes of both.
         bytes,
-        /// How often a learner came back whose versions began anew.
+        /// How often a learner came back with versions that began anew.
         lineages,
     }
 }

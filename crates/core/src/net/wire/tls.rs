@@ -1,8 +1,7 @@
-//! TLS 1.3 by rustls: the certificate of the server, and whom a client trusts.
+//! TLS 1.3 by rustls: the certificate of a server, and the authority that a client trusts.
 //!
-//! There is no list of public authorities: a client names the file with the authority, or the very certificate, that
-//! it trusts. With TLS the bytes are decrypted in a buffer of rustls and copied from there, one copy more than
-//! without.
+//! There is no list of public authorities: a client names a file with the authority, or the certificate itself. TLS costs one
+//! more copy, out of the buffer in which rustls decrypts.
 
 use crate::error::{Error, Result};
 use rustls::pki_types::pem::PemObject;
@@ -11,14 +10,14 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What a server shows: PEM files.
+/// The certificate of a server and its key: PEM files.
 #[derive(Debug, Clone)]
 pub struct ServerTls {
     pub certificate: PathBuf,
     pub key: PathBuf,
 }
 
-/// Whom a client trusts: a PEM file, and the name that must be in the certificate.
+/// What a client trusts: a PEM file, and the name that must be in the certificate.
 #[derive(Debug, Clone)]
 pub struct ClientTls {
     pub authority: PathBuf,
@@ -46,7 +45,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     Ok(found)
 }
 
-/// What a side that speaks plainly is told about one that does not, and the other way round.
+/// The errors when one side uses TLS and the other does not.
 pub const LEARNER_HAS_TLS: &str = "the learner speaks TLS, and this client does not: give it the learner's \
                                    certificate, or its authority's, as ca";
 pub const LEARNER_HAS_NO_TLS: &str =

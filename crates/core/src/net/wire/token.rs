@@ -1,4 +1,4 @@
-//! The shared secret: proved by both sides, sent by neither, and of no use to a listener or an impostor.
+//! The shared secret, which both sides prove and neither sends.
 //!
 //! A handshake with a token is a SPAKE2 exchange (a password-authenticated key exchange, the crate `spake2`). Each side sends a
 //! [share](SHARE_BYTES) that its own random number blinds; both get the same key if they have the same token. Both preambles
@@ -11,9 +11,10 @@
 //! T3  A share that is no point of the prime-order group, or its identity, is refused before it meets our random number.
 //! T4  The labels differ, and the crate marks the shares with their side: what a side said cannot be sent back to it.
 //!
-//! It says who opened the connection, not who writes on it later: on a network that others can write to, use TLS besides.
+//! The proof covers the handshake, not the bytes after it: on a network that others can write to, use TLS, too.
 
-use super::frame::{Damage, NONCE_BYTES, PREAMBLE_BYTES, PROOF_BYTES, SHARE_BYTES};
+use super::frame::{Damage, PREAMBLE_BYTES, PROOF_BYTES, SHARE_BYTES};
+use super::limits::check;
 use crate::error::{Error, Result};
 use curve25519_dalek::edwards::CompressedEdwardsY;
 use curve25519_dalek::traits::Identity as _;
@@ -22,7 +23,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use spake2::{Ed25519Group, Identity, Password, Spake2};
 use std::fmt;
 
-/// Who proves.
+/// The side that proves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     Client,
@@ -44,10 +45,8 @@ pub struct Token(Vec<u8>);
 
 impl Token {
     pub fn new(secret: &[u8]) -> Result<Token> {
-        if secret.is_empty() {
-            let range = "at least one byte; 16 random ones or more are advised".to_owned();
-            return Err(Error::OutOfRange { what: "token length", value: 0, range });
-        }
+        let range = "at least one byte; 16 random ones or more are advised";
+        check(!secret.is_empty(), "token length", secret.len(), range)?;
         Ok(Token(secret.to_vec()))
     }
 
@@ -142,11 +141,6 @@ pub fn random<const N: usize>() -> Result<[u8; N]> {
         .fill(&mut bytes)
         .map_err(|_| Error::io("cannot get random bytes", std::io::Error::other("the system gave none")))?;
     Ok(bytes)
-}
-
-/// A number that is used once.
-pub fn nonce() -> Result<[u8; NONCE_BYTES]> {
-    random()
 }
 
 #[cfg(test)]

@@ -2,20 +2,20 @@
 //!
 //! ```text
 //! server: bind, listen ── make a token ── nameless file, 0600, locked, written ── link ──▶ rollway-token.<net>.<address>.<port>
-//! client: connect ── hear the server's preamble ── read the file of the address that it is connected to ── prove
-//! server stops: close the listener ── remove the file ── let go of the lock
+//! client: connect ── read the server's preamble ── read the file of the address that it is connected to ── prove
+//! server stops: close the listener ── remove the file ── release the lock
 //! ```
 //!
-//! F1  The name appears when the file is whole and locked, and before the server says a word. A client that has heard the
-//!     server's preamble finds the token of this server, and none that a dead one left behind.
-//! F2  The name is that of the address which the client is connected to. A program of another user that took the port has
-//!     no file there that the client would believe, also when it passes everything on to a server on another port.
-//! F3  A file is believed if it is a regular file of this user with mode 0600, one name and the length of a token. Links are
-//!     not followed.
-//! F4  The lock is the kernel's (`flock`) and dies with the server. Only the holder of the lock removes the name, so the file of a
-//!     live server is never removed by somebody else.
+//! F1  The name appears when the file is whole and locked, and before the server sends anything. A client that has read the
+//!     server's preamble finds the token of this server, and not that of a dead one.
+//! F2  The name contains the address that the client is connected to. A program of another user that took the port has no
+//!     trusted file there, also when it forwards everything to a server on another port.
+//! F3  A file is trusted if it is a regular file of this user with mode 0600, one name and the length of a token. Links are not
+//!     followed.
+//! F4  The lock is the kernel's (`flock`) and ends with the server. Only the holder of the lock removes the name, so no other
+//!     process removes the file of a live server.
 //!
-//! The network namespace is part of the name, because containers may share the directory and not the loopback device.
+//! The network namespace is part of the name, because containers may share the directory but not the loopback device.
 
 use super::token::Token;
 use crate::error::{Error, Result};
@@ -23,13 +23,14 @@ use crate::segment::directory;
 use crate::sys::fork::CloseOnFork;
 use rustix::fs::{self, AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-use std::fmt;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// In front of every name. Not that of segments, so that nobody takes one for the other.
+/// The start of every name; differs from that of segments.
 const PREFIX: &str = "rollway-token.";
 /// 64 digits and a newline.
 const BYTES: usize = 65;
@@ -39,28 +40,20 @@ const LOOK: Duration = Duration::from_millis(2);
 
 /// Where the token of the server on this address is.
 pub fn path(address: SocketAddr) -> PathBuf {
-    // Of this thread: a thread may be in another namespace than its process.
+    // A thread may be in another namespace than its process.
     let namespace = fs::stat("/proc/thread-self/ns/net").map_or(0, |stat| stat.st_ino);
     let ip = address.ip().to_canonical();
     directory().join(format!("{PREFIX}{namespace}.{ip}.{}", address.port()))
 }
 
 /// Why there is no token in the file.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Missing {
-    /// There is no file.
+    #[error("there is no such file")]
     NoFile,
-    /// There is one, and this is wrong with it.
+    /// There is a file, and this is wrong with it.
+    #[error("{0}")]
     Unfit(String),
-}
-
-impl fmt::Display for Missing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Missing::NoFile => f.write_str("there is no such file"),
-            Missing::Unfit(what) => f.write_str(what),
-        }
-    }
 }
 
 /// The token of a server of this user on that address (F3).
@@ -82,17 +75,11 @@ pub fn read(path: &Path) -> std::result::Result<Token, Missing> {
         Ok(Some(what)) => return unfit(what),
         Err(errno) => return unfit(format!("it cannot be looked at: {errno}")),
     }
-    let mut bytes = [0; BYTES + 1];
-    let mut have = 0;
-    while have < bytes.len() {
-        match rustix::io::read(&file, &mut bytes[have..]) {
-            Ok(0) => break,
-            Ok(read) => have += read,
-            Err(Errno::INTR) => {}
-            Err(errno) => return unfit(format!("it cannot be read: {errno}")),
-        }
+    let mut bytes = Vec::with_capacity(BYTES + 1);
+    if let Err(error) = File::from(file).take(BYTES as u64 + 1).read_to_end(&mut bytes) {
+        return unfit(format!("it cannot be read: {error}"));
     }
-    let digits = bytes[..have].strip_suffix(b"\n").filter(|text| text.len() == BYTES - 1);
+    let digits = bytes.strip_suffix(b"\n").filter(|text| text.len() == BYTES - 1);
     match digits.filter(|text| text.iter().all(u8::is_ascii_hexdigit)).map(Token::new) {
         Some(Ok(token)) => Ok(token),
         _ => unfit("it does not hold a token".to_owned()),
@@ -100,7 +87,7 @@ pub fn read(path: &Path) -> std::result::Result<Token, Missing> {
 }
 
 fn open(path: &Path) -> std::result::Result<OwnedFd, Errno> {
-    // A pipe of somebody else must not make us wait.
+    // Opening a pipe must not block.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     fs::open(path, flags, Mode::empty())
 }
@@ -136,43 +123,39 @@ pub struct TokenFile {
     path: PathBuf,
     pid: u32,
     _close_on_fork: CloseOnFork, // Before the descriptor.
-    file: OwnedFd,
+    file: File,
 }
 
 impl TokenFile {
-    /// Puts the token where clients of this user find it. The caller listens on that address, so a file that is there
-    /// already is that of a dead server, or not of this user.
+    /// Writes the token where clients of this user find it. The caller listens on that address, so an existing file is that of a
+    /// dead server, or of another user.
     pub fn create(address: SocketAddr, token: &Token) -> Result<TokenFile> {
         let path = path(address);
-        let failed = |errno: Errno| {
+        let failed = |error: std::io::Error| {
             let what = format!(
                 "cannot keep the token of {address} in {}. Give the transport a token=, and every client the same; or let \
                  ROLLWAY_SHM_DIR name a directory that you may write to",
                 path.display()
             );
-            Error::io(what, errno)
+            Error::io(what, error)
         };
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let (close_on_fork, file) =
-            CloseOnFork::opened(|| fs::open(directory(), flags, Mode::RUSR | Mode::WUSR)).map_err(failed)?;
-        fs::fchmod(&file, Mode::RUSR | Mode::WUSR).map_err(failed)?;
-        fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(failed)?;
-        let text = [token.secret(), b"\n"].concat();
-        let mut rest = &text[..];
-        while !rest.is_empty() {
-            rest = &rest[rustix::io::write(&file, rest).map_err(failed)?..];
-        }
+        let write = || -> std::io::Result<_> {
+            let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+            let (close_on_fork, file) =
+                CloseOnFork::opened(|| fs::open(directory(), flags, Mode::RUSR | Mode::WUSR))?;
+            fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
+            fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            let mut file = File::from(file);
+            file.write_all(&[token.secret(), b"\n"].concat())?;
+            Ok((close_on_fork, file))
+        };
+        let (_close_on_fork, file) = write().map_err(failed)?;
         let own = format!("/proc/self/fd/{}", file.as_raw_fd());
         let deadline = Instant::now() + HANDOVER;
         loop {
             match fs::linkat(fs::CWD, &*own, fs::CWD, &path, AtFlags::SYMLINK_FOLLOW) {
                 Ok(()) => {
-                    return Ok(TokenFile {
-                        path,
-                        pid: std::process::id(),
-                        _close_on_fork: close_on_fork,
-                        file,
-                    });
+                    return Ok(TokenFile { path, pid: std::process::id(), _close_on_fork, file });
                 }
                 Err(Errno::EXIST) => match remove_stale(&path) {
                     Ok(Stale::Removed) => {}
@@ -181,9 +164,9 @@ impl TokenFile {
                     Ok(Stale::Alive) => {
                         return Err(squatted(&path, "a running process of this user keeps it"));
                     }
-                    Err(errno) => return Err(failed(errno)),
+                    Err(errno) => return Err(failed(errno.into())),
                 },
-                Err(errno) => return Err(failed(errno)),
+                Err(errno) => return Err(failed(errno.into())),
             }
         }
     }
@@ -234,7 +217,7 @@ fn remove_stale(path: &Path) -> std::result::Result<Stale, Errno> {
 }
 
 /// Removes the name of a file whose lock we hold, if it is still that file's (F4).
-fn unlink_own(path: &Path, file: &OwnedFd) -> std::result::Result<(), Errno> {
+fn unlink_own(path: &Path, file: impl AsFd) -> std::result::Result<(), Errno> {
     let (there, ours) = match (fs::lstat(path), fs::fstat(file)?) {
         (Err(Errno::NOENT), _) => return Ok(()),
         (there, ours) => (there?, ours),

@@ -1,11 +1,11 @@
-//! A run: several records of one producer, for which it looks at its books and its clock once, and notifies once.
+//! A run: several records of one producer, for which it looks at its ledger and its clock once, and notifies once.
 //!
-//! Room is reserved for all of them; then each is written and committed, in order; then the consumers are notified. What one record
-//! alone costs besides its bytes are locked instructions, each of which waits until what was written before it has left the core:
-//! the books, the count of open reservations, the sequence, the statistics, the fence of the notification.
+//! Room is reserved for all of them; then each is written and committed, in order; then the consumers are notified. A single
+//! record costs several locked instructions, each of which waits for the stores before it: for the ledger, the count of open
+//! reservations, the sequence, the statistics and the notification.
 //!
-//! A consumer that sleeps hears of the first record when the last is written. So a run is short, and nothing in it waits. Who
-//! dies in it leaves what [`recovery`](super::super::recovery) knows: records that are Ready, and reservations.
+//! A consumer that sleeps is notified of the first record when the last is written. So a run is short, and nothing in it
+//! waits. A producer that dies in it leaves Ready records and reservations, as [`recovery`](super::super::recovery) says.
 
 use super::{CLOSING, ProcessLane, Producer};
 use crate::records::ledger::{Attempt, Room};
@@ -80,7 +80,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Room for as many as there is some at once. The books are ours meanwhile: nothing is copied, and nobody waited for.
+    /// Room for as many as there is some at once. The ledger is locked meanwhile: nothing is copied, and nothing waits.
     fn reserve<R: Outgoing>(&self, records: &[R]) -> Rooms {
         let mut rooms = Rooms::new();
         let (producer, lane) = (self.producer, self.producer.lane_of(self.process_lane));
