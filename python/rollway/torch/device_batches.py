@@ -67,9 +67,9 @@ class _Room(NamedTuple):
 class _CudaBatches(Iterator[Any]):
     def __init__(self, server: Server, device: torch.device, depth: int) -> None:
         self._server, self._device, self._depth = server, device, depth
-        self._copies: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._copies: Any = torch.cuda.Stream(device)
         # Room goes back on a stream beside that of the copies, and holds none of them up.
-        self._returns: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._returns: Any = torch.cuda.Stream(device)
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._rooms: dict[int, _Room] = {}
         self._pending: deque[tuple[Any, list[torch.Tensor], torch.cuda.Event]] = deque()

@@ -46,7 +46,7 @@ class LearnerWatch:
         pids = ", ".join(map(str, died))
         if self._is_orphaned():
             raise PeerDied(
-                f"the learner died (pid {pids}), and the name is gone: nobody can take its place. Start another "
+                f"the learner died (pid {pids}), and the name is gone: no other can take its place. Start another "
                 "learner, and attach to it anew"
             )
         if self._limit_s is None:
@@ -54,7 +54,7 @@ class LearnerWatch:
         now = time.monotonic()
         if alone_since is not None and now - alone_since >= self._limit_s:
             raise PeerDied(
-                f"the learner died (pid {pids}) and nobody took its place in {self._limit_s} s: there is no room. "
+                f"the learner died (pid {pids}) and no other took its place in {self._limit_s} s: there is no room. "
                 "Start a learner with the same name to go on, or raise peer_timeout_s"
             )
         return alone_since or now

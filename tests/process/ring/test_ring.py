@@ -503,9 +503,7 @@ def test_a_name_that_somebody_chose_is_not_made_up_whatever_it_looks_like():
 def test_as_many_peers_as_there_are_seats(name):
     with rollway.Server(EXAMPLE, 1, rollway.ShmTransport(name, max_peers=2)):
         with rollway.ShmClient(name, EXAMPLE):
-            with pytest.raises(
-                rollway.errors.NoSeatLeft, match=r"all 2 are taken\. Create it with a larger max_peers"
-            ):
+            with pytest.raises(rollway.errors.NoSeatLeft, match=r"all 2 are taken\. Create it with a larger max_peers"):
                 rollway.ShmClient(name, EXAMPLE)
         rollway.ShmClient(name, EXAMPLE).close()
     with pytest.raises(rollway.InvalidArgument, match="max_peers = 0 is out of range"):
