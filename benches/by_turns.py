@@ -115,6 +115,7 @@ def main() -> None:
         ).stdout.strip(),
         "rounds": rounds,
     }
+    options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "by_turns.json").write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -183,6 +183,7 @@ class Plan:
         text: bytes,
         leaves: list[tuple[np.dtype[Any], list[int], int]],
         tree: object,
+        casts: bool = False,
     ) -> Self: ...
 
 @final
@@ -452,6 +453,7 @@ class RecordPlan:
         schema: object,
         text: bytes,
         leaves: list[tuple[str, np.dtype[Any], list[int], int, bool]],
+        casts: bool = False,
     ) -> Self: ...
     @property
     def schema(self) -> Any: ...

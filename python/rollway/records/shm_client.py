@@ -7,6 +7,7 @@ from typing import Any
 
 from rollway._core import RecordProducer
 from rollway.records.async_sends import AsyncRecordSends
+from rollway.schema.arrays import Casting
 from rollway.schema.pytree import explained
 from rollway.schema.record import RecordSchema
 from rollway.transport.policies import OnFull
@@ -25,6 +26,8 @@ class ShmRecordClient(ShmLifetime, RecordProducer, AsyncRecordSends):
         name: The name of the learner's `ShmTransport`.
         schema: As given to the `RecordServer`. A difference is an error that names the leaf.
         producer_id: The number that the learner sees on this worker's records; the next free one when left out.
+        casting: ``"same_kind"`` converts arrays of another dtype while they are sent, where all numbers fit. With
+            ``"no"`` they are refused. Single numbers and lists of numbers always convert.
         on_full: What to do when there is no room; as the server says when left out.
         connect_timeout_s: How long to wait for the learner to appear.
         peer_timeout_s: How long a blocked call waits for a new learner when the learner has died, before it raises
@@ -49,12 +52,13 @@ class ShmRecordClient(ShmLifetime, RecordProducer, AsyncRecordSends):
         schema: RecordSchema | Mapping[str, Any],
         *,
         producer_id: int | None = None,
+        casting: Casting = "no",
         on_full: OnFull | None = None,
         connect_timeout_s: float = 10.0,
         peer_timeout_s: float | None = 60.0,
     ) -> ShmRecordClient:
         """Attaches, and takes a lane."""
-        schema = RecordSchema.of(schema)
+        schema = RecordSchema.of(schema, casting)
         with explained(schema):
             self = super().__new__(cls, name, schema.plan(), producer_id, on_full, connect_timeout_s, peer_timeout_s)
         self._open(RecordProducer, peer_timeout_s)

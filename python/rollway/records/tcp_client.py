@@ -8,6 +8,7 @@ from typing import Any
 
 from rollway._core import TcpRecordSender
 from rollway.records.async_sends import AsyncRecordSends
+from rollway.schema.arrays import Casting
 from rollway.schema.pytree import explained
 from rollway.schema.record import RecordSchema
 from rollway.transport.tcp_lifetime import TcpLifetime
@@ -41,6 +42,8 @@ class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
             file). Turns TLS on.
         server_name: The name in the learner's certificate, when it is not ``host``.
         producer_id: The number that the learner sees on this worker's records; the next free one when left out.
+        casting: ``"same_kind"`` converts arrays of another dtype while they are sent, where all numbers fit. With
+            ``"no"`` they are refused. Single numbers and lists of numbers always convert.
         connect_timeout_s: How long to wait for the learner to appear.
         reconnect_timeout_s: How long to try again after a connection was lost, before the next call raises
             `ConnectionClosedError`.
@@ -69,12 +72,13 @@ class TcpRecordClient(TcpLifetime, TcpRecordSender, AsyncRecordSends):
         ca: str | os.PathLike[str] | None = None,
         server_name: str | None = None,
         producer_id: int | None = None,
+        casting: Casting = "no",
         connect_timeout_s: float = 10.0,
         reconnect_timeout_s: float = 60.0,
         keepalive_s: float = 5.0,
     ) -> TcpRecordClient:
         """Connects."""
-        schema = RecordSchema.of(schema)
+        schema = RecordSchema.of(schema, casting)
         options = TcpOptions(token, ca, server_name, connect_timeout_s, reconnect_timeout_s, keepalive_s)
         with explained(schema):
             self = super().__new__(cls, host, port, schema.plan(), max_inflight_msgs, producer_id, options)

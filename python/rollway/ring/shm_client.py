@@ -6,6 +6,7 @@ from typing import Any
 
 from rollway._core import Producer, Slot
 from rollway.ring.async_sends import AsyncSends
+from rollway.schema.arrays import Casting
 from rollway.schema.pytree import Schema, explained
 from rollway.transport.policies import OnFull
 from rollway.transport.shm_lifetime import ShmLifetime
@@ -23,6 +24,8 @@ class ShmClient(ShmLifetime, Producer, AsyncSends):
         name: The name of the learner's `ShmTransport`.
         example: One sample, as given to the `Server`. A difference is an error that names the leaf.
         producer_id: The number that the learner sees on this worker's samples; the next free one when left out.
+        casting: ``"same_kind"`` converts arrays of another dtype while they are sent, where all numbers fit. With
+            ``"no"`` they are refused. Single numbers and lists of numbers always convert.
         on_full: What to do when there is no room; as the server says when left out.
         connect_timeout_s: How long to wait for the learner to appear.
         peer_timeout_s: How long a blocked call waits for a new learner when the learner has died, before it raises
@@ -45,12 +48,13 @@ class ShmClient(ShmLifetime, Producer, AsyncSends):
         example: Any,
         *,
         producer_id: int | None = None,
+        casting: Casting = "no",
         on_full: OnFull | None = None,
         connect_timeout_s: float = 10.0,
         peer_timeout_s: float | None = 60.0,
     ) -> ShmClient:
         """Attaches to the ring."""
-        schema = Schema.of(example)
+        schema = Schema.of(example, casting)
         with explained(schema):
             self = super().__new__(cls, name, schema.plan(), producer_id, on_full, connect_timeout_s, peer_timeout_s)
         self._open(Producer, peer_timeout_s)

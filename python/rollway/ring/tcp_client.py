@@ -7,6 +7,7 @@ from typing import Any
 
 from rollway._core import TcpSender
 from rollway.ring.async_sends import AsyncSends
+from rollway.schema.arrays import Casting
 from rollway.schema.pytree import Schema, explained
 from rollway.transport.tcp_lifetime import TcpLifetime
 from rollway.transport.tcp_options import TcpOptions
@@ -34,6 +35,8 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
             file): turns TLS on.
         server_name: The name in the learner's certificate, when it is not ``host``.
         producer_id: The number that the learner sees on this worker's samples; the next free one when left out.
+        casting: ``"same_kind"`` converts arrays of another dtype while they are sent, where all numbers fit. With
+            ``"no"`` they are refused. Single numbers and lists of numbers always convert.
         connect_timeout_s: How long to wait for the learner to appear.
         reconnect_timeout_s: How long to try again after a connection was lost, before the next call raises
             `ConnectionClosedError`.
@@ -62,12 +65,13 @@ class TcpClient(TcpLifetime, TcpSender, AsyncSends):
         ca: str | os.PathLike[str] | None = None,
         server_name: str | None = None,
         producer_id: int | None = None,
+        casting: Casting = "no",
         connect_timeout_s: float = 10.0,
         reconnect_timeout_s: float = 60.0,
         keepalive_s: float = 5.0,
     ) -> TcpClient:
         """Connects."""
-        schema = Schema.of(example)
+        schema = Schema.of(example, casting)
         options = TcpOptions(token, ca, server_name, connect_timeout_s, reconnect_timeout_s, keepalive_s)
         with explained(schema):
             self = super().__new__(cls, host, port, schema.plan(), max_inflight_msgs, producer_id, options)

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import cmath
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from rollway.errors import SchemaMismatch
+from rollway.errors import InvalidArgument, SchemaMismatch
+
+Casting = Literal["no", "same_kind"]
+"""Whether arrays of another dtype are converted: not at all, or like numpy's ``same_kind`` where all numbers fit."""
 
 
 def describe(dtype: np.dtype[Any] | str, shape: Sequence[int | str]) -> str:
@@ -45,21 +48,30 @@ def as_array(value: Any, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[A
     )
 
 
-def as_leaf(value: Any, path: str, dtype: np.dtype[Any], dims: Sequence[int | str]) -> np.ndarray[Any, Any]:
-    """The value as an array for a leaf: single numbers and lists of numbers take its dtype, arrays keep theirs.
+def as_leaf(
+    value: Any, path: str, dtype: np.dtype[Any], dims: Sequence[int | str], casting: Casting = "no"
+) -> np.ndarray[Any, Any]:
+    """The value as an array for a leaf: single numbers and lists of numbers take its dtype.
 
-    Numbers convert like numpy's ``same_kind``: [1, 2] fits float32, but [1.5] does not fit int32. A number that is out
-    of range is refused.
+    Arrays keep theirs, unless ``casting`` is ``"same_kind"``. Numbers convert like numpy's ``same_kind``: [1, 2] fits
+    float32, but [1.5] does not fit int32. A number that is out of range is refused.
     """
     if isinstance(value, list | tuple):
         return _listed(value, path, dtype, dims)
     array = as_array(value, path, dtype)
-    if array.ndim or array.dtype == dtype:
+    if array.dtype == dtype or (array.ndim and casting == "no"):
         return array
     converted = _of_same_kind(array, dtype)
     if converted is None:
-        raise SchemaMismatch(f"leaf '{path}' is the {array.dtype} {array.item()!r}, which does not fit {dtype}")
+        given = f"has values of {array.dtype}" if array.ndim else f"is the {array.dtype} {array.item()!r}"
+        raise SchemaMismatch(f"leaf '{path}' {given}, which {'do' if array.ndim else 'does'} not fit {dtype}")
     return converted
+
+
+def check_casting(casting: str) -> None:
+    """Raises `InvalidArgument` for a word that is no `Casting`."""
+    if casting not in ("no", "same_kind"):
+        raise InvalidArgument(f"casting = {casting!r}; it must be 'no' or 'same_kind'")
 
 
 def _of_same_kind(numbers: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:

@@ -21,7 +21,7 @@ import optree
 
 from rollway._core import Plan, read_schema
 from rollway.errors import ForeignSchema, SchemaMismatch
-from rollway.schema.arrays import as_array, as_leaf, describe
+from rollway.schema.arrays import Casting, as_array, as_leaf, check_casting, describe
 from rollway.schema.leaves import WHOLE, Leaf, as_example
 
 NAMESPACE = "rollway"
@@ -73,12 +73,14 @@ class Schema:
     ['done: bool[]', 'obs: float32[4]']
     """
 
-    def __init__(self, leaves: list[Leaf], treedef: optree.PyTreeSpec) -> None:
+    def __init__(self, leaves: list[Leaf], treedef: optree.PyTreeSpec, casting: Casting = "no") -> None:
+        check_casting(casting)
         self.leaves = leaves
         self.treedef = treedef
+        self.casting: Casting = casting
 
     @classmethod
-    def of(cls, example: Any) -> Schema:
+    def of(cls, example: Any, casting: Casting = "no") -> Schema:
         """The schema of an example, whose values do not matter. Leaves may have any of the forms of `leaves`."""
         register_dataclasses(example)
         example = as_example(example, NAMESPACE)
@@ -106,7 +108,7 @@ class Schema:
                     "that are not text. Declare them in the order of their offsets"
                 ) from None
             leaves.append(Leaf(name, array.dtype, array.shape))
-        return cls(leaves, treedef)
+        return cls(leaves, treedef, casting)
 
     @functools.cached_property
     def text(self) -> bytes:
@@ -117,7 +119,7 @@ class Schema:
     def plan(self) -> Plan:
         """The schema, compiled for native code."""
         leaves = [(leaf.dtype, list(leaf.shape), leaf.row_bytes) for leaf in self.leaves]
-        return Plan(self, self.text, leaves, _native_tree(self.treedef))
+        return Plan(self, self.text, leaves, _native_tree(self.treedef), self.casting == "same_kind")
 
     def unflatten(self, leaves: list[Any]) -> Any:
         """Puts arrays back into the structure of the example."""
@@ -140,7 +142,8 @@ class Schema:
         return [np.ascontiguousarray(array) for array in arrays]
 
     def _fit(self, leaf: Leaf, value: Any, stacked: bool) -> np.ndarray[Any, Any]:
-        array = as_leaf(value, leaf.name, leaf.dtype, ("n", *leaf.shape) if stacked else leaf.shape)
+        dims: tuple[int | str, ...] = ("n", *leaf.shape) if stacked else leaf.shape
+        array = as_leaf(value, leaf.name, leaf.dtype, dims, self.casting)
         shape = array.shape[1:] if stacked else array.shape
         if stacked and array.ndim == 0:
             raise SchemaMismatch(f"leaf '{leaf.name}' is {array.dtype}[]: send_many needs a leading dimension")

@@ -5,6 +5,7 @@ It checks and converts what is sent. Native code calls it only for records that 
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ import numpy as np
 
 from rollway._core import RecordPlan, read_schema
 from rollway.errors import ForeignSchema, SchemaMismatch
-from rollway.schema.arrays import as_leaf, describe
+from rollway.schema.arrays import Casting, as_leaf, check_casting, describe
 from rollway.schema.leaves import Leaf, read_leaves
 from rollway.schema.pytree import dtype_text, explain, known_dtype, leaves_differ, short
 
@@ -45,11 +46,18 @@ class RecordSchema(Mapping[str, Leaf]):
         self._leaves = leaves
         self.leaves = tuple(leaves.values())
         """The same, in order."""
+        self.casting: Casting = "no"
 
     @classmethod
-    def of(cls, schema: RecordSchema | Mapping[str, Any]) -> RecordSchema:
-        """A schema; returns one that is given."""
-        return schema if isinstance(schema, RecordSchema) else cls(schema)
+    def of(cls, schema: RecordSchema | Mapping[str, Any], casting: Casting = "no") -> RecordSchema:
+        """A schema; returns one that is given, unless it casts otherwise."""
+        check_casting(casting)
+        given = schema if isinstance(schema, RecordSchema) else cls(schema)
+        if given.casting == casting:
+            return given
+        casts = copy.copy(given)
+        casts.casting = casting
+        return casts
 
     @classmethod
     def from_text(cls, text: bytes) -> RecordSchema:
@@ -86,7 +94,7 @@ class RecordSchema(Mapping[str, Leaf]):
     def plan(self) -> RecordPlan:
         """The schema, compiled for native code."""
         leaves = [(leaf.name, leaf.dtype, list(leaf.shape), leaf.row_bytes, leaf.ragged) for leaf in self.leaves]
-        return RecordPlan(self, self.text, leaves)
+        return RecordPlan(self, self.text, leaves, self.casting == "same_kind")
 
     def conform(self, data: Any) -> list[np.ndarray[Any, Any]]:
         """The leaves of ``data`` as exact, contiguous arrays. Raises `SchemaMismatch` that names what does not fit."""
@@ -94,7 +102,7 @@ class RecordSchema(Mapping[str, Leaf]):
             raise SchemaMismatch(f"a record is a dict of {', '.join(self)}; this is a {type(data).__name__}")
         if data.keys() != self._leaves.keys():
             raise leaves_differ("record", self.keys(), {str(name) for name in data})
-        return [_fit(leaf, data[leaf.name]) for leaf in self.leaves]
+        return [_fit(leaf, data[leaf.name], self.casting) for leaf in self.leaves]
 
     def explain(self, foreign: ForeignSchema) -> SchemaMismatch:
         """The error that says how another schema differs from this one."""
@@ -111,10 +119,10 @@ def _leaf_from_text(name: str, described: Any, dims: tuple[Any, ...]) -> Leaf:
     return Leaf(name, dtype, dims[ragged:], ragged)
 
 
-def _fit(leaf: Leaf, value: Any) -> np.ndarray[Any, Any]:
+def _fit(leaf: Leaf, value: Any, casting: Casting) -> np.ndarray[Any, Any]:
     if type(value) is np.ndarray and _is_exact(leaf, value):
         return value
-    array = as_leaf(value, leaf.name, leaf.dtype, leaf.dims)
+    array = as_leaf(value, leaf.name, leaf.dtype, leaf.dims, casting)
     shape = array.shape[1:] if leaf.ragged and array.ndim else array.shape
     if array.dtype != leaf.dtype or shape != leaf.shape or (leaf.ragged and array.ndim == 0):
         raise SchemaMismatch(

@@ -333,3 +333,51 @@ def test_a_replay_buffer_takes_tensors_and_lists_natively(torch, monkeypatch):
         batch = buffer.sample(50)
         assert {tuple(row) for row in batch["obs"].tolist()} == {(0, 1), (4, 5)}
         assert set(batch["rewards"].tolist()) == {1, 2.5} and set(batch["truncated"].tolist()) == {0, 1}
+
+
+CASTS = [("float64", "float32"), ("int64", "int32"), ("int64", "float32"), ("bool", "float32"), ("uint8", "float32")]
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize(("given", "wanted"), [*CASTS, ("int16", "uint8"), ("float32", "float64"), ("bool", "int8")])
+def test_a_client_that_casts_converts_arrays_natively(name, given, wanted):
+    array = np.array([[0, 1], [1, 0], [1, 1]], given)
+    example, schema = {"x": np.zeros((3, 2), wanted)}, {"x": f"{wanted}[*,2]"}
+    with rollway.Server(example, 1, rollway.ShmTransport(name)) as server:
+        with rollway.ShmClient(name, example, casting="same_kind") as client:
+            for sent in (array, np.asfortranarray(array), np.repeat(array, 2, 1)[:, ::2]):
+                client.send({"x": sent})
+                found = server.sample(timeout=5)["x"]
+                assert found.dtype == wanted and found[0].tolist() == array.astype(wanted).tolist()
+    with rollway.RecordServer(schema, rollway.ShmTransport(name)) as records:
+        with rollway.ShmRecordClient(name, schema, casting="same_kind") as client:
+            client.send({"x": array})
+            assert records.read(timeout=5)["x"].tolist() == array.astype(wanted).tolist()
+
+
+@pytest.mark.parametrize(
+    ("array", "wanted"),
+    [(np.array([300]), "int8"), (np.array([-1]), "uint8"), (np.array([1e300]), "float32"), (np.array([1.0]), "int64")],
+    ids=str,
+)
+def test_a_client_that_casts_refuses_what_does_not_fit(name, array, wanted):
+    example = {"x": np.zeros(1, wanted)}
+    with rollway.Server(example, 1, rollway.ShmTransport(name)):
+        with rollway.ShmClient(name, example, casting="same_kind") as client:
+            with pytest.raises(
+                rollway.SchemaMismatch, match=rf"'x' has values of {array.dtype}, which do not fit {wanted}"
+            ):
+                client.send({"x": array})
+        with pytest.raises(rollway.InvalidArgument, match="casting = 'unsafe'"):
+            rollway.ShmClient(name, example, casting="unsafe")
+
+
+def test_remote_clients_cast_too():
+    schema = {"x": "float32[*]"}
+    with rollway.RecordServer(schema, rollway.TcpTransport()) as records:
+        with rollway.TcpRecordClient("localhost", records.port, schema, casting="same_kind") as client:
+            client.send({"x": np.arange(3)})
+            assert records.read(timeout=5)["x"].tolist() == [0, 1, 2]
+        with rollway.TcpRecordClient("localhost", records.port, schema) as client:
+            with pytest.raises(rollway.SchemaMismatch, match=r"'x' is int64\[3\] here but float32\[\*\]"):
+                client.send({"x": np.arange(3)})

@@ -116,7 +116,7 @@ fn column(field: &Leaf, object: &Bound<'_, PyAny>, scratch: &mut Scratch) -> PyR
             return Ok(None);
         }
     }
-    scratch.kept.push(exact.unbind());
+    scratch.memory().kept.push(exact.unbind());
     Ok(Some(column))
 }
 

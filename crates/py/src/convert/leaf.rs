@@ -13,6 +13,8 @@ pub struct Leaf {
     pub bytes: usize,
     /// What it holds; `None`: something else than numbers in this machine's byte order.
     pub number: Option<Number>,
+    /// Arrays of another dtype of the same kind are converted.
+    pub casts: bool,
     /// The address of numpy's type for arrays.
     pub ndarray: usize,
 }
@@ -20,7 +22,12 @@ pub struct Leaf {
 impl Leaf {
     pub fn new(py: Python<'_>, descr: Py<PyAny>, shape: Vec<npy_intp>, bytes: usize) -> PyResult<Leaf> {
         let number = Number::of(descr.bind(py))?;
-        Ok(Leaf { descr, shape, bytes, number, ndarray: ndarray_type(py) as usize })
+        Ok(Leaf { descr, shape, bytes, number, casts: false, ndarray: ndarray_type(py) as usize })
+    }
+
+    /// The same leaf, which converts arrays or refuses them.
+    pub fn casting(self, casts: bool) -> Leaf {
+        Leaf { casts, ..self }
     }
 
     /// Whether these are the dimensions of one sample. One by one: they are few, and a call to compare them costs more.

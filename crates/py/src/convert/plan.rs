@@ -47,7 +47,7 @@ struct Slot {
     read: ffi::descrgetfunc,
 }
 
-/// `Plan(schema, text, leaves, tree)`: built by `rollway.schema.pytree.Schema`, used by every handle.
+/// `Plan(schema, text, leaves, tree, casts)`: built by `rollway.schema.pytree.Schema`, used by every handle.
 ///
 /// `leaves` is a list of `(dtype, shape, bytes)`; `tree` is `int` for a leaf, `("dict", None, [(key, tree), …])`,
 /// `("tuple", class, [tree, …])`, `("list", None, [tree, …])`, `("object", class, [(name, slot, tree), …])`, or `None` where
@@ -66,14 +66,16 @@ pub struct Plan {
 #[pymethods]
 impl Plan {
     #[new]
+    #[pyo3(signature = (schema, text, leaves, tree, casts=false))]
     fn new(
         py: Python<'_>,
         schema: Py<PyAny>,
         text: Vec<u8>,
         leaves: Vec<(Py<PyAny>, Vec<npy_intp>, usize)>,
         tree: Bound<'_, PyAny>,
+        casts: bool,
     ) -> PyResult<Self> {
-        let leaf = |(descr, shape, bytes)| Leaf::new(py, descr, shape, bytes);
+        let leaf = |(descr, shape, bytes)| Ok(Leaf::new(py, descr, shape, bytes)?.casting(casts));
         let leaves: Vec<Leaf> = leaves.into_iter().map(leaf).collect::<PyResult<_>>()?;
         crate::convert::schema::check(py, &text, leaves.iter().map(|leaf| leaf.bytes))?;
         let root = Node::compile(&tree, leaves.len())?;

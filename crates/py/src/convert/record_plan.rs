@@ -31,7 +31,7 @@ impl RecordLeaf {
     }
 }
 
-/// `RecordPlan(schema, text, leaves)`: built by `rollway.schema.record.RecordSchema`, used by every handle.
+/// `RecordPlan(schema, text, leaves, casts)`: built by `rollway.schema.record.RecordSchema`, used by every handle.
 ///
 /// `leaves` is a list of `(name, dtype, shape, row_bytes, ragged)`.
 #[pyclass(frozen, module = "rollway._core")]
@@ -48,17 +48,19 @@ pub struct RecordPlan {
 impl RecordPlan {
     #[new]
     #[allow(clippy::type_complexity)] // One row of a table.
+    #[pyo3(signature = (schema, text, leaves, casts=false))]
     fn new(
         py: Python<'_>,
         schema: Py<PyAny>,
         text: Vec<u8>,
         leaves: Vec<(Py<PyString>, Py<PyAny>, Vec<npy_intp>, usize, bool)>,
+        casts: bool,
     ) -> PyResult<Self> {
         let leaf =
             |(name, descr, shape, bytes, ragged): (Py<PyString>, Py<PyAny>, Vec<npy_intp>, _, bool)| {
                 // Interned, as the names in a worker's dict are: then looking it up compares two pointers.
                 let name = PyString::intern(py, name.bind(py).to_str()?).unbind();
-                Ok(RecordLeaf { name, array: Leaf::new(py, descr, shape, bytes)?, ragged })
+                Ok(RecordLeaf { name, array: Leaf::new(py, descr, shape, bytes)?.casting(casts), ragged })
             };
         let leaves: Vec<RecordLeaf> = leaves.into_iter().map(leaf).collect::<PyResult<_>>()?;
         crate::convert::schema::check(py, &text, leaves.iter().map(|leaf| leaf.array.bytes))?;
@@ -153,7 +155,7 @@ impl Parts {
         }
         let data = data.cast_exact::<PyDict>()?; // As `find` saw it, with `str` itself for keys: no Python code runs.
         for leaf in &plan.leaves {
-            self.scratch.kept.extend(data.get_item(&leaf.name)?.map(Bound::unbind));
+            self.scratch.memory().kept.extend(data.get_item(&leaf.name)?.map(Bound::unbind));
         }
         Ok(())
     }
@@ -276,7 +278,7 @@ impl Parts {
     #[cold]
     pub fn convert(&mut self, plan: &RecordPlan, data: &Bound<'_, PyAny>) -> PyResult<()> {
         let scratch = std::mem::take(&mut self.scratch);
-        if scratch.wants_kept && self.read_kept(plan, data)?.is_some() {
+        if scratch.wants_kept() && self.read_kept(plan, data)?.is_some() {
             return Ok(());
         }
         self.scratch = Scratch::default();
@@ -289,11 +291,11 @@ impl Parts {
         self.is_borrowed = true;
         self.keep(plan, data)?;
         self.is_borrowed = false;
-        if self.scratch.kept.len() != plan.leaves.len() {
+        if self.scratch.memory().kept.len() != plan.leaves.len() {
             return Ok(None);
         }
         for (index, leaf) in plan.leaves.iter().enumerate() {
-            let value = self.scratch.kept[index].bind(data.py()).clone();
+            let value = self.scratch.kept(data.py(), index);
             let found = self.scratch.read_kept(&leaf.array, leaf.dims(), &value, plan.leaves.len());
             let Some(found) = found else { return Ok(None) };
             self.push(found);
@@ -310,7 +312,7 @@ impl Parts {
         for (leaf, array) in plan.leaves.iter().zip(list.iter()) {
             let (data, rows) = exact::conformed(&array, leaf.ragged)?;
             self.push(Found { data, rows });
-            self.scratch.kept.push(array.unbind());
+            self.scratch.memory().kept.push(array.unbind());
         }
         Ok(())
     }

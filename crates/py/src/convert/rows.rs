@@ -70,7 +70,7 @@ impl Rows {
     pub fn keep(&mut self, plan: &Plan, data: &Bound<'_, PyAny>) -> PyResult<()> {
         if self.is_borrowed {
             let values = plan.values(data).ok_or_else(|| PyRuntimeError::new_err("the sample changed"))?;
-            self.scratch.kept.extend(values);
+            self.scratch.memory().kept.extend(values);
             self.is_borrowed = false;
         }
         Ok(())
@@ -90,14 +90,14 @@ impl Rows {
     fn find_kept(&mut self, plan: &Plan, data: &Bound<'_, PyAny>, dims: Dims) -> bool {
         self.is_borrowed = false;
         let scratch = std::mem::take(&mut self.scratch);
-        scratch.wants_kept && self.read_kept(plan, data, dims).is_some()
+        scratch.wants_kept() && self.read_kept(plan, data, dims).is_some()
     }
 
     fn read_kept(&mut self, plan: &Plan, data: &Bound<'_, PyAny>, dims: Dims) -> Option<()> {
-        self.scratch.kept = plan.values(data)?;
+        self.scratch.memory().kept = plan.values(data)?;
         let mut count = None;
         for (index, leaf) in plan.leaves.iter().enumerate() {
-            let value = self.scratch.kept[index].bind(data.py()).clone();
+            let value = self.scratch.kept(data.py(), index);
             let found = self.scratch.read_kept(leaf, dims, &value, plan.leaves.len())?;
             if *count.get_or_insert(found.rows) != found.rows {
                 return None;
@@ -122,7 +122,7 @@ impl Rows {
             *place = address;
         }
         self.count = arrays.first().map_or(0, |&(_, rows)| rows);
-        self.scratch.kept.push(list.into_any().unbind());
+        self.scratch.memory().kept.push(list.into_any().unbind());
         Ok(())
     }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | a contiguous array of the leaf's dtype and shape, of numpy, torch or JAX | its own memory |
 //! | the same with gaps or in another order | copied into order |
+//! | the same with another dtype of the same kind, if the client casts | converted number by number |
 //! | a Python or numpy number, or an array without dimensions | converted (see [`scalar`](crate::convert::scalar)) |
 //! | lists and tuples of numbers, nested as the leaf has dimensions | converted number by number |
 //!
@@ -17,6 +18,7 @@ use crate::convert::view::{Buffer, Library, View};
 use numpy::npyffi::npy_intp;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use smallvec::SmallVec;
 
 /// Where the bytes of a value are, and how many rows they are; 1 for a leaf of one fixed shape.
 pub struct Found {
@@ -24,16 +26,20 @@ pub struct Found {
     pub rows: usize,
 }
 
-/// The memory of values that had to be converted, and what keeps others in place.
+/// The memory of values that had to be converted, and what keeps others in place. A sample of exact arrays has none of it, and
+/// pays for one pointer.
 #[derive(Default)]
-pub struct Scratch {
+pub struct Scratch(Option<Box<Memory>>);
+
+#[derive(Default)]
+pub struct Memory {
     /// Single numbers. It never grows beyond its first capacity, so that they stay where they are.
-    numbers: Vec<[u8; 8]>,
+    numbers: SmallVec<[[u8; 8]; 16]>,
     copies: Vec<Vec<u8>>,
     buffers: Vec<Buffer>,
     pub kept: Vec<Py<PyAny>>,
     /// A value was met that can be looked at only while it is kept: Python code may run, or the GIL be released.
-    pub wants_kept: bool,
+    wants_kept: bool,
 }
 
 /// How a leaf is given.
@@ -46,8 +52,22 @@ pub enum Dims {
 }
 
 impl Scratch {
+    pub fn memory(&mut self) -> &mut Memory {
+        self.0.get_or_insert_default()
+    }
+
+    /// Whether [`read`](Self::read) met a value that can be looked at only while it is kept.
+    pub fn wants_kept(&self) -> bool {
+        self.0.as_ref().is_some_and(|memory| memory.wants_kept)
+    }
+
+    /// One of the values that are kept.
+    pub fn kept<'py>(&mut self, py: Python<'py>, index: usize) -> Bound<'py, PyAny> {
+        self.memory().kept[index].bind(py).clone()
+    }
+
     /// Finds the bytes of a value, without running any Python code. `None`: Python has to look at it; or
-    /// [`read_kept`](Self::read_kept), if `wants_kept` is set now.
+    /// [`read_kept`](Self::read_kept), if it [`wants_kept`](Self::wants_kept) now.
     ///
     /// # Safety
     /// The GIL is held and `object` is alive. `leaves` is the number of leaves of the sample or record, the same in all calls.
@@ -90,7 +110,7 @@ impl Scratch {
                 }
                 Some(Library::Other) => None,
                 Some(Library::Jax) | None => {
-                    self.wants_kept = true;
+                    self.memory().wants_kept = true;
                     None
                 }
             }
@@ -110,7 +130,7 @@ impl Scratch {
             Library::Jax => {
                 let buffer = Buffer::of(object)?;
                 let view = View::of_buffer(&buffer);
-                self.buffers.push(buffer);
+                self.memory().buffers.push(buffer);
                 // SAFETY: the buffer is kept until the end.
                 unsafe { self.view(py, leaf, dims, view, leaves) }
             }
@@ -125,14 +145,15 @@ impl Scratch {
             return None;
         }
         let bytes = leaf.number?.bytes(value)?;
-        if self.numbers.capacity() == 0 {
-            self.numbers.reserve_exact(leaves);
+        let numbers = &mut self.memory().numbers;
+        if numbers.is_empty() {
+            numbers.reserve_exact(leaves);
         }
-        if self.numbers.len() == self.numbers.capacity() {
+        if numbers.len() == numbers.capacity() {
             return None; // A leaf was read twice: nothing must move.
         }
-        self.numbers.push(bytes);
-        Some(Found { data: self.numbers.last()?.as_ptr(), rows: 1 })
+        numbers.push(bytes);
+        Some(Found { data: numbers.last()?.as_ptr(), rows: 1 })
     }
 
     /// An array of another library, or one that is not exact.
@@ -152,10 +173,17 @@ impl Scratch {
             _ => !view.descr.is_null() && equal_dtypes(py, view.descr, leaf),
         };
         if !same {
-            let is_scalar = view.dims.is_empty() && leaf.shape.is_empty();
-            // SAFETY: the memory holds one number of that kind.
-            let value = unsafe { view.number.filter(|_| is_scalar)?.read(view.data) }?;
-            return self.number(leaf, dims, value, leaves);
+            let given = view.number?;
+            if view.dims.is_empty() && leaf.shape.is_empty() {
+                // SAFETY: the memory holds one number of that kind.
+                let value = unsafe { given.read(view.data) }?;
+                return self.number(leaf, dims, value, leaves);
+            }
+            let wanted = leaf.number.filter(|_| leaf.casts)?;
+            let rows = rows_of(leaf, dims, &view.dims)?;
+            let mut copy = Vec::with_capacity(rows * leaf.bytes);
+            // SAFETY: the dimensions, strides and kind of number are those of the memory.
+            return unsafe { append_cast(&mut copy, &view, given, wanted) }.then(|| self.copied(copy, rows));
         }
         let rows = rows_of(leaf, dims, &view.dims)?;
         let item = leaf.bytes.checked_div(elements(&leaf.shape))?;
@@ -200,7 +228,7 @@ impl Scratch {
 
     fn copied(&mut self, copy: Vec<u8>, rows: usize) -> Found {
         let data = copy.as_ptr(); // The bytes stay where they are when the vector moves.
-        self.copies.push(copy);
+        self.memory().copies.push(copy);
         Found { data, rows }
     }
 }
@@ -287,6 +315,79 @@ unsafe fn append_items<const BYTES: usize>(
     // SAFETY: as the caller promises.
     let item = |index| unsafe { from.offset(index * stride).cast::<[u8; BYTES]>().read_unaligned() };
     to.extend((0..dim).flat_map(item));
+}
+
+/// Appends the numbers of strided memory as another kind. False when one of them does not fit.
+///
+/// # Safety
+/// The memory holds numbers of that kind.
+unsafe fn append_cast(to: &mut Vec<u8>, view: &View, given: Number, wanted: Number) -> bool {
+    use Number::{Bool, Float, Signed, Unsigned};
+    let (from, dims, strides) = (view.data, &view.dims[..], &view.strides[..]);
+    // The kinds that are met most are told apart once, and not for each number.
+    // SAFETY: as the caller promises.
+    unsafe {
+        match (given, wanted) {
+            (Float(8), Float(4)) => cast::<4>(to, from, dims, strides, Float(8), Float(4)),
+            (Float(4), Float(8)) => cast::<8>(to, from, dims, strides, Float(4), Float(8)),
+            (Signed(8), Float(4)) => cast::<4>(to, from, dims, strides, Signed(8), Float(4)),
+            (Unsigned(1), Float(4)) => cast::<4>(to, from, dims, strides, Unsigned(1), Float(4)),
+            (Bool, Float(4)) => cast::<4>(to, from, dims, strides, Bool, Float(4)),
+            (Signed(8), Signed(4)) => cast::<4>(to, from, dims, strides, Signed(8), Signed(4)),
+            (Signed(4), Signed(8)) => cast::<8>(to, from, dims, strides, Signed(4), Signed(8)),
+            _ => match wanted.size() {
+                1 => cast::<1>(to, from, dims, strides, given, wanted),
+                2 => cast::<2>(to, from, dims, strides, given, wanted),
+                4 => cast::<4>(to, from, dims, strides, given, wanted),
+                _ => cast::<8>(to, from, dims, strides, given, wanted),
+            },
+        }
+    }
+}
+
+/// # Safety
+/// As for [`append_cast`]; the number that is wanted has so many bytes.
+#[inline(always)]
+unsafe fn cast<const BYTES: usize>(
+    to: &mut Vec<u8>,
+    from: *const u8,
+    dims: &[npy_intp],
+    strides: &[npy_intp],
+    given: Number,
+    wanted: Number,
+) -> bool {
+    let mut one = |at: *const u8| {
+        // SAFETY: as the caller promises.
+        let bytes = unsafe { given.read(at) }.and_then(|value| wanted.bytes(value));
+        bytes.is_some_and(|bytes| {
+            to.extend_from_slice(bytes.first_chunk::<BYTES>().expect("at most eight"));
+            true
+        })
+    };
+    // SAFETY: as the caller promises.
+    unsafe { each(from, dims, strides, &mut one) }
+}
+
+/// Calls a function with the address of each item, in order, until it gives false.
+///
+/// # Safety
+/// All items of these dimensions and strides are memory of one object.
+unsafe fn each(
+    from: *const u8,
+    dims: &[npy_intp],
+    strides: &[npy_intp],
+    one: &mut impl FnMut(*const u8) -> bool,
+) -> bool {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match (dims, strides) {
+            ([dim], [stride]) => (0..*dim).all(|index| one(from.offset(index * stride))),
+            ([dim, dims @ ..], [stride, strides @ ..]) => {
+                (0..*dim).all(|index| each(from.offset(index * stride), dims, strides, one))
+            }
+            _ => one(from),
+        }
+    }
 }
 
 /// The numbers of a list, as bytes.
