@@ -60,19 +60,24 @@ class _Room(NamedTuple):
     """The room of one buffer of the ring."""
 
     source: torch.Tensor  # its bytes
+    size: int
     leaves: list[_Leaf]
+    dtypes: set[torch.dtype]
     mapping: Any  # an array: it keeps the memory mapped
 
 
 class _CudaBatches(Iterator[Any]):
     def __init__(self, server: Server, device: torch.device, depth: int) -> None:
-        self._server, self._device, self._depth = server, device, depth
+        self._server, self._depth = server, depth
+        # A number, because torch looks up what a `torch.device` means at every call.
+        self._device = torch.cuda.current_device() if device.index is None else device.index
         self._copies: Any = torch.cuda.Stream(device)
         # Room goes back on a stream beside that of the copies, and holds none of them up.
         self._returns: Any = torch.cuda.Stream(device)
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._rooms: dict[int, _Room] = {}
-        self._pending: deque[tuple[Any, list[torch.Tensor], torch.cuda.Event]] = deque()
+        self._pending: deque[tuple[Any, list[torch.Tensor], Any]] = deque()
+        self._free_events: list[Any] = []  # Making one takes longer than recording it.
         self._ended = False
         self._treedef: optree.PyTreeSpec | None = None
         try:
@@ -93,6 +98,7 @@ class _CudaBatches(Iterator[Any]):
         stream.wait_event(copied)
         for block in blocks:
             block.record_stream(stream)  # Its memory is not used again before that stream is done with it.
+        self._free_events.append(copied)
         return batch
 
     def _taken(self, *, wait: bool) -> Sample | None:
@@ -107,19 +113,24 @@ class _CudaBatches(Iterator[Any]):
             self._ended = True
             return None
 
-    def _sent(self, sample: Sample) -> tuple[Any, list[torch.Tensor], torch.cuda.Event]:
+    def _sent(self, sample: Sample) -> tuple[Any, list[torch.Tensor], Any]:
         """Starts the copy of a sample."""
-        with torch.cuda.stream(self._copies):
-            if len(sample) != self._server.batch_size:  # Closed early: its rows may have been put together elsewhere.
-                with sample:
-                    tensors = optree.tree_map(lambda t: t.to(self._device), sample.torch(), namespace=NAMESPACE)
+        if len(sample) != self._server.batch_size:  # Closed early: its rows may have been put together elsewhere.
+            with torch.cuda.stream(self._copies), sample:
+                tensors = optree.tree_map(lambda t: t.to(self._device), sample.torch(), namespace=NAMESPACE)
                 return tensors, optree.tree_leaves(tensors, namespace=NAMESPACE), self._copies.record_event()
-            room = self._room(sample)
-            block = torch.empty(room.source.numel(), dtype=torch.uint8, device=self._device)
+        room = self._room(sample)
+        copied = self._free_events.pop() if self._free_events else torch.cuda.Event()
+        users = torch.cuda.current_stream(self._device)
+        torch.cuda.set_stream(self._copies)  # As `with torch.cuda.stream(…)`, which takes as long as all the rest.
+        try:
+            block = torch.empty(room.size, dtype=torch.uint8, device=self._device)
             block.copy_(room.source, non_blocking=True)
-            copied = self._copies.record_event()
+            copied.record(self._copies)
+        finally:
+            torch.cuda.set_stream(users)
         self._release_after(copied, sample)
-        of_dtype = {leaf.dtype: block.view(leaf.dtype) for leaf in room.leaves}
+        of_dtype = {dtype: block.view(dtype) for dtype in room.dtypes}
         views = [of_dtype[leaf.dtype].as_strided(leaf.shape, leaf.stride, leaf.start) for leaf in room.leaves]
         assert self._treedef is not None
         return optree.tree_unflatten(self._treedef, views), [block], copied
@@ -140,10 +151,12 @@ class _CudaBatches(Iterator[Any]):
             _Leaf(tensor.dtype, tuple(tensor.shape), tensor.stride(), (place - first) // tensor.element_size())
             for tensor, place in zip(tensors, places, strict=True)
         ]
-        room = _Room(torch.from_numpy(np.frombuffer(memory, np.uint8)), leaves, arrays[0])
+        room = _Room(
+            torch.from_numpy(np.frombuffer(memory, np.uint8)), size, leaves, {leaf.dtype for leaf in leaves}, arrays[0]
+        )
         return self._rooms.setdefault(sample.info.buffer, room)
 
-    def _release_after(self, copied: torch.cuda.Event, sample: Sample) -> None:
+    def _release_after(self, copied: Any, sample: Sample) -> None:
         """Gives the room back when the copy is done."""
         call = sample._release_later()
         if call is None:
