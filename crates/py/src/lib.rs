@@ -101,7 +101,7 @@ mod _core {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.setattr("__version__", env!("CARGO_PKG_VERSION"))?;
         module.py().import("numpy")?;
-        super::convert::array::ndarray_type(module.py());
+        super::convert::numpy_types::ndarray_type(module.py());
         Ok(())
     }
 }

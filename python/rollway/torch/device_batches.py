@@ -10,7 +10,7 @@ import ctypes
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import optree
@@ -21,11 +21,23 @@ from rollway.errors import ConnectionClosedError, InvalidArgument
 from rollway.schema.pytree import NAMESPACE
 from rollway.torch.tensors import as_tensors
 
-if TYPE_CHECKING:
-    from rollway.ring.server import Server
+
+class _BatchSource(Protocol):
+    """A `Server`, as far as its batches are concerned."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+    def sample(self) -> Sample | None: ...
+
+    def try_sample(self) -> Sample | None: ...
+
+    def dataset_iter(self) -> Iterator[Sample]: ...
+
+    def _pin_once(self) -> None: ...
 
 
-def device_batches(server: Server, device: Any, depth: int) -> Iterator[Any]:
+def device_batches(server: _BatchSource, device: Any, depth: int) -> Iterator[Any]:
     """The batches of ``server`` on ``device``, of which ``depth`` are under way or ready at a time."""
     if depth < 1:
         raise InvalidArgument(f"depth = {depth} is out of range: at least 1")
@@ -37,7 +49,7 @@ def device_batches(server: Server, device: Any, depth: int) -> Iterator[Any]:
     return _CudaBatches(server, where, depth)
 
 
-def _host_batches(server: Server, device: torch.device) -> Iterator[Any]:
+def _host_batches(server: _BatchSource, device: torch.device) -> Iterator[Any]:
     for sample in server.dataset_iter():
         with sample:
             tensors = as_tensors(sample.batch)
@@ -67,7 +79,7 @@ class _Room(NamedTuple):
 
 
 class _CudaBatches(Iterator[Any]):
-    def __init__(self, server: Server, device: torch.device, depth: int) -> None:
+    def __init__(self, server: _BatchSource, device: torch.device, depth: int) -> None:
         self._server, self._depth = server, depth
         # A number, because torch looks up what a `torch.device` means at every call.
         self._device = torch.cuda.current_device() if device.index is None else device.index

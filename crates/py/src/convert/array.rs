@@ -1,28 +1,13 @@
 //! numpy arrays over memory of a segment. The array keeps its base alive, and the base keeps the mapping.
 
 use crate::convert::leaf::Leaf;
-use numpy::npyffi::{self, NpyTypes, PY_ARRAY_API, npy_intp};
+use crate::convert::numpy_types::ndarray_type;
+use numpy::npyffi::{self, PY_ARRAY_API, npy_intp};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use smallvec::SmallVec;
 use std::ffi::c_int;
-
-/// The type object of `numpy.ndarray`.
-pub fn ndarray_type(py: Python<'_>) -> *mut ffi::PyTypeObject {
-    // SAFETY: the GIL is held, and numpy's API table is loaded on first use.
-    unsafe { npyffi::get_type_object(py, NpyTypes::PyArray_Type) }
-}
-
-/// Whether a descriptor is numpy's own for a type.
-pub fn is_of_type(py: Python<'_>, descr: *mut npyffi::PyArray_Descr, kind: npyffi::NPY_TYPES) -> bool {
-    // SAFETY: the GIL is held; we give back the reference that we are given. Numpy's own descriptors live for ever.
-    unsafe {
-        let own = PY_ARRAY_API.PyArray_DescrFromType(py, kind as c_int);
-        ffi::Py_DecRef(own.cast());
-        descr == own
-    }
-}
 
 /// Whether a descriptor says the same as that of a leaf.
 pub fn equal_dtypes(py: Python<'_>, descr: *mut npyffi::PyArray_Descr, leaf: &Leaf) -> bool {

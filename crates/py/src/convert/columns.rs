@@ -1,7 +1,7 @@
 //! The columns of one add: where the bytes of each field are, found natively when they are arrays.
 
-use crate::convert::array::{is_of_type, ndarray_type};
 use crate::convert::leaf::Leaf;
+use crate::convert::numpy_types::{is_of_type, ndarray_type};
 use crate::convert::value::{Dims, Scratch};
 use numpy::npyffi::{self, PY_ARRAY_API, npy_intp};
 use pyo3::exceptions::PyRuntimeWarning;

@@ -1,7 +1,7 @@
 //! Looks into Python objects without running Python code, so that pointers borrowed from them stay good meanwhile.
 
-use crate::convert::array::ndarray_type;
 use crate::convert::leaf::Leaf;
+use crate::convert::numpy_types::ndarray_type;
 use numpy::npyffi::{self, npy_intp};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;

@@ -1,6 +1,6 @@
 //! One array of a schema, as numpy knows it.
 
-use crate::convert::array::ndarray_type;
+use crate::convert::numpy_types::ndarray_type;
 use crate::convert::scalar::Number;
 use numpy::npyffi::npy_intp;
 use pyo3::prelude::*;

@@ -9,6 +9,7 @@
 //! | `leaf` | one array of a schema, as numpy knows it |
 //! | `scalar` | kinds of numbers; a Python or numpy number as bytes |
 //! | `numbers` | whole numbers, checked |
+//! | `numpy_types` | the types and dtypes that numpy itself defines |
 //! | `array` | numpy arrays over the memory of a segment |
 //! | `value` | one value that a user gives for a leaf, as bytes |
 //! | `view` | arrays of numpy, torch and JAX, as memory |
@@ -24,6 +25,7 @@ pub mod exact;
 pub mod json;
 pub mod leaf;
 pub mod numbers;
+pub mod numpy_types;
 pub mod plan;
 pub mod record_plan;
 pub mod rows;

@@ -3,7 +3,7 @@
 //! numpy's arrays are read field by field, torch's tensors through DLPack's C exchange API, and JAX's arrays through the
 //! buffer protocol.
 
-use crate::convert::array::ndarray_type;
+use crate::convert::numpy_types::ndarray_type;
 use crate::convert::scalar::Number;
 use numpy::npyffi::{self, npy_intp};
 use pyo3::ffi;

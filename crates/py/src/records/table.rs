@@ -163,7 +163,7 @@ fn bytes_of<'a>(array: &'a Bound<'_, PyAny>) -> PyResult<&'a mut [u8]> {
     // SAFETY: the type is checked before the fields are read. The array is alive while it is borrowed; if another thread
     // writes to it meanwhile, it spoils its own batch, as with any numpy array.
     unsafe {
-        if ffi::Py_TYPE(array.as_ptr()) != crate::convert::array::ndarray_type(py) {
+        if ffi::Py_TYPE(array.as_ptr()) != crate::convert::numpy_types::ndarray_type(py) {
             return Err(named(py, "InvalidArgument", "out must be a numpy array".to_owned()));
         }
         let fields = &(*array.as_ptr().cast::<npyffi::PyArrayObject>()).fields;

@@ -2,10 +2,10 @@
 
 use crate::convert::arguments::deadline;
 use crate::convert::arguments::if_exists;
-use crate::convert::array::{is_of_type, ndarray_type};
 use crate::convert::columns::Columns;
 use crate::convert::leaf::Leaf;
 use crate::convert::numbers;
+use crate::convert::numpy_types::{is_of_type, ndarray_type};
 use crate::errors::{after, blocking, named, to_py};
 use crate::gil::GilCell;
 use crate::stats::set_fields;

@@ -1,6 +1,6 @@
 //! `EnvSink`: where the results of one step go. It takes what is plain, as nearly all of it is; the rest is Python's.
 
-use crate::convert::array;
+use crate::convert::numpy_types;
 use numpy::npyffi::{self, NpyTypes, npy_intp};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -144,7 +144,7 @@ impl Rows {
     unsafe fn exact(&self, py: Python<'_>, object: *mut ffi::PyObject) -> Option<*const u8> {
         // SAFETY: the type is checked first; an ndarray has these fields, and `nd` dimensions.
         unsafe {
-            if ffi::Py_TYPE(object) != array::ndarray_type(py) {
+            if ffi::Py_TYPE(object) != numpy_types::ndarray_type(py) {
                 return None;
             }
             let given = &(*object.cast::<npyffi::PyArrayObject>()).fields;
@@ -174,7 +174,7 @@ impl Numbers {
     /// `None` when it has another kind of number, or not one for each.
     fn of(array: &Bound<'_, PyAny>, envs: usize) -> Option<Numbers> {
         let fields = fields(array)?;
-        let is = |kind| array::is_of_type(array.py(), fields.descr, kind);
+        let is = |kind| numpy_types::is_of_type(array.py(), fields.descr, kind);
         let kind = if is(npyffi::NPY_TYPES::NPY_DOUBLE) {
             Kind::Float64
         } else if is(npyffi::NPY_TYPES::NPY_FLOAT) {
@@ -215,7 +215,7 @@ fn fields<'a>(array: &'a Bound<'_, PyAny>) -> Option<&'a npyffi::PyArrayObject_f
     // SAFETY: the GIL is held, and the type is checked before the fields are read.
     unsafe {
         let object = array.as_ptr();
-        if ffi::Py_TYPE(object) != array::ndarray_type(array.py()) {
+        if ffi::Py_TYPE(object) != numpy_types::ndarray_type(array.py()) {
             return None;
         }
         let fields = &(*object.cast::<npyffi::PyArrayObject>()).fields;

@@ -6,6 +6,7 @@
 //! | `shared`, `end` | what the tasks share; why a connection ends |
 //! | `handshake`, `guesses` | checks clients; slows addresses that guess tokens |
 //! | `header_reader`, `stream` | frame headers from a socket; bytes from and to it, with or without TLS |
+//! | `feed` | what a server needs to know of a ring or a lane |
 //! | `ingress` | what a server feeds: a ring or a lane |
 //! | [`sample_ingress`], [`record_ingress`] | the way into the ring, or a lane, that every transport uses |
 //! | [`room_waiter`] | a thread that waits for room, for all connections |
@@ -16,6 +17,7 @@
 
 mod connection;
 mod end;
+mod feed;
 mod frame_scatter;
 mod guesses;
 mod handshake;
@@ -34,7 +36,8 @@ mod tcp_server;
 mod weight_frames;
 mod weight_source;
 
-pub use ingress::{Feed, Ingress};
+pub use feed::Feed;
+pub use ingress::Ingress;
 pub use record_ingress::RecordIngress;
 pub use sample_ingress::SampleIngress;
 pub use shared::{Refused, TcpServerSpec};

@@ -12,8 +12,8 @@
 
 use super::connection::Connection;
 use super::end::{End, closed, in_time};
+use super::feed::Feed;
 use super::frame_scatter::Span;
-use super::ingress::Feed;
 use super::record_ingress::{RecordIngress, Room};
 use super::session::Progress;
 use super::staging::StagingRoom;

@@ -12,7 +12,7 @@
 //! for a while takes room that there is. Otherwise a large record at the head of the queue could keep out the small one that
 //! the learner needs to complete a group, and so to give back the room that the large one waits for.
 
-use super::ingress::{Feed, FeedFacts};
+use super::feed::{Feed, FeedFacts};
 use super::room_waiter::{RoomSource, RoomWaiter};
 use crate::error::{Damage, Result};
 use crate::net::wire::frame::{Content, LearnerStatus, RecordLimits};

@@ -3,8 +3,8 @@
 
 use super::connection::Connection;
 use super::end::{End, closed};
+use super::feed::Feed;
 use super::frame_scatter::{FrameScatter, Span};
-use super::ingress::Feed;
 use super::room_waiter::Place;
 use super::sample_ingress::SampleIngress;
 use super::session::Progress;

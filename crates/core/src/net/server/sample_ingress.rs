@@ -13,7 +13,7 @@
 //! **Fair.** Turns, and with them spill buffers and the right to wait for room, are given in the order of the requests. No
 //! connection claims past those that wait.
 
-use super::ingress::{Feed, FeedFacts};
+use super::feed::{Feed, FeedFacts};
 use super::room_waiter::{RoomSource, RoomWaiter};
 use crate::error::Result;
 use crate::net::wire::frame::Content;
