@@ -2,7 +2,7 @@
 
 use crate::convert::leaf::Leaf;
 use crate::convert::numpy_types::{is_of_type, ndarray_type};
-use crate::convert::value::{Dims, Scratch};
+use crate::convert::value::{Dims, Scratch, Wanted};
 use numpy::npyffi::{self, PY_ARRAY_API, npy_intp};
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::ffi;
@@ -77,7 +77,7 @@ fn column(field: &Leaf, object: &Bound<'_, PyAny>, scratch: &mut Scratch) -> PyR
     let py = object.py();
     // SAFETY: the GIL is held and `object` is alive; its type is checked before its fields are read.
     let Some((found, plain)) = (unsafe { plain_column(field, object.as_ptr(), ndarray_type(py)) }) else {
-        let found = scratch.read_kept(field, Dims::Rows, object, 0);
+        let found = scratch.read_kept(Wanted { leaf: field, dims: Dims::Rows, leaves: 0 }, object);
         let stride = field.bytes as isize;
         return Ok(found.map(|found| Column { data: found.data, stride, rows: found.rows }));
     };

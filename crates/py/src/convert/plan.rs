@@ -2,7 +2,7 @@
 
 use crate::convert::exact;
 use crate::convert::leaf::Leaf;
-use crate::convert::value::{Dims, Scratch};
+use crate::convert::value::{Dims, Scratch, Wanted};
 use numpy::npyffi::npy_intp;
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
@@ -243,8 +243,9 @@ impl Visit for Search<'_, '_> {
     #[inline]
     unsafe fn leaf(&mut self, index: usize, object: *mut ffi::PyObject) -> bool {
         let leaves = &self.plan.leaves;
+        let wanted = Wanted { leaf: &leaves[index], dims: self.dims, leaves: leaves.len() };
         // SAFETY: as the caller promises.
-        let found = unsafe { self.scratch.read(self.py, &leaves[index], self.dims, object, leaves.len()) };
+        let found = unsafe { self.scratch.read(self.py, wanted, object) };
         found.is_some_and(|found| {
             self.found[index] = found.data;
             self.dims == Dims::Fixed || *self.rows.get_or_insert(found.rows) == found.rows

@@ -3,7 +3,7 @@
 use crate::convert::exact;
 use crate::convert::leaf::Leaf;
 use crate::convert::numbers;
-use crate::convert::value::{Dims, Found, Scratch};
+use crate::convert::value::{Dims, Found, Scratch, Wanted};
 use numpy::npyffi::npy_intp;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
@@ -23,12 +23,6 @@ pub struct RecordLeaf {
     /// Of a row, if it is ragged; otherwise of the whole.
     pub array: Leaf,
     pub ragged: bool,
-}
-
-impl RecordLeaf {
-    fn dims(&self) -> Dims {
-        if self.ragged { Dims::Rows } else { Dims::Fixed }
-    }
 }
 
 /// `RecordPlan(schema, text, leaves, casts)`: built by `rollway.schema.record.RecordSchema`, used by every handle.
@@ -88,6 +82,12 @@ impl RecordPlan {
             }
         }
         Ok(None)
+    }
+
+    #[inline]
+    fn wanted<'a>(&self, leaf: &'a RecordLeaf) -> Wanted<'a> {
+        let dims = if leaf.ragged { Dims::Rows } else { Dims::Fixed };
+        Wanted { leaf: &leaf.array, dims, leaves: self.leaves.len() }
     }
 
     /// Which of a record's parts a leaf is.
@@ -265,7 +265,7 @@ impl Parts {
                     ffi::PyErr_Clear();
                     return false;
                 }
-                let found = self.scratch.read(py, &leaf.array, leaf.dims(), item, plan.leaves.len());
+                let found = self.scratch.read(py, plan.wanted(leaf), item);
                 found.is_some_and(|found| {
                     self.push(found);
                     true
@@ -296,7 +296,7 @@ impl Parts {
         }
         for (index, leaf) in plan.leaves.iter().enumerate() {
             let value = self.scratch.kept(data.py(), index);
-            let found = self.scratch.read_kept(&leaf.array, leaf.dims(), &value, plan.leaves.len());
+            let found = self.scratch.read_kept(plan.wanted(leaf), &value);
             let Some(found) = found else { return Ok(None) };
             self.push(found);
         }

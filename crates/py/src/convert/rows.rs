@@ -2,7 +2,7 @@
 
 use crate::convert::exact;
 use crate::convert::plan::Plan;
-use crate::convert::value::{Dims, Scratch};
+use crate::convert::value::{Dims, Scratch, Wanted};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -98,7 +98,7 @@ impl Rows {
         let mut count = None;
         for (index, leaf) in plan.leaves.iter().enumerate() {
             let value = self.scratch.kept(data.py(), index);
-            let found = self.scratch.read_kept(leaf, dims, &value, plan.leaves.len())?;
+            let found = self.scratch.read_kept(Wanted { leaf, dims, leaves: plan.leaves.len() }, &value)?;
             if *count.get_or_insert(found.rows) != found.rows {
                 return None;
             }

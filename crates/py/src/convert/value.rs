@@ -51,6 +51,29 @@ pub enum Dims {
     Rows,
 }
 
+/// What a value is wanted for.
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    pub leaf: &'a Leaf,
+    pub dims: Dims,
+    /// How many leaves the sample or record has.
+    pub leaves: usize,
+}
+
+impl Wanted<'_> {
+    /// How many rows of the leaf these dimensions are; `None` when they do not fit.
+    #[inline]
+    fn rows(self, given: &[npy_intp]) -> Option<usize> {
+        match self.dims {
+            Dims::Fixed => self.leaf.has_shape(given).then_some(1),
+            Dims::Rows => {
+                let (&rows, rest) = given.split_first()?;
+                self.leaf.has_shape(rest).then_some(rows as usize)
+            }
+        }
+    }
+}
+
 impl Scratch {
     pub fn memory(&mut self) -> &mut Memory {
         self.0.get_or_insert_default()
@@ -70,18 +93,16 @@ impl Scratch {
     /// [`read_kept`](Self::read_kept), if it [`wants_kept`](Self::wants_kept) now.
     ///
     /// # Safety
-    /// The GIL is held and `object` is alive. `leaves` is the number of leaves of the sample or record, the same in all calls.
+    /// The GIL is held and `object` is alive. `leaves` is the same in all calls.
     #[inline]
     pub unsafe fn read(
         &mut self,
         py: Python<'_>,
-        leaf: &Leaf,
-        dims: Dims,
+        wanted: Wanted<'_>,
         object: *mut ffi::PyObject,
-        leaves: usize,
     ) -> Option<Found> {
         // SAFETY: as the caller promises; nothing runs in between.
-        unsafe { exact_array(leaf, dims, object).or_else(|| self.read_other(py, leaf, dims, object, leaves)) }
+        unsafe { exact_array(wanted, object).or_else(|| self.read_other(py, wanted, object)) }
     }
 
     /// # Safety
@@ -90,24 +111,20 @@ impl Scratch {
     unsafe fn read_other(
         &mut self,
         py: Python<'_>,
-        leaf: &Leaf,
-        dims: Dims,
+        wanted: Wanted<'_>,
         object: *mut ffi::PyObject,
-        leaves: usize,
     ) -> Option<Found> {
         // SAFETY: as the caller promises; types are checked before they are read.
         unsafe {
             if let Some(value) = Scalar::of(py, object) {
-                return self.number(leaf, dims, value, leaves);
+                return self.number(wanted, value);
             }
             if is_sequence(object) {
-                return self.sequence(py, leaf, dims, object);
+                return self.sequence(py, wanted, object);
             }
             match Library::of(py, object) {
-                Some(Library::Numpy) => self.view(py, leaf, dims, View::of_numpy(py, object), leaves),
-                Some(Library::Torch(torch)) => {
-                    self.view(py, leaf, dims, View::of_torch(torch, object)?, leaves)
-                }
+                Some(Library::Numpy) => self.view(py, wanted, View::of_numpy(py, object)),
+                Some(Library::Torch(torch)) => self.view(py, wanted, View::of_torch(torch, object)?),
                 Some(Library::Other) => None,
                 Some(Library::Jax) | None => {
                     self.memory().wants_kept = true;
@@ -118,13 +135,7 @@ impl Scratch {
     }
 
     /// The same for a value that the caller keeps, where [`read`](Self::read) wanted that. Other threads may run meanwhile.
-    pub fn read_kept(
-        &mut self,
-        leaf: &Leaf,
-        dims: Dims,
-        object: &Bound<'_, PyAny>,
-        leaves: usize,
-    ) -> Option<Found> {
+    pub fn read_kept(&mut self, wanted: Wanted<'_>, object: &Bound<'_, PyAny>) -> Option<Found> {
         let py = object.py();
         match Library::of_owned(object) {
             Library::Jax => {
@@ -132,15 +143,16 @@ impl Scratch {
                 let view = View::of_buffer(&buffer);
                 self.memory().buffers.push(buffer);
                 // SAFETY: the buffer is kept until the end.
-                unsafe { self.view(py, leaf, dims, view, leaves) }
+                unsafe { self.view(py, wanted, view) }
             }
             // SAFETY: the GIL is held, and the object is kept.
-            _ => unsafe { self.read(py, leaf, dims, object.as_ptr(), leaves) },
+            _ => unsafe { self.read(py, wanted, object.as_ptr()) },
         }
     }
 
     /// Single numbers are stored one by one.
-    fn number(&mut self, leaf: &Leaf, dims: Dims, value: Scalar, leaves: usize) -> Option<Found> {
+    fn number(&mut self, wanted: Wanted<'_>, value: Scalar) -> Option<Found> {
+        let Wanted { leaf, dims, leaves } = wanted;
         if dims == Dims::Rows || !leaf.shape.is_empty() {
             return None;
         }
@@ -160,14 +172,8 @@ impl Scratch {
     ///
     /// # Safety
     /// The GIL is held, and the memory is alive.
-    unsafe fn view(
-        &mut self,
-        py: Python<'_>,
-        leaf: &Leaf,
-        dims: Dims,
-        view: View,
-        leaves: usize,
-    ) -> Option<Found> {
+    unsafe fn view(&mut self, py: Python<'_>, wanted: Wanted<'_>, view: View) -> Option<Found> {
+        let leaf = wanted.leaf;
         let same = match (view.number, leaf.number) {
             (Some(given), Some(wanted)) => given == wanted,
             _ => !view.descr.is_null() && equal_dtypes(py, view.descr, leaf),
@@ -177,15 +183,15 @@ impl Scratch {
             if view.dims.is_empty() && leaf.shape.is_empty() {
                 // SAFETY: the memory holds one number of that kind.
                 let value = unsafe { given.read(view.data) }?;
-                return self.number(leaf, dims, value, leaves);
+                return self.number(wanted, value);
             }
-            let wanted = leaf.number.filter(|_| leaf.casts)?;
-            let rows = rows_of(leaf, dims, &view.dims)?;
+            let number = leaf.number.filter(|_| leaf.casts)?;
+            let rows = wanted.rows(&view.dims)?;
             let mut copy = Vec::with_capacity(rows * leaf.bytes);
             // SAFETY: the dimensions, strides and kind of number are those of the memory.
-            return unsafe { append_cast(&mut copy, &view, given, wanted) }.then(|| self.copied(copy, rows));
+            return unsafe { append_cast(&mut copy, &view, given, number) }.then(|| self.copied(copy, rows));
         }
-        let rows = rows_of(leaf, dims, &view.dims)?;
+        let rows = wanted.rows(&view.dims)?;
         let item = leaf.bytes.checked_div(elements(&leaf.shape))?;
         if is_contiguous(&view.dims, &view.strides, item) {
             return Some(Found { data: view.data, rows });
@@ -203,10 +209,10 @@ impl Scratch {
     unsafe fn sequence(
         &mut self,
         py: Python<'_>,
-        leaf: &Leaf,
-        dims: Dims,
+        wanted: Wanted<'_>,
         object: *mut ffi::PyObject,
     ) -> Option<Found> {
+        let Wanted { leaf, dims, .. } = wanted;
         let number = leaf.number?;
         // SAFETY: as the caller promises.
         let length = unsafe { ffi::PyObject_Size(object) } as usize;
@@ -238,22 +244,10 @@ impl Scratch {
 /// # Safety
 /// The GIL is held and `object` is alive.
 #[inline]
-unsafe fn exact_array(leaf: &Leaf, dims: Dims, object: *mut ffi::PyObject) -> Option<Found> {
+unsafe fn exact_array(wanted: Wanted<'_>, object: *mut ffi::PyObject) -> Option<Found> {
     // SAFETY: as the caller promises; nothing runs in between.
-    let (given, data) = unsafe { exact::array_like(leaf, object) }?;
-    Some(Found { data, rows: rows_of(leaf, dims, given)? })
-}
-
-/// How many rows of a leaf these dimensions are; `None` when they do not fit.
-#[inline]
-fn rows_of(leaf: &Leaf, dims: Dims, given: &[npy_intp]) -> Option<usize> {
-    match dims {
-        Dims::Fixed => leaf.has_shape(given).then_some(1),
-        Dims::Rows => {
-            let (&rows, rest) = given.split_first()?;
-            leaf.has_shape(rest).then_some(rows as usize)
-        }
-    }
+    let (given, data) = unsafe { exact::array_like(wanted.leaf, object) }?;
+    Some(Found { data, rows: wanted.rows(given)? })
 }
 
 /// # Safety
