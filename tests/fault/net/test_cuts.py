@@ -332,7 +332,7 @@ def test_with_a_token_a_recorded_session_is_refused():
 
 
 @pytest.mark.parametrize("length", [HANDSHAKE, HANDSHAKE + 60, None])
-def test_without_a_token_a_session_that_is_replayed_beside_its_worker_delivers_nothing_and_does_no_harm(length):
+def test_without_a_token_a_replayed_session_delivers_nothing_and_does_no_harm(length):
     with serve() as server, Proxy(server.port) as proxy:
         client, tally = record(server, proxy)
         replay(server.port, bytes(proxy.crossings[0].recorded)[:length])

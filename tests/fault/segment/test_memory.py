@@ -117,7 +117,7 @@ print(os.listdir(sys.argv[1]))
 
 
 @pytest.mark.parametrize("policy", ["block", "error"])
-def test_a_lane_that_cannot_grow_is_an_error_that_costs_nothing_committed_and_goes_on_when_there_is_room(tiny, policy):
+def test_a_lane_that_cannot_grow_is_an_error_and_goes_on_when_there_is_room(tiny, policy):
     at_once, in_time, *async_twins, left = run(LANE.replace("POLICY", repr(policy)), tiny)
     assert len(async_twins) == 3
     for message in (at_once, in_time, *async_twins):

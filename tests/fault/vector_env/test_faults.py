@@ -695,7 +695,7 @@ def interrupt_when(condition):
 
 
 @pytest.mark.timeout(60)
-def test_ctrl_c_while_a_large_action_is_sent_to_one_worker_leaves_no_other_without_its_own(tmp_path):
+def test_ctrl_c_while_a_large_action_is_sent_leaves_no_worker_without_its_own(tmp_path):
     makers = [lambda n=n: Listener(n, gate=tmp_path / "gate") for n in range(4)]
     large = [(np.full(300_000, float(n)),) for n in range(4)]
     with rollway.make_vec(makers, num_workers=2, batch_size=4) as envs:

@@ -256,7 +256,7 @@ def test_environments_together_stop_when_enough_is_waiting(reached, make):
     asyncio.run(run())
 
 
-def test_a_trainer_that_uses_many_batches_in_a_step_and_keeps_them_until_then_is_not_kept_waiting(reached, make):
+def test_a_trainer_that_keeps_many_batches_during_a_step_is_not_kept_waiting(reached, make):
     learner, settings = reached
     groups, steps = 3 * 2, 15  # three batches of two groups, where the environment stops when two batches wait
 

@@ -127,7 +127,7 @@ def test_a_send_that_is_cancelled_in_the_middle_sends_the_rest(learner, sender):
     [group(size=3, length=5_000), {**group(), "images": ["x" * 30_000] * 3}, {**group(), "images": "x" * 30_000}],
     ids=["tokens", "images", "an image for all"],
 )
-def test_a_group_that_is_larger_than_a_lane_is_buried_though_each_of_its_records_would_fit(learner, sender, large):
+def test_a_group_that_is_larger_than_a_lane_ends_as_a_tombstone(learner, sender, large):
     async def run():
         async with asyncio.timeout(SECONDS):
             with pytest.raises(rollway.errors.RecordTooLarge, match=r"a group of 3 .* does not fit into a lane"):

@@ -194,7 +194,7 @@ def test_by_id_the_same_instance_of_two_epochs_and_of_evaluation_do_not_collide(
     assert run(epochs()) == [100, 101, 102]
 
 
-def test_by_id_a_restarted_environment_does_not_complete_the_half_group_of_its_predecessor(server, env):
+def test_by_id_a_restarted_environment_does_not_complete_an_older_half_group(server, env):
     generator = generator_of(server, match="id", group_size=2)
     send_group(env, "7", size=2, run="env:1", order=[0], marks=(100,))
     send_group(env, "7", size=2, run="env:2", marks=(200,))
@@ -615,7 +615,7 @@ def test_when_every_environment_has_died_the_wait_ends(server, child):
         run(generator_of(server, peer_timeout_s=0.1).generate(batch("1")))
 
 
-def test_how_long_to_wait_for_a_new_environment_is_the_generators_setting_and_not_the_servers(name, child):
+def test_how_long_to_wait_for_a_new_environment_is_the_generators_setting(name, child):
     with rollway.RecordServer(made.ATROPOS_SCHEMA, rollway.ShmTransport(name), peer_timeout_s=0.0) as server:
         killed_environment(child, name)
         with pytest.raises(rollway.PeerDied, match=r"none came back within 1.0 s"):

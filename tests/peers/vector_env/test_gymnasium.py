@@ -161,7 +161,7 @@ def test_different_observation_spaces_of_one_shape_can_be_batched():
         assert ours.observation_space == pair[0] and ours.single_observation_space == pair[1]
 
 
-def test_gymnasiums_own_checks_of_environments_pass_as_far_as_they_take_vector_environments():
+def test_gymnasiums_own_checks_pass_as_far_as_they_take_vector_environments():
     with rollway.make_vec("CartPole-v1", 3, num_workers=2) as envs:
         env_checker.check_reset_options(envs)
         env_checker.check_reset_return_type(envs)

@@ -259,7 +259,7 @@ server.close()
 """
 
 
-def test_a_hundred_clients_of_a_learner_that_stands_still_cost_it_little_and_all_is_drained(child):
+def test_a_hundred_clients_of_a_learner_that_stands_still_are_drained(child):
     """At most 32 KiB for each connection, and 12 MiB for the spill buffers and whatever else comes with the first."""
     clients, each = 100, 40
     learner = child(PREAMBLE + STILL, 0)

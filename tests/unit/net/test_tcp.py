@@ -1205,7 +1205,7 @@ def test_a_certificate_that_another_signed_is_trusted_through_its_authority_only
         connect(server, ca=authority.pem).close()
 
 
-def test_an_authority_that_is_not_trusted_and_a_name_that_is_not_in_the_certificate_are_errors(
+def test_an_untrusted_authority_and_a_wrong_name_in_a_certificate_are_errors(
     authority, certificate, tmp_path
 ):
     with serve(transport=rollway.TcpTransport(tls=certificate)) as server:

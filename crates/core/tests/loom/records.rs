@@ -258,7 +258,7 @@ fn room_is_used_again_only_after_its_reader_is_done() {
 }
 
 #[test]
-fn a_producer_that_sleeps_for_several_releases_is_woken_by_a_consumer_that_finds_nothing() {
+fn a_producer_that_sleeps_for_several_releases_is_woken_by_an_idle_consumer() {
     explore(1, || {
         let heap = Heap::new(1, 4, 4);
         let mut ledger = heap.producer(1);
@@ -552,7 +552,7 @@ fn a_killed_producer_leaves_what_it_had_committed_and_its_lane_to_the_next() {
 }
 
 #[test]
-fn a_producer_that_is_killed_in_a_run_leaves_what_it_had_committed_and_the_rest_is_free() {
+fn a_producer_that_is_killed_in_a_run_leaves_what_it_had_committed() {
     const POINTS: &[Point] = &[
         Point::RecordReserved,
         Point::RecordNumbered,

@@ -223,7 +223,7 @@ fn stamps_say_who_sent_what() {
 }
 
 #[test]
-fn clients_hear_of_new_weights_when_they_come_in_with_acknowledgements_and_with_pings() {
+fn clients_hear_of_new_weights_at_once_with_acknowledgements_and_with_pings() {
     let keepalive = Duration::from_millis(50);
     let spec = TcpServerSpec { keepalive, ..TcpServerSpec::default() };
     let learner = Learner::with(64 * KIB, OnFull::Block, spec);

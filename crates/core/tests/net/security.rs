@@ -399,7 +399,7 @@ fn a_server_that_comes_back_has_another_token_and_clients_find_that() {
 }
 
 #[test]
-fn what_a_killed_server_leaves_is_replaced_or_collected_and_that_of_a_live_one_is_not() {
+fn the_token_file_of_a_killed_server_is_replaced_or_collected_but_not_a_live_ones() {
     let free: SocketAddr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let path = file_of(free);
     let leave = || {

@@ -205,7 +205,7 @@ fn nothing_more_is_sent_where_the_records_or_the_producer_are_closed() {
 }
 
 #[test]
-fn a_record_that_cannot_be_written_gives_back_what_is_behind_it_and_those_before_it_are_sent() {
+fn a_record_that_cannot_be_written_gives_back_the_rest_of_its_bundle() {
     let consumer = private();
     let producer = producer(&consumer);
     let records = [Sheet(0, 10), Sheet(1, 10), Sheet(POISON, 10), Sheet(3, 10)];

@@ -11,7 +11,7 @@ pub fn deadline(timeout: Option<f64>) -> PyResult<Deadline> {
     Ok(Deadline::after(timeout.map(seconds).transpose()?))
 }
 
-/// Refuses what is no timeout, also where nobody will wait.
+/// Refuses what is no timeout, also where no call will wait.
 #[inline]
 pub fn check_timeout(timeout: Option<f64>) -> PyResult<()> {
     match timeout {

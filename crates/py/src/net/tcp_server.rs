@@ -126,7 +126,7 @@ impl TcpServer {
         Ok(stats)
     }
 
-    /// The last client that was not let in: who, why, and how many seconds ago; where its schema was the reason, also that, and
+    /// The last client that was not let in: its name, the reason, and how many seconds ago; where its schema was the reason, also that, and
     /// whether it is one of weights.
     fn last_refusal<'py>(
         &self,

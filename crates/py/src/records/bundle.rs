@@ -103,7 +103,7 @@ impl<'a, 'py> Bundle<'a, 'py> {
         check(parts.bytes()).map_err(|error| to_py(py, error))
     }
 
-    /// Holds on to all arrays. Before the GIL is let go, or Python code runs: somebody may take them out of their dicts then.
+    /// Holds on to all arrays. Before the GIL is let go, or Python code runs, which may take them out of their dicts.
     #[cold]
     pub fn keep(&mut self) -> PyResult<()> {
         if !std::mem::replace(&mut self.are_kept, true) {
@@ -199,6 +199,6 @@ fn about(py: Python<'_>, index: usize, error: PyErr) -> PyErr {
         Ok((words,)) => raised.setattr("args", (format!("record {index}: {words}"),)),
         Err(_) => raised.call_method1("add_note", (format!("in record {index} of send_many"),)).map(drop),
     };
-    drop(told); // Somebody else's exception may take neither; it is raised all the same.
+    drop(told); // An exception of another class may take neither; it is raised all the same.
     error
 }

@@ -148,7 +148,7 @@ impl RecordConsumer {
         self.records().published()
     }
 
-    /// Removes the name: nobody can attach any more. False when it was not there.
+    /// Removes the name: no process can attach any more. False when it was not there.
     fn unlink(&self, py: Python<'_>) -> PyResult<bool> {
         self.records().segment().unlink().map_err(|e| to_py(py, e))
     }

@@ -30,7 +30,7 @@ pub struct Group {
     staleness: u32,
     #[pyo3(get)]
     version: u32,
-    /// Made when somebody asks for it.
+    /// Made when it is first asked for.
     key: GilCell<Option<Py<PyAny>>>,
 }
 

@@ -71,7 +71,7 @@ impl Assembler {
         self.clock = None;
     }
 
-    /// Takes one record, and says how many groups are ready. It is released here if nobody will want it.
+    /// Takes one record, and says how many groups are ready. It is released here if it belongs to no group that is wanted.
     fn add(&mut self, py: Python<'_>, record: Bound<'_, Record>) -> PyResult<usize> {
         let this = record.get();
         let Some((name, repetition)) = this.group_name(py)? else {
@@ -156,7 +156,7 @@ impl Assembler {
         self.core.ready()
     }
 
-    /// Records in its hands: of unfinished groups, and of those that nobody has popped yet.
+    /// Records that it holds: of unfinished groups, and of groups that were not popped yet.
     #[getter]
     fn held(&self) -> usize {
         self.core.held()

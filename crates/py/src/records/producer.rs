@@ -195,7 +195,7 @@ impl RecordSender for RecordProducer {
                 }
             }
             settled += 1;
-            in_runs = waits; // Where nobody waits, a full lane stays so: looking for more room than for one is in vain.
+            in_runs = waits; // Where no call waits, a full lane stays full: looking for more room than for one is in vain.
         }
     }
 

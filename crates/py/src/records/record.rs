@@ -26,7 +26,7 @@ const TIMED: u64 = 16;
 /// One record: `record["tokens"]` is a view into shared memory, read-only and without a copy.
 ///
 /// Its room goes back to the worker when you call `release`, or when the record and every view of it are garbage,
-/// whichever comes first; until then nobody writes to it. After `release` a view that you kept stays readable, but its
+/// whichever comes first; until then no producer writes to it. After `release` a view that you kept stays readable, but its
 /// contents will change. `detach` gives the room back and keeps the record: a copy in memory of this process.
 #[pyclass(frozen, mapping, module = "rollway.records")]
 pub struct Record {
@@ -52,7 +52,7 @@ pub struct Record {
 struct Line([u8; 64]);
 
 impl Record {
-    /// Wraps a record that was taken. What does not parse was written by nobody we know: damage, and the room is given
+    /// Wraps a record that was taken. What does not parse was not written by us: that is damage, and the room is given
     /// back.
     pub fn of(py: Python<'_>, plan: &Py<RecordPlan>, record: CoreRecord<Arc<Core>>) -> PyResult<Record> {
         let (info, bytes) = (record.info(), record.bytes());
@@ -88,7 +88,7 @@ impl Record {
         &self.plan
     }
 
-    /// Puts it back unread, for whoever asks next.
+    /// Puts it back unread, for the next call.
     pub fn give_back(&self, py: Python<'_>) {
         if let Some(record) = self.record.replace(py, None) {
             record.give_back();
@@ -108,11 +108,11 @@ impl Record {
     fn part(&self, part: usize) -> (*const u8, usize, usize) {
         let rows = self.placement.counts[part];
         let bytes = rows * self.plan.get().shape.leaves[part].row_bytes;
-        let base = self.base.load(Ordering::Relaxed); // `detach` changes it, under the GIL, as whoever asks holds it.
+        let base = self.base.load(Ordering::Relaxed); // `detach` changes it under the GIL, which callers hold.
         ((base + self.placement.offsets[part]) as *const u8, rows, bytes)
     }
 
-    /// The bytes of a part. `'_`: they stay while nobody releases the record, which takes the GIL.
+    /// The bytes of a part. `'_`: they stay until the record is released, which takes the GIL.
     fn part_bytes(&self, py: Python<'_>, part: usize) -> PyResult<&[u8]> {
         if self.is_released(py) {
             let message = "this record was released: read its key and metadata before that".to_owned();
@@ -309,7 +309,7 @@ impl Record {
         let Some(record) = self.record.replace(py, None) else { return };
         let bytes = record.bytes();
         let mut home = vec![Line([0; 64]); bytes.len().div_ceil(size_of::<Line>())].into_boxed_slice();
-        // SAFETY: there are at least as many bytes at home, and nobody knows them yet.
+        // SAFETY: there are at least as many bytes at home, and no other code knows them yet.
         unsafe { home.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         let home = self.home.get_or_init(|| home);
         self.base.store(home.as_ptr() as usize, Ordering::Relaxed);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The smallest record that found no room lately. A hint: whoever finds none again says so again.
+/// The smallest record that found no room lately. A hint: a call that finds none again notes it again.
 pub struct RoomHint(AtomicUsize);
 
 impl Default for RoomHint {
@@ -17,7 +17,7 @@ impl RoomHint {
         self.0.fetch_min(bytes, Ordering::Relaxed);
     }
 
-    /// What to wait for; any room when nobody said.
+    /// What to wait for; any room when none was noted.
     pub fn bytes(&self) -> usize {
         match self.0.load(Ordering::Relaxed) {
             usize::MAX => 1,

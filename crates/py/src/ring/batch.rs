@@ -45,7 +45,7 @@ impl Batch {
         Some((release_batch as *const () as usize, Box::into_raw(Box::new(batch)) as usize))
     }
 
-    /// Puts it back, for whoever asks next.
+    /// Puts it back, for the next call.
     pub fn give_back(&self, py: Python<'_>) {
         if let Some(batch) = self.batch.replace(py, None) {
             batch.give_back();

@@ -113,7 +113,7 @@ impl Consumer {
         Ok(self.core(py)?.holds_all())
     }
 
-    /// Those who have slots reserved: `(pid, slots)`.
+    /// The processes that have slots reserved: `(pid, slots)`.
     fn writers(&self) -> Vec<(u32, usize)> {
         self.ring().writers()
     }

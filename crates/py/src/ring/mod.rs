@@ -8,7 +8,7 @@
 //! | `row_writer` | `RowWriter`: writes single items into rows of arrays |
 //! | `batch` | `Batch`: what the arrays of a sample keep alive |
 //! | `sample` | `Sample`: a batch and its info |
-//! | `sample_info` | `SampleInfo`: who made the samples of a batch; counters of the ring |
+//! | `sample_info` | `SampleInfo`: which producers made the samples of a batch; counters of the ring |
 
 pub mod batch;
 pub mod consumer;

@@ -83,7 +83,7 @@ impl Producer {
         EventfdWaiter::of(py, &self.handle.core(py)?, Core::wait_writable)
     }
 
-    /// Who claims slots through this handle, as the ring knows it.
+    /// The owner that claims slots through this handle, as the ring knows it.
     #[getter]
     fn _owner(&self, py: Python<'_>) -> PyResult<u64> {
         self.handle.core(py)?.owner().map(|owner| owner.bits()).map_err(|e| to_py(py, e))
@@ -220,7 +220,7 @@ impl Producer {
     #[inline]
     fn copy(&self, core: &Core, claim: &Claim, rows: &Rows, first: usize) {
         for (index, leaf) in self.plan.get().leaves.iter().enumerate() {
-            // SAFETY: the plan's sizes are the ring's (checked when attaching); the claim is ours, so nobody else uses
+            // SAFETY: the plan's sizes are the ring's (checked when attaching); the claim is ours, so no other process uses
             // those rows (I1); the source has at least `first + len` rows of `bytes` bytes, and is alive: the GIL is held,
             // or the rows are kept.
             unsafe {

@@ -16,14 +16,14 @@ use std::sync::Arc;
 /// `sample[0]` is the batch and `sample[1]` the info.
 ///
 /// The arrays are views into shared memory. Their room goes back to the producers when you call `release`, or when the
-/// sample and every array of it are garbage, whichever comes first; until then nobody writes to it. After `release` a
+/// sample and every array of it are garbage, whichever comes first; until then no producer writes to it. After `release` a
 /// view that you kept stays readable, but its contents will change.
 #[pyclass(frozen, mapping, module = "rollway")]
 pub struct Sample {
     /// The samples, stacked: the structure of the example, with a leading dimension.
     #[pyo3(get)]
     batch: Py<PyAny>,
-    /// Who made them, and how the ring is doing.
+    /// Which producers made them, and the counters of the ring.
     #[pyo3(get)]
     info: Py<SampleInfo>,
     room: Option<Py<Batch>>,

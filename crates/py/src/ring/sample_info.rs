@@ -1,4 +1,4 @@
-//! `SampleInfo`: who made the samples of a batch, and how the ring is doing.
+//! `SampleInfo`: which producers made the samples of a batch, and the counters of the ring.
 
 use crate::consumer_view::ConsumerView;
 use crate::segment::histogram::HistSnapshot;
@@ -8,7 +8,7 @@ use rollway_core::ring::layout::Stamp;
 use rollway_core::ring::{Batch as CoreBatch, Consumer as Core};
 use std::sync::Arc;
 
-/// Who made the samples of a batch, and how the ring is doing.
+/// Which producers made the samples of a batch, and the counters of the ring.
 ///
 /// The four arrays have one entry per sample and belong to you. The other numbers are read off the ring when you ask for
 /// them, not when the batch was taken.

@@ -128,7 +128,7 @@ impl Weights {
         self.shared(py, |open| Some(open.core.clone())).is_none_or(|core| core.is_closed())
     }
 
-    /// The process that writes, as it saw its own id; `None` when nobody does.
+    /// The process that writes, as it saw its own id; `None` when there is none.
     #[getter]
     fn writer_pid(&self, py: Python<'_>) -> PyResult<Option<u32>> {
         Ok(self.core(py)?.writer_pid())
@@ -196,7 +196,7 @@ impl Weights {
                 let writer = match reader.weights().writer_pid() {
                     Some(pid) if reader.has_writer() => format!("the writer (pid {pid}) lives"),
                     Some(pid) => format!("the writer (pid {pid}) is dead"),
-                    None => "nobody writes".to_owned(),
+                    None => "no process writes".to_owned(),
                 };
                 let waited = timeout.unwrap_or_default();
                 let text = format!(
@@ -235,7 +235,7 @@ impl Weights {
         Ok(())
     }
 
-    /// Takes the name away, whoever is attached, tells them that nothing more will come, and lets go.
+    /// Removes the name, tells all attached processes that nothing more will come, and detaches.
     fn unlink(&self, py: Python<'_>) -> PyResult<()> {
         if let Some(open) = self.open.replace(py, None) {
             py.detach(|| {
@@ -269,7 +269,7 @@ impl Weights {
     fn leave(&self, py: Python<'_>, reader: Arc<Reader>) {
         py.detach(|| {
             drop(reader);
-            // A name that stays behind is collected by whoever looks next.
+            // A name that stays behind is collected by the next look.
             let _ = Core::collect(&self.name);
         });
     }
