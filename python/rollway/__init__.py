@@ -4,8 +4,8 @@ Experience goes from many worker processes to the learner, through shared memory
 machines: no serialisation, no lost sample.
 """
 
+import typing as _typing
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 
 def _refuse_a_sub_interpreter() -> None:
@@ -158,5 +158,5 @@ _MOVED = {
     "rollway.vector_env": "FaultPolicy",
 }
 
-if not _TYPE_CHECKING:
+if not _typing.TYPE_CHECKING:
     __getattr__ = _moved_names(__name__, _MOVED)

@@ -22,7 +22,7 @@ import numpy as np
 
 from rollway.errors import InvalidArgument
 from rollway.replay.buffer import TransitionBuffer
-from rollway.ring.rollout_ring import OnFull, RolloutRing
+from rollway.ring.rollout_ring import OnFull, RolloutOptions, RolloutRing
 from rollway.runner.restart_policy import RestartPolicy
 from rollway.runner.runner import Progress, Runner
 from rollway.transport.policies import IfExists
@@ -153,6 +153,19 @@ class RolloutRingBuffer(RolloutRing):
             raise InvalidArgument("create=False needs shm_name_prefix: the creator's `name`")
         else:
             self._attach(name, dims, **sizes, **options)
+
+    @classmethod
+    def attach(
+        cls,
+        name: str | Mapping[str, str],
+        num_envs: int,
+        num_steps: int,
+        obs_dim: int,
+        action_dim: int,
+        **options: Unpack[RolloutOptions],
+    ) -> Self:
+        """As `RolloutRing.attach`; takes also the dict that `name` gives."""
+        return super().attach(_one_name(name), num_envs, num_steps, obs_dim, action_dim, **options)
 
     @property
     def name(self) -> dict[str, str]:  # type: ignore[override] # unilab has a segment for each field

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -208,6 +209,11 @@ class RecordServer(ServerBase):
     def published_version(self) -> int:
         """The version that was published last, by this learner or the one before it; 0 before the first."""
         return self._consumer.published_version
+
+    def crowding(self) -> str:
+        """Deprecated: the old name of `lane_pressure`."""
+        warnings.warn("RecordServer.crowding is deprecated: use lane_pressure", DeprecationWarning, stacklevel=2)
+        return self.lane_pressure()
 
     def lane_pressure(self) -> str:
         """A sentence for the message of a timeout: held records may fill the lane of a worker. Empty if they do not."""

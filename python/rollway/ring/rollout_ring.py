@@ -10,7 +10,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple, Self, TypedDict, Unpack
 
 import numpy as np
@@ -134,15 +134,20 @@ class RolloutRing(ClosesOnExit):
         action_dim: int,
         **options: Unpack[RolloutOptions],
     ) -> Self:
-        """Opens a ring that another process made, with the arguments that it was made with."""
+        """Opens a ring that another process made, with the sizes that it was made with.
+
+        ``num_slots`` may be left out: the ring has it.
+        """
         self = cls.__new__(cls)
         self._attach(name, (num_envs, num_steps, obs_dim, action_dim), **options)
         return self
 
     def _attach(self, name: str, dims: _Dims, **options: Unpack[RolloutOptions]) -> None:
         self._set_up(name, dims, **options)
-        self._ends.producer = self._open_producer()
-        self._check_geometry(self._ends.producer)
+        producer = self._writer()
+        if "num_slots" not in options:
+            self.num_slots = producer.stats()["num_buffers"]
+        self._check_geometry(producer)
 
     def _set_up(
         self,
@@ -334,7 +339,10 @@ class RolloutRing(ClosesOnExit):
         return {field: torch.from_numpy(view).to(device, copy=True) for field, view in self._writable_views().items()}
 
     def advance_read(self) -> None:
-        """Releases the rollout that was read; the next call reads the next one. Does nothing when there is none."""
+        """Releases the rollout that is being read; without one, passes over the next, if there is one."""
+        if self._sample is None:
+            with suppress(ConnectionClosedError):
+                self.wait_for_data(0.0)
         self._sample = None
 
     # ── life ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -348,7 +356,7 @@ class RolloutRing(ClosesOnExit):
         self._closed = True
         self._drop_slots_after_fork()
         self.abort_write()
-        self.advance_read()
+        self._sample = None
         self._finalizer()
 
     def __getstate__(self) -> tuple[str, _Dims, RolloutOptions]:

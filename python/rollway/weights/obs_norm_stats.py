@@ -61,6 +61,8 @@ class ObsNormStats(ClosesOnExit):
 
     def put(self, stats: tuple[Any, Any]) -> None:
         """Publishes (mean, std): arrays or tensors of floats, of one shape."""
+        if not isinstance(stats, tuple | list) or len(stats) != 2:
+            raise InvalidArgument(f"put takes a pair, (mean, std); this is a {type(stats).__name__}")
         mean, std = (as_array(value, what, None) for value, what in zip(stats, ("mean", "std"), strict=True))
         if mean.shape != std.shape:
             raise InvalidArgument(f"the mean is {list(mean.shape)} and the std {list(std.shape)}: give one shape")

@@ -208,3 +208,31 @@ def test_a_runner_says_its_environment_if_it_has_one():
         assert repr(named) == "<rollway.Learner Go2 0 collectors>" and named.num_envs == 4096
         assert repr(plain) == "<rollway.PlainLearner 0 collectors>"
         assert [plain.envs_of(index) for index in range(3)] == [1, 1, 1]
+
+
+def test_advancing_passes_over_rollouts_that_were_not_read():
+    with rollway.RolloutRingBuffer(1, 1, 1, 1) as ring:
+        for i in range(3):
+            ring.write_buffer["obs"][:] = i
+            ring.signal_write_done()
+        while ring.available() > 1:
+            ring.advance_read()
+        assert ring.read_numpy_views()["obs"].item() == 2
+        ring.advance_read()
+        ring.advance_read()  # There is none: nothing happens.
+        assert ring.available() == 0
+
+
+def test_attaching_takes_the_names_of_all_fields_and_the_number_of_slots_from_the_ring():
+    with rollway.RolloutRingBuffer(2, 3, 4, 1, num_slots=6) as ring:
+        with rollway.RolloutRingBuffer.attach(ring.name, 2, 3, 4, 1) as other:
+            assert other.num_slots == 6
+        with pytest.raises(rollway.errors.GeometryMismatch, match="num_slots is 4 here but 6"):
+            rollway.RolloutRingBuffer.attach(ring.name, 2, 3, 4, 1, num_slots=4)
+
+
+def test_statistics_that_are_no_pair_are_refused_in_words():
+    with rollway.SharedObsNormStats() as stats:
+        for wrong in ((np.zeros(2),), None, np.zeros(2)):
+            with pytest.raises(rollway.InvalidArgument, match=r"put takes a pair, \(mean, std\)"):
+                stats.put(wrong)

@@ -1205,9 +1205,7 @@ def test_a_certificate_that_another_signed_is_trusted_through_its_authority_only
         connect(server, ca=authority.pem).close()
 
 
-def test_an_untrusted_authority_and_a_wrong_name_in_a_certificate_are_errors(
-    authority, certificate, tmp_path
-):
+def test_an_untrusted_authority_and_a_wrong_name_in_a_certificate_are_errors(authority, certificate, tmp_path):
     with serve(transport=rollway.TcpTransport(tls=certificate)) as server:
         where = f"TLS: 127.0.0.1:{server.port}: "
         with pytest.raises(rollway.errors.TlsFailed, match=f"{where}.*UnknownIssuer"):

@@ -57,6 +57,7 @@ def test_the_length_of_a_sample_is_the_number_of_its_samples():
             server.submit(example)
         sample = server.sample()
         assert len(sample) == 4 and sample["obs"].shape == (4, 3) and sample["reward"].shape == (4,)
+        assert "obs" in sample and "nothing" not in sample
         assert sample["obs"] is sample.batch["obs"] and sample[0] is sample[-2] is sample.batch
         assert sample[1].batch_number == sample[-1].batch_number == sample.info.batch_number
         batch, info = sample

@@ -6,7 +6,7 @@ use crate::ring::batch::Batch;
 use crate::ring::sample_info::SampleInfo;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use pyo3::types::{PyAny, PyInt, PyTuple};
+use pyo3::types::{PyAny, PyDict, PyInt, PyTuple};
 use rollway_core::ring::{Batch as CoreBatch, Consumer as Core};
 use std::sync::Arc;
 
@@ -109,6 +109,12 @@ impl Sample {
                 "a sample is a pair, (batch, info): rows of a leaf are sample['leaf'][number]",
             )),
         }
+    }
+
+    /// Whether the batch has such a key.
+    fn __contains__(&self, key: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let batch = self.batch.bind(key.py());
+        if batch.is_instance_of::<PyDict>() { batch.contains(key) } else { Ok(false) }
     }
 
     fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
