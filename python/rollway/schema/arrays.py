@@ -43,8 +43,8 @@ def as_array(value: Any, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[A
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise SchemaMismatch(f"leaf '{path}' ({type(value).__name__}) gives no array: {error}") from error
     raise SchemaMismatch(
-        f"leaf '{path}' is a {type(value).__name__}; it must be a numpy array, a torch CPU tensor, "
-        "or have __array__ or __dlpack__"
+        f"leaf '{path}' is a {type(value).__name__}; it must be an array of numpy, torch or JAX, a number, a list of "
+        "numbers, or have __array__ or __dlpack__"
     )
 
 
@@ -140,7 +140,9 @@ def _scalar(value: complex, path: str, dtype: np.dtype[Any] | None) -> np.ndarra
                 return array
     except (OverflowError, TypeError):
         pass
-    raise SchemaMismatch(f"leaf '{path}' is the Python {type(value).__name__} {value!r}, which does not fit {dtype}")
+    # Python refuses to write out thousands of digits.
+    shown = f"of {value.bit_length():,} bits" if isinstance(value, int) and value.bit_length() > 64 else f"{value!r}"
+    raise SchemaMismatch(f"leaf '{path}' is the Python {type(value).__name__} {shown}, which does not fit {dtype}")
 
 
 def _tensor(tensor: Any, path: str) -> np.ndarray[Any, Any]:

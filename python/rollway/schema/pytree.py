@@ -293,11 +293,21 @@ def _native_tree(spec: optree.PyTreeSpec) -> Any:
 
 def _native_dataclass(cls: type, names: list[str], children: list[Any]) -> Any:
     """A dataclass whose fields native code can read: in slots, or in ``__dict__`` with no property in front."""
+    if inspect.getattr_static(cls, "__getattribute__") is not object.__getattribute__:
+        return None
     found = [inspect.getattr_static(cls, name, None) for name in names]
-    slots = [value if isinstance(value, types.MemberDescriptorType) else None for value in found]
+    slots = [value if _is_slot(value) else None for value in found]
     if any(slot is None and hasattr(value, "__set__") for slot, value in zip(slots, found, strict=True)):
         return None  # A property, for instance.
     return ("object", cls, list(zip(names, slots, children, strict=True)))
+
+
+def _is_slot(value: Any) -> bool:
+    """Whether it is a slot that a class in Python declared. Those of C classes may make a new object at each look."""
+    if not isinstance(value, types.MemberDescriptorType):
+        return False
+    declared = vars(value.__objclass__).get("__slots__", ())
+    return value.__name__ in ((declared,) if isinstance(declared, str) else declared)
 
 
 def register_dataclasses(tree: Any) -> None:

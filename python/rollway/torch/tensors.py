@@ -44,5 +44,5 @@ def _tensor(path: tuple[Any, ...], array: Any) -> Any:
         if array.dtype.name == "bfloat16":  # numpy's name for it is ml_dtypes'; torch has its own
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
-    except TypeError:
+    except (TypeError, ValueError):  # another dtype, or another byte order
         raise SchemaMismatch(f"leaf '{path_text(path)}' is {array.dtype}, which torch does not have") from None

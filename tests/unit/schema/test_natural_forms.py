@@ -381,3 +381,114 @@ def test_remote_clients_cast_too():
         with rollway.TcpRecordClient("localhost", records.port, schema) as client:
             with pytest.raises(rollway.SchemaMismatch, match=r"'x' is int64\[3\] here but float32\[\*\]"):
                 client.send({"x": np.arange(3)})
+
+
+def test_a_tensor_may_lose_its_memory_while_a_send_waits(name, torch):
+    size = 1 << 16
+    example = {"x": np.zeros(size, np.float32)}
+    with rollway.Server(example, 1, rollway.ShmTransport(name), num_buffers=2) as server:
+        with rollway.ShmClient(name, example) as client:
+            tensor = torch.ones(size)
+            for _ in range(2):
+                client.send({"x": tensor})
+            sender = threading.Thread(target=client.send, args=({"x": tensor},))
+            sender.start()
+            while not server.stats()["blocked"]:
+                pass
+            tensor.data = torch.full((size,), 9.0)
+            rubbish = [torch.full((size,), 7.0) for _ in range(20)]
+            for _ in range(3):
+                with server.sample(timeout=5) as sample:
+                    assert (sample["x"] == 1).all() and rubbish
+            sender.join()
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_code_that_runs_while_a_tensor_is_looked_at_may_change_the_sample(torch, many):
+    from torch.overrides import TorchFunctionMode
+
+    data = {"a": np.ones(1000, np.float32), "b": torch.ones(1000)}
+
+    class Replaces(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            data["a"] = np.full(1000, 2, np.float32)
+            return function(*args, **(kwargs or {}))
+
+    schema = {"a": "float32[*]", "b": "float32[*]"}
+    with rollway.RecordServer(schema) as server:
+        server.submit(data)
+        server.read(timeout=5).release()
+        with Replaces():
+            server.submit_many([data, data]) if many else server.submit(data)
+        rubbish = [np.full(1000, 9, np.float32) for _ in range(100)]
+        assert server.read(timeout=5)["a"].tolist() in ([1] * 1000, [2] * 1000) and rubbish
+
+
+def test_a_tensor_that_wraps_another_is_sent_with_its_numbers(torch):
+    """Its own data pointer is null."""
+
+    def send(tensor):
+        assert server.submit({"x": tensor})
+        return tensor
+
+    with rollway.RecordServer({"x": "float32[*]"}) as server:
+        server.submit({"x": torch.ones(4)})
+        server.read(timeout=5).release()
+        torch.func.functionalize(send)(torch.arange(1.0, 5.0))
+        assert server.read(timeout=5)["x"].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("value", [np.broadcast_to(np.float32(1), (10**14,)), np.broadcast_to(np.int64(1), (10**14,))])
+def test_an_array_that_no_memory_holds_is_an_error(name, value):
+    with rollway.RecordServer({"x": "float32[*]"}, rollway.ShmTransport(name)) as server:
+        with rollway.ShmRecordClient(name, {"x": "float32[*]"}, casting="same_kind") as client:
+            with pytest.raises((MemoryError, rollway.RollwayError)):
+                client.send({"x": value})
+            client.send({"x": [1]})
+        assert server.read(timeout=5)["x"].tolist() == [1]
+
+
+def test_a_number_of_thousands_of_digits_is_refused_in_words():
+    with rollway.Server({"x": np.float32(0)}, 1) as server:
+        with pytest.raises(rollway.SchemaMismatch, match=r"'x' is the Python int of 16,610 bits"):
+            server.submit({"x": 10**5000})
+
+
+@dataclasses.dataclass
+class Overridden:
+    x: Any
+
+    def __getattribute__(self, name):
+        return 42.0 if name == "x" else object.__getattribute__(self, name)
+
+
+def test_a_dataclass_with_a_getattribute_of_its_own_is_asked():
+    with rollway.Server({"d": Overridden(0.0), "y": np.float32(0)}, 1) as server:
+        server.submit({"d": Overridden(1.0), "y": 1.0})
+        tree = server.sample(timeout=5)["d"]
+        assert object.__getattribute__(tree, "x").tolist() == [42]
+
+
+@dataclasses.dataclass(init=False)
+class Complex(complex):
+    real: float
+    x: Any
+
+
+def test_a_field_that_is_a_member_of_a_c_class_is_read_by_python():
+    value = complex.__new__(Complex, 1.5, 2)
+    value.x = np.zeros(2, np.float32)
+    with rollway.Server({"c": value}, 1) as server:
+        assert server.submit({"c": value})
+        with pytest.raises(TypeError, match="__new__"):  # optree cannot build one either
+            server.sample(timeout=5)
+
+
+def test_a_released_sample_gives_no_tensors(torch):
+    with rollway.Server({"x": np.zeros(4, np.float32)}, 1) as server:
+        server.submit({"x": [1, 2, 3, 4]})
+        sample = server.sample(timeout=5)
+        sample.release()
+        for ask in (sample.torch, sample.jax, sample.tensordict):
+            with pytest.raises(rollway.InvalidArgument, match="was released"):
+                ask()

@@ -77,9 +77,7 @@ fn column(field: &Leaf, object: &Bound<'_, PyAny>, scratch: &mut Scratch) -> PyR
     let py = object.py();
     // SAFETY: the GIL is held and `object` is alive; its type is checked before its fields are read.
     let Some((found, plain)) = (unsafe { plain_column(field, object.as_ptr(), ndarray_type(py)) }) else {
-        let found = scratch.read_kept(Wanted { leaf: field, dims: Dims::Rows, leaves: 0 }, object);
-        let stride = field.bytes as isize;
-        return Ok(found.map(|found| Column { data: found.data, stride, rows: found.rows }));
+        return Ok(other_column(field, object, scratch));
     };
     if plain {
         return Ok(Some(found));
@@ -118,6 +116,27 @@ fn column(field: &Leaf, object: &Bound<'_, PyAny>, scratch: &mut Scratch) -> PyR
     }
     scratch.memory().kept.push(exact.unbind());
     Ok(Some(column))
+}
+
+/// The rows of a list, or of an array of another library.
+fn other_column(field: &Leaf, object: &Bound<'_, PyAny>, scratch: &mut Scratch) -> Option<Column> {
+    let (wanted, stride) = (Wanted { leaf: field, dims: Dims::Rows, leaves: 0 }, field.bytes as isize);
+    let mut column = None;
+    scratch.read_kept(
+        object.py(),
+        std::slice::from_ref(object),
+        |_| wanted,
+        |_, found| {
+            column = Some(Column { data: found.data, stride, rows: found.rows });
+            true
+        },
+    )?;
+    let mut column = column?;
+    if !scratch.take_unowned().is_empty() {
+        // SAFETY: the bytes were found there, and nothing ran since then.
+        column.data = unsafe { scratch.own(column.data, column.rows * field.bytes) }?;
+    }
+    Some(column)
 }
 
 /// Looks at all of them, which is faster than to stop at the first.

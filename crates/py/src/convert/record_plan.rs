@@ -5,11 +5,12 @@ use crate::convert::leaf::Leaf;
 use crate::convert::numbers;
 use crate::convert::value::{Dims, Found, Scratch, Wanted};
 use numpy::npyffi::npy_intp;
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 use rollway_core::records::format::{LeafShape, PerLeaf, Placement, Shape};
+use smallvec::SmallVec;
 use std::ptr::{null, null_mut};
 
 /// The leaves that every record has in front of the user's: its packed key, and its metadata.
@@ -151,7 +152,7 @@ impl Parts {
     #[cold]
     pub fn keep(&mut self, plan: &RecordPlan, data: &Bound<'_, PyAny>) -> PyResult<()> {
         if !self.is_borrowed {
-            return Ok(());
+            return self.own(plan);
         }
         let data = data.cast_exact::<PyDict>()?; // As `find` saw it, with `str` itself for keys: no Python code runs.
         for leaf in &plan.leaves {
@@ -294,13 +295,29 @@ impl Parts {
         if self.scratch.memory().kept.len() != plan.leaves.len() {
             return Ok(None);
         }
-        for (index, leaf) in plan.leaves.iter().enumerate() {
-            let value = self.scratch.kept(data.py(), index);
-            let found = self.scratch.read_kept(plan.wanted(leaf), &value);
-            let Some(found) = found else { return Ok(None) };
+        let py = data.py();
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let values: SmallVec<[Bound<'_, PyAny>; 16]> =
+            scratch.memory().kept.iter().map(|value| value.bind(py).clone()).collect();
+        let wanted = |index: usize| plan.wanted(&plan.leaves[index]);
+        let read = scratch.read_kept(py, &values, wanted, |_, found| {
             self.push(found);
+            true
+        });
+        self.scratch = scratch;
+        Ok(read)
+    }
+
+    /// Copies what other threads may free once the GIL is released.
+    pub fn own(&mut self, plan: &RecordPlan) -> PyResult<()> {
+        for index in self.scratch.take_unowned() {
+            let bytes = self.placement.counts[HIDDEN + index] * plan.leaves[index].array.bytes;
+            // SAFETY: they were found there, and nothing ran since then.
+            let copy = unsafe { self.scratch.own(self.sources[HIDDEN + index], bytes) };
+            self.sources[HIDDEN + index] =
+                copy.ok_or_else(|| PyMemoryError::new_err(format!("no memory for {bytes} bytes")))?;
         }
-        Ok(Some(()))
+        Ok(())
     }
 
     /// Asks `RecordSchema.conform` for a list of exact arrays; it raises with the name of the leaf that does not fit.

@@ -3,9 +3,10 @@
 use crate::convert::exact;
 use crate::convert::plan::Plan;
 use crate::convert::value::{Dims, Scratch, Wanted};
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
+use smallvec::SmallVec;
 use std::ptr::null;
 
 /// Leaves that fit without an allocation.
@@ -73,6 +74,13 @@ impl Rows {
             self.scratch.memory().kept.extend(values);
             self.is_borrowed = false;
         }
+        for index in self.scratch.take_unowned() {
+            let bytes = self.count * plan.leaves[index].bytes;
+            // SAFETY: they were found there, and nothing ran since then.
+            let copy = unsafe { self.scratch.own(self.leaf(index), bytes) };
+            self.places(plan)[index] =
+                copy.ok_or_else(|| PyMemoryError::new_err(format!("no memory for {bytes} bytes")))?;
+        }
         Ok(())
     }
 
@@ -94,18 +102,20 @@ impl Rows {
     }
 
     fn read_kept(&mut self, plan: &Plan, data: &Bound<'_, PyAny>, dims: Dims) -> Option<()> {
-        self.scratch.memory().kept = plan.values(data)?;
-        let mut count = None;
-        for (index, leaf) in plan.leaves.iter().enumerate() {
-            let value = self.scratch.kept(data.py(), index);
-            let found = self.scratch.read_kept(Wanted { leaf, dims, leaves: plan.leaves.len() }, &value)?;
-            if *count.get_or_insert(found.rows) != found.rows {
-                return None;
-            }
+        let py = data.py();
+        let kept = plan.values(data)?;
+        let values: SmallVec<[Bound<'_, PyAny>; INLINE]> =
+            kept.iter().map(|value| value.bind(py).clone()).collect();
+        self.scratch.memory().kept = kept;
+        let (mut count, mut scratch) = (None, std::mem::take(&mut self.scratch));
+        let wanted = |index: usize| Wanted { leaf: &plan.leaves[index], dims, leaves: plan.leaves.len() };
+        let read = scratch.read_kept(py, &values, wanted, |index, found| {
             self.places(plan)[index] = found.data;
-        }
-        self.count = count?;
-        Some(())
+            *count.get_or_insert(found.rows) == found.rows
+        });
+        self.scratch = scratch;
+        self.count = count.unwrap_or(0);
+        read
     }
 
     /// Asks `Schema.conform` for a list of exact arrays; it raises with the name of the leaf that does not fit.

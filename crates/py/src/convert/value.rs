@@ -14,7 +14,7 @@ use crate::convert::array::equal_dtypes;
 use crate::convert::exact;
 use crate::convert::leaf::Leaf;
 use crate::convert::scalar::{Number, Scalar};
-use crate::convert::view::{Buffer, Library, View};
+use crate::convert::view::{Buffer, Library, Torch, View};
 use numpy::npyffi::npy_intp;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -40,6 +40,9 @@ pub struct Memory {
     pub kept: Vec<Py<PyAny>>,
     /// A value was met that can be looked at only while it is kept: Python code may run, or the GIL be released.
     wants_kept: bool,
+    /// The leaves whose bytes other threads may free once the GIL is released, although the value is kept: torch lets a program
+    /// take the memory of a tensor away.
+    unowned: Vec<usize>,
 }
 
 /// How a leaf is given.
@@ -84,11 +87,6 @@ impl Scratch {
         self.0.as_ref().is_some_and(|memory| memory.wants_kept)
     }
 
-    /// One of the values that are kept.
-    pub fn kept<'py>(&mut self, py: Python<'py>, index: usize) -> Bound<'py, PyAny> {
-        self.memory().kept[index].bind(py).clone()
-    }
-
     /// Finds the bytes of a value, without running any Python code. `None`: Python has to look at it; or
     /// [`read_kept`](Self::read_kept), if it [`wants_kept`](Self::wants_kept) now.
     ///
@@ -124,9 +122,8 @@ impl Scratch {
             }
             match Library::of(py, object) {
                 Some(Library::Numpy) => self.view(py, wanted, View::of_numpy(py, object)),
-                Some(Library::Torch(torch)) => self.view(py, wanted, View::of_torch(torch, object)?),
                 Some(Library::Other) => None,
-                Some(Library::Jax) | None => {
+                Some(Library::Torch(_) | Library::Jax) | None => {
                     self.memory().wants_kept = true;
                     None
                 }
@@ -134,20 +131,68 @@ impl Scratch {
         }
     }
 
-    /// The same for a value that the caller keeps, where [`read`](Self::read) wanted that. Other threads may run meanwhile.
-    pub fn read_kept(&mut self, wanted: Wanted<'_>, object: &Bound<'_, PyAny>) -> Option<Found> {
-        let py = object.py();
-        match Library::of_owned(object) {
-            Library::Jax => {
-                let buffer = Buffer::of(object)?;
-                let view = View::of_buffer(&buffer);
-                self.memory().buffers.push(buffer);
-                // SAFETY: the buffer is kept until the end.
-                unsafe { self.view(py, wanted, view) }
+    /// The same for all values of a sample or record, which the caller keeps, where [`read`](Self::read) wanted that. Calls
+    /// `found` for each in order; false ends it. Other threads may run at first, but not any more once `found` was called.
+    /// `None` when Python has to look.
+    pub fn read_kept<'py>(
+        &mut self,
+        py: Python<'py>,
+        values: &[Bound<'py, PyAny>],
+        wanted: impl Fn(usize) -> Wanted<'py>,
+        mut found: impl FnMut(usize, Found) -> bool,
+    ) -> Option<()> {
+        let prepared: SmallVec<[Prepared; 16]> =
+            values.iter().map(|value| self.prepare(value)).collect::<Option<_>>()?;
+        for (index, (value, prepared)) in values.iter().zip(prepared).enumerate() {
+            // SAFETY: the GIL is held, the values are kept and buffers are held. Nothing runs from here on.
+            let bytes = unsafe {
+                match prepared {
+                    Prepared::Other => self.read(py, wanted(index), value.as_ptr()),
+                    Prepared::Torch(torch) => {
+                        self.memory().unowned.push(index);
+                        self.view(py, wanted(index), View::of_torch(torch, value.as_ptr())?)
+                    }
+                    Prepared::Buffer(at) => {
+                        let view = View::of_buffer(&self.memory().buffers[at]);
+                        self.view(py, wanted(index), view)
+                    }
+                }
+            };
+            if !found(index, bytes?) {
+                return None;
             }
-            // SAFETY: the GIL is held, and the object is kept.
-            _ => unsafe { self.read(py, wanted, object.as_ptr()) },
         }
+        Some(())
+    }
+
+    /// Does for a value what may run Python code, or release the GIL.
+    fn prepare(&mut self, value: &Bound<'_, PyAny>) -> Option<Prepared> {
+        Some(match Library::of_owned(value) {
+            Library::Numpy | Library::Other => Prepared::Other,
+            Library::Torch(torch) if torch.is_negated(value) => return None,
+            Library::Torch(torch) => Prepared::Torch(torch),
+            Library::Jax => {
+                let buffers = &mut self.memory().buffers;
+                buffers.push(Buffer::of(value)?);
+                Prepared::Buffer(buffers.len() - 1)
+            }
+        })
+    }
+
+    /// The leaves whose bytes are not ours, and not safe without the GIL.
+    pub fn take_unowned(&mut self) -> Vec<usize> {
+        self.0.as_mut().map_or_else(Vec::new, |memory| std::mem::take(&mut memory.unowned))
+    }
+
+    /// Copies so many bytes, and gives the copy's address. `None` when there is no memory for it.
+    ///
+    /// # Safety
+    /// They can be read there.
+    pub unsafe fn own(&mut self, from: *const u8, bytes: usize) -> Option<*const u8> {
+        let mut copy = room_for(Some(bytes))?;
+        // SAFETY: as the caller promises.
+        copy.extend_from_slice(unsafe { std::slice::from_raw_parts(from, bytes) });
+        Some(self.copied(copy, 1).data)
     }
 
     /// Single numbers are stored one by one.
@@ -187,7 +232,7 @@ impl Scratch {
             }
             let number = leaf.number.filter(|_| leaf.casts)?;
             let rows = wanted.rows(&view.dims)?;
-            let mut copy = Vec::with_capacity(rows * leaf.bytes);
+            let mut copy = room_for(rows.checked_mul(leaf.bytes))?;
             // SAFETY: the dimensions, strides and kind of number are those of the memory.
             return unsafe { append_cast(&mut copy, &view, given, number) }.then(|| self.copied(copy, rows));
         }
@@ -196,7 +241,7 @@ impl Scratch {
         if is_contiguous(&view.dims, &view.strides, item) {
             return Some(Found { data: view.data, rows });
         }
-        let mut copy = Vec::with_capacity(rows * leaf.bytes);
+        let mut copy = room_for(rows.checked_mul(leaf.bytes))?;
         // SAFETY: the dimensions and strides are those of the memory.
         unsafe { append(&mut copy, view.data, &view.dims, &view.strides, item) };
         Some(self.copied(copy, rows))
@@ -220,7 +265,7 @@ impl Scratch {
             Dims::Fixed => (1, &leaf.shape[..]),
             Dims::Rows => (length, &leaf.shape[..]),
         };
-        let mut copy = Vec::with_capacity(rows.checked_mul(leaf.bytes)?);
+        let mut copy = room_for(rows.checked_mul(leaf.bytes))?;
         let mut numbers = Numbers { py, number, bytes: &mut copy };
         // SAFETY: as the caller promises. No Python code runs, so all items stay.
         let fits = unsafe {
@@ -237,6 +282,21 @@ impl Scratch {
         self.memory().copies.push(copy);
         Found { data, rows }
     }
+}
+
+/// A value of which only the bytes have to be found.
+enum Prepared {
+    Torch(&'static Torch),
+    /// One of the buffers.
+    Buffer(usize),
+    Other,
+}
+
+/// Memory for so many bytes; `None` when there is not as much. Python finds the words then.
+fn room_for(bytes: Option<usize>) -> Option<Vec<u8>> {
+    let mut room = Vec::new();
+    room.try_reserve_exact(bytes?).ok()?;
+    Some(room)
 }
 
 /// Where the bytes of an array are, if it is exactly what the leaf says: numpy's own, dtype, shape, contiguous.

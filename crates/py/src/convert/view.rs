@@ -126,7 +126,8 @@ impl View {
         }
     }
 
-    /// A tensor of torch. `None` when it is not on the CPU, or torch does not give it away.
+    /// A tensor of torch, which is not negated. `None` when it is not on the CPU, or torch does not give it away. Runs no Python
+    /// code.
     ///
     /// # Safety
     /// The GIL is held and `object` is a tensor, and alive.
@@ -139,8 +140,7 @@ impl View {
                 return None;
             }
             let tensor = tensor.assume_init();
-            if tensor.device != DL_CPU || tensor.lanes != 1 || (tensor.code == 2 && torch.is_negated(object))
-            {
+            if tensor.device != DL_CPU || tensor.lanes != 1 {
                 return None;
             }
             let bytes = tensor.bits as usize / 8;
@@ -159,6 +159,9 @@ impl View {
                 let strides: SmallVec<[npy_intp; 6]> = of_raw(tensor.strides.cast(), dims.len());
                 strides.into_iter().map(|stride| stride * bytes as npy_intp).collect()
             };
+            if tensor.data.is_null() && !dims.contains(&0) {
+                return None; // It stands for numbers that are not there: a wrapper, or memory that was taken away.
+            }
             let data = tensor.data.cast_const().cast::<u8>().wrapping_add(tensor.offset as usize);
             Some(View { data, dims, strides, number, descr: null_mut() })
         }
@@ -280,14 +283,13 @@ struct DlExchange {
 }
 
 impl Torch {
-    /// Whether the numbers of a tensor are to be negated on reading. Only those of floats are ever.
-    ///
-    /// # Safety
-    /// The GIL is held and `object` is a tensor, and alive.
-    unsafe fn is_negated(&self, object: *mut ffi::PyObject) -> bool {
-        // SAFETY: as the caller promises; a null pointer ends the arguments.
+    /// Whether the numbers of a tensor are to be negated on reading, as far as torch says. This may run Python code, and let
+    /// other threads run.
+    pub fn is_negated(&self, tensor: &Bound<'_, PyAny>) -> bool {
+        // SAFETY: the GIL is held and `tensor` is alive; a null pointer ends the arguments.
         unsafe {
-            let answer = ffi::PyObject_CallFunctionObjArgs(self.is_neg, object, null_mut::<ffi::PyObject>());
+            let answer =
+                ffi::PyObject_CallFunctionObjArgs(self.is_neg, tensor.as_ptr(), null_mut::<ffi::PyObject>());
             ffi::Py_XDECREF(answer);
             ffi::PyErr_Clear();
             answer != ffi::Py_False()

@@ -95,6 +95,7 @@ impl<'a, 'py> Bundle<'a, 'py> {
         if !self.records[index].parts.take_plain(py, plan, &data) {
             self.keep()?;
             self.records[index].parts.convert(plan, &data)?;
+            self.records[index].parts.own(plan)?; // Others may be converted after it.
         } else if self.are_kept {
             self.records[index].parts.keep(plan, &data)?;
         }

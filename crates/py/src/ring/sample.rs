@@ -2,6 +2,7 @@
 
 use crate::consumer_view::ConsumerView;
 use crate::convert::plan::Plan;
+use crate::errors::named;
 use crate::ring::batch::Batch;
 use crate::ring::sample_info::SampleInfo;
 use pyo3::exceptions::PyIndexError;
@@ -27,6 +28,8 @@ pub struct Sample {
     #[pyo3(get)]
     info: Py<SampleInfo>,
     room: Option<Py<Batch>>,
+    /// The arrays lie in the room.
+    is_view: bool,
 }
 
 impl Sample {
@@ -46,7 +49,18 @@ impl Sample {
         if runs.len() != 1 {
             room.get().release(py); // The samples were copied out.
         }
-        Ok(Sample { batch: tree.unbind(), info, room: Some(room.unbind()) })
+        Ok(Sample { batch: tree.unbind(), info, room: Some(room.unbind()), is_view: runs.len() == 1 })
+    }
+}
+
+impl Sample {
+    /// Raises if producers may be writing to the arrays already.
+    fn check_held(&self, py: Python<'_>) -> PyResult<()> {
+        if self.is_view && self.released(py) {
+            let message = "the sample was released, and its room may be in use again: ask for tensors before";
+            return Err(named(py, "InvalidArgument", message.to_owned()));
+        }
+        Ok(())
     }
 }
 
@@ -55,22 +69,25 @@ impl Sample {
     /// Pairs arrays of your own with an info.
     #[new]
     fn new(batch: Py<PyAny>, info: Py<SampleInfo>) -> Sample {
-        Sample { batch, info, room: None }
+        Sample { batch, info, room: None, is_view: false }
     }
 
     /// The batch as torch tensors, in the memory where it lies: no copy. They keep the room as the arrays do.
     fn torch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.check_held(py)?;
         py.import("rollway.torch")?.call_method1("as_tensors", (&self.batch,))
     }
 
     /// The batch as a `TensorDict`, in the memory where it lies: no copy. Needs the package tensordict.
     fn tensordict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.check_held(py)?;
         py.import("rollway.torch")?.call_method1("as_tensordict", (&self.batch, self.__len__()))
     }
 
     /// The batch as arrays of JAX on a device, which are copies: they never change, also not after `release`.
     #[pyo3(signature = (device=None))]
     fn jax<'py>(&self, py: Python<'py>, device: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
+        self.check_held(py)?;
         py.import("rollway.jax")?.call_method1("as_arrays", (&self.batch, device))
     }
 
