@@ -32,9 +32,12 @@ def as_array(value: Any, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[A
         return _scalar(value, path, dtype)
     if hasattr(value, "detach"):  # a torch tensor
         try:
-            return np.asarray(value.numpy())
+            array = np.asarray(value.numpy())
         except (TypeError, RuntimeError):  # it has gradients, is on a device, or has a dtype that numpy does not have
             return _tensor(value.detach(), path)
+        if array.size and hasattr(value, "data_ptr") and value.data_ptr() == 0:
+            raise SchemaMismatch(f"leaf '{path}' is a tensor without memory of its own. Send it outside of torch.func")
+        return array
     try:
         if hasattr(value, "__array__"):
             return np.asarray(value)

@@ -917,7 +917,7 @@ EXAMPLE = {"obs": np.zeros(4, np.float32), "reward": np.zeros(1, np.float32)}
     [
         ({**EXAMPLE, "obs": np.zeros(4)}, r"leaf 'obs' is float64\[4\] here but float32\[4\] in the schema\. Cast"),
         ({**EXAMPLE, "obs": np.zeros(5, np.float32)}, r"leaf 'obs' is float32\[5\] here but float32\[4\]"),
-        ({**EXAMPLE, "reward": "high"}, "leaf 'reward' is a str; it must be a numpy array"),
+        ({**EXAMPLE, "reward": "high"}, "leaf 'reward' is a str; it must be an array of numpy"),
         ({"obs": EXAMPLE["obs"]}, "missing 'reward'"),
         ({**EXAMPLE, "done": np.zeros(1)}, "unexpected 'done'"),
     ],

@@ -187,7 +187,8 @@ def test_python_numbers_take_the_dtype_of_their_leaf():
     ],
 )
 def test_a_python_number_that_does_not_fit_is_refused(leaf, value):
-    with pytest.raises(rollway.SchemaMismatch, match=f"leaf 'a' is .*{re.escape(repr(value))}.* does not fit"):
+    shown = "of 1,329 bits" if value == 10**400 else re.escape(repr(value))
+    with pytest.raises(rollway.SchemaMismatch, match=f"leaf 'a' is .*{shown}.* does not fit"):
         round_trip({"a": leaf}, {"a": value})
 
 
