@@ -192,6 +192,16 @@ def test_one_step_goes_through_shared_memory_as_the_page_on_vector_envs_says(cap
     assert capsys.readouterr().out == "[2.0, 3.0] 1.0 1\n"
 
 
+def test_batches_become_tensors_as_the_page_on_torch_says(capsys):
+    execute("docs/torch.md", 0)
+    assert capsys.readouterr().out.splitlines()[0] == "tensor(0.5000) tensor(2.)"
+
+
+def test_batches_become_arrays_as_the_page_on_jax_says(capsys):
+    execute("docs/jax.md", 0)
+    assert capsys.readouterr().out == "4.0\n"
+
+
 def test_every_block_is_run():
     found = {str(document.relative_to(ROOT)): len(blocks(document)) for document in DOCUMENTS}
     run_above = {
@@ -200,6 +210,8 @@ def test_every_block_is_run():
         "docs/records.md": 3,
         "docs/atropos.md": 2,
         "docs/vector_env.md": 4,
+        "docs/torch.md": 1,
+        "docs/jax.md": 1,
     }
     assert {document: count for document, count in found.items() if count} == run_above
 
