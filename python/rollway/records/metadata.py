@@ -5,10 +5,21 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
+
 from rollway.errors import InvalidArgument
 
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
+        return value.item()
+    if isinstance(value, np.ndarray):
+        raise TypeError("an array is none. Send it as a field of the record, or as a list with .tolist()")
+    raise TypeError(f"{type(value).__name__} is none")
+
+
 _as_json = json.JSONEncoder(
-    separators=(",", ":"), ensure_ascii=False
+    separators=(",", ":"), ensure_ascii=False, default=_plain
 ).encode  # to make an encoder takes longer than to use it
 
 

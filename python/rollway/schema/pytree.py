@@ -150,10 +150,10 @@ class Schema:
         if array.dtype != leaf.dtype or shape != leaf.shape:
             given = describe(array.dtype, ("n", *shape) if stacked else shape)
             wanted = describe(leaf.dtype, ("n", *leaf.shape) if stacked else leaf.shape)
-            raise SchemaMismatch(
-                f"leaf '{leaf.name}' is {given} here but {wanted} in the schema. "
-                "Cast or reshape it before sending, or change the example on both sides"
-            )
+            advice = "Cast or reshape it before sending, or change the example on both sides"
+            if shape == () and leaf.shape and array.dtype == leaf.dtype:
+                advice = f"For single numbers use np.{leaf.dtype}(0) in the example, on both sides"
+            raise SchemaMismatch(f"leaf '{leaf.name}' is {given} here but {wanted} in the schema. {advice}")
         return array
 
     def _structure_differs(self, data: Any) -> NoReturn:

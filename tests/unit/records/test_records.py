@@ -84,6 +84,21 @@ def test_metadata_that_json_cannot_say_is_refused(server):
     assert server.try_read() is None
 
 
+def test_numbers_of_numpy_in_metadata_are_numbers(server):
+    given = {"bool": np.bool_(1), "int": np.int64(-3), "large": np.uint64(2**64 - 1), "float": np.float32(0.5)}
+    server.submit(trajectory(1), metadata=given)
+    server.submit(trajectory(1), metadata={**given, "nan": np.float32("nan"), "zero_d": np.array(7), 1: "no text"})
+    plain, by_python = (record.metadata for record in server.read_many(2))
+    assert plain == {"bool": True, "int": -3, "large": 2**64 - 1, "float": 0.5} and plain["bool"] is True
+    assert by_python.pop("nan") != 0 and by_python == {**plain, "zero_d": 7, "1": "no text"}
+
+
+def test_an_array_in_metadata_is_refused_with_what_to_do(server):
+    with pytest.raises(rollway.InvalidArgument, match=r"Send it as a field of the record, or as a list with .tolist\(\)"):
+        server.submit(trajectory(1), metadata={"x": np.zeros(3)})
+    assert server.try_read() is None
+
+
 def test_large_metadata_is_kept_whole(server):
     text = "x" * 300_000
     server.submit(trajectory(1), metadata={"text": text})

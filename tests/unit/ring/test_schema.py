@@ -135,6 +135,10 @@ def test_a_leaf_that_is_no_array_is_refused():
             r"leaf 'obs' is float64\[4\] here but float32\[4\] in the schema. Cast or reshape",
         ),
         (
+            {"obs": np.zeros(4, np.float32), "reward": np.float32(1)},
+            r"leaf 'reward' is float32\[\] here but float32\[1\] in the schema. For single numbers use np.float32\(0\)",
+        ),
+        (
             {"obs": np.zeros(5, np.float32), "reward": np.zeros(1, np.float32)},
             r"leaf 'obs' is float32\[5\] here but float32\[4\]",
         ),

@@ -1,6 +1,7 @@
-//! Plain Python objects as JSON and back, natively: exact dicts with text for keys, lists, tuples, texts, numbers,
-//! booleans, None. Anything else is left to Python's own encoder and decoder, which convert or object.
+//! Plain Python objects as JSON and back, natively: exact dicts with text for keys, lists, tuples, texts, numbers (also
+//! numpy's), booleans, None. Anything else is left to Python's own encoder and decoder, which convert or object.
 
+use crate::convert::scalar::Scalar;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -67,7 +68,17 @@ impl Serialize for Plain<'_, '_> {
         if let Ok(truth) = object.cast_exact::<PyBool>() {
             return to.serialize_bool(truth.is_true());
         }
-        if object.is_none() { to.serialize_unit() } else { Err(odd()) }
+        if object.is_none() {
+            return to.serialize_unit();
+        }
+        // SAFETY: the GIL is held, and the object is alive.
+        match unsafe { Scalar::of(object.py(), object.as_ptr()) } {
+            Some(Scalar::Bool(truth)) => to.serialize_bool(truth),
+            Some(Scalar::Integer(number)) => to.serialize_i64(number),
+            Some(Scalar::Large(number)) => to.serialize_u64(number),
+            Some(Scalar::Float(number)) if number.is_finite() => to.serialize_f64(number),
+            _ => Err(odd()),
+        }
     }
 }
 
