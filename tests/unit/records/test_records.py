@@ -94,7 +94,9 @@ def test_numbers_of_numpy_in_metadata_are_numbers(server):
 
 
 def test_an_array_in_metadata_is_refused_with_what_to_do(server):
-    with pytest.raises(rollway.InvalidArgument, match=r"Send it as a field of the record, or as a list with .tolist\(\)"):
+    with pytest.raises(
+        rollway.InvalidArgument, match=r"Send it as a field of the record, or as a list with .tolist\(\)"
+    ):
         server.submit(trajectory(1), metadata={"x": np.zeros(3)})
     assert server.try_read() is None
 
