@@ -25,6 +25,8 @@ def describe(dtype: np.dtype[Any] | str, shape: Sequence[int | str]) -> str:
 def as_array(value: Any, path: str, dtype: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
     """The value as an array, without a copy if possible."""
     if isinstance(value, np.ndarray | np.generic):
+        if hasattr(value, "filled") and np.ma.is_masked(value):
+            raise SchemaMismatch(f"leaf '{path}' is an array with masked values. Give them one: array.filled(0)")
         return np.asarray(value)
     if isinstance(value, type):
         raise SchemaMismatch(f"leaf '{path}' is the class {value.__name__}: give an instance of it, or an array")

@@ -439,6 +439,28 @@ def test_a_tensor_that_wraps_another_is_refused(torch):
         assert server.stats()["ready_records"] == 0
 
 
+class Derived(np.ndarray):
+    pass
+
+
+@pytest.mark.usefixtures("native")
+def test_an_array_of_a_subclass_is_sent_natively():
+    batch = sent({"obs": OBS}, {"obs": np.repeat(OBS, 2)[::2].view(Derived)})
+    assert batch["obs"].tolist() == [OBS.tolist()]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_masked_values_are_refused_and_without_any_it_is_an_array(dtype):
+    given = np.ma.masked_array(OBS.astype(dtype), mask=[0, 1, 0, 0])
+    with rollway.Server({"obs": OBS.astype(dtype)}, batch_size=1) as server:
+        with pytest.raises(rollway.SchemaMismatch, match=r"leaf 'obs' is an array with masked values.*filled"):
+            server.submit({"obs": given})
+        assert server.submit({"obs": np.ma.masked_array(OBS.astype(dtype))})
+        assert server.sample(timeout=5)["obs"].tolist() == [OBS.tolist()]
+    with pytest.raises(rollway.SchemaMismatch, match="masked"):
+        recorded({"x": "float32[*]"}, {"x": np.ma.masked_equal(OBS, 2)})
+
+
 @pytest.mark.parametrize("value", [np.broadcast_to(np.float32(1), (10**14,)), np.broadcast_to(np.int64(1), (10**14,))])
 def test_an_array_that_no_memory_holds_is_an_error(name, value):
     with rollway.RecordServer({"x": "float32[*]"}, rollway.ShmTransport(name)) as server:

@@ -46,7 +46,7 @@ impl Library {
     pub unsafe fn of(py: Python<'_>, object: *mut ffi::PyObject) -> Option<Library> {
         // SAFETY: as the caller promises.
         unsafe {
-            if ffi::PyObject_TypeCheck(object, ndarray_type(py)) != 0 {
+            if ffi::Py_TYPE(object) == ndarray_type(py) {
                 return Some(Library::Numpy);
             }
             let class = ffi::Py_TYPE(object) as usize;
@@ -79,14 +79,20 @@ const MOST_CLASSES: usize = 64;
 
 #[derive(Clone, Copy)]
 enum Origin {
+    /// A subclass of numpy's own array, such as `memmap`.
+    Numpy,
     Torch(&'static Torch),
     Jax,
     Other,
 }
 
 impl Origin {
-    /// By the name of the class.
+    /// By the name of the class. The values of a masked array are not those in its memory: Python looks at it.
     fn of(class: &Bound<'_, PyType>) -> PyResult<Origin> {
+        // SAFETY: the GIL is held; both are types, and alive.
+        if unsafe { ffi::PyType_IsSubtype(class.as_type_ptr(), ndarray_type(class.py())) } != 0 {
+            return Ok(if class.hasattr("filled")? { Origin::Other } else { Origin::Numpy });
+        }
         let (module, name) = (class.module()?, class.qualname()?);
         Ok(match (module.to_str()?, name.to_str()?) {
             ("torch", "Tensor") | ("torch.nn.parameter", "Parameter") => {
@@ -99,6 +105,7 @@ impl Origin {
 
     fn library(self) -> Library {
         match self {
+            Origin::Numpy => Library::Numpy,
             Origin::Torch(torch) => Library::Torch(torch),
             Origin::Jax => Library::Jax,
             Origin::Other => Library::Other,
