@@ -7,6 +7,7 @@ Observations are flattened to ``[n, obs_dim]`` float32.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ class Environment:
 
     name: str
     overrides: Mapping[str, Any]
-    obs_dim: int
+    obs_shape: tuple[int, ...]
     kind: Literal["discrete", "box"]
     choices: int
     """How many actions there are; 0 for a box."""
@@ -54,6 +55,11 @@ class Environment:
     action_shape: tuple[int, ...]
     reward_threshold: float | None
     """The return that solves the environment, if its spec has one."""
+
+    @property
+    def obs_dim(self) -> int:
+        """Numbers per observation."""
+        return math.prod(self.obs_shape)
 
     @property
     def action_dim(self) -> int:
@@ -88,13 +94,18 @@ class Environment:
             )
         none = np.zeros(0, np.float32)
         threshold = env.spec.reward_threshold if env.spec else None
-        obs_dim = int(np.prod(seen.shape))
         if isinstance(done, Discrete):
-            return cls(name, overrides, obs_dim, "discrete", int(done.n), int(done.start), none, none, (), threshold)
+            return cls(name, overrides, seen.shape, "discrete", int(done.n), int(done.start), none, none, (), threshold)
         if isinstance(done, Box) and np.issubdtype(done.dtype, np.floating):
             low, high = (np.asarray(bound, np.float32).reshape(-1) for bound in (done.low, done.high))
-            return cls(name, overrides, obs_dim, "box", 0, 0, low, high, done.shape, threshold)
+            return cls(name, overrides, seen.shape, "box", 0, 0, low, high, done.shape, threshold)
         raise UnusableEnvironment(f"{name!r} has actions of {_kind(done)}: the algorithms take Discrete and float Box.")
+
+    def native_actions(self, actions: Floats) -> NDArray[Any]:
+        """The actions of the networks, ``[n, action_dim]`` float32, as `step` of the environment takes them."""
+        if self.kind == "discrete":
+            return actions[:, 0].astype(np.int64) + self.first_choice
+        return np.clip(actions, self.low, self.high).reshape(-1, *self.action_shape)
 
     def vector(self, num_envs: int, num_workers: int | None = None) -> EnvironmentVector:
         """Several of them, stepped together by this process, or by workers."""
@@ -174,7 +185,7 @@ class EnvironmentVector:
 
     def step(self, actions: Floats) -> Step:
         """Steps all environments. Takes the actions of the networks, ``[n, action_dim]`` float32, and clips boxes."""
-        after, rewards, terminated, truncated, info = self._envs.step(self._native(actions))
+        after, rewards, terminated, truncated, info = self._envs.step(self.kind.native_actions(actions))
         obs = self._flat(after)
         terminated, truncated = terminated.astype(np.bool_), truncated.astype(np.bool_)  # numbers, in a rollout
         ended = terminated | truncated
@@ -186,11 +197,6 @@ class EnvironmentVector:
         returns = self._return + rewards.astype(np.float32)
         self._return = np.where(ended, np.float32(0), returns)
         return Step(obs, next_obs, rewards.astype(np.float32), terminated, truncated & ~terminated, returns)
-
-    def _native(self, actions: Floats) -> NDArray[Any]:
-        if self.kind.kind == "discrete":
-            return actions[:, 0].astype(np.int64) + self.kind.first_choice
-        return np.clip(actions, self.kind.low, self.kind.high).reshape(-1, *self.kind.action_shape)
 
     def _flat(self, obs: Any) -> Floats:
         return np.asarray(obs, np.float32).reshape(len(obs), -1)

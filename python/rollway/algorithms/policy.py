@@ -31,11 +31,14 @@ Algorithm = Literal["appo", "sac"]
 class Policy:
     """An actor and the environment that it was trained in.
 
+    >>> import gymnasium
     >>> from rollway.algorithms.appo_learner import AppoLearner
     >>> env, settings = Environment.inspect("CartPole-v1"), AppoSettings()
     >>> policy = Policy("appo", env, settings, AppoLearner(env, settings).actor)
+    >>> policy.act(np.zeros(4, np.float32)) in gymnasium.make("CartPole-v1").action_space
+    True
     >>> policy.act(np.zeros((2, 4), np.float32)).shape
-    (2, 1)
+    (2,)
     """
 
     algorithm: Algorithm
@@ -43,11 +46,29 @@ class Policy:
     settings: AppoSettings | SacSettings
     actor: Actor
 
-    def act(self, obs: Floats) -> Floats:
-        """The best action for each row of observations, in the form that `EnvironmentVector.step` takes."""
+    def act(self, obs: Any) -> Any:
+        """The best action for an observation, as ``env.step`` takes it; for several observations, as many actions.
+
+        Args:
+            obs: One observation as ``env.reset`` returns it, or several in one array as a vector environment returns
+                them. Each of several may also be flat.
+        """
+        obs = np.asarray(obs)
+        is_one = obs.shape == self.env.obs_shape
+        rows = obs[None] if is_one else obs
+        if rows.ndim < 2 or rows.shape[1:] not in (self.env.obs_shape, (self.env.obs_dim,)):
+            raise InvalidArgument(
+                f"obs has the shape {list(obs.shape)}: an observation of {self.env.name!r} has "
+                f"{list(self.env.obs_shape)}. Give one, or several with a first dimension more."
+            )
+        actions = self.env.native_actions(self._greedy(rows.reshape(len(rows), -1).astype(np.float32)))
+        return actions[0] if is_one else actions
+
+    def _greedy(self, rows: Floats) -> Floats:
+        """The best actions in the form that `EnvironmentVector.step` takes."""
         device = next(self.actor.parameters()).device
         with torch.no_grad():
-            actions: Floats = self.actor.greedy(torch.from_numpy(obs).to(device)).cpu().numpy()
+            actions: Floats = self.actor.greedy(torch.from_numpy(rows).to(device)).cpu().numpy()
         return actions
 
     def evaluate(self, episodes: int = 20, seed: int = 1_000_003, max_steps: int = 10_000) -> float:
@@ -60,7 +81,7 @@ class Policy:
         with self.env.vector(episodes) as envs:
             obs = envs.reset(seed)
             for _ in range(max_steps):
-                step = envs.step(self.act(obs))
+                step = envs.step(self._greedy(obs))
                 obs = step.obs
                 first = np.isnan(returns) & (step.terminated | step.truncated)
                 returns[first] = step.episode_return[first]

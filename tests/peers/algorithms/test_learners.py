@@ -14,8 +14,8 @@ from rollway.algorithms.settings import AppoSettings, SacSettings
 
 NONE = np.zeros(0, np.float32)
 ONE = np.ones(1, np.float32)
-DISCRETE = Environment("bandit", {}, 2, "discrete", 3, 0, NONE, NONE, (), None)
-BOX = Environment("target", {}, 2, "box", 0, 0, -ONE, ONE, (1,), None)
+DISCRETE = Environment("bandit", {}, (2,), "discrete", 3, 0, NONE, NONE, (), None)
+BOX = Environment("target", {}, (2,), "box", 0, 0, -ONE, ONE, (1,), None)
 
 
 @pytest.fixture(autouse=True)
