@@ -88,6 +88,9 @@ def test_the_guide_runs(capsys):
     assert capsys.readouterr().out == "32\n"
     execute("docs/guide.md", 1)
     assert capsys.readouterr().out == "".join(f"{step} (256, 3)\n" for step in range(3))
+    both = {"terminated, truncated = np.zeros(8, bool)": "terminated, truncated = np.ones(8, bool)"}
+    batch = execute("docs/guide.md", 1, both)["batch"]
+    assert (1 - batch["dones"] + batch["truncated"] == 0).all()  # a terminated episode has no value afterwards
     names = execute("docs/guide.md", 2)
     assert names["version"] == 3 and (names["mine"]["w"] == 1).all() and (names["mine"]["b"] == 3).all()
     assert execute("docs/guide.md", 3)["version"] == 1
@@ -170,7 +173,7 @@ def test_half_of_a_vector_env_is_received_as_its_page_says():
 
 def test_a_rollout_is_collected_as_the_page_on_vector_envs_says(name):
     step = np.zeros((3, 16), np.float32)
-    example = {"obs": np.zeros((4, 16, 4), np.float32), "rewards": step, "dones": step, "truncated": step}
+    example = {"obs": np.zeros((4, 16, 4), np.float32), "rewards": step, "terminated": step, "truncated": step}
     example["actions"] = step.astype(np.int64)
     seen = []
 

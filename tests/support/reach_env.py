@@ -32,6 +32,14 @@ class Reach(gymnasium.Env):
         return self.seen(), reward, False, False, {}
 
 
+class Both(Reach):
+    """Every fourth step terminates the episode and reaches its time limit."""
+
+    def step(self, action):
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, self.steps % 4 == 0, self.steps % 4 == 0, info
+
+
 class Unmade(Reach):
     def __init__(self):
         raise RuntimeError("the simulator has no arm")
@@ -52,6 +60,7 @@ class Breaking(Reach):
 
 
 gymnasium.register("Reach-v0", Reach, max_episode_steps=8)
+gymnasium.register("Both-v0", Both)
 gymnasium.register("Unmade-v0", Unmade)
 gymnasium.register("Single-v0", Single, max_episode_steps=8)
 gymnasium.register("Breaking-v0", Breaking, max_episode_steps=8)

@@ -139,13 +139,23 @@ class TransitionBuffer(ClosesOnExit):
     ) -> None:
         """Copies n transitions in: every argument has a first dimension of n.
 
-        ``dones`` is ``terminated | truncated``; a learner bootstraps where ``1 - dones + truncated`` is not 0. Where
-        ``terminal_mask`` is set, ``terminal_next_obs`` is stored instead of ``next_obs``, which an environment that
-        resets itself has replaced already; likewise ``terminal_next_critic``. Other real dtypes are converted to the
-        field's, also tensors of a device. What does not fit, as a number that would wrap or become infinite, raises
+        ``dones`` is ``terminated | truncated``, and ``truncated`` is ``truncated & ~terminated``: a learner bootstraps
+        where ``1 - dones + truncated`` is not 0, and a step may both terminate its episode and reach the time limit.
+
+        Where ``terminal_mask`` is set, ``terminal_next_obs`` is stored instead of ``next_obs``, which an environment
+        that resets itself has replaced already; likewise ``terminal_next_critic``. Other real dtypes are converted to
+        the field's, also tensors of a device. What does not fit, as a number that would wrap or become infinite, raises
         `SchemaMismatch`, and nothing is added.
 
         ``more`` are the fields that the constructor was given.
+
+        >>> terminated, truncated = np.array([False, True]), np.array([True, True])  # as env.step returned them
+        >>> with TransitionBuffer(1000, obs_dim=3, action_dim=1) as buffer:
+        ...     obs, actions, rewards = np.zeros((2, 3)), np.zeros((2, 1)), np.arange(2)
+        ...     buffer.add(obs, actions, rewards, obs, terminated | truncated, truncated & ~terminated)
+        ...     batch = buffer.sample(32)
+        >>> bool((1 - batch["dones"] + batch["truncated"] == 1 - batch["rewards"]).all())  # bootstraps the first only
+        True
         """
         if self._plain and terminal_mask is None and critic is None and next_critic is None and not more:
             columns: tuple[Any, ...] = (obs, actions, rewards, next_obs, dones, truncated)
