@@ -130,7 +130,7 @@ def test_an_environment_takes_what_a_policy_does(env_name):
     for _ in range(5):
         actions.append(policy.act(obs))
         assert actions[-1] in env.action_space
-        obs, _, terminated, truncated, _ = env.step(actions[-1])
+        obs, *_ = env.step(actions[-1])
     env.close()
     envs = gymnasium.make_vec(env_name, num_envs=3)
     many, _ = envs.reset(seed=1)
