@@ -84,16 +84,16 @@ def execute(document, number, changes=None, **names):
 
 
 def test_the_guide_runs(capsys):
-    execute("docs/guide.md", 0)
-    assert capsys.readouterr().out == "32\n"
     execute("docs/guide.md", 1)
+    assert capsys.readouterr().out == "32\n"
+    execute("docs/guide.md", 2)
     assert capsys.readouterr().out == "".join(f"{step} (256, 3)\n" for step in range(3))
     both = {"terminated, truncated = np.zeros(8, bool)": "terminated, truncated = np.ones(8, bool)"}
-    batch = execute("docs/guide.md", 1, both)["batch"]
+    batch = execute("docs/guide.md", 2, both)["batch"]
     assert (1 - batch["dones"] + batch["truncated"] == 0).all()  # a terminated episode has no value afterwards
-    names = execute("docs/guide.md", 2)
+    names = execute("docs/guide.md", 3)
     assert names["version"] == 3 and (names["mine"]["w"] == 1).all() and (names["mine"]["b"] == 3).all()
-    assert execute("docs/guide.md", 3)["version"] == 1
+    assert execute("docs/guide.md", 4)["version"] == 1
 
 
 def test_the_page_on_records_runs(capsys, name):
@@ -209,7 +209,7 @@ def test_every_block_is_run():
     found = {str(document.relative_to(ROOT)): len(blocks(document)) for document in DOCUMENTS}
     run_above = {
         "README.md": 1,
-        "docs/guide.md": 4,
+        "docs/guide.md": 5,
         "docs/records.md": 3,
         "docs/atropos.md": 2,
         "docs/vector_env.md": 4,
