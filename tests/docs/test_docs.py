@@ -195,6 +195,15 @@ def test_one_step_goes_through_shared_memory_as_the_page_on_vector_envs_says(cap
     assert capsys.readouterr().out == "[2.0, 3.0] 1.0 1\n"
 
 
+@pytest.mark.timeout(300)
+def test_an_agent_is_trained_as_the_page_on_training_says(tmp_path):
+    (block,) = blocks(ROOT / "docs/training.md")
+    assert ">= 475" in block and "logs/mine" in block
+    script = tmp_path / "mine.py"
+    script.write_text(block.replace(">= 475", ">= 15").replace("logs/mine", str(tmp_path / "logs")))
+    assert float(run(script).splitlines()[-1]) > 0
+
+
 def test_batches_become_tensors_as_the_page_on_torch_says(capsys):
     execute("docs/torch.md", 0)
     assert capsys.readouterr().out.splitlines()[0] == "tensor(0.5000) tensor(2.)"
@@ -213,6 +222,7 @@ def test_every_block_is_run():
         "docs/records.md": 3,
         "docs/atropos.md": 2,
         "docs/vector_env.md": 4,
+        "docs/training.md": 1,
         "docs/torch.md": 1,
         "docs/jax.md": 1,
     }

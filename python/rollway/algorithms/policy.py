@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import pickle
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rollway.algorithms import appo_learner, sac_learner
 from rollway.algorithms.environment import Environment, Floats
@@ -61,10 +63,10 @@ class Policy:
                 f"obs has the shape {list(obs.shape)}: an observation of {self.env.name!r} has "
                 f"{list(self.env.obs_shape)}. Give one, or several with a first dimension more."
             )
-        actions = self.env.native_actions(self._greedy(rows.reshape(len(rows), -1).astype(np.float32)))
+        actions = self.env.native_actions(self._greedy(self.env.rows(rows)))
         return actions[0] if is_one else actions
 
-    def _greedy(self, rows: Floats) -> Floats:
+    def _greedy(self, rows: NDArray[Any]) -> Floats:
         """The best actions in the form that `EnvironmentVector.step` takes."""
         device = next(self.actor.parameters()).device
         with torch.no_grad():
@@ -103,6 +105,7 @@ class Policy:
             "algorithm": self.algorithm,
             "env": self.env.name,
             "overrides": storable(self.env.overrides, "env_cfg_overrides"),
+            "wrappers": list(self.env.wrappers),
             "settings": asdict(self.settings),
             "actor": self.actor.state_dict(),
             "extra": dict(extra or {}),
@@ -126,10 +129,8 @@ class Policy:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
         """Reads a saved policy. Makes the environment once, to read its spaces."""
-        held = torch.load(path, weights_only=True, map_location="cpu")
-        if not isinstance(held, dict) or held.get("rollway_policy") != 1:
-            raise InvalidArgument(f"{os.fspath(path)} is not a policy that this version of Rollway has saved.")
-        env = Environment.inspect(held["env"], _restored(held["overrides"]))
+        held = cls.read(path)
+        env = Environment.inspect(held["env"], _restored(held["overrides"]), held.get("wrappers", ()))
         settings: AppoSettings | SacSettings
         actor: Actor
         if held["algorithm"] == "appo":
@@ -140,6 +141,17 @@ class Policy:
             actor = sac_learner.make_actor(env, settings)
         actor.load_state_dict(held["actor"])
         return cls(held["algorithm"], env, settings, actor)
+
+    @staticmethod
+    def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+        """What a file of `save` holds. Makes nothing of it."""
+        try:
+            held = torch.load(path, weights_only=True, map_location="cpu")
+        except (pickle.UnpicklingError, RuntimeError, EOFError):  # as torch says that it is no file of its own
+            held = None
+        if not isinstance(held, dict) or held.get("rollway_policy") != 1:
+            raise InvalidArgument(f"{os.fspath(path)} is not a policy that this version of Rollway has saved.")
+        return held
 
 
 def storable(value: Any, what: str) -> Any:

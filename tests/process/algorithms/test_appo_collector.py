@@ -49,7 +49,7 @@ def test_what_terminates_at_its_time_limit_is_not_truncated(workers):
         assert not found["truncated"].any()
 
 
-@pytest.mark.parametrize("kind", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("kind", ["CartPole-v1", "Pendulum-v1", "tests.support.reach_env:Look-v0"])
 def test_workers_write_the_rollouts_that_the_collector_would_have_written(kind):
     for own, theirs in zip(rollouts(kind, None), rollouts(kind, 2), strict=True):
         ended = own["dones"] > 0
